@@ -1,0 +1,1 @@
+"""Settings and parts that experiments start from: `from .common.train import train`."""

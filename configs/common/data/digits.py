@@ -1,0 +1,24 @@
+"""Image data at hand everywhere: scikit-learn's 8 x 8 handwritten digits, 10 classes, one channel."""
+
+from omegaconf import OmegaConf
+
+from libai.config import LazyCall
+from libai.data import DigitsDataset, build_eval_loader, build_train_loader
+
+dataloader = OmegaConf.create(
+    {
+        "train": LazyCall(build_train_loader)(
+            dataset=LazyCall(DigitsDataset)(split="train", validation_fraction=0.2, seed=0, augment=False),
+        ),
+        "test": {
+            "val": LazyCall(build_eval_loader)(
+                dataset=LazyCall(DigitsDataset)(
+                    split="validation",
+                    # The same cut as for training, or the two would overlap.
+                    validation_fraction="${....train.dataset.validation_fraction}",
+                    seed="${....train.dataset.seed}",
+                ),
+            ),
+        },
+    }
+)

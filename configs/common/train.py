@@ -1,0 +1,5 @@
+"""Every `train` setting with its default; `libai/config/schema.py` says what each one means."""
+
+from libai.config import defaults
+
+train = defaults("train")

@@ -1,0 +1,137 @@
+"""Which checkpoint to resume from, which to delete, which is the best. Verification decides, pointers only hint.
+
+There is no `last` file: it could only repeat, or contradict, what the folder shows. `best.json` remembers the choice of
+an evaluation; `resolve` understands `…/last` and `…/best` as names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from libai.checkpoint.durable import remove_directory, remove_leftovers
+from libai.checkpoint.errors import CheckpointError, os_reason
+from libai.checkpoint.layout import BEST, iteration_of, list_checkpoints
+from libai.checkpoint.reader import open_regular, verify
+from libai.checkpoint.strict_json import dump_json, parse_json
+from libai.utils.atomic import atomic_write_bytes
+
+
+@dataclass(frozen=True)
+class Best:
+    """The contents of `best.json`: the checkpoint with the best `metric` so far and its value."""
+
+    path: Path
+    metric: str
+    value: float
+
+
+def find_latest(root: str | Path, deep: bool = True) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """The newest checkpoint in `root` that verifies, and those newer than it that do not, each with the reason.
+
+    `(None, skipped)` when there is none. Reads every byte of the candidates (see `verify`), so in a job of several
+    ranks let rank 0 ask and tell the others.
+    """
+    root = Path(root)
+    remove_leftovers(root)  # also puts back a checkpoint that a dying process had moved aside
+    skipped: list[tuple[Path, str]] = []
+    for path in reversed(list_checkpoints(root)):
+        problems = verify(path, deep)
+        if not problems:
+            return path, skipped
+        skipped.append((path, "; ".join(problems)))
+    return None, skipped
+
+
+def prune(
+    root: str | Path,
+    max_to_keep: int | None,
+    keep_every: int | None = None,
+    protect: Iterable[str | Path] = (),
+    is_dry_run: bool = False,
+) -> list[Path]:
+    """Delete old checkpoints of `root` and return them; with `is_dry_run` only return them. Call on rank 0.
+
+    Kept are the newest `max_to_keep` (None: all), every iteration divisible by `keep_every`, those in `protect`, the
+    best (`mark_best`), and always the newest one that verifies: what is damaged does not count as kept.
+    """
+    root = Path(root)
+    if max_to_keep is not None and max_to_keep < 1:
+        raise CheckpointError(f"max_to_keep={max_to_keep}: keep at least one checkpoint, or null for all of them.")
+    if keep_every is not None and keep_every < 1:
+        raise CheckpointError(f"keep_every={keep_every}: keep every n-th iteration with n at least 1, or null.")
+    checkpoints = list_checkpoints(root)
+    best = read_best(root)
+    safe = {Path(path).name for path in protect} | ({best.path.name} if best else set())
+    old = checkpoints[:-max_to_keep] if max_to_keep else []
+    doomed = [path for path in old if path.name not in safe and not _is_multiple(path, keep_every)]
+    if doomed:
+        newest_good, _ = find_latest(root)
+        doomed = [path for path in doomed if newest_good is not None and path != newest_good]
+    for path in [] if is_dry_run else doomed:
+        try:
+            remove_directory(path)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} could not be deleted: {os_reason(error)}. Give permission, or delete it."
+            ) from error
+    return doomed
+
+
+def mark_best(root: str | Path, path: str | Path, metric: str, value: float) -> None:
+    """Remember `path`, a checkpoint in `root`, as the best by `metric`; replaces `best.json` in one step."""
+    root, path = Path(root), Path(path)
+    if iteration_of(path.name) is None or not (root / path.name).is_dir():
+        raise CheckpointError(f"{path.name} cannot be marked as best: it is no checkpoint in {root}.")
+    if not math.isfinite(value):
+        raise CheckpointError(f"{path.name} cannot be marked as best: its {metric} is {value}.")
+    try:
+        atomic_write_bytes(
+            root / BEST, dump_json({"checkpoint": path.name, "metric": metric, "value": float(value)}, BEST)
+        )
+    except OSError as error:
+        raise CheckpointError(f"{root / BEST} could not be written: {os_reason(error)}.") from error
+
+
+def read_best(root: str | Path) -> Best | None:
+    """What `mark_best` remembered, None when nothing was or that is gone. Raises when `best.json` is damaged."""
+    file = Path(root) / BEST
+    if not file.exists():
+        return None
+    with open_regular(file) as stream:
+        content = parse_json(stream.read(1 << 20), str(file))
+    name = content.get("checkpoint") if isinstance(content, dict) else None
+    if not isinstance(name, str) or iteration_of(name) is None or not isinstance(content.get("value"), (int, float)):
+        raise CheckpointError(f"{file} does not name a checkpoint, a metric and a value. Delete it to forget the best.")
+    path = file.parent / name
+    return Best(path, str(content.get("metric")), float(content["value"])) if path.is_dir() else None
+
+
+def resolve(path: str | Path) -> Path:
+    """The checkpoint a user means by `path`: a checkpoint folder, a folder of them (the newest that verifies),
+    or the names `last` and `best` in such a folder.
+
+    Raises `CheckpointError` with the reasons when there is none.
+    """
+    path = Path(path)
+    if path.name == "best" and not path.exists():
+        best = read_best(path.parent)
+        if best is None:
+            raise CheckpointError(f"{path}: no best checkpoint is remembered in {path.parent}.")
+        return best.path
+    root = path.parent if path.name == "last" and not path.exists() else path
+    if not root.is_dir():
+        raise CheckpointError(f"{path} does not exist. Give a checkpoint folder such as out/checkpoints/iter_0000200.")
+    if root == path and (iteration_of(path.name) is not None or not list_checkpoints(root)):
+        return path
+    found, skipped = find_latest(root)
+    if found is None:
+        reasons = "".join(f"\n  {bad.name}: {reason}" for bad, reason in skipped) or " The folder has no checkpoints."
+        raise CheckpointError(f"{root} holds no checkpoint that can be trusted.{reasons}")
+    return found
+
+
+def _is_multiple(path: Path, keep_every: int | None) -> bool:
+    return keep_every is not None and (iteration_of(path.name) or 0) % keep_every == 0

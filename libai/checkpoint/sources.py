@@ -1,0 +1,121 @@
+"""Where the tensors of a save come from: numpy arrays, oneflow tensors (local or global), another checkpoint.
+
+A source knows dtype and shape without touching data, so that a whole save can be planned first; `fetch` then brings one
+tensor at a time to the host, which is what keeps the memory of a save small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from libai.checkpoint.errors import CheckpointError
+from libai.checkpoint.layout import GROUP_NAME, shard_name
+from libai.checkpoint.reader import TensorGroup
+from libai.checkpoint.safetensors_format import DTYPES, TensorSpec
+
+
+@dataclass(frozen=True)
+class Source:
+    """One tensor to be saved. `fetch()` returns it on rank 0 (without a copy where it is in host memory already).
+
+    For a global oneflow tensor `fetch` is collective: every rank calls it, the others than rank 0 get None.
+    """
+
+    spec: TensorSpec
+    fetch: Callable[[], np.ndarray | None]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a save: its name and its tensors, in file order."""
+
+    group: str
+    file: str
+    sources: Mapping[str, Source]
+
+    @property
+    def num_bytes(self) -> int:
+        """Raw data of all tensors."""
+        return sum(source.spec.num_bytes for source in self.sources.values())
+
+
+def plan_shards(tensors: Mapping[str, Mapping[str, Any]], shard_bytes: int) -> list[Shard]:
+    """Cut every group, names sorted, into shards of at most `shard_bytes` (a larger tensor has a shard of its own).
+
+    The order is the same on every rank, so that collective fetches meet. Raises `CheckpointError` for what cannot be
+    saved.
+    """
+    if shard_bytes < 1:
+        raise CheckpointError(f"shard_bytes={shard_bytes}: a shard must hold something. The default is 256 MB.")
+    shards = []
+    for group in sorted(tensors):
+        if not GROUP_NAME.fullmatch(group):
+            raise CheckpointError(f"a tensor group cannot be called {group!r}: letters, digits, - and _ only.")
+        parts: list[dict[str, Source]] = [{}]
+        used = 0
+        for name, source in sorted(_sources_of(group, tensors[group])):
+            if parts[-1] and used + source.spec.num_bytes > shard_bytes:
+                parts.append({})
+                used = 0
+            parts[-1][name] = source
+            used += source.spec.num_bytes
+        shards += [Shard(group, shard_name(group, i, len(parts)), part) for i, part in enumerate(parts)]
+    return shards
+
+
+def _sources_of(group: str, tensors: Mapping[str, Any]) -> Iterator[tuple[str, Source]]:
+    for name in tensors:
+        if not isinstance(name, str) or not name or name == "__metadata__":
+            raise CheckpointError(f"{group}: a tensor cannot be called {name!r}; a non-empty text is needed.")
+        if isinstance(tensors, TensorGroup):
+            yield name, Source(tensors.spec(name), _reader(tensors, name))
+        elif isinstance(tensors[name], Source):
+            yield name, tensors[name]
+        else:
+            yield name, _source_of(tensors[name], f"{group}: {name}")
+
+
+def _reader(group: TensorGroup, name: str) -> Callable[[], np.ndarray]:
+    return lambda: group[name]
+
+
+def _source_of(tensor: Any, what: str) -> Source:
+    if isinstance(tensor, (np.ndarray, np.generic)):
+        array = np.asarray(tensor)
+        return Source(_spec(str(array.dtype.newbyteorder("=")), array.shape, what), lambda: array)
+    if not hasattr(tensor, "is_global"):
+        raise CheckpointError(
+            f"{what} is a {type(tensor).__name__}, expected a oneflow tensor or a numpy array. Numbers and text belong "
+            "into `state`."
+        )
+    spec = _spec(str(tensor.dtype).removeprefix("oneflow."), tuple(tensor.shape), what)
+    if tensor.is_global:
+        return Source(spec, lambda: _gather(tensor))
+    return Source(spec, lambda: tensor.detach().numpy())
+
+
+def _spec(dtype: str, shape: tuple[int, ...], what: str) -> TensorSpec:
+    if dtype not in DTYPES:
+        raise CheckpointError(
+            f"{what} has the dtype {dtype}, which safetensors cannot hold. Known: {', '.join(DTYPES)}."
+        )
+    return TensorSpec(dtype, tuple(int(size) for size in shape))
+
+
+def _gather(tensor: Any) -> np.ndarray | None:
+    """A global tensor as a full array on rank 0. Collective unless every rank of its placement holds it all."""
+    import oneflow as flow
+
+    from libai.utils.distributed import is_main_process
+
+    broadcast = flow.sbp.broadcast
+    tensor = tensor.detach()
+    if any(sbp != broadcast for sbp in tensor.sbp):
+        tensor = tensor.to_global(placement=tensor.placement, sbp=[broadcast] * len(tensor.sbp))
+    if 0 not in np.asarray(tensor.placement.ranks):  # e.g. a later pipeline stage: hand it over to rank 0
+        tensor = tensor.to_global(placement=flow.placement(tensor.placement.type, [0]), sbp=broadcast)
+    return tensor.to_local().numpy() if is_main_process() else None

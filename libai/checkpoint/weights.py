@@ -1,0 +1,196 @@
+"""Weights into a module: names mapped and compared first, with an exact report, then copied in place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from libai.checkpoint.errors import CheckpointError
+from libai.checkpoint.layout import MANIFEST, index_name
+from libai.checkpoint.reader import TensorGroup, load, open_safetensors, open_sharded
+from libai.checkpoint.retention import resolve
+from libai.checkpoint.safetensors_format import FLOATING, TensorSpec
+
+
+@dataclass(frozen=True)
+class WeightsReport:
+    """How the tensors of a file fit a module. `mismatched`: name -> (spec on disk, spec in the model)."""
+
+    source: str
+    loaded: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    mismatched: dict[str, tuple[TensorSpec, TensorSpec]] = field(default_factory=dict)
+
+    @property
+    def is_exact(self) -> bool:
+        """True when every tensor of the model was found, nothing was left over and all fit."""
+        return not (self.missing or self.unexpected or self.mismatched)
+
+    def __str__(self) -> str:
+        """One line per problem, every name in full:
+
+        checkpoint `iter_0000500`: 12 tensors fit, 1 missing, 1 unexpected, 1 mismatched.
+          missing: `tail.bias` is in the model, not on disk.
+          unexpected: `old.bias` is on disk, not in the model.
+          mismatched: `head.weight` is (1000, 768) on disk, (10, 768) in the model.
+        """
+        counts = f"{len(self.missing)} missing, {len(self.unexpected)} unexpected, {len(self.mismatched)} mismatched"
+        lines = [f"checkpoint `{self.source}`: {len(self.loaded)} tensors fit, {counts}."]
+        lines += [f"  missing: `{name}` is in the model, not on disk." for name in self.missing]
+        lines += [f"  unexpected: `{name}` is on disk, not in the model." for name in self.unexpected]
+        lines += [f"  mismatched: `{name}` is {_both(*specs)}." for name, specs in self.mismatched.items()]
+        return "\n".join(lines)
+
+
+def load_weights(
+    source: str | Path,
+    target: Any,
+    key_mapping: Mapping[str, str] | None = None,
+    strict: bool = True,
+    group: str = "model",
+) -> WeightsReport:
+    """Copy the weights in `source` into `target` and report how they fit.
+
+    Args:
+        source: a checkpoint folder, a folder of checkpoints (the newest that verifies; `…/best` works), a
+            `.safetensors` file, or a folder or `.index.json` of Hugging Face shards.
+        target: a module, or a mapping name -> shape (or `TensorSpec`) to get the report alone.
+        key_mapping: regular expression -> replacement, applied with `re.sub` in order to every name on disk; a name
+            that becomes empty is dropped.
+        strict: raise `CheckpointError` with the report unless it `is_exact`; nothing has been copied then. Otherwise
+            copy what fits.
+        group: which tensors of a checkpoint to take.
+
+    Floating dtypes are converted to the model's, other kinds must agree. Collective when the module has global tensors.
+    """
+    tensors = open_weights(source, group)
+    on_disk = _map_names(tensors, key_mapping or {}, str(source))
+    named = _named_tensors(target)
+    wanted = {name: _spec_of(value) for name, value in (named if named is not None else target).items()}
+    report = _compare(tensors.origin.name, {name: tensors.spec(old) for name, old in on_disk.items()}, wanted)
+    if strict and not report.is_exact:
+        raise CheckpointError(f"{report}\n`strict=false` skips what does not fit; `key_mapping` renames tensors.")
+    if named is not None:
+        for name in report.loaded:
+            _copy(named[name], tensors[on_disk[name]])
+    return report
+
+
+def copy_into(module: Any, tensors: Mapping[str, np.ndarray], source: str = "tensors") -> None:
+    """Set every parameter and buffer of `module`, local or global, to the full array of its name, in place.
+
+    Every rank passes the same full arrays. Raises `CheckpointError`, before anything is copied, unless names, shapes
+    and dtypes agree (bfloat16 tensors take float32 arrays). `source` names the origin in the error.
+    """
+    named = _named_tensors(module)
+    if named is None:
+        raise TypeError(f"expected a module, found {type(module).__name__}")
+    specs = {name: _stored_spec(tensors, name) for name in tensors}
+    report = _compare(source, specs, {name: _spec_of(tensor) for name, tensor in named.items()}, exact_dtype=True)
+    if not report.is_exact:
+        raise CheckpointError(str(report))
+    for name, tensor in named.items():
+        _copy(tensor, tensors[name])
+
+
+def open_weights(source: str | Path, group: str = "model") -> TensorGroup:
+    """The tensors of `source` (see `load_weights`), lazily. Raises `CheckpointError`."""
+    path = Path(source)
+    if path.is_file() or path.is_symlink():
+        return open_sharded(path) if path.name.endswith(".index.json") else open_safetensors(path)
+    path = resolve(path)
+    if (path / MANIFEST).exists():
+        checkpoint = load(path)
+        if group not in checkpoint.tensors:
+            raise CheckpointError(f"{path} has no tensors called {group!r}; it has {', '.join(checkpoint.tensors)}.")
+        return checkpoint.tensors[group]
+    for name, opener in ((index_name(group), open_sharded), (f"{group}.safetensors", open_safetensors)):
+        if (path / name).exists():
+            return opener(path / name)
+    raise CheckpointError(f"{path} holds neither {MANIFEST} nor {group}.safetensors nor {index_name(group)}.")
+
+
+def _map_names(tensors: TensorGroup, key_mapping: Mapping[str, str], source: str) -> dict[str, str]:
+    """New name -> name on disk."""
+    mapped: dict[str, str] = {}
+    for name in tensors:
+        new = name
+        for pattern, replacement in key_mapping.items():
+            try:
+                new = re.sub(pattern, replacement, new)
+            except (re.error, IndexError) as error:
+                raise CheckpointError(
+                    f"key_mapping {pattern!r}: {replacement!r} is no regular expression: {error}."
+                ) from None
+        if new in mapped:
+            raise CheckpointError(f"{source}: key_mapping gives both `{mapped[new]}` and `{name}` the name `{new}`.")
+        if new:
+            mapped[new] = name
+    return mapped
+
+
+def _compare(
+    source: str, on_disk: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec], exact_dtype: bool = False
+) -> WeightsReport:
+    report = WeightsReport(
+        source,
+        missing=sorted(set(wanted) - set(on_disk)),
+        unexpected=sorted(set(on_disk) - set(wanted)),
+    )
+    for name in sorted(set(wanted) & set(on_disk)):
+        disk, model = on_disk[name], wanted[name]
+        if disk.shape == model.shape and _dtypes_fit(disk.dtype, model.dtype, exact_dtype):
+            report.loaded.append(name)
+        else:
+            report.mismatched[name] = (disk, model)
+    return report
+
+
+def _dtypes_fit(disk: str, model: str, exact: bool) -> bool:
+    if not model or disk == model:  # no dtype: the caller gave only shapes
+        return True
+    if exact:
+        return disk == "float32" and model == "bfloat16"
+    return disk in FLOATING and model in FLOATING
+
+
+def _both(disk: TensorSpec, model: TensorSpec) -> str:
+    """The difference in words: shapes when they differ, else dtypes."""
+    if disk.shape != model.shape:
+        return f"{disk.shape} on disk, {model.shape} in the model"
+    return f"{disk.dtype} on disk, {model.dtype} in the model"
+
+
+def _named_tensors(target: Any) -> dict[str, Any] | None:
+    """Parameters and persistent buffers by name (tied ones under each name); None when `target` is not a module."""
+    state_dict = getattr(target, "state_dict", None)
+    return dict(state_dict()) if callable(state_dict) else None
+
+
+def _spec_of(value: Any) -> TensorSpec:
+    if isinstance(value, TensorSpec):
+        return value
+    dtype = str(value.dtype).removeprefix("oneflow.") if hasattr(value, "dtype") else ""
+    return TensorSpec(dtype, tuple(int(size) for size in getattr(value, "shape", value)))
+
+
+def _stored_spec(tensors: Mapping[str, np.ndarray], name: str) -> TensorSpec:
+    return tensors.spec(name) if isinstance(tensors, TensorGroup) else _spec_of(tensors[name])
+
+
+def _copy(tensor: Any, array: np.ndarray) -> None:
+    """Write a full array into one oneflow tensor, keeping its memory, device, placement and layout."""
+    import oneflow as flow
+
+    if tensor.is_global:
+        full = flow.tensor(array, placement=tensor.placement, sbp=tensor.sbp)
+    else:
+        full = flow.tensor(array, device=tensor.device)
+    with flow.no_grad():
+        tensor.data.copy_(full.to(tensor.dtype))

@@ -1,0 +1,167 @@
+"""Saving: plan from shapes alone, stream tensor by tensor into a work directory, publish it by one rename."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from libai.checkpoint.durable import (
+    DurableFile,
+    FileRecord,
+    WorkDirectory,
+    make_directory,
+    remove_leftovers,
+    write_file,
+)
+from libai.checkpoint.errors import CheckpointError, format_bytes, os_reason
+from libai.checkpoint.layout import MANIFEST, STATE, checkpoint_name, index_name
+from libai.checkpoint.manifest import Manifest, TensorRecord
+from libai.checkpoint.safetensors_format import build_header, raw_bytes, to_raw
+from libai.checkpoint.sources import Shard, plan_shards
+from libai.checkpoint.strict_json import dump_json
+from libai.utils.distributed import broadcast_object, is_main_process
+
+T = TypeVar("T")
+DEFAULT_SHARD_BYTES = 256 * 1000 * 1000
+
+
+def save(
+    root: str | Path,
+    iteration: int,
+    tensors: Mapping[str, Mapping[str, Any]],
+    state: Mapping[str, Any],
+    *,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+) -> Path:
+    """Write the checkpoint `root/iter_0000200` and return its path once it is safely on disk.
+
+    `tensors`: group -> name -> oneflow tensor (local or global), numpy array or `TensorGroup`; `state`: JSON values.
+    Collective: every rank of a job calls it with the same names. Global tensors are gathered one at a time, local ones
+    are taken from rank 0, and rank 0 writes. Beyond the tensors themselves a save needs memory for one of them.
+    An existing checkpoint of that iteration is replaced in one step.
+
+    Raises `CheckpointError` on every rank alike; then nothing in `root` has changed.
+    """
+    shards = plan_shards(tensors, shard_bytes)
+    state_bytes = on_rank_0(lambda: prepare(root, iteration, shards, state))
+    arrays = fetch_all(shards)
+    if is_main_process():
+        on_rank_0(lambda: write_checkpoint(root, iteration, shards, arrays, state_bytes or b""))
+    else:
+        for _ in arrays:  # take part in the gathers
+            pass
+        on_rank_0(lambda: None)
+    return Path(root) / checkpoint_name(iteration)
+
+
+def on_rank_0(work: Callable[[], T]) -> T | None:
+    """Run `work` on rank 0; its result there, None elsewhere. A `CheckpointError` rises on every rank. Collective."""
+    result, failure = None, None
+    if is_main_process():
+        try:
+            result = work()
+        except CheckpointError as error:
+            failure = error
+    text = broadcast_object(None if failure is None else str(failure))
+    if text is not None:
+        raise failure or CheckpointError(text)
+    return result
+
+
+def prepare(root: str | Path, iteration: int, shards: list[Shard], state: Mapping[str, Any]) -> bytes:
+    """Check on rank 0 what can be known before any data move (arguments, permission, space); the bytes of the state.
+
+    Also clears what dead processes left in `root`. Raises `CheckpointError`.
+    """
+    root = Path(root)
+    if isinstance(iteration, bool) or not isinstance(iteration, int) or not 0 <= iteration < 10**15:
+        raise CheckpointError(f"iteration={iteration!r}: a checkpoint is numbered by a whole number from 0.")
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"state is a {type(state).__name__}, expected a dict of JSON values.")
+    state_bytes = dump_json(dict(state), STATE)
+    num_bytes = sum(shard.num_bytes for shard in shards) + len(state_bytes)
+    try:
+        make_directory(root)
+        remove_leftovers(root)
+        free = shutil.disk_usage(root).free
+    except OSError as error:
+        raise _write_error(root, iteration, num_bytes, error) from error
+    if free < num_bytes:
+        raise CheckpointError(
+            f"checkpoint {checkpoint_name(iteration)} needs {format_bytes(num_bytes)} and {root} has "
+            f"{format_bytes(free)} free. Nothing was written. Free space, or keep fewer checkpoints "
+            "(train.checkpointer.max_to_keep)."
+        )
+    return state_bytes
+
+
+def fetch_all(shards: list[Shard]) -> Iterator[np.ndarray | None]:
+    """The arrays of all shards in file order, fetched one at a time. Every rank must run it to its end."""
+    for shard in shards:
+        for source in shard.sources.values():
+            yield source.fetch()
+
+
+def write_checkpoint(
+    root: str | Path, iteration: int, shards: list[Shard], arrays: Iterator[np.ndarray | None], state_bytes: bytes
+) -> Path:
+    """Write what `prepare` allowed, on rank 0 alone. Uses up `arrays` in any case: other ranks wait in its gathers."""
+    root = Path(root)
+    try:
+        with WorkDirectory(root, checkpoint_name(iteration)) as work:
+            _fill(work.path, iteration, shards, arrays, state_bytes)
+            return work.publish()
+    except OSError as error:
+        raise _write_error(root, iteration, sum(shard.num_bytes for shard in shards), error) from error
+    finally:
+        for _ in arrays:
+            pass
+
+
+def _fill(
+    folder: Path, iteration: int, shards: list[Shard], arrays: Iterator[np.ndarray | None], state_bytes: bytes
+) -> None:
+    files: dict[str, FileRecord] = {}
+    tensors: dict[str, dict[str, TensorRecord]] = {}
+    for shard in shards:
+        records = tensors.setdefault(shard.group, {})
+        with DurableFile(folder / shard.file) as file:
+            file.write(build_header({name: source.spec for name, source in shard.sources.items()}))
+            for name, source in shard.sources.items():
+                digest = _write_array(file, next(arrays), source.spec.dtype)
+                records[name] = TensorRecord(source.spec, shard.file, digest)
+            files[shard.file] = file.finish()
+    for group, records in tensors.items():
+        if len({record.file for record in records.values()}) > 1:
+            files[index_name(group)] = write_file(folder / index_name(group), _index(records))
+    files[STATE] = write_file(folder / STATE, state_bytes)
+    write_file(folder / MANIFEST, Manifest(iteration, files, tensors).dump())
+
+
+def _write_array(file: DurableFile, array: np.ndarray | None, dtype: str) -> str:
+    """Append one tensor's raw data; returns their SHA-256."""
+    assert array is not None, "only rank 0 writes, and rank 0 fetches arrays"
+    view = raw_bytes(to_raw(array, dtype))
+    file.write(view)
+    return hashlib.sha256(view).hexdigest()
+
+
+def _index(records: Mapping[str, TensorRecord]) -> bytes:
+    """`….safetensors.index.json`, by which other libraries find the shard of a tensor."""
+    total = sum(record.spec.num_bytes for record in records.values())
+    weight_map = {name: record.file for name, record in records.items()}
+    return dump_json({"metadata": {"total_size": total}, "weight_map": weight_map}, "index")
+
+
+def _write_error(root: Path, iteration: int, num_bytes: int, error: OSError) -> CheckpointError:
+    where = error.filename or root
+    return CheckpointError(
+        f"checkpoint {checkpoint_name(iteration)} ({format_bytes(num_bytes)}) could not be written: {where}: "
+        f"{os_reason(error)}. Earlier checkpoints in {root} are untouched. Make space or permission there, or choose "
+        "another train.output_dir."
+    )

@@ -1,0 +1,172 @@
+"""`instantiate`: make the calls that a config describes, innermost first.
+
+Hydra's own `instantiate` is not used: it copies every argument into a config (a built model would be deep-copied) and
+hides the user's exceptions behind its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from libai.config.errors import ConfigError
+from libai.config.targets import TARGET, describe, locate, parameters_of, unknown_arguments
+from libai.utils.errors import UserError
+
+
+class InstantiationError(RuntimeError):
+    """A target raised an error that looks like a bug in it; the cause carries its traceback."""
+
+
+def instantiate(config: Any, **extra: Any) -> Any:
+    """Build what `config` describes: nested `_target_`s first, lists and dicts as plain lists and dicts.
+
+    `extra`: arguments known only at run time. They override or complete those of the outermost target; a dotted
+    name reaches a nested one (`**{"params.model": model}`). They are passed on untouched, never copied.
+    An object that is already built is returned as it is. Raises `ConfigError` with the place in the config for a
+    wrong target, argument or value, `InstantiationError` for any other failure inside the target, and `TypeError`
+    for text or numbers, which describe no object.
+
+    >>> instantiate({"_target_": "fractions.Fraction", "numerator": 3}, denominator=6)
+    Fraction(1, 2)
+    """
+    if isinstance(config, (str, bytes, int, float)):
+        raise TypeError(
+            f"instantiate takes a LazyCall, a dict with {TARGET!r} or a built object, found {config!r} "
+            f"({type(config).__name__})."
+        )
+    path = (config._get_full_key(None) or "config") if OmegaConf.is_config(config) else "config"
+    return _build(config, path, extra)
+
+
+def target_of(config: Any) -> Callable[..., Any] | None:
+    """The callable that `config` would call, or None when it is a built object, a plain section or null."""
+    if not isinstance(config, Mapping) or not config or TARGET not in config:
+        return None
+    target = config[TARGET]
+    found = locate(target) if isinstance(target, str) else target
+    if not callable(found):
+        raise ConfigError(f"{TARGET}={describe(target)} cannot be called ({type(found).__name__}).")
+    return found
+
+
+def fill_unset(config: Any, **candidates: Any) -> dict[str, Any]:
+    """Those of `candidates` that the target of `config` takes and the config leaves unset (absent, null or `???`).
+
+    For values that a trainer knows and a config may override: `instantiate(cfg, **fill_unset(cfg, seed=3))`.
+    A target with `**kwargs` is given only what it names.
+    """
+    target = target_of(config)
+    if target is None:
+        return {}
+    named = parameters_of(target) or {}
+    return {name: value for name, value in candidates.items() if name in named and not _is_set(config, name)}
+
+
+def _is_set(config: Any, name: str) -> bool:
+    return name in config and config[name] is not None  # for OmegaConf, ??? is not `in`
+
+
+def _build(config: Any, path: str, extra: Mapping[str, Any]) -> Any:
+    if isinstance(config, (DictConfig, ListConfig)) and (config._is_none() or config._is_missing()):
+        config = None
+    if isinstance(config, (list, tuple, ListConfig)):
+        items = [_build(_item(config, index, path), f"{path}[{index}]", {}) for index in range(len(config))]
+        return tuple(items) if isinstance(config, tuple) else items
+    if not isinstance(config, Mapping):
+        return config
+    if TARGET not in config:
+        if extra:
+            raise ConfigError(f"{path} has no {TARGET}, so it cannot receive {', '.join(extra)}. Write a LazyCall.")
+        return {key: _build(_item(config, key, path), f"{path}.{key}", {}) for key in config}
+    return _call(config, path, extra)
+
+
+def _call(config: Mapping[str, Any], path: str, extra: Mapping[str, Any]) -> Any:
+    try:
+        target = target_of(config)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    assert target is not None
+    direct = {name: value for name, value in extra.items() if "." not in name}
+    nested = _group(extra)
+    arguments = dict(direct)
+    for name in config:
+        if name == TARGET or name in direct:
+            continue
+        arguments[str(name)] = _build(_item(config, name, path), f"{path}.{name}", nested.pop(str(name), {}))
+    for name, missing in nested.items():
+        raise ConfigError(
+            f"{path}.{name} is not set, but the run has {', '.join(missing)} to give to it. "
+            f"Write {name}=LazyCall(...)() in the config."
+        )
+    _check(target, arguments, path)
+    try:
+        return target(**_restore_tuples(target, arguments))
+    except (UserError, InstantiationError):
+        raise
+    except (ValueError, AssertionError, OSError) as error:
+        raise ConfigError(f"{path} ({describe(target)}): {_text(error)}") from error
+    except Exception as error:
+        raise InstantiationError(f"{path} ({describe(target)}) raised {_text(error)}") from error
+
+
+def _group(extra: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in extra.items():
+        first, dot, rest = name.partition(".")
+        if dot:
+            groups.setdefault(first, {})[rest] = value
+    return groups
+
+
+def _item(config: Any, key: Any, path: str) -> Any:
+    """`config[key]` with interpolations resolved."""
+    where = f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}"
+    if not isinstance(config, (DictConfig, ListConfig)):
+        return config[key]
+    if OmegaConf.is_missing(config, key):
+        raise ConfigError(f"{where} is '???': the config leaves its value to you. Add {where}=value.")
+    try:
+        return config[key]
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{where}: {str(error).splitlines()[0]}.") from error
+
+
+def _check(target: Callable[..., Any], arguments: Mapping[str, Any], path: str) -> None:
+    problems = unknown_arguments(target, arguments, path)
+    required = [
+        name
+        for name, parameter in (parameters_of(target) or {}).items()
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    ]
+    missing = [name for name in required if name not in arguments]
+    if missing:
+        needs = ", ".join(f"{path}.{name}" for name in missing)
+        problems.append(f"{path}: {describe(target)} needs {', '.join(missing)}. Set {needs}.")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _restore_tuples(target: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    # OmegaConf and YAML know no tuples: Adam's betas=(0.9, 0.999) comes back as a list
+    parameters = parameters_of(target) or {}
+    return {
+        name: tuple(value)
+        if isinstance(value, list) and name in parameters and isinstance(parameters[name].default, tuple)
+        else value
+        for name, value in arguments.items()
+    }
+
+
+def _text(error: BaseException) -> str:
+    """The error with the line that raised it, which a report without a traceback would lose."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    where = f" (at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"

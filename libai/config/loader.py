@@ -1,0 +1,283 @@
+"""Run config files: plain Python whose relative imports are config files too, or YAML that a run has saved.
+
+Every load executes the files anew and hands out copies, so that no edit of one config reaches another.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import re
+import sys
+import traceback
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from libai.config.errors import ConfigError, did_you_mean
+from libai.config.lazy import OBJECTS, copy_config, to_nodes
+
+IMPORT_FROM = "_import_from_"
+"""Key of a saved config: the folders in which the modules of its targets were found."""
+
+_import_folders: list[Path] = []
+
+
+def load(path: str | Path) -> DictConfig:
+    """Load a `.py` config (its public dicts and LazyCalls) or a saved `.yaml`.
+
+    The file's folder becomes importable and stays so. Raises `ConfigError` with file and line for whatever goes
+    wrong in the file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(_missing(path))
+    if path.suffix in (".yaml", ".yml"):
+        return _load_yaml(path)
+    if path.suffix != ".py":
+        raise ConfigError(f"{path} is no config file: expected a .py or a .yaml file.")
+    make_importable(path.resolve().parent)
+    namespace = _Loader(path).run()
+    public = {
+        name: to_nodes(value)
+        for name, value in namespace.items()
+        if isinstance(value, (dict, DictConfig, ListConfig)) and not name.startswith("_")
+    }
+    return OmegaConf.create(copy_config(public), flags=OBJECTS)
+
+
+def shipped_configs() -> Path:
+    """The folder of the configs that come with libai."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "configs"  # an installed wheel
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def make_importable(folder: Path) -> None:
+    """Put `folder` first on `sys.path`, and forget modules of the same names that other config folders brought."""
+    if folder in _import_folders:
+        _import_folders.remove(folder)
+        sys.path.remove(str(folder))
+    elif str(folder) in sys.path:
+        return
+    for name, module in list(sys.modules.items()):
+        top = name.partition(".")[0]
+        is_here = (folder / f"{top}.py").is_file() or (folder / top).is_dir()
+        if is_here and top != "libai" and _came_from_a_config_folder(module, top):
+            del sys.modules[name]
+    _import_folders.append(folder)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+
+
+def _came_from_a_config_folder(module: types.ModuleType, top: str) -> bool:
+    origin = Path(getattr(module, "__file__", None) or "/")
+    return any(origin == other / f"{top}.py" or other / top in origin.parents for other in _import_folders)
+
+
+def import_folder_of(module_name: str) -> Path | None:
+    """The config folder from which the top-level module of `module_name` was imported, or None."""
+    module = sys.modules.get(module_name.partition(".")[0])
+    origins = [getattr(module, "__file__", None), *getattr(module, "__path__", [])]
+    found = [Path(origin).resolve() for origin in origins if origin]
+    return next((folder for folder in _import_folders if any(folder in path.parents for path in found)), None)
+
+
+def shown(path: Path | str) -> str:
+    """`path` as a message shows it: relative when it lies below the working directory."""
+    path = Path(path)
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _load_yaml(path: Path) -> DictConfig:
+    try:
+        config = OmegaConf.load(path)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{shown(path)}{line}: {getattr(error, 'problem', None) or error}.") from error
+    except (OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{shown(path)}: {error}") from error
+    if not isinstance(config, DictConfig):
+        raise ConfigError(f"{shown(path)}: expected sections such as `train:`, found a list.")
+    config._set_flag("allow_objects", True)
+    for folder in reversed(config.pop(IMPORT_FROM, None) or []):
+        if Path(folder).is_dir():
+            make_importable(Path(folder))
+    return config
+
+
+class _Loader:
+    """One load: runs a config file and, through its relative imports, others; each file once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.resolve()
+        self._root = self._path.parent
+        self._modules: dict[Path, types.ModuleType] = {}
+        self._running: list[Path] = []
+        self._builtins = {**vars(builtins), "__import__": self._import}
+
+    def run(self) -> dict[str, Any]:
+        """Execute the file and return its namespace."""
+        try:
+            return vars(self._execute(self._path))
+        except (Exception, SystemExit) as error:
+            raise ConfigError(self._explain(error)) from error
+
+    def _execute(self, path: Path) -> types.ModuleType:
+        if path in self._modules:
+            return self._modules[path]
+        if path in self._running:
+            raise ConfigError(f"{shown(path)} imports itself, by way of {shown(self._running[-1])}.")
+        self._running.append(path)
+        module = self._new_module(path)
+        code = compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True)
+        exec(code, vars(module))
+        self._running.remove(path)
+        self._modules[path] = module
+        return module
+
+    def _new_module(self, path: Path) -> types.ModuleType:
+        """An empty module under the name by which `import` would find the file, so that its classes have a path."""
+        name = f"libai_config_{len(self._modules)}_{path.stem}"
+        if self._root in path.parents:
+            importable = ".".join(path.relative_to(self._root).with_suffix("").parts)
+            if _origin(importable) == path:
+                name = importable
+        module = types.ModuleType(name)
+        module.__file__ = str(path)
+        vars(module)["__builtins__"] = self._builtins
+        sys.modules.setdefault(name, module)
+        return module
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> types.ModuleType:
+        """What `import` does inside a config file."""
+        names = list(fromlist or ())
+        if level:
+            assert globals is not None  # an import statement always passes them
+            return self._import_config(Path(globals["__file__"]).parents[level - 1], name, names, "." * level + name)
+        if name.partition(".")[0] == "configs" and names:
+            above = self._folder_above(name, names)
+            if above is not None:
+                return self._import_config(above, name, names, name)
+        module = builtins.__import__(name, globals, locals, names, 0)
+        holds_config = any(isinstance(getattr(module, item, None), (DictConfig, ListConfig)) for item in names)
+        return _snapshot(module) if holds_config or "*" in names else module
+
+    def _folder_above(self, name: str, names: list[str]) -> Path | None:
+        """The folder above the `configs` that an absolute `from configs.x import y` means: near the file, or ours."""
+        parts = name.split(".")
+        for folder in [*self._root.parents, shipped_configs().parent]:
+            base = folder.joinpath(*parts)
+            if base.with_suffix(".py").is_file() or any((base / f"{item}.py").is_file() for item in names):
+                return folder
+        return None
+
+    def _import_config(self, folder: Path, name: str, names: list[str], written: str) -> types.ModuleType:
+        """`from .name import names`: a file, or a folder of files."""
+        base = folder.joinpath(*name.split(".")) if name else folder
+        if base.with_suffix(".py").is_file():
+            return _snapshot(self._execute(base.with_suffix(".py")))
+        if not base.is_dir():
+            raise ConfigError(f"from {written} import ...: {_missing(base.with_suffix('.py'))}")
+        package = base / "__init__.py"
+        module = _snapshot(self._execute(package)) if package.is_file() else types.ModuleType(written)
+        for item in names:
+            if hasattr(module, item) or item == "*":
+                continue
+            if not (base / f"{item}.py").is_file():
+                raise ConfigError(f"from {written} import {item}: {_missing(base / f'{item}.py')}")
+            setattr(module, item, _snapshot(self._execute(base / f"{item}.py")))
+        return module
+
+    def _explain(self, error: BaseException) -> str:
+        """`file:line: what`, with the line of the config and, when the error rose elsewhere, that place."""
+        if isinstance(error, SyntaxError) and error.filename:
+            text = f"\n    {error.text.strip()}" if error.text else ""
+            return f"{shown(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}.{text}"
+        frames = traceback.extract_tb(error.__traceback__)
+        files = {str(path) for path in [self._path, *self._modules, *self._running]}
+        inside = [frame for frame in frames if frame.filename in files]
+        if not inside:
+            return f"{shown(self._path)}: {type(error).__name__}: {error}"
+        last = inside[-1]
+        what = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}."
+        rose = frames[-1]
+        machinery = rose.filename == __file__ or "importlib" in rose.filename
+        is_elsewhere = rose is not last and not isinstance(error, ConfigError) and not machinery
+        where = f"\n    raised at {shown(rose.filename)}:{rose.lineno} in {rose.name}" if is_elsewhere else ""
+        hint = _hint(error, self._root, _names(error))
+        return f"{shown(last.filename)}:{last.lineno}: {what}{hint}\n    {last.line}{where}"
+
+
+def _snapshot(module: types.ModuleType) -> types.ModuleType:
+    """A module with the same names, whose configs are copies: editing them changes nobody else's."""
+    twin = types.ModuleType(module.__name__)
+    configs = (DictConfig, ListConfig, dict)
+    vars(twin).update(
+        {
+            name: copy_config(value) if isinstance(value, configs) and name != "__builtins__" else value
+            for name, value in vars(module).items()
+        }
+    )
+    return twin
+
+
+def _origin(module_name: str) -> Path | None:
+    """The file that `import module_name` would run (or has run)."""
+    try:
+        spec = importlib.util.find_spec(module_name)
+    except (ImportError, ValueError, AttributeError):
+        module = sys.modules.get(module_name)
+        origin = getattr(module, "__file__", None)
+    else:
+        origin = spec.origin if spec is not None else None
+    return Path(origin).resolve() if origin else None
+
+
+def _missing(path: Path) -> str:
+    if path.is_dir():
+        return f"{path} is a folder: expected a .py or .yaml file in it."
+    beside = path.parent
+    if not beside.is_dir():
+        folders = [folder.name for folder in beside.parent.glob("*/")]
+        hint = did_you_mean(beside.name, folders)
+        return f"{shown(path)} does not exist, and neither does the folder {shown(beside)}.{hint}"
+    there = [file.name for file in beside.iterdir() if file.suffix in (".py", ".yaml")]
+    return f"{shown(path)} does not exist.{did_you_mean(path.name, there)}"
+
+
+def _names(error: BaseException) -> list[str]:
+    """The names that the statement which raised `error` could use."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return [*trace.tb_frame.f_globals, *trace.tb_frame.f_locals] if trace is not None else []
+
+
+def _hint(error: BaseException, root: Path, names: Sequence[str]) -> str:
+    """The nearest name for the errors that come from a misspelt one."""
+    if isinstance(error, NameError):
+        return did_you_mean(str(error.name), names)
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return did_you_mean(error.name, [file.stem for file in root.glob("*.py")])
+    if isinstance(error, ImportError) and (found := re.search(r"cannot import name '(\w+)'", str(error))):
+        return did_you_mean(found.group(1), dir(sys.modules.get(error.name or "")))
+    if isinstance(error, AttributeError) and getattr(error, "obj", None) is not None:
+        return did_you_mean(str(error.name), dir(error.obj))
+    return ""

@@ -1,0 +1,304 @@
+"""The typed settings: every key of `train` and `graph` with its type, default, range and meaning.
+
+This is the one source of truth: defaults (`configs/common`), validation, overrides and `docs/config.md` derive from
+it. `model`, `optim`, `lr_scheduler` and `dataloader` hold `LazyCall`s, whose targets' signatures are their schema.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+
+from libai.config.lazy import OBJECTS
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Limits of a number; each may be absent."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def broken_by(self, value: Any) -> bool:
+        """True when `value` is a number outside the limits (NaN is outside of any)."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return False
+        inside = (
+            (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        )
+        return not inside or value != value
+
+    def __str__(self) -> str:
+        limits = {">=": self.at_least, ">": self.above, "<=": self.at_most, "<": self.below}
+        return " and ".join(f"{sign} {limit:g}" for sign, limit in limits.items() if limit is not None)
+
+
+def _key(default: Any, doc: str, **bounds: float) -> Any:
+    return dataclasses.field(default=default, metadata={"doc": doc, "bounds": Bounds(**bounds)})
+
+
+def _section(cls: type) -> Any:
+    return dataclasses.field(default_factory=cls)
+
+
+def _lazy(factory: Any, doc: str) -> Any:
+    return dataclasses.field(default_factory=factory, metadata={"doc": doc, "lazy": True})
+
+
+@dataclass(frozen=True)
+class ClipGrad:
+    """Clipping of gradients by their norm over all parameters."""
+
+    max_norm: float | None = _key(None, "Largest norm that is left as it is; null clips nothing.", above=0)
+    norm_type: float = _key(2.0, "The p of the p-norm; `.inf` is the largest absolute value.", above=0)
+
+
+@dataclass(frozen=True)
+class Amp:
+    """Automatic mixed precision."""
+
+    enabled: bool | Literal["auto"] = _key(
+        False, "Compute in `dtype` where that is safe; `auto` stays in float32 on a device where it does nothing."
+    )
+    dtype: Literal["fp16", "bf16"] = _key("fp16", "The lower precision.")
+
+
+@dataclass(frozen=True)
+class ActivationCheckpoint:
+    """Recomputing activations in the backward pass instead of keeping them."""
+
+    enabled: bool = _key(False, "Trade about a third more compute for memory.")
+
+
+@dataclass(frozen=True)
+class ZeroOptimization:
+    """Sharding of optimizer state, gradients and weights over the data-parallel ranks."""
+
+    enabled: bool = _key(False, "Shard.")
+    stage: int = _key(1, "1 optimizer state, 2 and gradients, 3 and weights.", at_least=1, at_most=3)
+
+
+@dataclass(frozen=True)
+class Checkpointer:
+    """When to save, and what to keep."""
+
+    enabled: bool = _key(True, "Save checkpoints at all.")
+    period: int = _key(1000, "Iterations between two checkpoints; the last iteration is always saved.", at_least=1)
+    period_seconds: float | None = _key(None, "Also save when so much time has passed since the last save.", above=0)
+    max_to_keep: int | None = _key(3, "How many of the newest to keep; null keeps all.", at_least=1)
+    keep_every: int | None = _key(None, "Keep those whose iteration is a multiple of this for ever.", at_least=1)
+    best: bool = _key(True, "Also keep the best one by `train.evaluation.eval_metric`, when that is set.")
+    save_on_exit: bool = _key(
+        True, "Also save when a signal or the time limit stops the run, and when it fails between two iterations."
+    )
+    async_save: bool = _key(True, "Write in the background, from a copy of the state in the host memory of rank 0.")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When and how to evaluate on `dataloader.test`."""
+
+    enabled: bool = _key(True, "Evaluate at all.")
+    eval_period: int = _key(500, "Iterations between two evaluations.", at_least=1)
+    eval_iter: int | None = _key(None, "Most batches of each dataset to use; null uses all.", at_least=1)
+    eval_at_start: bool = _key(False, "Evaluate once before the first iteration.")
+    eval_after_train: bool = _key(True, "Evaluate once after the last iteration.")
+    evaluators: dict[str, Any] = _lazy(dict, "Name -> LazyCall of an evaluator.")
+    eval_metric: str | None = _key(None, 'The metric that decides what is best, such as "val/loss".')
+    eval_mode: Literal["min", "max"] = _key("min", "Whether smaller or larger is better.")
+    early_stop_patience: int | None = _key(
+        None, "Stop after so many evaluations without a better `eval_metric`; null never stops early.", at_least=1
+    )
+
+
+@dataclass(frozen=True)
+class Profiler:
+    """A profile of a few iterations."""
+
+    enabled: bool = _key(False, "Record a profile into the output directory.")
+    start_iter: int = _key(10, "First iteration that is recorded; earlier ones warm up.", at_least=0)
+    num_iters: int = _key(5, "How many iterations are recorded.", at_least=1)
+
+
+@dataclass(frozen=True)
+class Tensorboard:
+    """TensorBoard event files."""
+
+    enabled: bool = _key(True, "Write them into `tb/` of the output directory.")
+
+
+@dataclass(frozen=True)
+class AutoScaleLr:
+    """Scaling of the learning rate with the global batch size."""
+
+    enabled: bool = _key(False, "Multiply `optim.lr` by global batch size / `base_batch_size`.")
+    base_batch_size: int | None = _key(None, "The global batch size that `optim.lr` was chosen for.", at_least=1)
+
+
+@dataclass(frozen=True)
+class Dist:
+    """The processes arranged as data x tensor x pipeline; the product is their number."""
+
+    data_parallel_size: int | None = _key(None, "Replicas; null takes what the other two leave.", at_least=1)
+    tensor_parallel_size: int = _key(1, "Processes that share each layer.", at_least=1)
+    pipeline_parallel_size: int = _key(1, "Stages that the layers are cut into.", at_least=1)
+
+
+@dataclass(frozen=True)
+class Train:
+    """How to train. Every period counts iterations, and an iteration is one optimizer update in both modes."""
+
+    output_dir: str = _key("out/run", "Folder of everything that the run writes.")
+    name: str | None = _key(None, "Name shown for the run; null takes the last part of `output_dir`.")
+    device: Literal["auto", "cpu", "cuda"] = _key("auto", "`auto` is cuda where there is one.")
+    seed: int | None = _key(1234, "Seed of all random numbers; null draws one and logs it.", at_least=0)
+    deterministic: bool = _key(False, "Refuse operations whose result may differ between two runs.")
+
+    train_micro_batch_size: int | None = _key(
+        None, "Samples of one forward pass on one rank; null is derived from the next two.", at_least=1
+    )
+    global_batch_size: int | None = _key(
+        None, "Samples of one iteration over all ranks; null is derived, as micro x accumulation x ranks.", at_least=1
+    )
+    num_accumulation_steps: int | None = _key(
+        None, "Micro-batches of one iteration; null is derived, and 1 when nothing else tells.", at_least=1
+    )
+    test_micro_batch_size: int | None = _key(
+        None, "Samples of one forward pass in evaluation; null takes the training one.", at_least=1
+    )
+
+    train_iter: int = _key(0, "Iterations to train; 0 leaves it to `train_epoch`. With both, the shorter.", at_least=0)
+    train_epoch: float = _key(0.0, "Passes over the training data; 0 leaves it to `train_iter`.", at_least=0)
+    max_seconds: float | None = _key(
+        None, "Save and stop, resumable, when training has taken so long; null sets no limit.", above=0
+    )
+    warmup_ratio: float = _key(0.0, "Share of the iterations in which the rate rises.", at_least=0, below=1)
+    scheduler: Any = _lazy(lambda: None, "Another place for `lr_scheduler`, for configs written for LiBai.")
+
+    log_period: int = _key(20, "Iterations between two logged ones; metrics are fetched only then.", at_least=1)
+    load_weight: str = _key("", "Checkpoint whose weights the model starts from; empty starts fresh.")
+    resume: bool = _key(False, "Continue from the newest checkpoint in `output_dir`.")
+    non_finite: Literal["raise", "skip", "rollback"] = _key(
+        "raise", "On a NaN or infinite loss: stop, leave that update out, or go back to the state before."
+    )
+    replay_non_finite: bool = _key(
+        True, "Keep a copy of weights and optimizer state, to undo and explain a bad update; skip and rollback need it."
+    )
+    zero_grad_before_forward: bool = _key(False, "Zero gradients before the forward pass, not after the update.")
+    detect_anomalous_params: bool = _key(False, "Name the parameters that get no gradient in the first iteration.")
+    num_sanity_eval_batches: int = _key(0, "Batches evaluated before training, to fail early.", at_least=0)
+    async_write_metrics: bool = _key(False, "Write metrics in a background thread.")
+    extra_hooks: list[Any] = _lazy(list, "LazyCalls of hooks added to the default ones.")
+
+    clip_grad: ClipGrad = _section(ClipGrad)
+    amp: Amp = _section(Amp)
+    activation_checkpoint: ActivationCheckpoint = _section(ActivationCheckpoint)
+    zero_optimization: ZeroOptimization = _section(ZeroOptimization)
+    checkpointer: Checkpointer = _section(Checkpointer)
+    evaluation: Evaluation = _section(Evaluation)
+    profiler: Profiler = _section(Profiler)
+    tensorboard: Tensorboard = _section(Tensorboard)
+    auto_scale_lr: AutoScaleLr = _section(AutoScaleLr)
+    dist: Dist = _section(Dist)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The execution mode: the same training as plain eager calls or as a compiled `nn.Graph`."""
+
+    enabled: bool | Literal["auto"] = _key(
+        False, "Compile the iteration into a graph; `auto` keeps the mode that is faster here."
+    )
+    debug: int = _key(-1, "Verbosity of OneFlow's graph compiler: -1 silent, 0 to 3.", at_least=-1, at_most=3)
+    on_build_error: Literal["raise", "eager"] = _key("raise", "When compiling fails: stop, or go on eagerly.")
+
+
+TYPED_SECTIONS: dict[str, type] = {"train": Train, "graph": Graph}
+LAZY_SECTIONS: dict[str, str] = {
+    "model": "LazyCall of the model, a plain `oneflow.nn.Module`.",
+    "optim": "LazyCall of the optimizer; `params` is a LazyCall that receives the model.",
+    "lr_scheduler": "LazyCall of the learning-rate schedule; null keeps the rate constant.",
+    "dataloader": "`train`: LazyCall of the training loader; `test`: name -> LazyCall of an evaluation loader.",
+}
+SECTIONS = (*LAZY_SECTIONS, *TYPED_SECTIONS)
+
+
+@dataclass(frozen=True)
+class Key:
+    """One setting of a typed section, as `walk` finds it."""
+
+    path: str
+    kind: Any
+    default: Any
+    doc: str
+    bounds: Bounds
+    is_lazy: bool
+
+
+def defaults(section: Literal["train", "graph"]) -> DictConfig:
+    """A fresh config of `section` with the default of every key, for config files to start from.
+
+    >>> defaults("graph").enabled
+    False
+    """
+    return OmegaConf.create(dataclasses.asdict(TYPED_SECTIONS[section]()), flags=OBJECTS)
+
+
+@functools.cache
+def fields_of(section: type) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
+    """Name -> (field, type) of the keys and subsections of a schema class."""
+    kinds = get_type_hints(section)
+    return {field.name: (field, kinds[field.name]) for field in dataclasses.fields(section)}
+
+
+def key_of(path: str, field: dataclasses.Field[Any], kind: Any) -> Key:
+    """The setting that `field` of type `kind` makes at `path`."""
+    factory = field.default_factory
+    default = field.default if factory is dataclasses.MISSING else factory()
+    metadata = field.metadata
+    return Key(path, kind, default, metadata["doc"], metadata.get("bounds", Bounds()), metadata.get("lazy", False))
+
+
+def walk(section: type, path: str) -> Iterator[Key]:
+    """All settings of a schema class and its subsections, in the order of the source."""
+    for name, (field, kind) in fields_of(section).items():
+        if dataclasses.is_dataclass(kind):
+            yield from walk(kind, f"{path}.{name}")  # type: ignore[arg-type]
+        else:
+            yield key_of(f"{path}.{name}", field, kind)
+
+
+def find(path: str) -> Key | type | None:
+    """The setting, the subsection (its class), or None, that `path` names in the typed sections.
+
+    >>> find("train.amp.enabled").default
+    False
+    """
+    first, *rest = path.split(".")
+    found: Any = TYPED_SECTIONS.get(first)
+    for name in rest:
+        if not isinstance(found, type) or name not in fields_of(found):
+            return None
+        field, kind = fields_of(found)[name]
+        found = kind if dataclasses.is_dataclass(kind) else key_of(path, field, kind)
+    return found
+
+
+def all_paths() -> list[str]:
+    """Every section, subsection and setting of the schema, dotted; what a misspelt key is held against."""
+    paths = list(SECTIONS)
+    for name, section in TYPED_SECTIONS.items():
+        for key in walk(section, name):
+            parents = key.path.split(".")
+            paths += [".".join(parents[:end]) for end in range(2, len(parents))] + [key.path]
+    return list(dict.fromkeys(paths))

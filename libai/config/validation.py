@@ -1,0 +1,263 @@
+"""`validate`: one frozen, typed `RunConfig` from a config, or one error with everything that is wrong with it.
+
+Device and mode are not judged here: what a mode cannot honour is refused by the support table of the engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from libai.config import schema
+from libai.config.batch import solve_batch_sizes, solve_data_parallel_size
+from libai.config.coercion import Mismatch, coerce
+from libai.config.errors import ConfigError, did_you_mean
+from libai.config.instantiation import target_of
+from libai.config.lazy import OBJECTS, copy_config, to_nodes
+from libai.config.targets import TARGET, unknown_arguments
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What will run: typed `train` and `graph`, and the lazy sections as read-only configs for `instantiate`."""
+
+    train: schema.Train
+    graph: schema.Graph
+    model: Any
+    optim: Any
+    lr_scheduler: Any
+    dataloader: Any
+
+    @property
+    def mode(self) -> str:
+        """`"eager"`, `"graph"` or `"auto"`: the one place that reads `graph.enabled`."""
+        return {False: "eager", True: "graph", "auto": "auto"}[self.graph.enabled]
+
+    def to_config(self) -> DictConfig:
+        """Everything as one plain config with all defaults filled in; loading it again gives the same run."""
+        sections = {name: _resolved(getattr(self, name)) for name in schema.LAZY_SECTIONS}
+        for name in schema.TYPED_SECTIONS:
+            sections[name] = to_nodes(_plain_section(getattr(self, name)))
+        return OmegaConf.create(sections, flags=OBJECTS)
+
+
+def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model", "optim", "dataloader")) -> RunConfig:
+    """Check `config` for a run of `world_size` processes and return it typed and frozen.
+
+    The config itself is not changed. `required`: lazy sections that must be there. Raises one `ConfigError` that
+    lists all problems: unknown keys, wrong types, values out of range, arguments that a target does not take, and
+    combinations that cannot be. Imports the targets.
+    """
+    if not isinstance(config, DictConfig):
+        raise ConfigError(f"validate takes what LazyConfig.load returns, found {type(config).__name__}.")
+    config = copy_config(config)
+    problems = [
+        f"{name} is not a section of a config ({', '.join(schema.SECTIONS)}).{did_you_mean(name, schema.SECTIONS)}"
+        " The name of a helper variable starts with an underscore."
+        for name in map(str, config)
+        if name not in schema.SECTIONS
+    ]
+    train_problems: list[str] = []
+    train: schema.Train = _read(schema.Train, config, "train", train_problems)
+    problems += train_problems
+    graph: schema.Graph = _read(schema.Graph, config, "graph", problems)
+    lazy = {name: _attempt(partial(config.get, name), name, problems) for name in schema.LAZY_SECTIONS}
+    if train.scheduler is not None:
+        if lazy["lr_scheduler"] is not None:
+            problems.append("lr_scheduler and train.scheduler are both set and mean the same. Remove one.")
+        lazy["lr_scheduler"] = train.scheduler
+        train = dataclasses.replace(train, scheduler=None)
+    problems += [
+        f"{name} is missing: {schema.LAZY_SECTIONS[name]} Add `{name} = LazyCall(...)(...)` to the config."
+        for name in required
+        if lazy[name] is None
+    ]
+    for name in schema.LAZY_SECTIONS:
+        problems += _check_section(name, lazy[name])
+    problems += _check_calls(train.evaluation.evaluators, "train.evaluation.evaluators")
+    problems += _check_calls(train.extra_hooks, "train.extra_hooks")
+    if not train_problems:  # a number that could not be read would make more mistakes than there are
+        problems += _impossible(train, world_size)
+    if problems:
+        raise ConfigError(problems)
+    _freeze(config)
+    return RunConfig(train=train, graph=graph, **lazy)
+
+
+def _attempt(read: Callable[[], Any], path: str, problems: list[str]) -> Any:
+    """The value that `read` gets out of a config; an interpolation that fails becomes a problem and None."""
+    try:
+        return read()
+    except OmegaConfBaseException as error:
+        problems.append(f"{path}: {str(error).splitlines()[0]}.")
+        return None
+
+
+def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
+    """The schema class `cls` filled from the section at `path`; keys that are absent or wrong keep their defaults."""
+    name = path.rpartition(".")[2]
+    node = _attempt(partial(parent.get, name), path, problems)
+    if node is None:
+        if name in parent.keys():  # noqa: SIM118  `in parent` is false for ???
+            problems.append(f"{path}=null: a section cannot be null. Remove it, or set {path}.key=value.")
+        return cls()
+    if not isinstance(node, DictConfig):
+        names = ", ".join(f"{path}.{field}" for field in list(schema.fields_of(cls))[:3])
+        problems.append(f"{path}={node!r}: expected a section. Set {names}.")
+        return cls()
+    fields = schema.fields_of(cls)
+    problems += [
+        f"{path}.{key}: no such setting.{did_you_mean(f'{path}.{key}', schema.all_paths())}"
+        for key in map(str, node)
+        if key not in fields
+    ]
+    values: dict[str, Any] = {}
+    for key, (field, kind) in fields.items():
+        if key not in node.keys():  # noqa: SIM118  `in node` is false for ???
+            continue
+        where = f"{path}.{key}"
+        if dataclasses.is_dataclass(kind):
+            values[key] = _read(kind, node, where, problems)  # type: ignore[arg-type]
+            continue
+        if OmegaConf.is_missing(node, key):
+            problems.append(f"{where} is '???': the config leaves its value to you. Add {where}=value.")
+            continue
+        before = len(problems)
+        value = _attempt(partial(node.__getitem__, key), where, problems)
+        if len(problems) > before:
+            continue
+        try:
+            values[key] = fit(value, schema.key_of(where, field, kind))
+        except Mismatch as error:
+            problems.append(f"{where}={value!r}: {error}.")
+    return cls(**values)
+
+
+def fit(value: Any, key: schema.Key) -> Any:
+    """`value` as the setting `key` wants it; raises `Mismatch` for the wrong type or a value out of range."""
+    value = coerce(value, key.kind)
+    if key.bounds.broken_by(value):
+        raise Mismatch(f"expected a number {key.bounds}")
+    if key.path == "train.output_dir" and not value.strip():
+        raise Mismatch("expected the name of a folder, found nothing")
+    return value
+
+
+def _impossible(train: schema.Train, world_size: int) -> Iterator[str]:
+    """Combinations of settings, each fine alone, that cannot be honoured together."""
+    dist, evaluation = train.dist, train.evaluation
+    if not train.train_iter and not train.train_epoch:
+        yield "train.train_iter and train.train_epoch are both 0, so nothing would be trained. Set one of them."
+    if evaluation.early_stop_patience is not None and evaluation.eval_metric is None:
+        yield (
+            f"train.evaluation.early_stop_patience={evaluation.early_stop_patience} has no metric to watch. "
+            'Set train.evaluation.eval_metric, for example to "val/loss".'
+        )
+    if train.auto_scale_lr.enabled and train.auto_scale_lr.base_batch_size is None:
+        yield (
+            "train.auto_scale_lr.enabled=true has nothing to scale from. Set train.auto_scale_lr.base_batch_size to "
+            "the global batch size that optim.lr was chosen for."
+        )
+    try:
+        replicas = solve_data_parallel_size(
+            world_size, dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size
+        )
+        solve_batch_sizes(train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, replicas)
+    except ConfigError as error:
+        yield from error.problems
+
+
+def _check_section(name: str, node: Any) -> list[str]:
+    if node is None:
+        return []
+    if name != "dataloader":
+        return [] if _is_built(node) else _check_calls({name: node}, "")
+    if not isinstance(node, DictConfig):
+        return [f"dataloader={node!r}: expected a section with {schema.LAZY_SECTIONS['dataloader']}"]
+    problems = [
+        f"dataloader.{key}: no such setting; a dataloader has train and test."
+        + did_you_mean(f"dataloader.{key}", ["dataloader.train", "dataloader.test"])
+        for key in map(str, node)
+        if key not in ("train", "test")
+    ]
+    test = node.get("test")
+    if node.get("train") is not None:
+        problems += _check_calls({"train": node.train}, "dataloader")
+    if isinstance(test, ListConfig) or (isinstance(test, DictConfig) and TARGET in test):
+        return [*problems, 'dataloader.test names its datasets: write dataloader.test = {"val": LazyCall(...)(...)}.']
+    return problems + (_check_calls(test, "dataloader.test") if test is not None else [])
+
+
+def _check_calls(container: Any, path: str) -> list[str]:
+    """Problems of the calls in a mapping or list whose every entry must be a LazyCall, a built object or null."""
+    keys = list(container) if isinstance(container, (dict, DictConfig)) else range(len(container))
+    problems: list[str] = []
+    for key in keys:
+        where = f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}".lstrip(".")
+        value = container[key]
+        if value is None or _is_built(value):
+            continue
+        if not isinstance(value, (dict, DictConfig)) or TARGET not in value:
+            problems.append(f"{where} names no {TARGET}. Write LazyCall(Target)(argument=value), or add {TARGET}.")
+        else:
+            problems += _check_arguments(value, where)
+    return problems
+
+
+def _is_built(value: Any) -> bool:
+    return not isinstance(value, (str, int, float, list, dict, DictConfig, ListConfig))
+
+
+def _check_arguments(node: Any, path: str) -> list[str]:
+    """Problems of a node and everything below it: targets that do not exist, arguments that they do not take."""
+    problems: list[str] = []
+    if isinstance(node, (DictConfig, dict)):
+        if TARGET in node:
+            try:
+                target = target_of(node)
+                assert target is not None
+                problems += unknown_arguments(target, [str(key) for key in node if key != TARGET], path)
+            except ConfigError as error:
+                problems += [f"{path}: {problem}" for problem in error.problems]
+        for key in node:
+            problems += _check_below(node, key, f"{path}.{key!s}")
+    elif isinstance(node, (ListConfig, list)):
+        for index in range(len(node)):
+            problems += _check_below(node, index, f"{path}[{index}]")
+    return problems
+
+
+def _check_below(node: Any, key: Any, path: str) -> list[str]:
+    if isinstance(node, (DictConfig, ListConfig)) and OmegaConf.is_missing(node, key):
+        return [f"{path} is '???': the config leaves its value to you. Add {path}=value."]
+    problems: list[str] = []
+    value = _attempt(partial(node.__getitem__, key), path, problems)
+    return problems or _check_arguments(value, path)
+
+
+def _plain_section(section: Any) -> dict[str, Any]:
+    return {
+        field.name: _plain_section(value) if dataclasses.is_dataclass(value) else _resolved(value)
+        for field in dataclasses.fields(section)
+        for value in [getattr(section, field.name)]
+    }
+
+
+def _resolved(value: Any) -> Any:
+    """A writable copy of a lazy section with its interpolations resolved."""
+    return to_nodes(OmegaConf.to_container(value, resolve=True)) if OmegaConf.is_config(value) else value
+
+
+def _freeze(node: Any) -> None:
+    """Make `node` and all below it read-only; one by one, as OmegaConf leaves flags of its own in nested configs."""
+    if isinstance(node, (DictConfig, ListConfig)):
+        node._set_flag("readonly", True)
+        keys: Iterable[Any] = node.keys() if isinstance(node, DictConfig) else range(len(node))
+        for key in keys:
+            _freeze(node._get_node(key))

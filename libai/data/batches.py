@@ -1,0 +1,168 @@
+"""From a dataset and sample indices to one batch.
+
+A batch is `dict[str, np.ndarray]`, first axis = samples, int64, float32 or bool. A dataset has `len(ds)` and
+`ds[i] -> dict`; `ds.get_batch(indices) -> dict of arrays` is used instead of `ds[i]` where it exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from libai.data.errors import DataError, SampleError
+from libai.data.in_memory import InMemoryDataset
+from libai.utils.errors import UserError
+
+Batch = dict[str, np.ndarray]
+
+_RIGHT_CODE = 'return a dict whose keys are arguments of model.forward, e.g. {"images": image, "labels": label}'
+
+
+def as_dataset(source: Any) -> Any:
+    """`source` itself when it is a dataset; a mapping of equally long arrays becomes an `InMemoryDataset`.
+
+    Raises `DataError` for anything without `len()` and `[i]` or `get_batch`, and for an empty dataset.
+    """
+    dataset = InMemoryDataset(**source) if isinstance(source, Mapping) else source
+    name = type(dataset).__name__
+    if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "get_batch")):
+        raise DataError(
+            f"a dataset was asked for and a {name} was found, which lacks len(ds) or ds[i]. Add both, pass a dict of "
+            "arrays, or give an iterable of ready batches to the trainer directly, without a loader around it."
+        )
+    if len(dataset) == 0:
+        raise DataError(f"{name} is empty (len 0), so there is nothing to read: check its path, split and filters.")
+    return dataset
+
+
+def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch:
+    """`values` of `dataset` as contiguous int64, float32 or bool arrays of `num_samples` rows, or `DataError`."""
+    return {key: _as_batch_array(dataset, key, value, num_samples) for key, value in values.items()}
+
+
+class BatchReader:
+    """Reads the samples at given indices as one batch, spread over `num_workers` threads.
+
+    Threads, not processes: a forked child inherits OneFlow's and OpenBLAS's locks without their threads and can hang;
+    a spawned one imports oneflow and joins the rendezvous of the job as a rank too many. Reading files, decoding and
+    NumPy release the interpreter lock, which is where slow datasets spend their time.
+    """
+
+    def __init__(self, dataset: Any, num_workers: int = 0):
+        if num_workers < 0:
+            raise DataError(f"num_workers={num_workers} is negative: use 0 (no extra threads) or more.")
+        self.dataset = as_dataset(dataset)
+        self._num_workers = num_workers
+        self._pool = ThreadPoolExecutor(num_workers, "libai-data-worker") if num_workers else None
+
+    def read(self, indices: np.ndarray) -> Batch:
+        """The samples at `indices`, in this order. A failing sample raises with its index, see `SampleError`."""
+        if self._pool is None or len(indices) == 1:
+            return _read_chunk(self.dataset, indices)
+        chunks = np.array_split(indices, min(self._num_workers, len(indices)))
+        parts = list(self._pool.map(_read_chunk, [self.dataset] * len(chunks), chunks))
+        for part, chunk in zip(parts, chunks):
+            _check_same_keys(self.dataset, parts[0], part, chunk[0])
+        try:
+            return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+        except ValueError as error:
+            raise DataError(
+                f"samples of {type(self.dataset).__name__} differ in shape and cannot be stacked into one batch "
+                f"({error}): pad or crop them to one shape in the dataset."
+            ) from error
+
+    def close(self) -> None:
+        """Wait for the worker threads and end them."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _read_chunk(dataset: Any, indices: np.ndarray) -> Batch:
+    if hasattr(dataset, "get_batch"):
+        try:
+            batch = dataset.get_batch(indices)
+        except Exception as error:
+            raise _reading_failed(dataset, f"samples {_some(indices)}", error) from error
+        if not isinstance(batch, Mapping):
+            raise _not_a_dict(dataset, "get_batch", batch)
+    else:
+        batch = _stack(dataset, indices)
+    return as_batch(dataset, batch, len(indices))
+
+
+def _stack(dataset: Any, indices: np.ndarray) -> Batch:
+    samples: list[Mapping] = []
+    for index in indices.tolist():
+        try:
+            sample = dataset[index]
+        except Exception as error:
+            raise _reading_failed(dataset, f"sample {index}", error) from error
+        if not isinstance(sample, Mapping):
+            raise _not_a_dict(dataset, f"sample {index}", sample)
+        if samples:
+            _check_same_keys(dataset, samples[0], sample, index)
+        samples.append(sample)
+    return {key: _stack_key(dataset, key, [sample[key] for sample in samples]) for key in samples[0]}
+
+
+def _stack_key(dataset: Any, key: str, values: list[Any]) -> np.ndarray:
+    arrays = [_to_numpy(value) for value in values]
+    try:
+        return np.stack(arrays)
+    except ValueError as error:
+        raise DataError(
+            f"{key!r} of {type(dataset).__name__} has the shapes {sorted({a.shape for a in arrays})} within one batch, "
+            "which cannot be stacked: pad or crop the samples to one shape in the dataset."
+        ) from error
+
+
+def _as_batch_array(dataset: Any, key: str, value: Any, num_samples: int) -> np.ndarray:
+    """`value` as a contiguous int64, float32 or bool array whose first axis counts `num_samples`."""
+    array = _to_numpy(value)
+    if array.ndim == 0 or len(array) != num_samples:
+        raise DataError(
+            f"{key!r} of {type(dataset).__name__} has the shape {array.shape} for {num_samples} samples: "
+            "the first axis of every entry of a batch counts the samples."
+        )
+    if array.dtype.kind in "iu":
+        return np.ascontiguousarray(array, dtype=np.int64)
+    if array.dtype.kind == "f":
+        return np.ascontiguousarray(array, dtype=np.float32)
+    if array.dtype.kind == "b":
+        return np.ascontiguousarray(array)
+    raise DataError(
+        f"{key!r} of {type(dataset).__name__} holds {array.dtype} values, which cannot become a tensor: "
+        "give numbers or booleans, or leave the key out."
+    )
+
+
+def _to_numpy(value: Any) -> np.ndarray:
+    # A dataset may hold tensors of oneflow (or of any library with the same method): no import needed to read them.
+    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+
+
+def _check_same_keys(dataset: Any, first: Mapping, other: Mapping, index: int) -> None:
+    if first.keys() != other.keys():
+        raise DataError(
+            f"sample {index} of {type(dataset).__name__} has the keys {sorted(other)}, others have {sorted(first)}: "
+            "every sample must have the same keys."
+        )
+
+
+def _reading_failed(dataset: Any, what: str, error: Exception) -> Exception:
+    text = f"reading {what} of {type(dataset).__name__} failed: {error}"
+    if isinstance(error, UserError):
+        return DataError(text)
+    return SampleError(f"{text} ({type(error).__name__})")
+
+
+def _not_a_dict(dataset: Any, what: str, found: Any) -> DataError:
+    return DataError(f"{what} of {type(dataset).__name__} is a {type(found).__name__}, not a dict: {_RIGHT_CODE}.")
+
+
+def _some(indices: np.ndarray) -> str:
+    shown = ", ".join(map(str, indices[:8].tolist()))
+    return f"{shown}, ... ({len(indices)} in all)" if len(indices) > 8 else shown

@@ -1,0 +1,26 @@
+"""The errors of the data package: one for the user's mistakes, one for a dataset that fails while it is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from libai.utils.errors import UserError
+
+_MAX_NAMES = 8
+
+
+class DataError(UserError):
+    """A file, folder, dataset or loader argument that cannot be used; the text says what to change."""
+
+
+class SampleError(RuntimeError):
+    """A dataset raised while a sample was read; the text names the sample, the cause is chained with its traceback."""
+
+
+def describe_folder(folder: Path) -> str:
+    """What is there instead, for an error text: `does not exist`, `is empty` or `holds [names]`."""
+    if not folder.is_dir():
+        return "does not exist"
+    names = sorted(path.name for path in folder.iterdir())
+    more = " and more" if len(names) > _MAX_NAMES else ""
+    return f"holds {names[:_MAX_NAMES]}{more}" if names else "is empty"

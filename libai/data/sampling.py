@@ -1,0 +1,80 @@
+"""In which order the samples of a dataset are visited, and the randomness that belongs to a visit.
+
+Everything here is a pure function of (seed, position in the endless stream): no state has to be saved to resume, and
+no layout (ranks, micro-batch, accumulation) can change it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from libai.data.errors import DataError
+
+# splitmix64 (Steele, Lea, Flood 2014): a counter-based generator in three lines of integer arithmetic.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+class SampleStream:
+    """The endless sequence of sample indices: one permutation of `range(num_samples)` per epoch, concatenated.
+
+    `shuffle=False` visits the samples in order, every epoch alike. The permutation of an epoch depends on
+    (seed, epoch) alone; it costs 8 bytes per sample of memory.
+    """
+
+    def __init__(self, num_samples: int, *, seed: int = 0, shuffle: bool = True):
+        if num_samples < 1:
+            raise DataError("the dataset is empty (len 0), so there is nothing to visit: check its path and split.")
+        if seed < 0:
+            raise DataError(f"seed={seed} is negative, and a seed of the sample order is not: use 0 or more.")
+        self.num_samples = num_samples
+        self.seed = seed
+        self.shuffle = shuffle
+        # One tuple, replaced whole: a reading thread that is being shut down may still look at the old one.
+        self._cached: tuple[int, np.ndarray] | None = None
+
+    def indices(self, start: int, stop: int) -> np.ndarray:
+        """The sample indices at the stream positions `start <= p < stop`, int64 `(stop - start,)`."""
+        pieces = []
+        while start < stop:
+            epoch, offset = divmod(start, self.num_samples)
+            end = min(self.num_samples, offset + stop - start)
+            pieces.append(self._order(epoch)[offset:end])
+            start += end - offset
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """The permutation of one epoch, int64 `(num_samples,)`; the latest one is kept."""
+        if self._cached is not None and self._cached[0] == epoch:
+            return self._cached[1]
+        if self.shuffle:
+            order = np.random.default_rng([self.seed, epoch]).permutation(self.num_samples)
+        else:
+            order = self._cached[1] if self._cached is not None else np.arange(self.num_samples)
+        self._cached = (epoch, order)
+        return order
+
+
+class SampleRandom:
+    """Uniform random numbers that belong to the visits of the samples of one micro-batch.
+
+    The numbers of a sample depend on (seed, its position in the stream): augmentation differs between epochs, is
+    replayed exactly by a resumed run and is the same for every layout.
+    """
+
+    def __init__(self, seed: int, positions: np.ndarray):
+        self._state = _mix(positions.astype(np.uint64) + _mix(np.array([seed], np.uint64)))
+
+    def uniform(self, num_draws: int) -> np.ndarray:
+        """`num_draws` numbers in [0, 1) for every sample, float64 `(samples, num_draws)`; each call gives the same."""
+        counters = _GOLDEN * np.arange(1, num_draws + 1, dtype=np.uint64)
+        bits = _mix(self._state[:, None] + counters)
+        return (bits >> np.uint64(11)) * 2.0**-53
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """splitmix64's bijective finaliser on uint64 (array overflow wraps, as intended)."""
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,135 @@
+"""The endless loader of training micro-batches, resumable at any sample for any number of ranks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from libai.data.batches import Batch, BatchReader, as_batch
+from libai.data.errors import DataError
+from libai.data.layout import DataLayout
+from libai.data.read_ahead import ReadAhead, checked_prefetch
+from libai.data.sampling import SampleRandom, SampleStream
+
+
+class _StepReader:
+    """Reads this rank's micro-batch of one step. Apart from the loader, so that the thread does not keep that alive."""
+
+    def __init__(self, reader: BatchReader, layout: DataLayout, stream: SampleStream):
+        self._reader = reader
+        self._layout = layout
+        self._stream = stream
+        self._augment = getattr(reader.dataset, "augment_batch", None)
+
+    def read(self, step_start: int) -> Batch:
+        """The micro-batch of the step whose first sample, over all ranks, is at stream position `step_start`."""
+        start, stop = self._layout.slice_of_step(step_start)
+        batch = self._reader.read(self._stream.indices(start, stop))
+        if self._augment is not None:
+            augmented = self._augment(batch, SampleRandom(self._stream.seed, np.arange(start, stop)))
+            batch = as_batch(self._reader.dataset, augmented, stop - start)
+        return batch
+
+
+class TrainLoader:
+    """Endless iterator of this rank's micro-batches of a dataset; it is its own iterator.
+
+    All ranks together cut one sample stream (see `SampleStream`): micro-step t takes the next
+    `num_data_ranks * micro_batch_size` positions, rank r the r-th slice. No tail is dropped: a micro-batch may span two
+    epochs (or, when larger than the dataset, more). A dataset with `augment_batch(batch, random)` gets the
+    `SampleRandom` of the visits, so that augmentation is resumed exactly as well.
+
+    After an exception the position is that of the last delivered micro-batch: the next call reads the same ones again.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        layout: DataLayout,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        prefetch: int = 2,
+    ):
+        reader = BatchReader(dataset, num_workers)
+        self.dataset = reader.dataset
+        self.layout = layout
+        self._stream = SampleStream(len(self.dataset), seed=seed, shuffle=shuffle)
+        self._steps = _StepReader(reader, layout, self._stream)
+        self._prefetch = checked_prefetch(prefetch)
+        self._consumed_samples = 0
+        self._ahead: ReadAhead[int, Batch] | None = None
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Number of samples of one pass, over all ranks: the length of the dataset."""
+        return self._stream.num_samples
+
+    @property
+    def consumed_samples(self) -> int:
+        """Samples handed to the trainers of all ranks so far; what was only read ahead does not count."""
+        return self._consumed_samples
+
+    def __iter__(self) -> TrainLoader:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._ahead is None:
+            starts = itertools.count(self._consumed_samples, self.layout.samples_per_step)
+            self._ahead = ReadAhead(self._steps.read, starts, self._prefetch)
+        try:
+            batch = next(self._ahead)
+        except BaseException:
+            self._ahead = None
+            raise
+        self._consumed_samples += self.layout.samples_per_step
+        return batch
+
+    def state_dict(self) -> dict[str, int]:
+        """`{"consumed_samples": int}` in global samples: the whole state, valid for any number of ranks."""
+        return {"consumed_samples": self._consumed_samples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue the stream behind `state["consumed_samples"]` samples; what was read ahead is dropped.
+
+        Raises `DataError` when the state has no such count.
+        """
+        consumed = state.get("consumed_samples")
+        if type(consumed) is not int or consumed < 0:
+            raise DataError(
+                f"a loader state needs 'consumed_samples', a whole number of samples >= 0, and {state} was found: "
+                "give what state_dict() of a train loader returned."
+            )
+        self.close()
+        self._consumed_samples = consumed
+
+    def close(self) -> None:
+        """End the background thread and drop what it read ahead; iterating again starts a new one."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+
+def build_train_loader(
+    dataset: Any,
+    *,
+    micro_batch_size: int,
+    data_rank: int = 0,
+    num_data_ranks: int = 1,
+    seed: int = 0,
+    shuffle: bool = True,
+    num_workers: int = 0,
+    prefetch: int = 2,
+) -> TrainLoader:
+    """An endless, exactly resumable loader of one rank's micro-batches.
+
+    `dataset`: an object with `len(ds)` and `ds[i] -> dict` or `get_batch(indices)`, or a dict of equally long arrays.
+    `prefetch`: micro-batches read ahead in one background thread, once reading proves slow. `num_workers`: threads that
+    share the reading of one micro-batch, for datasets that are slow per sample.
+    Raises `DataError` for an empty dataset or impossible numbers.
+    """
+    layout = DataLayout(micro_batch_size, data_rank, num_data_ranks)
+    return TrainLoader(dataset, layout, seed=seed, shuffle=shuffle, num_workers=num_workers, prefetch=prefetch)

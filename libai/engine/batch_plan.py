@@ -1,0 +1,74 @@
+"""All batch and length arithmetic of a run, done once and frozen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from libai.config.batch import BatchSizes
+from libai.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How many samples go where, and how many iterations there are.
+
+    micro_batch_size: samples of one rank in one forward pass. num_accumulation_steps: micro-batches per iteration.
+    data_parallel_size: ranks that read different data. global_batch_size: their product, samples per iteration.
+    train_iter: iterations of the run. warmup_iter: those in which the rate rises.
+    samples_per_epoch: of the training set, when it is known.
+    """
+
+    micro_batch_size: int
+    num_accumulation_steps: int
+    data_parallel_size: int
+    global_batch_size: int
+    train_iter: int
+    warmup_iter: int
+    samples_per_epoch: int | None = None
+
+    @classmethod
+    def make(
+        cls,
+        sizes: BatchSizes,
+        data_parallel_size: int,
+        *,
+        train_iter: int,
+        train_epoch: float = 0,
+        warmup_ratio: float = 0.0,
+        samples_per_epoch: int | None = None,
+    ) -> BatchPlan:
+        """The plan of a run. `train_epoch > 0` sets the length from `samples_per_epoch`, rounded up; with both
+        lengths given the shorter counts. Raises `UserError` when epochs are asked of a loader that has no length."""
+        if train_epoch > 0:
+            if not samples_per_epoch:
+                raise UserError(
+                    f"train.train_epoch={train_epoch} needs to know how many samples an epoch has, and the training "
+                    "loader has no samples_per_epoch. Set train.train_iter instead."
+                )
+            from_epochs = math.ceil(train_epoch * samples_per_epoch / sizes.global_)
+            train_iter = min(train_iter, from_epochs) if train_iter else from_epochs
+        return cls(
+            micro_batch_size=sizes.micro,
+            num_accumulation_steps=sizes.accumulation,
+            data_parallel_size=data_parallel_size,
+            global_batch_size=sizes.global_,
+            train_iter=train_iter,
+            warmup_iter=round(train_iter * warmup_ratio),
+            samples_per_epoch=samples_per_epoch,
+        )
+
+    @property
+    def iters_per_epoch(self) -> float | None:
+        """Iterations in one pass over the training set, not rounded; None when its size is unknown."""
+        return self.samples_per_epoch / self.global_batch_size if self.samples_per_epoch else None
+
+    def describe(self) -> str:
+        """`64 samples/iteration = 8 micro-batch x 2 data ranks x 4 accumulation, 1.2 epochs`."""
+        epochs = ""
+        if self.iters_per_epoch:
+            epochs = f", {self.train_iter / self.iters_per_epoch:.3g} epochs"
+        return (
+            f"{self.global_batch_size} samples/iteration = {self.micro_batch_size} micro-batch x "
+            f"{self.data_parallel_size} data ranks x {self.num_accumulation_steps} accumulation{epochs}"
+        )

@@ -1,0 +1,161 @@
+"""From the checked config to objects.
+
+Every builder takes the `RunConfig` and what was built before it; none writes into the config.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import oneflow as flow
+
+from libai.config import fill_unset, instantiate
+from libai.config.instantiation import target_of
+from libai.engine.batch_plan import BatchPlan
+from libai.engine.hook_base import HookBase
+from libai.engine.model_trainer import ModelTrainer
+from libai.engine.support import amp_dtype
+from libai.engine.switching import TRAINERS
+from libai.optim import auto_scale_lr
+from libai.parallel import Mesh
+from libai.utils.distributed import is_main_process
+from libai.utils.errors import UserError
+
+logger = logging.getLogger("libai.engine")
+
+
+def _instantiate_with(section: Any, **facts: Any) -> Any:
+    """Build a lazy section, adding those run-time facts that its target takes and the config leaves unset."""
+    return instantiate(section, **fill_unset(section, **facts))
+
+
+def build_model(run: Any) -> flow.nn.Module:
+    """The user's module, in training mode. Raises `UserError` when the target does not give a module."""
+    model = instantiate(run.model)
+    if not isinstance(model, flow.nn.Module):
+        raise UserError(
+            f"the config's model gives a {type(model).__name__}, not an oneflow.nn.Module. Set model = "
+            "LazyCall(YourModule)(...)."
+        )
+    return model.train()
+
+
+def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
+    """The optimizer over `model`'s parameters: `optim.params` is a lazy call that takes `model`, or is left out."""
+    if target_of(run.optim) is None:
+        raise UserError(
+            "the config's optim must be a LazyCall of an optimizer class (it is built after the model), such as "
+            "LazyCall(flow.optim.AdamW)(lr=1e-3)."
+        )
+    if run.optim.get("params") is None:
+        return instantiate(run.optim, params=model.parameters())
+    return instantiate(
+        run.optim, **{f"params.{name}": v for name, v in fill_unset(run.optim.params, model=model).items()}
+    )
+
+
+def scale_lr(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> None:
+    """Apply `train.auto_scale_lr`: rates grow with the global batch size. Before the schedule is built."""
+    settings = run.train.auto_scale_lr
+    if not settings.enabled:
+        return
+    factor = auto_scale_lr(optimizer, settings.base_batch_size, plan.global_batch_size)
+    if is_main_process():
+        logger.info(
+            "learning rates times %.4g: %d samples per iteration, tuned for %d",
+            factor,
+            plan.global_batch_size,
+            settings.base_batch_size,
+        )
+
+
+def build_lr_scheduler(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> Any:
+    """The schedule, or None. It is given `optimizer`, `max_iter` and `warmup_iter` where it takes them."""
+    if run.lr_scheduler is None:
+        return None
+    return _instantiate_with(
+        run.lr_scheduler,
+        optimizer=optimizer,
+        max_iter=plan.train_iter,
+        warmup_iter=plan.warmup_iter,
+    )
+
+
+def build_train_loader(run: Any, mesh: Mesh, micro_batch_size: int, seed: int) -> Any:
+    """The training loader of this rank; see docs/contracts.md, Data."""
+    return _instantiate_with(
+        run.dataloader.get("train"),
+        micro_batch_size=micro_batch_size,
+        data_rank=mesh.data_rank,
+        num_data_ranks=mesh.data,
+        seed=seed,
+    )
+
+
+def build_test_loaders(run: Any, mesh: Mesh, micro_batch_size: int) -> dict[str, Any]:
+    """Name → evaluation loader of this rank. `dataloader.test` is a mapping; a list gets the names test, test2, ..."""
+    sections = run.dataloader.get("test") or {}
+    if not isinstance(sections, Mapping):
+        sections = {"test" if i == 0 else f"test{i + 1}": section for i, section in enumerate(sections)}
+    return {
+        name: _instantiate_with(
+            section,
+            micro_batch_size=run.train.test_micro_batch_size or micro_batch_size,
+            data_rank=mesh.data_rank,
+            num_data_ranks=mesh.data,
+        )
+        for name, section in sections.items()
+    }
+
+
+def build_evaluators(run: Any) -> dict[str, Any]:
+    """Name → evaluator, always with one for the mean losses (`eval/<dataset>/loss`)."""
+    from libai.evaluation import MeanLossEvaluator
+
+    evaluators = {name: instantiate(section) for name, section in (run.train.evaluation.evaluators or {}).items()}
+    return {"loss": MeanLossEvaluator(), **evaluators}
+
+
+def build_extra_hooks(run: Any) -> list[HookBase]:
+    """The hooks of `train.extra_hooks`."""
+    return [instantiate(section) for i, section in enumerate(run.train.extra_hooks or [])]
+
+
+def mode_options(run: Any, mode: str, device: str) -> dict[str, Any]:
+    """The arguments that the trainers of the two modes do not share."""
+    amp = amp_dtype(run, mode, device)
+    if mode == "graph":
+        return {"amp": amp, "debug": run.graph.debug}
+    return {"amp": amp, "zero_grad_before_forward": run.train.zero_grad_before_forward}
+
+
+def build_trainer(
+    run: Any,
+    mode: str,
+    model: flow.nn.Module,
+    data_loader: Any,
+    optimizer: flow.optim.Optimizer,
+    lr_scheduler: Any,
+    plan: BatchPlan,
+    mesh: Mesh,
+    seed: int,
+) -> ModelTrainer:
+    """The trainer of `mode`, "eager" or "graph"."""
+    return TRAINERS[mode](
+        model,
+        data_loader,
+        optimizer,
+        lr_scheduler=lr_scheduler,
+        num_accumulation_steps=plan.num_accumulation_steps,
+        mesh=mesh,
+        device=mesh.device,
+        max_grad_norm=run.train.clip_grad.max_norm,
+        norm_type=run.train.clip_grad.norm_type,
+        seed=seed,
+        detect_anomalous_params=run.train.detect_anomalous_params,
+        non_finite=run.train.non_finite,
+        replay_non_finite=run.train.replay_non_finite,
+        **mode_options(run, mode, mesh.device),
+    )

@@ -1,0 +1,91 @@
+"""Why a model could not be compiled, in the user's terms: their line, what it did, and the usual remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import oneflow as flow
+
+from libai.utils.errors import UserError
+
+_READS_A_VALUE = (
+    "it reads the value of a tensor (.numpy(), .item(), float(), int(), `if tensor`), and in a graph tensors have no "
+    "values while the forward is traced. Return the number in `metrics`, or choose with flow.where instead of `if`"
+)
+_SHAPE_FROM_DATA = (
+    "the shape of its result depends on the data, and a graph has fixed shapes. Multiply by a mask or use flow.where"
+)
+#: pattern in OneFlow's message -> what the line did and what to write instead
+_REMEDIES = (
+    (r"tensor\.numpy\(\) is not allowed|Only eager scalar tensor|\.item\(\)", _READS_A_VALUE),
+    (r"can not be applied to argwhere|boolean\(mask\)|argwhere|masked_select", _SHAPE_FROM_DATA),
+    (
+        r"super\(type, obj\)",
+        "super() does not work in the forward of a graph (OneFlow 0.9 calls it with a stand-in for self). Write "
+        "Parent.forward(self, ...)",
+    ),
+    (
+        r"input/output item only support types",
+        "forward returns or takes something that is not a tensor. Return tensors and None only, and keep numbers and "
+        "texts as attributes of the module",
+    ),
+)
+_OWN_FOLDERS = (Path(flow.__file__).parent, Path(__file__).parent)
+
+
+class GraphBuildError(UserError):
+    """A model could not be compiled; the text names the user's line, the operation and the usual remedy."""
+
+
+def explain_build_error(error: Exception, model: Any) -> UserError:
+    """The error to raise in place of what OneFlow raised while `model` was traced; a `UserError` stays what it is."""
+    if isinstance(error, UserError):
+        return error
+    message = _first_line(error)
+    frame = _user_frame(error)
+    where = f" At {frame.filename}:{frame.lineno}: `{frame.line}`" if frame else ""
+    remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, str(error))), None)
+    return GraphBuildError(
+        f"{type(model).__name__} could not be compiled into a graph: {message} ({type(error).__name__})."
+        f"{where}{':' if frame and remedy else ''} {remedy + '.' if remedy else ''} "
+        "Run with graph.enabled=false to debug it op by op, or set graph.on_build_error=eager to train in eager mode."
+    )
+
+
+@contextlib.contextmanager
+def without_oneflow_error_lines() -> Iterator[None]:
+    """Keep OneFlow's own `[ERROR](GRAPH:...)` lines off standard output; what the user's forward prints stays."""
+    captured = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(captured):
+            yield
+    finally:
+        for line in captured.getvalue().splitlines():
+            if not line.startswith("[ERROR]("):
+                print(line, file=sys.stdout)
+
+
+def _first_line(error: Exception) -> str:
+    """OneFlow's message without colours, C++ stack and build paths."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    first = text.splitlines()[0].strip() if text else type(error).__name__
+    return re.sub(r"^Error:\s*", "", first).rstrip(". ") or type(error).__name__
+
+
+def _user_frame(error: Exception) -> traceback.FrameSummary | None:
+    """The innermost frame outside of oneflow and the engine: the line that the user can change."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith("<")
+        and not any(folder in Path(frame.filename).parents for folder in _OWN_FOLDERS)
+    ]
+    return outside[-1] if outside else None

@@ -1,0 +1,419 @@
+"""The standard run: a checked config becomes components, hooks and a trainer; train, evaluate, resume.
+
+`default_setup` prepares the process (folders, logs, seeds); `DefaultTrainer` builds the parts, each in an overridable
+method, and drives the eager or graph trainer that the config asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import oneflow as flow
+
+from libai.config import LazyConfig, RunConfig, validate
+from libai.config.batch import solve_batch_sizes
+from libai.engine import build, hooks
+from libai.engine.batch_plan import BatchPlan
+from libai.engine.build_errors import GraphBuildError
+from libai.engine.checkpointer import TrainerCheckpointer, require_checkpoint, saved_seed
+from libai.engine.choose_mode import time_modes
+from libai.engine.graph_trainer import GraphTrainer
+from libai.engine.hook_base import HookBase
+from libai.engine.model_trainer import ModelTrainer
+from libai.engine.report import start_banner, write_summary
+from libai.engine.stop import STOP, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
+from libai.engine.support import check_supported
+from libai.engine.switching import TRAINERS, switch_trainer
+from libai.engine.trainer import Interrupted
+from libai.engine.writers import AsyncWriter, ConsoleWriter, JSONLinesWriter, LogRecord, TensorBoardWriter, Writer
+from libai.parallel import Mesh
+from libai.utils.atomic import atomic_write_text
+from libai.utils.distributed import barrier, default_device, get_rank, get_world_size, is_main_process
+from libai.utils.env import collect_env
+from libai.utils.errors import UserError
+from libai.utils.logging import setup_logging
+from libai.utils.seeding import raise_open_file_limit, resolve_seed, seed_everything
+
+logger = logging.getLogger("libai.engine")
+_UNSETTLED = "graph.enabled=auto"
+
+
+def default_setup(cfg: Any, overrides: list[str] | None = None) -> RunConfig:
+    """Check the config and prepare the process: output folder, logs, environment facts. Every rank must call it.
+
+    Writes `config.yaml` (the resolved config that really runs), `overrides.txt` and `env.json` to `train.output_dir`.
+    Returns the frozen `RunConfig`. Raises `ConfigError` before anything is written.
+    """
+    run = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
+    output_dir = Path(run.train.output_dir)
+    if is_main_process():
+        _make_output_dir(output_dir)
+    barrier()
+    raise_open_file_limit()  # loaders, sockets of many ranks and shards together pass the usual 1024
+    setup_logging(output_dir, get_rank(), get_world_size())
+    if is_main_process():
+        LazyConfig.save(run.to_config(), output_dir / "config.yaml")
+        atomic_write_text(output_dir / "overrides.txt", "".join(f"{o}\n" for o in overrides or []))
+        atomic_write_text(output_dir / "env.json", json.dumps(collect_env(), indent=1, sort_keys=True) + "\n")
+    return run
+
+
+def _make_output_dir(path: Path) -> None:
+    """Create the output folder, or explain in one line why it cannot be used."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):  # an existing folder may still refuse files
+            pass
+    except OSError as error:
+        raise UserError(
+            f"train.output_dir={path} cannot be written ({error.strerror or error}), and a run keeps its config, logs "
+            "and checkpoints there. Set train.output_dir to a folder of yours."
+        ) from None
+
+
+class DefaultTrainer:
+    """One run from a config: builds everything, then `train()`, `evaluate()`, `resume()`.
+
+    Args:
+        cfg: a `RunConfig`, or a lazy config that is validated here.
+        resume: continue from the newest verified checkpoint in `train.output_dir`; an error when there is none.
+
+    Attributes: `run`, `mesh`, `plan`, `model`, `optimizer`, `lr_scheduler`, `train_loader`, `test_loaders`,
+    `evaluators`, `checkpointer` and `trainer`, the `EagerTrainer` or `GraphTrainer` that runs the loop.
+
+    To change one part, subclass and override its `build_*` classmethod.
+    """
+
+    def __init__(self, cfg: Any, *, resume: bool = False):
+        run: Any = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
+        self.run = run
+        device = default_device(run.train.device)
+        self.mode_reason = _UNSETTLED if run.mode == "auto" else f"graph.enabled={str(run.mode == 'graph').lower()}"
+        mode = self._first_mode(device)
+        dist = run.train.dist
+        self.mesh = Mesh.of_this_job(
+            device, dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size
+        )
+        self.output_dir = Path(run.train.output_dir)
+        resumed = require_checkpoint(self.output_dir / "checkpoints") if resume else None
+        self.seed = self._choose_seed(resumed)
+        seed_everything(self.seed)
+
+        sizes = solve_batch_sizes(
+            run.train.train_micro_batch_size,
+            run.train.global_batch_size,
+            run.train.num_accumulation_steps,
+            self.mesh.data,
+        )
+        start = time.perf_counter()
+        self.train_loader = self.build_train_loader(run, self.mesh, sizes.micro, self.seed)
+        self.test_loaders = self.build_test_loaders(run, self.mesh, sizes.micro)
+        self.evaluators = self.build_evaluators(run)
+        logger.debug("built the data loaders in %.2f s", time.perf_counter() - start)
+        self.plan = BatchPlan.make(
+            sizes,
+            self.mesh.data,
+            train_iter=run.train.train_iter,
+            train_epoch=run.train.train_epoch,
+            warmup_ratio=run.train.warmup_ratio,
+            samples_per_epoch=getattr(self.train_loader, "samples_per_epoch", None),
+        )
+        flow.manual_seed(self.seed)  # initial weights depend on nothing that the loaders drew
+        self.model = self.build_model(run)
+        self.optimizer = self.build_optimizer(run, self.model)
+        build.scale_lr(run, self.optimizer, self.plan)
+        self.lr_scheduler = self.build_lr_scheduler(run, self.optimizer, self.plan)
+        self.trainer: ModelTrainer = build.build_trainer(
+            run, mode, self.model, self.train_loader, self.optimizer, self.lr_scheduler, self.plan, self.mesh, self.seed
+        )
+        self.checkpointer = TrainerCheckpointer(
+            self.trainer,
+            self.output_dir / "checkpoints",
+            max_to_keep=run.train.checkpointer.max_to_keep,
+            keep_every=run.train.checkpointer.keep_every,
+            async_save=run.train.checkpointer.async_save,
+            facts={
+                "seed": self.seed,
+                "mesh": self.mesh.describe(),
+                "batch": self.plan.describe(),
+                "global_batch_size": self.plan.global_batch_size,
+            },
+        )
+        self.stop = StopRequest(run.train.max_seconds)
+        self.trainer.agreement.ask(STOP, self.stop)
+        self.evaluation_tags: list[str] = []
+        self.trainer.register_hooks(self.build_hooks())
+        self.start_iter = 0
+        if resumed is not None:
+            self.resume(resumed)
+        elif run.train.load_weight:
+            self.load_weights(run.train.load_weight)
+
+    def _choose_seed(self, resumed: Path | None) -> int:
+        """The config's seed; when it leaves that open, the one of the run that is resumed, or a new one."""
+        if self.run.train.seed is None and resumed is not None:
+            return resolve_seed(saved_seed(resumed))
+        return resolve_seed(self.run.train.seed)
+
+    # ------------------------------------------------------------------ parts, each overridable
+
+    build_model = staticmethod(build.build_model)
+    build_optimizer = staticmethod(build.build_optimizer)
+    build_lr_scheduler = staticmethod(build.build_lr_scheduler)
+    build_train_loader = staticmethod(build.build_train_loader)
+    build_test_loaders = staticmethod(build.build_test_loaders)
+    build_evaluators = staticmethod(build.build_evaluators)
+
+    def build_writers(self) -> list[Writer]:
+        """Where metrics go: console, `metrics.jsonl`, TensorBoard."""
+        writers: list[Writer] = [ConsoleWriter(), JSONLinesWriter(self.output_dir / "metrics.jsonl")]
+        if self.run.train.tensorboard.enabled:
+            writers.append(TensorBoardWriter(self.output_dir / "tb"))
+        return [AsyncWriter(w) for w in writers] if self.run.train.async_write_metrics else writers
+
+    def build_hooks(self) -> list[HookBase | None]:
+        """The default hooks and those of `train.extra_hooks`."""
+        train = self.run.train
+        evaluation, checkpointer, profiler = train.evaluation, train.checkpointer, train.profiler
+        metric = evaluation.eval_metric and f"eval/{evaluation.eval_metric}"
+        evaluates = evaluation.enabled and bool(self.test_loaders)
+        self.timer = timer = hooks.IterationTimer(
+            self.plan.global_batch_size,
+            flops_per_iter=self._flops_per_iter(),
+        )
+        return [
+            hooks.RandomStateHook(self.seed),
+            timer,
+            hooks.EvalHook(evaluation.eval_period, self.evaluate, evaluation.eval_at_start, evaluation.eval_after_train)
+            if evaluates
+            else None,
+            hooks.LRHook(metric if evaluates else None),
+            hooks.BestCheckpointHook(self.checkpointer, metric, evaluation.eval_mode)
+            if evaluates and metric and checkpointer.enabled and checkpointer.best
+            else None,
+            hooks.CheckpointHook(
+                self.checkpointer,
+                checkpointer.period,
+                period_seconds=checkpointer.period_seconds,
+                save_on_exit=checkpointer.save_on_exit,
+            )
+            if checkpointer.enabled
+            else None,
+            hooks.EarlyStopHook(metric, evaluation.early_stop_patience, evaluation.eval_mode)
+            if evaluates and metric and evaluation.early_stop_patience
+            else None,
+            hooks.ProfilerHook(
+                self.output_dir / "profile", profiler.start_iter, profiler.num_iters, device=self.mesh.device
+            )
+            if profiler.enabled
+            else None,
+            *build.build_extra_hooks(self.run),
+            hooks.WriterHook(self.build_writers(), train.log_period, timer, self._texts()),
+        ]
+
+    def _texts(self) -> dict[str, str]:
+        """What TensorBoard shows beside the curves."""
+        files = {"config": self.output_dir / "config.yaml", "env": self.output_dir / "env.json"}
+        return {name: path.read_text() for name, path in files.items() if path.exists()} if is_main_process() else {}
+
+    def _flops_per_iter(self) -> float | None:
+        per_sample = getattr(self.model, "num_flops_per_sample", None)
+        return per_sample and per_sample * self.plan.global_batch_size
+
+    # ------------------------------------------------------------------ what a run does
+
+    def train(self, until: int | None = None) -> None:
+        """Train from where the run stands to `plan.train_iter`, or to iteration `until`; may be called again.
+
+        Returns at once when nothing is left to do. A signal or `train.max_seconds` stops it between two iterations,
+        or two batches of an evaluation; then the state is saved and `StoppedFromOutside` is raised.
+        """
+        seed_everything(self.seed)  # what was drawn while building does not matter to training
+        with self.stop.handling_signals():
+            self._train(until)
+        if self.trainer.status == "interrupted":
+            raise self._stopped()
+
+    def _train(self, until: int | None) -> None:
+        self.settle_mode()
+        self.checkpointer.mode_facts["mode_reason"] = self.mode_reason
+        if is_main_process():
+            start_banner(self)
+        with suppress(Interrupted):  # the loop will see it too, and ends properly
+            self.check_evaluation(self.run.train.num_sanity_eval_batches)
+        try:
+            start = max(self.start_iter, self.trainer.completed_iters)
+            self.trainer.train(start, min(until or self.plan.train_iter, self.plan.train_iter))
+            while self.trainer.status == "paused":
+                self._switch(self._next_mode, "asked for in mid-run")
+                self.trainer.go_on()
+        finally:
+            if is_main_process():
+                write_summary(self)
+
+    def _stopped(self) -> StoppedFromOutside:
+        asked_by, saved = self.trainer.agreement.take(STOP), self.checkpointer.last_saved
+        if is_main_process():
+            logger.info(
+                "stopped by %s after iteration %d; %s",
+                describe_stop(asked_by),
+                self.trainer.completed_iters,
+                f"--resume goes on from {saved.name}" if saved else "no checkpoint holds it",
+            )
+        return StoppedFromOutside(exit_code_of(asked_by, is_resumable=saved is not None))
+
+    # ------------------------------------------------------------------ mode
+
+    def _first_mode(self, device: str) -> str:
+        """The mode to build in: with `auto` graph mode first, where it supports what the config asks for."""
+        if self.run.mode != "auto":
+            check_supported(self.run, self.run.mode, device)
+            return self.run.mode
+        try:
+            check_supported(self.run, "graph", device)
+        except UserError as reason:
+            check_supported(self.run, "eager", device)
+            self.mode_reason = f"graph.enabled=auto: {reason}"
+            return "eager"
+        return "graph"
+
+    def settle_mode(self) -> None:
+        """Compile ahead of the loop, fall back to eager mode where the config allows it, and with
+        `graph.enabled=auto` keep the faster mode. The training state is as before. Collective."""
+        if not isinstance(self.trainer, GraphTrainer):
+            return
+        try:
+            self.trainer.prepare()
+        except GraphBuildError as error:
+            if self.run.mode != "auto" and self.run.graph.on_build_error != "eager":
+                raise
+            if is_main_process():
+                logger.warning("%s", error)
+            self._switch("eager", "the graph could not be compiled")
+            return
+        if self.run.mode == "auto" and self.mode_reason == _UNSETTLED:
+            self._keep_the_faster()
+
+    def _keep_the_faster(self) -> None:
+        graph = self.trainer
+        model = self.build_model(self.run)
+        optimizer = self.build_optimizer(self.run, model)
+        schedule = self.build_lr_scheduler(self.run, optimizer, self.plan)
+        eager = build.build_trainer(self.run, "eager", model, [], optimizer, schedule, self.plan, self.mesh, self.seed)
+        seconds = time_modes({"graph": graph, "eager": eager}, graph.peek_micro_batches())
+        seed_everything(self.seed)
+        compared = ", ".join(f"{name} {value * 1e3:.1f}" for name, value in seconds.items())
+        reason = f"graph.enabled=auto: the faster one ({compared} ms per update)"
+        self.mode_reason = reason
+        if seconds["eager"] <= seconds["graph"]:
+            self._switch("eager", reason)
+
+    def switch_mode(self, mode: str) -> None:
+        """Go on in `mode` ("eager" or "graph") with the same state; the curve continues.
+
+        Between two calls of `train` it acts at once; from a hook, after the present iteration. Collective.
+        """
+        if mode not in TRAINERS:
+            raise UserError(f"switch_mode({mode!r}): a run trains in {' or '.join(TRAINERS)} mode.")
+        if self.trainer.status == "running":
+            if mode != self.trainer.mode:
+                self._next_mode = mode
+                self.trainer.pause()
+            return
+        self._switch(mode, "asked for by switch_mode")
+
+    def _switch(self, mode: str, reason: str) -> None:
+        if mode == self.trainer.mode:
+            return
+        before = self.trainer.mode
+        check_supported(self.run, mode, self.mesh.device)
+        self.trainer = switch_trainer(self.trainer, mode, **build.mode_options(self.run, mode, self.mesh.device))
+        self.checkpointer.trainer = self.trainer
+        self.mode_reason = self.checkpointer.mode_facts["mode_reason"] = reason
+        if is_main_process():
+            logger.info(
+                "switched from %s to %s mode after iteration %d (%s)",
+                before,
+                mode,
+                self.trainer.completed_iters,
+                reason,
+            )
+
+    def evaluate(self) -> dict[str, float]:
+        """`{"eval/<dataset>/<metric>": value}` over all test loaders. Collective."""
+        metrics: dict[str, float] = {}
+        for name, loader in self.test_loaders.items():
+            metrics.update(
+                self.trainer.evaluate(loader, self.evaluators, name, max_batches=self.run.train.evaluation.eval_iter)
+            )
+        self.evaluation_tags = list(metrics)
+        return metrics
+
+    def check_evaluation(self, num_batches: int) -> None:
+        """Evaluate the first batches of every test loader and forget the result, so that a mistake in the evaluation
+        shows before the first hours of training. `num_batches=0`: nothing. Collective."""
+        if num_batches == 0:
+            return
+        if not self.test_loaders:
+            raise UserError(
+                f"train.num_sanity_eval_batches={num_batches} has no data: dataloader.test names no dataset. Add one, "
+                "or set it to 0."
+            )
+        for name, loader in self.test_loaders.items():
+            self.trainer.evaluate(loader, self.evaluators, name, max_batches=num_batches)
+        if is_main_process():
+            logger.info("evaluation works: tried on %d batch(es) of %s", num_batches, ", ".join(self.test_loaders))
+
+    def report_evaluation(self) -> dict[str, float]:
+        """Evaluate once, log the result and return it (`--eval-only`). Collective."""
+        start = time.perf_counter()
+        if is_main_process() and not self.start_iter and not self.run.train.load_weight:
+            logger.warning("these are the initial weights: --resume or train.load_weight=FILE evaluates trained ones")
+        metrics = self.evaluate()
+        if is_main_process():
+            record = LogRecord(self.start_iter, self.plan.train_iter, metrics, "eval", time.perf_counter() - start)
+            ConsoleWriter(progress_bar=False).write(record)
+        return metrics
+
+    def dry_run(self) -> None:
+        """Show what would run and make one update and one evaluation batch, keeping nothing (`--dry-run`)."""
+        if is_main_process():
+            start_banner(self)
+        seconds = time.perf_counter()
+        self.trainer.hooks.clear()
+        self.trainer.register_hooks([])
+        self.trainer.train(self.start_iter, self.start_iter + 1)
+        numbers = self.trainer.fetch_metrics()
+        for name, loader in self.test_loaders.items():
+            self.trainer.evaluate(loader, self.evaluators, name, max_batches=1)
+        if is_main_process():
+            logger.info(
+                "dry run passed in %.1f s: one update (loss %.4f) and one evaluation batch of each dataset; nothing "
+                "was saved",
+                time.perf_counter() - seconds,
+                numbers["train/loss"],
+            )
+
+    def predict(self, batch: Mapping[str, Any]) -> Any:
+        """See `ModelTrainer.predict`."""
+        return self.trainer.predict(batch)
+
+    def resume(self, path: Path | None = None) -> None:
+        """Go on from a checkpoint of this run, by default the newest verified one; `UserError` when there is none."""
+        self.checkpointer.load(path or require_checkpoint(self.checkpointer.root))
+        self.start_iter = self.trainer.completed_iters
+
+    def load_weights(self, path: str) -> None:
+        """Take the model's weights, and nothing else, from a checkpoint folder or a safetensors file."""
+        from libai import checkpoint
+
+        report = checkpoint.load_weights(path, self.model)
+        if is_main_process():
+            logger.info("loaded weights from %s: %s", path, report)

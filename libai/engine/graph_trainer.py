@@ -1,0 +1,393 @@
+"""Training as one compiled step: the micro-batches of an iteration are joined and one `nn.Graph` call does the rest."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from libai.engine.batch_statistics import count_batches
+from libai.engine.build_errors import GraphBuildError, explain_build_error, without_oneflow_error_lines
+from libai.engine.graphs import MODULE_NAME, EvalGraph, StepInputs, TrainGraph
+from libai.engine.model_contract import as_batch_dict
+from libai.engine.model_trainer import Batch, ModelTrainer, StepResult
+from libai.layers.random import fold, random_context
+from libai.optim import (
+    bias_corrections,
+    clip_grad_norm,
+    export_graph_state,
+    export_state,
+    import_state,
+    to_graph_state,
+)
+from libai.utils.distributed import any_rank, is_main_process
+from libai.utils.errors import UserError
+from libai.utils.logging import warn_once
+
+logger = logging.getLogger("libai.engine")
+Shapes = tuple[tuple[int, ...], ...]
+Signature = tuple[tuple[str, tuple[int, ...], str], ...]
+
+
+class GraphTrainer(ModelTrainer):
+    """`ModelTrainer` that compiles the whole update; in a multi-process job parameters and batches are global tensors.
+
+    Input shapes are frozen when the graph is compiled, at the first update. `amp`: see `TrainGraph`. `debug`:
+    OneFlow's graph debug level (-1 off, 0 ... 3). `build_seconds` is the duration of that first call.
+    """
+
+    mode = "graph"
+
+    def __init__(self, model: nn.Module, *args: Any, amp: str | None = None, debug: int = -1, **kwargs: Any):
+        if kwargs.get("check_finite_every_iter"):
+            raise UserError(
+                "check_finite_every_iter=True cannot be honoured in graph mode: a compiled step makes its update "
+                "before the host sees the loss. Leave it out (a loss that is not finite still ends the run at the next "
+                "log point and is never saved), or use EagerTrainer (graph.enabled=false)."
+            )
+        super().__init__(model, *args, **kwargs)
+        self.amp = amp
+        self.debug = debug
+        self.build_seconds: float | None = None
+        self._placement = None if self.mesh.is_single else self.mesh.placement()
+        if self._placement is not None:
+            self._lay_out_module()
+        self._step_inputs = StepInputs(
+            [
+                f"{name}_{group}"
+                for group in range(len(self.optimizer.param_groups))
+                for name in ("lr", "bias1", "bias2")
+            ],
+            layout=self._replicate,
+        )
+        self._weighted = self._counts_items and self.num_accumulation_steps > 1
+        self._train_graph: TrainGraph | None = None
+        self._shapes: Shapes | None = None
+        self._state_to_load: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
+        if self.optimizer._state["step"]:
+            # it has made eager updates before, and the graph goes on from there
+            self._state_to_load = export_state(self.optimizer, dict(self.model.named_parameters()))
+        self._eval_graphs: dict[Signature, EvalGraph] = {}
+
+    # ------------------------------------------------------------------ layout
+
+    def _replicate(self, tensor: flow.Tensor) -> flow.Tensor:
+        tensor = tensor.to(self.device)
+        return tensor if self._placement is None else tensor.to_global(self._placement, flow.sbp.broadcast)
+
+    def lay_out_batch(self, tensor: flow.Tensor) -> flow.Tensor:
+        """See `ModelTrainer.lay_out_batch`."""
+        return tensor if self._placement is None else tensor.to_global(self._placement, flow.sbp.split(0))
+
+    def _lay_out_module(self) -> None:
+        """Make every parameter and buffer global. Parameters keep their identity, so the optimizer keeps them too."""
+        for parameter in self.model.parameters():
+            if not parameter.is_global:
+                parameter.data = self._replicate(parameter.data)
+        for module in self.model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and not buffer.is_global:
+                    module._buffers[name] = self._replicate(buffer)
+
+    # ------------------------------------------------------------------ one update
+
+    def update(self, micro_batches: list[Any]) -> StepResult:
+        """See `TrainerBase.update`. A batch of another shape than the compiled one is updated on eagerly."""
+        batches = [as_batch_dict(batch, self.model) for batch in micro_batches]
+        if self._is_ragged(batches):
+            return self._update_eagerly([self.to_device(batch) for batch in batches])
+        inputs, shares = self._inputs(batches)
+        self._set_step_inputs()
+        if self._train_graph is None:
+            self._build(inputs)
+        assert self._train_graph is not None
+        losses, metrics, norm = self._train_graph(**inputs)
+        count_batches(self._batch_norms, self.num_accumulation_steps)
+        self.optimizer._state["step"] += 1  # the compiled update counts for itself; this is the count the host sees
+        self._step_schedule()
+        return StepResult([losses], [metrics], shares, norm)
+
+    def prepare(self) -> None:
+        """Compile for the next iteration's batch without making an update. Collective.
+
+        Raises `GraphBuildError` on every rank when any rank cannot compile; the trainer's state is as before.
+        """
+        if self._train_graph is not None:
+            return
+        batches = [as_batch_dict(batch, self.model) for batch in self.peek_micro_batches()]
+        if not self._is_ragged(batches):
+            self._build(self._inputs(batches)[0])
+
+    def _inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
+        """`(keyword arguments of the graph, shares)` for the micro-batches of one iteration."""
+        steps = self.num_accumulation_steps
+        batch = self.to_device(_join(batches))
+        inputs: dict[str, Any] = {"batch": {name: self.lay_out_batch(tensor) for name, tensor in batch.items()}}
+        shares: Sequence[float] | flow.Tensor = [1.0 / steps] * steps
+        if self._weighted:
+            size = len(next(iter(batch.values()))) // steps
+            parts = [{name: t[i * size : (i + 1) * size] for name, t in batch.items()} for i in range(steps)]
+            shares = self.item_shares(parts)
+            inputs["share"] = self._replicate(shares)
+        if self.draws_randomness:
+            keys = [fold(self.seed, self.iter, micro) for micro in range(steps)]
+            inputs["key"] = self._replicate(flow.tensor(keys, dtype=flow.int64))
+        return inputs, shares
+
+    def _is_ragged(self, batches: Sequence[dict[str, Any]]) -> bool:
+        """True when the micro-batches differ in shape from each other or from those that the graph was compiled for."""
+        expected = self._shapes or _shapes(batches[0])
+        return any(_shapes(batch) != expected for batch in batches)
+
+    def _update_eagerly(self, batches: Sequence[Batch]) -> StepResult:
+        """One update op by op on the graph's weights and optimizer state, for a shape it was not compiled for."""
+        warn_once(
+            logger,
+            "ragged",
+            f"iteration {self.iter + 1} has a batch of another shape ({'; '.join(map(describe, batches))}) than the "
+            "graph was compiled for: such updates run op by op, with the same result.",
+        )
+        parameters = dict(self.model.named_parameters())
+        import_state(self.optimizer, parameters, *self.export_optimizer_state())
+        self._drop_gradients()
+
+        def forward(**batch: flow.Tensor) -> Any:
+            return self.model(**{name: self.lay_out_batch(tensor) for name, tensor in batch.items()})
+
+        result = self.accumulate_gradients(forward, batches)
+        if self.max_grad_norm is not None:
+            result.grad_norm = clip_grad_norm(parameters.values(), self.max_grad_norm, self.norm_type)
+        self.optimizer.step()
+        self._drop_gradients()
+        self.import_optimizer_state(*export_state(self.optimizer, parameters))
+        self._step_schedule()
+        return result
+
+    def lay_out_scale(self, scale: Any) -> Any:
+        """See `ModelTrainer.lay_out_scale`."""
+        return self._replicate(scale) if isinstance(scale, flow.Tensor) else scale
+
+    def _set_step_inputs(self) -> None:
+        step = self.optimizer._state["step"]
+        for index, group in enumerate(self.optimizer.param_groups):
+            bias1, bias2 = bias_corrections(group, step)
+            self._step_inputs.set(
+                **{f"lr_{index}": float(group["lr"]), f"bias1_{index}": bias1, f"bias2_{index}": bias2}
+            )
+
+    # ------------------------------------------------------------------ compilation
+
+    def _build(self, inputs: dict[str, Any]) -> None:
+        if not self.model.training:
+            raise UserError(
+                f"{type(self.model).__name__} is in eval mode while the training graph is compiled, and the mode is "
+                "frozen then. Call model.train() first."
+            )
+        start = time.perf_counter()
+        graph = TrainGraph(
+            self.model,
+            self.optimizer,
+            self._step_inputs,
+            num_accumulation_steps=self.num_accumulation_steps,
+            max_grad_norm=self.max_grad_norm,
+            norm_type=self.norm_type,
+            amp=self.amp,
+            # not the bound method: a graph that holds its trainer would keep all of it alive
+            random_scope=partial(random_context, data_rank=self.mesh.data_rank) if self.draws_randomness else None,
+        )
+        if self.debug >= 0:
+            graph.debug(self.debug)
+        if self._state_to_load is not None:
+            state = self._graph_state(*self._state_to_load)
+            graph.load_state_dict({**state, **self._loss_scale_tensors(graph, self._state_to_load[1])})
+        self._trace(graph, inputs)
+        graph.finish_complie_and_init_runtime()
+        self._train_graph, self._state_to_load = graph, None
+        parts = self.num_accumulation_steps * self.mesh.data
+        self._shapes = tuple((len(t) // parts, *t.shape[1:]) for t in inputs["batch"].values())
+        self.build_seconds = time.perf_counter() - start
+        if is_main_process():
+            logger.info("compiled the training graph in %.1f s", self.build_seconds)
+
+    def _trace(self, graph: TrainGraph, inputs: dict[str, Any]) -> None:
+        """Trace the model. All ranks learn whether one has failed, for the next step waits for all of them."""
+        self._drop_gradients()
+        failure: Exception | None = None
+        try:
+            with without_oneflow_error_lines() if self.debug < 0 else nullcontext():
+                graph.build_graph(**inputs)
+        except Exception as error:
+            failure = error
+        self._drop_gradients()
+        has_failed_somewhere = any_rank(failure is not None)
+        if failure is not None:
+            raise explain_build_error(failure, self.model) from failure
+        if has_failed_somewhere:
+            raise GraphBuildError(f"{type(self.model).__name__} could not be compiled on another rank; see its error.")
+
+    def _drop_gradients(self) -> None:
+        """A gradient that is not None when a graph is compiled keeps its parameter out of the update for ever
+        (ONEFLOW.md 2.1), and the compiled trace leaves lazy ones behind."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    # ------------------------------------------------------------------ evaluation
+
+    def eval_batch(self, batch: Mapping[str, Any], replicated: bool = False) -> Any:
+        """See `ModelTrainer.eval_batch`. Full batches run compiled; replicated remainders, of other shapes, eagerly."""
+        if replicated or self._eval_signature_is_new(batch):
+            lay_out = self._replicate if replicated else self.lay_out_batch
+            with flow.no_grad():
+                outputs = self.model(**{name: lay_out(tensor) for name, tensor in batch.items()})
+        else:
+            outputs = self._eval_graphs[signature(batch)]({name: self.lay_out_batch(t) for name, t in batch.items()})
+        rows = 0 if replicated else len(next(iter(batch.values()))) * self.mesh.data
+        return _map_tensors(outputs, lambda tensor: _to_local(tensor, rows))
+
+    def _eval_signature_is_new(self, batch: Mapping[str, Any]) -> bool:
+        """Compile for the first shape only; whatever is ragged afterwards runs eagerly on the same weights."""
+        shape = signature(batch)
+        if not self._eval_graphs:
+            self._eval_graphs[shape] = EvalGraph(self.model)
+        return shape not in self._eval_graphs
+
+    # ------------------------------------------------------------------ optimizer state
+
+    def export_optimizer_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """See `ModelTrainer.export_optimizer_state`."""
+        parameters = dict(self.model.named_parameters())
+        if self._train_graph is not None:
+            state = self._train_graph.state_dict()
+            exported, counts = export_graph_state(state, MODULE_NAME, parameters, self.optimizer)
+            return exported, {**counts, **self._loss_scale_state()}
+        if self._state_to_load is not None:
+            tensors, scalars = self._state_to_load
+            return dict(tensors), dict(scalars)
+        return export_state(self.optimizer, parameters)
+
+    def import_optimizer_state(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
+        """See `ModelTrainer.import_optimizer_state`. A compiled graph takes the state in place."""
+        parameters = dict(self.model.named_parameters())
+        self.optimizer._state["step"] = int(scalars["step"])
+        for parameter in parameters.values():
+            if self.optimizer._state.get(parameter):
+                self.optimizer._state[parameter] = {}  # an eager copy would go stale
+        if self._train_graph is None:
+            self._state_to_load = (dict(tensors), dict(scalars))
+            return
+        state = {**self._graph_state(tensors, scalars), **self._loss_scale_tensors(self._train_graph, scalars)}
+        for name, variable in self._graph_variables():
+            if name in state:
+                laid_out = state[name].to_global(placement=variable.placement, sbp=variable.sbp)
+                variable.copy_(laid_out)
+
+    def _loss_scale_state(self) -> dict[str, float]:
+        """The state of fp16 loss scaling as checkpoint scalars; empty without it."""
+        variables = dict(self._graph_variables()) if self.amp == "fp16" else {}
+        return {
+            key: float(_whole(variables[name]).numpy()[0])
+            for key, name in _loss_scale_names(self._train_graph).items()
+            if name in variables
+        }
+
+    def _loss_scale_tensors(self, graph: TrainGraph, scalars: Mapping[str, Any]) -> dict[str, flow.Tensor]:
+        kinds = {"loss_scale": flow.float32, "loss_scale_good_steps": flow.int64}
+        return {
+            name: self._replicate(flow.tensor([scalars[key]]).to(kinds[key]))
+            for key, name in _loss_scale_names(graph).items()
+            if self.amp == "fp16" and key in scalars
+        }
+
+    def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
+        """See `ModelTrainer.collect`; with fp16 also `train/loss_scale`."""
+        numbers = super().collect(results)
+        if self._train_graph is not None and "loss_scale" in (state := self._loss_scale_state()):
+            numbers[-1]["train/loss_scale"] = state["loss_scale"]
+        return numbers
+
+    def _graph_variables(self) -> list[tuple[str, flow.Tensor]]:
+        """Names and live tensors of what the compiled graph keeps besides the module: optimizer state, step count."""
+        assert self._train_graph is not None
+        flow._oneflow_internal.eager.Sync()  # updates that are still under way would write after us
+        job = self._train_graph._c_nn_graph
+        return list(zip(job.additional_var_names, job.additional_var_tensors))
+
+    def copy_optimizer_tensors(self) -> Any:
+        """See `ModelTrainer.copy_optimizer_tensors`."""
+        if self._train_graph is None:
+            return self._state_to_load
+        return {name: variable.clone() for name, variable in self._graph_variables()}
+
+    def put_back_optimizer_tensors(self, copies: Any) -> None:
+        """See `ModelTrainer.put_back_optimizer_tensors`. A snapshot from before compilation is not accepted."""
+        if self._train_graph is None:
+            self._state_to_load = copies
+            return
+        if not isinstance(copies, dict):
+            raise ValueError("this snapshot was made before the graph was compiled; call prepare() before snapshot()")
+        for name, variable in self._graph_variables():
+            variable.copy_(copies[name])
+
+    def _graph_state(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> dict[str, Any]:
+        return to_graph_state(tensors, scalars, MODULE_NAME, self.optimizer, dict(self.model.named_parameters()))
+
+
+def _loss_scale_names(graph: Any) -> dict[str, str]:
+    prefix = f"System-Train-DynamicLossScale-{graph.name}-"
+    return {"loss_scale": f"{prefix}LossScale", "loss_scale_good_steps": f"{prefix}GoodStepCounter"}
+
+
+def _whole(tensor: flow.Tensor) -> flow.Tensor:
+    if not tensor.is_global:
+        return tensor
+    everyone = flow.placement.all(tensor.placement.type)
+    return tensor.to_global(placement=everyone, sbp=flow.sbp.broadcast).to_local()
+
+
+def signature(batch: Mapping[str, Any]) -> Signature:
+    """Names, shapes and types of a batch: what a compiled graph is fixed to."""
+    return tuple((name, tuple(value.shape), str(value.dtype).split(".")[-1]) for name, value in batch.items())
+
+
+def describe(batch: Mapping[str, Any]) -> str:
+    """`x [8, 4], y [8]`."""
+    return ", ".join(f"{name} {list(dims)}" for name, dims, _ in signature(batch))
+
+
+def _shapes(batch: Mapping[str, Any]) -> Shapes:
+    return tuple(tuple(value.shape) for value in batch.values())
+
+
+def _join(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if len(batches) == 1:
+        return batches[0]
+    join = {True: flow.cat, False: np.concatenate}
+    return {
+        name: join[isinstance(value, flow.Tensor)]([batch[name] for batch in batches], 0)
+        for name, value in batches[0].items()
+    }
+
+
+def _map_tensors(value: Any, function: Any) -> Any:
+    if isinstance(value, flow.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _map_tensors(item, function) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map_tensors(item, function) for item in value)
+    return value
+
+
+def _to_local(tensor: flow.Tensor, rows: int) -> flow.Tensor:
+    """This rank's part of an output: its samples where axis 0 holds the `rows` samples of all ranks, else all of it."""
+    if not tensor.is_global:
+        return tensor
+    per_sample = rows > 0 and tensor.ndim > 0 and tensor.shape[0] == rows
+    return tensor.to_global(sbp=flow.sbp.split(0) if per_sample else flow.sbp.broadcast).to_local()

@@ -1,0 +1,306 @@
+"""The compiled training step and the compiled evaluation forward, for any module that keeps the model contract.
+
+`TrainGraph` departs from a textbook `nn.Graph` in one way: what changes from iteration to iteration (each group's
+learning rate, Adam's bias corrections) is not baked into the compiled job or recomputed there in float32, but read from
+small buffers that the host sets. So every scheduler works, a changed rate takes effect, and a step equals the eager one
+to the last bits. docs/decisions/0001-graph-reads-rates-from-buffers.md tells why and how.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+
+from libai.engine.model_contract import read_losses, total_loss
+from libai.optim import make_clip_norm_exact
+from libai.utils.errors import UserError
+
+#: name of the user's module inside both graphs, and so the prefix of its variables' names in a compiled job
+MODULE_NAME = "model"
+#: the op that reads the norm in a clipping job, whatever the p of the norm
+_CLIP_NORM_READER = "System-ClipGradient-GlobalNorm-AddEps"
+#: options that decide which inputs an update op has, so that one compiled update has one value of each
+_STRUCTURAL = ("amsgrad", "centered")
+
+
+class StepInputs(nn.Module):
+    """The host-set scalars of a compiled step: one `(1,)` float32 buffer each, written only when the value changes."""
+
+    def __init__(self, names: Sequence[str], layout: Any = None):
+        super().__init__()
+        self._values: dict[str, float] = {}
+        for name in names:
+            tensor = flow.zeros(1)
+            self.register_buffer(name, tensor if layout is None else layout(tensor))
+
+    def set(self, **values: float) -> None:
+        """Write the scalars that changed since the last call; no synchronisation."""
+        for name, value in values.items():
+            if self._values.get(name) != value:
+                self._values[name] = value
+                self._buffers[name].fill_(value)
+
+    def forward(self) -> None:
+        """Nothing: the buffers are read by name."""
+
+
+class protect_graph_launches:
+    """Around the first launch of a graph in a process: keep the threads that it starts from being preempted.
+
+    OneFlow 0.9 hands a job to its actor threads and only then notes that it is running. When the launching thread is
+    preempted in between and the job is over first, an empty queue is popped: the process crashes or hangs, about once
+    in ten thousand launches of a graph that takes 0.1 ms on a busy machine
+    (docs/decisions/0006-graph-launch-race.md). Real-time priority for those threads, which sleep when idle, closes the
+    window. It needs the right to give it (root, or CAP_SYS_NICE); without it, and off Linux, nothing changes.
+    """
+
+    is_done = False
+
+    def __enter__(self) -> None:
+        self._before = _thread_ids()
+
+    def __exit__(self, *_: object) -> None:
+        type(self).is_done = True
+        for thread_id in _thread_ids() - self._before:
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(thread_id, os.SCHED_FIFO, os.sched_param(1))
+
+
+def _thread_ids() -> set[int]:
+    try:
+        return set(map(int, os.listdir("/proc/self/task")))
+    except OSError:
+        return set()
+
+
+class _Graph(nn.Graph):
+    """An `nn.Graph` whose compilation no other graph's end can disturb.
+
+    OneFlow 0.9 keeps the variables of the graph that is being built in one global table, and the destructor of *any*
+    graph empties it. A collection of garbage in the middle of a build then ends in "must be a variable created in
+    nn.Graph", or worse.
+    """
+
+    def build_graph(self, *args: Any, **kwargs: Any) -> Any:
+        gc.collect()
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return super().build_graph(*args, **kwargs)
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if protect_graph_launches.is_done:
+            return super().__call__(*args, **kwargs)
+        if not self._is_compiled:
+            self._compile(*args, **kwargs)
+        with protect_graph_launches():
+            return super().__call__(*args, **kwargs)
+
+
+class TrainGraph(_Graph):
+    """One optimizer update as a compiled graph: forward, backward, clip over all groups, update.
+
+    Args:
+        model: the user's module, its parameters already laid out (local, or global in a multi-process job).
+        optimizer: over the parameters of `model`.
+        step_inputs: buffers `lr_<group>` and, where the optimizer corrects bias, `bias1_<group>`, `bias2_<group>`.
+        num_accumulation_steps: the inputs hold this many micro-batches, joined on axis 0.
+        max_grad_norm, norm_type: clip over all groups together, after accumulation.
+        amp: None, "fp16" (with dynamic loss scaling) or "bf16"; OneFlow 0.9 compiles it for CUDA only.
+        random_scope: context manager factory entered around the forward with the graph's `key` input.
+
+    A call takes keyword tensors and returns `(losses, metrics, grad_norm | None)`; with accumulation the scalars have
+    one element per micro-batch. Raises what OneFlow raises when the model cannot be compiled.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: flow.optim.Optimizer,
+        step_inputs: StepInputs,
+        *,
+        num_accumulation_steps: int = 1,
+        max_grad_norm: float | None = None,
+        norm_type: float = 2.0,
+        amp: str | None = None,
+        random_scope: Any = None,
+    ):
+        super().__init__()
+        self.model = model
+        self.step_inputs = step_inputs
+        self._num_groups = len(optimizer.param_groups)
+        self._accumulation = num_accumulation_steps
+        self._clips = max_grad_norm is not None
+        self._random_scope = random_scope or (lambda key: contextlib.nullcontext())
+        for group in optimizer.param_groups:
+            group._enable_clip_grad = self._clips
+            if max_grad_norm is not None:
+                group["clip_grad_max_norm"], group["clip_grad_norm_type"] = float(max_grad_norm), float(norm_type)
+        self.add_optimizer(optimizer)
+        if num_accumulation_steps > 1:
+            self.config.set_gradient_accumulation_steps(num_accumulation_steps)
+        if amp is not None:
+            self.config.enable_amp(True, dtype={"fp16": flow.float16, "bf16": flow.bfloat16}[amp])
+        self._scales_loss = amp == "fp16"
+        if self._scales_loss:
+            self.set_grad_scaler(
+                flow.amp.GradScaler(init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000)
+            )
+
+    def build(self, batch: dict[str, Any], share: Any = None, key: Any = None) -> Any:
+        """Trace one micro-batch. `batch`: forward's arguments; `share`: its weight; `key`: its random key."""
+        for name in self._module_step_inputs()._buffers:
+            getattr(self.step_inputs, name) * 1.0  # a use in the trace makes the buffer a variable of the job
+        with self._random_scope(key):
+            outputs = self.model(**batch)
+        losses, metrics = read_losses(outputs, self.model.to(nn.Module))
+        total = total_loss(losses)
+        if share is not None:
+            # OneFlow averages over micro-batches; a share is this one's weight in the mean over counted items
+            total = total * (share.sum() * float(self._accumulation))
+        total.backward()
+        # replaced by the norm that clipping computes once the job is complete
+        norm = total.detach() * 1.0 if self._clips else None
+        return losses, {name: value.detach() for name, value in metrics.items()}, norm
+
+    def _module_step_inputs(self) -> StepInputs:
+        return self.step_inputs.to(nn.Module)
+
+    # ------------------------------------------------------------------ OneFlow 0.9.0 internals
+
+    def _generate_config_proto(self) -> None:
+        """One optimizer configuration for all groups, so that the clip norm is taken over all of them."""
+        super()._generate_config_proto()
+        confs = self.config.proto.train_conf.optimizer_conf
+        _make_mixable(confs)
+        self._group_confs = [_copy(conf) for conf in confs]
+        self._group_of = {name: i for i, conf in enumerate(confs) for name in conf.variable_op_names}
+        first = _structure(confs[0])
+        for i, conf in enumerate(confs):
+            differing = [name for name, value in _structure(conf).items() if value != first.get(name)]
+            if differing:
+                raise UserError(
+                    f"optimizer groups 0 and {i} differ in {', '.join(differing)}, which one compiled update cannot "
+                    "mix. Give all groups the same values, or run with graph.enabled=false."
+                )
+        for conf in confs[1:]:
+            confs[0].variable_op_names.extend(conf.variable_op_names)
+        del confs[1:]
+
+    def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
+        """OneFlow has completed the job: connect each parameter's update to its group's buffers and values."""
+        make_clip_norm_exact(self._full_job_proto)
+        norm_source = None
+        for op in self._full_job_proto.net.op:
+            if not op.HasField("user_conf"):
+                continue
+            if op.name.startswith(_CLIP_NORM_READER):
+                norm_source = op.user_conf.input["in"].s[0]
+            elif "learning_rate" in op.user_conf.input and "model" in op.user_conf.input:
+                self._connect_update(op.user_conf)
+        if self._clips:
+            self._return_norm(norm_source, out2name)
+        super()._Graph__rebuild_outputs(out2name)
+
+    def _connect_update(self, update: Any) -> None:
+        group = self._group_of[update.input["model"].s[0].split("/")[0]]
+        conf = self._group_confs[group]
+        inputs = {"learning_rate": f"lr_{group}"}
+        if not self._scales_loss:
+            # with loss scaling the graph may leave updates out, and only it knows how many it has made
+            inputs.update(bias_correction1=f"bias1_{group}", bias_correction2=f"bias2_{group}")
+        for argument, name in inputs.items():
+            if argument in update.input:
+                update.input[argument].s[0] = f"step_inputs.{name}/out"
+        update.attr["learning_rate_scale"].at_float = 1.0
+        # AdamW and LAMB decay in the update op; the others through a regularizing op made for each variable
+        update.attr["weight_decay"].at_float = conf.weight_decay_conf.weight_decay_rate
+        for field, value in _kind_conf(conf).ListFields():
+            if field.name in update.attr and field.name not in _STRUCTURAL:
+                attribute = update.attr[field.name]
+                setattr(attribute, attribute.WhichOneof("value"), value)
+
+    def _return_norm(self, norm_source: str | None, out2name: Any) -> None:
+        """Let the last output of the graph give the norm that clipping computed, instead of its placeholder."""
+        if norm_source is None:
+            raise RuntimeError("oneflow 0.9.0 makes a global-norm op when clipping is on, but none was found")
+        placeholder = self._eager_outputs[0][2]
+        output_name = out2name[placeholder]
+        job = self._full_job_proto
+        for op in job.net.op:
+            if op.name == output_name:
+                unused = getattr(op.output_conf, "in")
+                setattr(op.output_conf, "in", norm_source)
+                del op.output_conf.blob_conf.shape.dim[:]
+        del job.helper.lbn2logical_blob_desc[f"{output_name}/out"].shape.dim[:]
+        _remove_op(job, unused.split("/")[0])
+
+
+class EvalGraph(_Graph):
+    """The model's forward in eval mode, compiled; shares the weights with whatever trains them.
+
+    Compile (call the first time) while the module is in eval mode: the mode is frozen then.
+    """
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def build(self, batch: dict[str, Any]) -> Any:
+        """Trace the forward of one batch."""
+        return self.model(**batch)
+
+
+def _kind_conf(conf: Any) -> Any:
+    """The sub-message with the hyperparameters of one kind of optimizer (`adam_conf`, `momentum_conf`, ...)."""
+    return getattr(conf, conf.WhichOneof("normal_mdupdt"))
+
+
+def _structure(conf: Any) -> Mapping[str, Any]:
+    kind = _kind_conf(conf)
+    flags = {name: getattr(kind, name) for name in _STRUCTURAL if hasattr(kind, name)}
+    return {"kind": conf.WhichOneof("normal_mdupdt"), **flags}
+
+
+def _make_mixable(confs: Any) -> None:
+    """Write options in which groups may differ so that all groups have one kind of update op, with the same result."""
+    kinds = {conf.WhichOneof("normal_mdupdt") for conf in confs}
+    for conf in confs:
+        if kinds == {"naive_conf", "momentum_conf"} and conf.HasField("naive_conf"):
+            conf.momentum_conf.beta = 0.0  # the velocity is then the gradient itself
+        kind = _kind_conf(conf)
+        if hasattr(kind, "do_bias_correction") and any(_kind_conf(c).do_bias_correction for c in confs):
+            kind.do_bias_correction = True  # by the group's own buffers, which hold 1 where nothing is corrected
+
+
+def _copy(message: Any) -> Any:
+    duplicate = type(message)()
+    duplicate.CopyFrom(message)
+    return duplicate
+
+
+def _remove_op(job: Any, name: str) -> None:
+    """Take an operation that nothing reads any more out of a job."""
+    for i, op in enumerate(job.net.op):
+        if op.name == name:
+            del job.net.op[i]
+            break
+    for group in job.placement.placement_group:
+        if name in group.op_set.op_name:
+            group.op_set.op_name.remove(name)
+    views = job.job_parallel_view_conf
+    for table in (
+        views.op_name2sbp_signature_conf,
+        views.op_name2nd_sbp_signature_conf,
+        views.op_name2is_local_parallel_view,
+    ):
+        table.pop(name, None)

@@ -1,0 +1,51 @@
+"""Evaluation every n iterations and once at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from libai.engine.hook_base import HookBase
+
+
+class EvalHook(HookBase):
+    """Runs `function() -> {tag: value}` every `period` iterations and after the last one, never twice in one.
+
+    `period=0`: only at the end. The values go to the event storage, where writers and the best-checkpoint hook find
+    them. All ranks must run it: evaluation is collective.
+    """
+
+    priority = 40
+
+    def __init__(
+        self, period: int, function: Callable[[], Mapping[str, float]], at_start: bool = False, at_end: bool = True
+    ):
+        self._period, self._function = period, function
+        self._at_start, self._at_end = at_start, at_end
+        self._last_evaluated = -1
+
+    def before_train(self) -> None:
+        """Evaluates the untrained weights when asked to; a resumed run has done so."""
+        if self._at_start and self.trainer.start_iter == 0:
+            self._evaluate(self.trainer.start_iter)
+
+    def after_step(self) -> None:
+        """Evaluates when the period says so, and after the last iteration."""
+        completed = self.trainer.iter + 1
+        is_last = completed == self.trainer.max_iter and self._at_end
+        if is_last or (self._period > 0 and completed % self._period == 0):
+            self._evaluate(completed)
+
+    def after_train(self) -> None:
+        """Evaluates the weights of a run that was stopped early."""
+        if self.trainer.status == "stopped" and self._at_end:
+            self._evaluate(self.trainer.iter)
+
+    def _evaluate(self, completed: int) -> None:
+        if completed == self._last_evaluated:
+            return
+        self.trainer.check_finite()  # so that spoilt weights are reported as that, and not as a strange metric
+        start = time.perf_counter()
+        metrics = self._function()
+        self._last_evaluated = completed
+        self.trainer.storage.put_scalars(**metrics, **{"perf/eval_s": time.perf_counter() - start})

@@ -1,0 +1,118 @@
+"""Metrics to the writers: every `period` iterations, after the last one, and whenever an evaluation has finished."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from libai.engine.hook_base import HookBase
+from libai.engine.hooks.iteration_timer import IterationTimer
+from libai.engine.throughput import memory_gb
+from libai.engine.writers import LogRecord, Writer, close_all
+from libai.utils.distributed import all_reduce, is_main_process
+
+
+class WriterHook(HookBase):
+    """Fetches the metrics at log points (the only regular synchronisation of the loop) and writes them.
+
+    Registered on all ranks, because metrics are reduced over ranks; only rank 0 has writers. The slowest rank's data
+    time counts. Runs after every hook that produces numbers, so that the last evaluation is written too.
+
+    Args:
+        writers: used on rank 0 only; they begin when training starts and are closed when it ends.
+        period: iterations between log points.
+        timer: source of the rates, if any.
+        texts: name → text that the writers get at the start, such as the config.
+    """
+
+    priority = 80
+
+    def __init__(
+        self,
+        writers: Sequence[Writer],
+        period: int,
+        timer: IterationTimer | None = None,
+        texts: Mapping[str, str] | None = None,
+    ):
+        self._writers = list(writers) if is_main_process() else []
+        self._texts = dict(texts or {})
+        self._period, self._timer = period, timer
+        self._written: dict[str, int] = {}
+        self._evaluated_at: int | None = None
+
+    def before_train(self) -> None:
+        """Opens the writers and shows an evaluation made before the first iteration."""
+        for writer in self._writers:
+            writer.begin(self.trainer.start_iter)
+            for name, text in self._texts.items():
+                writer.write_text(name, text, self.trainer.start_iter)
+        # a resumed storage holds what the run before has written
+        old = {tag: at for tag, (_, at) in self.trainer.storage.latest().items() if at < self.trainer.start_iter}
+        self._written.update(old)
+        self._evaluated_at = old.get("perf/eval_s")
+        self._write(self.trainer.start_iter, {})
+
+    def after_step(self) -> None:
+        """Writes when the period says so, after the last iteration, and when there is a new evaluation."""
+        trainer = self.trainer
+        completed = trainer.iter + 1
+        if completed % self._period == 0 or completed == trainer.max_iter:
+            self._write(completed, self._train_scalars())
+        elif self._has_new_evaluation():
+            self._write(completed, {})
+
+    def after_train(self) -> None:
+        """Writes the evaluation of a run that was stopped early, and closes the writers."""
+        try:
+            if self.trainer.status != "failed":
+                self._write(self.trainer.iter, {})
+        finally:
+            close_all(self._writers)
+
+    def _train_scalars(self) -> dict[str, float]:
+        trainer = self.trainer
+        scalars = trainer.fetch_metrics()
+        if self._timer is not None:
+            self._timer.close_window()
+            rates = self._timer.throughput.rates()
+            if rates:
+                rates["data_ms"] = float(all_reduce(np.array([rates["data_ms"]]), "max")[0])
+            scalars.update({f"perf/{name}": value for name, value in rates.items()})
+            scalars.update(
+                {f"perf/{name}": value for name, value in memory_gb(getattr(trainer, "device", "cpu")).items()}
+            )
+        return scalars
+
+    def _has_new_evaluation(self) -> bool:
+        found = self.trainer.storage.get("perf/eval_s")
+        return found is not None and found[1] != self._evaluated_at
+
+    def _new_recorded(self) -> dict[str, float]:
+        """What was put into the event storage since it was last written: evaluations, and what hooks recorded."""
+        new = {}
+        for tag, (value, iteration) in self.trainer.storage.latest().items():
+            if self._written.get(tag) != iteration:
+                self._written[tag] = iteration
+                new[tag] = value
+        return new
+
+    def _write(self, completed: int, train: dict[str, float]) -> None:
+        recorded = self._new_recorded()
+        seconds = recorded.get("perf/eval_s")
+        if seconds is not None:
+            self._evaluated_at = self._written["perf/eval_s"]
+        for name, text, iteration in self.trainer.storage.pop_texts():
+            for writer in self._writers:
+                writer.write_text(name, text, iteration + 1)
+        if not train and not recorded:
+            return
+        record = LogRecord(
+            iter=completed,
+            max_iter=self.trainer.max_iter,
+            scalars={**train, **recorded},
+            kind="train" if train else "eval",
+            seconds=seconds,
+        )
+        for writer in self._writers:
+            writer.write(record)

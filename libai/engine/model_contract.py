@@ -1,0 +1,110 @@
+"""What the trainers read from a model's forward, and the errors that teach it.
+
+`forward(**batch)` returns, in training, `{"losses": {name: scalar}, "metrics": {name: scalar}}`. The sum of `losses` is
+differentiated; nothing is recognised by a substring of its name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import oneflow as flow
+
+from libai.utils.errors import UserError
+
+_RIGHT_CODE = (
+    'return {"losses": {"cls": loss}, "metrics": {"accuracy": acc}} from forward in training '
+    "(the losses are scalar tensors, their sum is differentiated; metrics may be left out)"
+)
+
+
+class ModelContractError(UserError):
+    """The model's forward does not return, or does not take, what the trainers need."""
+
+
+def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[str, flow.Tensor]]:
+    """Split one training forward's `outputs` into `(losses, metrics)`, dicts of 0-dim tensors.
+
+    Raises `ModelContractError` naming the model, what it returned and the right code.
+    """
+    # asked first: indexing a bare tensor with a name ends the process in OneFlow 0.9.0 (SIGSEGV)
+    if isinstance(outputs, Mapping):
+        losses, metrics = outputs.get("losses"), outputs.get("metrics")
+        if losses is not None and _are_scalars(losses) and len(losses) and (metrics is None or _are_scalars(metrics)):
+            return losses, {} if metrics is None else metrics
+    raise ModelContractError(_explain(outputs, model))
+
+
+def total_loss(losses: dict[str, flow.Tensor]) -> flow.Tensor:
+    """The sum of the losses, the tensor that is differentiated."""
+    values = iter(losses.values())
+    total = next(values)
+    for value in values:
+        total = total + value
+    return total
+
+
+def _are_scalars(values: Any) -> bool:
+    return isinstance(values, Mapping) and all(type(v) is flow.Tensor and v.ndim == 0 for v in values.values())
+
+
+def _explain(outputs: Any, model: Any) -> str:
+    name = type(model).__name__
+    if outputs is None:
+        found = "returned None"
+    elif isinstance(outputs, flow.Tensor):
+        found = f"returned one tensor of shape {tuple(outputs.shape)}"
+    elif not isinstance(outputs, dict):
+        found = f"returned a {type(outputs).__name__}"
+    elif "losses" not in outputs:
+        found = f"returned a dict with the keys {sorted(map(str, outputs))} and no 'losses'"
+    elif not isinstance(outputs["losses"], dict) or not outputs["losses"]:
+        found = f"returned losses={_kind(outputs['losses'])}, not a dict of scalar tensors with at least one entry"
+    elif not _are_scalars(outputs["losses"]):
+        found = f"returned losses that are not 0-dim tensors: {_odd_ones(outputs['losses'])}"
+    elif not isinstance(outputs["metrics"], dict):
+        found = f"returned metrics={_kind(outputs['metrics'])}, not a dict of scalar tensors"
+    else:
+        found = f"returned metrics that are not 0-dim tensors: {_odd_ones(outputs['metrics'])}"
+    return f"{name}.forward {found}, so the trainer cannot use it: {_RIGHT_CODE}."
+
+
+def _odd_ones(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: _kind(v) for name, v in values.items() if not isinstance(v, flow.Tensor) or v.ndim != 0}
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, flow.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def forward_parameters(model: Any) -> tuple[list[str], bool]:
+    """The argument names of `model.forward` and whether it takes any keyword (`**kwargs`)."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return names, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def as_batch_dict(batch: Any, model: Any) -> dict[str, Any]:
+    """A batch as keyword arguments of `model.forward`: dicts as they are, tuples and lists by position.
+
+    Raises `ModelContractError` when a key is not an argument of forward (and forward takes no `**kwargs`).
+    """
+    names, takes_any = forward_parameters(model)
+    if isinstance(batch, dict):
+        unknown = [] if takes_any else [key for key in batch if key not in names]
+        if unknown:
+            raise ModelContractError(
+                f"the batch has the keys {sorted(batch)}, but {type(model).__name__}.forward takes {names}: "
+                f"rename {unknown} in the dataset or in forward."
+            )
+        return batch
+    items = list(batch) if isinstance(batch, (tuple, list)) else [batch]
+    if len(items) > len(names):
+        raise ModelContractError(
+            f"the batch has {len(items)} items, but {type(model).__name__}.forward takes {len(names)} ({names})."
+        )
+    return dict(zip(names, items))

@@ -1,0 +1,565 @@
+"""What eager and graph training share: a model, its optimizer and schedule, evaluation, and the numbers they give.
+
+The two trainers differ in `update`, `eval_batch` and where the optimizer state lives, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+
+from libai.engine.batch_statistics import batch_norms, share_batch_statistics
+from libai.engine.model_contract import as_batch_dict, read_losses, total_loss
+from libai.engine.non_finite import NonFiniteGuard
+from libai.engine.trainer import NonFiniteLoss, TrainerBase
+from libai.layers.random import assign_layer_ids, find_unseeded_dropouts, fold, random_context
+from libai.parallel import Mesh
+from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
+from libai.utils.distributed import all_reduce, default_device, is_main_process
+from libai.utils.errors import UserError
+
+logger = logging.getLogger("libai.engine")
+
+Batch = dict[str, flow.Tensor]
+#: stands for "the last iteration's metrics" where `collect` counts iterations; also indexes the last shares
+_METRIC = -1
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one update computed, on the device.
+
+    `losses` and `metrics`: one dict per micro-batch of 0-dim tensors, or (graph mode) a single dict whose tensors have
+    one element per micro-batch. `shares`: the weight of each micro-batch in the mean over counted items of the global
+    batch; the shares of all micro-batches, and of all ranks where ranks see different losses, sum to 1.
+    """
+
+    losses: Sequence[Mapping[str, flow.Tensor]]
+    metrics: Sequence[Mapping[str, flow.Tensor]]
+    shares: Sequence[float] | flow.Tensor
+    grad_norm: flow.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """State of a `ModelTrainer` in memory, made by `snapshot` and taken back by `restore`."""
+
+    tensors: list[flow.Tensor]
+    optimizer: Any
+    step: int
+    rates: list[float]
+    schedule: dict[str, Any] | None
+    lr: float
+
+
+class ModelTrainer(TrainerBase):
+    """Trains one module with one optimizer; see `EagerTrainer` and `GraphTrainer`.
+
+    Args:
+        model: a plain `oneflow.nn.Module` that keeps the model contract (docs/contracts.md).
+        data_loader: micro-batches of this rank, dicts of arrays or tensors whose keys are `model.forward`'s arguments.
+        optimizer: over the parameters of `model`.
+        lr_scheduler: stepped once after each update; any object with `step()`. One whose `step` wants a metric is
+            left to `hooks.LRHook`.
+        mesh: the arrangement of ranks; default: all ranks data-parallel.
+        device: "auto", "cpu" or "cuda".
+        max_grad_norm: clip the gradients to this norm, taken over all parameters together; None: no clipping.
+        norm_type: the p of that norm.
+        seed: of the dropout masks (`libai.layers.random`).
+        detect_anomalous_params: log the trainable parameters that the first iteration's losses do not reach.
+        non_finite: "raise", "skip" or "rollback", see `libai.engine.non_finite`.
+        replay_non_finite: keep a copy of the state in memory, so that a bad update can be undone and explained; "skip"
+            and "rollback" need it.
+    """
+
+    #: True when every rank holds its own share of the losses, so that metrics must be summed over ranks
+    ranks_see_parts = False
+    #: tokens per iteration over all ranks, known from the first iteration on; None where there are only samples
+    items_per_iter: int | None = None
+
+    def __init__(
+        self,
+        model: flow.nn.Module,
+        data_loader: Iterable[Any] | Callable[[], Iterable[Any]],
+        optimizer: flow.optim.Optimizer,
+        *,
+        lr_scheduler: Any = None,
+        num_accumulation_steps: int = 1,
+        mesh: Mesh | None = None,
+        device: str = "auto",
+        max_grad_norm: float | None = None,
+        norm_type: float = 2.0,
+        seed: int = 0,
+        check_finite_every_iter: bool = False,
+        detect_anomalous_params: bool = False,
+        non_finite: str = "raise",
+        replay_non_finite: bool = True,
+    ):
+        super().__init__(
+            data_loader,
+            num_accumulation_steps=num_accumulation_steps,
+            check_finite_every_iter=check_finite_every_iter,
+        )
+        self.device = default_device(device)
+        self.mesh = mesh or Mesh.of_this_job(self.device)
+        self.model = model.to(self.device)
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self._schedule_needs_metric = needs_metric(lr_scheduler)
+        self.max_grad_norm = max_grad_norm
+        self.norm_type = norm_type
+        self.seed = seed
+        self.detect_anomalous_params = detect_anomalous_params
+        self.lr = self._current_lr()
+        self._counts_items = hasattr(model, "num_loss_items")
+        self._batch_norms = batch_norms(model)
+        #: whether forward needs a random key; the masks of stock dropout layers ignore every seed (ONEFLOW.md 2.6)
+        if non_finite not in ("raise", "skip", "rollback"):
+            raise UserError(f"non_finite={non_finite!r} is no policy. Choose raise, skip or rollback.")
+        can_replay = replay_non_finite and not check_finite_every_iter and _has_state(lr_scheduler)
+        if non_finite != "raise" and not can_replay:
+            raise UserError(
+                f"non_finite={non_finite!r} undoes updates by a copy of the state in memory. Leave "
+                "replay_non_finite=True and check_finite_every_iter=False, give the schedule state_dict() and "
+                "load_state_dict(), or use non_finite='raise'."
+            )
+        self.guard = NonFiniteGuard(self, non_finite) if can_replay else None
+        self.draws_randomness = bool(assign_layer_ids(model))
+        self._check_optimizer()
+        self._warn_of_stock_dropout()
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments that both trainers take, to build another one like this."""
+        return {
+            "lr_scheduler": self.lr_scheduler,
+            "num_accumulation_steps": self.num_accumulation_steps,
+            "mesh": self.mesh,
+            "device": self.device,
+            "max_grad_norm": self.max_grad_norm,
+            "norm_type": self.norm_type,
+            "seed": self.seed,
+            "detect_anomalous_params": self.detect_anomalous_params,
+            "non_finite": self.guard.policy if self.guard else "raise",
+            "replay_non_finite": self.guard is not None,
+        }
+
+    def random_scope(self, key: Any) -> AbstractContextManager[None]:
+        """What a forward pass runs in, so that its dropout masks follow from `key` (an integer or a tensor)."""
+        return random_context(key, self.mesh.data_rank) if self.draws_randomness else nullcontext()
+
+    def _warn_of_stock_dropout(self) -> None:
+        modules = dict(self.model.named_modules())
+        names = [name for name in find_unseeded_dropouts(self.model) if getattr(modules[name], "p", 0) > 0]
+        if names and is_main_process():
+            logger.warning(
+                "%s: OneFlow 0.9's own dropout ignores the seed and draws the same mask in every layer and rank. "
+                "libai.layers.Dropout takes its place: seeded, resumable, equal in both modes.",
+                ", ".join(names),
+            )
+
+    def _check_optimizer(self) -> None:
+        owned = {id(p) for p in self.model.parameters()}
+        strangers = [p for group in self.optimizer.param_groups for p in group.parameters if id(p) not in owned]
+        if strangers:
+            raise UserError(
+                f"the optimizer holds {len(strangers)} parameter(s), first of shape {tuple(strangers[0].shape)}, that "
+                "are not in the model: it was built for another model object. Build it from model.parameters()."
+            )
+
+    # ------------------------------------------------------------------ parameters that no loss reaches
+
+    def inspect_first(self, micro_batches: list[Any]) -> None:
+        """See `TrainerBase.inspect_first`: counts tokens, and names the parameters without gradient when asked to."""
+        self.items_per_iter = self._count_tokens(micro_batches)
+        if not self.detect_anomalous_params:
+            return
+        names = self.find_unreached_parameters(micro_batches[0])
+        if names and is_main_process():
+            logger.warning(
+                "%d trainable parameter(s) get no gradient from the losses of the first micro-batch: %s. Use them in "
+                "the loss, freeze them (requires_grad_(False)) or remove them.",
+                len(names),
+                ", ".join(names),
+            )
+
+    def _count_tokens(self, micro_batches: list[Any]) -> int | None:
+        """Tokens of one iteration over all ranks, for rates: the elements of the first input of a model that counts
+        loss items, where that is a table of integers; None where samples are all there is to count."""
+        first = next(iter(as_batch_dict(micro_batches[0], self.model).values()))
+        if not self._counts_items or first.ndim != 2 or "int" not in str(first.dtype):
+            return None
+        return int(np.prod(first.shape)) * len(micro_batches) * self.mesh.data
+
+    def find_unreached_parameters(self, batch: Any) -> list[str]:
+        """Names of the trainable parameters that get no gradient from the losses of one micro-batch of this rank.
+
+        One eager forward and backward on a copy of the model, in either mode, so that weights, batch statistics, DDP's
+        buckets and a graph to be compiled stay as they are; takes the model's memory a second time. Collective when
+        the parameters are global.
+        """
+        twin = copy.deepcopy(self.model)
+        inputs = {name: self.lay_out_batch(tensor) for name, tensor in self.to_device(batch).items()}
+        with self.random_scope(fold(self.seed, self.iter, 0)):
+            losses, _ = read_losses(twin(**inputs), self.model)
+        total_loss(losses).backward()
+        trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        return [name for name, parameter in twin.named_parameters() if name in trained and parameter.grad is None]
+
+    # ------------------------------------------------------------------ what eager and graph give
+
+    def lay_out_batch(self, tensor: flow.Tensor) -> flow.Tensor:
+        """This rank's part of a batch as the model's parameters need it: local, or a part of a global tensor."""
+        return tensor
+
+    def eval_batch(self, batch: Mapping[str, Any], replicated: bool = False) -> Any:
+        """Run the model in eval mode on one micro-batch of this rank; outputs are local tensors of this rank.
+
+        `replicated`: every rank holds the same batch. Collective in graph mode.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define eval_batch")
+
+    def export_optimizer_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The optimizer state in the form both modes share: tensors `<parameter>/<key>`, and JSON-able scalars."""
+        raise NotImplementedError(f"{type(self).__name__} must define export_optimizer_state")
+
+    def import_optimizer_state(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
+        """Take back what `export_optimizer_state` gave, from this mode or the other."""
+        raise NotImplementedError(f"{type(self).__name__} must define import_optimizer_state")
+
+    def prepare(self) -> None:
+        """Do ahead of the first update what can be done ahead; graph mode compiles. Collective."""
+
+    def copy_optimizer_tensors(self) -> Any:
+        """A copy of the optimizer state's tensors on the device, for `put_back_optimizer_tensors`."""
+        raise NotImplementedError(f"{type(self).__name__} must define copy_optimizer_tensors")
+
+    def put_back_optimizer_tensors(self, copies: Any) -> None:
+        """Set the optimizer state's tensors to what `copy_optimizer_tensors` gave; the copies stay usable."""
+        raise NotImplementedError(f"{type(self).__name__} must define put_back_optimizer_tensors")
+
+    # ------------------------------------------------------------------ losses that are not finite
+
+    def note_batch(self, micro_batches: list[Any]) -> None:
+        """See `TrainerBase.note_batch`."""
+        if self.guard is not None:
+            if self.guard.is_full:
+                self.check_finite()
+            self.guard.before_update(self.iter, micro_batches)
+
+    def on_finite_losses(self) -> None:
+        """See `TrainerBase.on_finite_losses`."""
+        if self.guard is not None:
+            self.guard.all_finite()
+
+    def on_bad_loss(self, iteration: int, losses: Mapping[str, float], latest: dict[str, float]) -> dict[str, float]:
+        """See `TrainerBase.on_bad_loss`; undoes and acts as the policy says."""
+        if self.guard is None:
+            return super().on_bad_loss(iteration, losses, latest)
+        while True:
+            culprit, diagnosis, repeated = self.guard.repair(iteration)
+            if self.guard.gives_up:
+                raise NonFiniteLoss(culprit + 1, losses, updated=False, diagnosis=diagnosis)
+            numbers = self.collect([result for _, result in repeated]) if repeated else [latest]
+            bad = [i for i, values in enumerate(numbers) if not math.isfinite(values["train/loss"])] if repeated else []
+            if not bad:
+                numbers[-1]["train/bad_iterations"] = len(self.guard.bad_iterations)
+                return numbers[-1]
+            iteration, losses = repeated[bad[0]][0], numbers[bad[0]]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `TrainerBase.load_state_dict`."""
+        super().load_state_dict(state)
+        if self.guard is not None:
+            self.guard.forget()
+
+    def skip_update(self) -> None:
+        """Let an iteration pass without an update: the schedule goes on, the optimizer's count does not."""
+        self._step_schedule()
+
+    def clear_gradients(self) -> None:
+        """Forget all gradients, as this mode needs it before its next update."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def forward_eagerly(self, batch: Batch, micro: int) -> dict[str, flow.Tensor]:
+        """The losses of one micro-batch, run op by op on the plain module, as `update` would compute them."""
+        with self.random_scope(fold(self.seed, self.iter, micro)):
+            return read_losses(self.model(**{n: self.lay_out_batch(t) for n, t in batch.items()}), self.model)[0]
+
+    def check_finite(self) -> None:
+        """See `TrainerBase.check_finite`. Whoever reads the weights calls this first, so that it also brings the batch
+        statistics of all ranks together (`libai.engine.batch_statistics`)."""
+        super().check_finite()
+        share_batch_statistics(self._batch_norms)
+
+    # ------------------------------------------------------------------ snapshots in memory
+
+    def snapshot(self) -> Snapshot:
+        """Everything that an update changes, copied on the device: weights, buffers, optimizer, schedule.
+
+        No synchronisation and no collective. Data position and hooks are not in it.
+        """
+        scheduler = self.lr_scheduler
+        with flow.no_grad():
+            return Snapshot(
+                tensors=[tensor.clone() for tensor in self._module_tensors()],
+                optimizer=self.copy_optimizer_tensors(),
+                step=self.optimizer._state["step"],
+                rates=[group["lr"] for group in self.optimizer.param_groups],
+                schedule=None if scheduler is None else scheduler_state(scheduler),
+                lr=self.lr,
+            )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot of this trainer, bit for bit. It may be restored again."""
+        with flow.no_grad():
+            for tensor, copied in zip(self._module_tensors(), snapshot.tensors):
+                tensor.copy_(copied)
+            self.put_back_optimizer_tensors(snapshot.optimizer)
+        self.optimizer._state["step"] = snapshot.step
+        if snapshot.schedule is not None:
+            load_scheduler_state(self.lr_scheduler, snapshot.schedule)
+        for group, rate in zip(self.optimizer.param_groups, snapshot.rates):
+            group["lr"] = rate
+        self.lr = snapshot.lr
+
+    def _module_tensors(self) -> list[flow.Tensor]:
+        return [p.data for p in self.model.parameters()] + list(self.model.buffers())
+
+    # ------------------------------------------------------------------ batches and weights of micro-batches
+
+    def to_device(self, batch: Any) -> Batch:
+        """A loader's batch as keyword arguments of forward, local tensors on this rank's device."""
+        if not isinstance(batch, dict) or self._batch_keys_unchecked(batch):
+            batch = as_batch_dict(batch, self.model)
+        return {name: self._tensor(value) for name, value in batch.items()}
+
+    def _batch_keys_unchecked(self, batch: Mapping[str, Any]) -> bool:
+        keys = tuple(batch)
+        unchecked = keys != self._checked_keys
+        self._checked_keys = keys
+        return unchecked
+
+    _checked_keys: tuple[str, ...] = ()
+
+    def _tensor(self, value: Any) -> flow.Tensor:
+        if isinstance(value, flow.Tensor):
+            tensor = value
+        else:
+            array = np.ascontiguousarray(value)
+            if array.dtype == np.uint16:  # oneflow 0.9.0 has no such type
+                array = array.astype(np.int32)
+            tensor = flow.from_numpy(array) if array.ndim else flow.tensor(array)
+        return tensor if self.device == "cpu" else tensor.to(self.device)
+
+    def accumulate_gradients(self, forward: Callable[..., Any], batches: Sequence[Batch]) -> StepResult:
+        """Forward and backward op by op over the micro-batches of one iteration, each with its share of the loss."""
+        scales, shares = self._scales(batches)
+        losses, metrics = [], []
+        for micro, (batch, scale) in enumerate(zip(batches, scales)):
+            with self.random_scope(fold(self.seed, self.iter, micro)):
+                step_losses, step_metrics = read_losses(forward(**batch), self.model)
+            total = total_loss(step_losses)
+            (total if scale is None else total * self.lay_out_scale(scale)).backward()
+            losses.append({name: value.detach() for name, value in step_losses.items()})
+            metrics.append({name: value.detach() for name, value in step_metrics.items()})
+        return StepResult(losses, metrics, shares)
+
+    def lay_out_scale(self, scale: Any) -> Any:
+        """A weight of a loss in the layout of the losses: itself, unless those are global tensors."""
+        return scale
+
+    def _scales(self, batches: Sequence[Batch]) -> tuple[Sequence[Any], Any]:
+        """`(scales, shares)` of the micro-batches: what to multiply each loss with before backward, and its weight in
+        the logged mean. Where each rank differentiates its own part, gradients are averaged over ranks, so that a scale
+        is the share times the number of ranks."""
+        ranks = self.mesh.data if self.ranks_see_parts else 1
+        if len(batches) == 1 and (ranks == 1 or not self._counts_items):
+            return [None], [1.0 / ranks]
+        if self._counts_items:
+            share = self.item_shares(batches)
+            return [share[i] * ranks for i in range(len(batches))], share
+        counts = self._item_counts(batches)
+        shares = [count / float(sum(counts)) / ranks for count in counts]
+        return [share * ranks for share in shares], shares
+
+    def item_shares(self, batches: Sequence[Batch]) -> flow.Tensor:
+        """The weight of each micro-batch in the mean over all counted items of the iteration, `(len(batches),)`.
+
+        `batches`: the local ones of this rank. Stays on the device: reading the counts would stop the loop.
+        """
+        counts = self._item_counts(batches)
+        if not isinstance(counts[0], flow.Tensor):
+            vector = flow.tensor([float(count) for count in counts], device=self.device)
+        else:
+            vector = flow.stack([count.to(flow.float32).reshape(()) for count in counts])
+        if self.mesh.data == 1:
+            return vector / vector.sum().clamp(min=1.0)
+        if self.ranks_see_parts:
+            return vector / flow._C.local_all_reduce(vector.sum()).clamp(min=1.0)
+        vector = flow._C.local_all_reduce(vector)
+        return vector / vector.sum().clamp(min=1.0)
+
+    def _item_counts(self, batches: Sequence[Batch]) -> list[Any]:
+        """Over how many items the loss of each micro-batch averages: ints, or 0-dim tensors left on the device."""
+        if self._counts_items:
+            return [self.model.num_loss_items(**batch) for batch in batches]
+        return [len(next(iter(batch.values()))) for batch in batches]
+
+    # ------------------------------------------------------------------ learning rate
+
+    def _current_lr(self) -> float:
+        return max(float(group["lr"]) for group in self.optimizer.param_groups)
+
+    def _step_schedule(self) -> None:
+        """Advance the schedule; keeps the rate that the update just made has used in `self.lr`."""
+        self.lr = self._current_lr()
+        if self.lr_scheduler is not None and not self._schedule_needs_metric:
+            self.lr_scheduler.step()
+
+    # ------------------------------------------------------------------ numbers
+
+    def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
+        """See `TrainerBase.collect`. The last dict has every loss, metric, the rate and the gradient norm; the earlier
+        ones only `train/loss`, which the finite check needs."""
+        last = results[-1]
+        rows = [(i, name, value) for i, r in enumerate(results) for part in r.losses for name, value in part.items()]
+        rows += [(_METRIC, name, value) for part in last.metrics for name, value in part.items()]
+        values: dict[tuple[int, str], list[np.ndarray]] = {}
+        for (index, name, _), value in zip(rows, fetch_scalars([tensor for *_, tensor in rows])):
+            values.setdefault((index, name), []).append(value)
+        shares = [np.asarray(_on_host(result.shares)) for result in results]
+        means = np.array([(np.concatenate(parts) * shares[index]).sum() for (index, _), parts in values.items()])
+        if self.ranks_see_parts:
+            means = all_reduce(means)
+
+        numbers: list[dict[str, float]] = [{"train/loss": 0.0} for _ in results]
+        for (index, name), mean in zip(values, means.tolist()):
+            if index != _METRIC:
+                numbers[index]["train/loss"] += mean
+            if index in (_METRIC, len(results) - 1):
+                numbers[-1].setdefault(f"train/{name}", mean)  # never over the total, `train/loss`
+        numbers[-1]["train/lr"] = self.lr
+        if last.grad_norm is not None:
+            numbers[-1]["train/grad_norm"] = float(_on_host(last.grad_norm)[0])
+        return numbers
+
+    # ------------------------------------------------------------------ evaluation
+
+    def evaluate(
+        self, loader: Iterable[Any], evaluators: Mapping[str, Any], dataset: str = "val", max_batches: int | None = None
+    ) -> dict[str, float]:
+        """Run `loader` through the model in eval mode and return `{"eval/<dataset>/<metric>": value}`.
+
+        `loader` yields `(batch, replicated)` as `build_eval_loader` does, or plain batches of this rank (then every
+        rank must give the same number of equally large batches). Exact for any layout: evaluators give additive sums,
+        added over batches and ranks in float64. Collective. The model is in training mode again afterwards. Raises
+        `Interrupted` between two batches when the ranks have agreed to stop.
+        """
+        from libai.evaluation import add_sums
+
+        start = time.perf_counter()
+        sums: dict[str, dict[str, Any]] = {name: {} for name in evaluators}
+        was_training = self.model.training
+        self.model.eval()
+        poll = self.agreement.poller()
+        try:
+            for number, item in enumerate(loader):
+                poll()
+                self.raise_if_stopping()
+                if max_batches is not None and number >= max_batches:
+                    break
+                batch, replicated = item if _is_eval_item(item) else (item, False)
+                batch = self.to_device(batch)
+                outputs = self.eval_batch(batch, replicated)
+                if replicated and self.mesh.data_rank != 0:
+                    continue
+                outputs = with_num_loss_items(outputs, self._item_counts([batch])[0])
+                for name, evaluator in evaluators.items():
+                    sums[name] = add_sums(sums[name], evaluator.process(batch, outputs))
+        finally:
+            self.model.train(was_training)
+            if self.guard is not None:
+                self.guard.forget()  # what follows an evaluation (a plateau schedule) could not be repeated
+        metrics: dict[str, float] = {}
+        for name, evaluator in evaluators.items():
+            total = self._reduce_sums(sums[name], evaluator)
+            if not total:
+                raise UserError(
+                    f"the loader of the evaluation dataset {dataset!r} ({type(loader).__name__}) gave no batch on any "
+                    "rank, so there is nothing to measure. Give it data, or an iterable that can be started again."
+                )
+            metrics.update({f"eval/{dataset}/{key}": float(value) for key, value in evaluator.compute(total).items()})
+        logger.debug("evaluated %s in %.2f s", dataset, time.perf_counter() - start)
+        return metrics
+
+    def predict(self, batch: Any) -> Any:
+        """The model's outputs for one batch of this rank, in eval mode. Collective in a multi-process graph run."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            return self.eval_batch(self.to_device(batch))
+        finally:
+            self.model.train(was_training)
+
+    def _reduce_sums(self, sums: dict[str, Any], evaluator: Any) -> dict[str, Any]:
+        if self.mesh.data == 1:
+            return sums
+        return reduce_sums(sums)
+
+
+def _has_state(scheduler: Any) -> bool:
+    wanted = ("state_dict", "load_state_dict", "optimizer")
+    return scheduler is None or all(hasattr(scheduler, name) for name in wanted)
+
+
+def _on_host(values: Sequence[float] | flow.Tensor) -> Any:
+    return fetch_scalars([values])[0] if isinstance(values, flow.Tensor) else values
+
+
+def _is_eval_item(item: Any) -> bool:
+    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], dict) and isinstance(item[1], bool)
+
+
+def with_num_loss_items(outputs: Any, count: Any) -> dict[str, Any]:
+    """The outputs of an eval forward as a dict that also says over how many items its losses average."""
+    outputs = dict(outputs) if isinstance(outputs, dict) else {"outputs": outputs}
+    outputs["num_loss_items"] = count
+    return outputs
+
+
+def reduce_sums(sums: dict[str, Any]) -> dict[str, Any]:
+    """Add evaluator sums over all ranks; ranks that saw no batch may lack keys. Collective."""
+    from libai.utils.distributed import gather_objects
+
+    shapes = {key: list(np.shape(value)) for key, value in sums.items()}
+    merged: dict[str, list[int]] = {}
+    for one in gather_objects(shapes):
+        merged.update(one)
+    return {
+        key: all_reduce(np.asarray(sums.get(key, np.zeros(shape)), dtype=np.float64)).reshape(shape)
+        for key, shape in sorted(merged.items())
+    }
+
+
+def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
+    """Bring small tensors to the host with one synchronisation. Collective for global tensors.
+
+    Returns 1-D float64 arrays (a 0-dim tensor gives one element).
+    """
+    if not tensors:
+        return []
+    flat = [t.detach().to(flow.float32).reshape(-1) for t in tensors]
+    joined = flat[0] if len(flat) == 1 else flow.cat(flat, dim=0)
+    host = joined.numpy().astype(np.float64)
+    ends = np.cumsum([len(t) for t in flat])[:-1]
+    return np.split(host, ends)

@@ -1,0 +1,337 @@
+"""The runs of a parity check: the same model, data and optimizer from the same bytes, in either mode."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import random
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from libai.engine.build_errors import GraphBuildError
+from libai.engine.eager_trainer import EagerTrainer
+from libai.engine.graph_trainer import GraphTrainer
+from libai.engine.hook_base import HookBase
+from libai.engine.model_trainer import ModelTrainer
+from libai.engine.parity_recorder import Record, Recorder, RecordingGraphTrainer
+from libai.engine.parity_state import PythonState, scan
+from libai.parallel import Mesh
+from libai.utils.errors import UserError
+from libai.utils.seeding import seed_everything
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass
+class Run:
+    """What one mode did. `losses`: per iteration, name -> value, with the total as "loss"; `digests`: of the weights
+    after each iteration; `failure`: why it ended early; `kept`, `moving`: Python state that stayed the tensor of the
+    first iteration, and numbers that changed in each; `draws`: generators of the host that the forward read."""
+
+    mode: str
+    losses: list[dict[str, float]] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+    weights: Arrays = field(default_factory=dict)
+    buffers: Arrays = field(default_factory=dict)
+    optimizer: Arrays = field(default_factory=dict)
+    failure: str | None = None
+    kept: list[str] = field(default_factory=list)
+    moving: list[str] = field(default_factory=list)
+    draws: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Observation:
+    """One recorded iteration: its losses, the weights before and after it, and what every module saw."""
+
+    losses: dict[str, float]
+    before: Arrays
+    after: Arrays
+    record: Record
+
+
+class ObservationFailed(Exception):
+    """A recorded run raised `error`; `.module` is the innermost module whose forward did, or None."""
+
+    def __init__(self, module: str | None, error: Exception):
+        super().__init__(describe_failure(error))
+        self.module = module
+
+
+class Bench:
+    """Runs a training from the same initial bytes, again and again, in either mode.
+
+    Args: see `check_parity`. The first model that `build_model` gives supplies the initial weights of all runs.
+    """
+
+    def __init__(
+        self,
+        build_model: Callable[[], nn.Module],
+        micro_batches: Sequence[Any],
+        build_optimizer: Callable[[nn.Module], flow.optim.Optimizer],
+        *,
+        build_lr_scheduler: Callable[[flow.optim.Optimizer], Any] | None,
+        num_iters: int,
+        num_accumulation_steps: int,
+        seed: int,
+        device: str,
+        options: Mapping[str, Any],
+    ):
+        self._build_model = build_model
+        self._build_optimizer = build_optimizer
+        self._build_lr_scheduler = build_lr_scheduler
+        self._micro_batches = list(micro_batches)
+        self.num_iters = num_iters
+        self.num_accumulation_steps = num_accumulation_steps
+        self._seed = seed
+        self._device = device
+        self._options = dict(options)
+        seed_everything(seed)
+        self.model = _checked_model(build_model())
+        self.initial = arrays_of(self.model)
+        self.initial_is_reproducible = True
+        self._python_state = PythonState(self.model)
+
+    # ------------------------------------------------------------------ building
+
+    def build(self, mode: str) -> ModelTrainer:
+        """A fresh trainer of `mode` with the initial bytes, in a Python that looks fresh."""
+        return self._build({"eager": EagerTrainer, "graph": GraphTrainer}[mode])[0]
+
+    def _build(self, trainer_class: type[Any], is_recording: bool = False) -> tuple[Any, Recorder | None]:
+        self._python_state.restore()
+        seed_everything(self._seed)
+        model = _checked_model(self._build_model())
+        if model is self.model:
+            raise UserError(
+                "check_parity was given a build_model that returned the same module object twice. Every run trains a "
+                "model of its own: construct it inside of build_model."
+            )
+        self._take_initial_bytes(model)
+        model.train()
+        recorder = Recorder(model) if is_recording else None
+        optimizer = self._build_optimizer(model)
+        schedule = self._build_lr_scheduler(optimizer) if self._build_lr_scheduler else None
+        trainer = trainer_class(
+            model,
+            [],
+            optimizer,
+            lr_scheduler=schedule,
+            num_accumulation_steps=self.num_accumulation_steps,
+            mesh=Mesh(device=self._device),
+            device=self._device,
+            seed=self._seed,
+            **self._options,
+        )
+        return trainer, recorder
+
+    def close(self) -> None:
+        """Leave the Python state of the user's modules as it was found, and no dead graphs behind."""
+        self._python_state.restore()
+        gc.collect()
+
+    def _take_initial_bytes(self, model: nn.Module) -> None:
+        built = arrays_of(model)
+        shapes = {name: array.shape for name, array in built.items()}
+        if shapes != {name: array.shape for name, array in self.initial.items()}:
+            raise UserError(
+                "build_model gave two models whose parameters or buffers differ in name or shape: "
+                f"{sorted(shapes)[:5]} and {sorted(self.initial)[:5]}. It must construct the same model every time."
+            )
+        if any(built[name].tobytes() != self.initial[name].tobytes() for name in built):
+            self.initial_is_reproducible = False
+        put_arrays(model, self.initial)
+
+    def _batches_of(self, iteration: int) -> list[Any]:
+        steps = self.num_accumulation_steps
+        return [
+            self._micro_batches[i % len(self._micro_batches)]
+            for i in range(iteration * steps, iteration * steps + steps)
+        ]
+
+    # ------------------------------------------------------------------ runs
+
+    def run(self, mode: str) -> Run:
+        """Train all iterations in `mode`. What the user's code raises becomes `Run.failure`, mistakes of theirs that
+        have a text of ours (`UserError`) go up, except a model that cannot be compiled."""
+        with _garbage_kept():
+            return self._run(mode)
+
+    def _run(self, mode: str) -> Run:
+        trainer = self.build(mode)
+        run = Run(mode)
+        states = [scan(trainer.model)]
+        for iteration in range(self.num_iters):
+            host_generators = _host_generators()
+            try:
+                losses, _ = self._update(trainer, iteration)
+            except GraphBuildError as error:
+                run.failure = str(error)
+                break
+            except UserError:
+                raise
+            except Exception as error:
+                run.failure = f"{mode} training failed in iteration {iteration + 1}: {describe_failure(error)}"
+                break
+            run.losses.append(losses)
+            run.digests.append(_digest(trainer.model))
+            if iteration < 2:
+                states.append(scan(trainer.model))
+                run.draws = [name for name, state in _host_generators().items() if state != host_generators[name]]
+        if len(states) == 3:
+            before, first, second = states
+            run.kept = _kept_tensors(before, first, second)
+            run.moving = [n for n, value in second.items() if _is_number(value) and first.get(n, value) != value]
+        if run.failure is None:
+            tensors = arrays_of(trainer.model)
+            run.weights = {name: tensors.pop(name) for name, _ in trainer.model.named_parameters()}
+            run.buffers = tensors
+            run.optimizer = _optimizer_arrays(trainer)
+        return run
+
+    def observe(self, mode: str, iteration: int, start: Arrays | None = None) -> Observation:
+        """Train up to `iteration` (1 = the first) and record that one; `start`: weights to begin it with.
+
+        Raises `ObservationFailed`.
+        """
+        with _garbage_kept():
+            return self._observe(mode, iteration, start)
+
+    def _observe(self, mode: str, iteration: int, start: Arrays | None) -> Observation:
+        is_eager = mode == "eager"
+        trainer, recorder = self._build(EagerTrainer if is_eager else RecordingGraphTrainer, is_recording=True)
+        assert recorder is not None
+        if is_eager:
+            trainer.register_hooks([_AfterBackward(recorder)])
+        else:
+            trainer.recorder = recorder
+        try:
+            for number in range(iteration - 1):
+                self._update(trainer, number, recorder)
+            if start is not None:
+                put_arrays(trainer.model, start)
+            before = arrays_of(trainer.model)
+            if is_eager:
+                recorder.start()
+            losses, record = self._update(trainer, iteration - 1, recorder)
+        except Exception as error:
+            raise ObservationFailed(recorder.failed_in, error) from error
+        return Observation(losses, before, arrays_of(trainer.model), record or recorder.eager_record())
+
+    def _update(
+        self, trainer: ModelTrainer, iteration: int, recorder: Recorder | None = None
+    ) -> tuple[dict[str, float], Record | None]:
+        """One update: the losses by name with their total as "loss", and what a recording graph returned."""
+        trainer.iter = iteration
+        result = trainer.update(self._batches_of(iteration))
+        record = None
+        if recorder is not None and trainer.mode == "graph":
+            record = recorder.graph_record(result.metrics[0], self.num_accumulation_steps)
+        numbers = trainer.collect([result])[0]
+        total = numbers["train/loss"]
+        names = {name: None for part in result.losses for name in part if name != "loss"}
+        # a loss that is itself called "loss" is hidden behind the total
+        return {"loss": total, **{name: numbers.get(f"train/{name}", total) for name in names}}, record
+
+
+@contextlib.contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Collect dead objects now and not until the end: OneFlow 0.9.0 forgets the variables of a graph that is being
+    compiled when another one is deleted meanwhile ("must be a variable created in nn.Graph")."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class _AfterBackward(HookBase):
+    modes = ("eager",)
+
+    def __init__(self, recorder: Recorder):
+        self._recorder = recorder
+
+    def after_backward(self) -> None:
+        self._recorder.read_gradients()
+
+
+def arrays_of(model: nn.Module) -> Arrays:
+    """Copies of all parameters and buffers, by qualified name."""
+    return {name: tensor.numpy().copy() for name, tensor in _named_tensors(model)}
+
+
+def put_arrays(model: nn.Module, arrays: Arrays) -> None:
+    """Write `arrays_of` back into a model, in place, so that a compiled graph sees it."""
+    with flow.no_grad():
+        for name, tensor in _named_tensors(model):
+            tensor.copy_(flow.tensor(arrays[name], dtype=tensor.dtype, device=tensor.device))
+
+
+def _optimizer_arrays(trainer: ModelTrainer) -> Arrays:
+    try:
+        state, _ = trainer.export_optimizer_state()
+    except UserError:  # a graph that updates nothing has no state, which the comparison then shows
+        return {}
+    return {name: tensor.numpy().copy() for name, tensor in state.items()}
+
+
+def _named_tensors(model: nn.Module) -> list[tuple[str, flow.Tensor]]:
+    return [(n, p.data) for n, p in model.named_parameters()] + [(n, b) for n, b in model.named_buffers()]
+
+
+def _digest(model: nn.Module) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for _, parameter in model.named_parameters():
+        digest.update(parameter.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _checked_model(model: Any) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"build_model gave a {type(model).__name__}, not an oneflow.nn.Module. It takes no argument and returns a "
+            "new model, such as `lambda: MyModel(width=64)`."
+        )
+    return model
+
+
+def _host_generators() -> dict[str, Any]:
+    _, keys, position, *_ = np.random.get_state(legacy=True)
+    return {"random": random.getstate(), "numpy.random": (keys.tobytes(), position)}  # type: ignore[union-attr]
+
+
+def _kept_tensors(before: Mapping[str, Any], first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Names whose tensor appeared in the first iteration and was the same object after the second."""
+    return [
+        name
+        for name, value in first.items()
+        if isinstance(value, flow.Tensor) and before.get(name) is not value and second.get(name) is value
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float))
+
+
+def describe_failure(error: Exception) -> str:
+    """The first line of an error and the user's line that raised it."""
+    text = str(error).strip().splitlines()
+    folders = (Path(flow.__file__).parent, Path(__file__).parent)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(folder in Path(frame.filename).parents for folder in folders)
+    ]
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`" if frames else ""
+    return f"{type(error).__name__}: {text[0] if text else ''}{where}"

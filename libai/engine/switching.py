@@ -1,0 +1,84 @@
+"""Going on in the other mode: the same weights, optimizer state, schedule, data position and hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+
+from libai.engine.eager_trainer import EagerTrainer
+from libai.engine.graph_trainer import GraphTrainer
+from libai.engine.model_trainer import ModelTrainer
+from libai.utils.errors import UserError
+
+TRAINERS: dict[str, type[ModelTrainer]] = {"eager": EagerTrainer, "graph": GraphTrainer}
+
+
+def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer:
+    """A trainer of `mode` that goes on exactly where `old` stands, between two iterations; `old` is used up.
+
+    Model, optimizer, schedule, loader and hooks are the same objects. In a job of several processes the parameters
+    become local or global tensors; after eager data-parallel training they are new `Parameter` objects, because
+    OneFlow 0.9's DDP leaves hooks on the old ones that cannot be taken off: keep no references to single parameters.
+
+    `options`: arguments that only the trainer of `mode` takes. Collective. Raises `NonFiniteLoss` rather than carry
+    spoilt weights over, `UserError` for an unknown mode or a hook that cannot work in it.
+    """
+    if mode not in TRAINERS:
+        raise UserError(f"there is no mode {mode!r}: a run trains in {' or '.join(TRAINERS)} mode.")
+    if mode == old.mode:
+        return old
+    old.check_finite()
+    tensors, scalars = old.export_optimizer_state()
+    for hook in old.hooks:
+        TRAINERS[mode].check_hook(hook)
+    if mode == "eager":
+        _make_local(old.model)
+    elif old.mesh.data > 1:
+        _renew_parameters(old.model, old.optimizer)
+    old.optimizer._state["step"] = 0  # the new trainer is given the state below, and must not look for it here
+    new = TRAINERS[mode](
+        old.model,
+        [],
+        old.optimizer,
+        **old.options(),
+        **options,
+    )
+    new.import_optimizer_state(tensors, scalars)
+    new.take_over(old)
+    return new
+
+
+def _make_local(model: nn.Module) -> None:
+    """Turn replicated global parameters and buffers into local ones; parameters keep their identity."""
+    for parameter in model.parameters():
+        parameter.grad = None
+        if parameter.is_global:
+            parameter.data = _local_copy(parameter)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_global:
+                module._buffers[name] = _local_copy(buffer)
+
+
+def _local_copy(tensor: flow.Tensor) -> flow.Tensor:
+    return tensor.detach().to_global(sbp=flow.sbp.broadcast).to_local().clone()
+
+
+def _renew_parameters(model: nn.Module, optimizer: flow.optim.Optimizer) -> None:
+    """Replace every parameter by an equal new one, in the model and in the optimizer; tied ones stay tied."""
+    renewed: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in renewed:
+                fresh = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+                renewed[id(parameter)] = fresh
+            module._parameters[name] = renewed[id(parameter)]
+    for group in optimizer.param_groups:
+        for index, parameter in enumerate(group._parameters):
+            optimizer._state.pop(parameter, None)
+            group._parameters[index] = renewed[id(parameter)]
+            optimizer._state[group._parameters[index]] = {}

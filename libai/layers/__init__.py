@@ -1,0 +1,14 @@
+"""Layers that OneFlow 0.9.0 lacks, does wrongly (dropout ignores seeds) or does slowly on CPU."""
+
+from libai.layers.activation import GELU as GELU
+from libai.layers.activation import gelu as gelu
+from libai.layers.attention import attention_scores as attention_scores
+from libai.layers.attention import causal_mask as causal_mask
+from libai.layers.attention import scaled_dot_product_attention as scaled_dot_product_attention
+from libai.layers.dropout import Dropout as Dropout
+from libai.layers.dropout import DropPath as DropPath
+from libai.layers.dropout import seeded_dropout as seeded_dropout
+from libai.layers.norm import LayerNorm as LayerNorm
+from libai.layers.norm import RMSNorm as RMSNorm
+from libai.layers.random import assign_layer_ids as assign_layer_ids
+from libai.layers.random import random_context as random_context

@@ -1,0 +1,95 @@
+"""What the layers know about the CPU build of OneFlow 0.9.0: where a tensor lives, cheap constants, and the heal.
+
+Measurements and reasons: docs/decisions/0003-fast-cpu-layers.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import oneflow as flow
+
+
+def is_tracing() -> bool:
+    """True while an `nn.Graph` is being built, when operations record themselves instead of running."""
+    return flow._oneflow_internal.lazy_mode.is_enabled()
+
+
+def is_on_cpu(x: flow.Tensor) -> bool:
+    """True if the local or global tensor `x` lives in host memory."""
+    return (x.placement.type if x.is_global else x.device.type) == "cpu"
+
+
+def full_beside(x: flow.Tensor, shape: tuple[int, ...], value: float) -> flow.Tensor:
+    """A constant of `x`'s dtype, on its device or (broadcast) over its placement.
+
+    Reused between eager calls; inside a graph it is recorded as a constant operation of that graph.
+    """
+    make = _constant if is_tracing() else _reused_constant
+    if x.is_global:
+        return make(shape, value, x.dtype, placement=x.placement, sbp=(flow.sbp.broadcast,) * len(x.sbp))
+    return make(shape, value, x.dtype, device=x.device)
+
+
+def _constant(shape: tuple[int, ...], value: float, dtype: Any, **layout: Any) -> flow.Tensor:
+    # not flow.full, a module inside, which warns when an nn.Graph is being built
+    make = flow._C.global_constant if "sbp" in layout else flow._C.constant
+    with flow.no_grad():
+        return make(shape, value, dtype=dtype, **layout)
+
+
+_reused_constant = functools.lru_cache(maxsize=256)(_constant)
+
+
+def widen_column(column: flow.Tensor, width: int) -> flow.Tensor:
+    """(N, 1) -> (N, width), each value repeated along its row.
+
+    By a matrix product with a row of ones: exact, and 100 times faster than OneFlow's CPU broadcast of a column.
+    """
+    return flow.matmul(column, full_beside(column, (1, width), 1.0))
+
+
+def heal() -> None:
+    """Run a 4 x 4 matrix product, after which the CPU's scalar kernels are fast again.
+
+    OneFlow 0.9.0's OpenBLAS leaves the vector registers in a state (dirty upper halves) in which kernels compiled for
+    SSE, such as AdamW's update, run several times slower on some CPUs; a product whose width is no multiple of 8
+    clears it. Call it before `optimizer.step()` where `should_heal()`. Eager mode only: a graph orders its own kernels.
+    """
+    if not is_tracing():
+        square = _reused_constant((4, 4), 1.0, flow.float32, device=flow.device("cpu"))
+        with flow.no_grad():
+            flow.matmul(square, square)
+
+
+@functools.lru_cache(maxsize=1)
+def should_heal() -> bool:
+    """True if `heal()` makes scalar kernels faster on this machine.
+
+    Measured at the first call, in about 15 ms: the exponential after a product, with and without healing in turn.
+    Local to the process: ranks may differ, which changes no result.
+    """
+    with flow.no_grad():
+        matrix, numbers = flow.ones(64, 64), flow.ones(1 << 15)
+        plain, healed = [], []
+        for _ in range(5):
+            plain.append(_seconds_of_scalar_kernel(matrix, numbers, after=lambda: None))
+            healed.append(_seconds_of_scalar_kernel(matrix, numbers, after=heal))
+    return min(plain) > 1.3 * min(healed)
+
+
+def _seconds_of_scalar_kernel(matrix: flow.Tensor, numbers: flow.Tensor, after: Callable[[], None]) -> float:
+    flow.matmul(matrix, matrix)
+    after()
+    _synchronize()
+    start = time.perf_counter()
+    flow.exp(numbers)
+    _synchronize()
+    return time.perf_counter() - start
+
+
+def _synchronize() -> None:
+    flow._oneflow_internal.eager.Sync()

@@ -1,0 +1,272 @@
+"""Random bits that the trainer owns: a pure function of (seed, iteration, micro-batch, layer, element).
+
+OneFlow 0.9.0's own dropout ignores seeds and repeats one mask in every layer and rank. Here nothing is stateful: the
+trainer opens `random_context(key)` around a forward pass, and each layer hashes the key, its own id and the *global*
+index of every element. So a mask is the same in eager and graph mode, for one process or many, and after a resume.
+The generator uses only what OneFlow 0.9.0 computes alike everywhere: int32 multiplication and addition that wrap, and
+casts. docs/decisions/0002-seeded-dropout.md has the reasons, the measurements and the limits.
+
+Not for data order or weight initialisation: those happen on the host, with NumPy generators.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from libai.layers.cpu import is_on_cpu, is_tracing, widen_column
+from libai.utils.errors import UserError
+
+_WEYL = 0x9E3779B9  # 2^32 / golden ratio: neighbouring elements start far apart
+_ROUNDS = 2  # of `_mix`; with 1 the tests of tests/layers/test_random.py pass too
+_SPLITMIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # Steele et al. 2014, SplitMix64
+
+
+def fold(*numbers: int) -> int:
+    """Hash integers, in order, into one key: a signed 64-bit integer.
+
+    The trainers call `fold(seed, iteration, micro_batch)`; any difference in any number gives an unrelated key.
+    """
+    state = 0
+    for number in (len(numbers), *numbers):
+        state = _splitmix64(state ^ (number & 0xFFFFFFFFFFFFFFFF))
+    return _signed(state, 64)
+
+
+class SeededLayer(nn.Module):
+    """Base of the layers that draw from the context. `layer_id` tells the layer's bits from all other layers'."""
+
+    _created = itertools.count()
+
+    def __init__(self) -> None:
+        super().__init__()
+        # until `assign_layer_ids` names it, a layer is told from others by its order of construction
+        self.layer_id = fold(next(SeededLayer._created))
+
+
+def assign_layer_ids(model: nn.Module) -> list[str]:
+    """Derive each seeded layer's id from its qualified name in `model`, and return those names.
+
+    By name, so that adding or removing a layer elsewhere leaves the masks of the others unchanged. Every rank and both
+    modes must do this on the same module tree, before the first forward pass.
+    """
+    names = []
+    for name, module in model.named_modules():
+        if isinstance(module, SeededLayer):
+            digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+            module.layer_id = int.from_bytes(digest, "little", signed=True)
+            names.append(name)
+    return names
+
+
+def find_unseeded_dropouts(model: nn.Module) -> list[str]:
+    """Names of OneFlow's own dropout layers in `model`: their masks ignore seeds and repeat in each layer and rank."""
+    stock = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+    return [name for name, module in model.named_modules() if isinstance(module, stock)]
+
+
+@contextmanager
+def random_context(key: int | flow.Tensor, data_rank: int = 0) -> Iterator[None]:
+    """Give the seeded layers inside their key; opened by a trainer around the forward pass of one micro-batch.
+
+    Args:
+        key: `fold(seed, iteration, micro_batch)`, as an integer, or as an int64 tensor of shape (1,), which a graph
+            must take as an input (an integer would be compiled in). Both forms give the same bits. Global, with sbp
+            broadcast, if the activations are global.
+        data_rank: place of this process among the data-parallel ranks, for *local* tensors only: their elements
+            are numbered as if the micro-batches of all ranks were joined on axis 0. Global tensors know their place.
+
+    Keep it open during a backward pass that recomputes activations. Contexts nest; the innermost counts.
+    """
+    _contexts.append(_Context(key, data_rank))
+    try:
+        yield
+    finally:
+        _contexts.pop()
+
+
+def random_int32(like: flow.Tensor, shape: Sequence[int], layer_id: int) -> flow.Tensor:
+    """Uniform int32 bits of `shape`, beside `like`: on its device, or with its placement and layout.
+
+    `shape` has as many axes as `like`, each as long or 1; axis 0 is that of the samples. The high bits are the good
+    ones. Raises `UserError` in a graph outside of `random_context`, where a key could only be a constant.
+    """
+    return _current_context().draw(like, tuple(shape), layer_id)
+
+
+class _Context:
+    """One key, and the per-shape words that the layers under it share.
+
+    The bits of element (row, column) are `row word * column word` modulo 2^32, both odd and both well mixed; rows are
+    all axes but the last. So the expensive mixing is done for rows + columns numbers, and one multiplication per
+    element remains. A layer derives its own column words from the shared ones.
+    """
+
+    def __init__(self, key: int | flow.Tensor, data_rank: int):
+        self._key = key
+        self._data_rank = data_rank
+        self._rows: dict[tuple, flow.Tensor] = {}
+        self._columns: dict[tuple, flow.Tensor] = {}
+
+    def draw(self, like: flow.Tensor, shape: tuple[int, ...], layer_id: int) -> flow.Tensor:
+        layout = (like.placement, like.sbp) if like.is_global else like.device
+        with flow.no_grad():
+            if (shape, layout) not in self._rows:
+                self._rows[shape, layout] = self._make_rows(like, shape)
+                self._columns[shape, layout] = self._make_columns(like, shape)
+            # even * odd + odd is odd
+            multiplier, increment = _signed(fold(layer_id, 1) | 1, 32), _signed(fold(layer_id, 2) | 1, 32)
+            columns = (self._columns[shape, layout] * multiplier).add_(increment)
+            return self._rows[shape, layout] * columns
+
+    def _make_rows(self, like: flow.Tensor, shape: tuple[int, ...]) -> flow.Tensor:
+        """Odd row words, repeated over the columns where OneFlow broadcasts a column slowly."""
+        num_rows, width = _size(shape) // shape[-1], shape[-1]
+        if len(shape) == 1:
+            num_rows, width = width, 1
+        first_row = 0 if like.is_global else self._data_rank * num_rows
+        made = _layout_of_rows(like, num_rows, shape)
+        words = self._mixed(like, num_rows, first_row, stream=1, layout=made).mul_(2).add_(1).reshape(num_rows, 1)
+        if is_on_cpu(like) and width > 1:
+            words = widen_column(words.to(flow.float64), width).to(flow.int32)  # float64 holds an int32 exactly
+        words = words.reshape(*shape) if words.numel() == _size(shape) else words.reshape(*shape[:-1], 1)
+        if like.is_global:
+            wanted = tuple(_layout_for(sbp, words.shape, like.shape) for sbp in like.sbp)
+            words = words if words.sbp == wanted else words.to_global(sbp=wanted)
+        return words
+
+    def _make_columns(self, like: flow.Tensor, shape: tuple[int, ...]) -> flow.Tensor:
+        """Even column words, of shape (columns,)."""
+        width, last = (1, -1) if len(shape) == 1 else (shape[-1], len(shape) - 1)
+        words = self._mixed(like, width, 0, stream=2, layout=_broadcast(like)).mul_(2)
+        if like.is_global and width == like.shape[last]:
+            split = flow.sbp.split(0)
+            wanted = tuple(split if sbp == flow.sbp.split(last) else flow.sbp.broadcast for sbp in like.sbp)
+            words = words if words.sbp == wanted else words.to_global(sbp=wanted)
+        return words
+
+    def _mixed(self, like: flow.Tensor, count: int, first: int, stream: int, layout: tuple) -> flow.Tensor:
+        """`count` int32 words, well mixed from the key, the stream and the indices `first ... first + count - 1`."""
+        low, high = self._key_words(like, stream)
+        offset = _signed(first * _WEYL, 32)
+        if isinstance(low, int) and not like.is_global:
+            # the same arithmetic in NumPy: a few hundred numbers are not worth thirty operations of the framework
+            words = _mix(np.arange(count, dtype=np.int32), offset, low, high, _shift_array_right)
+            return flow.from_numpy(words).to(like.device)
+        place = {"placement": like.placement, "sbp": layout} if like.is_global else {"device": like.device}
+        return _mix(flow.arange(count, dtype=flow.int32, **place), offset, low, high, _shift_tensor_right)
+
+    def _key_words(self, like: flow.Tensor, stream: int) -> tuple[int | flow.Tensor, int | flow.Tensor]:
+        """Two int32 words that depend on the key and the stream; with an integer key, computed on the host."""
+        multiplier, increment = _signed(fold(stream, 1) | 1, 64), fold(stream, 2)
+        if isinstance(self._key, int):
+            word = _signed(self._key * multiplier + increment, 64)
+            return _signed(word, 32), int(float(word) * 2.0**-32)
+        key = self._key
+        if like.is_global and (not key.is_global or key.placement != like.placement):
+            key = key.to_global(placement=like.placement, sbp=_broadcast(like))
+        word = key * multiplier + increment
+        return word.to(flow.int32), (word.to(flow.float64) * 2.0**-32).to(flow.int32)
+
+
+_contexts: list[_Context] = []
+_plain_draws: dict[int, Iterator[int]] = {}
+
+
+def _current_context() -> _Context:
+    if _contexts:
+        return _contexts[-1]
+    if is_tracing():
+        raise UserError(
+            "a dropout layer in training mode was asked to compile into a graph without a key, so every iteration "
+            "would repeat one mask. Compile the forward inside `libai.layers.random_context(key)` with `key` an input "
+            "of the graph (the trainers do this), or call `model.eval()` first."
+        )
+    return _next_plain_context()
+
+
+def _next_plain_context() -> _Context:
+    """A fresh key for a layer used outside of a trainer: follows `flow.manual_seed`, and never repeats."""
+    seed = flow.initial_seed()
+    if seed not in _plain_draws:
+        _plain_draws.clear()
+        _plain_draws[seed] = itertools.count()
+    return _Context(fold(seed, next(_plain_draws[seed])), data_rank=0)
+
+
+def _layout_of_rows(like: flow.Tensor, num_rows: int, shape: tuple[int, ...]) -> tuple[flow.sbp.sbp, ...]:
+    """How to make the flat row numbers: split as axis 0 of `like` where that cuts them evenly, else whole."""
+    if not like.is_global:
+        return ()
+    split = flow.sbp.split(0)
+    made = tuple(split if _layout_for(sbp, shape, like.shape) == split else flow.sbp.broadcast for sbp in like.sbp)
+    parts = 1
+    for ranks, sbp in zip(like.placement.ranks.shape, made):
+        parts *= ranks if sbp == split else 1
+    return made if shape[0] % parts == 0 else _broadcast(like)
+
+
+def _layout_for(sbp: flow.sbp.sbp, shape: tuple[int, ...], like_shape: Sequence[int]) -> flow.sbp.sbp:
+    """The layout of bits for a tensor laid out as `sbp`: split alike where the bits have that axis in full."""
+    for axis, size in enumerate(shape):
+        if sbp == flow.sbp.split(axis) and size == like_shape[axis]:
+            return sbp
+    return flow.sbp.broadcast
+
+
+def _broadcast(like: flow.Tensor) -> tuple[flow.sbp.sbp, ...]:
+    return (flow.sbp.broadcast,) * len(like.sbp) if like.is_global else ()
+
+
+def _size(shape: Sequence[int]) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size
+
+
+def _mix(words: Any, offset: int, low: Any, high: Any, shift_right: Callable[[Any, int], Any]) -> Any:
+    """Hash the int32 indices `words`: rounds of w (2 w + 1), a permutation that carries bits upwards without being
+    linear (RC6, Rivest et al. 1998), and of moving the high bits down.
+
+    Tensors are subtracted, never added: OneFlow 0.9.0 adds int32 tensors of equal shape on CPU in float32, and
+    saturates.
+    """
+    words *= _signed(_WEYL, 32)
+    words += offset
+    words -= low
+    for _ in range(_ROUNDS):
+        words *= words * 2 + 1
+        words -= shift_right(words, 16)
+        words -= high
+    words -= shift_right(words, 15)
+    return words
+
+
+def _shift_tensor_right(bits: flow.Tensor, count: int) -> flow.Tensor:
+    """`bits / 2^count` truncated: the high bits moved down. Rounds through float32, alike on every device."""
+    return bits.to(flow.float32).mul_(2.0**-count).to(flow.int32)
+
+
+def _shift_array_right(bits: np.ndarray, count: int) -> np.ndarray:
+    return (bits.astype(np.float32) * np.float32(2.0**-count)).astype(np.int32)
+
+
+def _splitmix64(state: int) -> int:
+    state = (state + _SPLITMIX[0]) & 0xFFFFFFFFFFFFFFFF
+    state = ((state ^ (state >> 30)) * _SPLITMIX[1]) & 0xFFFFFFFFFFFFFFFF
+    state = ((state ^ (state >> 27)) * _SPLITMIX[2]) & 0xFFFFFFFFFFFFFFFF
+    return state ^ (state >> 31)
+
+
+def _signed(number: int, bits: int) -> int:
+    """`number` modulo 2^bits, as the signed integer with those bits."""
+    half = 1 << (bits - 1)
+    return ((number + half) & ((1 << bits) - 1)) - half

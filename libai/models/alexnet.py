@@ -1,0 +1,82 @@
+"""AlexNet in its one-tower form (Krizhevsky 2014), sized for small images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+
+from libai.layers import Dropout
+from libai.models.init import he_std, init_weights
+from libai.models.outputs import classification_outputs
+from libai.utils.errors import UserError
+
+#: see `libai.models.gpt.GPT_PLAN`; of the dense layers, which hold most weights, the first is split by outputs and the
+#: second by inputs
+ALEXNET_PLAN: dict[str, Any] = {
+    "split": {"classifier.1.weight": 0, "classifier.1.bias": 0, "classifier.4.weight": 1},
+    "blocks": "features",
+}
+
+
+class AlexNet(nn.Module):
+    """An image classifier of five convolutions and three dense layers.
+
+    Args:
+        image_size: pixels on a side, a multiple of 8 (three poolings halve it).
+        num_channels, num_classes: of the images and of the labels.
+        width: channels of the first convolution (64 in the paper's form); the others follow in its proportions.
+        hidden_size: units of the two dense layers (4096 in the paper).
+        dropout: rate before each dense layer.
+    """
+
+    plan = ALEXNET_PLAN
+
+    def __init__(
+        self,
+        image_size: int = 32,
+        num_channels: int = 3,
+        num_classes: int = 10,
+        width: int = 64,
+        hidden_size: int = 1024,
+        dropout: float = 0.5,
+    ):
+        super().__init__()
+        self.image_size = image_size
+        if image_size % 8:
+            raise UserError(
+                f"image_size={image_size} is not a multiple of 8, so three poolings cannot halve it. "
+                f"Resize the images to {(image_size // 8 + 1) * 8}."
+            )
+        channels = [num_channels, width, width * 3, width * 6, width * 4, width * 4]
+        pooled_after = (0, 1, 4)
+        layers: list[nn.Module] = []
+        for i, (num_in, num_out) in enumerate(zip(channels, channels[1:])):
+            parts = [nn.Conv2d(num_in, num_out, 3, 1, 1), nn.ReLU()]
+            layers.append(nn.Sequential(*parts, *([nn.MaxPool2d(2, 2)] if i in pooled_after else [])))
+        self.features = nn.ModuleList(layers)
+        self.classifier = nn.Sequential(
+            Dropout(dropout),
+            nn.Linear(channels[-1] * (image_size // 8) ** 2, hidden_size),
+            nn.ReLU(),
+            Dropout(dropout),
+            nn.Linear(hidden_size, hidden_size),
+            nn.ReLU(),
+        )
+        self.head = nn.Linear(hidden_size, num_classes)
+        init_weights(self, he_std)
+
+    def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
+        """`images` (batch, channels, image_size, image_size) float32, `labels` (batch,) int64."""
+        height, width = images.shape[2:]
+        if (height, width) != (self.image_size, self.image_size):
+            raise UserError(
+                f"the batch holds images of {height} x {width}, but this AlexNet was built with "
+                f"image_size={self.image_size}, which fixes the size of its dense layers. Resize the images, or set "
+                "image_size."
+            )
+        x = images
+        for layer in self.features:
+            x = layer(x)
+        return classification_outputs(self.head(self.classifier(x.flatten(1))), labels, self.training)

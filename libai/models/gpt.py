@@ -1,0 +1,96 @@
+"""GPT: a decoder-only language model with learned positions and a head tied to the token embedding (GPT-2's design)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+
+from libai.layers import Dropout, LayerNorm
+from libai.models.init import init_weights, transformer_std
+from libai.models.outputs import token_cross_entropy
+from libai.models.transformer import (
+    RESIDUAL_PROJECTIONS,
+    Block,
+    embed_tokens,
+    split_of_blocks,
+    transformer_flops,
+)
+
+#: how a mesh lays this model out: parameter-name pattern -> split axis (all others are whole on every tensor-parallel
+#: rank), and the name of the list that pipeline stages and activation checkpointing cut
+GPT_PLAN = {"split": split_of_blocks("blocks"), "blocks": "blocks"}
+
+
+class GPT(nn.Module):
+    """A causal language model over token ids.
+
+    Args:
+        vocab_size: number of token ids.
+        max_seq_length: longest sequence, the number of learned positions.
+        hidden_size, num_layers, num_heads, mlp_ratio: the size of the blocks.
+        dropout: rate on the embeddings and on both branches of each block.
+        tie_head: the output layer is the token embedding itself, one parameter.
+        ignore_index: label of the positions that do not count.
+    """
+
+    plan = GPT_PLAN
+
+    def __init__(
+        self,
+        vocab_size: int,
+        max_seq_length: int,
+        hidden_size: int = 128,
+        num_layers: int = 4,
+        num_heads: int = 4,
+        mlp_ratio: float = 4.0,
+        dropout: float = 0.0,
+        tie_head: bool = True,
+        ignore_index: int = -100,
+    ):
+        super().__init__()
+        self.ignore_index = ignore_index
+        self.token_embedding = nn.Embedding(vocab_size, hidden_size)
+        self.position_embedding = nn.Parameter(flow.zeros(max_seq_length, hidden_size))
+        self.embedding_dropout = Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            [Block(hidden_size, num_heads, mlp_ratio, dropout, causal_length=max_seq_length) for _ in range(num_layers)]
+        )
+        self.norm = LayerNorm(hidden_size)
+        self.head = None if tie_head else nn.Linear(hidden_size, vocab_size, bias=False)
+        init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))
+
+    def forward(self, input_ids: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
+        """`input_ids`, `labels` (batch, length) int64; `labels[:, i]` is the token that follows `input_ids[:, i]`.
+
+        Returns the loss `lm` in nats per counted label, or `{"logits": (batch, length, vocab_size)}` without labels.
+        """
+        logits = self.logits(self.features(input_ids))
+        if labels is None:
+            return {"logits": logits}
+        return {"losses": {"lm": token_cross_entropy(logits, labels, self.ignore_index)}}
+
+    def features(self, input_ids: flow.Tensor) -> flow.Tensor:
+        """The normalised output of the last block, (batch, length, hidden_size)."""
+        x = self.embedding_dropout(embed_tokens(input_ids, self.token_embedding, self.position_embedding))
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+    def logits(self, features: flow.Tensor) -> flow.Tensor:
+        """Scores of the next token, (batch, length, vocab_size)."""
+        if self.head is not None:
+            return self.head(features)
+        return flow._C.matmul(features, self.token_embedding.weight, transpose_b=True)
+
+    def num_loss_items(self, input_ids: Any, labels: Any = None) -> Any:
+        """How many labels the mean of the loss is over (tensors or arrays in, a scalar of the same kind out)."""
+        return (labels != self.ignore_index).sum()
+
+    @property
+    def num_flops_per_sample(self) -> int:
+        """Forward and backward FLOPs of a sequence of `max_seq_length` tokens."""
+        max_length, hidden_size = self.position_embedding.shape
+        multiplied = (self.blocks, self.head or self.token_embedding)
+        return transformer_flops(multiplied, len(self.blocks), hidden_size, max_length)

@@ -1,0 +1,54 @@
+"""MLP: a stack of linear layers with ReLU, the smallest classifier here and the model contract at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+
+from libai.layers import Dropout
+from libai.models.init import he_std, init_weights
+from libai.models.outputs import classification_outputs
+from libai.utils.errors import UserError
+
+#: see `libai.models.gpt.GPT_PLAN`; pairs of layers would have to alternate axes, which two layers need not
+MLP_PLAN: dict[str, Any] = {"split": {}, "blocks": "layers"}
+
+
+class MLP(nn.Module):
+    """A classifier of anything that flattens to `input_size` numbers.
+
+    Args:
+        input_size: numbers per sample.
+        hidden_sizes: width of each hidden layer, in order.
+        num_classes: of the labels.
+        dropout: rate after each hidden layer.
+    """
+
+    plan = MLP_PLAN
+
+    def __init__(
+        self, input_size: int, hidden_sizes: Sequence[int] = (128, 128), num_classes: int = 10, dropout: float = 0.0
+    ):
+        super().__init__()
+        self.input_size = input_size
+        widths = [input_size, *hidden_sizes]
+        self.layers = nn.ModuleList(
+            [nn.Sequential(nn.Linear(n, m), nn.ReLU(), Dropout(dropout)) for n, m in zip(widths, widths[1:])]
+        )
+        self.head = nn.Linear(widths[-1], num_classes)
+        init_weights(self, he_std)
+
+    def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
+        """`images` (batch, …) float32 with `input_size` numbers per sample, `labels` (batch,) int64."""
+        x = images.flatten(1)
+        if x.shape[1] != self.input_size:
+            raise UserError(
+                f"the batch holds {x.shape[1]} numbers per sample (shape {tuple(images.shape[1:])}), but this MLP was "
+                f"built with input_size={self.input_size}. Set input_size={x.shape[1]}."
+            )
+        for layer in self.layers:
+            x = layer(x)
+        return classification_outputs(self.head(x), labels, self.training)

@@ -1,0 +1,107 @@
+"""ViT: an image classifier made of transformer blocks over patches (Dosovitskiy et al. 2021)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+
+from libai.layers import Dropout, LayerNorm
+from libai.models.init import init_weights, transformer_std
+from libai.models.outputs import classification_outputs
+from libai.models.transformer import RESIDUAL_PROJECTIONS, Block, split_of_blocks, transformer_flops
+from libai.utils.errors import UserError
+
+#: see `libai.models.gpt.GPT_PLAN`
+VIT_PLAN = {"split": split_of_blocks("blocks"), "blocks": "blocks"}
+
+
+class ViT(nn.Module):
+    """A classifier of square images.
+
+    Args:
+        image_size, patch_size: pixels on a side; patches tile the image exactly.
+        num_channels, num_classes: of the images and of the labels.
+        hidden_size, num_layers, num_heads, mlp_ratio: the size of the blocks.
+        dropout: rate on the embeddings and on both branches of each block.
+        drop_path: rate of skipping a branch in the last block; it rises linearly from 0 in the first.
+        pool: `"cls"` reads the class token, `"mean"` averages the patches and has no class token.
+    """
+
+    plan = VIT_PLAN
+
+    def __init__(
+        self,
+        image_size: int,
+        patch_size: int,
+        num_channels: int = 3,
+        num_classes: int = 10,
+        hidden_size: int = 64,
+        num_layers: int = 4,
+        num_heads: int = 4,
+        mlp_ratio: float = 4.0,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        pool: str = "cls",
+    ):
+        super().__init__()
+        if image_size % patch_size:
+            raise UserError(
+                f"image_size={image_size} is not a multiple of patch_size={patch_size}, so patches cannot tile it. "
+                f"patch_size can be one of {[n for n in range(1, image_size + 1) if image_size % n == 0]}."
+            )
+        if pool not in ("cls", "mean"):
+            raise UserError(
+                f'pool="{pool}" is not known. It is "cls" (class token) or "mean" (average of the patches).'
+            )
+        self.patch_size = patch_size
+        self.pool = pool
+        num_patches = (image_size // patch_size) ** 2
+        self.patch_embedding = nn.Linear(num_channels * patch_size**2, hidden_size)
+        if pool == "cls":
+            self.class_token = nn.Parameter(flow.zeros(1, 1, hidden_size))
+        self.position_embedding = nn.Parameter(flow.zeros(num_patches + (pool == "cls"), hidden_size))
+        self.embedding_dropout = Dropout(dropout)
+        rates = [drop_path * i / max(1, num_layers - 1) for i in range(num_layers)]
+        self.blocks = nn.ModuleList([Block(hidden_size, num_heads, mlp_ratio, dropout, rate) for rate in rates])
+        self.norm = LayerNorm(hidden_size)
+        self.head = nn.Linear(hidden_size, num_classes)
+        init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))
+
+    def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
+        """`images` (batch, channels, image_size, image_size) float32, `labels` (batch,) int64.
+
+        Returns what `classification_outputs` describes; logits are (batch, num_classes).
+        """
+        return classification_outputs(self.head(self.features(images)), labels, self.training)
+
+    def features(self, images: flow.Tensor) -> flow.Tensor:
+        """The pooled output of the last block, (batch, hidden_size)."""
+        x = self.patch_embedding(self._patches(images))
+        if self.pool == "cls":
+            x = flow.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1)
+        x = self.embedding_dropout(x + self.position_embedding)
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        return x[:, 0] if self.pool == "cls" else x.mean(dim=1)
+
+    def _patches(self, images: flow.Tensor) -> flow.Tensor:
+        """(batch, channels, height, width) to (batch, patches, channels * patch_size^2): a strided convolution is then
+        one matrix product, which OneFlow's CPU kernels do several times faster."""
+        batch, channels, height, width = images.shape
+        size = self.patch_size
+        if (height // size) * (width // size) + (self.pool == "cls") != self.position_embedding.shape[0]:
+            raise UserError(
+                f"the batch holds images of {height} x {width}, which do not give the number of patches this model was "
+                "built for. Resize the images, or set image_size."
+            )
+        x = images.reshape(batch, channels, height // size, size, width // size, size)
+        return x.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)
+
+    @property
+    def num_flops_per_sample(self) -> int:
+        """Forward and backward FLOPs of one image."""
+        length, hidden_size = self.position_embedding.shape
+        return transformer_flops((self.blocks, self.patch_embedding), len(self.blocks), hidden_size, length)

@@ -1,0 +1,134 @@
+"""Optimizer state of a compiled graph, translated to and from the canonical form of `libai.optim.state`.
+
+A graph calls the state of parameter `p` of its attribute `model` `model.p-<suffix>` and counts updates in
+`System-Train-TrainStep`. Verified for the seven optimizers of OneFlow 0.9.0, `amsgrad`, `centered` and several groups
+included (tests/optim/test_graph_state.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+
+from libai.optim.state import NamedParameters, initial_state, like_parameter, state_keys, walk_parameters
+from libai.utils.errors import UserError
+
+TRAIN_STEP = "System-Train-TrainStep"
+
+_SUFFIX_OF_KEY = {
+    "momentum_buf": "momentum",
+    "exp_avg": "m",
+    "exp_avg_sq": "v",
+    "max_exp_avg_sq": "max_v",
+    "sum": "sum",
+    "square_avg": "mean_square",
+    "grad_avg": "mean_gradient",
+    "square_avgs": "square_avgs",
+    "acc_deltas": "acc_deltas",
+}
+
+
+def graph_state_names(optimizer: flow.optim.Optimizer) -> dict[str, str]:
+    """Eager state key -> suffix of the same tensor in a graph, for all groups of `optimizer`.
+
+    Raises `UserError` for an optimizer that is not one of OneFlow's, because a graph cannot compile it.
+    """
+    names: dict[str, str] = {}
+    for group in optimizer.param_groups:
+        keys = state_keys(optimizer, group)
+        if keys is None:
+            raise UserError(
+                f"{type(optimizer).__name__} is not an optimizer of OneFlow, so its state has no form in a graph. Use "
+                "graph.enabled=false, or one of SGD, Adam, AdamW, LAMB, Adagrad, RMSprop, Adadelta."
+            )
+        names.update((key, _SUFFIX_OF_KEY[key]) for key in keys)
+    return names
+
+
+def export_graph_state(
+    graph_state_dict: Mapping[str, Any],
+    prefix: str,
+    named_parameters: NamedParameters,
+    optimizer: flow.optim.Optimizer,
+) -> tuple[dict[str, flow.Tensor], dict[str, Any]]:
+    """The state of a compiled training graph as `(tensors, scalars)` of the canonical form.
+
+    `graph_state_dict`: `graph.state_dict()` after the first call; `prefix`: the graph's attribute that is the module.
+    A graph makes no state for a parameter without gradient; its initial value stands for it. With a global
+    graph every rank must call it. Raises `UserError` when none of the state is there.
+    """
+    suffixes = graph_state_names(optimizer)
+    tensors: dict[str, flow.Tensor] = {}
+    absent: list[str] = []
+    for name, parameter, group in walk_parameters(optimizer, named_parameters):
+        for key in state_keys(optimizer, group) or ():
+            graph_name = f"{prefix}.{name}-{suffixes[key]}"
+            if graph_name in graph_state_dict:
+                tensors[f"{name}/{key}"] = graph_state_dict[graph_name]
+            else:
+                absent.append(graph_name)
+                tensors[f"{name}/{key}"] = initial_state(parameter, group)
+    if TRAIN_STEP not in graph_state_dict or (tensors and len(absent) == len(tensors)):
+        wanted = [TRAIN_STEP, *absent[:2]]
+        raise UserError(
+            f"The graph's state has none of {', '.join(wanted)}; it has {sorted(graph_state_dict)[:3]}. Either the "
+            f"graph was not called yet, or its module is not the attribute {prefix!r}. Call the graph once before "
+            "reading its state, and give the attribute's name as prefix."
+        )
+    return tensors, {"step": _read_step(graph_state_dict[TRAIN_STEP])}
+
+
+def to_graph_state(
+    tensors: Mapping[str, Any],
+    scalars: Mapping[str, Any],
+    prefix: str,
+    optimizer: flow.optim.Optimizer,
+    named_parameters: NamedParameters | None = None,
+) -> dict[str, flow.Tensor]:
+    """The canonical form as entries for `graph.load_state_dict`, to be called before the graph's first call.
+
+    `named_parameters`: when given, each tensor takes the dtype and layout of its parameter (needed for NumPy arrays and
+    for global graphs, where every rank must call it), and a missing tensor is an error; without it OneFlow tensors are
+    passed on as they are. The weights are not in it: load them into the module.
+
+    Raises `UserError` for a name that `optimizer` does not have, such as a state that was not translated.
+    """
+    suffixes = graph_state_names(optimizer)
+    state: dict[str, flow.Tensor] = {}
+    is_global = False
+    unknown = [name for name in tensors if "/" not in name or name.rpartition("/")[2] not in suffixes]
+    layouts: dict[str, flow.Tensor] = {}
+    if named_parameters is not None:
+        for name, parameter, group in walk_parameters(optimizer, named_parameters):
+            is_global = is_global or parameter.is_global
+            layouts.update((f"{name}/{key}", parameter) for key in state_keys(optimizer, group) or ())
+        unknown = [name for name in tensors if name not in layouts]
+    missing = [name for name in layouts if name not in tensors]
+    if unknown or missing or "step" not in scalars:
+        raise UserError(
+            f"This is not the state of {type(optimizer).__name__} in the form <parameter>/<key> with keys "
+            f"{sorted(suffixes)} and the number 'step': unexpected {unknown[:5]}, missing {missing[:5]}, scalars "
+            f"{sorted(scalars)}. Pass what export_state or export_graph_state returned for the same optimizer."
+        )
+    for name in tensors:
+        value = tensors[name]
+        if name in layouts:
+            value = like_parameter(value, layouts[name])
+        elif not isinstance(value, flow.Tensor):
+            value = flow.tensor(np.ascontiguousarray(value))
+        is_global = is_global or value.is_global
+        parameter_name, _, key = name.rpartition("/")
+        state[f"{prefix}.{parameter_name}-{suffixes[key]}"] = value
+    step = flow.tensor([int(scalars["step"])], dtype=flow.int64)
+    state[TRAIN_STEP] = step.to_global(flow.placement.all("cpu"), flow.sbp.broadcast) if is_global else step
+    return state
+
+
+def _read_step(step: flow.Tensor) -> int:
+    if step.is_global:
+        # it lives on rank 0 alone, where other ranks would read an empty tensor
+        step = step.to_global(placement=flow.placement.all(step.placement.type), sbp=flow.sbp.broadcast).to_local()
+    return int(step.numpy()[0])

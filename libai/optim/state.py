@@ -1,0 +1,200 @@
+"""Optimizer state in one form for both modes and every layout.
+
+The form is `tensors = {"<parameter name>/<eager key>": tensor}` plus `scalars = {"step": updates made}`. Eager mode
+reads and writes it here; `libai.optim.graph_state` translates it to and from the names of a compiled graph. Learning
+rates are not part of it: they belong to the scheduler and the config.
+
+The state is complete: where OneFlow has not made a parameter's state yet (it does so at its first gradient) the zeros
+that it would start with stand for it. So what is missing on loading is really missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+
+from libai.utils.errors import UserError
+
+NamedParameters = Mapping[str, flow.Tensor] | Iterable[tuple[str, flow.Tensor]]
+
+
+@dataclass(frozen=True)
+class StateReport:
+    """How a saved optimizer state fits an optimizer: names as in the canonical form."""
+
+    loaded: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    mis_shaped: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    """name -> (shape in the saved state, shape of the parameter)"""
+
+    @property
+    def is_exact(self) -> bool:
+        """True when everything fits and nothing is left over."""
+        return not (self.missing or self.unexpected or self.mis_shaped)
+
+    def describe(self) -> str:
+        """The differences in one line, at most five names of each kind."""
+        shapes = [f"{name} (saved {saved}, wanted {wanted})" for name, (saved, wanted) in self.mis_shaped.items()]
+        kinds = (("missing", self.missing), ("unexpected", self.unexpected), ("mis-shaped", shapes))
+        return "; ".join(f"{len(names)} {kind}: {_shorten(names)}" for kind, names in kinds if names) or "all fits"
+
+
+def state_keys(optimizer: flow.optim.Optimizer, group: Any) -> tuple[str, ...] | None:
+    """The eager state keys of each parameter of `group`, or None for an optimizer that is not one of OneFlow's.
+
+    They follow the group's options: plain SGD has none, `amsgrad` and `centered` add one.
+    """
+    kinds = [cls.__name__ for cls in type(optimizer).__mro__]
+    if "SGD" in kinds:
+        return ("momentum_buf",) if group["momentum"] != 0.0 else ()
+    if "Adam" in kinds or "AdamW" in kinds:
+        return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+    if "LAMB" in kinds:
+        return ("exp_avg", "exp_avg_sq")
+    if "Adagrad" in kinds:
+        return ("sum",)
+    if "RMSprop" in kinds:
+        return ("square_avg", "grad_avg") if group["centered"] else ("square_avg",)
+    if "Adadelta" in kinds:
+        return ("square_avgs", "acc_deltas")
+    return None
+
+
+def export_state(
+    optimizer: flow.optim.Optimizer, named_parameters: NamedParameters
+) -> tuple[dict[str, flow.Tensor], dict[str, Any]]:
+    """The state of an eager `optimizer` as `(tensors, scalars)`; the tensors are its own, not copies.
+
+    `named_parameters`: the model's; must hold every parameter of the optimizer (tied weights under the first name).
+    `scalars` holds `"step"`, and for optimizers of your own every number in their state. Raises `UserError` when a
+    parameter of the optimizer has no name.
+    """
+    tensors: dict[str, flow.Tensor] = {}
+    scalars: dict[str, Any] = {
+        key: value for key, value in optimizer._state.items() if isinstance(key, str) and _is_number(value)
+    }
+    for name, parameter, group in walk_parameters(optimizer, named_parameters):
+        state = optimizer._state[parameter]
+        for key, value in state.items():
+            if isinstance(value, flow.Tensor):
+                tensors[f"{name}/{key}"] = value
+            elif _is_number(value):
+                scalars[f"{name}/{key}"] = value
+        for key in state_keys(optimizer, group) or ():
+            if key not in state:
+                tensors[f"{name}/{key}"] = initial_state(parameter, group)
+    return tensors, scalars
+
+
+def import_state(
+    optimizer: flow.optim.Optimizer,
+    named_parameters: NamedParameters,
+    tensors: Mapping[str, Any],
+    scalars: Mapping[str, Any],
+    strict: bool = True,
+) -> StateReport:
+    """Put `(tensors, scalars)` into an eager `optimizer`; each tensor takes dtype and layout of its parameter.
+
+    `tensors` may hold OneFlow tensors (local or global) or NumPy arrays of the full, unsharded value; they are copied,
+    one at a time, so a lazy mapping is read once and never held whole. With global parameters every rank must call it.
+
+    Raises `UserError` with the exact differences when `strict` and something is missing, left over or of another
+    shape; the optimizer is then unchanged. `strict=False` loads what fits and returns the differences.
+    """
+    report = StateReport()
+    staged: list[tuple[flow.Tensor, str, Any]] = []
+    unclaimed = dict.fromkeys([*tensors, *(key for key in scalars if "/" in key)])
+    for name, parameter, group in walk_parameters(optimizer, named_parameters):
+        keys = state_keys(optimizer, group)
+        if keys is None:  # an optimizer of the user's own: whatever was saved for this parameter
+            keys = tuple(key.rpartition("/")[2] for key in unclaimed if key.rpartition("/")[0] == name)
+        for key in keys:
+            full_name = f"{name}/{key}"
+            if full_name not in unclaimed:
+                report.missing.append(full_name)
+                continue
+            del unclaimed[full_name]
+            value = tensors[full_name] if full_name in tensors else scalars[full_name]
+            shape = tuple(parameter.shape)
+            if _is_number(value):
+                staged.append((parameter, key, value))
+            elif tuple(value.shape) == shape:
+                staged.append((parameter, key, like_parameter(value, parameter)))
+            else:
+                report.mis_shaped[full_name] = (tuple(value.shape), shape)
+                continue
+            report.loaded.append(full_name)
+    report.unexpected.extend(unclaimed)
+    if "step" not in scalars:
+        report.missing.append("step")
+    if strict and not report.is_exact:
+        raise UserError(
+            f"The saved optimizer state does not fit this {type(optimizer).__name__}: {report.describe()}. It belongs "
+            "to another model, optimizer or set of frozen parameters. Configure them as in the saved run, or load the "
+            "weights alone."
+        )
+    for parameter, key, value in staged:
+        optimizer._state[parameter][key] = value
+    for key, value in scalars.items():
+        if "/" not in key:
+            optimizer._state[key] = int(value) if key == "step" else value
+    return report
+
+
+def walk_parameters(
+    optimizer: flow.optim.Optimizer, named_parameters: NamedParameters
+) -> Iterator[tuple[str, flow.Tensor, Any]]:
+    """`(name, parameter, group)` for every parameter of `optimizer`, in its order.
+
+    Raises `UserError` when one of them is not among `named_parameters`.
+    """
+    pairs = named_parameters.items() if isinstance(named_parameters, Mapping) else named_parameters
+    names: dict[int, str] = {}
+    for name, parameter in pairs:
+        names.setdefault(id(parameter), name)
+    for index, group in enumerate(optimizer.param_groups):
+        for parameter in group.parameters:
+            if id(parameter) not in names:
+                raise UserError(
+                    f"The optimizer's group {index} has a parameter of shape {tuple(parameter.shape)} that is none of "
+                    f"the model's {len(names)} named parameters, so its state has no name. Build the optimizer from "
+                    "the parameters of this very model object, after it was moved or converted."
+                )
+            yield names[id(parameter)], parameter, group
+
+
+def initial_state(parameter: flow.Tensor, group: Any) -> flow.Tensor:
+    """What a state tensor of `parameter` holds before its first update: zeros, but for Adagrad its configured value."""
+    zeros = flow.zeros_like(parameter)
+    return zeros.fill_(group["initial_accumulator_value"]) if "initial_accumulator_value" in group else zeros
+
+
+def like_parameter(value: Any, parameter: flow.Tensor) -> flow.Tensor:
+    """A copy of `value` (array or tensor, the full logical value) with dtype and layout of `parameter`.
+
+    Collective over the ranks of both when either is global.
+    """
+    if isinstance(value, flow.Tensor) and value.is_global and parameter.is_global:
+        moved = value.detach().to_global(placement=parameter.placement, sbp=parameter.sbp)
+        return (moved.clone() if moved is value else moved + 0).to(parameter.dtype)
+    if isinstance(value, flow.Tensor):
+        value = value.detach().numpy()
+    array = np.ascontiguousarray(value)
+    if not parameter.is_global:
+        return flow.tensor(array, dtype=parameter.dtype, device=parameter.device)
+    broadcast = [flow.sbp.broadcast] * len(parameter.sbp)
+    whole = flow.tensor(array, dtype=parameter.dtype, placement=parameter.placement, sbp=broadcast)
+    return whole.to_global(sbp=parameter.sbp)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _shorten(names: list[str], limit: int = 5) -> str:
+    return ", ".join(names[:limit]) + (f", … {len(names) - limit} more" if len(names) > limit else "")

@@ -1,0 +1,73 @@
+"""The ranks of a job arranged as data x tensor x pipeline, and the placements that follow from it.
+
+A mesh is arithmetic on rank numbers; it moves no tensor. Rank order: pipeline is the slowest axis, then data, then
+tensor, so that tensor-parallel peers (who talk most) are neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from libai.utils.distributed import get_rank, get_world_size
+from libai.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """`data * tensor * pipeline` ranks on one device type (`"cpu"` or `"cuda"`)."""
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    device: str = "cpu"
+
+    @classmethod
+    def of_this_job(cls, device: str, data: int | None = None, tensor: int = 1, pipeline: int = 1) -> Mesh:
+        """The mesh over all ranks of this job; `data=None` takes the ranks that tensor and pipeline leave.
+
+        Raises `UserError` when the product is not the number of processes.
+        """
+        world = get_world_size()
+        if data is None:
+            data = max(1, world // (tensor * pipeline))
+        if data * tensor * pipeline != world:
+            raise UserError(
+                f"train.dist asks for data {data} x tensor {tensor} x pipeline {pipeline} = {data * tensor * pipeline} "
+                f"ranks, but this job has {world} process(es). Start {data * tensor * pipeline} processes or change "
+                "train.dist (data_parallel_size=null takes what is left)."
+            )
+        return cls(data, tensor, pipeline, device)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.data * self.tensor * self.pipeline
+
+    @property
+    def data_rank(self) -> int:
+        """Which slice of every global batch this process reads, in `range(data)`."""
+        return get_rank() // self.tensor % self.data
+
+    @property
+    def is_single(self) -> bool:
+        """True for one process: tensors stay local and no collective is needed."""
+        return self.size == 1
+
+    @property
+    def is_data_parallel_only(self) -> bool:
+        """True when every rank holds the whole model."""
+        return self.tensor == 1 and self.pipeline == 1
+
+    def placement(self) -> Any:
+        """The OneFlow placement of all ranks."""
+        import oneflow as flow
+
+        return flow.placement(self.device, list(range(self.size)))
+
+    def describe(self) -> str:
+        """`2 processes = 2 data x 1 tensor x 1 pipeline on cpu`."""
+        return (
+            f"{self.size} process{'es' if self.size > 1 else ''} = {self.data} data x {self.tensor} tensor x "
+            f"{self.pipeline} pipeline on {self.device}"
+        )

@@ -1,0 +1,41 @@
+"""Learning rate schedules for both modes: the Python scheduler steps once per iteration, graph mode reads its rates.
+
+OneFlow's own schedulers work as well, `LambdaLR` and `ReduceLROnPlateau` included.
+"""
+
+from libai.scheduler.builders import (
+    OneCycleLR,
+    WarmupConstantLR,
+    WarmupCosineAnnealingLR,
+    WarmupCosineLR,
+    WarmupExponentialLR,
+    WarmupInverseSqrtLR,
+    WarmupLinearLR,
+    WarmupMultiStepLR,
+    WarmupPolynomialLR,
+    WarmupStableDecayLR,
+    WarmupStepLR,
+)
+from libai.scheduler.factor_lr import FactorLR
+from libai.scheduler.metric_driven import needs_metric
+from libai.scheduler.schedules import Schedule
+from libai.scheduler.state import load_scheduler_state, scheduler_state
+
+__all__ = [
+    "FactorLR",
+    "OneCycleLR",
+    "Schedule",
+    "WarmupConstantLR",
+    "WarmupCosineAnnealingLR",
+    "WarmupCosineLR",
+    "WarmupExponentialLR",
+    "WarmupInverseSqrtLR",
+    "WarmupLinearLR",
+    "WarmupMultiStepLR",
+    "WarmupPolynomialLR",
+    "WarmupStableDecayLR",
+    "WarmupStepLR",
+    "load_scheduler_state",
+    "needs_metric",
+    "scheduler_state",
+]

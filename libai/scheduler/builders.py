@@ -1,0 +1,279 @@
+"""What a config names: builders that bind a schedule to an optimizer, `lr_scheduler = LazyCall(WarmupCosineLR)(...)`.
+
+Every builder takes `optimizer, max_iter` (the run's iterations, which the engine fills in), the warm-up's three
+arguments and `by, iters_per_epoch`. `max_iter` and `warmup_iter` always count iterations. With `by="epoch"` the lengths
+that are the schedule's own (`milestones`, `step_size`, `cycle_iter`, `decay_iter`, the exponent of `gamma`) count
+epochs, and after the warm-up the rate changes at epoch boundaries only. The names follow LiBai, so they are written
+like classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oneflow.optim import Optimizer
+
+from libai.scheduler import schedules
+from libai.scheduler.factor_lr import FactorLR
+from libai.scheduler.schedules import Schedule
+from libai.utils.errors import UserError
+
+
+def WarmupConstantLR(
+    optimizer: Optimizer,
+    max_iter: int,
+    warmup_iter: int = 0,
+    warmup_factor: float = 0.001,
+    warmup_method: str = "linear",
+) -> FactorLR:
+    """The initial rate all along, after a warm-up."""
+    return _bind(optimizer, schedules.constant(), max_iter, warmup_iter, warmup_factor, warmup_method)
+
+
+def WarmupCosineLR(
+    optimizer: Optimizer,
+    max_iter: int,
+    warmup_iter: int = 0,
+    warmup_factor: float = 0.001,
+    alpha: float = 0.0,
+    warmup_method: str = "linear",
+    by: str = "iter",
+    iters_per_epoch: int | None = None,
+) -> FactorLR:
+    """Cosine decay to `alpha` times the initial rate at `max_iter`."""
+    _unit(by, iters_per_epoch)
+    schedule = schedules.cosine(_positive("max_iter", max_iter), end=alpha)
+    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method, by, iters_per_epoch)
+
+
+def WarmupCosineAnnealingLR(
+    optimizer: Optimizer,
+    max_iter: int,
+    warmup_iter: int = 0,
+    warmup_factor: float = 0.001,
+    eta_min: float = 0.0,
+    cycle_iter: int | None = None,
+    cycle_mult: int = 1,
+    cycle_decay: float = 1.0,
+    warmup_method: str = "linear",
+    by: str = "iter",
+    iters_per_epoch: int | None = None,
+) -> FactorLR:
+    """Cosine decay to the rate `eta_min` at `max_iter`, or with `cycle_iter` warm restarts.
+
+    Cycle c lasts `cycle_iter * cycle_mult**c` and starts at `cycle_decay**c` of the initial rate. `eta_min` is a rate:
+    it holds for the group with the highest initial rate, and the others keep their proportion to it.
+    """
+    unit = _unit(by, iters_per_epoch)
+    end = _as_factor(optimizer, eta_min)
+    if cycle_iter is None:
+        schedule = schedules.cosine(_positive("max_iter", max_iter), end=end)
+    else:
+        cycle = _positive("cycle_iter", cycle_iter) * unit
+        schedule = schedules.cosine_restarts(cycle, _positive("cycle_mult", cycle_mult), cycle_decay, end=end)
+    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method, by, iters_per_epoch)
+
+
+def WarmupMultiStepLR(
+    optimizer: Optimizer,
+    max_iter: int,
+    milestones: Sequence[float],
+    warmup_iter: int = 0,
+    warmup_factor: float = 0.001,
+    gamma: float = 0.1,
+    warmup_method: str = "linear",
+    by: str = "iter",
+    iters_per_epoch: int | None = None,
+) -> FactorLR:
+    """Times `gamma` at each of `milestones`: iterations (or epochs), or fractions of `max_iter` when below 1."""
+    unit = _unit(by, iters_per_epoch)
+    points = [round(point * max_iter) if 0 < point < 1 else int(point) * unit for point in milestones]
+    if any(later <= earlier for earlier, later in zip(points, points[1:])) or any(point < 0 for point in points):
+        raise UserError(
+            f"WarmupMultiStepLR: milestones={list(milestones)} are the iterations {points}, which do not increase. "
+            "Give increasing iterations, or increasing fractions of max_iter between 0 and 1."
+        )
+    schedule = schedules.multi_step(points, gamma)
+    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method, by, iters_per_epoch)
+
+
+def WarmupStepLR(
+    optimizer: Optimizer,
+    max_iter: int,
+    step_size: int,
+    warmup_iter: int = 0,
+    warmup_factor: float = 0.001,
+    gamma: float = 0.1,
+    warmup_method: str = "linear",
+    by: str = "iter",
+    iters_per_epoch: int | None = None,
+) -> FactorLR:
+    """Times `gamma` every `step_size` iterations (or epochs)."""
+    unit = _unit(by, iters_per_epoch)
+    schedule = schedules.every_step(_positive("step_size", step_size) * unit, gamma)
+    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method, by, iters_per_epoch)
+
+
+def WarmupExponentialLR(
+    optimizer: Optimizer,
+    max_iter: int,
+    gamma: float,
+    warmup_iter: int = 0,
+    warmup_factor: float = 0.001,
+    warmup_method: str = "linear",
+    by: str = "iter",
+    iters_per_epoch: int | None = None,
+) -> FactorLR:
+    """Times `gamma` each iteration (or each epoch)."""
+    unit = _unit(by, iters_per_epoch)
+    schedule = schedules.every_step(unit, gamma) if unit > 1 else schedules.exponential(gamma)
+    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method, by, iters_per_epoch)
+
+
+def WarmupPolynomialLR(
+    optimizer: Optimizer,
+    max_iter: int,
+    warmup_iter: int = 0,
+    warmup_factor: float = 0.001,
+    end_learning_rate: float = 0.0001,
+    power: float = 1.0,
+    cycle: bool = False,
+    warmup_method: str = "linear",
+    by: str = "iter",
+    iters_per_epoch: int | None = None,
+) -> FactorLR:
+    """`(1 - iteration / max_iter) ** power` down to the rate `end_learning_rate`.
+
+    `end_learning_rate` holds for the group with the highest initial rate; the others keep their proportion to it.
+    """
+    _unit(by, iters_per_epoch)
+    end = _as_factor(optimizer, end_learning_rate)
+    schedule = schedules.polynomial(_positive("max_iter", max_iter), power, end=end, cycle=cycle)
+    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method, by, iters_per_epoch)
+
+
+def WarmupLinearLR(
+    optimizer: Optimizer,
+    max_iter: int,
+    warmup_iter: int = 0,
+    warmup_factor: float = 0.001,
+    end_factor: float = 0.0,
+    warmup_method: str = "linear",
+    by: str = "iter",
+    iters_per_epoch: int | None = None,
+) -> FactorLR:
+    """A straight line from the initial rate to `end_factor` times it at `max_iter`."""
+    _unit(by, iters_per_epoch)
+    schedule = schedules.polynomial(_positive("max_iter", max_iter), end=end_factor)
+    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method, by, iters_per_epoch)
+
+
+def WarmupInverseSqrtLR(
+    optimizer: Optimizer,
+    max_iter: int,
+    warmup_iter: int = 0,
+    warmup_factor: float = 0.001,
+    timescale: int | None = None,
+    warmup_method: str = "linear",
+) -> FactorLR:
+    """`sqrt(timescale / iteration)` after the first `timescale` iterations (default: the warm-up, or 1 without one)."""
+    schedule = schedules.inverse_sqrt(_positive("timescale", max(warmup_iter, 1) if timescale is None else timescale))
+    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method)
+
+
+def WarmupStableDecayLR(
+    optimizer: Optimizer,
+    max_iter: int,
+    warmup_iter: int = 0,
+    warmup_factor: float = 0.001,
+    decay_ratio: float = 0.2,
+    decay_iter: int | None = None,
+    end_factor: float = 0.0,
+    decay_shape: str = "linear",
+    warmup_method: str = "linear",
+    by: str = "iter",
+    iters_per_epoch: int | None = None,
+) -> FactorLR:
+    """Warm-up, the initial rate, then a decay to `end_factor` over the last part of the run.
+
+    The last part is `decay_ratio * max_iter` iterations, or `decay_iter` when given. `decay_shape`: `"linear"`,
+    `"cosine"` or `"sqrt"`.
+    """
+    unit = _unit(by, iters_per_epoch)
+    if decay_shape not in schedules.DECAY_SHAPES:
+        raise UserError(
+            f"WarmupStableDecayLR: decay_shape={decay_shape!r} is not one of {sorted(schedules.DECAY_SHAPES)}."
+        )
+    length = round(decay_ratio * max_iter) if decay_iter is None else decay_iter * unit
+    if not 0 <= length <= max_iter:
+        raise UserError(
+            f"WarmupStableDecayLR: the decay lasts {length} iterations, but the run has {max_iter} (max_iter). "
+            "Make decay_ratio (0 to 1) or decay_iter smaller."
+        )
+    schedule = schedules.stable_decay(_positive("max_iter", max_iter), length, end=end_factor, shape=decay_shape)
+    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method, by, iters_per_epoch)
+
+
+def OneCycleLR(
+    optimizer: Optimizer,
+    max_iter: int,
+    rise_ratio: float = 0.3,
+    start_factor: float = 0.04,
+    end_factor: float = 4e-6,
+) -> FactorLR:
+    """Cosines from `start_factor` up to the initial rate over `rise_ratio` of the run, then down to `end_factor`."""
+    if not 0 <= rise_ratio < 1:
+        raise UserError(f"OneCycleLR: rise_ratio={rise_ratio} is the rising part of the run: give 0 <= rise_ratio < 1.")
+    rise_iter = round(rise_ratio * (_positive("max_iter", max_iter) - 1))
+    return FactorLR(optimizer, schedules.one_cycle(max_iter, rise_iter, start_factor, end_factor))
+
+
+def _bind(
+    optimizer: Optimizer,
+    schedule: Schedule,
+    max_iter: int,
+    warmup_iter: int,
+    warmup_factor: float,
+    warmup_method: str,
+    by: str = "iter",
+    iters_per_epoch: int | None = None,
+) -> FactorLR:
+    """`schedule` held per epoch where asked, with a checked warm-up in front, bound to `optimizer`."""
+    if warmup_method not in ("linear", "constant"):
+        raise UserError(f"warmup_method={warmup_method!r} is unknown. Use 'linear' or 'constant'.")
+    if not 0 <= warmup_iter <= max_iter:
+        raise UserError(
+            f"The warm-up of {warmup_iter} iterations does not fit into the run of {max_iter} (max_iter). "
+            f"Choose warmup_iter (or train.warmup_ratio) between 0 and {max_iter} iterations."
+        )
+    if warmup_factor < 0:
+        raise UserError(f"warmup_factor={warmup_factor} would make the learning rate negative. Use 0 or more.")
+    if by == "epoch":
+        schedule = schedules.held_per_epoch(schedule, _unit(by, iters_per_epoch))
+    return FactorLR(optimizer, schedules.with_warmup(schedule, warmup_iter, warmup_factor, warmup_method))
+
+
+def _unit(by: str, iters_per_epoch: int | None) -> int:
+    """Iterations in one unit of a schedule's own lengths."""
+    if by == "iter":
+        return 1
+    if by != "epoch":
+        raise UserError(f"by={by!r} is unknown. Use by='iter' or by='epoch'.")
+    if not iters_per_epoch or iters_per_epoch < 1:
+        raise UserError(
+            f"by='epoch' needs to know how long an epoch is, but iters_per_epoch={iters_per_epoch}. "
+            "Give iters_per_epoch (samples per epoch / global batch size), or use by='iter'."
+        )
+    return int(iters_per_epoch)
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise UserError(f"{name}={value} is a number of iterations: give 1 or more.")
+    return int(value)
+
+
+def _as_factor(optimizer: Optimizer, rate: float) -> float:
+    """`rate` as a share of the highest initial rate among the groups."""
+    highest = max((group["initial_lr"] if "initial_lr" in group else group["lr"]) for group in optimizer.param_groups)
+    return rate / highest if highest > 0 else 0.0

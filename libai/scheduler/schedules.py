@@ -1,0 +1,185 @@
+"""Learning rate schedules as pure functions: iteration -> factor of the initial rate.
+
+A `Schedule` knows no optimizer and keeps no state, so any point of a schedule can be computed, plotted or compared
+without stepping through it. Iteration 0 is the first update; a run of `max_iter` updates uses 0 … `max_iter - 1`.
+The builders in `libai.scheduler.builders` bind schedules to optimizers.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Sequence
+
+Schedule = Callable[[int], float]
+
+
+def constant() -> Schedule:
+    """Factor 1 for ever.
+
+    >>> constant()(1000)
+    1.0
+    """
+    return lambda step: 1.0
+
+
+def cosine(max_iter: int, end: float = 0.0) -> Schedule:
+    """Half a cosine from 1 down to `end` at `max_iter`, `end` from there on (SGDR, arXiv:1608.03983, one cycle).
+
+    >>> [round(cosine(4)(step), 3) for step in (0, 2, 4, 9)]
+    [1.0, 0.5, 0.0, 0.0]
+    """
+
+    def factor(step: int) -> float:
+        if step >= max_iter:
+            return end
+        return end + (1.0 - end) * 0.5 * (1.0 + math.cos(math.pi * step / max_iter))
+
+    return factor
+
+
+def cosine_restarts(cycle_iter: int, cycle_mult: int = 1, cycle_decay: float = 1.0, end: float = 0.0) -> Schedule:
+    """Cosine cycles (SGDR, arXiv:1608.03983): cycle c lasts `cycle_iter * cycle_mult**c` iterations and starts at
+    `cycle_decay**c`; each ends at `end`.
+
+    >>> [cosine_restarts(2, cycle_decay=0.5)(step) for step in (0, 2, 4)]
+    [1.0, 0.5, 0.25]
+    """
+
+    def factor(step: int) -> float:
+        cycle, length = 0, cycle_iter
+        if cycle_mult == 1:
+            cycle, step = divmod(step, cycle_iter)
+        while step >= length:  # integers, where the closed form's logarithm may round to the wrong cycle
+            step -= length
+            length *= cycle_mult
+            cycle += 1
+        return end + (cycle_decay**cycle - end) * 0.5 * (1.0 + math.cos(math.pi * step / length))
+
+    return factor
+
+
+def multi_step(milestones: Sequence[int], gamma: float = 0.1) -> Schedule:
+    """`gamma` to the power of the number of milestones reached.
+
+    >>> [multi_step([2, 4], gamma=0.5)(step) for step in (1, 2, 4)]
+    [1.0, 0.5, 0.25]
+    """
+    return lambda step: gamma ** bisect.bisect_right(milestones, step)
+
+
+def every_step(step_size: int, gamma: float = 0.1) -> Schedule:
+    """`gamma` to the power of the number of whole `step_size` iterations passed.
+
+    >>> [every_step(2, gamma=0.5)(step) for step in (1, 2, 5)]
+    [1.0, 0.5, 0.25]
+    """
+    return lambda step: gamma ** (step // step_size)
+
+
+def exponential(gamma: float) -> Schedule:
+    """`gamma ** step`.
+
+    >>> exponential(0.5)(3)
+    0.125
+    """
+    return lambda step: gamma**step
+
+
+def polynomial(max_iter: int, power: float = 1.0, end: float = 0.0, cycle: bool = False) -> Schedule:
+    """From 1 to `end` at `max_iter` as `(1 - step / max_iter) ** power`; with `cycle` the horizon grows by `max_iter`
+    whenever it is passed, instead of staying at `end`. `power=1` is a straight line.
+
+    >>> [polynomial(4, end=0.5)(step) for step in (0, 2, 4, 9)]
+    [1.0, 0.75, 0.5, 0.5]
+    """
+
+    def factor(step: int) -> float:
+        horizon = max_iter
+        if cycle:
+            # OneFlow's PolynomialLR takes iteration 0 for iteration 1 here; ours starts at 1 exactly
+            horizon = max_iter * max(1, math.ceil(step / max_iter))
+        return end + (1.0 - end) * (1.0 - min(step, horizon) / horizon) ** power
+
+    return factor
+
+
+def inverse_sqrt(timescale: int) -> Schedule:
+    """1 for the first `timescale` iterations, then `sqrt(timescale / step)` (arXiv:1706.03762 without its constant).
+
+    >>> [inverse_sqrt(100)(step) for step in (0, 100, 400)]
+    [1.0, 1.0, 0.5]
+    """
+    return lambda step: math.sqrt(timescale / max(step, timescale))
+
+
+def stable_decay(max_iter: int, decay_iter: int, end: float = 0.0, shape: str = "linear") -> Schedule:
+    """1 until `max_iter - decay_iter`, then down to `end` at `max_iter` (warmup-stable-decay, arXiv:2404.06395).
+
+    `shape`: `"linear"`, `"cosine"` or `"sqrt"` (`1 - sqrt(progress)`, arXiv:2405.18392).
+
+    >>> [stable_decay(10, decay_iter=4)(step) for step in (0, 6, 8, 10)]
+    [1.0, 1.0, 0.5, 0.0]
+    """
+    falling = DECAY_SHAPES[shape]
+
+    def factor(step: int) -> float:
+        progress = (step - (max_iter - decay_iter)) / max(decay_iter, 1)
+        return end + (1.0 - end) * falling(min(max(progress, 0.0), 1.0))
+
+    return factor
+
+
+DECAY_SHAPES: dict[str, Callable[[float], float]] = {
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    "sqrt": lambda progress: 1.0 - math.sqrt(progress),
+}
+
+
+def one_cycle(max_iter: int, rise_iter: int, start: float, end: float) -> Schedule:
+    """Cosine rise from `start` to 1 over `rise_iter`, cosine fall to `end` at the last iteration (arXiv:1708.07120).
+
+    >>> [one_cycle(11, rise_iter=5, start=0.1, end=0.0)(step) for step in (0, 5, 10)]
+    [0.1, 1.0, 0.0]
+    """
+
+    def factor(step: int) -> float:
+        if step < rise_iter:
+            return start + (1.0 - start) * 0.5 * (1.0 - math.cos(math.pi * step / rise_iter))
+        fall_iter = max(max_iter - 1 - rise_iter, 1)
+        return cosine(fall_iter, end)(step - rise_iter)
+
+    return factor
+
+
+def with_warmup(schedule: Schedule, warmup_iter: int, warmup_factor: float, method: str = "linear") -> Schedule:
+    """`schedule` with its first `warmup_iter` iterations replaced; it runs on underneath and is not shifted.
+
+    `"linear"` goes from `warmup_factor` to the value that `schedule` has at `warmup_iter`, so the curve has no jump;
+    `"constant"` stays at `warmup_factor`. The meaning of OneFlow's `WarmUpLR(..., warmup_prefix=False)`.
+
+    >>> [with_warmup(constant(), 2, 0.5)(step) for step in (0, 1, 2)]
+    [0.5, 0.75, 1.0]
+    """
+    if warmup_iter <= 0:
+        return schedule
+    goal = schedule(warmup_iter)
+
+    def factor(step: int) -> float:
+        if step >= warmup_iter:
+            return schedule(step)
+        if method == "constant":
+            return warmup_factor
+        return warmup_factor + (goal - warmup_factor) * step / warmup_iter
+
+    return factor
+
+
+def held_per_epoch(schedule: Schedule, iters_per_epoch: int) -> Schedule:
+    """`schedule` changed at the first iteration of each epoch only.
+
+    >>> [held_per_epoch(exponential(0.5), 2)(step) for step in (0, 1, 2, 3)]
+    [1.0, 1.0, 0.25, 0.25]
+    """
+    return lambda step: schedule(step // iters_per_epoch * iters_per_epoch)

@@ -1,0 +1,90 @@
+"""The state of any scheduler, ours or OneFlow's, as JSON values.
+
+OneFlow's `state_dict` is the object's whole `__dict__`: callables and other objects may be in it. They are left out
+(they come from the config again) and reported by name; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from libai.utils.errors import UserError
+
+_LEFT_OUT = object()
+
+
+def scheduler_state(scheduler: Any) -> dict[str, Any]:
+    """The state of `scheduler` and the current rates of its optimizer's groups, as JSON values.
+
+    `{"class": str, "lrs": [float], "state": {...}, "left_out": [names]}`. `left_out` names what JSON cannot hold, such
+    as the functions of a callable object; plain lambdas of `LambdaLR` are not state. Infinity (the initial `best` of
+    `ReduceLROnPlateau`) is kept as `{"float": "inf"}`, because JSON has no such number.
+
+    Raises `UserError` for a scheduler of the user's own that has no state.
+    """
+    if not all(hasattr(scheduler, name) for name in ("state_dict", "load_state_dict", "optimizer")):
+        raise UserError(
+            f"The state of the scheduler {type(scheduler).__name__} is to be saved, but it lacks some of state_dict(), "
+            "load_state_dict(state) and the attribute optimizer, so a resumed run could not continue its curve. Add "
+            "them, or build it as libai.scheduler.FactorLR(optimizer, function_of_the_iteration)."
+        )
+    left_out: list[str] = []
+    state = _encode(scheduler.state_dict(), "", left_out)
+    rates = [float(group["lr"]) for group in scheduler.optimizer.param_groups]
+    return {"class": type(scheduler).__name__, "lrs": rates, "state": state, "left_out": left_out}
+
+
+def load_scheduler_state(scheduler: Any, saved: Mapping[str, Any]) -> list[str]:
+    """Restore what `scheduler_state` returned, and the rates in the optimizer's groups.
+
+    Returns the names that were left out when saving and therefore keep the values of the config. Raises `UserError`
+    when the scheduler is of another class or the optimizer has another number of groups.
+    """
+    found, wanted = saved["class"], type(scheduler).__name__
+    if found != wanted:
+        raise UserError(
+            f"The saved scheduler is a {found}, this run's is a {wanted}, so its state does not fit. "
+            f"Configure lr_scheduler as in the saved run, or start the schedule anew without the scheduler's state."
+        )
+    groups = scheduler.optimizer.param_groups
+    if len(saved["lrs"]) != len(groups):
+        raise UserError(
+            f"The saved scheduler has {len(saved['lrs'])} parameter group(s), this run's optimizer has {len(groups)}, "
+            "so the rates cannot be matched. Use the parameter group options of the saved run."
+        )
+    scheduler.load_state_dict(_decode(saved["state"]))
+    for group, rate in zip(groups, saved["lrs"]):
+        group["lr"] = rate
+    return list(saved.get("left_out", []))
+
+
+def _encode(value: Any, name: str, left_out: list[str]) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        items = {str(key): _encode(item, f"{name}{key}.", left_out) for key, item in value.items()}
+        return {key: item for key, item in items.items() if item is not _LEFT_OUT}
+    if isinstance(value, list | tuple):
+        # a place in a list keeps its position, so what cannot be stored becomes null
+        items_ = [_encode(item, f"{name}{index}.", left_out) for index, item in enumerate(value)]
+        return [None if item is _LEFT_OUT else item for item in items_]
+    left_out.append(name.rstrip("."))
+    return _LEFT_OUT
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if set(value) == {"float"}:
+            return float(value["float"])
+        return {key: _decode(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    return value

@@ -1,0 +1,52 @@
+"""Files that are either the old or the new whole, whatever happens in between; and lines that are never torn."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Replace (or create) `path` with `data`, on disk when this returns.
+
+    Written beside `path`, fsynced, renamed: a reader sees the old file or the new one, also after a crash. The parent
+    folder must exist. On failure the old file stays and nothing is left behind.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_dir(path.parent)
+
+
+def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
+    """`atomic_write_bytes` of `text` in UTF-8."""
+    atomic_write_bytes(path, text.encode())
+
+
+def append_line(path: str | os.PathLike[str], line: str) -> None:
+    """Append `line` and a newline in a single write, so that lines of several processes do not mix."""
+    if "\n" in line:
+        raise ValueError(f"append_line takes one line; {line!r} holds a newline")
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        os.write(descriptor, (line + "\n").encode())
+    finally:
+        os.close(descriptor)
+
+
+def fsync_dir(path: str | os.PathLike[str]) -> None:
+    """Make the names in folder `path` (a rename, a new file) survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

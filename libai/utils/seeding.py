@@ -1,0 +1,55 @@
+"""One seed for the whole job, and the limits of the process that long runs meet."""
+
+from __future__ import annotations
+
+import random
+import resource
+import secrets
+
+import numpy as np
+
+from libai.utils.distributed import broadcast_object, get_rank
+from libai.utils.errors import UserError
+
+#: numpy's global generator takes 32 bits
+MAX_SEED = 2**32 - 1
+
+
+def resolve_seed(seed: int | None) -> int:
+    """`seed`, or with None one drawn on rank 0 that all ranks share. Collective when None."""
+    if seed is None:
+        return int(broadcast_object(secrets.randbelow(MAX_SEED + 1)))
+    if not 0 <= seed <= MAX_SEED:
+        raise UserError(
+            f"train.seed={seed} is outside 0 ... {MAX_SEED}, what numpy's generator takes. Choose one inside."
+        )
+    return seed
+
+
+def seed_everything(seed: int, rank_offset: bool = False) -> int:
+    """Seed the global generators of Python, numpy and oneflow; returns the seed that this rank uses.
+
+    `rank_offset`: add the rank, so that ranks draw differently (augmentation). Initial weights need the same seed on
+    every rank. oneflow 0.9.0's `nn.Dropout` ignores this seed; use `libai.layers` for dropout that does not.
+    """
+    import oneflow as flow
+
+    seed = (seed + get_rank() * rank_offset) % (MAX_SEED + 1)
+    random.seed(seed)
+    np.random.seed(seed)
+    flow.manual_seed(seed)
+    return seed
+
+
+def raise_open_file_limit(wanted: int = 65536) -> int:
+    """Raise this process's soft limit of open files to `wanted`, or as far as its hard limit lets it; returns it.
+
+    Memory-mapped shards and loader workers pass the usual 1024 quickly. Never lowers the limit.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return soft
+    limit = max(soft, wanted if hard == resource.RLIM_INFINITY else min(wanted, hard))
+    if limit > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit

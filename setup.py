@@ -1,0 +1,35 @@
+"""Install libai: `pip install -e .` (the exact pins of a tested environment are in requirements.lock)."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+
+
+def read_requirements(name: str) -> list:
+    """Return the requirement lines of `requirements/<name>`, without comments."""
+    lines = (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def read_version() -> str:
+    """Return `libai.__version__` without importing libai."""
+    source = (ROOT / "libai" / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "([^"]+)"', source, re.MULTILINE)
+    if found is None:
+        raise RuntimeError('libai/__init__.py has no line `__version__ = "…"`')
+    return found.group(1)
+
+
+setup(
+    name="libai",
+    version=read_version(),
+    description="An eager/graph dual-mode trainer for OneFlow",
+    packages=find_packages(include=["libai", "libai.*"]),
+    # oneflow 0.9.0 has wheels for CPython 3.7 to 3.10; libai is written for and tested on 3.10
+    python_requires=">=3.10,<3.11",
+    install_requires=read_requirements("core.in"),
+    extras_require={"dev": read_requirements("dev.in")},
+)

@@ -1,0 +1,139 @@
+"""Background saves: the snapshot is that of the call, one at a time, failures come out at the next call."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from libai import checkpoint
+from libai.checkpoint import AsyncCheckpointer, CheckpointError, async_writer
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Writes wait until the event is set."""
+    event = threading.Event()
+    write = async_writer.write_checkpoint
+
+    def wait_then_write(*arguments):
+        assert event.wait(20)
+        return write(*arguments)
+
+    monkeypatch.setattr(async_writer, "write_checkpoint", wait_then_write)
+    yield event
+    event.set()
+
+
+def test_what_is_written_is_the_moment_of_the_call(tmp_path, gate):
+    array, state = np.zeros(1000), {"iter": [1]}
+    checkpointer = AsyncCheckpointer(tmp_path)
+    path = checkpointer.save(1, {"model": {"a": array}}, state)
+    array += 1
+    state["iter"].append(2)
+    assert not path.exists()  # still in the background
+    gate.set()
+    checkpointer.close()
+    loaded = checkpoint.load(path)
+    assert loaded.tensors["model"]["a"].sum() == 0
+    assert loaded.state == {"iter": [1]}
+    assert checkpointer.last_path == path
+
+
+def test_a_oneflow_tensor_may_change_after_the_call(tmp_path, gate):
+    flow = pytest.importorskip("oneflow")
+    tensor = flow.zeros(1000)
+    checkpointer = AsyncCheckpointer(tmp_path)
+    path = checkpointer.save(1, {"model": {"a": tensor}}, {})
+    tensor += 1
+    gate.set()
+    checkpointer.close()
+    assert checkpoint.load(path).tensors["model"]["a"].sum() == 0
+
+
+def test_the_snapshots_of_several_saves_do_not_mix(tmp_path):
+    checkpointer = AsyncCheckpointer(tmp_path)
+    array = np.zeros((100, 100))
+    for iteration in range(1, 6):
+        array[:] = iteration
+        checkpointer.save(iteration, {"model": {"a": array}}, {"i": iteration})
+        array[:] = -1
+    checkpointer.close()
+    for iteration in range(1, 6):
+        loaded = checkpoint.load(tmp_path / f"iter_{iteration:07d}")
+        assert (loaded.tensors["model"]["a"] == iteration).all() and loaded.verify() == []
+
+
+def test_shapes_may_change_between_saves(tmp_path):
+    checkpointer = AsyncCheckpointer(tmp_path)
+    for iteration, array in enumerate([np.zeros(3), np.zeros(4), np.zeros(4, np.float32)]):
+        checkpointer.save(iteration, {"model": {"a": array}}, {})
+    checkpointer.close()
+    assert checkpoint.load(tmp_path / "iter_0000002").tensors["model"]["a"].dtype == np.float32
+
+
+def test_at_most_one_write_is_in_flight(tmp_path, gate):
+    checkpointer = AsyncCheckpointer(tmp_path)
+    checkpointer.save(1, {"model": {"a": np.ones(1)}}, {})
+    threading.Timer(0.2, gate.set).start()
+    second = checkpointer.save(2, {"model": {"a": np.ones(1)}}, {})
+    assert (tmp_path / "iter_0000001").exists()  # the first one was waited for
+    assert checkpointer.stall_seconds > 0.1
+    checkpointer.close()
+    assert second.exists()
+
+
+@pytest.mark.parametrize("where", ["check", "save", "close"])
+def test_a_failure_in_the_background_is_raised_once_at_the_next_call(tmp_path, monkeypatch, where):
+    def fail(*arguments):
+        raise CheckpointError("checkpoint iter_0000001 could not be written: disk on fire")
+
+    checkpointer = AsyncCheckpointer(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(async_writer, "write_checkpoint", fail)
+        checkpointer.save(1, {"model": {}}, {})
+        checkpointer._thread.join()
+    with pytest.raises(CheckpointError, match="disk on fire"):
+        {"check": checkpointer.check, "close": checkpointer.close, "save": lambda: checkpointer.save(2, {}, {})}[
+            where
+        ]()
+    checkpointer.check()
+    checkpointer.save(3, {"model": {"a": np.ones(1)}}, {})
+    checkpointer.close()
+    assert checkpoint.verify(tmp_path / "iter_0000003") == []
+
+
+def test_an_unexpected_failure_keeps_its_cause(tmp_path):
+    def fail(path):
+        raise ZeroDivisionError("no")
+
+    checkpointer = AsyncCheckpointer(tmp_path, after_write=fail)
+    checkpointer.save(1, {"model": {}}, {})
+    with pytest.raises(CheckpointError, match="ZeroDivisionError: no") as error:
+        checkpointer.close()
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+def test_check_does_not_wait(tmp_path, gate):
+    checkpointer = AsyncCheckpointer(tmp_path)
+    checkpointer.check()
+    checkpointer.save(1, {"model": {}}, {})
+    checkpointer.check()  # would hang until the gate opens
+    gate.set()
+    checkpointer.close()
+    checkpointer.close()
+
+
+def test_retention_runs_after_each_write(tmp_path):
+    checkpointer = AsyncCheckpointer(tmp_path, after_write=lambda path: checkpoint.prune(path.parent, 2))
+    for iteration in range(5):
+        checkpointer.save(iteration, {"model": {}}, {})
+    checkpointer.close()
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["iter_0000003", "iter_0000004"]
+
+
+def test_what_cannot_be_saved_is_refused_on_the_spot(tmp_path):
+    checkpointer = AsyncCheckpointer(tmp_path)
+    with pytest.raises(CheckpointError, match=r"\$\.x is nan"):
+        checkpointer.save(1, {"model": {}}, {"x": float("nan")})
+    checkpointer.close()
+    assert not (tmp_path / "iter_0000001").exists()

@@ -1,0 +1,129 @@
+"""The command line, run as users run it: without installation, without oneflow."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from libai import checkpoint
+
+TOOL = Path(__file__).resolve().parents[2] / "tools" / "checkpoint.py"
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Checkpoints of iterations 1 to 3; 2 is the best."""
+    root = tmp_path / "root"
+    for i in (1, 2, 3):
+        tensors = {"model": {"w": np.full((3, 4), i, np.float32), "n": np.arange(3)}, "optimizer": {"w/m": np.ones(12)}}
+        checkpoint.save(root, i, tensors, {"lr": i / 10}, shard_bytes=50)
+    checkpoint.mark_best(root, root / "iter_0000002", "eval/val/loss", 1.5)
+    return root
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run the tool; returns its exit code, output and errors."""
+
+    def call(*arguments):
+        command = [sys.executable, str(TOOL), *map(str, arguments)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout, done.stderr
+
+    return call
+
+
+def _damage(path):
+    (path / "trainer.json").write_text("{}")
+
+
+def test_ls_and_verify_show_health_and_best(root, run):
+    code, out, _ = run("ls", root)
+    assert code == 0 and len(out.splitlines()) == 3 and "best eval/val/loss=1.5" in out.splitlines()[1]
+    assert run("verify", root, root / "iter_0000001")[0] == 0
+    _damage(root / "iter_0000003")
+    code, out, _ = run("ls", root, "--json")
+    rows = json.loads(out)
+    assert code == 1
+    assert [bool(row["problems"]) for row in rows] == [False, False, True]
+    code, out, _ = run("verify", root)
+    assert code == 1 and "iter_0000003: damaged" in out and "trainer.json" in out and "iter_0000002: ok" in out
+
+
+def test_show_prints_state_and_tensors(root, run):
+    code, out, _ = run("show", root / "best", "--stats")
+    assert code == 0 and "iter_0000002  iteration 2" in out and "w  float32 (3, 4)  min 2  mean 2  max 2" in out
+    shown = json.loads(run("show", root, "--json")[1])
+    assert shown["iteration"] == 3 and shown["state"] == {"lr": 0.3}
+    assert shown["tensors"]["model"]["n"] == {"dtype": "int64", "shape": [3], "bytes": 24}
+
+
+def test_diff_tells_what_differs(root, run):
+    code, out, _ = run("diff", root / "iter_0000001", root / "iter_0000002")
+    assert code == 1
+    assert out.splitlines() == [
+        "iteration: 1 and 2",
+        "model/w: 12 of 12 values differ, by at most 1",
+        "state.lr: 0.1 and 0.2",
+    ]
+    assert run("diff", root / "best", root / "iter_0000002")[:2] == (0, "equal\n")
+    assert "model/w" not in run("diff", root / "iter_0000001", root / "iter_0000002", "--tolerance", "1")[1]
+
+
+def test_convert_exports_weights_as_one_file(root, run, tmp_path):
+    code, out, errors = run("convert", root / "last", "out.safetensors", "--dtype", "bfloat16")
+    assert code == 0, errors
+    with safe_open(tmp_path / "out.safetensors", "np") as file:
+        assert sorted(file.keys()) == ["n", "w"]
+        assert file.get_slice("w").get_dtype() == "BF16" and file.get_slice("n").get_dtype() == "I64"
+    assert (checkpoint.open_weights(tmp_path / "out.safetensors")["w"] == 3).all()
+    assert run("convert", root / "last", "out.safetensors")[0] == 2  # never overwrites
+    assert list(tmp_path.glob(".out*")) == []
+
+
+def test_convert_merges_shards_and_drops_groups(root, run, tmp_path):
+    assert run("convert", root / "best", "copy", "--merge", "--drop", "optimizer", "--dtype", "float16")[0] == 0
+    copy = checkpoint.load(tmp_path / "copy" / "iter_0000002")
+    assert list(copy.tensors) == ["model"] and copy.state == {"lr": 0.2} and copy.verify() == []
+    assert copy.tensors["model"].spec("w").dtype == "float16"
+    assert [file.name for file in sorted(copy.path.glob("*.safetensors*"))] == ["model.safetensors"]
+
+
+def test_a_converted_copy_in_the_same_form_is_equal(root, run):
+    assert run("convert", root / "best", "copy")[0] == 0
+    assert run("diff", root / "best", "copy/iter_0000002")[0] == 0
+
+
+def test_prune_deletes_only_when_told(root, run):
+    code, out, _ = run("prune", root, "--max-to-keep", "1", "--dry-run")
+    assert code == 0 and "would delete" in out and "iter_0000001" in out
+    assert len(checkpoint.list_checkpoints(root)) == 3
+    assert json.loads(run("prune", root, "--max-to-keep", "1", "--json")[1])["deleted"] == [str(root / "iter_0000001")]
+    assert [path.name for path in checkpoint.list_checkpoints(root)] == ["iter_0000002", "iter_0000003"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["ls", "nowhere"], "nowhere is not a folder"),
+        (["show", "nowhere"], "nowhere does not exist"),
+        (["prune", "root", "--max-to-keep", "0"], "keep at least one"),
+        (["convert", "root", "x", "--drop", "optimiser"], "drop='optimiser'"),
+        (["convert", "root/iter_0000001", "root"], "exists already"),
+        (["frobnicate"], "invalid choice"),
+        ([], "required"),
+    ],
+)
+def test_a_mistake_gives_one_line_and_exit_code_2(root, run, arguments, expected):
+    code, _, errors = run(*arguments)
+    assert code == 2 and expected in errors and "Traceback" not in errors
+
+
+def test_the_tool_does_not_import_oneflow():
+    code = f"import sys, runpy; sys.argv = ['x', 'ls', '.']\ntry: runpy.run_path({str(TOOL)!r}, run_name='__main__')\n"
+    code += "except SystemExit: pass\nassert 'oneflow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,128 @@
+"""Directories that appear whole; leftovers of the dead are cleared, the work of the living is not."""
+
+import errno
+import os
+
+import pytest
+
+from libai.checkpoint import durable
+from libai.checkpoint.durable import WorkDirectory, remove_directory, remove_leftovers, write_file
+
+
+def _names(root):
+    return sorted(path.name for path in root.iterdir())
+
+
+def _publish(root, name, content):
+    with WorkDirectory(root, name) as work:
+        write_file(work.path / "x", content)
+        return work.publish()
+
+
+def test_nothing_is_visible_before_publish(tmp_path):
+    with WorkDirectory(tmp_path, "iter_0000001") as work:
+        write_file(work.path / "x", b"1")
+        assert all(name.startswith(".saving-") for name in _names(tmp_path))
+        work.publish()
+        assert _names(tmp_path) == ["iter_0000001"]
+
+
+def test_without_publish_nothing_stays(tmp_path):
+    with pytest.raises(ZeroDivisionError), WorkDirectory(tmp_path, "iter_0000001"):
+        raise ZeroDivisionError
+    assert _names(tmp_path) == []
+
+
+@pytest.mark.parametrize("has_exchange", [True, False])
+def test_publishing_replaces_what_was_there(tmp_path, monkeypatch, has_exchange):
+    def refuse(a, b):
+        raise OSError(errno.EINVAL, "no exchange here")
+
+    if not has_exchange:
+        monkeypatch.setattr(durable, "_exchange", refuse)
+    _publish(tmp_path, "iter_0000001", b"old")
+    final = _publish(tmp_path, "iter_0000001", b"new")
+    assert (final / "x").read_bytes() == b"new"
+    assert _names(tmp_path) == ["iter_0000001"]
+
+
+def test_the_work_of_a_living_process_is_left_alone(tmp_path):
+    with WorkDirectory(tmp_path, "iter_0000001") as work:
+        assert remove_leftovers(tmp_path) == []
+        assert work.path.is_dir()
+
+
+def test_the_work_of_a_dead_process_is_cleared(tmp_path):
+    (tmp_path / "keep").mkdir()
+    child = os.fork()
+    if child == 0:  # leaves without any clean-up, as after kill -9
+        WorkDirectory(tmp_path, "iter_0000001")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert len(_names(tmp_path)) == 2
+    assert len(remove_leftovers(tmp_path)) == 1
+    assert _names(tmp_path) == ["keep"]
+
+
+def test_a_checkpoint_moved_aside_by_a_dead_process_is_put_back(tmp_path):
+    aside = tmp_path / ".replaced-iter_0000001-abcdef"
+    aside.mkdir()
+    (aside / "x").write_bytes(b"old")
+    remove_leftovers(tmp_path)
+    assert (tmp_path / "iter_0000001" / "x").read_bytes() == b"old"
+
+
+def test_a_checkpoint_moved_aside_goes_when_its_replacement_is_there(tmp_path):
+    _publish(tmp_path, "iter_0000001", b"new")
+    aside = tmp_path / ".replaced-iter_0000001-abcdef"
+    aside.mkdir()
+    (aside / "x").write_bytes(b"old")
+    remove_leftovers(tmp_path)
+    assert _names(tmp_path) == ["iter_0000001"]
+    assert (tmp_path / "iter_0000001" / "x").read_bytes() == b"new"
+
+
+def test_half_a_deletion_is_finished_by_the_next_process(tmp_path, monkeypatch):
+    _publish(tmp_path, "iter_0000001", b"x")
+    with monkeypatch.context() as patch:
+        patch.setattr(durable.shutil, "rmtree", lambda *args, **kwargs: None)  # died right after the rename
+        remove_directory(tmp_path / "iter_0000001")
+    assert all(name.startswith(".deleting-") for name in _names(tmp_path))
+    remove_leftovers(tmp_path)
+    assert _names(tmp_path) == []
+
+
+def test_deleting_twice_is_no_error(tmp_path):
+    _publish(tmp_path, "iter_0000001", b"x")
+    remove_directory(tmp_path / "iter_0000001")
+    remove_directory(tmp_path / "iter_0000001")
+
+
+def test_a_leftover_that_is_a_link_is_not_followed(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_bytes(b"x")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / ".saving-iter_0000001-abc").symlink_to(outside)
+    remove_leftovers(root)
+    assert (outside / "precious").exists()
+
+
+def test_without_locks_saving_works_and_leftovers_stay(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    monkeypatch.setattr(durable.fcntl, "flock", refuse)
+    _publish(tmp_path, "iter_0000001", b"x")
+    (tmp_path / ".saving-iter_0000002-abc").mkdir()
+    assert remove_leftovers(tmp_path) == []
+    assert len(_names(tmp_path)) == 2
+
+
+def test_digest_and_size_are_those_of_the_file(tmp_path):
+    import hashlib
+
+    record = write_file(tmp_path / "x", b"abc" * 1000)
+    assert record.num_bytes == 3000
+    assert record.sha256 == hashlib.sha256((tmp_path / "x").read_bytes()).hexdigest()

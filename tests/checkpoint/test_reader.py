@@ -1,0 +1,241 @@
+"""Damage of every kind is found; nothing is executed; nothing outside the checkpoint is read."""
+
+import hashlib
+import json
+import os
+import pickle
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from libai import checkpoint
+from libai.checkpoint import CheckpointError
+
+TENSORS = {
+    "model": {"a.weight": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.arange(5), "c": np.array(2.5)},
+    "optimizer": {"a.weight/exp_avg": np.ones((3, 4), np.float32)},
+}
+STATE = {"trainer": {"iter": 200}, "rates": [0.1, 0.2], "best": None}
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    """A good checkpoint of iteration 200 in several shards."""
+    return checkpoint.save(tmp_path / "root", 200, TENSORS, STATE, shard_bytes=50)
+
+
+def _rewrite_manifest(path: Path, change) -> None:
+    """Change the manifest as somebody would who also corrects its digest."""
+    from libai.checkpoint.strict_json import dump_json
+
+    body = json.loads((path / "manifest.json").read_text())
+    body.pop("sha256_of_the_rest")
+    change(body)
+    body["sha256_of_the_rest"] = hashlib.sha256(dump_json(body, "x")).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(body))
+
+
+def test_what_was_saved_comes_back(path):
+    loaded = checkpoint.load(path)
+    assert loaded.iteration == 200
+    assert loaded.state == STATE
+    assert loaded.verify() == []
+    for group, tensors in TENSORS.items():
+        assert list(loaded.tensors[group]) == sorted(tensors)
+        for name, array in tensors.items():
+            read = loaded.tensors[group][name]
+            assert read.dtype == array.dtype and read.shape == array.shape and np.array_equal(read, array)
+            assert read.flags.writeable
+
+
+def test_tensors_are_read_when_asked_for(path, monkeypatch):
+    loaded = checkpoint.load(path)
+    for file in path.glob("model-*"):
+        file.unlink()
+    assert loaded.tensors["optimizer"]["a.weight/exp_avg"].sum() == 12
+    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+        loaded.tensors["model"]["b"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_flipped_bit_is_found(path, seed):
+    rng = random.Random(seed)
+    for file in sorted(path.iterdir()):
+        good = file.read_bytes()
+        for _ in range(15):
+            position, bit = rng.randrange(len(good)), 1 << rng.randrange(8)
+            file.write_bytes(good[:position] + bytes([good[position] ^ bit]) + good[position + 1 :])
+            assert checkpoint.verify(path), f"{file.name}: bit {bit} of byte {position}"
+        file.write_bytes(good)
+    assert checkpoint.verify(path) == []  # control: it was the flips
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_any_truncated_file_is_found_without_reading_data(path, share):
+    for file in sorted(path.iterdir()):
+        good = file.read_bytes()
+        file.write_bytes(good[: int(len(good) * share)])
+        assert checkpoint.verify(path, deep=False), file.name
+        with pytest.raises(CheckpointError):
+            checkpoint.load(path)
+        file.write_bytes(good)
+
+
+def test_any_missing_file_is_found(path):
+    for file in sorted(path.iterdir()):
+        good = file.read_bytes()
+        file.unlink()
+        problems = checkpoint.verify(path)
+        assert problems and file.name in problems[0]
+        file.write_bytes(good)
+
+
+def test_damage_after_verification_is_found_when_the_tensor_is_read(path):
+    loaded = checkpoint.load(path)
+    file = path / loaded.manifest.tensors["model"]["b"].file
+    good = file.read_bytes()
+    file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    damaged = [name for name in loaded.tensors["model"] if _is_damaged(loaded.tensors["model"], name)]
+    assert len(damaged) == 1
+
+
+def _is_damaged(group, name) -> bool:
+    try:
+        group[name]
+    except CheckpointError as error:
+        assert "do not match the digest" in str(error)
+        return True
+    return False
+
+
+def test_a_folder_replaced_while_it_is_read_gives_no_mixture(path):
+    loaded = checkpoint.load(path)
+    checkpoint.save(path.parent, 200, {"model": {n: a + 1 for n, a in TENSORS["model"].items()}}, STATE, shard_bytes=50)
+    with pytest.raises(CheckpointError):
+        loaded.tensors["model"]["a.weight"]
+
+
+def test_a_planted_pickle_is_never_run(path, tmp_path):
+    ran = tmp_path / "ran"
+
+    class Bomb:
+        def __reduce__(self):
+            return (os.system, (f"touch {ran}",))
+
+    bomb = pickle.dumps(Bomb())
+    for file in sorted(path.iterdir()):
+        good = file.read_bytes()
+        file.write_bytes(bomb)
+        assert checkpoint.verify(path)
+        with pytest.raises(CheckpointError):
+            checkpoint.load(path)
+        with pytest.raises(CheckpointError):
+            checkpoint.load_weights(path, {"b": (5,)})
+        file.write_bytes(good)
+    for name in ("bomb.safetensors", "bomb.safetensors.index.json"):
+        (tmp_path / name).write_bytes(bomb)
+        with pytest.raises(CheckpointError):
+            checkpoint.load_weights(tmp_path / name, {"b": (5,)})
+    assert not ran.exists()
+    pickle.loads(bomb)  # control: the bomb is live
+    assert ran.exists()
+
+
+def test_the_load_path_imports_nothing_that_executes():
+    import ast
+
+    package = Path(checkpoint.__file__).parent
+    forbidden = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "importlib", "runpy"}
+    for file in package.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.split(".")[0] for name in names} & forbidden, file
+            if isinstance(node, ast.Call):
+                called = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+                assert called not in {"eval", "exec", "__import__"}, f"{file}:{node.lineno}"
+                is_numpy_load = isinstance(node.func, ast.Attribute) and ast.unparse(node.func) in (
+                    "np.load",
+                    "flow.load",
+                )
+                assert not is_numpy_load, f"{file}:{node.lineno}"
+
+
+@pytest.mark.parametrize("name", ["../../secret.safetensors", "/etc/passwd", "..", ".hidden", "a/b", "", "a\x00b"])
+def test_a_manifest_cannot_lead_out_of_the_folder(path, name):
+    def change(body):
+        body["files"][name] = body["files"].pop("trainer.json")
+        body["files"]["trainer.json"] = body["files"][name]
+
+    _rewrite_manifest(path, change)
+    with pytest.raises(CheckpointError, match="only plain names inside the checkpoint"):
+        checkpoint.load(path)
+
+
+def test_a_link_cannot_lead_out_of_the_folder(path, tmp_path):
+    file = path / "trainer.json"
+    outside = tmp_path / "outside.json"
+    os.rename(file, outside)
+    file.symlink_to(outside)
+    with pytest.raises(CheckpointError, match="symbolic link"):
+        checkpoint.load(path)
+
+
+def test_a_pipe_does_not_hang_the_reader(path):
+    (path / "trainer.json").unlink()
+    os.mkfifo(path / "trainer.json")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        checkpoint.load(path)
+
+
+HOSTILE_MANIFESTS = {
+    "other format": (lambda m: m.update(format="x"), "is not a checkpoint of libai"),
+    "future version": (lambda m: m.update(format_version=99), "format version 99"),
+    "no files": (lambda m: m.pop("files"), "lacks a part"),
+    "files is a list": (lambda m: m.update(files=[]), "lacks a part"),
+    "no state listed": (lambda m: m["files"].pop("trainer.json"), "does not list trainer.json"),
+    "negative iteration": (lambda m: m.update(iteration=-1), "has the iteration -1"),
+    "iteration is text": (lambda m: m.update(iteration="200"), "has the iteration 200"),
+    "other iteration": (lambda m: m.update(iteration=201), "under another name"),
+    "size is text": (lambda m: m["files"]["trainer.json"].update(bytes="9"), "gives no size and digest"),
+    "size is absurd": (lambda m: m["files"]["trainer.json"].update(bytes=10**30), "were written"),
+    "unlisted shard": (lambda m: m["tensors"]["model"]["b"].update(file="x.safetensors"), "is not listed"),
+    "tensor in the state": (lambda m: m["tensors"]["model"]["b"].update(file="trainer.json"), "is not there"),
+    "absurd shape": (lambda m: m["tensors"]["model"]["b"].update(shape=[2**40, 2**40]), "absurd shape"),
+    "other shape": (lambda m: m["tensors"]["model"]["b"].update(shape=[6]), "manifest.json says int64 (6,)"),
+    "dtype": (lambda m: m["tensors"]["model"]["b"].update(dtype="object"), "has the dtype 'object'"),
+    "group": (lambda m: m["tensors"].update({"../x": {}}), "has a tensor group called"),
+    "extra tensor": (lambda m: m["tensors"]["model"].update(z=m["tensors"]["model"]["b"]), "'z' is not there"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_MANIFESTS)
+def test_a_hostile_manifest_is_an_error(path, name):
+    change, expected = HOSTILE_MANIFESTS[name]
+    _rewrite_manifest(path, change)
+    with pytest.raises(CheckpointError) as error:
+        checkpoint.load(path)
+    assert expected in str(error.value)
+    assert checkpoint.verify(path)
+
+
+def test_control_a_rewritten_manifest_without_changes_loads(path):
+    _rewrite_manifest(path, lambda body: None)
+    assert checkpoint.verify(path) == []
+
+
+def test_a_manifest_changed_without_its_digest_is_an_error(path):
+    text = (path / "manifest.json").read_text()
+    (path / "manifest.json").write_text(text.replace('"a.weight"', '"a.weighs"'))
+    with pytest.raises(CheckpointError, match="was changed after it was written"):
+        checkpoint.load(path)
+
+
+def test_what_is_not_a_checkpoint_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="does not exist"):
+        checkpoint.load(tmp_path / "iter_0000001")
+    (tmp_path / "iter_0000002").mkdir()
+    with pytest.raises(CheckpointError, match=r"manifest\.json cannot be read: No such file"):
+        checkpoint.load(tmp_path / "iter_0000002")

@@ -1,0 +1,56 @@
+"""JSON that means one thing, or an error that names the place."""
+
+import pytest
+
+from libai.checkpoint.errors import CheckpointError
+from libai.checkpoint.strict_json import dump_json, parse_json
+
+
+def test_values_come_back_as_they_were():
+    value = {"a": [1, 2.5, None, True, "ü"], "b": {"c": 1e-300, "big": 2**80}}
+    assert parse_json(dump_json(value, "state"), "state") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b'{"a": NaN}', "NaN is not a JSON number"),
+        (b'{"a": -Infinity}', "-Infinity is not a JSON number"),
+        (b'{"a": 1e999}', "is inf"),
+        (b'{"a": 1, "a": 2}', "the name 'a' stands twice"),
+        (b"[" * 100_000, "nested deeper"),
+        (b"[" * 150 + b"]" * 150, "nested deeper"),
+        (b'{"a": ' + b"9" * 10_000 + b"}", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b'{"a": 1} x', "not valid JSON"),
+        (b"", "not valid JSON"),
+        (b"__import__('os')", "not valid JSON"),
+    ],
+)
+def test_what_is_not_strict_json_is_refused(text, expected):
+    with pytest.raises(CheckpointError, match="file.json") as error:
+        parse_json(text, "file.json")
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"best": {"loss": float("nan")}}, "$.best.loss is nan"),
+        ({"a": [0, float("inf")]}, "$.a[1] is inf"),
+        ({"a": {3: "x"}}, "a key in $.a is 3 (int)"),
+        ({"a": object()}, "$.a is a object"),
+        ({"a": b"x"}, "$.a is a bytes"),
+    ],
+)
+def test_what_json_cannot_hold_is_refused_with_its_place(value, expected):
+    with pytest.raises(CheckpointError) as error:
+        dump_json(value, "state")
+    assert expected in str(error.value)
+
+
+def test_a_state_that_contains_itself_is_refused():
+    state: dict = {}
+    state["me"] = state
+    with pytest.raises(CheckpointError, match="nested deeper"):
+        dump_json(state, "state")

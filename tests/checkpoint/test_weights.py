@@ -1,0 +1,203 @@
+"""Weights into modules: an exact report first, then a copy in place."""
+
+import re
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+from safetensors.numpy import save_file
+
+from libai import checkpoint
+from libai.checkpoint import CheckpointError
+
+
+class Net(nn.Module):
+    def __init__(self, classes=10):
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, classes)
+
+
+def _values(module):
+    return {name: tensor.numpy().copy() for name, tensor in module.state_dict().items()}
+
+
+def _equal(a, b):
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A net and its checkpoint `iter_0000500`."""
+    net = Net()
+    return net, checkpoint.save(tmp_path, 500, {"model": net.state_dict()}, {}, shard_bytes=200)
+
+
+def test_weights_and_buffers_go_into_the_same_memory(saved):
+    net, path = saved
+    other = Net()
+    before = dict(other.named_parameters())
+    report = checkpoint.load_weights(path, other)
+    assert report.is_exact and len(report.loaded) == len(net.state_dict())
+    assert _equal(_values(other), _values(net))
+    for name, parameter in other.named_parameters():
+        assert parameter is before[name] and parameter.requires_grad
+
+
+def test_a_mismatch_is_reported_exactly_and_nothing_is_copied(saved):
+    net, path = saved
+    other = Net(classes=7)
+    other.extra = nn.Linear(1, 1, bias=False)
+    before = _values(other)
+    with pytest.raises(CheckpointError) as error:
+        checkpoint.load_weights(path, other, key_mapping={r"^norm\.(?=running)": "old."})
+    assert str(error.value) == (
+        "checkpoint `iter_0000500`: 5 tensors fit, 3 missing, 2 unexpected, 2 mismatched.\n"
+        "  missing: `extra.weight` is in the model, not on disk.\n"
+        "  missing: `norm.running_mean` is in the model, not on disk.\n"
+        "  missing: `norm.running_var` is in the model, not on disk.\n"
+        "  unexpected: `old.running_mean` is on disk, not in the model.\n"
+        "  unexpected: `old.running_var` is on disk, not in the model.\n"
+        "  mismatched: `head.bias` is (10,) on disk, (7,) in the model.\n"
+        "  mismatched: `head.weight` is (10, 8) on disk, (7, 8) in the model.\n"
+        "`strict=false` skips what does not fit; `key_mapping` renames tensors."
+    )
+    assert _equal(_values(other), before)
+
+
+def test_without_strict_what_fits_is_copied(saved):
+    net, path = saved
+    other = Net(classes=7)
+    before = _values(other)
+    report = checkpoint.load_weights(path, other, strict=False)
+    assert sorted(report.mismatched) == ["head.bias", "head.weight"]
+    assert np.array_equal(other.body.weight.numpy(), net.body.weight.numpy())
+    assert np.array_equal(other.head.weight.numpy(), before["head.weight"])
+
+
+def test_names_are_mapped_in_order(saved):
+    net, path = saved
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = nn.Linear(4, 8)
+
+    wrapped = Wrapped()
+    mapping = {r"^(norm|head)\..*": "", r"^body\.": "x.", r"^x": "backbone"}
+    assert checkpoint.load_weights(path, wrapped, mapping).is_exact
+    assert np.array_equal(wrapped.backbone.weight.numpy(), net.body.weight.numpy())
+
+
+@pytest.mark.parametrize(
+    ("mapping", "expected"),
+    [({"(": "x"}, "is no regular expression"), ({"a": r"\9"}, "is no regular expression"), ({".*": "x"}, "gives both")],
+)
+def test_a_bad_mapping_is_an_error(saved, mapping, expected):
+    with pytest.raises(CheckpointError, match=expected):
+        checkpoint.load_weights(saved[1], Net(), mapping)
+
+
+def test_a_mapping_of_shapes_gets_the_report_alone(saved):
+    report = checkpoint.load_weights(saved[1], {"body.weight": (8, 4), "none": (1,)}, strict=False)
+    assert report.loaded == ["body.weight"] and report.missing == ["none"]
+
+
+@pytest.mark.parametrize("form", ["root", "best", "file", "index", "foreign folder", "foreign shards"])
+def test_every_kind_of_source_is_read(saved, tmp_path, form):
+    net, path = saved
+    checkpoint.mark_best(tmp_path, path, "m", 1.0)
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    source = {"root": tmp_path, "best": tmp_path / "best", "file": foreign / "any.safetensors"}.get(form, foreign)
+    if form == "index":
+        source = path / "model.safetensors.index.json"
+    elif form == "file":
+        save_file(_values(net), source)
+    elif form == "foreign folder":
+        save_file(_values(net), foreign / "model.safetensors")
+    elif form == "foreign shards":
+        for file in path.glob("model*"):
+            (foreign / file.name).write_bytes(file.read_bytes())
+    other = Net()
+    checkpoint.load_weights(source, other)
+    assert _equal(_values(other), _values(net))
+
+
+def test_an_index_cannot_lead_elsewhere(tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    for content in (
+        '{"weight_map": {"a": "../x.safetensors"}}',
+        '{"weight_map": {"a": ".."}}',
+        '{"weight_map": []}',
+        "[]",
+    ):
+        index.write_text(content)
+        with pytest.raises(CheckpointError, match="index.json"):
+            checkpoint.open_weights(tmp_path)
+
+
+def test_a_source_that_is_none_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="does not exist"):
+        checkpoint.open_weights(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="holds neither manifest.json nor model.safetensors"):
+        checkpoint.open_weights(tmp_path)
+    path = checkpoint.save(tmp_path, 1, {"optimizer": {"a": np.ones(1)}}, {})
+    with pytest.raises(CheckpointError, match="has no tensors called 'model'; it has optimizer"):
+        checkpoint.open_weights(path)
+
+
+def test_floating_dtypes_are_converted_but_not_integers(tmp_path):
+    values = _values(Net())
+    half = {name: a.astype(np.float16) if a.dtype == np.float32 else a for name, a in values.items()}
+    save_file(half, tmp_path / "half.safetensors")
+    net = Net()
+    checkpoint.load_weights(tmp_path / "half.safetensors", net)
+    assert net.body.weight.dtype == flow.float32
+    assert np.array_equal(net.body.weight.numpy(), half["body.weight"].astype(np.float32))
+    save_file(values | {"norm.num_batches_tracked": np.array(1.0, np.float32)}, tmp_path / "float.safetensors")
+    with pytest.raises(
+        CheckpointError, match=re.escape("`norm.num_batches_tracked` is float32 on disk, int64 in the model")
+    ):
+        checkpoint.load_weights(tmp_path / "float.safetensors", net)
+
+
+def test_copy_into_sets_everything_or_nothing(saved):
+    net, path = saved
+    tensors = checkpoint.load(path).tensors["model"]
+    other = Net()
+    checkpoint.copy_into(other, tensors)
+    assert _equal(_values(other), _values(net))
+    arrays = dict(tensors)
+    for change, expected in (
+        ({"head.bias": np.zeros(3, np.float32)}, "`head.bias` is (3,) on disk, (10,) in the model."),
+        ({"head.bias": np.zeros(10, np.float64)}, "`head.bias` is float64 on disk, float32 in the model."),
+        ({"more": np.zeros(1)}, "`more` is on disk, not in the model."),
+    ):
+        before = _values(other)
+        with pytest.raises(CheckpointError, match=re.escape(expected)):
+            checkpoint.copy_into(other, {name: a + 1 for name, a in arrays.items()} | change)
+        assert _equal(_values(other), before)
+
+
+def test_bfloat16_modules_round_trip(tmp_path):
+    net = nn.Linear(3, 3).to(flow.bfloat16)
+    path = checkpoint.save(tmp_path, 1, {"model": net.state_dict()}, {})
+    assert checkpoint.load(path).tensors["model"].spec("weight").dtype == "bfloat16"
+    other = nn.Linear(3, 3).to(flow.bfloat16)
+    checkpoint.copy_into(other, checkpoint.load(path).tensors["model"])
+    assert np.array_equal(other.weight.numpy(), net.weight.numpy())
+
+
+def test_tied_weights_stay_tied(tmp_path):
+    def tied():
+        module = nn.Module()
+        module.a, module.b = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        module.b.weight = module.a.weight
+        return module
+
+    net, other = tied(), tied()
+    path = checkpoint.save(tmp_path, 1, {"model": net.state_dict()}, {})
+    checkpoint.load_weights(path, other)
+    assert other.a.weight is other.b.weight
+    assert np.array_equal(other.a.weight.numpy(), net.a.weight.numpy())

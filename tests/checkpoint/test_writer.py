@@ -1,0 +1,148 @@
+"""What can be saved, what is refused with a clear line, and how much memory a save takes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from libai import checkpoint
+from libai.checkpoint import CheckpointError
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def test_the_folder_is_laid_out_as_documented(tmp_path):
+    tensors = {"model": {f"w{i}": np.ones(25, np.float32) for i in range(5)}, "optimizer": {"m": np.ones(3)}}
+    path = checkpoint.save(tmp_path, 200, tensors, {"lr": 0.1}, shard_bytes=200)
+    assert path == tmp_path / "iter_0000200"
+    assert sorted(file.name for file in path.iterdir()) == [
+        "manifest.json",
+        "model-00001-of-00003.safetensors",
+        "model-00002-of-00003.safetensors",
+        "model-00003-of-00003.safetensors",
+        "model.safetensors.index.json",
+        "optimizer.safetensors",
+        "trainer.json",
+    ]
+    assert json.loads((path / "trainer.json").read_text()) == {"lr": 0.1}
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 500
+    assert index["weight_map"]["w4"] == "model-00003-of-00003.safetensors"
+
+
+def test_a_shard_is_never_larger_than_asked_unless_it_is_one_tensor(tmp_path):
+    tensors = {"model": {"big": np.ones(1000), "s1": np.ones(10), "s2": np.ones(10), "s3": np.ones(10)}}
+    path = checkpoint.save(tmp_path, 1, tensors, {}, shard_bytes=160)
+    files = [record.file for record in checkpoint.load(path).manifest.tensors["model"].values()]
+    assert files == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 2, 3)]
+
+
+def test_equal_states_give_equal_bytes(tmp_path):
+    tensors = {"model": {"b": np.ones(3), "a": np.zeros(2)}}
+    first = checkpoint.save(tmp_path / "1", 1, tensors, {"b": 1, "a": 2})
+    second = checkpoint.save(tmp_path / "2", 1, {"model": dict(reversed(tensors["model"].items()))}, {"a": 2, "b": 1})
+    for file in first.iterdir():
+        assert file.read_bytes() == (second / file.name).read_bytes(), file.name
+
+
+def test_arrays_of_any_memory_layout_are_saved_by_value(tmp_path):
+    base = np.arange(24, dtype=np.float32).reshape(4, 6)
+    tensors = {"t": base.T, "strided": base[::2, 1::2], "big-endian": base.astype(">f4"), "readonly": base[0].copy()}
+    tensors["readonly"].flags.writeable = False
+    path = checkpoint.save(tmp_path, 1, {"model": tensors}, {})
+    loaded = checkpoint.load(path).tensors["model"]
+    for name, array in tensors.items():
+        assert np.array_equal(loaded[name], array), name
+
+
+def test_saving_an_iteration_again_replaces_it(tmp_path):
+    for value in (1.0, 2.0):
+        checkpoint.save(tmp_path, 7, {"model": {"a": np.full(3, value)}}, {"value": value})
+    assert [path.name for path in tmp_path.iterdir()] == ["iter_0000007"]
+    loaded = checkpoint.load(tmp_path / "iter_0000007")
+    assert loaded.state == {"value": 2.0} and loaded.tensors["model"]["a"][0] == 2.0
+    assert loaded.verify() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"iteration": -1}, "iteration=-1: a checkpoint is numbered by a whole number from 0."),
+        ({"iteration": 1.0}, "iteration=1.0: a checkpoint is numbered"),
+        ({"state": {"best": float("nan")}}, "trainer.json: $.best is nan, and JSON has no such number."),
+        ({"state": [1]}, "state is a list, expected a dict of JSON values."),
+        ({"shard_bytes": 0}, "shard_bytes=0: a shard must hold something."),
+        ({"tensors": {"model": {"a": 3}}}, "model: a is a int, expected a oneflow tensor or a numpy array."),
+        ({"tensors": {"model": {"a": np.array(["x"])}}}, "model: a has the dtype <U1, which safetensors cannot hold."),
+        ({"tensors": {"model": {"a": np.array([None])}}}, "model: a has the dtype object"),
+        ({"tensors": {"model": {"": np.ones(1)}}}, "model: a tensor cannot be called ''"),
+        ({"tensors": {"model": {"__metadata__": np.ones(1)}}}, "a tensor cannot be called '__metadata__'"),
+        ({"tensors": {"../model": {"a": np.ones(1)}}}, "a tensor group cannot be called '../model'"),
+    ],
+)
+def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path, change, expected):
+    arguments = {"iteration": 1, "tensors": {"model": {"a": np.ones(1)}}, "state": {}} | change
+    with pytest.raises(CheckpointError) as error:
+        checkpoint.save(tmp_path / "root", **arguments)
+    assert expected in str(error.value)
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_root_that_is_a_file_is_an_error(tmp_path):
+    (tmp_path / "root").write_text("x")
+    with pytest.raises(CheckpointError, match="could not be written: .*root: "):
+        checkpoint.save(tmp_path / "root", 1, {"model": {"a": np.ones(1)}}, {})
+
+
+_MEMORY = """
+import sys, threading
+import numpy as np, psutil
+from libai import checkpoint
+from libai.checkpoint.safetensors_format import TensorSpec
+from libai.checkpoint.sources import Source
+
+MB = 1_000_000
+shard, root, what = 8 * MB, sys.argv[1], sys.argv[2]
+peak, done = [0], threading.Event()
+process = psutil.Process()
+
+def watch():
+    while not done.wait(0.0005):
+        peak[0] = max(peak[0], process.memory_info().rss)
+
+def make(i):  # stands for a tensor on a device: in host memory only while it is fetched
+    return np.full(MB // 2, i, np.float32)
+
+sources = {f"w{i:02d}": Source(TensorSpec("float32", (MB // 2,)), lambda i=i: make(i)) for i in range(40)}  # 80 MB
+make(0), checkpoint.save(root + "/warm", 1, {"model": {"a": np.ones(3)}}, {})
+before = process.memory_info().rss
+threading.Thread(target=watch).start()
+try:
+    if what == "control":
+        everything = [np.array(source.fetch()) for source in sources.values()]
+    path = checkpoint.save(root, 1, {"model": sources}, {}, shard_bytes=shard)
+    if what == "load":
+        assert checkpoint.verify(path) == []
+        assert sum(float(array[0]) for array in checkpoint.load(path).tensors["model"].values()) == sum(range(40))
+finally:
+    done.set()
+print((peak[0] - before) / shard)
+"""
+
+
+def _peak_in_shards(tmp_path, what: str) -> float:
+    """Extra resident memory of saving (and loading) a model of ten shards, in shards."""
+    command = [sys.executable, "-c", _MEMORY, str(tmp_path), what]
+    return float(subprocess.run(command, check=True, cwd=REPO, capture_output=True, text=True, timeout=60).stdout)
+
+
+@pytest.mark.parametrize("what", ["save", "load"])
+def test_memory_stays_below_one_shard_for_a_model_of_ten(tmp_path, what):
+    assert _peak_in_shards(tmp_path, what) < 1.0
+
+
+def test_control_the_memory_test_sees_a_model_held_whole(tmp_path):
+    assert _peak_in_shards(tmp_path, "control") > 5.0

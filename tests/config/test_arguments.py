@@ -1,0 +1,45 @@
+import pytest
+
+from libai.config import Args, ConfigError, parse_args
+
+
+def test_words_and_flags_may_be_mixed():
+    args = parse_args(["--resume", "exp.py", "train.seed=1", "--dry-run", "~train.name", "+a.b=-1"])
+    assert args == Args("exp.py", ["train.seed=1", "~train.name", "+a.b=-1"], resume=True, dry_run=True)
+
+
+def test_the_config_may_be_named_by_a_flag():
+    assert parse_args(["train.seed=1", "--config-file", "exp.py"]) == Args("exp.py", ["train.seed=1"])
+
+
+def test_tools_can_add_flags_and_do_without_a_config():
+    args = parse_args(["--support"], extra_flags={"--support": "print the support table"}, config_required=False)
+    assert args.config == "" and args.extra == {"support": True}
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["exp.py", "--resum"], "--resum: no such flag. Did you mean --resume?"),
+        (["exp.py", "--fast_dev_run"], "--fast_dev_run: no such flag. Did you mean --fast-dev-run?"),
+        (["exp.py", "--resume=true"], "takes no value"),
+        (
+            ["exp.py", "--train.amp.enabled=true"],
+            "--train.amp.enabled=true: overrides are written key=value, without dashes: train.amp.enabled=true",
+        ),
+        (["train.seed=1"], "No config file is named."),
+        ([], "No config file is named."),
+        (["exp.py", "--config-file"], "argument --config-file: expected one argument."),
+    ],
+)
+def test_mistakes_are_explained(argv, text):
+    with pytest.raises(ConfigError) as caught:
+        parse_args(argv)
+    assert text in str(caught.value)
+
+
+def test_help_names_every_flag(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_args(["--help"])
+    assert caught.value.code == 0
+    assert "--fast-dev-run" in capsys.readouterr().out

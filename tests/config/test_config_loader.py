@@ -1,0 +1,205 @@
+import sys
+import textwrap
+
+import pytest
+from omegaconf import OmegaConf
+
+from libai.config import ConfigError, LazyConfig, get_config, instantiate, loader
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder of config files; what loading does to `sys` is undone."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(loader, "_import_folders", [])
+    modules = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+def write(folder, name, text):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def failure(path):
+    with pytest.raises(ConfigError) as caught:
+        LazyConfig.load(path)
+    return str(caught.value)
+
+
+def test_public_dicts_and_calls_are_the_config(folder):
+    path = write(
+        folder,
+        "exp.py",
+        """
+        from libai.config import LazyCall
+        model = LazyCall(dict)(a=1)
+        train = dict(train_iter=3)
+        _helper = dict(b=2)
+        size = 7
+        """,
+    )
+    assert LazyConfig.load(path) == {"model": {"_target_": "builtins.dict", "a": 1}, "train": {"train_iter": 3}}
+
+
+def test_relative_imports_run_config_files(folder):
+    write(folder, "common/train.py", "train = dict(train_iter=1)")
+    write(
+        folder, "common/sub/graph.py", "from ..train import train as _train\ngraph = dict(debug=_train['train_iter'])"
+    )
+    path = write(
+        folder,
+        "exp.py",
+        """
+        from .common.train import train
+        from .common.sub import graph as _graph_file
+        from .common.sub.graph import *
+        train["seed"] = 5
+        """,
+    )
+    assert LazyConfig.load(path) == {"train": {"train_iter": 1, "seed": 5}, "graph": {"debug": 1}}
+
+
+def test_shipped_configs_are_found_by_name_and_by_import(folder):
+    path = write(folder, "exp.py", "from configs.common.train import train\ntrain.train_iter = 5")
+    assert LazyConfig.load(path).train == {**get_config("common/train.py").train, "train_iter": 5}
+
+
+def test_configs_beside_the_file_come_before_the_shipped_ones(folder):
+    write(folder, "configs/common/train.py", "train = dict(train_iter=9)")
+    path = write(folder, "configs/exp.py", "from configs.common.train import train")
+    assert LazyConfig.load(path).train.train_iter == 9
+
+
+def test_edits_never_reach_another_load(folder):
+    write(folder, "base.py", "from libai.config import defaults\ntrain = defaults('train')")
+    write(folder, "plain_module.py", "from libai.config import defaults\ngraph = defaults('graph')")
+    edits = "from .base import train\nfrom plain_module import graph\ntrain.train_iter = 5\ngraph.debug = 2"
+    first, second = write(folder, "first.py", edits), write(folder, "second.py", edits.split("train.train_iter")[0])
+    loaded = LazyConfig.load(first)
+    loaded.train.log_period = 1
+    assert LazyConfig.load(second).train.train_iter == 0
+    assert LazyConfig.load(second).graph.debug == -1
+    assert LazyConfig.load(first).train.log_period == 20
+
+
+def test_two_imports_within_one_load_do_not_share(folder):
+    write(folder, "base.py", "train = dict(seed=1)")
+    write(folder, "a.py", "from .base import train\ntrain['seed'] = 2")
+    path = write(folder, "exp.py", "from .a import train as _edited\nfrom .base import train")
+    assert LazyConfig.load(path).train.seed == 1
+
+
+def test_modules_beside_the_file_can_be_imported_also_afterwards(folder):
+    write(folder, "my_net.py", "class Net:\n    def __init__(self, width): self.width = width")
+    path = write(
+        folder, "exp.py", "from libai.config import LazyCall\nfrom my_net import Net\nmodel = LazyCall(Net)(width=3)"
+    )
+    config = LazyConfig.load(path)
+    assert config.model._target_ == "my_net.Net"
+    assert instantiate(config.model).width == 3
+
+
+def test_objects_built_in_a_config_file_are_not_copied(folder):
+    write(folder, "part_module.py", "part = object()")
+    text = "from libai.config import LazyCall\nfrom part_module import part\nmodel = LazyCall(dict)(part=part)"
+    config = LazyConfig.load(write(folder, "exp.py", text))
+    assert config.model.part is sys.modules["part_module"].part
+
+
+def test_modules_of_the_same_name_beside_two_configs_are_kept_apart(folder):
+    for name, value in [("one", 1), ("two", 2)]:
+        write(folder, f"{name}/same_name.py", f"def value(): return {value}")
+        text = "from libai.config import LazyCall\nfrom same_name import value\nmodel = LazyCall(value)()"
+        config = LazyConfig.load(write(folder, f"{name}/exp.py", text))
+        assert instantiate(config.model) == value
+
+
+def test_classes_defined_in_a_config_file_work(folder):
+    text = """
+    from __future__ import annotations
+    import dataclasses
+    from libai.config import LazyCall
+    @dataclasses.dataclass
+    class Part:
+        width: int = 1
+    model = LazyCall(Part)(width=3)
+    """
+    assert instantiate(LazyConfig.load(write(folder, "exp_with_class.py", text)).model).width == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        (
+            "from libai.config import LazyCall\nmodel = LazyCal(dict)()",
+            2,
+            "name 'LazyCal' is not defined. Did you mean LazyCall?",
+        ),
+        ("x = (", 1, "SyntaxError: '(' was never closed."),
+        ("import nex_to", 1, "No module named 'nex_to'. Did you mean next_to?"),
+        ("from next_to import Nett", 1, "cannot import name 'Nett' from 'next_to'"),
+        ("from .nex_to import Net", 1, "nex_to.py does not exist. Did you mean next_to.py?"),
+        ("from .nowhere.next_to import Net", 1, "neither does the folder"),
+        ("from . import nex_to", 1, "nex_to.py does not exist. Did you mean next_to.py?"),
+        ("import math\nmath.sqroot", 2, "has no attribute 'sqroot'. Did you mean sqrt?"),
+        ("from libai.config import LazyCall\nmodel = LazyCall(dict)(1)", 2, "got 1 positional argument(s)"),
+        ("from .exp import model", 1, "imports itself"),
+        ("raise SystemExit(3)", 1, "SystemExit: 3"),
+    ],
+)
+def test_an_error_in_the_file_names_file_and_line(folder, monkeypatch, text, line, what):
+    monkeypatch.chdir(folder)
+    write(folder, "next_to.py", "class Net: pass")
+    message = failure(write(folder, "exp.py", text))
+    assert message.startswith(f"exp.py:{line}: ")
+    assert what in message
+    assert len(message.splitlines()) <= 2
+
+
+def test_an_error_in_a_module_names_both_places(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    write(folder, "broken_module.py", "def f():\n    return 1 / 0\nf()")
+    message = failure(write(folder, "exp.py", "import broken_module"))
+    assert message.startswith("exp.py:1: ZeroDivisionError: division by zero.")
+    assert message.endswith("raised at broken_module.py:2 in f")
+
+
+def test_a_missing_file_names_the_nearest(folder):
+    write(folder, "gpt_stdlib.py", "")
+    assert failure(folder / "gpt_stdlb.py").endswith("does not exist. Did you mean gpt_stdlib.py?")
+    assert "is a folder" in failure(folder)
+    assert "expected a .py or a .yaml file" in failure(write(folder, "exp.txt", ""))
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("train:\n  seed: [1", "exp.yaml:2: "),
+        ("train: 1\ntrain: 2", "exp.yaml:2: found duplicate key train."),
+        ("- 1", "expected sections such as `train:`, found a list."),
+    ],
+)
+def test_a_damaged_yaml_is_explained(folder, monkeypatch, text, what):
+    monkeypatch.chdir(folder)
+    assert what in failure(write(folder, "exp.yaml", text))
+
+
+def test_sections_can_be_asked_for(folder):
+    path = write(folder, "exp.py", "train = dict(seed=1)\ngraph = dict(debug=2)")
+    assert LazyConfig.load(path, "train") == {"seed": 1}
+    assert LazyConfig.load(path, ["graph", "train"]) == ({"debug": 2}, {"seed": 1})
+    with pytest.raises(ConfigError, match="defines no 'grpah', only train, graph. Did you mean graph?"):
+        LazyConfig.load(path, "grpah")
+
+
+def test_the_common_configs_hold_the_defaults_of_the_schema():
+    from libai.config import defaults
+
+    assert get_config("common/train.py").train == defaults("train")
+    assert get_config("common/graph.py").graph == defaults("graph")
+    assert OmegaConf.is_dict(get_config("common/optim.py").optim.params)

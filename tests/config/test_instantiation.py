@@ -1,0 +1,135 @@
+import pytest
+from omegaconf import OmegaConf
+
+from libai.config import ConfigError, InstantiationError, LazyCall, fill_unset, instantiate
+from libai.utils.errors import UserError
+
+order = []
+
+
+class Part:
+    def __init__(self, width=1, parts=(), name=None):
+        order.append(name)
+        self.width, self.parts, self.name = width, parts, name
+
+
+class Whole:
+    def __init__(self, part, size: int):
+        self.part, self.size = part, size
+
+
+def fail(kind):
+    raise kind("broken inside")
+
+
+def takes(seed=None, size=None, **others):
+    return seed, size, others
+
+
+def test_inner_calls_are_made_first():
+    order.clear()
+    built = instantiate(LazyCall(Part)(name="outer", parts=[LazyCall(Part)(name="inner"), {"a": 1}]))
+    assert order == ["inner", "outer"]
+    assert isinstance(built.parts[0], Part)
+
+
+def test_containers_become_plain():
+    built = instantiate(LazyCall(Part)(width={"a": [1, 2]}))
+    assert type(built.width) is dict and type(built.width["a"]) is list
+
+
+def test_a_list_becomes_a_tuple_where_the_default_is_one():
+    assert instantiate(LazyCall(Part)(parts=[1, 2])).parts == (1, 2)
+
+
+def test_plain_dicts_and_lists_work_too():
+    built = instantiate([{"_target_": f"{__name__}.Part", "width": 3}, None])
+    assert built[0].width == 3 and built[1] is None
+
+
+def test_extra_arguments_override_complete_and_are_not_copied():
+    model = object()
+    whole = instantiate(LazyCall(Whole)(size=1, part=None), size=2, part=model)
+    assert whole.size == 2 and whole.part is model
+
+
+def test_a_dotted_extra_reaches_the_nested_target():
+    config = LazyCall(Whole)(part=LazyCall(Part)(), size=1)
+    model = object()
+    assert instantiate(config, **{"part.name": model}).part.name is model
+    assert "name" not in config.part
+
+
+def test_a_dotted_extra_without_its_target_is_explained():
+    with pytest.raises(ConfigError, match=r"config.params is not set, but the run has model.*params=LazyCall"):
+        instantiate(LazyCall(takes)(), **{"params.model": 1})
+    with pytest.raises(ConfigError, match=r"config.params has no _target_, so it cannot receive model"):
+        instantiate(LazyCall(takes)(params={"a": 1}), **{"params.model": 1})
+
+
+def test_interpolations_reach_the_whole_config():
+    root = OmegaConf.create({"model": LazyCall(Part)(width="${train.size}"), "train": {"size": 7}})
+    assert instantiate(root.model).width == 7
+
+
+def test_built_objects_pass_through():
+    part = Part()
+    assert instantiate(part) is part
+    assert instantiate(None) is None
+
+
+@pytest.mark.parametrize("value", ["text", 3, 1.5, True])
+def test_what_describes_no_object_is_a_type_error(value):
+    with pytest.raises(TypeError, match="instantiate takes a LazyCall"):
+        instantiate(value)
+
+
+def test_a_wrong_keyword_names_place_target_and_nearest():
+    root = OmegaConf.create({"model": {"blocks": [LazyCall(Part)(widht=3)]}})
+    with pytest.raises(ConfigError, match=r"model\.blocks\[0\]\.widht: .*Part takes no such .* mean width\?"):
+        instantiate(root.model)
+
+
+def test_a_missing_argument_names_the_key_to_set():
+    with pytest.raises(ConfigError, match=r"Whole needs part, size. Set config.part, config.size."):
+        instantiate(LazyCall(Whole)())
+
+
+def test_a_value_left_open_is_asked_for():
+    with pytest.raises(ConfigError, match=r"config\.size is '\?\?\?'.*Add config\.size=value"):
+        instantiate(LazyCall(Whole)(size="???", part=None))
+
+
+def test_a_bad_interpolation_names_its_key():
+    with pytest.raises(ConfigError, match=r"config\.width: Interpolation key 'no.such' not found"):
+        instantiate(LazyCall(Part)(width="${no.such}"))
+
+
+def test_a_target_that_does_not_exist_names_the_place():
+    root = OmegaConf.create({"model": {"_target_": "collections.Countre"}})
+    with pytest.raises(ConfigError, match=r"model: 'collections.Countre'.*Did you mean Counter\?"):
+        instantiate(root.model)
+
+
+@pytest.mark.parametrize("kind", [ValueError, FileNotFoundError, AssertionError])
+def test_a_refused_value_is_a_mistake_of_the_config(kind):
+    with pytest.raises(ConfigError, match=rf"config \(.*fail\): {kind.__name__}: broken inside \(at .*:\d+ in fail\)"):
+        instantiate(LazyCall(fail)(kind=kind))
+
+
+def test_a_bug_in_a_target_keeps_its_traceback():
+    with pytest.raises(InstantiationError, match="config .*raised ZeroDivisionError: broken inside") as caught:
+        instantiate(LazyCall(fail)(kind=ZeroDivisionError))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert not isinstance(caught.value, UserError)
+
+
+def test_an_error_meant_for_the_user_passes_unchanged():
+    with pytest.raises(UserError, match="^broken inside$"):
+        instantiate(LazyCall(fail)(kind=UserError))
+
+
+def test_only_what_the_target_names_and_the_config_leaves_open_is_filled():
+    assert fill_unset(LazyCall(takes)(size=3), seed=1, size=2, colour=4) == {"seed": 1}
+    assert fill_unset(LazyCall(takes)(seed=None, size="???"), seed=1, size=2) == {"seed": 1, "size": 2}
+    assert fill_unset(Part(), seed=1) == {}

@@ -1,0 +1,175 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from libai.config import ConfigError, LazyCall, LazyConfig, defaults, format_override
+from libai.config.lazy import OBJECTS
+
+
+class AdamW:
+    """Stands for an optimizer; `weight_decay` and `amsgrad` are not listed in the config."""
+
+    def __init__(self, params=None, lr: float = 1e-3, betas=(0.9, 0.999), weight_decay: float = 0.0, amsgrad=False):
+        pass
+
+
+class Model:
+    def __init__(self, width: int, dropout: float = 0.0, name: str = "net", scale=1, tied=None):
+        pass
+
+
+def config():
+    sections = {
+        "model": LazyCall(Model)(width=8, scale=1, tied=None),
+        "optim": LazyCall(AdamW)(lr=1e-3, betas=(0.9, 0.999)),
+        "dataloader": {"train": LazyCall("collections.Counter")(), "test": {}},
+        "train": defaults("train"),
+        "graph": defaults("graph"),
+    }
+    return OmegaConf.create(sections, flags=OBJECTS)
+
+
+def applied(*overrides):
+    return LazyConfig.apply_overrides(config(), overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("graph.enabled=off", "graph.enabled", False),
+        ("train.train_iter=1e3", "train.train_iter", 1000),
+        ("train.seed=null", "train.seed", None),
+        ("train.clip_grad.max_norm=1", "train.clip_grad.max_norm", 1.0),
+        ("train.output_dir=007", "train.output_dir", "007"),
+        ("train.output_dir='out/x=y'", "train.output_dir", "out/x=y"),
+        ("train.amp={enabled: on}", "train.amp", {"enabled": True, "dtype": "fp16"}),
+        ("+train.log_period=5", "train.log_period", 5),
+        ("optim.amsgrad=true", "optim.amsgrad", True),
+        ("optim.weight_decay=1", "optim.weight_decay", 1.0),
+        ("optim.betas=[0.8,0.9]", "optim.betas", [0.8, 0.9]),
+        ("optim.betas.0=0.7", "optim.betas", [0.7, 0.999]),
+        ("optim={lr: 3e-4}", "optim.lr", 3e-4),
+        ("model.name=7", "model.name", "7"),
+        ("model.tied=true", "model.tied", True),
+        ("++model.scale=0.5", "model.scale", 0.5),
+        ("model.width=${train.log_period}", "model.width", 20),
+        ("model={_target_: collections.Counter, a: 1}", "model", {"_target_": "collections.Counter", "a": 1}),
+        ("lr_scheduler={_target_: collections.Counter}", "lr_scheduler", {"_target_": "collections.Counter"}),
+        ("dataloader.train=null", "dataloader.train", None),
+        ("+dataloader.test.val={_target_: collections.Counter}", "dataloader.test.val._target_", "collections.Counter"),
+        ("dataloader.train.anything=1", "dataloader.train.anything", 1),
+        ("+train.evaluation.evaluators.a={_target_: a.B}", "train.evaluation.evaluators.a._target_", "a.B"),
+        ("train.extra_hooks=[{_target_: a.B}]", "train.extra_hooks", [{"_target_": "a.B"}]),
+        ("~optim.lr", "optim.lr", None),
+        ("~optim.lr=1e-3", "optim.lr", None),
+        ("~train.log_period", "train.log_period", None),
+    ],
+)
+def test_an_override_that_fits_is_applied(override, key, value):
+    assert OmegaConf.select(applied(override), key) == value
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("train.train_itr=100", "train.train_itr: no such setting. Did you mean train.train_iter?"),
+        ("grpah.enabled=false", "grpah.enabled: no such setting. Did you mean graph.enabled?"),
+        ("trian.amp.enable=true", "trian.amp.enable: no such setting. Did you mean train.amp.enabled?"),
+        ("train.lr=0.1", "train.lr: no such setting. Did you mean optim.lr?"),
+        ("graph.enabled=flase", "graph.enabled=flase: expected true, false or auto (default false)."),
+        ("train.train_iter=abc", "train.train_iter=abc: expected a whole number (default 0)."),
+        ("train.train_iter=1.5", "train.train_iter=1.5: expected a whole number (default 0)."),
+        ("train.seed=-1", "train.seed=-1: expected a number >= 0 (default 1234)."),
+        ("train.amp=true", "train.amp=true: expected a section. Set train.amp.enabled, train.amp.dtype."),
+        ("train.amp.dtype=fp17", "train.amp.dtype=fp17: expected fp16 or bf16 (default 'fp16')."),
+        (
+            "optim.lr=1e-3,1e-4",
+            "optim.lr=1e-3,1e-4: several values for one run. Write optim.lr=[1e-3,1e-4] for a list, "
+            "optim.lr='1e-3,1e-4' for text, or start one run for each value.",
+        ),
+        (
+            "train.output_dir=out/x=y",
+            "train.output_dir=out/x=y: cannot be read (mismatched input '=' expecting <EOF>). "
+            "Quote the value, for bash twice: train.output_dir=\"'out/x=y'\"",
+        ),
+        (
+            "--train.amp.enabled=true",
+            "--train.amp.enabled=true: overrides are written key=value, without dashes: train.amp.enabled=true",
+        ),
+        ("train.log_period", "train.log_period: expected key=value (to remove a setting: ~train.log_period)."),
+        ("train/seed=1", "train/seed=1: a key is names joined by dots, such as train.amp.enabled."),
+        ("train.seed@x=1", "train.seed@x=1: a key is names joined by dots, such as train.amp.enabled."),
+        ("=3", "=3: a key is names joined by dots, such as train.amp.enabled."),
+        ("+train.foo=1", "train.foo: no such setting. The keys of train are fixed; docs/config.md lists them."),
+        (
+            "+foo=1",
+            "foo: no such setting. The sections are model, optim, lr_scheduler, dataloader, train, graph.",
+        ),
+        ("optim.weight_decy=0.1", "optim.weight_decy: no such setting. Did you mean optim.weight_decay?"),
+        ("optim.amsgrad=flase", "optim.amsgrad=flase: expected true or false."),
+        ("optim.betas=0.7", "optim.betas=0.7: expected a list such as [1,2]."),
+        ("optim=3", "optim=3: expected a section. Set optim.lr, optim.betas."),
+        (
+            "model.scale=big",
+            "model.scale=big: expected a whole number (now 1). To set it all the same: ++model.scale=big",
+        ),
+        ("dataloader.tets=1", "dataloader.tets: no such setting. Did you mean dataloader.test?"),
+        (
+            "dataloader.test.val={_target_: a.B}",
+            "dataloader.test.val: no such setting. To add it: +dataloader.test.val={_target_: a.B}",
+        ),
+        ("lr_scheduler.gamma=1", "lr_scheduler.gamma: no such setting. The config has no lr_scheduler."),
+        ("~train.trian_iter", "train.trian_iter: no such setting. Did you mean train.train_iter?"),
+        ("~optim.lr=5", "~optim.lr=5: optim.lr is 0.001. To remove it: ~optim.lr"),
+        ("model._target_=3", "model._target_=3: expected a dotted path such as package.module.Name."),
+    ],
+)
+def test_a_mistake_is_explained(override, text):
+    with pytest.raises(ConfigError) as caught:
+        applied(override)
+    assert caught.value.problems == [text]
+
+
+def test_an_argument_that_the_target_does_not_take_cannot_be_added():
+    with pytest.raises(ConfigError, match="zzzzz: no such setting. .*Model takes: width, dropout, name, scale, tied"):
+        applied("+model.zzzzz=1")
+
+
+def test_all_problems_are_reported_together():
+    with pytest.raises(ConfigError) as caught:
+        applied("train.a=1", "train.seed=5", "graph.enabled=maybe", "optim.lr=x=y")
+    assert len(caught.value.problems) == 3
+
+
+def test_later_overrides_win_and_see_earlier_ones():
+    assert applied("train.seed=1", "train.seed=2").train.seed == 2
+    assert applied("model={_target_: collections.Counter}", "model.a=1").model.a == 1
+
+
+def test_the_config_itself_is_not_changed():
+    cfg = config()
+    LazyConfig.apply_overrides(cfg, ["train.seed=1", "~optim.lr"])
+    assert cfg == config()
+
+
+def _leaves(node, prefix=""):
+    for key in node if OmegaConf.is_dict(node) else range(len(node)):
+        value = node[key]
+        if OmegaConf.is_config(value):
+            yield from _leaves(value, f"{prefix}{key}.")
+        yield f"{prefix}{key}", value
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from([(key, value) for key, value in _leaves(config()) if "." in key]))
+def test_setting_anything_to_its_own_value_changes_nothing(leaf):
+    key, value = leaf
+    assert applied(format_override(key, value)) == config()
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1).filter(str.strip))
+def test_any_text_survives_the_trip_through_an_override(text):
+    cfg = applied(format_override("train.name", text))
+    assert OmegaConf.to_container(cfg)["train"]["name"] == text

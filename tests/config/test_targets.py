@@ -1,0 +1,68 @@
+import collections
+
+import pytest
+
+from libai.config.errors import ConfigError
+from libai.config.targets import accepts, argument_kind, locate, path_of, unknown_arguments
+
+
+class Part:
+    def __init__(self, width: int, rate: float = 0.1, *, name=None, scale=1, flag=False):
+        pass
+
+    @classmethod
+    def make(cls, size):
+        return cls(size)
+
+
+def test_path_and_locate_are_inverse():
+    for target in (collections.OrderedDict, Part.make, path_of):
+        path = path_of(target)
+        assert path is not None
+        assert locate(path) == target
+
+
+def test_the_shortest_public_path_is_taken():
+    from libai.config import LazyCall
+
+    assert path_of(LazyCall) == "libai.config.LazyCall"  # not libai.config.lazy.LazyCall
+
+
+def test_lambdas_and_local_functions_have_no_path():
+    def local():
+        pass
+
+    assert path_of(lambda: None) is None
+    assert path_of(local) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("collections.OrderedDit", "Did you mean OrderedDict?"),
+        ("no_such_module.Thing", "there is no module 'no_such_module'"),
+        ("not a path", "is not a dotted path"),
+        ("collections..x", "is not a dotted path"),
+    ],
+)
+def test_locate_says_what_is_wrong(path, text):
+    with pytest.raises(ConfigError, match=text.replace("?", r"\?")):
+        locate(path)
+
+
+def test_unknown_arguments_name_the_nearest():
+    assert unknown_arguments(Part, ["width", "rate"], "model") == []
+    (problem,) = unknown_arguments(Part, ["widht"], "model")
+    assert problem.startswith("model.widht: ") and problem.endswith("Did you mean width?")
+
+
+def test_a_target_with_free_keywords_accepts_all():
+    assert accepts(dict, "anything")
+    assert not accepts(Part, "anything")
+
+
+def test_declared_types_come_from_annotation_or_default():
+    assert argument_kind(Part, "rate") is float
+    assert argument_kind(Part, "flag") is bool
+    assert argument_kind(Part, "scale") is None  # 1 may well become 0.5
+    assert argument_kind(Part, "name") is None

@@ -1,0 +1,179 @@
+import dataclasses
+
+import pytest
+from omegaconf import OmegaConf
+from omegaconf.errors import ReadonlyConfigError
+
+from libai.config import ConfigError, LazyCall, LazyConfig, instantiate, validate
+from libai.config.lazy import OBJECTS
+
+
+class Net:
+    def __init__(self, width: int = 1, inner=None):
+        self.width, self.inner = width, inner
+
+
+def config(**sections):
+    train = {"train_iter": 10, "train_micro_batch_size": 4, **sections.pop("train", {})}
+    whole = {
+        "model": LazyCall(Net)(),
+        "optim": LazyCall(Net)(),
+        "dataloader": {"train": LazyCall(Net)()},
+        "train": train,
+        **sections,
+    }
+    return OmegaConf.create(whole, flags=OBJECTS)
+
+
+def problems(cfg, **kwargs):
+    with pytest.raises(ConfigError) as caught:
+        validate(cfg, **kwargs)
+    return caught.value.problems
+
+
+def test_defaults_fill_what_is_not_set_and_the_config_stays():
+    cfg = config()
+    before = OmegaConf.to_yaml(cfg)
+    run = validate(cfg)
+    assert run.train.train_iter == 10 and run.train.log_period == 20 and run.graph.enabled is False
+    assert run.lr_scheduler is None
+    assert OmegaConf.to_yaml(cfg) == before
+
+
+def test_nobody_can_write_into_a_run():
+    run = validate(config(model=LazyCall(Net)(width=2)))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        run.train.amp.enabled = True
+    with pytest.raises(ReadonlyConfigError):
+        run.model.width = 3
+    assert instantiate(run.model).width == 2
+
+
+def test_numbers_and_words_are_converted():
+    run = validate(config(train={"train_iter": 1e3, "clip_grad": {"max_norm": 1}}, graph={"enabled": "on"}))
+    assert run.train.train_iter == 1000 and type(run.train.train_iter) is int
+    assert run.train.clip_grad.max_norm == 1.0 and run.graph.enabled is True
+
+
+def test_interpolations_are_resolved():
+    run = validate(config(train={"seed": "${model.width}"}, model=LazyCall(Net)(width=7)))
+    assert run.train.seed == 7
+
+
+@pytest.mark.parametrize(
+    ("sections", "text"),
+    [
+        ({"train": {"trian_iter": 5}}, "train.trian_iter: no such setting. Did you mean train.train_iter?"),
+        ({"train": {"amp": {"enable": True}}}, "train.amp.enable: no such setting. Did you mean train.amp.enabled?"),
+        ({"train": {"train_iter": "abc"}}, "train.train_iter='abc': expected a whole number."),
+        ({"train": {"log_period": 0}}, "train.log_period=0: expected a number >= 1."),
+        ({"train": {"warmup_ratio": 1.0}}, "train.warmup_ratio=1.0: expected a number >= 0 and < 1."),
+        ({"train": {"amp": True}}, "train.amp=True: expected a section. Set train.amp.enabled, train.amp.dtype."),
+        ({"train": {"amp": None}}, "train.amp=null: a section cannot be null. Remove it, or set train.amp.key=value."),
+        ({"train": {"output_dir": " "}}, "train.output_dir=' ': expected the name of a folder, found nothing."),
+        ({"train": {"seed": "???"}}, "train.seed is '???': the config leaves its value to you. Add train.seed=value."),
+        ({"train": {"seed": "${no.such}"}}, "train.seed: Interpolation key 'no.such' not found."),
+        ({"train": {"non_finite": "ignore"}}, "train.non_finite='ignore': expected raise or skip or rollback."),
+        ({"graph": {"enabled": "flase"}}, "graph.enabled='flase': expected true, false or auto."),
+        (
+            {"train": {"train_iter": 0}},
+            "train.train_iter and train.train_epoch are both 0, so nothing would be trained. Set one of them.",
+        ),
+        (
+            {"train": {"evaluation": {"early_stop_patience": 3}}},
+            "train.evaluation.early_stop_patience=3 has no metric to watch. Set train.evaluation.eval_metric, "
+            'for example to "val/loss".',
+        ),
+        (
+            {"train": {"auto_scale_lr": {"enabled": True}}},
+            "train.auto_scale_lr.enabled=true has nothing to scale from. Set train.auto_scale_lr.base_batch_size to "
+            "the global batch size that optim.lr was chosen for.",
+        ),
+        (
+            {"train": {"global_batch_size": 30}},
+            "train.global_batch_size=30 is not a multiple of micro-batch × data-parallel ranks = 4 × 1. "
+            "Nearest: 28, 32.",
+        ),
+        (
+            {"train": {"extra_hooks": [{"period": 3}]}},
+            "train.extra_hooks[0] names no _target_. Write LazyCall(Target)(argument=value), or add _target_.",
+        ),
+        (
+            {"grpah": {"enabled": True}},
+            "grpah is not a section of a config (model, optim, lr_scheduler, dataloader, train, graph). "
+            "Did you mean graph? The name of a helper variable starts with an underscore.",
+        ),
+        (
+            {"model": None},
+            "model is missing: LazyCall of the model, a plain `oneflow.nn.Module`. "
+            "Add `model = LazyCall(...)(...)` to the config.",
+        ),
+        (
+            {"model": {"width": 3}},
+            "model names no _target_. Write LazyCall(Target)(argument=value), or add _target_.",
+        ),
+        (
+            {"dataloader": {"trian": LazyCall(Net)()}},
+            "dataloader.trian: no such setting; a dataloader has train and test. Did you mean dataloader.train?",
+        ),
+        (
+            {"dataloader": {"test": [LazyCall(Net)()]}},
+            'dataloader.test names its datasets: write dataloader.test = {"val": LazyCall(...)(...)}.',
+        ),
+    ],
+)
+def test_each_mistake_has_its_text(sections, text):
+    assert problems(config(**sections)) == [text]
+
+
+def test_arguments_of_nested_targets_are_checked():
+    nested = LazyCall(Net)(inner=[LazyCall(Net)(widht=3)])
+    (problem,) = problems(config(model=nested))
+    assert problem.startswith("model.inner[0].widht: ") and problem.endswith("Did you mean width?")
+    (problem,) = problems(config(model={"_target_": "collections.Countre"}))
+    assert problem.startswith("model: 'collections.Countre': ") and problem.endswith("Did you mean Counter?")
+
+
+def test_all_problems_are_reported_at_once():
+    found = problems(config(train={"log_period": 0, "sede": 1}, grpah={}))
+    assert len(found) == 3
+
+
+def test_the_mesh_must_fill_the_processes():
+    assert validate(config(), world_size=4).train.dist.data_parallel_size is None
+    (problem,) = problems(config(train={"dist": {"tensor_parallel_size": 3}}), world_size=4)
+    assert "does not divide the 4 processes" in problem
+
+
+def test_train_scheduler_is_another_place_for_lr_scheduler():
+    run = validate(config(train={"scheduler": LazyCall(Net)(width=3)}))
+    assert run.lr_scheduler.width == 3 and run.train.scheduler is None
+    (problem,) = problems(config(train={"scheduler": LazyCall(Net)()}, lr_scheduler=LazyCall(Net)()))
+    assert "both set" in problem
+
+
+def test_sections_can_be_optional():
+    cfg = OmegaConf.create({"train": {"train_epoch": 1, "global_batch_size": 4}})
+    assert validate(cfg, required=()).model is None
+    assert len(problems(cfg)) == 3
+
+
+def test_a_built_object_may_stand_for_a_call():
+    cfg = config()
+    model, part = Net(5), object()
+    cfg.model, cfg.optim.inner = model, part
+    run = validate(LazyConfig.apply_overrides(cfg, ["train.seed=1"]))
+    assert instantiate(run.model) is model  # shared, not copied
+    assert instantiate(run.optim).inner is part
+
+
+def test_the_run_as_a_config_validates_to_the_same_run():
+    run = validate(
+        config(
+            train={"name": "w${model.width}", "extra_hooks": [LazyCall(Net)()]},
+            graph={"debug": 1},
+            model=LazyCall(Net)(width=1),
+        )
+    )
+    again = validate(run.to_config())
+    assert again == run and again.train.name == "w1"

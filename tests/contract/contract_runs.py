@@ -1,0 +1,66 @@
+"""A whole run from a config in about a second: what the contract tests start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+import toy
+from omegaconf import OmegaConf
+
+from libai.config import LazyCall, LazyConfig, defaults, validate
+from libai.data import build_eval_loader, build_train_loader
+from libai.engine import DefaultTrainer, default_setup
+from libai.evaluation import ClassificationEvaluator
+
+
+def dataset(count: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """`count` samples whose class a linear map tells."""
+    rng = np.random.RandomState(seed)
+    x = rng.randn(count, 8).astype(np.float32)
+    teacher = np.random.RandomState(99).randn(8, 4)
+    return {"x": x, "y": (x @ teacher).argmax(1).astype(np.int64)}
+
+
+def make_config(output_dir: Any, mode: str, *overrides: str) -> Any:
+    """A config of 8 iterations of 8 samples over 44 samples, two test sets, AdamW in two groups."""
+    train = defaults("train")
+    train.output_dir, train.seed = str(output_dir), 3
+    train.train_micro_batch_size, train.train_iter, train.log_period = 8, 8, 1
+    train.checkpointer.period, train.evaluation.eval_period = 4, 4
+    train.tensorboard.enabled = False
+    train.evaluation.evaluators = {"top": LazyCall(ClassificationEvaluator)(labels_key="y", topk=[1])}
+    graph = defaults("graph")
+    graph.enabled = mode == "graph"
+    config = {
+        "model": LazyCall(toy.Classifier)(),
+        "optim": LazyCall(flow.optim.AdamW)(
+            params=LazyCall("libai.optim.get_param_groups")(weight_decay=0.1),
+            lr=0.01,
+        ),
+        "lr_scheduler": LazyCall("libai.scheduler.WarmupCosineLR")(alpha=0.1),
+        "dataloader": {
+            "train": LazyCall(build_train_loader)(dataset=LazyCall(dataset)(count=44)),
+            "test": {
+                "val": LazyCall(build_eval_loader)(dataset=LazyCall(dataset)(count=19, seed=1)),
+                "other": LazyCall(build_eval_loader)(dataset=LazyCall(dataset)(count=13, seed=2)),
+            },
+        },
+        "train": train,
+        "graph": graph,
+    }
+    return LazyConfig.apply_overrides(OmegaConf.create(config, flags={"allow_objects": True}), list(overrides))
+
+
+def make_run(output_dir: Any, mode: str, *overrides: str, resume: bool = False, cls: type = DefaultTrainer) -> Any:
+    """The `DefaultTrainer` of `make_config`, set up and not yet started."""
+    run = default_setup(validate(make_config(output_dir, mode, *overrides)))
+    return cls(run, resume=resume)
+
+
+def train(output_dir: Any, mode: str, *overrides: str, resume: bool = False) -> Any:
+    """A finished run of `make_config`."""
+    run = make_run(output_dir, mode, *overrides, resume=resume)
+    run.train()
+    return run

@@ -1,0 +1,190 @@
+"""What hooks may rely on, in both modes (FEATURES A1 rows 1-5, 8-11)."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+
+import oneflow as flow
+import pytest
+import toy
+
+from libai.engine import HookBase
+from libai.engine.hooks import CallbackHook
+from libai.utils.errors import UserError
+
+
+def make_trainer(mode, count=4, **options):
+    flow.manual_seed(0)
+    model = toy.Classifier()
+    return toy.trainer_of(mode, model, toy.batches(count), toy.optimizer_of("adamw", model), **options)
+
+
+class Recorder(HookBase):
+    """Writes down where it was called; `name` tells two of them apart."""
+
+    def __init__(self, calls, name="", priority=50):
+        self.calls, self.name, self.priority = calls, name, priority
+
+    def before_train(self):
+        self.calls.append(f"{self.name}before_train")
+
+    def before_step(self):
+        self.calls.append(f"{self.name}before_step {self.trainer.iter}")
+
+    def after_step(self):
+        self.calls.append(f"{self.name}after_step {self.trainer.iter}")
+
+    def after_train(self):
+        self.calls.append(f"{self.name}after_train")
+
+
+class Counter(HookBase):
+    """Keeps a number in checkpoints."""
+
+    def __init__(self, step=1):
+        self.step, self.count = step, 0
+
+    def after_step(self):
+        self.count += self.step
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def test_hook_points_are_called_in_the_documented_order(mode):
+    trainer, calls = make_trainer(mode), []
+    trainer.register_hooks([Recorder(calls)])
+    trainer.train(0, 2)
+    assert calls == ["before_train", "before_step 0", "after_step 0", "before_step 1", "after_step 1", "after_train"]
+
+
+def test_after_backward_sees_complete_unclipped_gradients_in_eager_mode():
+    trainer, seen = make_trainer("eager", num_accumulation_steps=2, max_grad_norm=1e-6), []
+
+    def look(t):
+        seen.append(max(float(p.grad.abs().max().numpy()) for p in t.model.parameters()))
+
+    trainer.register_hooks([CallbackHook(after_backward=look)])
+    trainer.train(0, 2)
+    assert len(seen) == 2  # once per iteration, not per micro-batch
+    assert min(seen) > 1e-3  # before clipping to 1e-6
+
+
+def test_after_backward_is_refused_in_graph_mode_with_the_way_out():
+    trainer = make_trainer("graph")
+    with pytest.raises(UserError, match="CallbackHook uses after_backward.*cannot happen in graph mode.*after_step"):
+        trainer.register_hooks([CallbackHook(after_backward=print)])
+
+
+def test_a_hook_of_another_mode_is_refused(mode):
+    other = "graph" if mode == "eager" else "eager"
+
+    class Picky(HookBase):
+        modes = (other,)
+
+    with pytest.raises(UserError, match=f"Picky works in {other} mode only.*this run is in {mode} mode"):
+        make_trainer(mode).register_hooks([Picky()])
+
+
+def test_none_hooks_are_dropped_and_strangers_are_named(mode):
+    trainer = make_trainer(mode)
+    trainer.register_hooks([None, Recorder([]), None])
+    assert len(trainer.hooks) == 1
+    with pytest.raises(TypeError, match="must be an instance of HookBase, not str"):
+        trainer.register_hooks(["hook"])
+
+
+def test_hooks_run_by_priority_and_within_one_by_registration(mode):
+    trainer, calls = make_trainer(mode), []
+    trainer.register_hooks([Recorder(calls, "late ", 90), Recorder(calls, "first "), Recorder(calls, "second ")])
+    trainer.register_hooks([Recorder(calls, "early ", 10)])
+    trainer.train(0, 1)
+    order = [call.split()[0] for call in calls if "after_step" in call]
+    assert order == ["early", "first", "second", "late"]
+
+
+def test_hooks_keep_no_trainer_alive(mode):
+    trainer = make_trainer(mode)
+    hook = Recorder([])
+    trainer.register_hooks([hook])
+    trainer.train(0, 1)
+    dead = weakref.ref(trainer)
+    gc.disable()  # only a reference cycle would need the collector
+    try:
+        del trainer
+        assert dead() is None
+    finally:
+        gc.enable()
+    with pytest.raises(ReferenceError):
+        hook.trainer.iter  # noqa: B018
+
+
+def test_after_train_runs_for_every_hook_when_training_fails(mode, caplog):
+    trainer, calls = make_trainer(mode), []
+
+    def fail(t):
+        if t.iter == 1:
+            raise RuntimeError("planted")
+
+    class Bad(HookBase):
+        def after_train(self):
+            raise OSError("a second failure must not hide the first")
+
+    trainer.register_hooks([CallbackHook(after_step=fail), Bad(), Recorder(calls)])
+    with caplog.at_level(logging.ERROR, "libai"), pytest.raises(RuntimeError, match="planted"):
+        trainer.train(0, 4)
+    assert calls[-1] == "after_train"
+    assert trainer.status == "failed"
+    assert (trainer.iter, trainer.max_iter) == (1, 4)
+    assert trainer.completed_iters == 2  # the update of the failing iteration had been made
+    assert "training failed in iteration 2" in caplog.text
+    assert "a hook failed in after_train" in caplog.text
+
+
+def test_hook_state_is_saved_and_restored(mode):
+    trainer = make_trainer(mode)
+    trainer.register_hooks([Counter()])
+    trainer.train(0, 3)
+    other, hook = make_trainer(mode), Counter()
+    other.register_hooks([hook])
+    other.load_state_dict(trainer.state_dict())
+    assert hook.count == 3
+    assert other.iter == other.completed_iters == 3
+
+
+def test_state_of_a_hook_that_is_gone_is_a_warning(mode, caplog):
+    trainer = make_trainer(mode)
+    trainer.register_hooks([Counter()])
+    trainer.train(0, 1)
+    with caplog.at_level(logging.WARNING, "libai"):
+        make_trainer(mode).load_state_dict(trainer.state_dict())
+    assert "state of hook Counter, which is not registered" in caplog.text
+
+
+def test_two_hooks_of_one_class_both_keep_their_state(mode):
+    """detectron2 drops the second one (FEATURES B3)."""
+    trainer = make_trainer(mode)
+    trainer.register_hooks([Counter(1), Counter(10)])
+    trainer.train(0, 2)
+    other, hooks = make_trainer(mode), [Counter(1), Counter(10)]
+    other.register_hooks(hooks)
+    other.load_state_dict(trainer.state_dict())
+    assert [hook.count for hook in hooks] == [2, 20]
+
+
+def test_a_hook_of_plain_functions(mode):
+    trainer, seen = make_trainer(mode), []
+    hook = CallbackHook(
+        before_train=lambda t: seen.append("begin"),
+        after_step=lambda t: seen.append(t.iter),
+        after_train=lambda t: seen.append(t.status),
+        every=2,
+    )
+    trainer.register_hooks([hook])
+    trainer.train(0, 4)
+    assert seen == ["begin", 1, 3, "finished"]

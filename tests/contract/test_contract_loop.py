@@ -1,0 +1,223 @@
+"""The loop and its data, in both modes (FEATURES A1 rows 6, 7, 15, 17, 18, 23, 24)."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+from oneflow import nn
+
+from libai.engine.events import get_event_storage
+from libai.engine.hooks import CallbackHook
+from libai.engine.trainer import StopTraining
+from libai.utils.errors import UserError
+
+
+def make_trainer(mode, loader=None, model=None, **options):
+    flow.manual_seed(0)
+    model = model or toy.Classifier()
+    loader = toy.batches(4) if loader is None else loader
+    return toy.trainer_of(mode, model, loader, toy.optimizer_of("adamw", model), **options)
+
+
+def test_the_storage_follows_the_iteration(mode):
+    trainer, seen = make_trainer(mode), []
+
+    def note(t):
+        assert get_event_storage() is t.storage
+        seen.append(t.storage.iter)
+
+    trainer.register_hooks([CallbackHook(before_step=note, after_step=note, after_train=note)])
+    trainer.train(0, 2)
+    assert seen == [0, 0, 1, 1, 2]
+    with pytest.raises(RuntimeError, match="outside of training"):
+        get_event_storage()
+
+
+def test_iter_equals_max_iter_after_a_clean_finish(mode):
+    trainer, seen = make_trainer(mode), []
+    trainer.register_hooks([CallbackHook(after_train=lambda t: seen.append((t.iter, t.completed_iters)))])
+    assert trainer.status == "created"
+    trainer.train(0, 3)
+    assert seen == [(3, 3)]
+    assert trainer.status == "finished"
+
+
+def test_a_hook_can_stop_training_cleanly(mode):
+    trainer, seen = make_trainer(mode), []
+
+    def stop(t):
+        if t.iter == 1:
+            raise StopTraining("enough")
+
+    hook = CallbackHook(after_step=stop, after_train=lambda t: seen.append(t.completed_iters))
+    trainer.register_hooks([hook])
+    trainer.train(0, 10)
+    assert trainer.status == "stopped"
+    assert (trainer.iter, seen) == (2, [2])
+
+
+@pytest.mark.parametrize("start", [5, 7])
+def test_with_nothing_to_do_train_returns_at_once(mode, start):
+    trainer, calls = make_trainer(mode), []
+    before = {name: p.numpy().copy() for name, p in trainer.model.named_parameters()}
+    trainer.register_hooks(
+        [CallbackHook(before_train=lambda t: calls.append("in"), after_train=lambda t: calls.append("out"))]
+    )
+    trainer.train(start, 5)
+    assert calls == ["in", "out"]
+    assert trainer.status == "finished"
+    assert all(np.array_equal(before[name], p.numpy()) for name, p in trainer.model.named_parameters())
+
+
+def test_train_can_go_on_where_it_stopped(mode):
+    whole, parts = make_trainer(mode), make_trainer(mode)
+    expected, found = toy.record_losses(whole), toy.record_losses(parts)
+    whole.train(0, 4)
+    parts.train(0, 2)
+    parts.train(2, 4)
+    assert found == expected
+
+
+def test_zero_grad_before_forward_leaves_gradients_to_look_at():
+    trainer, seen = make_trainer("eager", zero_grad_before_forward=True), []
+    plain = make_trainer("eager")
+    trainer.register_hooks(
+        [CallbackHook(after_step=lambda t: seen.append(all(p.grad is not None for p in t.model.parameters())))]
+    )
+    trainer.train(0, 3)
+    plain.train(0, 3)
+    assert seen == [True, True, True]
+    for p, q in zip(trainer.model.parameters(), plain.model.parameters()):
+        assert np.array_equal(p.numpy(), q.numpy())
+
+
+def test_a_model_left_in_eval_mode_is_noticed(mode):
+    trainer = make_trainer(mode)
+    trainer.model.eval()
+    with pytest.raises(UserError, match="Classifier is in eval mode.*model.train"):
+        trainer.train(0, 1)
+
+
+def test_the_data_loader_is_built_and_read_at_the_first_iteration(mode):
+    events = []
+
+    def build():
+        events.append("built")
+        return toy.batches(2)
+
+    trainer = make_trainer(mode, loader=build)
+    assert events == []
+    trainer.train(0, 2)
+    assert events == ["built"]
+
+
+def test_a_finite_loader_is_started_again(mode):
+    looped, long = make_trainer(mode, toy.batches(2)), make_trainer(mode, toy.batches(2) * 3)
+    found, expected = toy.record_losses(looped), toy.record_losses(long)
+    looped.train(0, 6)
+    long.train(0, 6)
+    assert found == expected
+
+
+def test_reset_data_loader_takes_effect_at_the_next_iteration(mode):
+    first, second = toy.batches(4, seed=1), toy.batches(4, seed=2)
+    trainer = make_trainer(mode, first)
+    trainer.register_hooks([CallbackHook(after_step=lambda t: t.iter == 1 and t.reset_data_loader(lambda: second))])
+    mixed = make_trainer(mode, first[:2] + second[:2])
+    found, expected = toy.record_losses(trainer), toy.record_losses(mixed)
+    trainer.train(0, 4)
+    mixed.train(0, 4)
+    assert found == expected
+
+
+def test_an_empty_loader_says_what_it_may_be(mode):
+    with pytest.raises(UserError, match=r"data loader \(list\) gave no batch.*dataset is empty.*started again"):
+        make_trainer(mode, []).train(0, 1)
+
+
+def test_a_used_up_generator_is_an_error_and_not_a_short_run(mode):
+    trainer = make_trainer(mode, iter(toy.batches(2)))
+    with pytest.raises(UserError, match="can be read only once"):
+        trainer.train(0, 3)
+
+
+@pytest.mark.parametrize("loader, found", [(lambda: None, "None"), (lambda: 5, "a int")])
+def test_what_is_no_loader_is_named(mode, loader, found):
+    with pytest.raises(UserError, match=f"data loader is {found}.*dataloader.train"):
+        make_trainer(mode, loader).train(0, 1)
+
+
+def test_tuples_go_to_forward_by_position(mode):
+    dicts = make_trainer(mode)
+    tuples = make_trainer(mode, [(b["x"], b["y"]) for b in toy.batches(4)])
+    expected, found = toy.record_losses(dicts), toy.record_losses(tuples)
+    dicts.train(0, 3)
+    tuples.train(0, 3)
+    assert found == expected
+
+
+def test_accumulation_joins_micro_batches_of_tensors_and_of_arrays(mode):
+    arrays = make_trainer(mode, toy.batches(4), num_accumulation_steps=2)
+    tensors = [{k: flow.from_numpy(v) for k, v in b.items()} for b in toy.batches(4)]
+    others = make_trainer(mode, tensors, num_accumulation_steps=2)
+    expected, found = toy.record_losses(arrays), toy.record_losses(others)
+    arrays.train(0, 2)
+    others.train(0, 2)
+    assert found == expected
+
+
+def test_predict_gives_the_eval_outputs_and_leaves_the_mode(mode):
+    trainer = make_trainer(mode)
+    trainer.train(0, 2)
+    batch = toy.batches(1, seed=7)[0]
+    outputs = trainer.predict(batch)
+    assert trainer.model.training
+    trainer.model.eval()
+    expected = trainer.model(flow.from_numpy(batch["x"]), flow.from_numpy(batch["y"]))["logits"].numpy()
+    np.testing.assert_allclose(outputs["logits"].numpy(), expected, rtol=1e-6)
+    trainer.predict(batch)
+    assert not trainer.model.training
+    trainer.model.train()
+    trainer.train(2, 4)  # a prediction in between disturbs nothing
+
+
+class TwoHeads(toy.Classifier):
+    """`b` is used, `spare` is not, `fixed` is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Linear(3, 3)
+        self.fixed = nn.Linear(3, 3)
+        self.fixed.weight.requires_grad_(False)
+        self.fixed.bias.requires_grad_(False)
+
+
+def test_parameters_without_gradient_are_named_in_the_first_iteration(mode, caplog):
+    with caplog.at_level(logging.WARNING, "libai"):
+        make_trainer(mode, model=TwoHeads(), detect_anomalous_params=True).train(0, 3)
+    lines = [record.getMessage() for record in caplog.records if "no gradient" in record.getMessage()]
+    assert len(lines) == 1
+    assert "2 trainable parameter(s)" in lines[0] and "spare.weight, spare.bias" in lines[0]
+
+
+def test_looking_for_them_changes_nothing(mode, caplog):
+    plain, looking = make_trainer(mode), make_trainer(mode, detect_anomalous_params=True)
+    expected, found = toy.record_losses(plain), toy.record_losses(looking)
+    plain.train(0, 3)
+    looking.train(0, 3)
+    assert found == expected
+    assert "no gradient" not in caplog.text
+
+
+def test_the_same_lines_of_user_code_train_in_both_modes():
+    losses = {}
+    for mode in ("eager", "graph"):
+        trainer = make_trainer(mode)
+        losses[mode] = toy.record_losses(trainer)
+        trainer.train(0, 10)
+    np.testing.assert_allclose(losses["graph"], losses["eager"], rtol=1e-6)
+    assert losses["eager"][-1] < losses["eager"][0]

@@ -1,0 +1,239 @@
+"""Metrics, losses and the finite check, in both modes (FEATURES A1 rows 12-16, A4 B1, B2; LiBai defects 3, 7)."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import contract_runs
+import jobs
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+from oneflow import nn
+
+from libai.engine import NonFiniteLoss
+from libai.engine.hooks import CallbackHook, CheckpointHook, WriterHook
+from libai.engine.trainer import MAX_PENDING_RESULTS
+from libai.engine.writers import AsyncWriter, Writer
+from libai.utils.errors import UserError
+
+
+class TwoLosses(nn.Module):
+    """Two components, neither of them named "loss", and a metric."""
+
+    def __init__(self, weight=1.0):
+        super().__init__()
+        self.a, self.weight = nn.Linear(8, 4), weight
+
+    def forward(self, x, y):
+        logits = self.a(x)
+        losses = {"cls": nn.functional.cross_entropy(logits, y) * self.weight, "penalty": (logits * logits).mean()}
+        return {"losses": losses, "metrics": {"size": logits.abs().mean()}}
+
+
+class Recording(Writer):
+    """Keeps the records and the name of the thread that wrote them."""
+
+    def __init__(self, fails_at=None):
+        self.records, self.threads, self.fails_at = [], set(), fails_at
+
+    def write(self, record):
+        if record.iter == self.fails_at:
+            raise OSError("disk full")
+        self.records.append(record)
+        self.threads.add(threading.current_thread().name)
+
+
+def make_trainer(mode, loader=None, model=None, optimizer="adamw", **options):
+    flow.manual_seed(0)
+    model = model or toy.Classifier()
+    loader = toy.batches(4) if loader is None else loader
+    return toy.trainer_of(mode, model, loader, toy.optimizer_of(optimizer, model), **options)
+
+
+def poison(batch):
+    """A batch whose loss is NaN."""
+    return {**batch, "x": np.full_like(batch["x"], np.nan)}
+
+
+# ------------------------------------------------------------------------------------------- losses and metrics
+
+
+def test_the_total_is_the_sum_of_the_losses_and_each_is_logged(mode):
+    trainer = make_trainer(mode, model=TwoLosses())
+    trainer.train(0, 2)
+    metrics = trainer.fetch_metrics()
+    assert metrics["train/loss"] == pytest.approx(metrics["train/cls"] + metrics["train/penalty"], rel=1e-6)
+    assert metrics["train/size"] > 0
+    assert metrics["train/lr"] == 0.01
+
+
+def test_every_component_is_differentiated_whatever_its_name(mode):
+    """LiBai sums only what has "loss" in its name. Here the penalty alone must move the weights."""
+    trainer = make_trainer(mode, model=TwoLosses(weight=0.0), optimizer="sgd")
+    before = trainer.model.a.weight.numpy().copy()
+    trainer.train(0, 2)
+    assert np.abs(trainer.model.a.weight.numpy() - before).max() > 1e-4
+
+
+def test_metrics_are_those_of_the_last_iteration_and_averaged_over_micro_batches(mode):
+    data = toy.batches(4)
+    trainer = make_trainer(mode, data, num_accumulation_steps=4)
+    expected = np.mean(
+        [trainer.model(*(flow.from_numpy(b[k]) for k in "xy"))["metrics"]["mean_logit"].item() for b in data]
+    )
+    trainer.train(0, 1)
+    assert trainer.fetch_metrics()["train/mean_logit"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_same_config_makes_the_same_iterations_in_both_modes(tmp_path):
+    """LiBai made 40 iterations eagerly for 10 compiled ones under accumulation (defect 3)."""
+    options = ("train.num_accumulation_steps=2", "train.train_iter=6")
+    rows, checkpoints = {}, {}
+    for mode in ("eager", "graph"):
+        run = contract_runs.train(tmp_path / mode, mode, *options)
+        rows[mode] = jobs.read_metrics(tmp_path / mode)
+        checkpoints[mode] = sorted(p.name for p in (tmp_path / mode / "checkpoints").glob("iter_*"))
+        assert run.train_loader.consumed_samples == 6 * 2 * 8
+    keys = ("train/lr", "train/loss", "eval/val/loss", "eval/other/loss", "eval/val/accuracy")
+    assert [r["iter"] for r in rows["eager"]] == [r["iter"] for r in rows["graph"]] == [1, 2, 3, 4, 5, 6]
+    assert checkpoints["eager"] == checkpoints["graph"] == ["iter_0000004", "iter_0000006"]
+    for eager, graph in zip(rows["eager"], rows["graph"]):
+        assert {k: eager[k] for k in keys if k in eager} == pytest.approx(
+            {k: graph[k] for k in keys if k in graph}, rel=1e-5
+        )
+
+
+def test_clipping_is_by_the_norm_over_all_groups(mode):
+    """OneFlow clips each group alone; two groups then exceed the bound by sqrt(2) (LiBai defect 7)."""
+    bound, rate = 0.05, 0.01
+    flow.manual_seed(0)
+    model = toy.Classifier()
+    groups = [{"params": [p]} for p in model.parameters()]
+    trainer = toy.trainer_of(
+        mode, model, toy.batches(1), flow.optim.SGD(groups, lr=rate, momentum=0.0), max_grad_norm=bound
+    )
+    before = {name: p.numpy().copy() for name, p in model.named_parameters()}
+    trainer.train(0, 1)
+    moved = math.sqrt(sum(((p.numpy() - before[name]) ** 2).sum() for name, p in model.named_parameters())) / rate
+    assert trainer.fetch_metrics()["train/grad_norm"] > 2 * bound  # so clipping had something to do
+    assert moved == pytest.approx(bound, rel=1e-3)  # float32 weights near 0.3, steps near 1e-4
+
+
+# ------------------------------------------------------------------------------------------- the finite check
+
+
+def test_a_loss_that_is_not_finite_names_its_first_iteration(mode):
+    data = toy.batches(8)
+    trainer = make_trainer(mode, data[:3] + [poison(data[3])] + data[4:])
+    with pytest.raises(NonFiniteLoss, match=r"iteration 4 is not finite.*input x of the batch.*clip_grad") as caught:
+        trainer.train(0, 8)  # no log point in between: the check at the end must still name the fourth
+    assert isinstance(caught.value, FloatingPointError)
+    assert caught.value.iteration == 4
+    assert math.isnan(caught.value.losses["train/loss"])
+    assert trainer.status == "failed"
+
+
+def test_finite_losses_raise_nothing(mode):
+    trainer = make_trainer(mode)
+    trainer.train(0, 8)
+    assert trainer.status == "finished"
+
+
+def test_results_are_checked_from_time_to_time_without_log_points(mode):
+    data = toy.batches(1)
+    trainer = make_trainer(mode, [poison(data[0])])
+    with pytest.raises(NonFiniteLoss, match="iteration 1 "):
+        trainer.train(0, 100 * MAX_PENDING_RESULTS)
+    assert trainer.iter < MAX_PENDING_RESULTS
+
+
+def test_checking_before_the_update_leaves_the_weights_untouched():
+    data = toy.batches(3)
+    trainer = make_trainer("eager", data[:2] + [poison(data[2])], check_finite_every_iter=True)
+    kept = {}
+
+    def keep(t):
+        kept.update({name: p.numpy().copy() for name, p in t.model.named_parameters()})
+
+    trainer.register_hooks([CallbackHook(after_step=keep)])
+    with pytest.raises(NonFiniteLoss, match="iteration 3 .*The update was not made"):
+        trainer.train(0, 3)
+    assert all(np.array_equal(p.numpy(), kept[name]) for name, p in trainer.model.named_parameters())
+
+
+def test_checking_before_the_update_is_refused_in_graph_mode():
+    with pytest.raises(UserError, match="check_finite_every_iter.*graph mode.*EagerTrainer"):
+        make_trainer("graph", check_finite_every_iter=True)
+
+
+class Saves:
+    """Counts what a checkpoint hook asks for, behind the check that every checkpointer makes."""
+
+    def __init__(self, trainer):
+        self.trainer, self.saved = trainer, []
+
+    def save(self):
+        self.trainer.check_finite()
+        self.saved.append(self.trainer.completed_iters)
+
+    def check(self):
+        pass
+
+    close = wait = check
+
+
+def test_spoilt_weights_are_never_saved(mode):
+    data = toy.batches(8)
+    trainer = make_trainer(mode, data[:4] + [poison(data[4])] + data[5:])
+    saves = Saves(trainer)
+    trainer.register_hooks([CheckpointHook(saves, period=2)])
+    with pytest.raises(NonFiniteLoss, match="iteration 5 "):
+        trainer.train(0, 8)
+    assert saves.saved == [2, 4]
+
+
+# ------------------------------------------------------------------------------------------- writing
+
+
+def test_metrics_are_fetched_only_at_log_points(mode, monkeypatch):
+    """detectron2 and LiBai wait for the device in every iteration."""
+    trainer, fetched = make_trainer(mode), []
+    collect = trainer.collect
+    monkeypatch.setattr(trainer, "collect", lambda results: fetched.append(len(results)) or collect(results))
+    writer = Recording()
+    trainer.register_hooks([WriterHook([writer], period=4)])
+    trainer.train(0, 10)
+    assert fetched == [4, 4, 2]  # and the last iteration is always written
+    assert [record.iter for record in writer.records] == [4, 8, 10]
+
+
+def test_metrics_can_be_written_in_a_thread(mode):
+    trainer, writer = make_trainer(mode), Recording()
+    trainer.register_hooks([WriterHook([AsyncWriter(writer)], period=1)])
+    trainer.train(0, 3)
+    assert [record.iter for record in writer.records] == [1, 2, 3]
+    assert writer.threads == {"async-Recording"}
+
+
+def test_an_error_of_the_writing_thread_ends_the_run(mode):
+    """detectron2 drops the future, and with it the error (FEATURES B1)."""
+    trainer = make_trainer(mode)
+    trainer.register_hooks([WriterHook([AsyncWriter(Recording(fails_at=2))], period=1)])
+    with pytest.raises(OSError, match="disk full"):
+        trainer.train(0, 3)
+
+
+def test_a_bad_loss_is_noticed_with_writing_in_a_thread(mode):
+    """In detectron2 the finite check runs in the thread whose error nobody reads (FEATURES B1)."""
+    trainer = make_trainer(mode, [poison(toy.batches(1)[0])])
+    trainer.register_hooks([WriterHook([AsyncWriter(Recording())], period=1)])
+    with pytest.raises(NonFiniteLoss, match="iteration 1 "):
+        trainer.train(0, 3)
+
+
+def test_async_write_metrics_reaches_the_file(mode, tmp_path):
+    contract_runs.train(tmp_path, mode, "train.async_write_metrics=true")
+    assert [row["iter"] for row in jobs.read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 6, 7, 8]

@@ -1,0 +1,108 @@
+"""From samples to batches: types, order, and the errors that teach the dataset contract."""
+
+import numpy as np
+import pytest
+
+from libai.data import DataError, InMemoryDataset, SampleError
+from libai.data.batches import BatchReader
+
+
+class ListDataset:
+    def __init__(self, *samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
+def read(*samples, num_workers=0):
+    reader = BatchReader(ListDataset(*samples), num_workers)
+    try:
+        return reader.read(np.arange(len(samples)))
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (3, np.int64),
+        (np.uint16(3), np.int64),
+        (np.int32(3), np.int64),
+        (0.5, np.float32),
+        (np.float16(0.5), np.float32),
+        (True, np.bool_),
+    ],
+)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_numbers_become_int64_float32_or_bool(value, dtype, num_workers):
+    batch = read({"x": value}, {"x": value}, {"x": value}, num_workers=num_workers)
+    assert batch["x"].dtype == dtype and batch["x"].shape == (3,)
+
+
+def test_arrays_are_stacked_contiguously_in_order():
+    batch = read(*({"x": np.full((2, 3), i).T} for i in range(4)), num_workers=3)
+    assert batch["x"].shape == (4, 3, 2) and batch["x"].flags.c_contiguous
+    assert batch["x"][:, 0, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_get_batch_is_made_contiguous_and_converted():
+    transposed = np.arange(12, dtype=np.uint8).reshape(3, 4).T
+    batch = BatchReader(InMemoryDataset(x=transposed)).read(np.array([3, 1]))
+    assert batch["x"].tolist() == [[3, 7, 11], [1, 5, 9]]
+    assert batch["x"].dtype == np.int64 and batch["x"].flags.c_contiguous
+
+
+def test_objects_with_a_numpy_method_are_read():
+    class Tensor:
+        def numpy(self):
+            return np.array([1.0, 2.0])
+
+    assert read({"x": Tensor()}, {"x": Tensor()})["x"].tolist() == [[1, 2], [1, 2]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("samples", "text"),
+    [
+        ([(1, 2)], "sample 0 of ListDataset is a tuple, not a dict: return a dict whose keys"),
+        ([{"x": 1}, {"y": 1}], r"sample 1 of ListDataset has the keys \['y'\], others have \['x'\]"),
+        ([{"x": "word"}], "'x' of ListDataset holds <U4 values"),
+        ([{"x": None}], "'x' of ListDataset holds object values"),
+    ],
+)
+def test_samples_that_cannot_become_a_batch_are_explained(samples, text, num_workers):
+    with pytest.raises(DataError, match=text):
+        read(*samples, num_workers=num_workers)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_unequal_shapes_are_explained(num_workers):
+    with pytest.raises(DataError, match="pad or crop"):
+        read({"x": np.zeros(2)}, {"x": np.zeros(3)}, num_workers=num_workers)
+
+
+def test_get_batch_must_return_one_row_per_sample():
+    class Short(InMemoryDataset):
+        def get_batch(self, indices):
+            return {"x": np.zeros(1)}
+
+    with pytest.raises(DataError, match=r"'x' of Short has the shape \(1,\) for 3 samples"):
+        BatchReader(Short(x=np.zeros(3))).read(np.arange(3))
+
+
+def test_a_failing_get_batch_names_the_samples():
+    with pytest.raises(SampleError, match=r"samples 0, 9 of InMemoryDataset failed: index 9 .*\(IndexError\)"):
+        BatchReader(InMemoryDataset(x=np.zeros(3))).read(np.array([0, 9]))
+
+
+def test_a_user_error_in_the_dataset_stays_one():
+    class Picky(ListDataset):
+        def __getitem__(self, index):
+            raise DataError("file gone")
+
+    with pytest.raises(DataError, match="sample 0 of Picky failed: file gone"):
+        BatchReader(Picky(1)).read(np.arange(1))

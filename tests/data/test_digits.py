@@ -1,0 +1,72 @@
+"""scikit-learn's digits as a dataset: scale, split, augmentation."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from libai.data import DataError, DigitsDataset, SampleRandom, build_train_loader
+from libai.data.splits import stratified_split
+
+
+def test_images_are_scaled_and_typed():
+    dataset = DigitsDataset()
+    batch = dataset.get_batch(np.array([5, 0]))
+    assert batch["images"].shape == (2, 1, 8, 8) and batch["images"].dtype == np.float32
+    assert batch["labels"].shape == (2,) and batch["labels"].dtype == np.int64
+    assert (dataset.images.min(), dataset.images.max()) == (0, 1)
+    assert np.array_equal(dataset[5]["images"], batch["images"][0])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_training_and_validation_are_disjoint_and_complete(seed):
+    train, validation = (DigitsDataset(split, seed=seed) for split in ("train", "validation"))
+    assert sorted([*train.indices, *validation.indices]) == list(range(1797))
+
+
+def test_every_class_has_its_share_in_validation():
+    train, validation = (np.bincount(DigitsDataset(split).labels) for split in ("train", "validation"))
+    assert np.abs(validation / (train + validation) - 0.2).max() < 0.005
+
+
+def test_the_split_depends_on_the_seed_alone():
+    assert np.array_equal(DigitsDataset(seed=1).indices, DigitsDataset(seed=1).indices)
+    assert not np.array_equal(DigitsDataset(seed=1).indices, DigitsDataset(seed=2).indices)
+
+
+def test_augmentation_is_off_by_default_and_shifts_by_at_most_a_pixel():
+    plain, shifted = DigitsDataset(), DigitsDataset(augment=True)
+    batch = plain.get_batch(np.arange(200))
+    random = SampleRandom(0, np.arange(200))
+    assert plain.augment_batch(batch, random) is batch
+    augmented = shifted.augment_batch(batch, random)
+    moved = np.array([not np.array_equal(a, b) for a, b in zip(batch["images"], augmented["images"])])
+    assert 0.8 < moved.mean() < 0.97, "8 of the 9 shifts move something"
+    assert np.array_equal(batch["labels"], augmented["labels"])
+    # A shift by one pixel keeps all of the ink except what leaves at the border.
+    assert (augmented["images"].sum((1, 2, 3)) <= batch["images"].sum((1, 2, 3)) + 1e-5).all()
+
+
+def test_the_train_loader_augments():
+    plain, shifted = (
+        next(build_train_loader(DigitsDataset(augment=augment), micro_batch_size=16)) for augment in (False, True)
+    )
+    assert np.array_equal(plain["labels"], shifted["labels"])
+    assert not np.array_equal(plain["images"], shifted["images"])
+    assert shifted["images"].flags.c_contiguous and shifted["images"].dtype == np.float32
+
+
+def test_an_unknown_split_is_refused():
+    with pytest.raises(DataError, match=r"split='test' .* \['train', 'validation'\]"):
+        DigitsDataset("test")
+
+
+def test_a_share_that_leaves_a_class_out_is_refused():
+    with pytest.raises(DataError, match="gives class 0 0 of its 2 samples"):
+        stratified_split(np.array([0, 0, 1, 1]), 0.1, seed=0)
+
+
+def test_missing_scikit_learn_is_explained(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(DataError, match="pip install scikit-learn"):
+        DigitsDataset()

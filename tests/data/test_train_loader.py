@@ -1,0 +1,226 @@
+"""The training loader: the same global batches for any layout, exact resume, errors at the right place."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libai.data import DataError, InMemoryDataset, SampleError, build_train_loader
+
+
+def numbers(count):
+    return InMemoryDataset(x=np.arange(count))
+
+
+def take(loader, count):
+    return [next(loader)["x"].tolist() for _ in range(count)]
+
+
+def global_batches(num_samples, micro, ranks, accumulation, iterations, start=0, **options):
+    """Per iteration the samples of all ranks and micro-steps, sorted."""
+    loaders = [
+        build_train_loader(numbers(num_samples), micro_batch_size=micro, data_rank=r, num_data_ranks=ranks, **options)
+        for r in range(ranks)
+    ]
+    for loader in loaders:
+        loader.load_state_dict({"consumed_samples": start})
+    batches = []
+    for _ in range(iterations):
+        batches.append(sorted(x for _ in range(accumulation) for loader in loaders for x in next(loader)["x"].tolist()))
+    return batches, loaders[0].state_dict()["consumed_samples"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(num_samples=st.integers(1, 50), seed=st.integers(0, 9), shuffle=st.booleans(), iterations=st.integers(1, 8))
+def test_every_layout_sees_the_same_global_batches(num_samples, seed, shuffle, iterations):
+    options = {"seed": seed, "shuffle": shuffle}
+    layouts = [(8, 1, 1), (4, 2, 1), (2, 4, 1), (2, 1, 4), (1, 4, 2), (2, 2, 2)]
+    results = [global_batches(num_samples, *layout, iterations, **options) for layout in layouts]
+    assert all(result == results[0] for result in results)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    num_samples=st.integers(1, 12), ranks=st.sampled_from([1, 2, 4]), micro=st.integers(1, 3), seed=st.integers(0, 9)
+)
+def test_ranks_together_visit_every_sample_once_per_epoch(num_samples, ranks, micro, seed):
+    # A multiple of the length that the steps reach exactly: so many whole epochs.
+    steps = num_samples
+    batches, consumed = global_batches(num_samples, micro, ranks, 1, steps, seed=seed)
+    counts = np.bincount([x for batch in batches for x in batch], minlength=num_samples)
+    assert consumed == steps * ranks * micro
+    assert set(counts.tolist()) == {ranks * micro}
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    num_samples=st.integers(1, 40),
+    before=st.sampled_from([(4, 1, 2), (2, 2, 1), (1, 4, 1)]),
+    after=st.sampled_from([(4, 1, 1), (2, 2, 2), (1, 4, 2)]),
+    iterations=st.integers(1, 7),
+)
+def test_resume_in_mid_epoch_with_other_ranks_continues_the_stream(num_samples, before, after, iterations):
+    per_iteration = after[0] * after[1] * after[2]
+    _, consumed = global_batches(num_samples, *before, iterations)
+    resumed, _ = global_batches(num_samples, *after, 3, start=consumed)
+    reference = build_train_loader(numbers(num_samples), micro_batch_size=1)
+    stream = [x for batch in take(reference, consumed + 3 * per_iteration) for x in batch][consumed:]
+    assert resumed == [sorted(stream[i * per_iteration : (i + 1) * per_iteration]) for i in range(3)]
+
+
+PROOF = 5  # more micro-batches than it takes to prove that reading is slow
+
+
+class SlowDataset:
+    """Slow enough for the loader to read ahead after `PROOF` batches, and remembers what was read, by which threads."""
+
+    def __init__(self, count, seconds=0.02, broken=()):
+        self.count, self.seconds, self.broken = count, seconds, set(broken)
+        self.read, self.threads = [], set()
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        self.read.append(index)
+        self.threads.add(threading.current_thread().name)
+        if index in self.broken:
+            raise OSError("disk gone")
+        return {"x": index}
+
+
+def libai_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("libai-")]
+
+
+@pytest.mark.parametrize(("num_workers", "prefetch"), [(0, 0), (0, 3), (3, 0), (3, 2)])
+def test_threads_change_neither_the_batches_nor_the_state(num_workers, prefetch):
+    expected = take(build_train_loader(numbers(10), micro_batch_size=4, seed=5), PROOF + 4)
+    loader = build_train_loader(
+        SlowDataset(10, 0.003), micro_batch_size=4, seed=5, num_workers=num_workers, prefetch=prefetch
+    )
+    assert take(loader, PROOF + 4) == expected
+    assert loader.state_dict() == {"consumed_samples": 4 * (PROOF + 4)}
+    loader.close()
+
+
+def test_only_delivered_batches_count_as_consumed():
+    dataset = SlowDataset(100)
+    loader = build_train_loader(dataset, micro_batch_size=1, prefetch=3)
+    delivered = take(loader, PROOF)
+    deadline = time.monotonic() + 5
+    while len(dataset.read) < PROOF + 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert len(dataset.read) == PROOF + 3, "three ahead, and no more"
+    state = loader.state_dict()
+    assert state == {"consumed_samples": PROOF}
+    following = take(loader, 4)
+    loader.load_state_dict(state)
+    assert take(loader, 4) == following
+    assert delivered + following == take(build_train_loader(numbers(100), micro_batch_size=1), PROOF + 4)
+    loader.close()
+
+
+def test_reading_ahead_leaves_no_thread_behind():
+    loader = build_train_loader(SlowDataset(10), micro_batch_size=1, prefetch=2)
+    take(loader, PROOF)
+    assert len(libai_threads()) == 1
+    loader.close()
+    assert libai_threads() == []
+    take(loader, PROOF)
+    assert len(libai_threads()) == 1, "iterating again starts again"
+    del loader
+    deadline = time.monotonic() + 5
+    while libai_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert libai_threads() == [], "a dropped loader ends its thread"
+
+
+def test_a_single_slow_read_starts_no_thread():
+    class ColdStart(InMemoryDataset):
+        def get_batch(self, indices):
+            time.sleep(0.1 if 0 in indices else 0)
+            return super().get_batch(indices)
+
+    loader = build_train_loader(ColdStart(x=np.arange(200)), micro_batch_size=4, prefetch=2, shuffle=False)
+    take(loader, 20)
+    assert libai_threads() == []
+
+
+def test_workers_share_one_micro_batch():
+    dataset = SlowDataset(8, seconds=0.02)
+    loader = build_train_loader(dataset, micro_batch_size=8, num_workers=4, prefetch=0, shuffle=False)
+    assert take(loader, 1) == [list(range(8))]
+    assert len(dataset.threads) == 4
+    loader.close()
+
+
+@pytest.mark.parametrize(("num_workers", "prefetch"), [(0, 0), (0, 2), (2, 2)])
+def test_a_failing_sample_is_named_where_its_batch_would_have_come(num_workers, prefetch):
+    first = 3 * PROOF
+    dataset = SlowDataset(first + 12, broken=[first + 7])
+    loader = build_train_loader(dataset, micro_batch_size=3, shuffle=False, num_workers=num_workers, prefetch=prefetch)
+    take(loader, PROOF + 2)
+    with pytest.raises(SampleError, match=f"sample {first + 7} of SlowDataset failed: disk gone") as caught:
+        next(loader)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert loader.state_dict() == {"consumed_samples": first + 6}
+    dataset.broken.clear()
+    again = [x - first for batch in take(loader, 2) for x in batch]
+    assert again == [6, 7, 8, 9, 10, 11], "the same samples are read again, none is skipped"
+    loader.close()
+
+
+def test_a_micro_batch_larger_than_the_dataset_wraps():
+    loader = build_train_loader(numbers(3), micro_batch_size=8, shuffle=False)
+    assert take(loader, 2) == [[0, 1, 2, 0, 1, 2, 0, 1], [2, 0, 1, 2, 0, 1, 2, 0]]
+    assert loader.samples_per_epoch == 3
+
+
+def test_augmentation_follows_the_stream_not_the_layout():
+    class Noisy(InMemoryDataset):
+        def augment_batch(self, batch, random):
+            return {"x": batch["x"], "noise": random.uniform(1)[:, 0]}
+
+    def visits(micro, start, steps):
+        loader = build_train_loader(Noisy(x=np.arange(5)), micro_batch_size=micro, seed=2)
+        loader.load_state_dict({"consumed_samples": start})
+        return [pair for _ in range(steps) for pair in zip(*(v.tolist() for v in next(loader).values()))]
+
+    whole = visits(1, 0, 12)
+    assert visits(4, 0, 3) == whole
+    assert visits(2, 6, 3) == whole[6:]
+    by_sample = {x: [noise for y, noise in whole[:10] if y == x] for x in range(5)}
+    assert all(len(set(noise)) == 2 for noise in by_sample.values()), "two epochs, two different numbers"
+
+
+def test_a_dict_of_arrays_is_a_dataset():
+    loader = build_train_loader({"x": np.arange(4)}, micro_batch_size=4)
+    assert sorted(next(loader)["x"].tolist()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"micro_batch_size": 0}, "micro_batch_size=0"),
+        ({"data_rank": 2, "num_data_ranks": 2}, "data_rank=2 is not one of the 2"),
+        ({"num_workers": -1}, "num_workers=-1"),
+        ({"prefetch": -1}, "prefetch=-1"),
+        ({"dataset": numbers(0)}, "InMemoryDataset is empty"),
+        ({"dataset": iter([1])}, "lacks len"),
+    ],
+)
+def test_impossible_arguments_are_refused(options, text):
+    with pytest.raises(DataError, match=text):
+        build_train_loader(**{"dataset": numbers(4), "micro_batch_size": 2, **options})
+
+
+@pytest.mark.parametrize("state", [{}, {"consumed_samples": -1}, {"consumed_samples": 1.5}])
+def test_a_foreign_state_is_refused(state):
+    with pytest.raises(DataError, match="consumed_samples"):
+        build_train_loader(numbers(4), micro_batch_size=2).load_state_dict(state)

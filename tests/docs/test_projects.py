@@ -1,0 +1,35 @@
+"""Every project is complete, imported by nobody, and its own tests pass."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import jobs
+import pytest
+
+ROOT = jobs.ROOT
+PROJECTS = sorted(path for path in (ROOT / "projects").iterdir() if path.is_dir() and (path / "README.md").is_file())
+
+
+def test_there_are_projects():
+    assert "autoencoder_digits" in [project.name for project in PROJECTS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda project: project.name)
+def test_its_own_tests_pass(project):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(project / "tests")]
+    result = jobs.run(command, timeout=280)
+    assert result.returncode == 0, result
+    assert re.search(r"^\d+ passed", result.stdout, re.MULTILINE), result
+
+
+def test_the_library_imports_no_project():
+    importing = [
+        path.name
+        for folder in ("libai", "configs", "tools")
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(r"^\s*(from|import) projects\b", path.read_text(), re.MULTILINE)
+    ]
+    assert importing == []

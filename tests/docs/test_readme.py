@@ -1,0 +1,188 @@
+"""What README and docs show is run: the own model in both modes, the switch, every command's settings, every path."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import jobs
+import numpy as np
+import pytest
+
+from libai.config import ConfigError, LazyConfig, parse_args, validate
+
+ROOT = jobs.ROOT
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("projects/*/README.md")])
+#: docs/contracts.md is for developers and names files of the design too
+USER_PAGES = [page for page in PAGES if page.name not in ("contracts.md", "CHANGELOG.md")]
+REPOSITORY_PATH = re.compile(r"(?<![\w/.-])((?:tools|configs|docs|libai|tests|projects)/[\w./-]*[\w/])(?![\w*…<{])")
+PLACEHOLDERS = ("NAME", "NNNN", "configs/my", "<")
+
+
+def names(pages):
+    return [str(page.relative_to(ROOT)) for page in pages]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The contents of the fenced code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def file_shown(page: str, after: str) -> str:
+    """The first Python block of `page` behind the first occurrence of a text."""
+    text = (ROOT / page).read_text()
+    return blocks(text[text.index(after) :], "python")[0]
+
+
+def missing_paths(text: str) -> list[str]:
+    """The repository paths that a text names and that are not there; the beginning of a file's name is enough."""
+    found = {path for path in REPOSITORY_PATH.findall(text) if not any(mark in path for mark in PLACEHOLDERS)}
+    return sorted(path for path in found if not any(ROOT.glob(path.rstrip("/") + "*")))
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """The relative links of a page whose file, or whose heading in that file, is not there."""
+    broken = []
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        file, _, heading = link.partition("#")
+        target = page.parent / file if file else page
+        if not target.exists() or (heading and heading not in headings(target)):
+            broken.append(link)
+    return broken
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub forms them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def training_commands(text: str) -> list[list[str]]:
+    """The words after `tools/train.sh` of every such line in the bash blocks of a text."""
+    lines = [line for block in blocks(text, "bash") for line in block.splitlines()]
+    return [shlex.split(line)[2:] for line in lines if line.startswith("bash tools/train.sh")]
+
+
+def check_command(words: list[str]) -> None:
+    """Raise `ConfigError` when a documented command would be refused before it starts."""
+    file, config, processes, *arguments = words
+    assert (ROOT / file).is_file()
+    args = parse_args([str(ROOT / config), *arguments])
+    validate(LazyConfig.apply_overrides(LazyConfig.load(args.config), args.overrides), world_size=int(processes))
+
+
+# ------------------------------------------------------------------------------------------- the own model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The files that the README shows, in a folder outside of the repository."""
+    folder = tmp_path_factory.mktemp("own")
+    for name in ("my_model.py", "my_config.py"):
+        (folder / name).write_text(file_shown("README.md", f"`{name}`"))
+    (folder / "my_hooks.py").write_text(file_shown("docs/hooks.md", "## Write one"))
+    (folder / "switch.py").write_text(file_shown("docs/modes.md", "## Switch in mid-run"))
+    return folder
+
+
+def train(folder: Path, name: str, *overrides: str) -> jobs.Finished:
+    settings = [
+        f"train.output_dir={name}",
+        "train.train_iter=60",
+        "train.log_period=1",
+        "train.evaluation.eval_period=30",
+    ]
+    result = jobs.train_net("my_config.py", *settings, *overrides, cwd=folder)
+    assert result.returncode == 0, result
+    assert not result.errors or all("cuda" in line.lower() for line in result.errors), result
+    return result
+
+
+def assert_same_curve(first: Path, second: Path) -> None:
+    for tag in ("train/loss", "eval/val/mse"):
+        expected, found = jobs.read_column(first, tag), jobs.read_column(second, tag)
+        assert expected and list(expected) == list(found), tag
+        # measured: equal bits; 1e-5 is what docs/modes.md promises
+        np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5, err_msg=tag)
+
+
+def test_the_own_model_trains_alike_in_both_modes(folder):
+    train(folder, "eager", "graph.enabled=false")
+    train(folder, "graph", "graph.enabled=true")
+    losses = jobs.read_column(folder / "eager")
+    assert losses[60] < 0.5 * losses[1]
+    assert_same_curve(folder / "eager", folder / "graph")
+
+
+def test_the_own_model_is_short_and_needs_no_libai():
+    source = file_shown("README.md", "`my_model.py`")
+    assert "libai" not in source
+    lines = source[source.index("class") :].strip().splitlines()
+    assert len(lines) <= 20
+
+
+def test_the_hook_of_the_docs_runs(folder):
+    result = train(folder, "hook", "train.extra_hooks=[{_target_: my_hooks.PrintLoss, every: 20}]")
+    assert re.findall(r"^after (\d+): \d\.\d{4}$", result.stdout, re.MULTILINE) == ["20", "40", "60"]
+
+
+def test_the_switch_of_the_docs_continues_the_curve(folder):
+    result = jobs.run([sys.executable, "switch.py"], cwd=folder, PYTHONPATH=str(ROOT))
+    assert result.returncode == 0, result
+    assert "switched from eager to graph mode after iteration 200" in result.stdout, result
+    whole = jobs.train_net("my_config.py", "train.output_dir=whole", cwd=folder)
+    assert whole.returncode == 0, whole
+    assert_same_curve(folder / "whole", folder / "out/wave")
+
+
+# ------------------------------------------------------------------------------------------- what all pages show
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_path_and_link_exists(page):
+    text = page.read_text()
+    assert missing_paths(text) == []
+    assert broken_links(page, text) == []
+
+
+@pytest.mark.parametrize("page", USER_PAGES, ids=names(USER_PAGES))
+def test_every_training_command_would_start(page):
+    for words in training_commands(page.read_text()):
+        check_command(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_python_block_is_python(page):
+    for block in blocks(page.read_text(), "python"):
+        ast.parse(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_pages_hold_no_path_of_a_machine(page):
+    assert re.findall(r"/(?:tmp|home|root|work|Users)/\w+", page.read_text()) == []
+
+
+def test_the_readme_names_the_two_commands_and_every_page():
+    text = (ROOT / "README.md").read_text()
+    assert "bash tools/train.sh tools/train_net.py configs/gpt_stdlib.py 1\nbash tools/test.sh\n" in text
+    index = (ROOT / "docs/README.md").read_text()
+    unnamed = [page.name for page in ROOT.glob("docs/*.md") if page.name not in index]
+    assert unnamed == []
+
+
+def test_the_checks_can_fail():
+    """Negative control of the checks above."""
+    assert missing_paths("see `tools/train.sh` and `configs/nowhere.py`.") == ["configs/nowhere.py"]
+    page = ROOT / "README.md"
+    assert broken_links(page, "[a](docs/nowhere.md) [b](docs/README.md#words) [c](docs/README.md#none)") == [
+        "docs/nowhere.md",
+        "docs/README.md#none",
+    ]
+    commands = training_commands(
+        "```bash\nbash tools/train.sh tools/train_net.py configs/mlp_digits.py 1 train.itr=1\n```"
+    )
+    with pytest.raises(ConfigError, match="train.itr: no such setting"):
+        check_command(commands[0])

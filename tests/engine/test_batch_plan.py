@@ -1,0 +1,45 @@
+"""Batch and length arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from libai.config.batch import BatchSizes
+from libai.engine import BatchPlan
+from libai.utils.errors import UserError
+
+SIZES = BatchSizes(micro=4, accumulation=2, global_=24)
+
+
+def make(**options):
+    return BatchPlan.make(SIZES, 3, **{"train_iter": 0, **options})
+
+
+def test_iterations_count_as_given():
+    plan = make(train_iter=100, warmup_ratio=0.1)
+    assert (plan.train_iter, plan.warmup_iter, plan.global_batch_size) == (100, 10, 24)
+    assert plan.iters_per_epoch is None
+
+
+def test_epochs_are_rounded_up_to_whole_iterations():
+    assert make(train_epoch=2, samples_per_epoch=100).train_iter == 9  # 200 / 24 = 8.33
+    assert make(train_epoch=0.5, samples_per_epoch=96).train_iter == 2
+
+
+def test_of_two_lengths_the_shorter_counts():
+    assert make(train_iter=5, train_epoch=2, samples_per_epoch=100).train_iter == 5
+    assert make(train_iter=50, train_epoch=2, samples_per_epoch=100).train_iter == 9
+
+
+def test_epochs_of_a_loader_without_length_are_refused():
+    with pytest.raises(UserError, match="train.train_epoch=2 needs to know.*no samples_per_epoch.*train.train_iter"):
+        make(train_epoch=2)
+
+
+def test_the_plan_is_frozen_and_describes_itself():
+    plan = make(train_iter=8, samples_per_epoch=96)
+    assert plan.describe() == "24 samples/iteration = 4 micro-batch x 3 data ranks x 2 accumulation, 2 epochs"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.train_iter = 9

@@ -1,0 +1,223 @@
+"""The trainer's side of checkpoints: what is saved and taken back, when, and what happens when a save fails."""
+
+from __future__ import annotations
+
+import random
+import shutil
+
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+
+from libai import checkpoint
+from libai.engine.checkpointer import TrainerCheckpointer, find_checkpoint, require_checkpoint
+from libai.engine.hooks import BestCheckpointHook, CallbackHook, CheckpointHook, EarlyStopHook, RandomStateHook
+from libai.engine.stop import STOP, Agreement, _PacedPoll
+from libai.utils.errors import UserError
+
+
+def make(mode="eager", optimizer="adamw", **options):
+    flow.manual_seed(0)
+    model = toy.Classifier()
+    made = flow.optim.SGD(model.parameters(), lr=0.1) if optimizer == "plain" else toy.optimizer_of(optimizer, model)
+    return toy.trainer_of(mode, model, toy.batches(4), made, **options)
+
+
+def names(root):
+    return sorted(path.name for path in root.glob("iter_*"))
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+@pytest.mark.parametrize("optimizer", ["adamw", "plain"])
+def test_what_is_saved_comes_back(mode, tmp_path, optimizer, async_save):
+    trainer = make(mode, optimizer)
+    saver = TrainerCheckpointer(trainer, tmp_path, async_save=async_save)
+    trainer.register_hooks([CheckpointHook(saver, period=0)])
+    trainer.train(0, 3)
+    other = make(mode, optimizer)
+    assert TrainerCheckpointer(other, tmp_path).resume() == 3
+    for p, q in zip(trainer.model.parameters(), other.model.parameters()):
+        assert np.array_equal(p.numpy(), q.numpy())
+    assert saver.num_saves == 1 and saver.stall_seconds > 0
+
+
+def test_a_background_save_holds_the_weights_of_its_iteration(tmp_path):
+    """On CPU a tensor shares its memory with numpy: a snapshot that did not copy would hold later weights."""
+    kept = {}
+    trainer = make()
+    saver = TrainerCheckpointer(trainer, tmp_path, async_save=True)
+
+    def keep(t):
+        kept[t.iter + 1] = [p.numpy().copy() for p in t.model.parameters()]
+
+    trainer.register_hooks([CheckpointHook(saver, period=1), CallbackHook(after_step=keep)])
+    trainer.train(0, 5)
+    for path in checkpoint.list_checkpoints(tmp_path):
+        loaded = checkpoint.load(path)
+        expected = kept[loaded.iteration]
+        for (name, _), array in zip(trainer.model.named_parameters(), expected):
+            assert np.array_equal(loaded.tensors["model"][name], array), (path.name, name)
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+def test_newest_every_nth_and_best_stay(tmp_path, async_save):
+    trainer = make()
+    saver = TrainerCheckpointer(trainer, tmp_path, max_to_keep=2, keep_every=4, async_save=async_save)
+    values = iter([5.0, 4.0, 1.0, float("nan"), 6.0, 7.0, 8.0, 9.0, 9.0, 9.0])
+    trainer.register_hooks(
+        [
+            CallbackHook(after_step=lambda t: t.storage.put_scalar("eval/val/loss", next(values)), priority=40),
+            BestCheckpointHook(saver, "eval/val/loss"),
+            CheckpointHook(saver, period=1),
+        ]
+    )
+    trainer.train(0, 10)
+    assert names(tmp_path) == ["iter_0000003", "iter_0000004", "iter_0000008", "iter_0000009", "iter_0000010"]
+    assert checkpoint.read_best(tmp_path).path.name == "iter_0000003"
+
+
+def test_a_time_based_period_saves_between_the_others(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("libai.engine.hooks.checkpoint.time.monotonic", lambda: clock[0])
+    trainer = make()
+    saver = TrainerCheckpointer(trainer, tmp_path)
+    trainer.register_hooks(
+        [
+            CallbackHook(before_step=lambda t: clock.__setitem__(0, clock[0] + 10)),
+            CheckpointHook(saver, period=0, period_seconds=25),
+        ]
+    )
+    trainer.train(0, 8)
+    assert names(tmp_path) == ["iter_0000003", "iter_0000006", "iter_0000008"]
+
+
+def test_a_failed_background_save_ends_the_run_with_its_reason(tmp_path, monkeypatch):
+    def full_disk(*_):
+        raise checkpoint.CheckpointError("planted: no space left")
+
+    monkeypatch.setattr("libai.checkpoint.async_writer.write_checkpoint", full_disk)
+    trainer = make()
+    trainer.register_hooks([CheckpointHook(TrainerCheckpointer(trainer, tmp_path, async_save=True), period=2)])
+    with pytest.raises(checkpoint.CheckpointError, match="planted: no space left"):
+        trainer.train(0, 50)
+    assert trainer.completed_iters < 50, "it was raised at the next save at the latest, not at the end"
+
+
+def test_a_failure_in_a_hook_saves_the_whole_state_and_in_an_update_nothing(mode, tmp_path):
+    def fail(trainer):
+        if trainer.iter == 4:
+            raise RuntimeError("planted")
+
+    trainer = make(mode)
+    trainer.register_hooks([CallbackHook(after_step=fail), CheckpointHook(TrainerCheckpointer(trainer, tmp_path), 0)])
+    with pytest.raises(RuntimeError, match="planted"):
+        trainer.train(0, 8)
+    assert names(tmp_path) == ["iter_0000005"]
+
+    broken = make(mode)
+    update = broken.update
+    broken.update = lambda batches: fail(broken) or update(batches)
+    broken.register_hooks([CheckpointHook(TrainerCheckpointer(broken, tmp_path / "second"), 0)])
+    with pytest.raises(RuntimeError, match="planted"):
+        broken.train(0, 8)
+    assert names(tmp_path / "second") == []
+
+
+def test_hooks_keep_their_state(tmp_path):
+    def build():
+        trainer = make()
+        saver = TrainerCheckpointer(trainer, tmp_path)
+        stop, best = EarlyStopHook("eval/val/loss", patience=5), BestCheckpointHook(saver, "eval/val/loss")
+        values = {0: 3.0, 1: 1.0, 2: 2.0, 3: 2.5}
+        put = CallbackHook(after_step=lambda t: t.storage.put_scalar("eval/val/loss", values[t.iter]), priority=40)
+        trainer.register_hooks([put, stop, best, CheckpointHook(saver, period=1)])
+        return trainer, saver, stop, best
+
+    trainer, *_ = build()
+    trainer.train(0, 3)
+    trainer, saver, stop, best = build()
+    assert saver.resume() == 3
+    assert (best.best, best.best_iter) == (1.0, 2)
+    assert stop.state_dict() == {"best": 1.0, "bad_evaluations": 1, "last_iter": 2}
+    trainer.train(3, 4)
+    assert trainer.storage.history("eval/val/loss").values() == [3.0, 1.0, 2.0, 2.5]
+    assert stop.state_dict()["bad_evaluations"] == 2
+
+
+def draws_of(folder, legs):
+    """What a hook of the user draws in each iteration, over sessions in which the generators start elsewhere."""
+    drawn = []
+    for number, (start, stop) in enumerate(legs):
+        random.seed(number), np.random.seed(number), flow.manual_seed(number)
+        trainer = make()
+        saver = TrainerCheckpointer(trainer, folder)
+        draw = CallbackHook(
+            after_step=lambda t: drawn.append((random.random(), np.random.rand(), float(flow.rand(1).numpy()[0]))),
+            priority=4,
+        )
+        trainer.register_hooks([RandomStateHook(seed=7), draw, CheckpointHook(saver, period=0)])
+        if start:
+            assert saver.resume() == start
+        trainer.train(start, stop)
+    return drawn
+
+
+def test_global_generators_go_on_where_they_were(tmp_path):
+    whole = draws_of(tmp_path / "whole", [(0, 6)])
+    assert draws_of(tmp_path / "legs", [(0, 3), (3, 6)]) == whole
+    assert len(set(whole)) == 6
+
+
+def test_without_the_saved_state_the_draws_differ(tmp_path, monkeypatch):
+    """Negative control."""
+    monkeypatch.setattr(RandomStateHook, "load_state_dict", lambda *_: None)
+    whole = draws_of(tmp_path / "whole", [(0, 6)])
+    assert draws_of(tmp_path / "legs", [(0, 3), (3, 6)]) != whole
+
+
+def test_a_damaged_checkpoint_is_skipped_and_an_empty_folder_is_an_error(tmp_path, caplog):
+    trainer = make()
+    trainer.register_hooks([CheckpointHook(TrainerCheckpointer(trainer, tmp_path), period=2)])
+    trainer.train(0, 4)
+    (tmp_path / "iter_0000004" / "trainer.json").write_text("{}")
+    assert find_checkpoint(tmp_path).name == "iter_0000002"
+    assert "skipped the damaged checkpoint" in caplog.text and "iter_0000004" in caplog.text
+    shutil.rmtree(tmp_path / "iter_0000002")
+    with pytest.raises(UserError, match="--resume found no usable checkpoint in .*iter_0000004"):
+        require_checkpoint(tmp_path)
+
+
+def test_weights_without_a_run_cannot_be_resumed(tmp_path):
+    trainer = make()
+    path = checkpoint.save(tmp_path, 3, {"model": trainer.model.state_dict()}, {})
+    with pytest.raises(checkpoint.CheckpointError, match="holds no run to go on with.*train.load_weight="):
+        TrainerCheckpointer(trainer, tmp_path).load(path)
+
+
+def test_ranks_agree_about_once_a_second_whatever_a_turn_takes(monkeypatch):
+    clock, wanted = [0.0], []
+    monkeypatch.setattr("libai.engine.stop.time.monotonic", lambda: clock[0])
+    poll = _PacedPoll(lambda polls: wanted.append((clock[0], polls)) or polls, seconds=1.0)
+    for turn in range(4000):
+        clock[0] += 0.01 if turn < 2000 else 0.1  # turns become ten times slower
+        poll()
+    gaps = [b[0] - a[0] for a, b in zip(wanted, wanted[1:])]
+    assert wanted[0] == (0.01, 1), "the first turn agrees at once"
+    # one interval holds both speeds, the next is planned from their mean; from then on the pace is right
+    assert max(gaps) < 10 and sum(gap > 1.5 for gap in gaps) <= 2
+    assert len(wanted) < 20 + 220 * 1.1
+
+
+def test_an_answer_stays_until_it_is_taken():
+    agreement, asked = Agreement(), [0]
+    agreement.ask(STOP, lambda: asked[0])
+    poll = agreement.poller()
+    poll()
+    assert agreement.answer(STOP) == 0
+    asked[0] = 15
+    poll()
+    asked[0] = 0
+    poll()
+    assert agreement.answer(STOP) == 15 == agreement.take(STOP)
+    assert agreement.answer(STOP) == 0

@@ -1,0 +1,155 @@
+"""What the compiled trainer does beyond the common contract: preparing, shapes, state in place, build errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+
+from libai.engine.build_errors import GraphBuildError
+from libai.engine.graphs import EvalGraph, TrainGraph
+
+
+def run(mode, data, iterations, accumulation=1, prepare=False, **options):
+    flow.manual_seed(0)
+    model = toy.Tagger()
+    trainer = toy.trainer_of(
+        mode, model, data, toy.optimizer_of("adamw", model), num_accumulation_steps=accumulation, **options
+    )
+    if prepare:
+        trainer.prepare()
+    losses = toy.record_losses(trainer)
+    trainer.train(0, iterations)
+    return losses, trainer
+
+
+def test_preparing_changes_nothing_but_the_build_time():
+    data = toy.batches(6, ignored=0.4)
+    plain, _ = run("graph", data, 6)
+    prepared, trainer = run("graph", data, 6, prepare=True)
+    assert prepared == plain
+    assert trainer.build_seconds > 0
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_batch_of_another_shape_is_updated_on_with_the_eager_result(accumulation):
+    data = toy.batches(4, 8, ignored=0.4) + toy.batches(2, 6, seed=1) + toy.batches(6, 8, ignored=0.4, seed=2)
+    count = len(data) // accumulation
+    expected, eager = run("eager", data, count, accumulation, max_grad_norm=0.5)
+    losses, graph = run("graph", data, count, accumulation, max_grad_norm=0.5)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    for p, q in zip(eager.model.parameters(), graph.model.parameters()):
+        np.testing.assert_allclose(q.numpy(), p.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_ragged_first_iteration_is_fine():
+    data = toy.batches(1, 8) + toy.batches(1, 6) + toy.batches(4, 8, seed=1)
+    expected, _ = run("eager", data, 3, accumulation=2)
+    losses, _ = run("graph", data, 3, accumulation=2)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+
+
+def test_snapshot_and_restore_repeat_the_same_updates_bit_for_bit(mode):
+    data = toy.batches(6)
+    _, trainer = run(mode, data, 2)
+    saved = trainer.snapshot()
+
+    def three():
+        return [trainer.collect([trainer.update([data[i]])])[0]["train/loss"] for i in range(3)]
+
+    first = three()
+    trainer.restore(saved)
+    assert three() == first
+    trainer.restore(saved)
+    assert three() == first
+
+
+def test_continuing_without_restoring_differs():
+    """Negative control of the test above."""
+    data = toy.batches(6)
+    _, trainer = run("graph", data, 2)
+    first, second = (trainer.collect([trainer.update([data[0]])])[0]["train/loss"] for _ in range(2))
+    assert first != second
+
+
+def test_state_goes_into_a_compiled_graph_in_place():
+    data = toy.batches(8)
+    expected, _ = run("graph", data, 8)
+    _, donor = run("graph", data, 4)
+    _, receiver = run("graph", data[::-1], 2)
+    with flow.no_grad():
+        for mine, other in zip(receiver.model.parameters(), donor.model.parameters()):
+            mine.copy_(other)
+    receiver.import_optimizer_state(*donor.export_optimizer_state())
+    losses = [receiver.collect([receiver.update([batch])])[0]["train/loss"] for batch in data[4:]]
+    assert losses == expected[4:]
+
+
+class Branching(toy.Classifier):
+    def forward(self, x, y):
+        if x.sum() > 0:  # the planted fault
+            x = x * 2.0
+        return super().forward(x, y)
+
+
+class Masking(toy.Classifier):
+    def forward(self, x, y):
+        return toy.Classifier.forward(self, x * x[x > 0].mean(), y)
+
+
+class CallsSuper(toy.Classifier):
+    def forward(self, x, y):
+        return super().forward(x, y)
+
+
+@pytest.mark.parametrize(("model", "line", "remedy"), [
+    (Branching, "if x.sum() > 0", "flow.where"),
+    (Masking, "x[x > 0]", "mask"),
+    (CallsSuper, "super().forward(x, y)", "Parent.forward(self"),
+])  # fmt: skip
+def test_a_build_error_names_the_users_line_and_the_remedy(model, line, remedy, capfd):
+    built = model()
+    trainer = toy.trainer_of("graph", built, toy.batches(2), toy.optimizer_of("sgd", built))
+    before = [p.numpy().copy() for p in built.parameters()]
+    with pytest.raises(GraphBuildError) as caught:
+        trainer.prepare()
+    text = str(caught.value)
+    assert line in text and remedy in text and "test_graph_trainer.py" in text
+    assert "[ERROR]" not in capfd.readouterr().out
+    assert all(np.array_equal(p.numpy(), q) for p, q in zip(built.parameters(), before))
+
+
+def test_after_a_build_error_the_model_trains_eagerly():
+    built = Branching()
+    optimizer = toy.optimizer_of("sgd", built)
+    with pytest.raises(GraphBuildError):
+        toy.trainer_of("graph", built, toy.batches(2), optimizer).prepare()
+    trainer = toy.trainer_of("eager", built, toy.batches(4), optimizer)
+    losses = toy.record_losses(trainer)
+    trainer.train(0, 4)
+    assert len(set(losses)) == 4
+
+
+class DropsAGraph(toy.Classifier):
+    """While it is traced, a graph that nobody holds becomes garbage."""
+
+    def forward(self, x, y):
+        garbage = [EvalGraph(toy.Classifier())]
+        garbage.append(garbage)  # a cycle, so that only the collector can end it
+        return toy.Classifier.forward(self, x, y)
+
+
+def test_the_end_of_another_graph_does_not_disturb_a_build(monkeypatch):
+    connect = TrainGraph._connect_update
+
+    def connect_amid_garbage(graph, update):
+        [[] for _ in range(10_000)]  # so many new containers make the collector run, unless it waits
+        connect(graph, update)
+
+    monkeypatch.setattr(TrainGraph, "_connect_update", connect_amid_garbage)
+    built = DropsAGraph()
+    trainer = toy.trainer_of("graph", built, toy.batches(3), toy.optimizer_of("sgd", built))
+    losses = toy.record_losses(trainer)
+    trainer.train(0, 3)
+    assert len(set(losses)) == 3

@@ -1,0 +1,122 @@
+"""Evaluation, numbers from the device, and what the trainer refuses at construction."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+from oneflow import nn
+
+from libai.data import build_eval_loader
+from libai.engine.model_trainer import fetch_scalars, with_num_loss_items
+from libai.evaluation import Evaluator, MeanLossEvaluator
+from libai.utils.errors import UserError
+
+
+def make_trainer(mode, model=None, loader=(), **options):
+    flow.manual_seed(0)
+    model = model or toy.Classifier()
+    return toy.trainer_of(mode, model, loader, toy.optimizer_of("adamw", model), **options)
+
+
+class Seen(Evaluator):
+    """How many samples, and the sum of their labels."""
+
+    def process(self, batch, outputs):
+        labels = batch["y"].numpy()
+        return {"count": float(len(labels)), "labels": float(labels.sum())}
+
+    def compute(self, sums):
+        return dict(sums)
+
+
+def test_scalars_come_in_one_fetch_as_float64():
+    values = fetch_scalars([flow.tensor(1.5), flow.tensor([2, 3]), flow.tensor(4.0, requires_grad=True)])
+    assert [list(value) for value in values] == [[1.5], [2.0, 3.0], [4.0]]
+    assert all(value.dtype == np.float64 for value in values)
+    assert fetch_scalars([]) == []
+
+
+def test_outputs_that_are_no_dict_are_wrapped():
+    assert with_num_loss_items({"a": 1}, 3) == {"a": 1, "num_loss_items": 3}
+    assert with_num_loss_items(5, 3) == {"outputs": 5, "num_loss_items": 3}
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 4, 8, 37, 50])
+def test_every_sample_counts_once_whatever_the_batch(mode, micro_batch_size):
+    data = toy.batches(1, size=37)[0]
+    trainer = make_trainer(mode)
+    loader = build_eval_loader(data, micro_batch_size=micro_batch_size)
+    metrics = trainer.evaluate(loader, {"seen": Seen(), "loss": MeanLossEvaluator()})
+    whole = trainer.model(flow.from_numpy(data["x"]), flow.from_numpy(data["y"]))["losses"]["cls"].item()
+    assert metrics["eval/val/count"] == 37
+    assert metrics["eval/val/labels"] == data["y"].sum()
+    assert metrics["eval/val/loss"] == pytest.approx(whole, rel=1e-6)
+
+
+def test_a_mean_of_batch_means_would_be_noticed():
+    """Negative control: with a ragged remainder it is another number."""
+    data = toy.batches(1, size=37)[0]
+    trainer = make_trainer("eager")
+    whole = trainer.model(flow.from_numpy(data["x"]), flow.from_numpy(data["y"]))["losses"]["cls"].item()
+    means = [
+        trainer.model(flow.from_numpy(data["x"][i : i + 8]), flow.from_numpy(data["y"][i : i + 8]))["losses"]["cls"]
+        for i in range(0, 37, 8)
+    ]
+    assert abs(np.mean([m.item() for m in means]) - whole) > 1e-4 * whole
+
+
+def test_evaluation_weighs_by_items_that_count(mode):
+    data = toy.batches(1, size=21, ignored=0.5)[0]
+    trainer = make_trainer(mode, toy.Tagger())
+    loader = build_eval_loader(data, micro_batch_size=4)
+    found = trainer.evaluate(loader, {"loss": MeanLossEvaluator()}, "dev")["eval/dev/loss"]
+    whole = trainer.model(flow.from_numpy(data["x"]), flow.from_numpy(data["y"]))["losses"]["tag"].item()
+    assert found == pytest.approx(whole, rel=1e-6)
+
+
+def test_evaluation_follows_the_training_of_the_same_weights(mode):
+    data = toy.batches(1, size=16)[0]
+    trainer = make_trainer(mode, loader=toy.batches(4))
+    loader = build_eval_loader(data, micro_batch_size=8)
+    first = trainer.evaluate(loader, {"loss": MeanLossEvaluator()})["eval/val/loss"]
+    trainer.train(0, 4)
+    second = trainer.evaluate(loader, {"loss": MeanLossEvaluator()})["eval/val/loss"]
+    whole = trainer.model(flow.from_numpy(data["x"]), flow.from_numpy(data["y"]))["losses"]["cls"].item()
+    assert second == pytest.approx(whole, rel=1e-6) and second != first
+
+
+def test_evaluation_can_be_cut_short(mode):
+    loader = build_eval_loader(toy.batches(1, size=37)[0], micro_batch_size=8)
+    assert make_trainer(mode).evaluate(loader, {"seen": Seen()}, max_batches=2)["eval/val/count"] == 16
+
+
+def test_an_optimizer_of_another_model_is_refused(mode):
+    model = toy.Classifier()
+    with pytest.raises(UserError, match=r"optimizer holds 4 parameter\(s\).*not in the model.*model.parameters"):
+        toy.trainer_of(mode, model, [], toy.optimizer_of("sgd", toy.Classifier()))
+
+
+def test_no_micro_batch_per_iteration_is_refused(mode):
+    with pytest.raises(UserError, match="num_accumulation_steps=0: at least one"):
+        make_trainer(mode, num_accumulation_steps=0)
+
+
+def test_stock_dropout_is_pointed_out(mode, caplog):
+    class WithDropout(toy.Classifier):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+            self.off = nn.Dropout(0.0)
+
+    with caplog.at_level(logging.WARNING, "libai"):
+        make_trainer(mode, WithDropout())
+    assert "drop: OneFlow 0.9's own dropout ignores the seed" in caplog.text
+
+
+def test_uint16_tokens_are_taken(mode):
+    """OneFlow 0.9.0 has no uint16; memory-mapped token files have."""
+    assert make_trainer(mode).to_device({"x": np.array([[65535]], np.uint16)})["x"].dtype == flow.int32

@@ -1,0 +1,179 @@
+"""A loss that is not finite: undone, explained, and then raised, skipped or rolled back, alike in both modes."""
+
+from __future__ import annotations
+
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+from oneflow import nn
+
+from libai.engine import NonFiniteLoss
+from libai.engine.hooks import CallbackHook
+from libai.scheduler import WarmupCosineLR
+
+
+class Log(nn.Module):
+    def forward(self, x):
+        return flow.log(x)
+
+
+class Fragile(toy.Classifier):
+    """Its `middle` gives NaN where the input's first feature is at or below -90."""
+
+    def __init__(self):
+        super().__init__()
+        self.middle = Log()
+
+    def forward(self, x, y):
+        scale = self.middle(x[:, :1] + 90.0)
+        logits = self.b(flow.relu(self.a(x * (scale / 4.5))))
+        return {"losses": {"cls": nn.functional.cross_entropy(logits, y)}}
+
+
+class SteepRoot(toy.Classifier):
+    """Finite forwards, but the square root has no finite slope at zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.root = Root()
+
+    def forward(self, x, y):
+        logits = self.b(flow.relu(self.a(x)))
+        gate = self.root((self.b.bias * 0.0).sum() + x[0, 0] * 0.0 + (x[0, 0] + 100.0).abs())
+        return {"losses": {"cls": nn.functional.cross_entropy(logits, y) + gate * 0.0}}
+
+
+class Root(nn.Module):
+    def forward(self, x):
+        return flow.sqrt(x)
+
+
+def data_with_a_bad_batch(count, bad):
+    data = toy.batches(count)
+    for i in bad:
+        data[i]["x"] = data[i]["x"].copy()
+        data[i]["x"][3, 0] = -100.0
+    return data
+
+
+def build(mode, data, policy="raise", model=Fragile, **options):
+    flow.manual_seed(0)
+    net = model()
+    optimizer = toy.optimizer_of("adamw", net)
+    schedule = WarmupCosineLR(optimizer, max_iter=len(data), warmup_iter=2)
+    return toy.trainer_of(
+        mode, net, data, optimizer, lr_scheduler=schedule, max_grad_norm=1.0, non_finite=policy, **options
+    )
+
+
+def fetch_every(trainer, period):
+    seen = {}
+
+    def fetch(t):
+        if (t.iter + 1) % period == 0:
+            seen[t.iter + 1] = t.fetch_metrics()
+
+    trainer.register_hooks([CallbackHook(after_step=fetch)])
+    return seen
+
+
+def weights(trainer):
+    return [p.numpy().copy() for p in trainer.model.parameters()]
+
+
+def test_the_first_bad_module_is_named_and_the_weights_are_those_before(mode):
+    data = data_with_a_bad_batch(12, [6])
+    straight = build(mode, data)
+    straight.train(0, 6)
+    trainer = build(mode, data)
+    fetch_every(trainer, 5)
+    with pytest.raises(NonFiniteLoss) as caught:
+        trainer.train(0, 12)
+    assert caught.value.iteration == 7
+    assert "output of middle (Log)" in str(caught.value)
+    for now, before in zip(weights(trainer), weights(straight)):
+        assert np.array_equal(now, before)
+
+
+def test_skip_equals_a_run_that_never_made_that_update(mode):
+    data = data_with_a_bad_batch(20, [6, 13])
+    expected = build(mode, data)
+    for i, batch in enumerate(data):
+        expected.iter = i
+        expected.skip_update() if i in (6, 13) else expected.update([batch])
+    trainer = build(mode, data, "skip")
+    seen = fetch_every(trainer, 5)
+    trainer.train(0, 20)
+    assert trainer.guard.bad_iterations == [7, 14]
+    assert trainer.optimizer._state["step"] == 18
+    for now, then in zip(weights(trainer), weights(expected)):
+        assert np.array_equal(now, then)
+    assert all(np.isfinite(values["train/loss"]) for values in seen.values())
+    assert seen[20]["train/lr"] == expected.lr
+
+
+def test_rollback_drops_the_updates_since_the_last_good_state(mode):
+    data = data_with_a_bad_batch(12, [6])
+    trainer = build(mode, data, "rollback")
+    fetch_every(trainer, 4)
+    trainer.train(0, 12)
+    assert trainer.status == "finished" and trainer.guard.bad_iterations == [7]
+    # the copy was made before iteration 1 (fewer than MIN_ITERS_BETWEEN_COPIES since), so iterations 1 to 8 are gone
+    assert trainer.optimizer._state["step"] == 4
+    assert all(np.isfinite(w).all() for w in weights(trainer))
+
+
+def test_both_modes_skip_alike():
+    data = data_with_a_bad_batch(16, [5])
+    runs = {mode: build(mode, data, "skip") for mode in ("eager", "graph")}
+    for trainer in runs.values():
+        fetch_every(trainer, 4)
+        trainer.train(0, 16)
+    for a, b in zip(weights(runs["eager"]), weights(runs["graph"])):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_nan_in_the_data_is_said_to_be_in_the_data(mode):
+    data = toy.batches(6)
+    data[3]["x"] = data[3]["x"].copy()
+    data[3]["x"][0, 0] = np.nan
+    trainer = build(mode, data)
+    with pytest.raises(NonFiniteLoss, match="input x of the batch"):
+        trainer.train(0, 6)
+
+
+def test_a_gradient_without_a_bad_loss_is_found_before_it_spoils_the_next_iteration(mode):
+    data = data_with_a_bad_batch(8, [4])
+    for batch in data:
+        batch["x"] = batch["x"].copy()
+    data[4]["x"][0, 0] = -100.0
+    trainer = build(mode, data, model=SteepRoot)
+    with pytest.raises(NonFiniteLoss) as caught:
+        trainer.train(0, 8)
+    assert caught.value.iteration == 5
+    assert "gradient" in caught.value.diagnosis
+
+
+def test_without_the_copy_the_error_still_names_the_iteration(mode):
+    trainer = build(mode, data_with_a_bad_batch(8, [4]), replay_non_finite=False)
+    with pytest.raises(NonFiniteLoss, match="iteration 5.*spoilt"):
+        trainer.train(0, 8)
+
+
+def test_a_run_that_is_always_bad_gives_up(mode):
+    trainer = build(mode, data_with_a_bad_batch(30, range(3, 30)), "skip")
+    fetch_every(trainer, 1)
+    with pytest.raises(NonFiniteLoss):
+        trainer.train(0, 30)
+
+
+def test_a_sound_run_is_not_touched_by_the_guard(mode):
+    """The guarded curve equals the unguarded one bit for bit."""
+    data = toy.batches(120)
+    curves = []
+    for replay in (True, False):
+        trainer = build(mode, data, replay_non_finite=replay)
+        curves.append(toy.record_losses(trainer))
+        trainer.train(0, 120)
+    assert curves[0] == curves[1]

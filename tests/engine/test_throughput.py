@@ -1,0 +1,116 @@
+import sys
+
+import numpy as np
+import pytest
+
+from libai.engine.throughput import Throughput, memory_gb
+
+
+def test_rates_are_sums_over_summed_time():
+    throughput = Throughput()
+    throughput.update(1.0, samples=10, items=100, flops=1e12, data_seconds=0.5)
+    throughput.update(3.0, samples=10, items=300, flops=1e12)
+    assert throughput.rates() == {
+        "step_ms": 2000.0,
+        "data_ms": 250.0,
+        "samples_per_s": 5.0,
+        "tokens_per_s": 100.0,
+        "tflops": 0.5,
+    }
+
+
+def test_what_was_not_given_is_not_reported():
+    throughput = Throughput()
+    throughput.update(0.5, samples=4)
+    assert set(throughput.rates()) == {"step_ms", "data_ms", "samples_per_s"}
+
+
+def test_nothing_measured_gives_no_rates():
+    assert Throughput().rates() == {}
+    throughput = Throughput()
+    throughput.update(0.0, samples=4)  # a clock too coarse for the work
+    assert throughput.rates() == {}
+    assert throughput.summary()["samples"] == 4
+
+
+def test_one_update_may_stand_for_several_iterations():
+    single, joined = Throughput(), Throughput()
+    for _ in range(4):
+        single.update(0.25, samples=2, items=8, data_seconds=0.01)
+    joined.update(1.0, samples=8, items=32, data_seconds=0.04, iters=4)
+    assert joined.rates() == pytest.approx(single.rates())
+    assert joined.total_iters == single.total_iters == 4
+
+
+def test_rates_agree_with_each_other():
+    throughput = Throughput()
+    for seconds in (0.1, 0.1, 0.9):
+        throughput.update(seconds, samples=8)
+    rates = throughput.rates()
+    assert rates["step_ms"] / 1e3 * rates["samples_per_s"] == pytest.approx(8)
+
+
+def test_a_measurement_of_no_time_does_not_break_the_summary():
+    throughput = Throughput()
+    throughput.update(0.0, samples=4)
+    throughput.update(2.0, samples=4)
+    assert throughput.summary()["step_ms_median"] == 2000.0
+
+
+def test_rates_forget_what_lies_before_the_window():
+    throughput = Throughput(window=2)
+    for seconds in (100.0, 1.0, 1.0):
+        throughput.update(seconds, samples=1)
+    assert throughput.rates()["samples_per_s"] == 1.0
+    assert Throughput(window=3).window == 3
+    wider = Throughput(window=3)  # negative control: the slow one would show
+    for seconds in (100.0, 1.0, 1.0):
+        wider.update(seconds, samples=1)
+    assert wider.rates()["samples_per_s"] < 0.1
+
+
+def test_the_newest_update_counts_however_many_iterations_it_covers():
+    throughput = Throughput(window=2)
+    throughput.update(9.0, samples=1, iters=1)
+    throughput.update(10.0, samples=100, iters=50)
+    assert throughput.rates()["step_ms"] == 200.0
+
+
+def test_the_summary_covers_the_run_and_weighs_iterations_alike():
+    throughput = Throughput(window=1)
+    for milliseconds in range(1, 11):
+        throughput.update(milliseconds / 1e3, samples=1)
+    throughput.update(0.04, samples=10, iters=10)
+    summary = throughput.summary()
+    each = [*range(1, 11)] + [4] * 10
+    assert summary["step_ms"] == pytest.approx(np.mean(each))
+    assert summary["step_ms_median"] == pytest.approx(np.median(each))
+    assert summary["step_ms_p10"] == pytest.approx(np.percentile(each, 10))
+    assert summary["step_ms_p90"] == pytest.approx(np.percentile(each, 90))
+    assert summary["samples_per_s_p90"] == pytest.approx(np.percentile(1e3 / np.array(each), 90))
+    assert summary["iters"] == 20 and summary["samples"] == 20
+    assert summary["seconds"] == pytest.approx(0.095)
+
+
+def test_a_window_holds_at_least_one_iteration():
+    with pytest.raises(ValueError, match="window=0"):
+        Throughput(window=0)
+
+
+def test_host_memory_is_the_peak_of_this_process():
+    before = memory_gb()["mem_gb"]
+    block = bytearray(200 * 2**20)
+    block[::4096] = b"x" * len(block[::4096])
+    during = memory_gb()["mem_gb"]
+    del block
+    assert 0.01 < before < during
+    assert memory_gb()["mem_gb"] >= during, "a peak does not fall"
+
+
+def test_device_memory_is_asked_for_on_cuda_only(monkeypatch):
+    import oneflow as flow
+
+    monkeypatch.setattr(flow._oneflow_internal, "GetCUDAMemoryUsed", lambda: 512.0, raising=False)
+    assert memory_gb("cuda")["device_mem_gb"] == 0.5
+    assert "device_mem_gb" not in memory_gb("cpu")
+    assert "oneflow" in sys.modules

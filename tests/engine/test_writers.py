@@ -1,0 +1,425 @@
+import json
+import logging
+import math
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from libai.engine.writers import (
+    AsyncWriter,
+    ConsoleWriter,
+    JSONLinesWriter,
+    LogRecord,
+    TensorBoardWriter,
+    Writer,
+    close_all,
+    format_eval_lines,
+    format_train_line,
+)
+from libai.utils.errors import UserError
+
+REPO = Path(__file__).parents[2]
+FULL = {
+    "train/loss": 4.82493,
+    "train/lr": 6e-4,
+    "perf/tokens_per_s": 4812.3,
+    "perf/samples_per_s": 75.2,
+    "perf/step_ms": 121.6,
+    "perf/data_ms": 0.49,
+    "perf/mem_gb": 0.91,
+}
+
+
+def record(iter, kind="train", seconds=None, **scalars):
+    return LogRecord(iter, 200, scalars, kind, seconds)
+
+
+def lines_of(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+class TestConsole:
+    def test_a_full_line(self):
+        expected = (
+            "iter     20/200  loss 4.8249  lr 6.00e-04  4,812 tok/s  121.6 ms/step  data 0.4%  mem 0.9 GB  eta 0:00:22"
+        )
+        assert format_train_line(LogRecord(20, 200, FULL)) == expected
+
+    def test_what_is_not_there_is_left_out(self):
+        assert format_train_line(record(1, **{"train/loss": 1.0})) == "iter      1/200  loss 1.0000"
+
+    def test_several_losses_are_shown_and_a_single_one_not_twice(self):
+        line = format_train_line(record(1, **{"train/loss": 3.0, "train/mlm": 2.0, "train/nsp": 1.0}))
+        assert line.endswith("loss 3.0000  mlm 2  nsp 1")
+        assert format_train_line(record(1, **{"train/loss": 3.0, "train/lm": 3.0})).endswith("loss 3.0000")
+
+    def test_without_tokens_samples_are_shown(self):
+        line = format_train_line(record(1, **{"perf/samples_per_s": 3.14159, "perf/step_ms": 0.4567}))
+        assert "3.14 samples/s  0.457 ms/step" in line
+
+    @pytest.mark.parametrize("broken", [math.nan, math.inf])
+    def test_numbers_that_are_none_do_not_break_the_line(self, broken):
+        line = format_train_line(record(1, **dict.fromkeys(FULL, broken)))
+        assert "loss nan" in line or "loss inf" in line
+        assert "eta" not in line
+
+    def test_eval_lines(self):
+        one = record(200, "eval", 1.23, **{"eval/val/loss": 2.3512, "eval/val/ppl": 10.498})
+        assert format_eval_lines(one) == ["eval val  loss 2.351  ppl 10.5  (iter 200, 1.2 s)"]
+        two = record(200, "eval", 1.23, **{"eval/val/loss": 2.0, "eval/test/acc": 0.97})
+        assert format_eval_lines(two) == [
+            "eval val  loss 2.000  (iter 200, 1.2 s in all)",
+            "eval test  acc 0.970  (iter 200, 1.2 s in all)",
+        ]
+
+    def test_a_short_evaluation_is_given_in_milliseconds(self):
+        assert format_eval_lines(record(1, "eval", 0.0123, **{"eval/val/loss": 2.0}))[0].endswith("(iter 1, 12 ms)")
+
+    def test_small_metrics_keep_their_digits(self):
+        assert "mse 4.12e-05" in format_eval_lines(record(1, **{"eval/val/mse": 4.123e-5}))[0]
+        assert "mse 0.000" in format_eval_lines(record(1, **{"eval/val/mse": 0.0}))[0]
+
+    def test_a_record_of_both_gives_both_lines(self, caplog):
+        caplog.set_level(logging.INFO, "libai")
+        ConsoleWriter().write(record(5, **{"train/loss": 1.0, "eval/val/loss": 2.0}))
+        assert [message[:4] for message in caplog.messages] == ["iter", "eval"]
+
+    def test_an_eval_record_gives_no_training_line(self, caplog):
+        caplog.set_level(logging.INFO, "libai")
+        ConsoleWriter().write(record(5, "eval", **{"eval/val/loss": 2.0}))
+        assert caplog.messages == ["eval val  loss 2.000  (iter 5)"]
+
+    def test_on_a_terminal_lines_stand_whole_above_a_bar(self):
+        """In a real pseudo-terminal of 40 columns: no line may be broken by us."""
+        program = (
+            "from libai.utils.logging import setup_logging\n"
+            "from libai.engine.writers import ConsoleWriter, LogRecord\n"
+            "setup_logging(None, 0, 1)\n"
+            "writer = ConsoleWriter()\n"
+            f"scalars = {FULL!r}\n"
+            "[writer.write(LogRecord(i, 200, scalars)) for i in (20, 40)]\n"
+            "writer.close()\n"
+        )
+        screen = _in_terminal(program)
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
+        assert format_train_line(LogRecord(20, 200, FULL)) in shown
+        assert format_train_line(LogRecord(40, 200, FULL)) in shown
+        assert "━" in shown, "the bar"
+        assert screen.count("\x1b[?25l") == screen.count("\x1b[?25h") > 0, "the cursor is shown again"
+
+    def test_without_a_terminal_there_is_no_bar(self, capsys):
+        writer = ConsoleWriter()
+        writer.write(LogRecord(20, 200, FULL))
+        writer.close()
+        assert "━" not in capsys.readouterr().out
+
+
+def _in_terminal(program: str) -> str:
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "40", "PYTHONPATH": str(REPO)}
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=slave, stdin=slave, stderr=subprocess.PIPE, env=environment) as job:
+        os.close(slave)
+        chunks = []
+        try:
+            while chunk := os.read(master, 65536):
+                chunks.append(chunk)
+        except OSError:  # Linux says so when the other end is closed
+            pass
+        os.close(master)
+        _, errors = job.communicate(timeout=60)
+    assert job.returncode == 0, errors.decode()
+    return b"".join(chunks).decode()
+
+
+class TestJSONLines:
+    @pytest.fixture
+    def path(self, tmp_path):
+        return tmp_path / "metrics.jsonl"
+
+    def test_one_line_per_iteration_with_iter_first(self, path):
+        writer = JSONLinesWriter(path)
+        writer.begin()
+        writer.write(record(1, **{"train/loss": 2.5, "train/lr": 0.1}))
+        writer.write(record(2, **{"train/loss": 1.5}))
+        assert path.read_text() == '{"iter": 1, "train/loss": 2.5, "train/lr": 0.1}\n{"iter": 2, "train/loss": 1.5}\n'
+        writer.close()
+
+    def test_numbers_keep_every_bit(self, path):
+        values = [0.1 + 0.2, float(np.float32(1 / 3)), 1e-300, np.float32(0.1)]
+        writer = JSONLinesWriter(path)
+        for i, value in enumerate(values, 1):
+            writer.write(record(i, a=value))
+        writer.close()
+        assert [line["a"] for line in lines_of(path)] == [float(value) for value in values]
+
+    def test_training_and_evaluation_of_one_iteration_share_a_line(self, path):
+        writer = JSONLinesWriter(path)
+        writer.write(record(1, a=0.5))
+        writer.write(record(2, a=0.123456789))
+        writer.write(record(2, "eval", **{"eval/val/loss": 3.0, "a": 1.0}))
+        writer.write(record(3, a=2.0))
+        writer.close()
+        assert lines_of(path) == [
+            {"iter": 1, "a": 0.5},
+            {"iter": 2, "a": 1.0, "eval/val/loss": 3.0},
+            {"iter": 3, "a": 2.0},
+        ]
+
+    def test_a_line_that_becomes_shorter_leaves_nothing_behind(self, path):
+        writer = JSONLinesWriter(path)
+        for value in (0.123456789, 0.5):
+            writer.write(record(1, a=value))
+            assert lines_of(path) == [{"iter": 1, "a": value}]
+        writer.close()
+
+    def test_non_finite_numbers_are_null_and_named(self, path):
+        writer = JSONLinesWriter(path)
+        writer.write(record(1, a=math.nan, b=-math.inf, c=1.0))
+        writer.write(record(1, a=2.0))
+        writer.write(record(2, a=math.inf))
+        writer.write(record(2, b=math.nan))
+        writer.close()
+        assert "NaN" not in path.read_text()
+        assert lines_of(path) == [
+            {"iter": 1, "a": 2.0, "b": None, "c": 1.0, "non_finite": ["b"]},
+            {"iter": 2, "a": None, "b": None, "non_finite": ["a", "b"]},
+        ]
+
+    def _run(self, path, start, *iterations):
+        writer = JSONLinesWriter(path)
+        writer.begin(start)
+        for i in iterations:
+            writer.write(record(i, a=float(i)))
+        writer.close()
+
+    def test_a_resumed_run_holds_every_iteration_once(self, path):
+        self._run(path, 0, *range(1, 8))
+        self._run(path, 4, 5, 6)
+        assert [line["iter"] for line in lines_of(path)] == [1, 2, 3, 4, 5, 6]
+
+    def test_a_resumed_run_adds_to_the_line_it_resumes_from(self, path):
+        self._run(path, 0, 1, 2)
+        writer = JSONLinesWriter(path)
+        writer.begin(2)
+        writer.write(record(2, "eval", **{"eval/val/loss": 3.0}))
+        writer.close()
+        assert lines_of(path) == [{"iter": 1, "a": 1.0}, {"iter": 2, "a": 2.0, "eval/val/loss": 3.0}]
+
+    @pytest.mark.parametrize("torn", [b'{"iter": 3, "a"', b'{"iter": 3, "a": 3.0}', b"\x00\x00\n", b"[]\n", b"\n"])
+    def test_a_torn_last_line_is_dropped_on_resume(self, path, torn):
+        self._run(path, 0, 1, 2)
+        with open(path, "ab") as file:
+            file.write(torn)
+        self._run(path, 2, 3)
+        assert [line["iter"] for line in lines_of(path)] == [1, 2, 3]
+
+    def test_a_run_from_the_start_keeps_the_file_of_the_earlier_one(self, path):
+        for value in (10, 20, 30):
+            self._run(path, 0, value)
+        found = {p.name: lines_of(p)[0]["iter"] for p in path.parent.iterdir()}
+        assert found == {"metrics.1.jsonl": 10, "metrics.2.jsonl": 20, "metrics.jsonl": 30}
+
+    def test_resuming_without_a_file_begins_one(self, path):
+        self._run(path, 4, 5)
+        assert [line["iter"] for line in lines_of(path)] == [5]
+
+    def test_constructing_touches_nothing(self, path):
+        self._run(path, 0, 1)
+        JSONLinesWriter(path).close()
+        assert [p.name for p in path.parent.iterdir()] == ["metrics.jsonl"]
+
+    def test_a_line_is_on_file_at_once(self, path):
+        writer = JSONLinesWriter(path)
+        writer.write(record(1, a=1.0))
+        assert lines_of(path) == [{"iter": 1, "a": 1.0}]
+        writer.close()
+
+
+class TestTensorBoard:
+    def _events(self, folder):
+        from tensorboardX.proto.event_pb2 import Event
+
+        events = []
+        for path in sorted(folder.iterdir()):
+            data = path.read_bytes()
+            while data:  # length, its checksum, the event, its checksum
+                length = int.from_bytes(data[:8], "little")
+                events.append(Event.FromString(data[12 : 12 + length]))
+                data = data[12 + length + 4 :]
+        return events
+
+    def test_scalars_and_texts_are_in_the_file(self, tmp_path):
+        writer = TensorBoardWriter(tmp_path)
+        writer.begin()
+        writer.write(record(3, **{"train/loss": 2.5, "eval/val/acc": 0.5}))
+        writer.write_text("config", "a: 1\nb: 2")
+        writer.close()
+        events = self._events(tmp_path)
+        scalars = {v.tag: (e.step, v.simple_value) for e in events for v in e.summary.value if v.simple_value}
+        assert scalars == {"train/loss": (3, 2.5), "eval/val/acc": (3, 0.5)}
+        texts = [v.tensor.string_val[0] for e in events for v in e.summary.value if v.tensor.string_val]
+        assert texts == [b"    a: 1\n    b: 2"]
+
+    @pytest.mark.parametrize("start_iter, hidden_from", [(4, 5), (0, 0)])
+    def test_earlier_files_are_hidden_beyond_the_start(self, tmp_path, start_iter, hidden_from):
+        writer = TensorBoardWriter(tmp_path)
+        writer.begin(start_iter)
+        writer.close()
+        starts = [e.step for e in self._events(tmp_path) if e.HasField("session_log")]
+        assert starts == [hidden_from]
+
+    def test_two_sessions_within_a_second_do_not_share_a_file(self, tmp_path):
+        writer = TensorBoardWriter(tmp_path)
+        for start in (0, 1):
+            writer.begin(start)
+            writer.write(record(start + 1, a=1.5))
+            writer.close()
+        steps = [e.step for e in self._events(tmp_path) if e.HasField("summary")]
+        assert sorted(steps) == [1, 2]
+
+    def test_numbers_are_on_disk_while_the_run_goes_on(self, tmp_path):
+        writer = TensorBoardWriter(tmp_path, flush_seconds=0.0)
+        writer.write(record(1, a=1.5))
+        assert [e.step for e in self._events(tmp_path) if e.HasField("summary")] == [1]
+        writer.close()
+
+    def test_a_full_disk_is_an_error_and_not_a_hang(self, tmp_path, monkeypatch):
+        writer = TensorBoardWriter(tmp_path, flush_seconds=0.0)
+        writer.begin()
+        monkeypatch.setattr(os, "fsync", _full_disk)
+        with pytest.raises(OSError, match="disk full"):
+            for i in range(100):
+                writer.write(record(i, a=1.0))
+        monkeypatch.undo()
+        writer.close()
+
+    def test_not_a_number_is_written_as_such(self, tmp_path):
+        writer = TensorBoardWriter(tmp_path)
+        writer.write(record(1, a=math.nan))
+        writer.close()
+        values = [v.simple_value for e in self._events(tmp_path) for v in e.summary.value]
+        assert len(values) == 1 and math.isnan(values[0])
+
+    def test_constructing_touches_nothing(self, tmp_path):
+        TensorBoardWriter(tmp_path / "tb").close()
+        assert not (tmp_path / "tb").exists()
+
+    def test_a_missing_package_is_named(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
+        with pytest.raises(UserError, match="pip install tensorboardX"):
+            TensorBoardWriter(tmp_path).begin()
+
+
+def _full_disk(*_):
+    raise OSError("disk full")
+
+
+class Recorder(Writer):
+    """Remembers what it gets; fails at the iterations that it is told."""
+
+    def __init__(self, fail_at=(), fail_at_close=False):
+        self.got, self.begun, self.closed, self.threads = [], [], 0, set()
+        self.fail_at, self.fail_at_close = fail_at, fail_at_close
+
+    def begin(self, start_iter=0):
+        self.begun.append(start_iter)
+
+    def write(self, record):
+        self.threads.add(threading.current_thread())
+        if record.iter in self.fail_at:
+            raise FloatingPointError(f"iteration {record.iter}")
+        self.got.append(record.iter)
+
+    def write_text(self, name, text, iter=0):
+        self.got.append((name, text, iter))
+
+    def close(self):
+        self.closed += 1
+        if self.fail_at_close:
+            raise OSError("disk full")
+
+
+class TestAsync:
+    def test_everything_is_written_in_order_in_another_thread(self):
+        inner = Recorder()
+        writer = AsyncWriter(inner, max_pending=3)
+        writer.begin(7)
+        for i in range(50):
+            writer.write(record(i))
+        writer.write_text("config", "x", 3)
+        writer.close()
+        assert inner.got == [*range(50), ("config", "x", 3)]
+        assert inner.begun == [7] and inner.closed == 1
+        assert threading.current_thread() not in inner.threads
+
+    def test_an_error_in_the_thread_is_raised_by_the_next_write(self):
+        writer = AsyncWriter(Recorder(fail_at=[1]))
+        writer.write(record(1))
+        writer._queue.join()
+        with pytest.raises(FloatingPointError, match="iteration 1"):
+            writer.write(record(2))
+
+    def test_an_error_of_the_last_write_is_raised_by_close(self):
+        inner = Recorder(fail_at=[3])
+        writer = AsyncWriter(inner)
+        for i in (1, 2, 3):
+            writer.write(record(i))
+        with pytest.raises(FloatingPointError, match="iteration 3"):
+            writer.close()
+        assert inner.got == [1, 2] and inner.closed == 1
+
+    def test_flush_waits_and_raises(self):
+        inner = Recorder(fail_at=[2])
+        writer = AsyncWriter(inner)
+        writer.write(record(1))
+        writer.flush()
+        assert inner.got == [1]
+        writer.write(record(2))
+        with pytest.raises(FloatingPointError):
+            writer.flush()
+
+    def test_after_an_error_a_full_queue_blocks_nobody(self):
+        inner = Recorder(fail_at=[0])
+        writer = AsyncWriter(inner, max_pending=1)
+        with pytest.raises(FloatingPointError):
+            for i in range(1000):
+                writer.write(record(i))
+        with pytest.raises(FloatingPointError):
+            writer.close()
+        assert inner.got == []
+
+    def test_an_error_while_closing_is_raised(self):
+        writer = AsyncWriter(Recorder(fail_at_close=True))
+        writer.write(record(1))
+        with pytest.raises(OSError, match="disk full"):
+            writer.close()
+        writer.close()  # the second time there is nothing left to do
+
+    def test_it_can_begin_again(self):
+        inner = Recorder()
+        writer = AsyncWriter(inner)
+        for start in (0, 5):
+            writer.begin(start)
+            writer.write(record(start + 1))
+            writer.close()
+        assert inner.got == [1, 6] and inner.begun == [0, 5]
+
+    def test_a_writer_never_used_closes_quietly(self):
+        inner = Recorder()
+        AsyncWriter(inner).close()
+        assert (inner.begun, inner.closed) == ([], 0)
+
+
+def test_close_all_closes_every_writer_and_raises_the_first_error():
+    writers_ = [Recorder(), Recorder(fail_at_close=True), Recorder()]
+    with pytest.raises(OSError, match="disk full"):
+        close_all(writers_)
+    assert [w.closed for w in writers_] == [1, 1, 1]

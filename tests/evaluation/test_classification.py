@@ -1,0 +1,119 @@
+"""Accuracy counts exactly, for any batch size, ties, nan and ignored labels."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score
+
+from libai.evaluation import ClassificationEvaluator, ConfusionMatrixEvaluator, EvaluatorError, add_sums
+
+
+def evaluate(evaluator, logits, labels, batch_size=None):
+    sums = {}
+    for start in range(0, len(labels), batch_size or len(labels)):
+        part = slice(start, start + (batch_size or len(labels)))
+        sums = add_sums(sums, evaluator.process({"labels": labels[part]}, {"logits": logits[part]}))
+    return evaluator.compute(sums)
+
+
+@pytest.mark.parametrize("count", range(1, 45))
+def test_no_correct_prediction_is_lost(count):
+    """LiBai multiplied a float accuracy by the count and cut it off: 8 right of 24 became 7."""
+    logits = np.eye(2, dtype=np.float32)[np.zeros(count, np.int64)]
+    for right in range(count + 1):
+        labels = np.array([0] * right + [1] * (count - right))
+        sums = ClassificationEvaluator().process({"labels": labels}, {"logits": logits})
+        assert sums == {"top1": right, "num_samples": count}
+    truncated = [int(np.float32(right / count) * count) for right in range(count + 1)]
+    assert count != 24 or truncated != list(range(count + 1)), "the old way does lose some"
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1000), count=st.integers(1, 40), batch_size=st.integers(1, 40), k=st.integers(1, 5))
+def test_topk_equals_sorting_for_any_batch_size(seed, count, batch_size, k):
+    rng = np.random.default_rng(seed)
+    logits = rng.integers(0, 4, (count, 5)).astype(np.float32)  # many ties
+    labels = rng.integers(0, 5, count)
+    order = np.argsort(-logits, axis=1, kind="stable")
+    expected = np.mean([label in row[:k] for label, row in zip(labels, order)])
+    name = "accuracy" if k == 1 else f"top{k}_accuracy"
+    assert evaluate(ClassificationEvaluator([k]), logits, labels, batch_size) == {name: pytest.approx(expected)}
+
+
+def test_ties_are_broken_as_argmax_does():
+    logits = np.array([[1.0, 1.0], [1.0, 1.0]])
+    assert evaluate(ClassificationEvaluator(), logits, np.array([0, 1])) == {"accuracy": 0.5}
+
+
+def test_nan_is_never_right():
+    logits = np.full((3, 4), np.nan)
+    logits[2] = [0, 9, np.nan, 0]
+    assert evaluate(ClassificationEvaluator([1, 4]), logits, np.array([0, 3, 1])) == {
+        "accuracy": 0.0,
+        "top4_accuracy": 0.0,
+    }
+
+
+def test_ignored_labels_do_not_count():
+    logits, labels = np.eye(3)[[0, 1, 2, 0]], np.array([0, -100, 2, 1])
+    assert evaluate(ClassificationEvaluator(), logits, labels) == {"accuracy": pytest.approx(2 / 3)}
+    assert math.isnan(evaluate(ClassificationEvaluator(), logits, np.full(4, -100))["accuracy"])
+
+
+def test_tokens_are_judged_one_by_one():
+    logits, labels = np.eye(3)[[[0, 1], [2, 2]]], np.array([[0, 1], [2, 0]])
+    assert evaluate(ClassificationEvaluator(), logits, labels) == {"accuracy": 0.75}
+
+
+def test_oneflow_tensors_are_read():
+    flow = pytest.importorskip("oneflow")
+    logits = flow.tensor([[1.0, 2.0], [3.0, 0.0]], requires_grad=True)
+    sums = ClassificationEvaluator().process({"labels": flow.tensor([1, 1])}, {"logits": logits})
+    assert sums == {"top1": 1.0, "num_samples": 2.0}
+
+
+def test_the_confusion_matrix_agrees_with_scikit_learn():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.random((50, 4)), rng.integers(0, 4, 50)
+    evaluator = ConfusionMatrixEvaluator(num_classes=4)
+    sums = evaluator.process({"labels": labels}, {"logits": logits})
+    predicted = logits.argmax(1)
+    assert np.array_equal(evaluator.confusion_matrix(sums), confusion_matrix(labels, predicted))
+    assert evaluate(evaluator, logits, labels, batch_size=7) == pytest.approx(
+        {
+            "accuracy": np.mean(labels == predicted),
+            "mean_recall": balanced_accuracy_score(labels, predicted),
+            "macro_f1": f1_score(labels, predicted, average="macro"),
+        }
+    )
+
+
+def test_classes_that_never_occur_do_not_spoil_the_means():
+    logits = np.eye(5)[[0, 1, 1]]
+    result = evaluate(ConfusionMatrixEvaluator(num_classes=5), logits, np.array([0, 1, 0]))
+    assert result["mean_recall"] == pytest.approx(0.75)
+    assert result["macro_f1"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "labels", "text"),
+    [
+        (ClassificationEvaluator(), [0, 3], "labels from 0 to 3 do not fit logits with 3 classes"),
+        (ClassificationEvaluator(), [0, -1], "labels from -1 to 0"),
+        (ClassificationEvaluator(), [0], r"logits \(2, 3\) for labels \(1,\)"),
+        (ClassificationEvaluator([5]), [0, 1], "top-5 accuracy .* 3 classes"),
+        (ConfusionMatrixEvaluator(4), [0, 1], "num_classes=4"),
+    ],
+)
+def test_what_cannot_be_judged_is_explained(evaluator, labels, text):
+    with pytest.raises(EvaluatorError, match=text):
+        evaluator.process({"labels": np.array(labels)}, {"logits": np.zeros((2, 3))})
+
+
+@pytest.mark.parametrize("topk", [(), (0,)])
+def test_topk_must_be_positive(topk):
+    with pytest.raises(EvaluatorError, match="1 or more"):
+        ClassificationEvaluator(topk)

@@ -1,0 +1,57 @@
+"""Regression metrics agree with scikit-learn, in any batches."""
+
+import math
+
+import numpy as np
+import pytest
+from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+
+from libai.evaluation import EvaluatorError, RegressionEvaluator, add_sums
+
+
+def evaluate(predictions, labels, batch_size=1000):
+    evaluator, sums = RegressionEvaluator(), {}
+    for start in range(0, len(labels), batch_size):
+        part = slice(start, start + batch_size)
+        sums = add_sums(sums, evaluator.process({"labels": labels[part]}, {"predictions": predictions[part]}))
+    return evaluator.compute(sums)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 1000])
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_the_metrics_agree_with_scikit_learn(batch_size, offset):
+    rng = np.random.default_rng(0)
+    labels = rng.normal(size=100) + offset
+    predictions = labels + rng.normal(size=100)
+    # Moments about zero lose digits for values far from it: n * eps * (sum of squares) / (scatter), with a scatter per
+    # sample of 1. Absolute, since r2 and pearson are differences and ratios of order 1 that may be close to 0.
+    tolerance = len(labels) * np.finfo(np.float64).eps * (1 + offset**2)
+    assert evaluate(predictions, labels, batch_size) == pytest.approx(
+        {
+            "mse": mean_squared_error(labels, predictions),
+            "mae": mean_absolute_error(labels, predictions),
+            "r2": r2_score(labels, predictions),
+            "pearson": np.corrcoef(labels, predictions)[0, 1],
+        },
+        abs=tolerance,
+    )
+
+
+def test_float32_is_summed_in_float64():
+    values = np.full(3_000_000, 0.1, np.float32)
+    assert evaluate(values, np.zeros_like(values), 10**7)["mae"] == pytest.approx(float(np.float32(0.1)), rel=1e-12)
+
+
+def test_a_trailing_axis_of_one_is_allowed():
+    assert evaluate(np.array([[1.0], [2.0]]), np.array([1.0, 4.0]))["mse"] == 2.0
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e6])
+def test_constant_labels_have_no_correlation(value):
+    result = evaluate(np.arange(30.0), np.full(30, value), batch_size=1)
+    assert math.isnan(result["r2"]) and math.isnan(result["pearson"]) and result["mae"] > 0
+
+
+def test_other_shapes_are_refused():
+    with pytest.raises(EvaluatorError, match=r"predictions \(2, 3\) for labels \(2,\)"):
+        evaluate(np.zeros((2, 3)), np.zeros(2))

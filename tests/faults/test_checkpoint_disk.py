@@ -1,0 +1,164 @@
+"""A full disk, a lost permission, two savers in one folder: a clear error or no harm, and never damage."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from libai import checkpoint
+from libai.checkpoint import CheckpointError, durable, writer
+
+REPO = Path(__file__).resolve().parents[2]
+TENSORS = {"model": {f"w{i}": np.full(1000, i, np.float32) for i in range(10)}}
+
+
+class _Usage:
+    def __init__(self, free):
+        self.free = free
+
+
+@pytest.fixture
+def root(tmp_path):
+    """One good checkpoint of iteration 1."""
+    checkpoint.save(tmp_path, 1, TENSORS, {"n": 1})
+    return tmp_path
+
+
+def _assert_untouched(root):
+    assert [path.name for path in root.iterdir()] == ["iter_0000001"]
+    assert checkpoint.verify(root / "iter_0000001") == []
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES, errno.EROFS])
+@pytest.mark.parametrize("iteration", [1, 2])
+def test_every_failing_system_call_gives_a_clear_error_and_no_damage(root, monkeypatch, code, iteration):
+    calls = [0]
+    fail_at = [10**9]
+
+    def counted(function):
+        def call(*args, **kwargs):
+            calls[0] += 1
+            if calls[0] == fail_at[0]:
+                raise OSError(code, os.strerror(code), str(root))
+            return function(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable.DurableFile, "write", counted(durable.DurableFile.write))
+        patch.setattr(durable.os, "fsync", counted(os.fsync))
+        patch.setattr(durable.Path, "mkdir", counted(Path.mkdir))
+        (root / "elsewhere").mkdir()
+        calls[0] = 0
+        checkpoint.save(root / "elsewhere", iteration, TENSORS, {})
+        total = calls[0]
+        durable.shutil.rmtree(root / "elsewhere")
+        for point in range(1, total):  # number `total` is the fsync of the root, after the rename
+            calls[0], fail_at[0] = 0, point
+            with pytest.raises(CheckpointError) as error:
+                checkpoint.save(root, iteration, TENSORS, {"n": 2})
+            assert os.strerror(code) in str(error.value)
+            assert f"checkpoint iter_000000{iteration} (40.0 kB) could not be written" in str(error.value)
+            assert "Earlier checkpoints" in str(error.value)
+            _assert_untouched(root)
+    assert total > 10
+    checkpoint.save(root, iteration, TENSORS, {"n": 2})  # and when there is space again, it works
+    assert checkpoint.load(root / f"iter_000000{iteration}").state == {"n": 2}
+
+
+def test_too_little_space_is_said_before_anything_is_written(root, monkeypatch):
+    monkeypatch.setattr(writer.shutil, "disk_usage", lambda path: _Usage(10_000))
+    with pytest.raises(CheckpointError) as error:
+        checkpoint.save(root, 2, TENSORS, {})
+    assert "checkpoint iter_0000002 needs 40.0 kB and" in str(error.value)
+    assert "has 10.0 kB free. Nothing was written." in str(error.value)
+    _assert_untouched(root)
+
+
+def test_a_file_size_limit_of_the_system_gives_a_clear_error(root):
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+            checkpoint.save(root, 2, TENSORS, {})
+        except CheckpointError as error:
+            code = 0 if "File too large" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    _assert_untouched(root)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_really_full_disk_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("this container may not mount")
+    try:
+        checkpoint.save(disk, 1, TENSORS, {})
+        with pytest.raises(CheckpointError, match="needs .* free"):
+            checkpoint.save(disk, 2, {"model": {"a": np.ones(20_000)}}, {})
+        monkeypatch.setattr(
+            writer.shutil, "disk_usage", lambda path: _Usage(10**12)
+        )  # quota, or another writer was faster
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            checkpoint.save(disk, 2, {"model": {"a": np.ones(20_000)}}, {})
+        _assert_untouched(disk)
+        checkpoint.save(disk, 2, TENSORS, {})
+        assert checkpoint.find_latest(disk)[0] == disk / "iter_0000002"
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_lost_permission_is_named(root):
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            root.chmod(0o555)
+            if os.geteuid() == 0:  # root may write anywhere, so become nobody; parents must let nobody through
+                for parent in root.parents[:3]:
+                    if "pytest" in str(parent):
+                        parent.chmod(0o755)
+                os.setuid(65534)
+            try:
+                checkpoint.save(root, 2, TENSORS, {})
+            except CheckpointError as error:
+                code = 0 if "Permission denied" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    root.chmod(0o755)
+    _assert_untouched(root)
+
+
+_RACER = """
+import sys
+import numpy as np
+from libai import checkpoint
+root, mine = sys.argv[1], float(sys.argv[2])
+for i in range(40):
+    tensors = {"model": {f"w{j}": np.full(500, mine) for j in range(5)}}
+    checkpoint.save(root, i % 4, tensors, {"value": mine}, shard_bytes=5000)
+    checkpoint.prune(root, 2)
+    path, _ = checkpoint.find_latest(root)
+"""
+
+
+def test_two_processes_saving_and_pruning_in_one_folder_do_no_harm(tmp_path):
+    racers = [subprocess.Popen([sys.executable, "-c", _RACER, str(tmp_path), str(n)], cwd=REPO) for n in (1.0, 2.0)]
+    assert [racer.wait(60) for racer in racers] == [0, 0]
+    found, skipped = checkpoint.find_latest(tmp_path)
+    assert found is not None and skipped == []
+    for path in checkpoint.list_checkpoints(tmp_path):
+        loaded = checkpoint.load(path)
+        for array in loaded.tensors["model"].values():
+            assert (array == loaded.state["value"]).all()  # one racer's save, never a mixture
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]

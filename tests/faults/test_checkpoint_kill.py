@@ -1,0 +1,194 @@
+"""kill -9 at every write point and at fifty random times: what can be resumed is always whole."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from libai import checkpoint
+
+REPO = Path(__file__).resolve().parents[2]
+
+# Reads jobs `root program argument`, runs each in a forked child and tells how it ended: an interpreter for each of the
+# more than hundred savers would take a minute.
+_SERVER = """
+import errno, os, sys
+from pathlib import Path
+import numpy as np
+from libai import checkpoint
+from libai.checkpoint import durable
+
+def save(root, iteration, value):
+    tensors = {"model": {f"w{i}": np.full(20, value) for i in range(4)}, "optimizer": {"m": np.full(9, value)}}
+    checkpoint.save(root, iteration, tensors, {"value": value}, shard_bytes=400)
+
+def one_round(root, kill_at):
+    # iteration 2 is new, iteration 1 is saved again over the existing one, then the older of the two goes
+    durable._kill_at_point = kill_at
+    save(root, 2, 2.0)
+    save(root, 1, 1.5)
+    checkpoint.prune(root, 1)
+    Path(root + ".count").write_text(str(len(durable._points_passed)))
+
+def one_round_without_exchange(root, kill_at):
+    def refuse(a, b):
+        raise OSError(errno.EINVAL, "no exchange here")
+    durable._exchange = refuse
+    one_round(root, kill_at)
+
+def one_save(root, iteration):
+    save(root, iteration, float(iteration))
+
+def naive_save(root, kill_at):
+    # a writer that fills the final folder directly
+    def fill_final(self, root, name):
+        self.path = root / name
+        self.path.mkdir()
+        self._descriptor = os.open(root, os.O_RDONLY)
+    durable.WorkDirectory.__init__ = fill_final
+    durable._kill_at_point = kill_at
+    save(root, 2, 2.0)
+
+def many_saves(root, start):
+    for i in range(1000):
+        save(root, start * 1000 + i, float(i))
+        checkpoint.prune(root, 3)
+
+for line in sys.stdin:
+    root, program, argument = line.split()
+    child = os.fork()
+    if child == 0:
+        globals()[program](root, int(argument))
+        os._exit(0)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class _Savers:
+    """Child processes that save, one at a time."""
+
+    def __init__(self):
+        command = [sys.executable, "-c", _SERVER]
+        self.server = subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def start(self, root: Path, program: str, argument: int) -> int:
+        """Start a job and return its process id."""
+        assert self.server.stdin is not None and self.server.stdout is not None
+        self.server.stdin.write(f"{root} {program} {argument}\n")
+        self.server.stdin.flush()
+        return int(self.server.stdout.readline())
+
+    def wait(self) -> int:
+        """Exit code of the job that was started last."""
+        assert self.server.stdout is not None
+        return int(self.server.stdout.readline())
+
+    def run(self, root: Path, program: str, argument: int) -> int:
+        """Start and wait."""
+        self.start(root, program, argument)
+        return self.wait()
+
+    def close(self) -> None:
+        """End the server."""
+        assert self.server.stdin is not None and self.server.stdout is not None
+        self.server.stdin.close()
+        self.server.stdout.close()
+        assert self.server.wait(20) == 0
+
+
+@pytest.fixture(scope="module")
+def savers():
+    """One server for all tests of this file."""
+    server = _Savers()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def pristine(tmp_path, savers):
+    """A folder with iterations 0 and 1."""
+    for iteration in (0, 1):
+        assert savers.run(tmp_path / "pristine", "one_save", iteration) == 0
+    return tmp_path / "pristine"
+
+
+def _assert_whole(path: Path) -> None:
+    """Tensors and state of one checkpoint are of one and the same save."""
+    loaded = checkpoint.load(path)
+    assert loaded.verify() == []
+    for group in loaded.tensors.values():
+        for array in group.values():
+            assert (array == loaded.state["value"]).all()
+
+
+def _assert_all_whole(root: Path) -> None:
+    """Nothing damaged is visible: every folder with a checkpoint's name verifies."""
+    for path in checkpoint.list_checkpoints(root):
+        _assert_whole(path)
+
+
+@pytest.mark.parametrize("program", ["one_round", "one_round_without_exchange"])
+def test_a_kill_at_any_write_point_leaves_whole_checkpoints(pristine, savers, program):
+    root = pristine.with_name("root")
+    assert savers.run(shutil.copytree(pristine, root), program, 10**9) == 0
+    num_points = int(root.with_name("root.count").read_text())
+    shutil.rmtree(root)
+    assert num_points > 40
+    newest = []
+    for point in range(1, num_points + 1):
+        shutil.copytree(pristine, root)
+        assert savers.run(root, program, point) == -signal.SIGKILL
+        found, skipped = checkpoint.find_latest(root)
+        assert found is not None and skipped == [], f"point {point}"
+        _assert_all_whole(root)
+        newest.append(checkpoint.iteration_of(found.name))
+        assert (root / "iter_0000001").is_dir() or newest[-1] == 2, f"point {point}"
+        # the next process saves as if nothing had happened, and clears what the dead one left
+        assert savers.run(root, "one_save", 3) == 0
+        assert checkpoint.find_latest(root)[0] == root / "iter_0000003"
+        assert not [path.name for path in root.iterdir() if path.name.startswith(".")], f"point {point}"
+        shutil.rmtree(root)
+    assert newest == sorted(newest) and set(newest) == {1, 2}  # control: kills fell before and after the first rename
+
+
+def test_control_a_save_without_rename_would_be_caught(pristine, savers):
+    assert savers.run(pristine, "naive_save", 5) == -signal.SIGKILL
+    found, skipped = checkpoint.find_latest(pristine)
+    assert found == pristine / "iter_0000001" and [path.name for path, _ in skipped] == ["iter_0000002"]
+
+
+def test_the_fault_seam_works_from_the_environment(tmp_path):
+    program = f"import numpy as np; from libai import checkpoint; checkpoint.save({str(tmp_path)!r}, 1, {{}}, {{}})"
+    command = [sys.executable, "-c", program]
+    for kill_at, expected in (("1", -signal.SIGKILL), ("0", 0)):
+        environment = {**os.environ, "LIBAI_TEST_KILL_AT_FAULT_POINT": kill_at}
+        assert subprocess.run(command, cwd=REPO, env=environment, timeout=60).returncode == expected
+
+
+def test_fifty_kills_at_random_times_leave_whole_checkpoints(tmp_path, savers):
+    rng = random.Random(0)
+    root = tmp_path / "root"
+    last, interrupted = -1, 0
+    for attempt in range(50):
+        child = savers.start(root, "many_saves", attempt)
+        time.sleep(rng.uniform(0.005, 0.06))
+        os.kill(child, signal.SIGKILL)
+        assert savers.wait() == -signal.SIGKILL
+        interrupted += root.exists() and any(path.name.startswith(".") for path in root.iterdir())
+        found, skipped = checkpoint.find_latest(root)
+        assert skipped == []
+        _assert_all_whole(root)
+        if found is not None:
+            iteration = checkpoint.iteration_of(found.name)
+            assert iteration is not None and iteration >= last  # never falls back
+            last = iteration
+    assert last > 0
+    assert interrupted >= 10, "control: the kills must fall into saves"
+    assert not [path.name for path in root.iterdir() if path.name.startswith(".")]

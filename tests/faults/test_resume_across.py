@@ -1,0 +1,70 @@
+"""One curve through other modes and other numbers of processes, through another seed setting, and beyond the end."""
+
+from __future__ import annotations
+
+import json
+
+import jobs
+import pytest
+
+CONFIG = "configs/mlp_digits.py"
+SETTINGS = [
+    "train.log_period=1",
+    "train.checkpointer.period=1000",
+    "train.tensorboard.enabled=false",
+    "train.global_batch_size=32",
+    "model.dropout=0.2",
+    "optim.lr=1e-3",
+    "lr_scheduler=null",  # so that a longer run has the same rates
+    "train.warmup_ratio=0",
+]
+LAYOUTS = {
+    "eager, 1 process": (1, "graph.enabled=false"),
+    "graph, 2 processes": (2, "graph.enabled=true"),
+    "eager, 2 processes": (2, "graph.enabled=false"),
+    "graph, 1 process": (1, "graph.enabled=true"),
+}
+
+
+def train(folder, layout, until, *extra):
+    processes, mode = LAYOUTS[layout]
+    micro = f"train.train_micro_batch_size={32 // processes}"
+    done = jobs.train_sh(
+        CONFIG, processes, *SETTINGS, mode, micro, f"train.train_iter={until}", f"train.output_dir={folder}", *extra
+    )
+    assert done.returncode == 0, done
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "way",
+    [
+        ["eager, 1 process", "graph, 2 processes", "eager, 1 process"],
+        ["graph, 1 process", "eager, 2 processes", "graph, 2 processes"],
+    ],
+)
+def test_mode_and_number_of_processes_may_change_at_every_resume(tmp_path, way):
+    """Each leg also extends a finished run by a larger train_iter, and goes on with the next samples."""
+    train(tmp_path / "whole", "eager, 1 process", 12)
+    for leg, layout in enumerate(way):
+        train(tmp_path / "legs", layout, 4 * (leg + 1), *(["--resume"] if leg else []))
+    expected = jobs.read_column(tmp_path / "whole")
+    found = jobs.read_column(tmp_path / "legs")
+    assert list(found) == list(range(1, 13))
+    assert found == pytest.approx(expected, rel=1e-5)  # float32 sums in another order; measured below 1e-6
+
+
+def test_a_seed_that_was_drawn_is_kept_by_the_resumed_run(tmp_path):
+    """With train.seed=null each start draws a seed; a resume with a new one would shuffle the data anew."""
+    train(tmp_path, "eager, 1 process", 3, "train.seed=null")
+    first = json.loads((tmp_path / "summary.json").read_text())["seed"]
+    train(tmp_path, "eager, 1 process", 5, "train.seed=null", "--resume")
+    assert json.loads((tmp_path / "summary.json").read_text())["seed"] == first
+
+
+def test_another_seed_at_resume_is_pointed_out(tmp_path):
+    train(tmp_path, "eager, 1 process", 2, "train.seed=1")
+    done = train(tmp_path, "eager, 1 process", 3, "train.seed=2", "--resume")
+    assert "seed was 1 in the resumed run and is 2 now: the order of the data" in done.stdout + done.stderr

@@ -1,0 +1,60 @@
+"""2 N iterations = N + a fresh process + N more, byte for byte: through the tool that certifies it for users."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import jobs
+import pytest
+
+TOOL = str(jobs.ROOT / "tools" / "verify_resume.py")
+#: dropout, accumulation, loader threads; 2 x 24 of 1438 samples by the stop, so in the middle of an epoch
+HARD = [
+    "model.dropout=0.2",
+    "train.train_micro_batch_size=12",
+    "train.num_accumulation_steps=2",
+    "dataloader.train.num_workers=2",
+    "train.evaluation.eval_period=3",
+]
+
+
+def verify(*arguments: str, timeout: float = 240) -> tuple[int, dict]:
+    done = jobs.run([sys.executable, TOOL, "configs/mlp_digits.py", *arguments, "--json"], timeout=timeout)
+    assert done.returncode in (0, 1), done
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+@pytest.mark.parametrize("procs", ["1", "2"])
+@pytest.mark.parametrize("graph", ["false", "true"])
+def test_a_resumed_run_is_the_same_to_the_last_byte(graph, procs):
+    code, report = verify(*HARD, f"graph.enabled={graph}", "--procs", procs, "--iters", "4")
+    assert (code, report["verdict"]) == (0, "exact"), report
+    compared = {finding["what"]: finding["compared"] for finding in report["findings"]}
+    assert compared["numbers in metrics.jsonl"] >= 8 * 3
+    assert compared["model tensors"] == 6 and compared["optimizer tensors"] == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sabotage", "noticed_in"),
+    [
+        ("rng", "numbers in metrics.jsonl"),
+        ("scheduler", "numbers in metrics.jsonl"),
+        ("sample", "counters, schedule, data, random states, hooks"),
+    ],
+)
+def test_what_a_resume_leaves_out_is_noticed(sabotage, noticed_in):
+    """Negative controls: without them an equality of two things never compared would look the same."""
+    code, report = verify(*HARD, "--iters", "3", "--sabotage", sabotage)
+    assert (code, report["verdict"]) == (1, "broken"), report
+    differing = {finding["what"]: finding["differing"] for finding in report["findings"]}
+    assert differing[noticed_in] and differing["model tensors"], report
+
+
+def test_a_mistake_in_the_config_is_told_once():
+    done = jobs.run([sys.executable, TOOL, "configs/mlp_digits.py", "train.trian_iter=3"])
+    assert done.returncode == 2
+    assert done.stderr.count("Did you mean train.train_iter?") == 1, done

@@ -1,0 +1,221 @@
+"""Signals to real jobs: saved between two iterations, exit code 75, and `--resume` continues the identical curve."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jobs
+import pytest
+
+CONFIG = "configs/mlp_digits.py"
+#: slow enough to be hit in the middle; the hook below makes one iteration last
+ITERATIONS = 40
+SETTINGS = [
+    f"train.train_iter={ITERATIONS}",
+    "train.log_period=1",
+    "train.checkpointer.period=1000",
+    "train.evaluation.eval_period=1000",
+    "model.dropout=0.1",
+    "train.tensorboard.enabled=false",
+]
+
+HOOKS = '''
+import os, signal, time
+import numpy as np
+from libai.engine import HookBase
+from libai.evaluation import Evaluator
+
+class Slow(HookBase):
+    """Makes iterations last, so that a signal hits the middle of the run."""
+    def after_step(self):
+        time.sleep(0.15)
+
+class SignalAt(HookBase):
+    """Sends this process a signal in one iteration."""
+    def __init__(self, iteration, signum=15):
+        self.iteration, self.signum = iteration, signum
+    def before_step(self):
+        if self.trainer.iter + 1 == self.iteration:
+            os.kill(os.getpid(), self.signum)
+
+class Fails(HookBase):
+    """A hook with a mistake in one iteration."""
+    def after_step(self):
+        if self.trainer.iter + 1 == 7:
+            raise RuntimeError("planted")
+
+class SignalInEvaluation(Evaluator):
+    """Sends this process a signal at the first batch of an evaluation."""
+    def process(self, batch, outputs):
+        if os.environ.get("SIGNAL_IN_EVALUATION"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {"count": 1.0}
+    def compute(self, sums):
+        return {"batches": sums["count"]}
+'''
+
+
+@pytest.fixture
+def hooks_on_path(tmp_path):
+    (tmp_path / "signal_hooks.py").write_text(HOOKS)
+    return {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+
+
+def straight_curve(folder, env, *settings):
+    done = jobs.train_net(CONFIG, *SETTINGS, *settings, f"train.output_dir={folder}", **env)
+    assert done.returncode == 0, done
+    return without_timings(folder)
+
+
+def without_timings(folder):
+    return [{tag: v for tag, v in row.items() if not tag.startswith("perf/")} for row in jobs.read_metrics(folder)]
+
+
+def wait_for_iteration(process, folder, iteration, seconds=90):
+    end = time.monotonic() + seconds
+    file = folder / "metrics.jsonl"
+    while time.monotonic() < end and process.poll() is None:
+        if file.exists() and len(file.read_text().splitlines()) >= iteration:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"iteration {iteration} was not reached; exit code {process.poll()}")
+
+
+def start(command, env):
+    return subprocess.Popen(
+        command,
+        cwd=jobs.ROOT,
+        env=jobs.clean_environment(**env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
+def finish(process, seconds=60):
+    try:
+        return process.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise AssertionError(f"still running {seconds} s after the signal: {process.communicate()[0]}") from None
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("procs", "graph", "signum"),
+    [(1, "true", signal.SIGINT), (2, "false", signal.SIGTERM), (2, "true", signal.SIGTERM)],
+)
+def test_a_signal_to_the_launcher_saves_and_resumes_the_identical_curve(tmp_path, hooks_on_path, procs, graph, signum):
+    settings = [*SETTINGS, "train.global_batch_size=32", "train.train_micro_batch_size=16", f"graph.enabled={graph}"]
+    whole = jobs.train_sh(CONFIG, procs, *settings, f"train.output_dir={tmp_path / 'whole'}")
+    assert whole.returncode == 0, whole
+    folder = tmp_path / "stopped"
+    slow = "train.extra_hooks=[{_target_: signal_hooks.Slow}]"
+    command = ["bash", jobs.TRAIN_SH, jobs.TRAIN_NET, CONFIG, str(procs), *settings, f"train.output_dir={folder}"]
+    process = start([*command, slow], hooks_on_path)
+    wait_for_iteration(process, folder, 5)
+    sent = time.monotonic()
+    process.send_signal(signum)
+    output = finish(process)
+    assert process.returncode == 75, output
+    assert time.monotonic() - sent < 15, "a stop takes seconds"  # an iteration, the agreement, the save, a busy machine
+    stopped_at = json.loads((folder / "summary.json").read_text())["iterations"]
+    assert 5 <= stopped_at < ITERATIONS
+    assert f"stopped by {signum.name} after iteration {stopped_at}; --resume goes on" in output
+
+    resumed = jobs.train_sh(CONFIG, procs, *settings, f"train.output_dir={folder}", "--resume")
+    assert resumed.returncode == 0, resumed
+    assert without_timings(folder) == without_timings(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("graph", ["false", "true"])
+def test_a_signal_during_the_first_iteration_is_heeded(tmp_path, hooks_on_path, graph):
+    """In graph mode the step is compiled around that time, in C++, where no Python handler runs."""
+    done = jobs.train_net(
+        CONFIG,
+        *SETTINGS,
+        f"graph.enabled={graph}",
+        f"train.output_dir={tmp_path}",
+        "train.extra_hooks=[{_target_: signal_hooks.SignalAt, iteration: 1}]",
+        **hooks_on_path,
+    )
+    assert done.returncode == 75, done
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["iter_0000001"]
+
+
+def test_a_signal_during_an_evaluation_is_heeded_and_the_evaluation_is_made_up_for(tmp_path, hooks_on_path):
+    evaluated = [
+        "train.evaluation.eval_period=5",
+        "train.test_micro_batch_size=40",
+        "+train.evaluation.evaluators.probe={_target_: signal_hooks.SignalInEvaluation}",
+    ]
+    whole = straight_curve(tmp_path / "whole", hooks_on_path, *evaluated)
+    folder = f"train.output_dir={tmp_path / 'stopped'}"
+    done = jobs.train_net(CONFIG, *SETTINGS, *evaluated, folder, SIGNAL_IN_EVALUATION="1", **hooks_on_path)
+    assert done.returncode == 75, done
+    assert without_timings(tmp_path / "stopped") == whole[:4], "the line of iteration 5 waits for its evaluation"
+    resumed = jobs.train_net(CONFIG, *SETTINGS, *evaluated, folder, "--resume", **hooks_on_path)
+    assert resumed.returncode == 0, resumed
+    assert without_timings(tmp_path / "stopped") == whole
+
+
+def test_a_failing_hook_loses_nothing_that_was_trained(tmp_path, hooks_on_path):
+    whole = straight_curve(tmp_path / "whole", hooks_on_path)
+    folder = f"train.output_dir={tmp_path / 'failed'}"
+    failed = jobs.train_net(
+        CONFIG, *SETTINGS, folder, "train.extra_hooks=[{_target_: signal_hooks.Fails}]", **hooks_on_path
+    )
+    assert failed.returncode == 1 and "planted" in failed.stderr, failed
+    assert "the state before the failure is whole and was saved as iter_0000007" in failed.stdout + failed.stderr
+    resumed = jobs.train_net(CONFIG, *SETTINGS, folder, "--resume")
+    assert resumed.returncode == 0, resumed
+    assert without_timings(tmp_path / "failed") == whole
+
+
+def test_without_checkpoints_a_signal_is_not_called_resumable(tmp_path, hooks_on_path):
+    done = jobs.train_net(
+        CONFIG,
+        *SETTINGS,
+        f"train.output_dir={tmp_path}",
+        "train.checkpointer.enabled=false",
+        "train.extra_hooks=[{_target_: signal_hooks.SignalAt, iteration: 3}]",
+        **hooks_on_path,
+    )
+    assert done.returncode == 128 + signal.SIGTERM, done
+    assert "no checkpoint holds it" in done.stdout + done.stderr
+
+
+def test_the_time_limit_stops_the_run_resumably(tmp_path, hooks_on_path):
+    slow = "train.extra_hooks=[{_target_: signal_hooks.Slow}]"
+    done = jobs.train_net(
+        CONFIG, *SETTINGS, slow, "train.max_seconds=1", f"train.output_dir={tmp_path}", **hooks_on_path
+    )
+    assert done.returncode == 75, done
+    assert "stopped by the time limit train.max_seconds" in done.stdout + done.stderr
+
+
+def test_a_second_ctrl_c_ends_the_process_at_once(tmp_path, hooks_on_path):
+    """The first one asks; while a hook blocks the loop, the second must not be swallowed."""
+    code = (
+        "import os, signal, time\n"
+        "from libai.engine.stop import StopRequest\n"
+        "stop = StopRequest()\n"
+        "with stop.handling_signals():\n"
+        "    os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT)\n"
+        "    assert stop() == signal.SIGINT  # delivered twice by one key press: still one request\n"
+        "    time.sleep(0.7)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(30)\n"
+    )
+    start_time = time.monotonic()
+    done = jobs.run([sys.executable, "-c", code])
+    assert done.returncode == -signal.SIGINT, done
+    assert time.monotonic() - start_time < 25

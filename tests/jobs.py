@@ -1,0 +1,86 @@
+"""Real jobs for tests: `tools/train_net.py` and `tools/train.sh` with a time limit and a clean environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from libai.runtime import RENDEZVOUS_VARIABLES
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAIN_NET = str(ROOT / "tools" / "train_net.py")
+TRAIN_SH = str(ROOT / "tools" / "train.sh")
+#: `import oneflow` in the test process fills the first group in; the others may come from the user's shell
+NOT_INHERITED = {*RENDEZVOUS_VARIABLES, "NODE", "NODE_RANK", "ADDR", "PORT", "OMP_NUM_THREADS", "VENV"}
+#: what oneflow 0.9.0 writes to stderr on a machine without InfiniBand or a GPU
+HARMLESS = ("libibverbs not available", "CUDA driver version is insufficient")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a job left behind. `errors`: the lines of stderr without the harmless ones of oneflow itself."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def errors(self) -> list[str]:
+        return [line for line in self.stderr.splitlines() if line.strip() and not any(h in line for h in HARMLESS)]
+
+    def __str__(self) -> str:
+        return f"exit code {self.returncode}\n--- stdout\n{self.stdout[-6000:]}\n--- stderr\n{self.stderr[-6000:]}"
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """This process's environment without what would make a child believe it is a rank; `extra` on top."""
+    kept = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+    return {**kept, "NO_VENV": "1", "PYTHON": sys.executable, **extra}
+
+
+def run(command: list[str], *, cwd: str | Path = ROOT, timeout: float = 150, **environment: str) -> Finished:
+    """Run `command` to its end. After `timeout` seconds its whole process group is killed and the test fails."""
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=clean_environment(**environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        late = Finished(process.returncode, out, err)
+        raise AssertionError(f"{' '.join(command)} did not end within {timeout:g} s: {late}") from None
+    return Finished(process.returncode, out, err)
+
+
+def train_net(config: str | Path, *arguments: str, **options: Any) -> Finished:
+    """`python tools/train_net.py CONFIG …` in one process, without a launcher."""
+    return run([sys.executable, TRAIN_NET, str(config), *arguments], **options)
+
+
+def train_sh(config: str | Path, processes: int, *arguments: str, file: str = TRAIN_NET, **options: Any) -> Finished:
+    """`bash tools/train.sh FILE CONFIG PROCS …`."""
+    return run(["bash", TRAIN_SH, file, str(config), str(processes), *arguments], **options)
+
+
+def read_metrics(output_dir: str | Path) -> list[dict[str, float]]:
+    """The lines of a run's `metrics.jsonl`."""
+    return [json.loads(line) for line in (Path(output_dir) / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_column(output_dir: str | Path, tag: str = "train/loss") -> dict[int, float]:
+    """Iteration → value of `tag` in a run's `metrics.jsonl`."""
+    return {int(row["iter"]): row[tag] for row in read_metrics(output_dir) if tag in row}

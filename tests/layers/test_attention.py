@@ -1,0 +1,72 @@
+"""Attention against NumPy in float64, and its masks."""
+
+import numpy as np
+import oneflow as flow
+import pytest
+from layer_checks import WAYS, Apply, relative_error, run
+
+from libai.layers.attention import attention_scores, causal_mask, scaled_dot_product_attention
+
+
+def attention_float64(q, k, v, mask=0.0):
+    q, k, v = (a.astype(np.float64) for a in (q, k, v))
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + mask
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+def make_qkv(t=5, s=7, width=3, out=4):
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((2, 3, n, d)).astype(np.float32) for n, d in ((t, width), (s, width), (s, out))]
+
+
+def test_equals_float64():
+    q, k, v = make_qkv()
+    found = scaled_dot_product_attention(*map(flow.tensor, (q, k, v)))
+    assert relative_error(found.numpy(), attention_float64(q, k, v)) < 1e-6
+
+
+def test_mask_is_added():
+    q, k, v = make_qkv()
+    mask = np.where(np.arange(7) < 4, 0.0, -1e9).astype(np.float32)
+    found = scaled_dot_product_attention(*map(flow.tensor, (q, k, v)), mask=flow.tensor(mask))
+    assert relative_error(found.numpy(), attention_float64(q, k, v, mask)) < 1e-6
+    only_four = attention_float64(q, k[:, :, :4], v[:, :, :4])
+    assert relative_error(found.numpy(), only_four) < 1e-6
+
+
+def test_causal_attention_does_not_see_the_future():
+    q, k, v = make_qkv(t=6, s=6)
+    before = scaled_dot_product_attention(*map(flow.tensor, (q, k, v)), causal=True).numpy()
+    k[:, :, 4:], v[:, :, 4:] = 9.0, -9.0
+    after = scaled_dot_product_attention(*map(flow.tensor, (q, k, v)), causal=True).numpy()
+    assert (after[:, :, :4] == before[:, :, :4]).all()
+    assert (after[:, :, 4:] != before[:, :, 4:]).any()
+
+
+def test_causal_and_mask_together():
+    q, k, v = make_qkv(t=7, s=7)
+    padding = np.where(np.arange(7) < 5, 0.0, -1e9).astype(np.float32)
+    found = scaled_dot_product_attention(*map(flow.tensor, (q, k, v)), mask=flow.tensor(padding), causal=True)
+    both = np.triu(np.full((7, 7), -1e9), 1) + padding
+    assert relative_error(found.numpy(), attention_float64(q, k, v, both)) < 1e-6
+
+
+def test_scores_need_no_transposed_copy():
+    q, k, _ = make_qkv()
+    assert relative_error(attention_scores(flow.tensor(q), flow.tensor(k)).numpy(), q @ k.swapaxes(-1, -2)) < 1e-6
+
+
+@pytest.mark.parametrize("way", WAYS[1:])
+def test_every_way_equals_eager(way):
+    x = make_qkv(t=6, s=6)[0]
+    layer = Apply(lambda x: scaled_dot_product_attention(x, x, x, causal=True))
+    grad = np.random.default_rng(1).standard_normal(x.shape).astype(np.float32)
+    expected, found = run(layer, x, grad, "eager"), run(layer, x, grad, way)
+    for name in expected:
+        assert relative_error(found[name], expected[name]) < 1e-6, name
+
+
+def test_causal_mask_is_zero_on_and_below_the_diagonal():
+    mask = causal_mask(flow.zeros(1), 4).numpy()
+    assert (mask == np.triu(np.full((4, 4), np.float32(-1e9)), 1)).all()

@@ -1,0 +1,241 @@
+"""The bits behind dropout: what they depend on, what they do not, and whether they look random."""
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+from libai.layers.random import (
+    SeededLayer,
+    assign_layer_ids,
+    find_unseeded_dropouts,
+    fold,
+    random_context,
+    random_int32,
+)
+from libai.utils.errors import UserError
+
+SHAPE = (64, 96)
+KEY = fold(0, 0, 0)
+CPU = flow.placement("cpu", [0])
+BROADCAST, SPLIT = flow.sbp.broadcast, flow.sbp.split(0)
+
+
+def draw(key=KEY, layer_id=1, shape=SHAPE, data_rank=0):
+    like = flow.zeros(*shape)
+    with random_context(key, data_rank):
+        return random_int32(like, shape, layer_id).numpy()
+
+
+def uniform(bits):
+    """Centred values with variance 1 from int32 bits."""
+    return bits.astype(np.float64) / 2.0**31 * np.sqrt(3.0)
+
+
+def z_of_correlation(a, b):
+    """Standard score of the correlation of two centred unit samples: N(0, 1) if they are independent."""
+    return float(np.mean(a * b) * np.sqrt(a.size))
+
+
+class DrawGraph(nn.Graph):
+    """Draws bits for the key that it is called with."""
+
+    def build(self, like, key):
+        with random_context(key):
+            return random_int32(like, like.shape, 1)
+
+
+# ----------------------------------------------------------------------------- what they depend on
+
+
+def test_fold_is_fixed_for_ever():
+    # a change here changes every mask of every resumed run
+    assert fold(0, 0, 0) == -3010590339456299111
+    assert fold(1234, 56, 7) != fold(1234, 7, 56)
+    assert fold(0) != fold(0, 0)
+    assert -(2**63) <= fold(2**70, -5) < 2**63
+
+
+def test_same_key_and_layer_give_the_same_bits():
+    assert (draw() == draw()).all()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"key": fold(0, 0, 1)}, {"key": fold(0, 1, 0)}, {"key": fold(1, 0, 0)}, {"layer_id": 2}, {"data_rank": 1}],
+    ids=["micro-batch", "iteration", "seed", "layer", "rank"],
+)
+def test_bits_differ_when_anything_differs(change):
+    a, b = uniform(draw()), uniform(draw(**change))
+    assert abs(z_of_correlation(a, b)) < 5
+
+
+@pytest.mark.parametrize("shape", [(64, 96), (8, 7, 33), (4, 2, 5, 9), (10,), (6, 1, 1), (3, 1)])
+def test_integer_key_tensor_key_and_graph_give_equal_bits(shape):
+    like, key = flow.zeros(*shape), fold(3, 1, 4)
+    expected = draw(key, shape=shape)
+    tensor_key = flow.tensor([key], dtype=flow.int64)
+    assert (draw(tensor_key, shape=shape) == expected).all()
+    assert (DrawGraph()(like, tensor_key).numpy() == expected).all()
+
+
+def test_global_tensors_get_the_bits_of_local_ones():
+    like, key = flow.zeros(*SHAPE), fold(3, 1, 4)
+    tensor_key = flow.tensor([key], dtype=flow.int64).to_global(CPU, BROADCAST)
+    for sbp in (SPLIT, flow.sbp.split(1), BROADCAST):
+        with random_context(key):
+            eager = random_int32(like.to_global(CPU, sbp), SHAPE, 1)
+        graph = DrawGraph()(like.to_global(CPU, sbp), tensor_key)
+        assert eager.sbp == graph.sbp == (sbp,)
+        assert (eager.numpy() == draw(key)).all()
+        assert (graph.numpy() == draw(key)).all()
+
+
+def test_a_graph_draws_new_bits_for_a_new_key():
+    graph, like = DrawGraph(), flow.zeros(*SHAPE)
+    keys = [fold(0, iteration, 0) for iteration in range(3)]
+    for key in keys:
+        assert (graph(like, flow.tensor([key], dtype=flow.int64)).numpy() == draw(key)).all()
+
+
+@pytest.mark.parametrize("shape", [(8, 33), (8, 5, 33), (8, 2, 3, 5), (8,), (8, 1, 1)])
+def test_ranks_together_draw_the_bits_of_one_process(shape):
+    parts = [draw(shape=(4, *shape[1:]), data_rank=rank) for rank in (0, 1)]
+    assert (np.concatenate(parts) == draw(shape=shape)).all()
+
+
+# --------------------------------------------------------------------------------- are they random
+
+
+def test_each_of_the_high_bits_is_fair():
+    bits = np.stack([draw(fold(0, i, 0)) for i in range(40)])
+    for position in range(31, 15, -1):
+        ones = int(((bits >> position) & 1).sum())
+        assert abs(ones - bits.size / 2) / np.sqrt(bits.size / 4) < 5, position
+
+
+def test_values_are_uniform_chi_squared():
+    bits = np.stack([draw(fold(1, i, 0)) for i in range(40)]).ravel()
+    counts = np.bincount((bits.astype(np.int64) + 2**31) >> 22, minlength=1024)
+    expected = bits.size / 1024
+    chi2 = ((counts - expected) ** 2 / expected).sum()
+    # mean 1023, standard deviation sqrt(2 * 1023) = 45
+    assert abs(chi2 - 1023) < 5 * np.sqrt(2 * 1023)
+
+
+def neighbour_scores(bits):
+    u = uniform(bits)
+    return {
+        "next column": z_of_correlation(u[:, 1:], u[:, :-1]),
+        "next row": z_of_correlation(u[1:], u[:-1]),
+        "second row": z_of_correlation(u[2:], u[:-2]),
+        "row 32 away": z_of_correlation(u[32:], u[:-32]),
+        "diagonal": z_of_correlation(u[1:, 1:], u[:-1, :-1]),
+        "second difference": z_of_correlation(u[2:] + u[:-2], u[1:-1]) / 2,
+        "rectangle": z_of_correlation(u[1:, 1:] * u[:-1, :-1], u[1:, :-1] * u[:-1, 1:]),
+    }
+
+
+def test_neighbouring_elements_are_independent():
+    for seed in range(10):
+        for name, z in neighbour_scores(draw(fold(seed, 0, 0), shape=(256, 256))).items():
+            assert abs(z) < 5, (seed, name)
+
+
+def test_neighbouring_elements_are_independent_negative_control():
+    # one multiplication of the element index, as a naive generator does
+    index = np.arange(256 * 256, dtype=np.int64).reshape(256, 256)
+    naive = ((index * 1103515245 + 12345) % 2**32 - 2**31).astype(np.int64)
+    assert max(abs(z) for z in neighbour_scores(naive).values()) > 50
+
+
+def largest_score(samples):
+    """Largest |z| among the correlations of all pairs of samples."""
+    u = np.stack([uniform(s).ravel() for s in samples])
+    z = u @ u.T / np.sqrt(u.shape[1])
+    np.fill_diagonal(z, 0.0)
+    return float(np.abs(z).max())
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [{"layer_id": fold(i)} for i in range(60)],
+        [{"layer_id": i} for i in range(60)],
+        [{"key": fold(0, i, 0)} for i in range(60)],
+        [{"key": fold(i, 0, 0)} for i in range(60)],
+        [{"key": i} for i in range(60)],
+        [{"data_rank": i} for i in range(60)],
+    ],
+    ids=["layers", "close layer ids", "iterations", "seeds", "close keys", "ranks"],
+)
+def test_all_pairs_are_independent(samples):
+    # 1770 pairs: the largest |z| of independent samples stays below 5 with probability 0.999
+    assert largest_score([draw(**sample) for sample in samples]) < 5
+
+
+def test_all_pairs_are_independent_negative_control():
+    # OneFlow's own dropout layers repeat one mask
+    layers = [nn.Dropout(0.5) for _ in range(4)]
+    masks = [(layer(flow.ones(*SHAPE)).numpy() - 1.0) * 2**31 / np.sqrt(3.0) for layer in layers]
+    assert largest_score(masks) > 50
+
+
+# -------------------------------------------------------------------------------- ids and contexts
+
+
+class Leaf(SeededLayer):
+    """A seeded layer that does nothing."""
+
+
+def test_layer_ids_come_from_names_and_survive_a_layer_added_elsewhere():
+    small, large = nn.Sequential(), nn.Sequential()
+    small.add_module("drop", Leaf())
+    large.add_module("first", Leaf())
+    large.add_module("drop", Leaf())
+    assert assign_layer_ids(small) == ["drop"]
+    assert assign_layer_ids(large) == ["first", "drop"]
+    assert small.drop.layer_id == large.drop.layer_id != large.first.layer_id
+
+
+def test_layers_differ_before_they_are_named():
+    assert Leaf().layer_id != Leaf().layer_id
+
+
+def test_contexts_nest_and_end():
+    with random_context(1):
+        outer = draw(2)
+        with pytest.raises(ZeroDivisionError), random_context(3):
+            raise ZeroDivisionError
+        inside = random_int32(flow.zeros(*SHAPE), SHAPE, 1).numpy()
+    assert (inside == draw(1)).all()
+    assert (outer == draw(2)).all()
+
+
+def test_plain_use_follows_manual_seed_and_never_repeats():
+    like = flow.zeros(*SHAPE)
+
+    def two_draws(seed):
+        flow.manual_seed(seed)
+        return [random_int32(like, SHAPE, 1).numpy() for _ in range(2)]
+
+    first, second = two_draws(11)
+    assert (first != second).any()
+    two_draws(12)
+    again = two_draws(11)
+    assert (again[0] == first).all()
+    assert (again[1] == second).all()
+
+
+def test_plain_use_in_a_graph_is_refused():
+    class Plain(nn.Graph):
+        def build(self, x):
+            return random_int32(x, x.shape, 1)
+
+    with pytest.raises(UserError, match="without a key.*random_context.*model.eval"):
+        Plain()(flow.zeros(*SHAPE))
+
+
+def test_unseeded_dropouts_are_found():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1), Leaf())
+    assert find_unseeded_dropouts(model) == ["1"]

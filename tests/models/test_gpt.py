@@ -1,0 +1,157 @@
+"""GPT against its formulas in NumPy float64, its causality and its tied head."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from libai.models import GPT
+from libai.utils.errors import UserError
+
+VOCABULARY, LENGTH, HIDDEN, LAYERS, HEADS = 11, 7, 12, 2, 3
+
+_erf = np.vectorize(math.erf)
+
+
+@pytest.fixture
+def model() -> GPT:
+    """A tiny GPT whose weights are large enough for every part to matter."""
+    flow.manual_seed(3)
+    gpt = GPT(VOCABULARY, LENGTH, HIDDEN, LAYERS, HEADS)
+    random = np.random.RandomState(0)
+    for parameter in gpt.parameters():
+        noise = random.randn(*parameter.shape).astype(np.float32)
+        parameter.data.copy_(flow.tensor(parameter.numpy() + 0.3 * noise))
+    return gpt
+
+
+@pytest.fixture
+def input_ids() -> np.ndarray:
+    return np.random.RandomState(1).randint(0, VOCABULARY, (2, LENGTH))
+
+
+def numpy_logits(state: dict[str, np.ndarray], input_ids: np.ndarray) -> np.ndarray:
+    """The forward pass of a pre-norm GPT in float64, from the formulas and not from the code."""
+
+    def linear(x: np.ndarray, name: str) -> np.ndarray:
+        return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        centred = x - x.mean(-1, keepdims=True)
+        scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+        return scaled * state[f"{name}.weight"] + state[f"{name}.bias"]
+
+    def attention(x: np.ndarray, name: str) -> np.ndarray:
+        width = HIDDEN // HEADS
+        q, k, v = (linear(x, f"{name}.{letter}") for letter in "qkv")
+        mixed = np.zeros_like(x)
+        for head in range(HEADS):
+            part = slice(head * width, (head + 1) * width)
+            for i in range(x.shape[1]):
+                scores = np.einsum("bd,bjd->bj", q[:, i, part], k[:, : i + 1, part]) / math.sqrt(width)
+                weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+                mixed[:, i, part] = np.einsum("bj,bjd->bd", weights, v[:, : i + 1, part])
+        return linear(mixed, f"{name}.out")
+
+    x = state["token_embedding.weight"][input_ids] + state["position_embedding"][: input_ids.shape[1]]
+    for layer in range(LAYERS):
+        block = f"blocks.{layer}"
+        x = x + attention(norm(x, f"{block}.attention_norm"), f"{block}.attention")
+        inner = linear(norm(x, f"{block}.mlp_norm"), f"{block}.mlp.up")
+        x = x + linear(0.5 * inner * (1 + _erf(inner / math.sqrt(2))), f"{block}.mlp.down")
+    return norm(x, "norm") @ state["token_embedding.weight"].T
+
+
+def numpy_state(model: GPT) -> dict[str, np.ndarray]:
+    return {name: p.numpy().astype(np.float64) for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("length", [LENGTH, LENGTH - 3])
+def test_logits_equal_the_formulas(model: GPT, input_ids: np.ndarray, length: int) -> None:
+    ids = input_ids[:, :length].copy()
+    logits = model.eval()(flow.tensor(ids))["logits"].numpy()
+    expected = numpy_logits(numpy_state(model), ids)
+    # float32 against float64: about 20 units in the last place of logits of size 10
+    np.testing.assert_allclose(logits, expected, atol=3e-5)
+    assert np.abs(expected).max() > 1
+
+
+def test_loss_is_the_mean_over_counted_labels(model: GPT, input_ids: np.ndarray) -> None:
+    labels = np.roll(input_ids, -1, axis=1)
+    labels[0, 2:] = -100
+    logits = numpy_logits(numpy_state(model), input_ids)
+    log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    expected = -np.mean([log_probabilities[i][labels[i]] for i in zip(*np.nonzero(labels != -100))])
+    loss = model(flow.tensor(input_ids), flow.tensor(labels))["losses"]["lm"].item()
+    assert loss == pytest.approx(expected, rel=1e-5)
+    assert model.num_loss_items(flow.tensor(input_ids), flow.tensor(labels)).item() == np.sum(labels != -100)
+    assert model.num_loss_items(input_ids, labels) == np.sum(labels != -100)
+
+
+def logits_before_the_last_token(model: GPT, input_ids: np.ndarray, last: int) -> np.ndarray:
+    changed = input_ids.copy()
+    changed[:, -1] = last
+    return model(flow.tensor(changed))["logits"].numpy()[:, :-1]
+
+
+def test_last_token_never_changes_earlier_logits(model: GPT, input_ids: np.ndarray) -> None:
+    first, second = (logits_before_the_last_token(model, input_ids, last) for last in (0, 1))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_without_the_mask_the_last_token_does_change_them(model: GPT, input_ids: np.ndarray) -> None:
+    for block in model.blocks:
+        block.attention.causal_mask.fill_(0.0)
+    first, second = (logits_before_the_last_token(model, input_ids, last) for last in (0, 1))
+    assert np.abs(first - second).max() > 0.1
+
+
+def test_tied_head_is_one_parameter(model: GPT, input_ids: np.ndarray) -> None:
+    tables = [name for name, p in model.named_parameters() if VOCABULARY in p.shape]
+    assert tables == ["token_embedding.weight"]
+    assert [name for name in model.state_dict() if "head" in name] == []
+    row = int(np.setdiff1d(np.arange(VOCABULARY), input_ids)[0])  # a token that does not occur in the input
+    before = model(flow.tensor(input_ids))["logits"].numpy()
+    model.token_embedding.weight.data[row] = 0.0
+    after = model(flow.tensor(input_ids))["logits"].numpy()
+    assert np.all(after[..., row] == 0) and np.any(before[..., row] != 0)
+
+
+def test_untied_head_is_a_parameter_of_its_own() -> None:
+    untied = GPT(VOCABULARY, LENGTH, HIDDEN, LAYERS, HEADS, tie_head=False)
+    assert tuple(untied.head.weight.shape) == (VOCABULARY, HIDDEN)
+
+
+def test_residual_projections_start_smaller() -> None:
+    flow.manual_seed(0)
+    gpt = GPT(64, 16, 40, num_layers=8, num_heads=4)
+    plain = gpt.blocks[0].mlp.up.weight.numpy().std()
+    assert plain == pytest.approx(0.1, rel=0.05)  # sqrt(2 / (5 * 40))
+    assert gpt.token_embedding.weight.numpy().std() == pytest.approx(0.1, rel=0.05)
+    for block in gpt.blocks:
+        for projection in (block.attention.out, block.mlp.down):
+            assert projection.weight.numpy().std() == pytest.approx(0.1 / 4, rel=0.05)  # sqrt(2 * 8 layers) = 4
+
+
+def test_causal_mask_is_not_in_the_checkpoint(model: GPT) -> None:
+    assert [name for name in model.state_dict() if "mask" in name] == []
+
+
+def test_flops_count_the_matrix_products(model: GPT) -> None:
+    # per position a multiply and an add for each weight, in forward and twice in backward; attention meets T keys and
+    # T values
+    weights = 12 * HIDDEN**2 * LAYERS + VOCABULARY * HIDDEN
+    assert model.num_flops_per_sample == 6 * weights * LENGTH + LAYERS * 12 * HIDDEN * LENGTH**2
+
+
+def test_too_long_a_sequence_is_refused(model: GPT) -> None:
+    with pytest.raises(UserError, match=r"sequences of 8 tokens, but the model has 7 learned positions.*Cut"):
+        model(flow.zeros(1, LENGTH + 1, dtype=flow.int64))
+
+
+def test_heads_of_unequal_width_are_refused() -> None:
+    with pytest.raises(UserError, match=r"hidden_size=10 is not a multiple of num_heads=4.*8 or 12"):
+        GPT(VOCABULARY, LENGTH, hidden_size=10, num_heads=4)

@@ -1,0 +1,203 @@
+"""What every model family promises the trainers, checked on tiny sizes in both modes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+from libai.models import BERT, GPT, MLP, AlexNet, ResNet, ViT
+
+VOCABULARY, LENGTH, CLASSES, BATCH = 64, 16, 10, 6
+
+
+class Family(NamedTuple):
+    build: Callable[..., nn.Module]
+    is_text: bool
+    num_parameters: int
+
+
+#: parameter counts are worked out by hand from the layer sizes
+FAMILIES = {
+    # embeddings 64*32 + 16*32, two blocks of 12*32^2 + 13*32, last norm 2*32
+    "gpt": Family(lambda: GPT(VOCABULARY, LENGTH, 32, 2, 4), True, 2560 + 2 * 12704 + 64),
+    # as GPT, and the head's 32*32 + 32 + 2*32 with 64 biases of the vocabulary
+    "bert": Family(lambda: BERT(VOCABULARY, LENGTH, 32, 2, 4), True, 2560 + 2 * 12704 + 64 + 1120 + 64),
+    # patches 4*32 + 32, class token 32, positions 17*32, blocks, norm, head 32*10 + 10
+    "vit": Family(lambda: ViT(8, 2, 1, CLASSES, 32, 2, 4), False, 160 + 32 + 544 + 2 * 12704 + 64 + 330),
+    "vit_mean": Family(lambda: ViT(8, 2, 1, CLASSES, 32, 2, 4, pool="mean"), False, 160 + 512 + 2 * 12704 + 64 + 330),
+    "mlp": Family(lambda: MLP(64, (32, 16), CLASSES), False, 64 * 32 + 32 + 32 * 16 + 16 + 170),
+    # 3x3 convolutions of 1-4-12-24-16-16 channels, dense 16-32-32-10
+    "alexnet": Family(
+        lambda: AlexNet(8, 1, CLASSES, width=4, hidden_size=32, dropout=0.0),
+        False,
+        9 * (4 + 48 + 288 + 384 + 256) + 72 + 16 * 32 + 32 + 32 * 32 + 32 + 330,
+    ),
+    # stem 9*4 + 8; block 4-4: 2*144 + 16; block 4-8: 288 + 576 + 32 + shortcut 32 + 16; head 80 + 10
+    "resnet": Family(
+        lambda: ResNet(1, CLASSES, width=4, blocks_per_stage=(1, 1), stem="cifar"), False, 44 + 304 + 944 + 90
+    ),
+}
+
+each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
+
+
+def build(family: Family, seed: int = 1) -> nn.Module:
+    flow.manual_seed(seed)
+    return family.build()
+
+
+def batch_of(family: Family) -> dict[str, flow.Tensor]:
+    random = np.random.RandomState(0)
+    if family.is_text:
+        labels = random.randint(0, VOCABULARY, (BATCH, LENGTH))
+        labels[0, :5] = -100
+        arrays = {"input_ids": random.randint(0, VOCABULARY, (BATCH, LENGTH)), "labels": labels}
+    else:
+        images = random.rand(BATCH, 1, 8, 8).astype(np.float32)
+        arrays = {"images": images, "labels": random.randint(0, CLASSES, BATCH)}
+    return {name: flow.tensor(array) for name, array in arrays.items()}
+
+
+def training_loss(model: nn.Module, batch: dict[str, flow.Tensor]) -> flow.Tensor:
+    outputs = model(**batch)
+    assert outputs.keys() <= {"losses", "metrics"}
+    assert all(value.ndim == 0 for group in outputs.values() for value in group.values())
+    (loss,) = outputs["losses"].values()
+    return loss
+
+
+class OneStep(nn.Graph):
+    def __init__(self, model: nn.Module, optimizer: flow.optim.Optimizer):
+        super().__init__()
+        self.model = model
+        self.add_optimizer(optimizer)
+
+    def build(self, batch: dict[str, flow.Tensor]) -> flow.Tensor:
+        loss = training_loss(self.model, batch)
+        loss.backward()
+        return loss
+
+
+def losses_of_training(family: Family, is_graph: bool, num_steps: int = 4) -> list[float]:
+    model, batch = build(family), batch_of(family)
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.05)
+    graph = OneStep(model, optimizer) if is_graph else None
+    losses = []
+    for _ in range(num_steps):
+        if graph is not None:
+            loss = graph(batch)
+        else:
+            loss = training_loss(model, batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@each_family
+def test_number_of_parameters_is_as_worked_out_by_hand(family: Family) -> None:
+    assert sum(p.numel() for p in build(family).parameters()) == family.num_parameters
+
+
+@each_family
+def test_first_loss_is_that_of_a_guess(family: Family) -> None:
+    loss = training_loss(build(family), batch_of(family)).item()
+    if family.is_text:
+        # a tied head starts with logits of variance 2/5, which cost half of that more than a guess; twice as much is
+        # let through for the luck of one draw
+        assert math.log(VOCABULARY) - 0.1 < loss < math.log(VOCABULARY) + 0.4
+    else:
+        assert loss == pytest.approx(math.log(CLASSES), rel=0.05)
+
+
+@each_family
+def test_eager_and_graph_train_alike(family: Family) -> None:
+    eager, graph = (losses_of_training(family, is_graph) for is_graph in (False, True))
+    # the kernels are the same; a bound of a few units in the last place leaves room for another order of additions
+    np.testing.assert_allclose(graph, eager, rtol=1e-6)
+    assert eager[-1] < eager[0]
+
+
+@each_family
+def test_gradient_reaches_every_parameter(family: Family) -> None:
+    model = build(family)
+    training_loss(model, batch_of(family)).backward()
+    without = [n for n, p in model.named_parameters() if p.grad is None or not np.any(p.grad.numpy())]
+    # adding one number to all scores of a query leaves its softmax unchanged: a key bias has no gradient but rounding
+    assert [name for name in without if not name.endswith("attention.k.bias")] == []
+
+
+@each_family
+def test_nothing_is_float64(family: Family) -> None:
+    model, batch = build(family), batch_of(family)
+    assert {p.dtype for p in model.parameters()} == {flow.float32}
+    assert flow.float64 not in {b.dtype for b in model.buffers()}
+    assert training_loss(model, batch).dtype == flow.float32
+    prediction = model(batch["input_ids"] if family.is_text else batch["images"])
+    assert prediction["logits"].dtype == flow.float32
+
+
+@each_family
+def test_weights_depend_on_the_seed_alone(family: Family) -> None:
+    flow.manual_seed(5)
+    flow.rand(3)  # draws before the model was built
+    after_draws = family.build().state_dict()
+    again = build(family, seed=5).state_dict()
+    other = build(family, seed=6)
+    for name, tensor in again.items():
+        np.testing.assert_array_equal(tensor.numpy(), after_draws[name].numpy())
+    assert all(np.any(p.numpy() != again[name].numpy()) for name, p in other.named_parameters() if p.ndim >= 2)
+
+
+@each_family
+def test_evaluation_gives_losses_and_prediction_gives_logits(family: Family) -> None:
+    model, batch = build(family).eval(), batch_of(family)
+    outputs = model(**batch)
+    assert outputs["losses"] and all(loss.ndim == 0 for loss in outputs["losses"].values())
+    assert "metrics" not in outputs
+    batch.pop("labels")
+    logits = model(**batch)["logits"]
+    shape = (BATCH, LENGTH, VOCABULARY) if family.is_text else (BATCH, CLASSES)
+    assert tuple(logits.shape) == shape
+
+
+@each_family
+def test_plan_names_parameters_and_blocks_that_exist(family: Family) -> None:
+    model = build(family)
+    parameters = dict(model.named_parameters())
+    for pattern, axis in model.plan["split"].items():
+        matches = [name for name in parameters if fnmatchcase(name, pattern)]
+        assert matches, pattern
+        assert all(axis < parameters[name].ndim for name in matches)
+    assert isinstance(getattr(model, model.plan["blocks"]), nn.ModuleList)
+
+
+@pytest.mark.parametrize(
+    "build_with",
+    [
+        lambda p: GPT(VOCABULARY, LENGTH, 32, 1, 4, dropout=p),
+        lambda p: BERT(VOCABULARY, LENGTH, 32, 1, 4, dropout=p),
+        lambda p: ViT(8, 2, 1, CLASSES, 32, 1, 4, dropout=p),
+        lambda p: ViT(8, 2, 1, CLASSES, 32, 2, 4, drop_path=p),
+        lambda p: MLP(64, (32,), CLASSES, dropout=p),
+        lambda p: AlexNet(8, 1, CLASSES, width=4, hidden_size=32, dropout=p),
+    ],
+    ids=["gpt", "bert", "vit", "vit_drop_path", "mlp", "alexnet"],
+)
+def test_dropout_acts_in_training_and_not_in_evaluation(build_with: Callable[[float], Any]) -> None:
+    def loss(p: float, training: bool) -> float:
+        flow.manual_seed(1)
+        model = build_with(p).train(training)
+        family = FAMILIES["gpt" if isinstance(model, (GPT, BERT)) else "mlp"]
+        return sum(value.item() for value in model(**batch_of(family))["losses"].values())
+
+    assert loss(0.5, training=False) == loss(0.0, training=False)
+    assert loss(0.5, training=True) != loss(0.0, training=True)

@@ -1,0 +1,113 @@
+"""Clipping by the global norm, against float64."""
+
+import math
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+from libai.optim import clip_grad_norm, grad_norm
+
+
+def parameters_with_gradients(*shapes, scale=1.0, dtype="float32"):
+    rng = np.random.RandomState(0)
+    parameters = []
+    for shape in shapes:
+        parameter = nn.Parameter(flow.tensor(np.zeros(shape, dtype)))
+        parameter.grad = flow.tensor(np.asarray(scale * rng.randn(*shape), dtype))
+        parameters.append(parameter)
+    return parameters
+
+
+def exact_norm(parameters, norm_type):
+    values = np.concatenate([parameter.grad.numpy().ravel() for parameter in parameters]).astype("float64")
+    return np.linalg.norm(values, norm_type)
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
+def test_norm_and_scaled_gradients(norm_type):
+    parameters = parameters_with_gradients((8, 4), (4,), (2, 3, 2))
+    expected = exact_norm(parameters, norm_type)
+    before = [parameter.grad.numpy().copy() for parameter in parameters]
+    norm = clip_grad_norm(parameters, max_norm=0.5, norm_type=norm_type)
+    assert norm.shape == ()
+    assert norm.numpy().item() == pytest.approx(expected, rel=1e-6)
+    for parameter, gradient in zip(parameters, before):
+        np.testing.assert_allclose(parameter.grad.numpy(), gradient * (0.5 / expected), rtol=1e-5)
+
+
+def test_gradients_within_the_bound_stay_bitwise():
+    parameters = parameters_with_gradients((8, 4), (4,), scale=1e-3)
+    before = [parameter.grad.numpy().copy() for parameter in parameters]
+    clip_grad_norm(parameters, max_norm=1.0)
+    for parameter, gradient in zip(parameters, before):
+        assert np.array_equal(parameter.grad.numpy(), gradient)
+
+
+def test_same_as_oneflow_on_small_tensors():
+    ours, theirs = parameters_with_gradients((8, 4), (4,)), parameters_with_gradients((8, 4), (4,))
+    norm, their_norm = clip_grad_norm(ours, 0.5), nn.utils.clip_grad_norm_(theirs, 0.5)
+    assert norm.numpy() == pytest.approx(their_norm.numpy(), rel=1e-6)
+    for mine, other in zip(ours, theirs):
+        np.testing.assert_allclose(mine.grad.numpy(), other.grad.numpy(), rtol=1e-6)
+
+
+def test_a_large_gradient_is_summed_exactly_where_oneflow_is_not():
+    parameters = parameters_with_gradients((1024, 2048))
+    expected = exact_norm(parameters, 2.0)
+    assert grad_norm(parameters).numpy().item() == pytest.approx(expected, rel=1e-6)
+    # the reason for not using OneFlow's own; if this fails, a newer OneFlow has mended it
+    assert abs(nn.utils.clip_grad_norm_(parameters, 1e9).numpy().item() / expected - 1) > 1e-5
+
+
+@pytest.mark.parametrize("shapes", [[(4097,)], [(101, 103)], [(64, 65), (3,), (5000,)], [(1,)], [()], [(2, 3, 4, 512)]])
+def test_every_size_takes_an_exact_path(shapes):
+    parameters = parameters_with_gradients(*shapes)
+    expected = exact_norm(parameters, 2.0)
+    assert grad_norm(parameters).numpy().item() == pytest.approx(expected, rel=5e-7)
+
+
+def test_other_types_than_float32_are_summed_too():
+    parameters = parameters_with_gradients((64, 128), (3,), dtype="float64")
+    assert grad_norm(parameters).numpy().item() == pytest.approx(exact_norm(parameters, 2.0), rel=1e-12)
+
+
+def test_missing_gradients_are_skipped():
+    parameters = parameters_with_gradients((3,), (2,))
+    parameters[0].grad = None
+    expected = exact_norm(parameters[1:], 2.0)
+    assert clip_grad_norm(parameters, 0.1).numpy().item() == pytest.approx(expected, rel=1e-6)
+    assert parameters[0].grad is None
+    parameters[1].grad = None
+    assert clip_grad_norm(parameters, 0.1).numpy().item() == 0.0
+
+
+def test_parameters_may_be_an_iterator():
+    parameters = parameters_with_gradients((3,), (2,))
+    clip_grad_norm(iter(parameters), 0.1)
+    assert exact_norm(parameters, 2.0) == pytest.approx(0.1, rel=1e-4)
+
+
+def test_one_norm_spans_all_groups_unlike_oneflows_clip_grad():
+    def build(clip):
+        parameters = parameters_with_gradients((4,), (4,))
+        options = {"clip_grad_max_norm": 0.1, "clip_grad_norm_type": 2.0} if clip else {}
+        optimizer = flow.optim.SGD([{"params": [parameter], **options} for parameter in parameters], lr=0.1)
+        return parameters, optimizer
+
+    ours, optimizer = build(clip=False)
+    clip_grad_norm([p for group in optimizer.param_groups for p in group.parameters], 0.1)
+    assert exact_norm(ours, 2.0) == pytest.approx(0.1, rel=1e-4)
+    theirs, optimizer = build(clip=True)
+    optimizer.clip_grad()
+    assert exact_norm(theirs, 2.0) == pytest.approx(0.1 * math.sqrt(2), rel=1e-4)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_norm_that_is_not_finite_shows(bad):
+    parameters = parameters_with_gradients((3,), (2,))
+    parameters[0].grad[1] = bad
+    norm = clip_grad_norm(parameters, 1.0).numpy().item()
+    assert not math.isfinite(norm)
+    assert not np.isfinite(parameters[0].grad.numpy()).all()

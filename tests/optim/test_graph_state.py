@@ -1,0 +1,215 @@
+"""Optimizer state survives a change of mode: eager N + graph N = eager 2N, and back, for every optimizer."""
+
+import warnings
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn, optim
+
+from libai.optim import export_graph_state, export_state, graph_state_names, import_state, to_graph_state
+from libai.utils.errors import UserError
+
+# Eager against graph: Adam's graph computes its bias corrections in float32 (measured 2e-6), the rest agree to 1e-6.
+TOLERANCE = 1e-5
+
+OPTIMIZERS = {
+    "sgd": (optim.SGD, {"lr": 0.1, "weight_decay": 0.01}),
+    "momentum": (optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "nesterov": (optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    "dampening": (optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.2}),
+    "adam": (optim.Adam, {"lr": 1e-2, "weight_decay": 0.01}),
+    "adam_amsgrad": (optim.Adam, {"lr": 1e-2, "amsgrad": True}),
+    "adam_uncorrected": (optim.Adam, {"lr": 1e-2, "do_bias_correction": False}),
+    "adamw": (optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1}),
+    "adamw_amsgrad": (optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1, "amsgrad": True}),
+    "lamb": (optim.LAMB, {"lr": 1e-2, "weight_decay": 0.1}),
+    "lamb_l2": (optim.LAMB, {"lr": 1e-2, "weight_decay": 0.1, "adam_w_mode": False}),
+    "adagrad": (optim.Adagrad, {"lr": 1e-2, "lr_decay": 0.1, "initial_accumulator_value": 0.1}),
+    "rmsprop": (optim.RMSprop, {"lr": 1e-3, "weight_decay": 0.01}),
+    "rmsprop_centered": (optim.RMSprop, {"lr": 1e-3, "centered": True}),
+    "adadelta": (optim.Adadelta, {"lr": 1.0}),
+}
+STATELESS = ("sgd",)
+NUM_ITERS = 5
+
+_RNG = np.random.RandomState(0)
+FEATURES = flow.tensor(_RNG.randn(16, 8).astype("float32"))
+LABELS = flow.tensor(_RNG.randint(0, 4, 16))
+
+
+class TrainGraph(nn.Graph):
+    def __init__(self, model, optimizer):
+        super().__init__()
+        self.model = model
+        self.add_optimizer(optimizer)
+
+    def build(self, features, labels):
+        loss = nn.functional.cross_entropy(self.model(features), labels)
+        loss.backward()
+        return loss
+
+
+def build_model():
+    flow.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def build_optimizer(kind, model, num_groups):
+    target, options = OPTIMIZERS[kind]
+    if num_groups == 1:
+        return target(model.parameters(), **options)
+    groups = [{"params": list(model[0].parameters()), "lr": options["lr"] / 2}, {"params": list(model[2].parameters())}]
+    return target(groups, **options)
+
+
+def eager_losses(model, optimizer, num_iters):
+    losses = []
+    for _ in range(num_iters):
+        loss = nn.functional.cross_entropy(model(FEATURES), LABELS)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.numpy().item())
+    return losses
+
+
+def graph_losses(graph, num_iters):
+    losses = [graph(FEATURES, LABELS).numpy().item() for _ in range(num_iters)]
+    for parameter in graph.model.to(nn.Module).parameters():
+        parameter.grad = None
+    return losses
+
+
+def max_relative_difference(actual, expected):
+    return np.max(np.abs(np.array(actual) - expected) / np.abs(expected))
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_eager_state_continues_in_a_graph(kind, num_groups):
+    model = build_model()
+    expected = eager_losses(model, build_optimizer(kind, model, num_groups), 2 * NUM_ITERS)
+
+    model = build_model()
+    optimizer = build_optimizer(kind, model, num_groups)
+    losses = eager_losses(model, optimizer, NUM_ITERS)
+    tensors, scalars = export_state(optimizer, model.named_parameters())
+    graph = TrainGraph(model, build_optimizer(kind, model, num_groups))
+    graph.load_state_dict(to_graph_state(tensors, scalars, "model", optimizer, model.named_parameters()))
+    losses += graph_losses(graph, NUM_ITERS)
+
+    assert max_relative_difference(losses, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_graph_state_continues_in_eager_mode(kind, num_groups):
+    model = build_model()
+    expected = eager_losses(model, build_optimizer(kind, model, num_groups), 2 * NUM_ITERS)
+
+    model = build_model()
+    optimizer = build_optimizer(kind, model, num_groups)
+    graph = TrainGraph(model, optimizer)
+    losses = graph_losses(graph, NUM_ITERS)
+    tensors, scalars = export_graph_state(graph.state_dict(), "model", model.named_parameters(), optimizer)
+    assert scalars == {"step": NUM_ITERS}
+    fresh = build_optimizer(kind, model, num_groups)
+    assert import_state(fresh, model.named_parameters(), tensors, scalars).is_exact
+    losses += eager_losses(model, fresh, NUM_ITERS)
+
+    assert max_relative_difference(losses, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", [kind for kind in OPTIMIZERS if kind not in STATELESS])
+def test_a_forgotten_state_is_seen_by_the_comparison(kind):
+    """Negative control: the tolerance above would not hide a state that was not carried over."""
+    model = build_model()
+    expected = eager_losses(model, build_optimizer(kind, model, 1), 2 * NUM_ITERS)
+    model = build_model()
+    losses = eager_losses(model, build_optimizer(kind, model, 1), NUM_ITERS)
+    losses += eager_losses(model, build_optimizer(kind, model, 1), NUM_ITERS)
+    assert max_relative_difference(losses, expected) > 10 * TOLERANCE
+
+
+def test_untranslated_names_are_refused():
+    model = build_model()
+    optimizer = build_optimizer("adam", model, 1)
+    with pytest.raises(UserError, match="not the state of Adam .* unexpected .'model.0.weight-m'"):
+        to_graph_state({"model.0.weight-m": flow.zeros(16, 8)}, {"step": 1}, "model", optimizer)
+
+
+def test_a_missing_tensor_is_refused_when_the_names_are_known():
+    model = build_model()
+    optimizer = build_optimizer("adam", model, 1)
+    tensors, scalars = export_state(optimizer, model.named_parameters())
+    del tensors["2.bias/exp_avg_sq"]
+    with pytest.raises(UserError, match="missing .'2.bias/exp_avg_sq'"):
+        to_graph_state(tensors, scalars, "model", optimizer, model.named_parameters())
+
+
+def test_state_of_a_graph_that_was_not_called_is_refused():
+    model = build_model()
+    optimizer = build_optimizer("adam", model, 1)
+    with pytest.raises(UserError, match="was not called yet"):
+        export_graph_state({"model": model.state_dict()}, "model", model.named_parameters(), optimizer)
+
+
+def test_a_wrong_prefix_is_refused():
+    model = build_model()
+    optimizer = build_optimizer("adam", model, 1)
+    graph = TrainGraph(model, optimizer)
+    graph_losses(graph, 1)
+    with pytest.raises(UserError, match="its module is not the attribute 'net'"):
+        export_graph_state(graph.state_dict(), "net", model.named_parameters(), optimizer)
+
+
+def test_arrays_are_accepted_as_from_a_checkpoint():
+    model = build_model()
+    optimizer = build_optimizer("adamw", model, 1)
+    eager_losses(model, optimizer, 2)
+    tensors, scalars = export_state(optimizer, model.named_parameters())
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    state = to_graph_state(arrays, scalars, "model", optimizer, model.named_parameters())
+    assert np.array_equal(state["model.0.weight-m"].numpy(), arrays["0.weight/exp_avg"])
+    assert state["System-Train-TrainStep"].numpy().tolist() == [2]
+
+
+def test_names_follow_the_options_of_all_groups():
+    model = build_model()
+    groups = [
+        {"params": list(model[0].parameters()), "momentum": 0.0},
+        {"params": list(model[2].parameters()), "momentum": 0.9},
+    ]
+    assert graph_state_names(optim.SGD(groups, lr=0.1)) == {"momentum_buf": "momentum"}
+    assert graph_state_names(optim.SGD(model.parameters(), lr=0.1)) == {}
+
+
+def test_an_optimizer_of_the_users_own_is_refused():
+    class Lion(optim.Optimizer):
+        def step(self, closure=None):
+            return None
+
+    with pytest.raises(UserError, match="Lion is not an optimizer of OneFlow"):
+        graph_state_names(Lion(list(build_model().parameters()), {"lr": 0.1}))
+
+
+def test_a_parameter_without_gradient_keeps_its_initial_state():
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used = nn.Linear(8, 4)
+            self.unused = nn.Linear(8, 4)
+
+        def forward(self, features):
+            return self.used(features)
+
+    model = Unused()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        optimizer = optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.25)
+        graph = TrainGraph(model, optimizer)
+        graph_losses(graph, 1)
+    tensors, _ = export_graph_state(graph.state_dict(), "model", model.named_parameters(), optimizer)
+    assert set(np.unique(tensors["unused.weight/sum"].numpy())) == {0.25}
+    assert (tensors["used.weight/sum"].numpy() > 0.25).any()

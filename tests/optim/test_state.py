@@ -1,0 +1,199 @@
+"""The canonical optimizer state in eager mode: complete, exact, and never half loaded."""
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn, optim
+
+from libai.optim import export_state, import_state
+from libai.utils.errors import UserError
+
+FEATURES = flow.tensor(np.random.RandomState(0).randn(8, 4).astype("float32"))
+
+
+def build_model():
+    flow.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def train(model, optimizer, num_iters):
+    losses = []
+    for _ in range(num_iters):
+        loss = (model(FEATURES) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.numpy().item())
+    return losses
+
+
+def as_arrays(tensors):
+    return {name: tensor.numpy().copy() for name, tensor in tensors.items()}
+
+
+BUILDERS = {
+    "momentum": lambda parameters: optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adam_amsgrad": lambda parameters: optim.Adam(parameters, lr=0.01, amsgrad=True),
+    "adamw": lambda parameters: optim.AdamW(parameters, lr=0.01),
+    "lamb": lambda parameters: optim.LAMB(parameters, lr=0.01),
+    "adagrad": lambda parameters: optim.Adagrad(parameters, lr=0.01, lr_decay=0.1),
+    "rmsprop_centered": lambda parameters: optim.RMSprop(parameters, lr=0.001, centered=True),
+    "adadelta": lambda parameters: optim.Adadelta(parameters, lr=1.0),
+}
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_resume_through_arrays_is_bitwise(kind):
+    model = build_model()
+    whole = train(model, BUILDERS[kind](model.parameters()), 8)
+
+    model = build_model()
+    optimizer = BUILDERS[kind](model.parameters())
+    losses = train(model, optimizer, 4)
+    tensors, scalars = export_state(optimizer, model.named_parameters())
+    resumed = BUILDERS[kind](model.parameters())
+    report = import_state(resumed, model.named_parameters(), as_arrays(tensors), scalars)
+    assert report.is_exact
+    assert sorted(report.loaded) == sorted(tensors)
+    assert losses + train(model, resumed, 4) == whole
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_state_before_the_first_update_is_complete(kind):
+    model = build_model()
+    fresh, scalars = export_state(BUILDERS[kind](model.parameters()), model.named_parameters())
+    assert scalars == {"step": 0}
+    optimizer = BUILDERS[kind](model.parameters())
+    train(model, optimizer, 1)
+    used, scalars = export_state(optimizer, model.named_parameters())
+    assert set(fresh) == set(used)
+    assert scalars == {"step": 1}
+
+
+def test_the_order_and_grouping_of_parameters_do_not_matter():
+    model = build_model()
+    optimizer = optim.Adam(list(model.parameters()), lr=0.01)
+    train(model, optimizer, 2)
+    tensors, scalars = export_state(optimizer, model.named_parameters())
+    backwards = [{"params": [parameter]} for parameter in reversed(list(model.parameters()))]
+    other = optim.Adam(backwards, lr=0.01)
+    import_state(other, model.named_parameters(), tensors, scalars)
+    again, _ = export_state(other, dict(model.named_parameters()))
+    for name in tensors:
+        assert np.array_equal(tensors[name].numpy(), again[name].numpy())
+
+
+def test_the_loaded_state_is_a_copy():
+    model = build_model()
+    optimizer = BUILDERS["momentum"](model.parameters())
+    train(model, optimizer, 1)
+    tensors, scalars = export_state(optimizer, model.named_parameters())
+    before = as_arrays(tensors)
+    other = BUILDERS["momentum"](model.parameters())
+    import_state(other, model.named_parameters(), tensors, scalars)
+    train(model, other, 1)
+    for name, array in before.items():
+        assert np.array_equal(tensors[name].numpy(), array)
+
+
+def test_frozen_parameters_have_no_state():
+    model = build_model()
+    model[0].weight.requires_grad_(False)
+    optimizer = BUILDERS["adamw"]([parameter for parameter in model.parameters() if parameter.requires_grad])
+    tensors, _ = export_state(optimizer, model.named_parameters())
+    assert {name.split("/")[0] for name in tensors} == {"0.bias", "2.weight", "2.bias"}
+
+
+def test_differences_are_listed_exactly_and_nothing_is_loaded():
+    model = build_model()
+    optimizer = BUILDERS["momentum"](model.parameters())
+    train(model, optimizer, 2)
+    tensors, scalars = export_state(optimizer, model.named_parameters())
+    arrays = as_arrays(tensors)
+    del arrays["0.bias/momentum_buf"]
+    arrays["0.weight/momentum_buf"] = np.zeros((9, 4), "float32")
+    arrays["tail.weight/momentum_buf"] = np.zeros(3, "float32")
+    before = as_arrays(tensors)
+    with pytest.raises(UserError) as error:
+        import_state(optimizer, model.named_parameters(), arrays, {"step": 7})
+    assert (
+        "1 missing: 0.bias/momentum_buf; 1 unexpected: tail.weight/momentum_buf; "
+        "1 mis-shaped: 0.weight/momentum_buf (saved (9, 4), wanted (8, 4))"
+    ) in str(error.value)
+    after, scalars_after = export_state(optimizer, model.named_parameters())
+    assert scalars_after == scalars
+    for name, array in before.items():
+        assert np.array_equal(after[name].numpy(), array)
+
+
+def test_not_strict_loads_what_fits_and_reports_the_rest():
+    model = build_model()
+    arrays = {"2.bias/momentum_buf": np.full(2, 3.0, "float32"), "gone/momentum_buf": np.zeros(1, "float32")}
+    optimizer = BUILDERS["momentum"](model.parameters())
+    report = import_state(optimizer, model.named_parameters(), arrays, {"step": 5}, strict=False)
+    assert report.loaded == ["2.bias/momentum_buf"]
+    assert report.unexpected == ["gone/momentum_buf"]
+    assert len(report.missing) == 3
+    tensors, scalars = export_state(optimizer, model.named_parameters())
+    assert tensors["2.bias/momentum_buf"].numpy().tolist() == [3.0, 3.0]
+    assert scalars == {"step": 5}
+
+
+def test_state_of_another_optimizer_is_refused():
+    model = build_model()
+    optimizer = BUILDERS["adamw"](model.parameters())
+    train(model, optimizer, 1)
+    tensors, scalars = export_state(optimizer, model.named_parameters())
+    with pytest.raises(
+        UserError, match="does not fit this SGD: 4 missing: .*8 unexpected: 0.weight/exp_avg, .* 3 more"
+    ):
+        import_state(BUILDERS["momentum"](model.parameters()), model.named_parameters(), tensors, scalars)
+
+
+def test_a_missing_step_is_refused():
+    model = build_model()
+    tensors, _ = export_state(BUILDERS["adamw"](model.parameters()), model.named_parameters())
+    with pytest.raises(UserError, match="1 missing: step"):
+        import_state(BUILDERS["adamw"](model.parameters()), model.named_parameters(), tensors, {})
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    optimizer = BUILDERS["adamw"](build_model().parameters())
+    with pytest.raises(UserError, match=r"group 0 has a parameter of shape \(8, 4\) that is none of the model's 4"):
+        export_state(optimizer, build_model().named_parameters())
+
+
+class CountingSGD(optim.Optimizer):
+    """An optimizer of a user's own: a tensor and a number per parameter, and a number of its own."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+        self._state["temperature"] = 1.0
+        for group in self.param_groups:
+            for parameter in group.parameters:
+                self._state[parameter] = {"mean": flow.zeros_like(parameter), "count": 0}
+
+    def step(self, closure=None):
+        with flow.no_grad():
+            for group in self.param_groups:
+                for parameter in group.parameters:
+                    state = self._state[parameter]
+                    state["count"] += 1
+                    state["mean"] = 0.9 * state["mean"] + 0.1 * parameter.grad
+                    parameter.data = parameter - group["lr"] / state["count"] * state["mean"]
+        self._state["temperature"] *= 0.5
+        self._state["step"] += 1
+
+
+def test_an_optimizer_of_the_users_own_resumes_bitwise():
+    model = build_model()
+    whole = train(model, CountingSGD(model.parameters(), 0.5), 6)
+    model = build_model()
+    optimizer = CountingSGD(model.parameters(), 0.5)
+    losses = train(model, optimizer, 3)
+    tensors, scalars = export_state(optimizer, model.named_parameters())
+    assert scalars["0.weight/count"] == 3
+    assert scalars["temperature"] == 0.125
+    resumed = CountingSGD(model.parameters(), 0.5)
+    assert import_state(resumed, model.named_parameters(), as_arrays(tensors), scalars).is_exact
+    assert losses + train(model, resumed, 3) == whole

@@ -1,0 +1,82 @@
+"""What runs on two ranks: every optimizer and kind of model, and faults that only several ranks can show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import toy
+from parity_cases import OPTIMIZERS, Case
+from parity_variants import ADAMW, MOMENTUM, SCHEDULES, VARIANTS, MeanOfMeans
+
+from libai.engine import batch_statistics, model_trainer
+from libai.engine.eager_trainer import EagerTrainer
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A case for some modes. `fault`: a context in which the trainers (and not the plain loop) run, to be seen."""
+
+    name: str
+    case: Case
+    modes: tuple[str, ...] = ("eager", "graph")
+    fault: Callable[[], AbstractContextManager[Any]] = nullcontext
+    is_control: bool = False
+    trained_case: Case | None = None
+
+
+def planned() -> Iterator[Planned]:
+    """All of it, the same on every rank."""
+    for number, (name, build) in enumerate(OPTIMIZERS.items()):
+        yield Planned(f"optimizer {name}", Case(build, accumulation=(1, 2, 4)[number % 3]))
+    for name, case in VARIANTS.items():
+        yield Planned(name, case)
+    for name in ("dropout", "batch_norm"):
+        yield Planned(name, VARIANTS[name].with_(accumulation=2))
+    # schedules run on the host and know nothing of ranks: one of ours and one that no graph could compile will do
+    for name in ("cosine", "stock_lambda"):
+        yield Planned(f"schedule {name}", Case(MOMENTUM, schedule=SCHEDULES[name]))
+    yield from controls()
+
+
+def controls() -> Iterator[Planned]:
+    """Faults that must be seen."""
+    control = partial(Planned, is_control=True)
+    whole = Case(ADAMW)
+    yield control("mean of the ranks' means", whole, ("eager",), trained_case=whole.with_(model=MeanOfMeans))
+    quarters = whole.with_(accumulation=2)
+    yield control("mean of micro-batch means", quarters, trained_case=quarters.with_(model=MeanOfMeans))
+    yield control("ranks that read the same samples", whole, fault=_same_samples)
+    yield control(
+        "gradients of zeros for unreached parameters",
+        VARIANTS["unused_adamw"],
+        ("eager",),
+        lambda: mock.patch.object(EagerTrainer, "_leave_out_unreached", lambda self: None),
+    )
+    yield control(
+        "batch statistics of one rank",
+        VARIANTS["batch_norm"],
+        fault=lambda: mock.patch.object(model_trainer, "share_batch_statistics", lambda layers: None),
+    )
+    yield control("dropout masks that repeat on every rank", VARIANTS["dropout"], ("eager",), _same_masks)
+
+
+def _same_samples() -> AbstractContextManager[Any]:
+    def first_half(batch: Any, parts: int) -> Any:
+        pieces = split(batch, parts)
+        return [pieces[0]] * parts
+
+    split = toy.split
+    return mock.patch.object(toy, "split", first_half)
+
+
+def _same_masks() -> AbstractContextManager[Any]:
+    opened = model_trainer.random_context
+    return mock.patch.object(model_trainer, "random_context", lambda key, rank: opened(key, 0))
+
+
+assert batch_statistics.share_batch_statistics is model_trainer.share_batch_statistics  # what a control replaces

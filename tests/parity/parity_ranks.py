@@ -1,0 +1,50 @@
+"""Runs parity cases on the ranks of one job and writes how far each is from the plain loop of a single process.
+
+    python -m oneflow.distributed.launch --nproc_per_node 2 tests/parity/parity_ranks.py RESULT.json [NAME PREFIX …]
+
+Every rank runs the plain loop on local tensors by itself, so a rank that has drifted from the others is seen too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+
+from libai.utils.distributed import all_reduce, get_rank  # noqa: E402
+
+
+def main(target: str, prefixes: list[str]) -> None:
+    import numpy as np
+    from parity_cases import Difference, compare, expected_of, trained
+    from parity_plan import planned
+
+    rows = []
+    for plan in planned():
+        if prefixes and not plan.name.startswith(tuple(prefixes)):
+            continue
+        expected = expected_of(plan.case)
+        for mode in plan.modes:
+            with plan.fault():
+                own = compare(trained(plan.trained_case or plan.case, mode), expected)
+            worst = Difference(*all_reduce(np.array(list(vars(own).values())), "max").tolist())
+            facts = {"name": plan.name, "mode": mode, "accumulation": plan.case.accumulation}
+            verdict = {"is_control": plan.is_control, "is_rounding": worst.is_rounding(plan.case)}
+            rows.append({**facts, **verdict, **vars(worst)})
+            if get_rank() == 0:
+                print(*facts.values(), *verdict.values(), worst, flush=True)
+    if get_rank() == 0:
+        Path(target).write_text(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], sys.argv[2:])
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # in OneFlow 0.9.0 a rank that merely raises waits for the others for ever

@@ -1,0 +1,79 @@
+"""Schedules that follow a metric: the same rates in both modes, and never a silent constant rate."""
+
+from __future__ import annotations
+
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+from oneflow.optim.lr_scheduler import ReduceLROnPlateau
+from parity_cases import LOSS_BOUND
+
+from libai.engine.hooks import EvalHook, LRHook
+from libai.scheduler import load_scheduler_state, scheduler_state
+from libai.utils.errors import UserError
+
+PERIOD = 2
+METRICS = [1.0, 0.9, 0.95, 0.95, 0.8, 0.85, 0.9, 0.95]  # stands still twice
+
+
+def plateau(optimizer):
+    return ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
+
+
+def trainer_with(mode, hooks):
+    flow.manual_seed(0)
+    model = toy.Tagger()
+    optimizer = toy.optimizer_of("sgd", model)
+    data = toy.batches(PERIOD * len(METRICS), ignored=0.4)
+    trainer = toy.trainer_of(mode, model, data, optimizer, lr_scheduler=plateau(optimizer))
+    trainer.register_hooks(hooks)
+    return trainer, data
+
+
+def evaluation():
+    metrics = iter(METRICS)
+    return EvalHook(PERIOD, lambda: {"eval/val/loss": next(metrics)})
+
+
+def test_a_plateau_schedule_is_stepped_by_evaluations_and_equals_a_plain_loop(mode):
+    trainer, data = trainer_with(mode, [LRHook("eval/val/loss"), evaluation()])
+    losses = toy.record_losses(trainer)
+    trainer.train(0, len(data))
+
+    flow.manual_seed(0)
+    model = toy.Tagger()
+    optimizer = toy.optimizer_of("sgd", model)
+    schedule, expected = plateau(optimizer), []
+    for iteration, batch in enumerate(data, start=1):
+        loss = model(flow.from_numpy(batch["x"]), flow.from_numpy(batch["y"]))["losses"]["tag"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if iteration % PERIOD == 0:
+            schedule.step(METRICS[iteration // PERIOD - 1])
+        expected.append(loss.item())
+    assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.0025, 0.00125]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.0025, 0.00125]
+    np.testing.assert_allclose(losses, expected, rtol=LOSS_BOUND)
+
+
+def test_its_state_goes_through_a_checkpoint():
+    trainer, data = trainer_with("eager", [LRHook("eval/val/loss"), evaluation()])
+    trainer.train(0, 6)
+    saved = scheduler_state(trainer.lr_scheduler)
+    other, _ = trainer_with("eager", [LRHook("eval/val/loss")])
+    assert load_scheduler_state(other.lr_scheduler, saved) == []
+    assert other.lr_scheduler.best == 0.9 and other.lr_scheduler.num_bad_steps == 1
+
+
+def test_a_plateau_schedule_without_a_metric_is_refused(mode):
+    trainer, _ = trainer_with(mode, [LRHook()])
+    with pytest.raises(UserError, match="ReduceLROnPlateau lowers the rate by a metric.*eval_metric"):
+        trainer.train(0, 2)
+
+
+def test_a_misspelt_metric_is_refused_with_those_that_there_are(mode):
+    trainer, _ = trainer_with(mode, [LRHook("eval/val/los"), evaluation()])
+    with pytest.raises(UserError, match="follows eval/val/los, and the evaluation gives eval/val/loss"):
+        trainer.train(0, 4)

@@ -1,0 +1,160 @@
+"""The state of schedulers: JSON, exact on resume, and honest about what does not fit."""
+
+import json
+import logging
+
+import oneflow as flow
+import pytest
+from oneflow.optim import lr_scheduler
+
+from libai.scheduler import FactorLR, WarmupCosineLR, load_scheduler_state, scheduler_state
+from libai.utils.errors import UserError
+
+
+def build_optimizer(*rates):
+    groups = [{"params": [flow.nn.Parameter(flow.zeros(2))], "lr": rate} for rate in rates or (0.3,)]
+    return flow.optim.SGD(groups, lr=0.3)
+
+
+def through_json(value):
+    return json.loads(json.dumps(value, allow_nan=False))
+
+
+def advance(scheduler, num_iters, metrics=()):
+    """Rates after each of `num_iters` steps."""
+    rates = []
+    for index in range(num_iters):
+        scheduler.step(*([metrics[index]] if metrics else []))
+        rates.append([group["lr"] for group in scheduler.optimizer.param_groups])
+    return rates
+
+
+def test_the_first_rate_is_set_when_it_is_built():
+    optimizer = build_optimizer(0.4)
+    scheduler = FactorLR(optimizer, lambda step: 0.5**step)
+    assert optimizer.param_groups[0]["lr"] == 0.4
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.2
+    assert scheduler.get_last_lr() == [0.2]
+    assert scheduler.get_lr(1.0, 3) == 0.125
+
+
+def test_resume_continues_the_curve_at_once():
+    def build():
+        return WarmupCosineLR(build_optimizer(0.3, 0.1), max_iter=20, warmup_iter=3)
+
+    whole = advance(build(), 12)
+    first = build()
+    start = advance(first, 5)
+    resumed = build()
+    resumed.load_state_dict(through_json(first.state_dict()))
+    assert [group["lr"] for group in resumed.optimizer.param_groups] == start[-1]
+    assert start + advance(resumed, 7) == whole
+
+
+def test_state_holds_numbers_only():
+    scheduler = WarmupCosineLR(build_optimizer(), max_iter=20)
+    advance(scheduler, 4)
+    assert scheduler.state_dict() == {"last_step": 4, "base_lrs": [0.3]}
+
+
+def test_saved_initial_rates_win_and_say_so(caplog):
+    saved = WarmupCosineLR(build_optimizer(0.3), max_iter=20).state_dict()
+    scheduler = WarmupCosineLR(build_optimizer(0.5), max_iter=20)
+    with caplog.at_level(logging.WARNING):
+        scheduler.load_state_dict(saved)
+    assert scheduler.optimizer.param_groups[0]["lr"] == 0.3
+    assert "[0.3] of the saved run replace [0.5]" in caplog.text
+
+
+def test_another_number_of_groups_is_refused():
+    saved = WarmupCosineLR(build_optimizer(0.3, 0.1), max_iter=20)
+    with pytest.raises(UserError, match=r"has 2 parameter group\(s\), this run's optimizer has 1"):
+        WarmupCosineLR(build_optimizer(), max_iter=20).load_state_dict(saved.state_dict())
+    with pytest.raises(UserError, match=r"has 2 parameter group\(s\), this run's optimizer has 1"):
+        load_scheduler_state(WarmupCosineLR(build_optimizer(), max_iter=20), scheduler_state(saved))
+
+
+class Halving:
+    """A callable object: its plain attributes are state, its function is not."""
+
+    def __init__(self):
+        self.calls = 0
+        self.shape = lambda step: 0.5**step
+
+    def __call__(self, step):
+        self.calls += 1
+        return self.shape(step) / (1 + self.calls // 100)
+
+
+ONEFLOWS_OWN = {
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+    "callable_object": lambda o: lr_scheduler.LambdaLR(o, Halving()),
+    "cosine": lambda o: lr_scheduler.CosineDecayLR(o, 20),
+    "warmup_multi_step": lambda o: lr_scheduler.WarmUpLR(
+        lr_scheduler.MultiStepLR(o, [5, 8]), warmup_factor=0.1, warmup_iters=3
+    ),
+    "chained": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.5, 4), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+    "ours": lambda o: WarmupCosineLR(o, max_iter=20, warmup_iter=4),
+}
+
+
+@pytest.mark.parametrize("kind", ONEFLOWS_OWN)
+def test_any_scheduler_resumes_from_json(kind):
+    whole = advance(ONEFLOWS_OWN[kind](build_optimizer()), 12)
+    first = ONEFLOWS_OWN[kind](build_optimizer())
+    start = advance(first, 6)
+    saved = through_json(scheduler_state(first))
+    resumed = ONEFLOWS_OWN[kind](build_optimizer())
+    load_scheduler_state(resumed, saved)
+    assert [group["lr"] for group in resumed.optimizer.param_groups] == start[-1]
+    assert start + advance(resumed, 6) == whole
+
+
+def test_plateau_resumes_from_json_before_and_after_its_first_step():
+    losses = [1.0, 0.9, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95]
+
+    def build():
+        return lr_scheduler.ReduceLROnPlateau(build_optimizer(), patience=1)
+
+    whole = advance(build(), 8, losses)
+    assert whole[-1] < whole[0]
+    for split in (0, 1, 4):
+        first = build()
+        start = advance(first, split, losses[:split])
+        resumed = build()
+        load_scheduler_state(resumed, through_json(scheduler_state(first)))
+        assert start + advance(resumed, 8 - split, losses[split:]) == whole
+
+
+def test_what_json_cannot_hold_is_named():
+    scheduler = ONEFLOWS_OWN["callable_object"](build_optimizer())
+    saved = scheduler_state(scheduler)
+    assert saved["left_out"] == ["lr_lambdas.0.shape"]
+    assert saved["state"]["lr_lambdas"] == [{"calls": 1}]
+    assert load_scheduler_state(scheduler, through_json(saved)) == ["lr_lambdas.0.shape"]
+
+
+def test_a_scheduler_without_state_is_refused():
+    class Bare:
+        def step(self):
+            pass
+
+    with pytest.raises(UserError, match="scheduler Bare is to be saved, but it lacks"):
+        scheduler_state(Bare())
+
+
+def test_another_class_is_refused():
+    saved = scheduler_state(ONEFLOWS_OWN["cosine"](build_optimizer()))
+    with pytest.raises(UserError, match="saved scheduler is a CosineDecayLR, this run's is a FactorLR"):
+        load_scheduler_state(ONEFLOWS_OWN["ours"](build_optimizer()), saved)
+
+
+def test_a_forgotten_state_changes_the_curve():
+    """Negative control for the resume tests."""
+    for build in ONEFLOWS_OWN.values():
+        whole = advance(build(build_optimizer()), 12)
+        start = advance(build(build_optimizer()), 6)
+        assert start + advance(build(build_optimizer()), 6) != whole

@@ -1,0 +1,209 @@
+"""Schedules against their formulas and against OneFlow's own schedulers."""
+
+import doctest
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow.optim import lr_scheduler
+
+from libai.scheduler import (
+    OneCycleLR,
+    WarmupConstantLR,
+    WarmupCosineAnnealingLR,
+    WarmupCosineLR,
+    WarmupExponentialLR,
+    WarmupInverseSqrtLR,
+    WarmupLinearLR,
+    WarmupMultiStepLR,
+    WarmupPolynomialLR,
+    WarmupStableDecayLR,
+    WarmupStepLR,
+    schedules,
+)
+from libai.utils.errors import UserError
+
+MAX_ITER = 40
+BASE_LR = 0.3
+
+
+def build_optimizer(*rates):
+    groups = [{"params": [flow.nn.Parameter(flow.zeros(2))], "lr": rate} for rate in rates or (BASE_LR,)]
+    return flow.optim.SGD(groups, lr=BASE_LR)
+
+
+def rates_of(build, num_iters=MAX_ITER + 5, group=0, **options):
+    """The rates that `build(optimizer, **options)` gives to the first `num_iters` updates."""
+    optimizer = build_optimizer()
+    scheduler = build(optimizer, **options)
+    rates = []
+    for _ in range(num_iters):
+        rates.append(optimizer.param_groups[group]["lr"])
+        scheduler.step()
+    return rates
+
+
+def test_the_examples_in_the_docstrings_run():
+    assert doctest.testmod(schedules).failed == 0
+
+
+def warm(inner, method="linear"):
+    return lambda optimizer: lr_scheduler.WarmUpLR(
+        inner(optimizer), warmup_factor=0.1, warmup_iters=6, warmup_method=method
+    )
+
+
+SAME_AS_ONEFLOW = {
+    "cosine": (WarmupCosineLR, {"alpha": 0.1}, lambda o: lr_scheduler.CosineDecayLR(o, MAX_ITER, alpha=0.1)),
+    "polynomial": (
+        WarmupPolynomialLR,
+        {"power": 2.0, "end_learning_rate": 0.01},
+        lambda o: lr_scheduler.PolynomialLR(o, MAX_ITER, end_learning_rate=0.01, power=2.0),
+    ),
+    "linear": (
+        WarmupLinearLR,
+        {"end_factor": 0.2},
+        lambda o: lr_scheduler.LinearLR(o, start_factor=1.0, end_factor=0.2, total_iters=MAX_ITER),
+    ),
+    "multi_step": (
+        WarmupMultiStepLR,
+        {"milestones": [10, 30], "gamma": 0.5},
+        lambda o: lr_scheduler.MultiStepLR(o, [10, 30], gamma=0.5),
+    ),
+    "step": (WarmupStepLR, {"step_size": 7}, lambda o: lr_scheduler.StepLR(o, 7)),
+    "exponential": (WarmupExponentialLR, {"gamma": 0.9}, lambda o: lr_scheduler.ExponentialLR(o, 0.9)),
+    "restarts": (
+        WarmupCosineAnnealingLR,
+        {"cycle_iter": 9, "cycle_decay": 0.5, "eta_min": 0.02},
+        lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 9, eta_min=0.02, decay_rate=0.5),
+    ),
+    "growing_restarts": (
+        WarmupCosineAnnealingLR,
+        {"cycle_iter": 5, "cycle_mult": 2},
+        lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 5, T_mult=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("method", ["linear", "constant"])
+@pytest.mark.parametrize("kind", SAME_AS_ONEFLOW)
+def test_same_rates_as_oneflow_with_warmup(kind, method):
+    ours, options, theirs = SAME_AS_ONEFLOW[kind]
+    warmup = {"warmup_iter": 6, "warmup_factor": 0.1, "warmup_method": method}
+    np.testing.assert_allclose(
+        rates_of(ours, max_iter=MAX_ITER, **warmup, **options), rates_of(warm(theirs, method)), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("kind", SAME_AS_ONEFLOW)
+def test_same_rates_as_oneflow_without_warmup(kind):
+    ours, options, theirs = SAME_AS_ONEFLOW[kind]
+    np.testing.assert_allclose(rates_of(ours, max_iter=MAX_ITER, **options), rates_of(theirs), rtol=1e-12)
+
+
+def test_annealing_is_oneflows_until_the_end_and_stays_there():
+    ours = rates_of(WarmupCosineAnnealingLR, max_iter=MAX_ITER, eta_min=0.01)
+    theirs = rates_of(lr_scheduler.CosineAnnealingLR, T_max=MAX_ITER, eta_min=0.01)
+    np.testing.assert_allclose(ours[: MAX_ITER + 1], theirs[: MAX_ITER + 1], rtol=1e-12)
+    np.testing.assert_allclose(ours[MAX_ITER:], 0.01)
+
+
+def test_constant_after_a_linear_warmup():
+    rates = rates_of(WarmupConstantLR, max_iter=MAX_ITER, warmup_iter=4, warmup_factor=0.0)
+    np.testing.assert_allclose(rates[:6], BASE_LR * np.array([0, 0.25, 0.5, 0.75, 1, 1]))
+
+
+def test_inverse_sqrt_peaks_at_the_end_of_the_warmup():
+    rates = rates_of(WarmupInverseSqrtLR, max_iter=MAX_ITER, warmup_iter=9, warmup_factor=0.0)
+    steps = np.arange(len(rates))
+    expected = np.where(steps < 9, steps / 9, np.sqrt(9 / np.maximum(steps, 9)))
+    np.testing.assert_allclose(rates, BASE_LR * expected)
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "sqrt"])
+def test_stable_decay_is_flat_then_falls_to_the_end(shape):
+    rates = np.array(
+        rates_of(WarmupStableDecayLR, max_iter=MAX_ITER, decay_ratio=0.25, end_factor=0.1, decay_shape=shape)
+    )
+    np.testing.assert_allclose(rates[:31], BASE_LR)
+    assert (np.diff(rates[30:41]) < 0).all()
+    np.testing.assert_allclose(rates[40:], 0.1 * BASE_LR)
+
+
+def test_stable_decay_sqrt_value():
+    factor = schedules.stable_decay(100, decay_iter=16, shape="sqrt")
+    assert factor(88) == 1 - (4 / 16) ** 0.5
+
+
+def test_one_cycle_rises_to_the_initial_rate_and_falls():
+    rates = rates_of(OneCycleLR, max_iter=MAX_ITER, rise_ratio=0.3, start_factor=0.04, end_factor=0.01)
+    top = int(np.argmax(rates))
+    assert rates[0] == pytest.approx(0.04 * BASE_LR)
+    assert top == round(0.3 * (MAX_ITER - 1))
+    assert rates[top] == BASE_LR
+    assert rates[MAX_ITER - 1] == pytest.approx(0.01 * BASE_LR)
+
+
+def test_milestones_below_one_are_fractions_of_the_run():
+    as_fractions = rates_of(WarmupMultiStepLR, max_iter=MAX_ITER, milestones=[0.25, 0.75])
+    assert as_fractions == rates_of(WarmupMultiStepLR, max_iter=MAX_ITER, milestones=[10, 30])
+
+
+def test_long_restarts_stay_on_whole_cycles():
+    # 3 * (1 + 3 + 9 + 27 + 81) = 363: the closed form's logarithm is rounded at such borders
+    factor = schedules.cosine_restarts(3, cycle_mult=3)
+    assert factor(363) == 1.0
+    assert factor(362) < 0.001
+
+
+def test_by_epoch_counts_own_lengths_in_epochs():
+    by_epoch = rates_of(WarmupStepLR, max_iter=MAX_ITER, step_size=2, by="epoch", iters_per_epoch=5)
+    assert by_epoch == rates_of(WarmupStepLR, max_iter=MAX_ITER, step_size=10)
+    by_epoch = rates_of(WarmupExponentialLR, max_iter=MAX_ITER, gamma=0.5, by="epoch", iters_per_epoch=5)
+    assert by_epoch == rates_of(WarmupStepLR, max_iter=MAX_ITER, step_size=5, gamma=0.5)
+    by_epoch = rates_of(WarmupMultiStepLR, max_iter=MAX_ITER, milestones=[2, 0.5], by="epoch", iters_per_epoch=5)
+    assert by_epoch == rates_of(WarmupMultiStepLR, max_iter=MAX_ITER, milestones=[10, 20])
+
+
+def test_by_epoch_changes_the_rate_at_epoch_borders_only():
+    rates = rates_of(WarmupCosineLR, max_iter=MAX_ITER, warmup_iter=4, by="epoch", iters_per_epoch=8)
+    smooth = rates_of(WarmupCosineLR, max_iter=MAX_ITER)
+    assert len(set(rates[:4])) == 4  # the warm-up goes on per iteration
+    assert rates[8:16] == [smooth[8]] * 8
+    assert rates[32:40] == [smooth[32]] * 8
+
+
+def test_groups_keep_their_own_rates():
+    optimizer = build_optimizer(0.2, 0.1)
+    scheduler = WarmupCosineAnnealingLR(optimizer, MAX_ITER, warmup_iter=4, warmup_factor=0.5, eta_min=0.02)
+    for _ in range(MAX_ITER):
+        first, second = (group["lr"] for group in optimizer.param_groups)
+        assert second == pytest.approx(first / 2)
+        scheduler.step()
+    assert scheduler.get_last_lr() == pytest.approx([0.02, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "text"),
+    [
+        (WarmupCosineLR, {"warmup_method": "cosine"}, "warmup_method='cosine' is unknown"),
+        (WarmupCosineLR, {"warmup_iter": 41}, "warm-up of 41 iterations does not fit into the run of 40"),
+        (WarmupCosineLR, {"warmup_factor": -0.1}, "would make the learning rate negative"),
+        (WarmupCosineLR, {"by": "step"}, "by='step' is unknown"),
+        (WarmupCosineLR, {"by": "epoch"}, "iters_per_epoch=None"),
+        (WarmupStepLR, {"step_size": 0}, "step_size=0"),
+        (WarmupMultiStepLR, {"milestones": [30, 10]}, "do not increase"),
+        (WarmupMultiStepLR, {"milestones": [0.5, 10]}, r"are the iterations \[20, 10\]"),
+        (WarmupStableDecayLR, {"decay_iter": 50}, "the decay lasts 50 iterations, but the run has 40"),
+        (WarmupStableDecayLR, {"decay_shape": "exp"}, "decay_shape='exp' is not one of"),
+        (OneCycleLR, {"rise_ratio": 1.0}, "rise_ratio=1.0"),
+    ],
+)
+def test_mistakes_are_named(build, options, text):
+    with pytest.raises(UserError, match=text):
+        build(build_optimizer(), max_iter=MAX_ITER, **options)
+
+
+def test_an_empty_run_is_named():
+    with pytest.raises(UserError, match="max_iter=0"):
+        WarmupCosineLR(build_optimizer(), max_iter=0)

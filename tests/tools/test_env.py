@@ -1,0 +1,293 @@
+"""`tools/env.sh`: finds or makes the environment, once, and says what to do when it cannot.
+
+The tests run a copy of the script in a folder of its own, with a lock file that asks for one tiny wheel named oneflow.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = [
+    *("awk", "basename", "bash", "cat", "cut", "df", "dirname", "du", "env", "flock", "grep", "head", "ls", "mkdir"),
+    *("readlink", "rm", "sha256sum", "sleep", "tail", "uname"),
+]
+TOO_MUCH_MB = "999999999"  # stops the script at its check of the disk, before it installs anything
+
+
+def write_wheel(folder: Path, source: str = "__version__ = '0.9.0'\n") -> str:
+    """Write a wheel named oneflow into `folder` and return its SHA-256."""
+    files = {
+        "oneflow/__init__.py": source,
+        "oneflow-0.9.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: oneflow\nVersion: 0.9.0\n",
+        "oneflow-0.9.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "oneflow-0.9.0.dist-info/RECORD"
+    folder.mkdir(exist_ok=True)
+    path = folder / "oneflow-0.9.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+        wheel.writestr(record, "".join(f"{name},,\n" for name in [*files, record]))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+class Checkout:
+    """A folder with spaces in its name that holds tools/env.sh and a lock file, on a machine with only `TOOLS`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "my clone"
+        (self.root / "tools").mkdir(parents=True)
+        shutil.copy(ROOT / "tools" / "env.sh", self.root / "tools")
+        self.wheels = folder / "wheels"
+        self.lock(write_wheel(self.wheels))
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        for name in TOOLS:
+            if (found := shutil.which(name)) is not None:
+                (self.bin / name).symlink_to(found)
+        self.home = folder / "home"
+        self.home.mkdir()
+        self.venv = self.root / ".venv"
+
+    def lock(self, digest: str) -> None:
+        (self.root / "requirements.lock").write_text(f"oneflow==0.9.0 --hash=sha256:{digest}\n")
+
+    def add_program(self, name: str, text: str) -> Path:
+        """Put a shell script on the machine's PATH."""
+        path = self.bin / name
+        path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+        path.chmod(0o755)
+        return path
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        base = {"PATH": str(self.bin), "HOME": str(self.home), "NO_UV": "1", "NEED_MB": "100"}
+        pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels)}
+        return {**base, **pip, **extra}
+
+    def start(self, **extra: str) -> subprocess.Popen:
+        command = ["bash", str(self.root / "tools" / "env.sh")]
+        return subprocess.Popen(
+            command, cwd="/", env=self.environment(**extra), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, **extra: str) -> subprocess.CompletedProcess:
+        process = self.start(**extra)
+        out, errors = process.communicate(timeout=100)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    return Checkout(tmp_path)
+
+
+def error_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line]
+
+
+# ------------------------------------------------------------------------------------- making it, and again
+
+
+def test_environment_is_made_once_and_reused(checkout):
+    first = checkout.run(PYTHON=sys.executable)
+    python = checkout.venv / "bin" / "python"
+    assert (first.returncode, first.stdout) == (0, f"{python}\n"), first.stderr
+    assert "GB to download" in first.stderr and "GB on disk" in first.stderr
+    assert subprocess.run([python, "-c", "import oneflow"]).returncode == 0
+    assert not list(checkout.root.glob(".piptmp*"))
+
+    start = time.monotonic()
+    again = checkout.run()  # also without a Python on PATH
+    assert (again.stdout, again.stderr) == (first.stdout, "")
+    assert time.monotonic() - start < 2
+
+
+def test_two_runs_at_once_make_one_environment(checkout):
+    first = checkout.start(PYTHON=sys.executable)
+    assert wait_until((checkout.venv / ".made-by-libai").exists)
+    second = checkout.start(PYTHON=sys.executable)
+    outputs = [process.communicate(timeout=100) for process in (first, second)]
+    assert first.returncode == second.returncode == 0, outputs
+    assert outputs[0][0] == outputs[1][0]
+    assert "another run is setting up" in outputs[1][1] and "making" not in outputs[1][1]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_setup_is_not_used(checkout, signum):
+    process = checkout.start(PYTHON=sys.executable)
+    assert wait_until((checkout.venv / ".made-by-libai").exists)
+    os.killpg(process.pid, signum)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert checkout.run(NEED_MB=TOO_MUCH_MB, PYTHON=sys.executable).returncode == 1  # what is there is not used
+
+
+def test_an_interrupted_setup_is_made_again(checkout):
+    checkout.venv.mkdir()
+    for name in (".made-by-libai", "left over"):
+        (checkout.venv / name).write_text("")
+    result = checkout.run(PYTHON=sys.executable)
+    assert result.returncode == 0 and not (checkout.venv / "left over").exists(), result.stderr
+
+
+def test_a_changed_lock_makes_the_environment_again(checkout):
+    assert checkout.run(PYTHON=sys.executable).returncode == 0
+    assert checkout.run(NEED_MB=TOO_MUCH_MB).returncode == 0
+    checkout.lock("0" * 64)
+    result = checkout.run(PYTHON=sys.executable, NEED_MB=TOO_MUCH_MB)
+    assert result.returncode == 1 and "GB free" in result.stderr  # went on to install, and as far as the disk check
+
+
+def test_a_package_with_another_digest_is_refused(checkout):
+    checkout.lock("0" * 64)
+    result = checkout.run(PYTHON=sys.executable)
+    assert result.returncode == 1 and not (checkout.venv / ".ready").exists()
+    assert "could not install requirements.lock" in result.stderr
+
+
+def test_a_folder_of_somebody_else_is_left_alone(checkout, tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("mine")
+    result = checkout.run(PYTHON=sys.executable, VENV=str(precious))
+    assert result.returncode == 1 and "is not ours to replace" in result.stderr
+    assert (precious / "file").read_text() == "mine"
+
+
+# ------------------------------------------------------------------------- an environment that is already there
+
+
+def active_environment(folder: Path, command: str) -> str:
+    (folder / "active" / "bin").mkdir(parents=True)
+    python = folder / "active" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    python.chmod(0o755)
+    return str(folder / "active")
+
+
+@pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_an_active_environment_with_oneflow_is_used(checkout, tmp_path, variable):
+    active = active_environment(tmp_path, sys.executable)
+    result = checkout.run(**{variable: active})
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{sys.executable}\n", "")
+    assert not checkout.venv.exists()
+
+
+def test_an_active_environment_without_oneflow_is_not_used(checkout, tmp_path):
+    active = active_environment(tmp_path, f"{sys.executable} -S")  # -S hides the installed packages
+    result = checkout.run(VIRTUAL_ENV=active, NEED_MB=TOO_MUCH_MB)
+    assert result.returncode == 1 and result.stdout == ""
+
+
+def test_an_active_environment_that_lacks_a_package_is_named(checkout, tmp_path):
+    (tmp_path / "site" / "oneflow").mkdir(parents=True)
+    (tmp_path / "site" / "oneflow" / "__init__.py").write_text("")
+    active = active_environment(tmp_path, f"env PYTHONPATH='{tmp_path / 'site'}' {sys.executable} -S")
+    result = checkout.run(VIRTUAL_ENV=active, NEED_MB=TOO_MUCH_MB)
+    assert result.returncode == 1 and "has oneflow but not numpy, omegaconf, hydra" in result.stderr
+
+
+def test_python_on_the_path_with_oneflow_is_used(checkout):
+    checkout.add_program("python3", f'exec {sys.executable} "$@"')
+    result = checkout.run()
+    assert (result.returncode, result.stdout) == (0, f"{sys.executable}\n")
+
+
+def test_no_venv_takes_the_interpreter_as_it_is(checkout):
+    assert checkout.run(NO_VENV="1", PYTHON=sys.executable).stdout == f"{sys.executable}\n"
+    result = checkout.run(NO_VENV="1")
+    assert result.returncode == 1 and "there is no python3 on PATH" in result.stderr
+
+
+# ------------------------------------------------------------------------------------------- when it cannot be
+
+
+def test_no_python_310_says_what_to_do(checkout):
+    # a pyenv shim answers 127, a newer Python the wrong version
+    checkout.add_program("python3.10", "echo 'pyenv: python3.10: command not found' >&2; exit 127")
+    checkout.add_program("python3", "exit 1")
+    result = checkout.run()
+    if result.returncode == 0 or "making" in result.stderr:
+        pytest.skip("this machine has a Python 3.10 in a system folder that the script looks into")
+    first, *ways = error_lines(result.stderr)
+    assert result.returncode == 1 and first.startswith("env: Python 3.10 is needed and none was found")
+    assert len(ways) == 2 and "PYTHON=/path/to/python3.10" in ways[1]
+    assert not checkout.venv.exists()
+
+
+def test_python_310_is_found_in_pyenvs_folder(checkout):
+    checkout.add_program("python3.10", "exit 127")
+    versions = checkout.home / ".pyenv" / "versions" / "3.10.99" / "bin"
+    versions.mkdir(parents=True)
+    (versions / "python3.10").symlink_to(sys.executable)
+    result = checkout.run(NEED_MB=TOO_MUCH_MB)
+    assert "GB free" in result.stderr  # came as far as the check of the disk
+
+
+def test_wrong_python_is_named(checkout):
+    other = checkout.add_program("python3.12", 'case "$1" in --version) echo Python 3.12.1;; *) exit 1;; esac')
+    result = checkout.run(PYTHON=str(other))
+    assert result.returncode == 1 and len(error_lines(result.stderr)) == 1
+    assert f"PYTHON={other} is not a 64-bit CPython 3.10 (it answers: Python 3.12.1)" in result.stderr
+
+
+def test_too_small_a_disk_is_one_line_before_any_download(checkout):
+    result = checkout.run(PYTHON=sys.executable, NEED_MB=TOO_MUCH_MB)
+    assert result.returncode == 1 and len(error_lines(result.stderr)) == 1
+    assert re.search(r"needs about \d+ GB free in .*; only \d+ MB are. .*VENV=/big/disk/venv", result.stderr)
+    assert not checkout.venv.exists()
+
+
+def test_no_network_says_what_to_do(checkout):
+    result = checkout.run(
+        PYTHON=sys.executable, PIP_NO_INDEX="0", PIP_FIND_LINKS="", PIP_RETRIES="0", PIP_INDEX_URL="http://127.0.0.1:9"
+    )
+    assert result.returncode == 1
+    assert error_lines(result.stderr)[-1].startswith("env: the packages could not be downloaded: is there a network?")
+    assert "Traceback" not in result.stderr and len(error_lines(result.stderr)) == 3
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(checkout):
+    (checkout.home / "file").write_text("")
+    result = checkout.run(PYTHON=sys.executable, VENV=str(checkout.home / "file" / "venv"))
+    assert result.returncode == 1 and len(error_lines(result.stderr)) == 1
+    assert "cannot write to" in result.stderr
+
+
+def wait_until(condition, seconds: float = 30.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+# ------------------------------------------------------------------------------------------------ the pin file
+
+
+def test_lock_pins_by_hash_and_names_no_host():
+    text = (ROOT / "requirements.lock").read_text()
+    pins = re.findall(r"^([a-zA-Z0-9_.-]+)==(\S+) \\$", text, re.MULTILINE)
+    assert dict(pins)["oneflow"] == "0.9.0" and dict(pins)["numpy"].startswith("1.")
+    assert len(re.findall(r"^[a-zA-Z0-9_.-]+==\S+ \\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE)) == len(pins)
+    assert "://" not in text and "--index" not in text
+
+
+def test_everything_asked_for_is_pinned():
+    pinned = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    for name in ("core.in", "dev.in"):
+        lines = (ROOT / "requirements" / name).read_text().splitlines()
+        asked = {re.split(r"[<>=]", line)[0].lower() for line in lines if line and not line.startswith("#")}
+        assert asked and asked <= pinned

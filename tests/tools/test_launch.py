@@ -1,0 +1,528 @@
+"""`tools/launch.py` and `tools/train.sh`: what is asked for, what the ranks get, and that they end together."""
+
+import importlib.util
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from libai import runtime
+from libai.utils.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_INHERITED = {*runtime.RENDEZVOUS_VARIABLES, "NODE", "NODE_RANK", "ADDR", "PORT", "OMP_NUM_THREADS", "VENV"}
+
+
+def load_launch():
+    spec = importlib.util.spec_from_file_location("libai_tools_launch", ROOT / "tools" / "launch.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+launch = load_launch()
+
+
+def make_environment(**extra: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+    return {**kept, "NO_VENV": "1", "PYTHON": sys.executable, **extra}
+
+
+class Script:
+    """A rank's program, without oneflow unless it imports it, and the command that launches it."""
+
+    def __init__(self, folder: Path, body: str) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen] = []
+        self.path = folder / "rank program.py"
+        head = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
+        # the note that says which processes exist, for the tests about orphans
+        head += f"open({str(folder)!r} + f'/pid_{{rank}}', 'w').write(str(os.getpid()))\n"
+        self.path.write_text(head + textwrap.dedent(body))
+        self.config = folder / "config.py"
+        self.config.write_text("")
+
+    def command(self, processes: int, *arguments: str) -> list[str]:
+        train = str(ROOT / "tools" / "train.sh")
+        return ["bash", train, str(self.path), str(self.config), str(processes), *arguments]
+
+    def run(self, processes: int = 2, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            self.command(processes, *arguments), cwd=self.folder, env=make_environment(**environment),
+            capture_output=True, text=True, timeout=100,
+        )  # fmt: skip
+
+    def start(self, processes: int = 2, **environment: str) -> subprocess.Popen:
+        """Start the job and return once every rank runs."""
+        process = subprocess.Popen(
+            self.command(processes), cwd=self.folder, env=make_environment(**environment),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.started.append(process)
+        assert wait_until(lambda: len(self.pids()) >= processes)
+        return process
+
+    def pids(self) -> list[int]:
+        texts = [path.read_text() for path in self.folder.glob("pid_*")]
+        return [int(text) for text in texts if text]
+
+    def survivors(self) -> list[int]:
+        """Ranks that are still there after the seconds in which the kernel takes a killed process apart."""
+        wait_until(lambda: not any(map(is_running, self.pids())), seconds=8)
+        return [pid for pid in self.pids() if is_running(pid)]
+
+
+@pytest.fixture
+def script(tmp_path):
+    made = []
+
+    def make(body: str) -> Script:
+        folder = tmp_path / "a folder"
+        folder.mkdir()
+        made.append(Script(folder, body))
+        return made[-1]
+
+    yield make
+    for process in (process for program in made for process in program.started):
+        process.kill()  # its ranks go with it
+        process.communicate()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds: float = 30.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+# ------------------------------------------------------------------------------------------- the command line
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["tools/train_net.py"], ["tools/train_net.py", "configs/x.py"], ["a.py", "b.py", "two"]]
+)
+def test_wrong_words_print_three_lines_of_usage(arguments, tmp_path):
+    # no environment may be made for this: VENV would be
+    command = ["bash", str(ROOT / "tools" / "train.sh"), *arguments]
+    environment = {**make_environment(), "NO_VENV": "0", "VENV": str(tmp_path / "venv")}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=20)
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.startswith("usage: bash tools/train.sh FILE CONFIG PROCS")
+    assert result.stderr.count("\n") == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_goes_to_stdout():
+    result = subprocess.run(["bash", str(ROOT / "tools" / "train.sh"), "--help"], capture_output=True, text=True)
+    assert result.returncode == 0 and result.stdout.startswith("usage: ") and result.stderr == ""
+
+
+def test_launcher_prints_the_same_usage(capsys):
+    assert launch.main(["only", "two"]) == 2
+    assert capsys.readouterr().err.splitlines()[0].startswith("usage: bash tools/train.sh FILE CONFIG PROCS")
+
+
+def read_job(script: Script, processes: str = "2", **environment: str):
+    return launch.read_job([str(script.path), str(script.config), processes, "a=1"], environment)
+
+
+def test_job_has_what_was_asked(script):
+    job = read_job(script("pass"))
+    assert (job.num_processes, job.num_nodes, job.world_size, job.address) == (2, 1, 2, "127.0.0.1")
+    assert job.arguments == ("a=1",) and Path(job.file).is_absolute() and job.port in launch.FREE_PORTS
+
+
+@pytest.mark.parametrize(
+    ("processes", "environment", "text"),
+    [
+        ("0", {}, "PROCS is '0'; it must be the number of processes on this machine"),
+        ("-1", {}, "PROCS is '-1'"),
+        ("2", {"NODE": "two"}, "NODE is 'two'; it must be the number of machines"),
+        ("2", {"NODE": "2"}, "NODE=2 and NODE_RANK='': each machine needs its own number, 0 (the one at ADDR) to 1"),
+        ("2", {"NODE": "2", "NODE_RANK": "2"}, "NODE=2 and NODE_RANK='2'"),
+        ("2", {"NODE": "2", "NODE_RANK": "0"}, "NODE=2 with ADDR=127.0.0.1: that is every machine's own address"),
+        ("2", {"NODE": "2", "NODE_RANK": "0", "ADDR": "localhost"}, "with ADDR=localhost: that is every"),
+        ("2", {"NODE": "2", "NODE_RANK": "0", "ADDR": "no.invalid"}, "ADDR=no.invalid cannot be resolved"),
+        ("2", {"NODE": "2", "NODE_RANK": "0", "ADDR": "192.0.2.1"}, "ADDR=192.0.2.1 is not an address of this machine"),
+        ("2", {"PORT": "abc"}, "PORT is 'abc'; it must be a whole number from 1 to 65535"),
+        ("2", {"PORT": "70000"}, "PORT is '70000'"),
+    ],
+)
+def test_what_cannot_be_is_one_error(script, processes, environment, text):
+    with pytest.raises(UserError, match=re.escape(text)):
+        read_job(script("pass"), processes, **environment)
+
+
+def test_second_node_takes_the_documented_port(script):
+    # 192.0.2.0/24 is reserved for documentation: no machine has such an address
+    job = read_job(script("pass"), NODE="2", NODE_RANK="1", ADDR="192.0.2.1")
+    assert (job.port, job.world_size) == (launch.DEFAULT_PORT, 4)
+
+
+def test_port_in_use_is_an_error_and_a_free_one_is_not(script):
+    with socket.socket() as server:
+        server.bind(("", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        program = script("pass")
+        with pytest.raises(UserError, match=f"PORT={port} is in use on this machine"):
+            read_job(program, PORT=str(port))
+    assert read_job(program, PORT=str(port)).port == port
+
+
+def test_free_ports_differ():
+    assert len({launch.find_free_port() for _ in range(8)}) > 1
+
+
+def test_files_are_found_from_the_current_folder_then_the_repository(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert launch.find_file("FILE", "tools/launch.py") == str(ROOT / "tools" / "launch.py")
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "launch.py").write_text("")
+    assert launch.find_file("FILE", "tools/launch.py") == str(tmp_path / "tools" / "launch.py")
+
+
+def test_missing_file_suggests_a_neighbour(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UserError, match=r"FILE is tools/lanch.py, and there is no such file. Did you mean tools/launch.py"
+    ):
+        launch.find_file("FILE", "tools/lanch.py")
+    with pytest.raises(UserError, match="CONFIG is nowhere/x.py, and there is no such file. Looked in"):
+        launch.find_file("CONFIG", "nowhere/x.py")
+
+
+# --------------------------------------------------------------------------------------- what the ranks get
+
+
+EAGER_CPU = {"graph_enabled": False, "device": "cpu"}
+SPIN = "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD"
+
+
+@pytest.mark.parametrize(
+    ("facts", "environment", "value"),
+    [
+        (EAGER_CPU, {}, "0"),
+        (EAGER_CPU, {SPIN: "1"}, None),
+        ({"graph_enabled": True, "device": "cpu"}, {}, None),
+        ({"graph_enabled": "auto", "device": "cpu"}, {}, None),
+        ({"graph_enabled": False, "device": "cuda"}, {}, None),
+        ({}, {}, None),
+    ],
+)
+def test_worker_threads_are_off_only_for_eager_on_cpu(script, facts, environment, value):
+    assert launch.choose_environment(read_job(script("pass")), environment, facts).get(SPIN) == value
+
+
+def test_one_thread_per_rank_unless_set(script):
+    program = script("pass")
+    assert launch.choose_environment(read_job(program), {}, {})["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in launch.choose_environment(read_job(program), {"OMP_NUM_THREADS": "3"}, {})
+    assert "OMP_NUM_THREADS" not in launch.choose_environment(read_job(program, "1"), {}, {})
+
+
+def test_unsupported_gpu_stops_cuda_and_warns_otherwise(script, monkeypatch, capsys):
+    monkeypatch.setattr(launch.runtime, "check_gpu", lambda: "H100 cannot be used")
+    job = read_job(script("pass"))
+    with pytest.raises(UserError, match="H100 cannot be used"):
+        launch.choose_environment(job, {}, {"device": "cuda"})
+    launch.choose_environment(job, {}, {"device": "auto"})
+    assert capsys.readouterr().err == "launch: H100 cannot be used\n"
+    launch.choose_environment(job, {}, EAGER_CPU)
+    assert capsys.readouterr().err == ""
+
+
+def test_ranks_get_their_numbers_arguments_and_libai(script):
+    program = script("""
+        import libai
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
+        values = " ".join(os.environ[name] for name in names)
+        os.write(1, f"{values} {sys.argv[3:]} {os.getcwd()}\\n".encode())  # one write: lines of ranks must not mix
+    """)
+    result = program.run(2, "x.y=[1, 2]", "--resume")
+    expected = [f"{r} {r} 2 127.0.0.1 1 ['x.y=[1, 2]', '--resume'] {program.folder}" for r in (0, 1)]
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == expected
+    assert result.stderr == "" and not (program.folder / "log").exists()
+
+
+def test_a_launcher_inside_a_rank_is_its_own_job(script):
+    result = script("print(os.environ['WORLD_SIZE'])").run(1, RANK="7", WORLD_SIZE="8", MASTER_PORT="1")
+    assert result.stdout.strip() == "1"
+
+
+# --------------------------------------------------------------------------------------------- how jobs end
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "line"),
+    [
+        ("sys.exit(0)", 0, ""),
+        (
+            "sys.exit(3 if rank == 1 else 0)",
+            1,
+            "launch: rank 1 failed first: exit code 3; the other ranks were ended.\n",
+        ),
+        ("sys.exit(2)", 2, ""),
+        ("sys.exit(75)", 75, ""),
+        ("sys.exit(75 if rank == 1 else 0)", 75, ""),
+    ],
+)
+def test_exit_codes_come_out(script, body, code, line):
+    result = script(body).run()
+    assert (result.returncode, result.stderr) == (code, line)
+
+
+FAIL_WHILE_OTHERS_WAIT = """
+    time.sleep(0.3 * rank)
+    if rank == 1:
+        {failure}
+    time.sleep(60)
+"""
+
+
+def test_an_exception_on_one_rank_ends_the_job_and_is_named(script):
+    program = script(FAIL_WHILE_OTHERS_WAIT.format(failure="raise RuntimeError('boom')"))
+    start = time.monotonic()
+    result = program.run(3)
+    assert result.returncode == 1 and time.monotonic() - start < 20
+    assert "rank 1 failed:\nTraceback" in result.stderr
+    where = re.escape(f"({program.path}:")
+    assert re.search(rf"launch: rank 1 failed first: RuntimeError: boom {where}\d+\), exit code 1; the", result.stderr)
+    assert program.survivors() == []
+
+
+def test_a_killed_rank_ends_the_job_and_is_named(script):
+    program = script(FAIL_WHILE_OTHERS_WAIT.format(failure="os.kill(os.getpid(), signal.SIGKILL)"))
+    result = program.run()
+    assert result.returncode == 1
+    assert result.stderr.endswith(
+        "rank 1 failed first: killed by SIGKILL (out of memory?); the other ranks were ended.\n"
+    )
+    assert program.survivors() == []
+
+
+def test_ranks_that_ignore_sigterm_are_killed(script):
+    program = script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif rank == 1: sys.exit(1)\ntime.sleep(60)")
+    assert program.run().returncode == 1
+    assert program.survivors() == []
+
+
+def test_what_a_rank_has_started_ends_with_a_failed_job(script):
+    program = script("""
+        import subprocess
+        if rank == 0:
+            worker = subprocess.Popen(["sleep", "60"])
+            open(os.path.dirname(__file__) + "/pid_worker", "w").write(str(worker.pid))
+            time.sleep(60)
+        time.sleep(0.5)
+        sys.exit(1)
+    """)
+    assert program.run().returncode == 1
+    assert len(program.pids()) == 3 and program.survivors() == []
+
+
+def test_a_user_error_of_one_rank_is_printed_once(script):
+    body = "from libai.utils.errors import UserError\nif rank {} 1: raise UserError('the data is bad')\ntime.sleep(60)"
+    result = script(body.format("==")).run()
+    assert (result.returncode, result.stderr) == (2, "error: rank 1: the data is bad\n")
+
+
+def test_a_user_error_of_all_ranks_is_printed_once(script):
+    result = script("from libai.utils.errors import UserError\nraise UserError('the data is bad')").run(3)
+    assert (result.returncode, result.stderr) == (2, "error: the data is bad\n")
+
+
+SAVE_ON_SIGNAL = """
+    def stop(signum, frame):
+        time.sleep(0.5 if rank == 1 else 4)  # longer than ranks of a failed job are given
+        open(os.path.dirname(__file__) + f"/saved_{rank}", "w").close()
+        os._exit(75)
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    open(os.path.dirname(__file__) + f"/pid_{rank}_ready", "w").write(str(os.getpid()))
+    while True:
+        time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_lets_ranks_save_and_comes_out_as_resumable(script, signum):
+    program = script(SAVE_ON_SIGNAL)
+    process = program.start(2)
+    assert wait_until(lambda: len(program.pids()) == 4)
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (75, "")
+    assert (program.folder / "saved_0").exists() and (program.folder / "saved_1").exists()
+
+
+def test_a_second_signal_does_not_wait(script):
+    program = script(SAVE_ON_SIGNAL)
+    process = program.start(2)
+    assert wait_until(lambda: len(program.pids()) == 4)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert program.survivors() == [] and not (program.folder / "saved_0").exists()
+
+
+def test_ranks_that_never_stop_are_killed_after_the_stop_timeout(script):
+    program = script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)")
+    process = program.start(2, LIBAI_STOP_TIMEOUT="0.5")
+    time.sleep(0.3)
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 143 and program.survivors() == []
+
+
+def test_ranks_do_not_outlive_a_killed_launcher(script):
+    program = script("time.sleep(60)")
+    process = program.start(2)
+    time.sleep(0.3)
+    process.kill()
+    process.communicate()
+    assert program.survivors() == []
+
+
+def test_ctrl_c_in_a_terminal_ends_the_job(script):
+    program = script("while True: time.sleep(0.1)")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command = program.command(2)
+        os.execvpe(command[0], command, make_environment())
+    assert wait_until(lambda: len(program.pids()) == 2)
+    time.sleep(0.5)
+    os.write(terminal, b"\x03")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    os.close(terminal)
+    assert program.survivors() == []
+
+
+# ------------------------------------------------------------------------------------------------- preflight
+
+
+def write_config(script: Script, body: str) -> None:
+    script.config.write_text(textwrap.dedent(body))
+
+
+def test_preflight_stops_a_broken_config_before_any_rank(script, capfd):
+    program = script("pass")
+    write_config(program, "this is not python")
+    with pytest.raises(SystemExit) as stop:
+        launch.run_preflight(read_job(program))
+    assert stop.value.code == 2
+    assert capfd.readouterr().err.startswith("error: ")
+
+
+def test_what_a_good_config_prints_is_left_to_the_ranks(script, capfd, monkeypatch):
+    import libai.config.preflight
+
+    monkeypatch.setattr(libai.config.preflight, "check", lambda *_, **__: os.write(1, b"hello") and {})
+    assert launch.run_preflight(read_job(script("pass"))) == {}
+    assert capfd.readouterr() == ("", "")
+
+
+def test_preflight_returns_what_the_config_says(script, monkeypatch):
+    import libai.config.preflight
+
+    def check(config, args, world_size):
+        return {"graph_enabled": False, "device": "cpu", "seen": [config, args, world_size]}
+
+    monkeypatch.setattr(libai.config.preflight, "check", check)
+    program = script("pass")
+    facts = launch.run_preflight(read_job(program))
+    assert facts == {"graph_enabled": False, "device": "cpu", "seen": [str(program.config), ["a=1"], 2]}
+
+
+def test_a_misspelt_key_costs_one_line_and_no_rank(tmp_path):
+    words = ["tools/train_net.py", "configs/mlp_digits.py", "2", "train.trian_iter=5"]
+    command = ["bash", str(ROOT / "tools" / "train.sh"), *words]
+    result = subprocess.run(command, cwd=tmp_path, env=make_environment(), capture_output=True, text=True, timeout=60)
+    said = [line for line in result.stderr.splitlines() if "train_iter" in line]
+    assert result.returncode == 2 and len(said) == 1 and said[0].startswith("error: train.trian_iter")
+    assert "Traceback" not in result.stderr and "launch:" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------------------------------------- with oneflow
+
+
+ALL_REDUCE = """
+    import libai, oneflow as flow
+    total = flow.ones(1) * (rank + 1)
+    if flow.env.get_world_size() > 1:
+        flow.comm.all_reduce(total)
+    if {fails}:
+        raise RuntimeError("boom")
+    flow.comm.all_reduce(total) if {fails_somewhere} else os.write(1, b"total %g\\n" % total.numpy()[0])
+"""
+
+
+@pytest.mark.launch
+def test_two_real_ranks_meet_and_finish(script):
+    result = script(ALL_REDUCE.format(fails=False, fails_somewhere=False)).run(2)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["total 3"] * 2
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_real_rank_that_fails_does_not_hang_the_job(script, failing):
+    program = script(ALL_REDUCE.format(fails=f"rank == {failing}", fails_somewhere=True))
+    result = program.run(2)
+    assert result.returncode == 1
+    assert f"launch: rank {failing} failed first: RuntimeError: boom" in result.stderr
+    assert program.survivors() == []
+
+
+@pytest.mark.launch
+def test_two_jobs_at_once_do_not_collide(script):
+    program = script(ALL_REDUCE.format(fails=False, fails_somewhere=False))
+    jobs = [
+        subprocess.Popen(
+            program.command(2), env=make_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    outputs = [job.communicate(timeout=100) for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], outputs
+    assert all(out.splitlines() == ["total 3"] * 2 for out, _ in outputs)
+
+
+@pytest.mark.launch
+def test_a_missing_machine_is_a_clear_line(script, monkeypatch):
+    # rank 0 of two nodes, alone; a real network address is not needed for that, so the checks of ADDR are passed by
+    monkeypatch.setattr(launch, "_check_address", lambda *_: None)
+    for name in NOT_INHERITED & set(os.environ):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LIBAI_CONNECT_TIMEOUT", "2")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    program = script("import libai, oneflow")
+    job = read_job(program, "1", NODE="2", NODE_RANK="0", PORT=str(launch.find_free_port()))
+    supervisor = launch.Supervisor()
+    monkeypatch.setenv("LIBAI_FAILURE_DIR", str(program.folder))
+    launch.start_ranks(job, supervisor.ranks)
+    supervisor.wait()
+    line = launch.describe_failure(supervisor.ranks, launch.read_notes(program.folder), supervisor.exit_code())
+    assert line.startswith("launch: rank 0 failed first: it waited 2 s for the other ranks. Are all machines running")

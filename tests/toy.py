@@ -1,0 +1,79 @@
+"""Five-line models and their data, for tests of the engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from libai.engine import EagerTrainer, GraphTrainer
+from libai.parallel import Mesh
+
+
+class Classifier(nn.Module):
+    """Two layers and a cross entropy."""
+
+    def __init__(self, width: int = 16, classes: int = 4):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, width), nn.Linear(width, classes)
+
+    def forward(self, x, y):
+        logits = self.b(flow.relu(self.a(x)))
+        loss = nn.functional.cross_entropy(logits, y)
+        if not self.training:
+            return {"losses": {"cls": loss}, "logits": logits}
+        return {"losses": {"cls": loss}, "metrics": {"mean_logit": logits.mean()}}
+
+
+class Tagger(Classifier):
+    """A loss over the labels that are not ignored, as in a language model."""
+
+    def forward(self, x, y):
+        logits = self.b(flow.relu(self.a(x)))
+        return {"losses": {"tag": nn.functional.cross_entropy(logits, y, ignore_index=-100)}}
+
+    def num_loss_items(self, x, y):
+        return (y != -100).sum()
+
+
+def batches(count: int, size: int = 8, ignored: float = 0.0, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    """`count` batches of `size` samples; `ignored`: share of the labels that are -100 (never all of a batch)."""
+    rng = np.random.RandomState(seed)
+    made = []
+    for _ in range(count):
+        y = rng.randint(0, 4, size)
+        y[rng.rand(size) < ignored] = -100
+        y[:: max(1, size // 8)] = 1
+        made.append({"x": rng.randn(size, 8).astype(np.float32), "y": y.astype(np.int64)})
+    return made
+
+
+def split(batch: dict[str, np.ndarray], parts: int) -> list[dict[str, np.ndarray]]:
+    """A batch cut into equal micro-batches."""
+    return [dict(zip(batch, pieces)) for pieces in zip(*(np.split(v, parts) for v in batch.values()))]
+
+
+def optimizer_of(name: str, model: nn.Module, lr: float = 0.01):
+    """`sgd` with momentum or `adamw`, each with two groups: decay on matrices only, half the rate on biases."""
+    groups = [
+        {"params": [p for n, p in model.named_parameters() if "bias" not in n], "lr": lr, "weight_decay": 0.1},
+        {"params": [p for n, p in model.named_parameters() if "bias" in n], "lr": lr / 2, "weight_decay": 0.0},
+    ]
+    if name == "sgd":
+        return flow.optim.SGD(groups, lr=lr, momentum=0.9)
+    return flow.optim.AdamW(groups, lr=lr)
+
+
+def trainer_of(mode: str, model: nn.Module, loader, optimizer, **options):
+    """The trainer of a mode on one process."""
+    cls = {"eager": EagerTrainer, "graph": GraphTrainer}[mode]
+    return cls(model, loader, optimizer, mesh=Mesh(), device="cpu", **options)
+
+
+def record_losses(trainer) -> list[float]:
+    """A list that fills with `train/loss` of every iteration of `trainer`."""
+    from libai.engine.hooks import CallbackHook
+
+    losses: list[float] = []
+    trainer.register_hooks([CallbackHook(after_step=lambda t: losses.append(t.fetch_metrics()["train/loss"]))])
+    return losses

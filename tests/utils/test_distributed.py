@@ -1,0 +1,215 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from libai.utils import distributed
+from libai.utils.errors import UserError
+
+REPO = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """No launcher: a single process."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_rank_facts_without_a_launcher(alone):
+    facts = (distributed.get_rank(), distributed.get_world_size(), distributed.get_local_rank())
+    assert facts == (0, 1, 0)
+    assert distributed.is_main_process()
+
+
+def test_rank_facts_come_from_the_launcher(monkeypatch):
+    for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    facts = (distributed.get_rank(), distributed.get_world_size(), distributed.get_local_rank())
+    assert facts == (5, 8, 1)
+    assert not distributed.is_main_process()
+
+
+def test_a_broken_rank_variable_is_named(monkeypatch):
+    monkeypatch.setenv("RANK", "zero")
+    with pytest.raises(UserError, match="RANK='zero' is not a whole number.*tools/train.sh"):
+        distributed.get_rank()
+
+
+def test_rank_facts_need_no_oneflow():
+    code = "import sys, libai.utils.distributed as d; d.barrier(); d.any_rank(True); sys.exit('oneflow' in sys.modules)"
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, env=environment, timeout=60)
+    assert done.returncode == 0
+
+
+def test_one_process_gets_its_own_values_back(alone):
+    assert distributed.all_reduce(np.float32([1.5, 2])).tolist() == [1.5, 2]
+    assert distributed.broadcast_object({"a": [1, None]}) == {"a": [1, None]}
+    assert distributed.gather_objects("x") == ["x"]
+    assert distributed.any_rank(True) and not distributed.any_rank(False)
+
+
+@pytest.mark.parametrize(
+    "given, wide", [(np.float32, np.float64), (np.int32, np.int64), (bool, np.int64), (np.float64, np.float64)]
+)
+def test_all_reduce_widens_also_with_one_process(alone, given, wide):
+    assert distributed.all_reduce(np.ones((2, 1), given)).dtype == wide
+
+
+def test_all_reduce_refuses_what_it_cannot_add(alone):
+    with pytest.raises(TypeError, match="floats, integers or booleans, not dtype <U1"):
+        distributed.all_reduce(np.array(["a"]))
+    with pytest.raises(ValueError, match="'sum', 'max' and 'min', not 'mean'"):
+        distributed.all_reduce(np.ones(1), "mean")
+
+
+def test_objects_that_are_not_json_are_refused_already_with_one_process(alone):
+    for send in (distributed.broadcast_object, distributed.gather_objects):
+        with pytest.raises(TypeError, match="only JSON values travel between ranks"):
+            send({"array": np.ones(2)})
+
+
+class TestDevice:
+    @pytest.fixture
+    def machine(self, monkeypatch, alone):
+        """A machine with the given GPUs, by compute capability."""
+        flow = pytest.importorskip("oneflow")
+
+        def pretend(*capabilities):
+            monkeypatch.setattr(flow.cuda, "is_available", lambda: bool(capabilities))
+            monkeypatch.setattr(flow.cuda, "device_count", lambda: len(capabilities))
+            monkeypatch.setattr(flow.cuda, "get_device_capability", lambda i: capabilities[i])
+            monkeypatch.setattr(flow.cuda, "get_device_name", lambda i: f"GPU of {capabilities[i]}")
+
+        return pretend
+
+    def test_auto_takes_the_gpu_that_is_there(self, machine):
+        machine((8, 9))
+        assert distributed.default_device() == "cuda"
+
+    def test_auto_without_gpu_is_the_cpu(self, machine):
+        machine()
+        assert distributed.default_device("auto") == "cpu"
+
+    def test_cuda_without_gpu_is_an_error(self, machine):
+        machine()
+        with pytest.raises(
+            UserError, match=r"train.device=cuda cannot be had: oneflow sees no usable GPU.*cpu or auto"
+        ):
+            distributed.default_device("cuda")
+
+    def test_a_gpu_without_machine_code_is_not_taken(self, machine, caplog):
+        machine((8, 0), (9, 0))
+        with pytest.raises(UserError, match=r"GPU 1 .* has compute capability 9.0.*6.0 to 8.9"):
+            distributed.default_device("cuda")
+        assert distributed.default_device("auto") == "cpu"
+        assert "compute capability 9.0" in caplog.text
+
+    @pytest.mark.parametrize("device", ["auto", "cuda"])
+    def test_more_ranks_than_gpus_is_an_error_for_every_device_setting(self, machine, monkeypatch, device):
+        machine((8, 0))
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        with pytest.raises(UserError, match="local rank 1 needs a GPU of its own.*Start at most 1 processes"):
+            distributed.default_device(device)
+        assert distributed.default_device("cpu") == "cpu"
+
+    def test_an_unknown_device_is_named(self):
+        with pytest.raises(UserError, match="train.device='gpu' is not a device type"):
+            distributed.default_device("gpu")
+
+
+PROGRAM = """
+import json, sys
+import numpy as np
+from libai.utils import distributed as d
+from libai.utils.seeding import resolve_seed
+rank, big = d.get_rank(), 2**53 + 1
+found = {
+    "sum": d.all_reduce(np.array([[0.1 + rank], [1.0]], dtype=np.float64)).tolist(),
+    "float32": d.all_reduce(np.full(1, 1e-9 if rank else 1.0, np.float32)).tolist(),
+    "int": d.all_reduce(np.array([big, rank])).tolist(),
+    "max": d.all_reduce(np.array([big + rank]), "max").tolist(),
+    "min": d.all_reduce(np.array([-1.5 * rank]), "min").tolist(),
+    "scalar": d.all_reduce(np.float64(rank + 1)).tolist(),
+    "empty": d.all_reduce(np.empty((0, 3))).shape,
+    "from_1": d.broadcast_object({"rank": rank, "text": "é"}, src=1),
+    "gathered": d.gather_objects([rank] * (1 + 5 * rank)),
+    "any": [d.any_rank(rank == 1), d.any_rank(False)],
+    "seed": resolve_seed(None),
+}
+for name, send in (("broadcast", lambda: d.broadcast_object({1, 2} if rank == 0 else 0)),
+                   ("gather", lambda: d.gather_objects({1, 2} if rank == 1 else 0))):
+    try:
+        send()
+    except TypeError as error:
+        found[name + "_error"] = str(error)
+d.barrier()
+with open(f"{sys.argv[1]}/rank{rank}.json", "w") as file:
+    json.dump(found, file)
+"""
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """What each of two real processes found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", "2", "--master_port", str(port)]
+    job = subprocess.Popen(
+        [*command, str(program), str(folder)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        start_new_session=True,  # its launcher kills its children only as the leader of a process group
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        output, _ = job.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, 9)
+        raise
+    assert job.returncode == 0, output.decode(errors="replace")
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.launch
+class TestTwoRanks:
+    def test_sums_are_exact_in_float64_and_int64(self, two_ranks):
+        big = 2**53 + 1
+        for found in two_ranks:
+            assert found["sum"] == [[0.1 + 1.1], [2.0]]
+            assert found["int"] == [2 * big, 1]
+            assert found["float32"] == [1.0 + float(np.float32(1e-9))]  # float32 would have lost it
+            assert found["scalar"] == 3.0
+            assert found["empty"] == [0, 3]
+
+    def test_extremes(self, two_ranks):
+        assert all(found["max"] == [2**53 + 2] and found["min"] == [-1.5] for found in two_ranks)
+
+    def test_objects_arrive_on_every_rank(self, two_ranks):
+        for found in two_ranks:
+            assert found["from_1"] == {"rank": 1, "text": "é"}
+            assert found["gathered"] == [[0], [1] * 6]
+
+    def test_a_flag_of_one_rank_is_seen_by_all(self, two_ranks):
+        assert all(found["any"] == [True, False] for found in two_ranks)
+
+    def test_a_drawn_seed_is_shared(self, two_ranks):
+        assert two_ranks[0]["seed"] == two_ranks[1]["seed"]
+
+    def test_an_object_that_is_not_json_fails_on_every_rank_alike(self, two_ranks):
+        """Negative control of the protocol: a rank that raised alone would leave the other waiting for ever."""
+        assert "set" in two_ranks[0]["broadcast_error"]
+        assert "rank 0 passed an object" in two_ranks[1]["broadcast_error"]
+        assert "rank 1 passed an object" in two_ranks[0]["gather_error"]
+        assert "set" in two_ranks[1]["gather_error"]

@@ -1,0 +1,84 @@
+import logging
+
+import pytest
+
+from libai.utils.logging import reset_logging, setup_logging, warn_once
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    yield
+    reset_logging()
+
+
+def test_rank_0_logs_to_the_screen_and_to_log_txt(tmp_path, capsys):
+    setup_logging(tmp_path, 0, 2)
+    line = "iter     20/200  " + "x" * 300
+    logging.getLogger("libai.engine").info(line)
+    assert capsys.readouterr().out == line + "\n", "the line is neither decorated nor wrapped"
+    assert (tmp_path / "log.txt").read_text().endswith(f"INFO    {line}\n")
+
+
+def test_other_ranks_log_to_their_file_alone(tmp_path, capsys):
+    setup_logging(tmp_path, 1, 2)
+    logging.getLogger("libai").warning("careful")
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
+    assert [p.name for p in tmp_path.iterdir()] == ["log_rank1.txt"]
+    assert "[1/2]" in (tmp_path / "log_rank1.txt").read_text()
+
+
+def test_without_a_folder_other_ranks_stay_silent_and_rank_0_speaks(capsys):
+    setup_logging(None, 1, 2).error("bad")
+    assert capsys.readouterr() == ("", "")
+    setup_logging(None, 0, 2).error("bad")
+    assert capsys.readouterr().out == "error: bad\n"
+
+
+def test_warnings_say_that_they_are_warnings(capsys):
+    setup_logging(None, 0, 1).warning("careful")
+    assert capsys.readouterr().out == "warning: careful\n"
+
+
+def test_set_up_twice_prints_once_and_a_resumed_run_appends(tmp_path, capsys):
+    setup_logging(tmp_path, 0, 1).info("one")
+    setup_logging(tmp_path, 0, 1).info("two")
+    assert capsys.readouterr().out == "one\ntwo\n"
+    assert [line[-3:] for line in (tmp_path / "log.txt").read_text().splitlines()] == ["one", "two"]
+
+
+def test_a_root_handler_does_not_double_the_lines(capsys):
+    root = logging.getLogger()
+    handler = logging.StreamHandler()
+    root.addHandler(handler)
+    try:
+        setup_logging(None, 0, 1).warning("once")
+    finally:
+        root.removeHandler(handler)
+    captured = capsys.readouterr()
+    assert (captured.out + captured.err).count("once") == 1
+
+
+def test_a_handler_of_the_user_survives(tmp_path):
+    logger, mine = logging.getLogger("libai"), logging.NullHandler()
+    logger.addHandler(mine)
+    try:
+        setup_logging(tmp_path, 0, 1)
+        reset_logging()
+        assert logger.handlers == [mine]
+        assert logger.propagate
+    finally:
+        logger.removeHandler(mine)
+
+
+def test_level_is_honoured(capsys):
+    setup_logging(None, 0, 1, level=logging.WARNING).info("quiet")
+    assert capsys.readouterr().out == ""
+
+
+def test_warn_once_warns_once_per_key(caplog):
+    logger = logging.getLogger("libai.test")
+    for _ in range(3):
+        warn_once(logger, "test_warn_once/a", "100% a")
+    warn_once(logger, "test_warn_once/b", "b")
+    assert caplog.messages == ["100% a", "b"]

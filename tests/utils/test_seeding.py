@@ -1,0 +1,54 @@
+import random
+import resource
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from libai.utils.errors import UserError
+from libai.utils.seeding import MAX_SEED, raise_open_file_limit, resolve_seed, seed_everything
+
+
+def _draw():
+    return random.random(), np.random.rand(), flow.randn(2).numpy().tolist()
+
+
+def test_one_seed_governs_all_three_generators():
+    seed_everything(7)
+    first = _draw()
+    seed_everything(7)
+    assert _draw() == first
+    seed_everything(8)
+    assert all(a != b for a, b in zip(_draw(), first))
+
+
+def test_rank_offset_gives_ranks_different_seeds(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    assert seed_everything(7) == 7
+    assert seed_everything(7, rank_offset=True) == 10
+    assert seed_everything(MAX_SEED, rank_offset=True) == 2
+
+
+def test_a_given_seed_is_kept_and_none_draws_one():
+    assert resolve_seed(5) == 5
+    drawn = {resolve_seed(None) for _ in range(5)}
+    assert len(drawn) > 1 and all(0 <= seed <= MAX_SEED for seed in drawn)
+
+
+@pytest.mark.parametrize("seed", [-1, MAX_SEED + 1])
+def test_a_seed_that_numpy_refuses_is_refused_with_the_range(seed):
+    with pytest.raises(UserError, match=rf"train.seed={seed} is outside 0 ... {MAX_SEED}"):
+        resolve_seed(seed)
+
+
+def test_the_open_file_limit_is_raised_and_never_lowered():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        wanted = 512
+        assert raise_open_file_limit(wanted) == wanted == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert raise_open_file_limit(100) == wanted
+        if hard != resource.RLIM_INFINITY:
+            assert raise_open_file_limit(hard + 1) == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# usage: bash tools/train.sh FILE CONFIG PROCS [key=value | +key=value | ~key | --resume | --eval-only | --dry-run | --fast-dev-run ...]
+# example: bash tools/train.sh tools/train_net.py configs/gpt_stdlib.py 2 graph.enabled=true train.train_iter=100
+# PROCS = processes on this machine. Several machines: NODE=<how many> NODE_RANK=<0...> ADDR=<address of machine 0> [PORT=29500] before it
+#
+# Makes the project's Python environment when there is none (tools/env.sh), then starts the job (tools/launch.py).
+set -euo pipefail
+tools=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
+
+# a mistyped command must not wait for the set-up
+case "${1:-}" in -h|--help) sed -n '2,4s/^# //p' "$tools/train.sh"; exit 0;; esac
+if [ $# -lt 3 ] || ! [[ $3 =~ ^[1-9][0-9]*$ ]]; then sed -n '2,4s/^# //p' "$tools/train.sh" >&2; exit 2; fi
+
+python=$(bash "$tools/env.sh") || exit 1
+exec "$python" "$tools/launch.py" "$@"

@@ -152,6 +152,13 @@ class Dist:
     data_parallel_size: int | None = _key(None, "Replicas; null takes what the other two leave.", at_least=1)
     tensor_parallel_size: int = _key(1, "Processes that share each layer.", at_least=1)
     pipeline_parallel_size: int = _key(1, "Stages that the layers are cut into.", at_least=1)
+    plan: dict[str, Any] | None = _key(
+        None, "How to lay the model out (split, blocks, last, pin, divisible); null takes the model's own `plan`."
+    )
+    blocks_per_stage: list[int] | None = _key(None, "Blocks of each pipeline stage; null balances them.")
+    stage_balance: Literal["parameters", "time"] = _key(
+        "parameters", "What is balanced: the blocks' parameters, or their measured time on one micro-batch."
+    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Every builder takes the `RunConfig` and what was built before it; none writes in
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import oneflow as flow
@@ -141,8 +141,9 @@ def build_trainer(
     plan: BatchPlan,
     mesh: Mesh,
     seed: int,
+    block_costs: Sequence[float] | None = None,
 ) -> ModelTrainer:
-    """The trainer of `mode`, "eager" or "graph"."""
+    """The trainer of `mode`, "eager" or "graph". `block_costs`: see `ModelTrainer`."""
     return TRAINERS[mode](
         model,
         data_loader,
@@ -150,6 +151,9 @@ def build_trainer(
         lr_scheduler=lr_scheduler,
         num_accumulation_steps=plan.num_accumulation_steps,
         mesh=mesh,
+        plan=run.train.dist.plan,
+        blocks_per_stage=run.train.dist.blocks_per_stage,
+        block_costs=block_costs,
         device=mesh.device,
         max_grad_norm=run.train.clip_grad.max_norm,
         norm_type=run.train.clip_grad.norm_type,

@@ -12,10 +12,11 @@ from oneflow.nn.parallel import DistributedDataParallel
 
 from libai.engine.batch_statistics import share_batch_statistics
 from libai.engine.model_contract import read_losses
-from libai.engine.model_trainer import ModelTrainer, StepResult
+from libai.engine.model_trainer import Batch, ModelTrainer, StepResult
 from libai.engine.trainer import NonFiniteLoss
 from libai.layers.cpu import heal, should_heal
 from libai.optim import clip_grad_norm, export_state, import_state
+from libai.parallel import Mesh
 from libai.utils.distributed import all_reduce
 from libai.utils.errors import UserError
 
@@ -47,10 +48,10 @@ class EagerTrainer(ModelTrainer):
         self.zero_grad_before_forward = zero_grad_before_forward
         self.amp = amp
         self._heals = self.device == "cpu" and should_heal()
-        self.ranks_see_parts = self.mesh.data > 1
-        self._forward: nn.Module = self._wrap_data_parallel() if self.mesh.data > 1 else self.model
+        self.ranks_see_parts = self.mesh.data > 1 and not self.layout.is_global
+        self._forward: nn.Module = self._wrap_data_parallel() if self.ranks_see_parts else self.model
         # OneFlow's DDP keeps gradients in its buckets: setting them to None leaves stale ones behind (ONEFLOW.md 2.2)
-        self._set_to_none = self.mesh.data == 1
+        self._set_to_none = not self.ranks_see_parts
         groups = self.optimizer.param_groups
         self._parameters = [p for group in groups for p in group.parameters if p.requires_grad]
         self._unreached: list[flow.Tensor] | None = None
@@ -68,6 +69,11 @@ class EagerTrainer(ModelTrainer):
         share_batch_statistics(self._batch_norms)  # also makes ranks that were built differently alike
         return DistributedDataParallel(_LossesOnly(self.model), broadcast_buffers=False)
 
+    @classmethod
+    def needs_global_tensors(cls, mesh: Mesh) -> bool:
+        """See `ModelTrainer.needs_global_tensors`. Ranks that hold whole replicas keep them as local tensors."""
+        return not mesh.is_data_parallel_only
+
     # ------------------------------------------------------------------ one update
 
     def update(self, micro_batches: list[Any]) -> StepResult:
@@ -83,7 +89,7 @@ class EagerTrainer(ModelTrainer):
             self._forward_with_autocast if self.amp else self._forward,
             [self.to_device(batch) for batch in micro_batches],
         )
-        if self.mesh.data > 1:
+        if self.ranks_see_parts:
             self._leave_out_unreached()
         self.call_hooks("after_backward")
         if self.check_finite_every_iter:
@@ -126,10 +132,9 @@ class EagerTrainer(ModelTrainer):
 
     # ------------------------------------------------------------------ evaluation and state
 
-    def eval_batch(self, batch: Mapping[str, Any], replicated: bool = False) -> Any:
-        """See `ModelTrainer.eval_batch`. The plain module runs, so ranks need not have equally many batches."""
-        with flow.no_grad():
-            return self.model(**batch)
+    def eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
+        """See `ModelTrainer.eval_batch`. With local tensors ranks need not have equally many batches."""
+        return self.run_eagerly(batch, replicated, everywhere)
 
     def export_optimizer_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """See `ModelTrainer.export_optimizer_state`."""

@@ -27,6 +27,7 @@ from libai.optim import (
     import_state,
     to_graph_state,
 )
+from libai.parallel import Mesh, whole
 from libai.utils.distributed import any_rank, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.logging import warn_once
@@ -56,17 +57,7 @@ class GraphTrainer(ModelTrainer):
         self.amp = amp
         self.debug = debug
         self.build_seconds: float | None = None
-        self._placement = None if self.mesh.is_single else self.mesh.placement()
-        if self._placement is not None:
-            self._lay_out_module()
-        self._step_inputs = StepInputs(
-            [
-                f"{name}_{group}"
-                for group in range(len(self.optimizer.param_groups))
-                for name in ("lr", "bias1", "bias2")
-            ],
-            layout=self._replicate,
-        )
+        self._step_inputs = StepInputs(len(self.optimizer.param_groups), self.mesh.pipeline, self.layout.replicate)
         self._weighted = self._counts_items and self.num_accumulation_steps > 1
         self._train_graph: TrainGraph | None = None
         self._shapes: Shapes | None = None
@@ -76,25 +67,10 @@ class GraphTrainer(ModelTrainer):
             self._state_to_load = export_state(self.optimizer, dict(self.model.named_parameters()))
         self._eval_graphs: dict[Signature, EvalGraph] = {}
 
-    # ------------------------------------------------------------------ layout
-
-    def _replicate(self, tensor: flow.Tensor) -> flow.Tensor:
-        tensor = tensor.to(self.device)
-        return tensor if self._placement is None else tensor.to_global(self._placement, flow.sbp.broadcast)
-
-    def lay_out_batch(self, tensor: flow.Tensor) -> flow.Tensor:
-        """See `ModelTrainer.lay_out_batch`."""
-        return tensor if self._placement is None else tensor.to_global(self._placement, flow.sbp.split(0))
-
-    def _lay_out_module(self) -> None:
-        """Make every parameter and buffer global. Parameters keep their identity, so the optimizer keeps them too."""
-        for parameter in self.model.parameters():
-            if not parameter.is_global:
-                parameter.data = self._replicate(parameter.data)
-        for module in self.model.modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None and not buffer.is_global:
-                    module._buffers[name] = self._replicate(buffer)
+    @classmethod
+    def needs_global_tensors(cls, mesh: Mesh) -> bool:
+        """See `ModelTrainer.needs_global_tensors`. A graph over local tensors would train without synchronising."""
+        return not mesh.is_single
 
     # ------------------------------------------------------------------ one update
 
@@ -129,16 +105,16 @@ class GraphTrainer(ModelTrainer):
         """`(keyword arguments of the graph, shares)` for the micro-batches of one iteration."""
         steps = self.num_accumulation_steps
         batch = self.to_device(_join(batches))
-        inputs: dict[str, Any] = {"batch": {name: self.lay_out_batch(tensor) for name, tensor in batch.items()}}
+        inputs: dict[str, Any] = {"batch": self.layout.lay_out_batch(batch)}
         shares: Sequence[float] | flow.Tensor = [1.0 / steps] * steps
         if self._weighted:
             size = len(next(iter(batch.values()))) // steps
             parts = [{name: t[i * size : (i + 1) * size] for name, t in batch.items()} for i in range(steps)]
             shares = self.item_shares(parts)
-            inputs["share"] = self._replicate(shares)
+            inputs["share"] = self.layout.replicate(shares)
         if self.draws_randomness:
             keys = [fold(self.seed, self.iter, micro) for micro in range(steps)]
-            inputs["key"] = self._replicate(flow.tensor(keys, dtype=flow.int64))
+            inputs["key"] = self.layout.replicate(flow.tensor(keys, dtype=flow.int64))
         return inputs, shares
 
     def _is_ragged(self, batches: Sequence[dict[str, Any]]) -> bool:
@@ -158,10 +134,7 @@ class GraphTrainer(ModelTrainer):
         import_state(self.optimizer, parameters, *self.export_optimizer_state())
         self._drop_gradients()
 
-        def forward(**batch: flow.Tensor) -> Any:
-            return self.model(**{name: self.lay_out_batch(tensor) for name, tensor in batch.items()})
-
-        result = self.accumulate_gradients(forward, batches)
+        result = self.accumulate_gradients(self.model, batches)
         if self.max_grad_norm is not None:
             result.grad_norm = clip_grad_norm(parameters.values(), self.max_grad_norm, self.norm_type)
         self.optimizer.step()
@@ -170,17 +143,11 @@ class GraphTrainer(ModelTrainer):
         self._step_schedule()
         return result
 
-    def lay_out_scale(self, scale: Any) -> Any:
-        """See `ModelTrainer.lay_out_scale`."""
-        return self._replicate(scale) if isinstance(scale, flow.Tensor) else scale
-
     def _set_step_inputs(self) -> None:
         step = self.optimizer._state["step"]
         for index, group in enumerate(self.optimizer.param_groups):
             bias1, bias2 = bias_corrections(group, step)
-            self._step_inputs.set(
-                **{f"lr_{index}": float(group["lr"]), f"bias1_{index}": bias1, f"bias2_{index}": bias2}
-            )
+            self._step_inputs.set(index, lr=float(group["lr"]), bias1=bias1, bias2=bias2)
 
     # ------------------------------------------------------------------ compilation
 
@@ -195,6 +162,7 @@ class GraphTrainer(ModelTrainer):
             self.model,
             self.optimizer,
             self._step_inputs,
+            self.layout,
             num_accumulation_steps=self.num_accumulation_steps,
             max_grad_norm=self.max_grad_norm,
             norm_type=self.norm_type,
@@ -240,22 +208,18 @@ class GraphTrainer(ModelTrainer):
 
     # ------------------------------------------------------------------ evaluation
 
-    def eval_batch(self, batch: Mapping[str, Any], replicated: bool = False) -> Any:
+    def eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
         """See `ModelTrainer.eval_batch`. Full batches run compiled; replicated remainders, of other shapes, eagerly."""
         if replicated or self._eval_signature_is_new(batch):
-            lay_out = self._replicate if replicated else self.lay_out_batch
-            with flow.no_grad():
-                outputs = self.model(**{name: lay_out(tensor) for name, tensor in batch.items()})
-        else:
-            outputs = self._eval_graphs[signature(batch)]({name: self.lay_out_batch(t) for name, t in batch.items()})
-        rows = 0 if replicated else len(next(iter(batch.values()))) * self.mesh.data
-        return _map_tensors(outputs, lambda tensor: _to_local(tensor, rows))
+            return self.run_eagerly(batch, replicated, everywhere)
+        outputs = self._eval_graphs[signature(batch)](self.layout.lay_out_batch(batch))
+        return self.localize_outputs(outputs, batch, replicated, everywhere)
 
     def _eval_signature_is_new(self, batch: Mapping[str, Any]) -> bool:
         """Compile for the first shape only; whatever is ragged afterwards runs eagerly on the same weights."""
         shape = signature(batch)
         if not self._eval_graphs:
-            self._eval_graphs[shape] = EvalGraph(self.model)
+            self._eval_graphs[shape] = EvalGraph(self.model, self.layout)
         return shape not in self._eval_graphs
 
     # ------------------------------------------------------------------ optimizer state
@@ -292,7 +256,7 @@ class GraphTrainer(ModelTrainer):
         """The state of fp16 loss scaling as checkpoint scalars; empty without it."""
         variables = dict(self._graph_variables()) if self.amp == "fp16" else {}
         return {
-            key: float(_whole(variables[name]).numpy()[0])
+            key: float(whole(variables[name]).numpy()[0])
             for key, name in _loss_scale_names(self._train_graph).items()
             if name in variables
         }
@@ -300,7 +264,7 @@ class GraphTrainer(ModelTrainer):
     def _loss_scale_tensors(self, graph: TrainGraph, scalars: Mapping[str, Any]) -> dict[str, flow.Tensor]:
         kinds = {"loss_scale": flow.float32, "loss_scale_good_steps": flow.int64}
         return {
-            name: self._replicate(flow.tensor([scalars[key]]).to(kinds[key]))
+            name: self.layout.replicate(flow.tensor([scalars[key]]).to(kinds[key]))
             for key, name in _loss_scale_names(graph).items()
             if self.amp == "fp16" and key in scalars
         }
@@ -344,13 +308,6 @@ def _loss_scale_names(graph: Any) -> dict[str, str]:
     return {"loss_scale": f"{prefix}LossScale", "loss_scale_good_steps": f"{prefix}GoodStepCounter"}
 
 
-def _whole(tensor: flow.Tensor) -> flow.Tensor:
-    if not tensor.is_global:
-        return tensor
-    everyone = flow.placement.all(tensor.placement.type)
-    return tensor.to_global(placement=everyone, sbp=flow.sbp.broadcast).to_local()
-
-
 def signature(batch: Mapping[str, Any]) -> Signature:
     """Names, shapes and types of a batch: what a compiled graph is fixed to."""
     return tuple((name, tuple(value.shape), str(value.dtype).split(".")[-1]) for name, value in batch.items())
@@ -373,21 +330,3 @@ def _join(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
         name: join[isinstance(value, flow.Tensor)]([batch[name] for batch in batches], 0)
         for name, value in batches[0].items()
     }
-
-
-def _map_tensors(value: Any, function: Any) -> Any:
-    if isinstance(value, flow.Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return {key: _map_tensors(item, function) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_map_tensors(item, function) for item in value)
-    return value
-
-
-def _to_local(tensor: flow.Tensor, rows: int) -> flow.Tensor:
-    """This rank's part of an output: its samples where axis 0 holds the `rows` samples of all ranks, else all of it."""
-    if not tensor.is_global:
-        return tensor
-    per_sample = rows > 0 and tensor.ndim > 0 and tensor.shape[0] == rows
-    return tensor.to_global(sbp=flow.sbp.split(0) if per_sample else flow.sbp.broadcast).to_local()

@@ -11,14 +11,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import oneflow as flow
 from oneflow import nn
 
+from libai.engine.graph_variables import read_copies_of_variables
 from libai.engine.model_contract import read_losses, total_loss
 from libai.optim import make_clip_norm_exact
+from libai.parallel import GlobalLayout, Layout, LocalLayout, Mesh, named_tensors
 from libai.utils.errors import UserError
 
 #: name of the user's module inside both graphs, and so the prefix of its variables' names in a compiled job
@@ -30,21 +32,28 @@ _STRUCTURAL = ("amsgrad", "centered")
 
 
 class StepInputs(nn.Module):
-    """The host-set scalars of a compiled step: one `(1,)` float32 buffer each, written only when the value changes."""
+    """The host-set scalars of a compiled step: `lr`, `bias1` and `bias2` of each optimizer group, on each stage.
 
-    def __init__(self, names: Sequence[str], layout: Any = None):
+    Buffers `<scalar>_<group>_<stage>`, `(1,)` float32, written only when the value changes. `replicate(tensor, stage)`
+    puts one on its stage: a variable that had to be sent to another rank would abort the process (ONEFLOW.md 7).
+    """
+
+    def __init__(self, num_groups: int, num_stages: int, replicate: Callable[[flow.Tensor, int], flow.Tensor]):
         super().__init__()
-        self._values: dict[str, float] = {}
-        for name in names:
-            tensor = flow.zeros(1)
-            self.register_buffer(name, tensor if layout is None else layout(tensor))
+        self._values: dict[tuple[str, int], float] = {}
+        self._num_stages = num_stages
+        for group in range(num_groups):
+            for stage in range(num_stages):
+                for scalar in ("lr", "bias1", "bias2"):
+                    self.register_buffer(f"{scalar}_{group}_{stage}", replicate(flow.zeros(1), stage))
 
-    def set(self, **values: float) -> None:
-        """Write the scalars that changed since the last call; no synchronisation."""
-        for name, value in values.items():
-            if self._values.get(name) != value:
-                self._values[name] = value
-                self._buffers[name].fill_(value)
+    def set(self, group: int, **scalars: float) -> None:
+        """Write those scalars of a group that changed since the last call; no synchronisation."""
+        for scalar, value in scalars.items():
+            if self._values.get((scalar, group)) != value:
+                self._values[scalar, group] = value
+                for stage in range(self._num_stages):
+                    self._buffers[f"{scalar}_{group}_{stage}"].fill_(value)
 
     def forward(self) -> None:
         """Nothing: the buffers are read by name."""
@@ -112,7 +121,8 @@ class TrainGraph(_Graph):
     Args:
         model: the user's module, its parameters already laid out (local, or global in a multi-process job).
         optimizer: over the parameters of `model`.
-        step_inputs: buffers `lr_<group>` and, where the optimizer corrects bias, `bias1_<group>`, `bias2_<group>`.
+        step_inputs: what the host sets before each call.
+        layout: of `model`; default: local tensors.
         num_accumulation_steps: the inputs hold this many micro-batches, joined on axis 0.
         max_grad_norm, norm_type: clip over all groups together, after accumulation.
         amp: None, "fp16" (with dynamic loss scaling) or "bf16"; OneFlow 0.9 compiles it for CUDA only.
@@ -127,6 +137,7 @@ class TrainGraph(_Graph):
         model: nn.Module,
         optimizer: flow.optim.Optimizer,
         step_inputs: StepInputs,
+        layout: Layout | None = None,
         *,
         num_accumulation_steps: int = 1,
         max_grad_norm: float | None = None,
@@ -137,6 +148,8 @@ class TrainGraph(_Graph):
         super().__init__()
         self.model = model
         self.step_inputs = step_inputs
+        self._layout = layout = layout or LocalLayout(Mesh())
+        self._variable_names = {f"{MODULE_NAME}.{name}" for name, _ in named_tensors(model)}
         self._num_groups = len(optimizer.param_groups)
         self._accumulation = num_accumulation_steps
         self._clips = max_grad_norm is not None
@@ -146,6 +159,7 @@ class TrainGraph(_Graph):
             if max_grad_norm is not None:
                 group["clip_grad_max_norm"], group["clip_grad_norm_type"] = float(max_grad_norm), float(norm_type)
         self.add_optimizer(optimizer)
+        _set_stages(self.model, layout)
         if num_accumulation_steps > 1:
             self.config.set_gradient_accumulation_steps(num_accumulation_steps)
         if amp is not None:
@@ -160,7 +174,7 @@ class TrainGraph(_Graph):
         """Trace one micro-batch. `batch`: forward's arguments; `share`: its weight; `key`: its random key."""
         for name in self._module_step_inputs()._buffers:
             getattr(self.step_inputs, name) * 1.0  # a use in the trace makes the buffer a variable of the job
-        with self._random_scope(key):
+        with self._random_scope(key), self._layout.source_ops():
             outputs = self.model(**batch)
         losses, metrics = read_losses(outputs, self.model.to(nn.Module))
         total = total_loss(losses)
@@ -199,6 +213,8 @@ class TrainGraph(_Graph):
     def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
         """OneFlow has completed the job: connect each parameter's update to its group's buffers and values."""
         make_clip_norm_exact(self._full_job_proto)
+        if self._accumulation > 1 or not self._layout.mesh.is_data_parallel_only:
+            read_copies_of_variables(self._full_job_proto, self._variable_names)
         norm_source = None
         for op in self._full_job_proto.net.op:
             if not op.HasField("user_conf"):
@@ -212,12 +228,14 @@ class TrainGraph(_Graph):
         super()._Graph__rebuild_outputs(out2name)
 
     def _connect_update(self, update: Any) -> None:
-        group = self._group_of[update.input["model"].s[0].split("/")[0]]
+        variable = update.input["model"].s[0].split("/")[0]
+        group = self._group_of[variable]
         conf = self._group_confs[group]
-        inputs = {"learning_rate": f"lr_{group}"}
+        place = f"{group}_{self._layout.stage_of(variable.removeprefix(f'{MODULE_NAME}.'))}"
+        inputs = {"learning_rate": f"lr_{place}"}
         if not self._scales_loss:
             # with loss scaling the graph may leave updates out, and only it knows how many it has made
-            inputs.update(bias_correction1=f"bias1_{group}", bias_correction2=f"bias2_{group}")
+            inputs.update(bias_correction1=f"bias1_{place}", bias_correction2=f"bias2_{place}")
         for argument, name in inputs.items():
             if argument in update.input:
                 update.input[argument].s[0] = f"step_inputs.{name}/out"
@@ -251,13 +269,26 @@ class EvalGraph(_Graph):
     Compile (call the first time) while the module is in eval mode: the mode is frozen then.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, layout: Layout | None = None):
         super().__init__()
         self.model = model
+        self._layout = layout = layout or LocalLayout(Mesh())
+        _set_stages(self.model, layout)
 
     def build(self, batch: dict[str, Any]) -> Any:
         """Trace the forward of one batch."""
-        return self.model(**batch)
+        with self._layout.source_ops():
+            return self.model(**batch)
+
+
+def _set_stages(proxy: Any, layout: Layout) -> None:
+    """Tell the compiler which pipeline stage every module under a graph's `proxy` of the model belongs to."""
+    if not isinstance(layout, GlobalLayout) or layout.mesh.pipeline == 1:
+        return
+    for name, module in proxy.named_modules(prefix=""):
+        stage = layout.stage_of_module(name)
+        if stage is not None:
+            module.to(nn.graph.GraphModule).set_stage(stage, layout.placement(stage))
 
 
 def _kind_conf(conf: Any) -> Any:

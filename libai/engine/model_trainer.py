@@ -22,7 +22,7 @@ from libai.engine.model_contract import as_batch_dict, read_losses, total_loss
 from libai.engine.non_finite import NonFiniteGuard
 from libai.engine.trainer import NonFiniteLoss, TrainerBase
 from libai.layers.random import assign_layer_ids, find_unseeded_dropouts, fold, random_context
-from libai.parallel import Mesh
+from libai.parallel import Layout, LocalLayout, Mesh, ParallelPlan, map_tensors, parallelize, whole
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import all_reduce, default_device, is_main_process
 from libai.utils.errors import UserError
@@ -71,6 +71,10 @@ class ModelTrainer(TrainerBase):
         lr_scheduler: stepped once after each update; any object with `step()`. One whose `step` wants a metric is
             left to `hooks.LRHook`.
         mesh: the arrangement of ranks; default: all ranks data-parallel.
+        plan: how tensor-parallel ranks and pipeline stages share the model; default: the model's attribute `plan`.
+        blocks_per_stage: how many blocks each pipeline stage runs; default: balanced by `block_costs`.
+        block_costs: relative cost of each block, such as seconds; default: its parameters.
+        layout: of a model that is laid out already, by `parallelize`; default: it is done here when the mesh needs it.
         device: "auto", "cpu" or "cuda".
         max_grad_norm: clip the gradients to this norm, taken over all parameters together; None: no clipping.
         norm_type: the p of that norm.
@@ -95,6 +99,10 @@ class ModelTrainer(TrainerBase):
         lr_scheduler: Any = None,
         num_accumulation_steps: int = 1,
         mesh: Mesh | None = None,
+        plan: ParallelPlan | Mapping[str, Any] | None = None,
+        blocks_per_stage: Sequence[int] | None = None,
+        block_costs: Sequence[float] | None = None,
+        layout: Layout | None = None,
         device: str = "auto",
         max_grad_norm: float | None = None,
         norm_type: float = 2.0,
@@ -111,7 +119,7 @@ class ModelTrainer(TrainerBase):
         )
         self.device = default_device(device)
         self.mesh = mesh or Mesh.of_this_job(self.device)
-        self.model = model.to(self.device)
+        self.model = model if layout is not None else model.to(self.device)
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self._schedule_needs_metric = needs_metric(lr_scheduler)
@@ -134,8 +142,16 @@ class ModelTrainer(TrainerBase):
             )
         self.guard = NonFiniteGuard(self, non_finite) if can_replay else None
         self.draws_randomness = bool(assign_layer_ids(model))
+        if layout is None and self.needs_global_tensors(self.mesh):
+            layout = parallelize(self.model, ParallelPlan.of(model, plan), self.mesh, blocks_per_stage, block_costs)
+        self.layout: Layout = layout or LocalLayout(self.mesh)
         self._check_optimizer()
         self._warn_of_stock_dropout()
+
+    @classmethod
+    def needs_global_tensors(cls, mesh: Mesh) -> bool:
+        """Whether this mode lays the model out as global tensors on `mesh`."""
+        raise NotImplementedError(f"{cls.__name__} must define needs_global_tensors")
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments that both trainers take, to build another one like this."""
@@ -207,8 +223,8 @@ class ModelTrainer(TrainerBase):
         the parameters are global.
         """
         twin = copy.deepcopy(self.model)
-        inputs = {name: self.lay_out_batch(tensor) for name, tensor in self.to_device(batch).items()}
-        with self.random_scope(fold(self.seed, self.iter, 0)):
+        inputs = self.layout.lay_out_batch(self.to_device(batch))
+        with self.random_scope(fold(self.seed, self.iter, 0)), self.layout.source_ops():
             losses, _ = read_losses(twin(**inputs), self.model)
         total_loss(losses).backward()
         trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
@@ -216,16 +232,27 @@ class ModelTrainer(TrainerBase):
 
     # ------------------------------------------------------------------ what eager and graph give
 
-    def lay_out_batch(self, tensor: flow.Tensor) -> flow.Tensor:
-        """This rank's part of a batch as the model's parameters need it: local, or a part of a global tensor."""
-        return tensor
-
-    def eval_batch(self, batch: Mapping[str, Any], replicated: bool = False) -> Any:
+    def eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
         """Run the model in eval mode on one micro-batch of this rank; outputs are local tensors of this rank.
 
-        `replicated`: every rank holds the same batch. Collective in graph mode.
+        `replicated`: every rank holds the same batch. Collective in graph mode and with global tensors; then the
+        outputs are empty on ranks of other stages than the one that computes them, unless `everywhere` is set.
         """
         raise NotImplementedError(f"{type(self).__name__} must define eval_batch")
+
+    def run_eagerly(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
+        """`eval_batch` op by op."""
+        lay_out = self.layout.lay_out_replicated_batch if replicated else self.layout.lay_out_batch
+        with flow.no_grad(), self.layout.source_ops():
+            outputs = self.model(**lay_out(batch))
+        return self.localize_outputs(outputs, batch, replicated, everywhere)
+
+    def localize_outputs(self, outputs: Any, batch: Batch, replicated: bool, everywhere: bool) -> Any:
+        """What the model gave for this rank's `batch`, as local tensors."""
+        num_samples = len(next(iter(batch.values())))
+        return map_tensors(
+            outputs, lambda tensor: self.layout.local_output(tensor, num_samples, replicated, everywhere)
+        )
 
     def export_optimizer_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The optimizer state in the form both modes share: tensors `<parameter>/<key>`, and JSON-able scalars."""
@@ -292,8 +319,8 @@ class ModelTrainer(TrainerBase):
 
     def forward_eagerly(self, batch: Batch, micro: int) -> dict[str, flow.Tensor]:
         """The losses of one micro-batch, run op by op on the plain module, as `update` would compute them."""
-        with self.random_scope(fold(self.seed, self.iter, micro)):
-            return read_losses(self.model(**{n: self.lay_out_batch(t) for n, t in batch.items()}), self.model)[0]
+        with self.random_scope(fold(self.seed, self.iter, micro)), self.layout.source_ops():
+            return read_losses(self.model(**self.layout.lay_out_batch(batch)), self.model)[0]
 
     def check_finite(self) -> None:
         """See `TrainerBase.check_finite`. Whoever reads the weights calls this first, so that it also brings the batch
@@ -362,21 +389,22 @@ class ModelTrainer(TrainerBase):
         return tensor if self.device == "cpu" else tensor.to(self.device)
 
     def accumulate_gradients(self, forward: Callable[..., Any], batches: Sequence[Batch]) -> StepResult:
-        """Forward and backward op by op over the micro-batches of one iteration, each with its share of the loss."""
+        """Forward and backward op by op over the micro-batches of one iteration, each with its share of the loss.
+
+        `batches`: of this rank, local tensors.
+        """
         scales, shares = self._scales(batches)
         losses, metrics = [], []
         for micro, (batch, scale) in enumerate(zip(batches, scales)):
-            with self.random_scope(fold(self.seed, self.iter, micro)):
-                step_losses, step_metrics = read_losses(forward(**batch), self.model)
+            with self.random_scope(fold(self.seed, self.iter, micro)), self.layout.source_ops():
+                step_losses, step_metrics = read_losses(forward(**self.layout.lay_out_batch(batch)), self.model)
             total = total_loss(step_losses)
-            (total if scale is None else total * self.lay_out_scale(scale)).backward()
+            if isinstance(scale, flow.Tensor):
+                scale = self.layout.replicate(scale)
+            (total if scale is None else total * scale).backward()
             losses.append({name: value.detach() for name, value in step_losses.items()})
             metrics.append({name: value.detach() for name, value in step_metrics.items()})
         return StepResult(losses, metrics, shares)
-
-    def lay_out_scale(self, scale: Any) -> Any:
-        """A weight of a loss in the layout of the losses: itself, unless those are global tensors."""
-        return scale
 
     def _scales(self, batches: Sequence[Batch]) -> tuple[Sequence[Any], Any]:
         """`(scales, shares)` of the micro-batches: what to multiply each loss with before backward, and its weight in
@@ -481,7 +509,7 @@ class ModelTrainer(TrainerBase):
                 batch, replicated = item if _is_eval_item(item) else (item, False)
                 batch = self.to_device(batch)
                 outputs = self.eval_batch(batch, replicated)
-                if replicated and self.mesh.data_rank != 0:
+                if not self.layout.sees_outputs or (replicated and self.mesh.data_rank != 0):
                     continue
                 outputs = with_num_loss_items(outputs, self._item_counts([batch])[0])
                 for name, evaluator in evaluators.items():
@@ -503,18 +531,16 @@ class ModelTrainer(TrainerBase):
         return metrics
 
     def predict(self, batch: Any) -> Any:
-        """The model's outputs for one batch of this rank, in eval mode. Collective in a multi-process graph run."""
+        """The model's outputs for one batch of this rank, in eval mode. Collective with global tensors."""
         was_training = self.model.training
         self.model.eval()
         try:
-            return self.eval_batch(self.to_device(batch))
+            return self.eval_batch(self.to_device(batch), everywhere=True)
         finally:
             self.model.train(was_training)
 
     def _reduce_sums(self, sums: dict[str, Any], evaluator: Any) -> dict[str, Any]:
-        if self.mesh.data == 1:
-            return sums
-        return reduce_sums(sums)
+        return sums if self.mesh.is_single else reduce_sums(sums)
 
 
 def _has_state(scheduler: Any) -> bool:
@@ -559,7 +585,9 @@ def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
     if not tensors:
         return []
     flat = [t.detach().to(flow.float32).reshape(-1) for t in tensors]
+    if len({t.placement for t in flat if t.is_global}) > 1:
+        flat = [whole(t) for t in flat]
     joined = flat[0] if len(flat) == 1 else flow.cat(flat, dim=0)
-    host = joined.numpy().astype(np.float64)
+    host = (whole(joined) if joined.is_global else joined).numpy().astype(np.float64)
     ends = np.cumsum([len(t) for t in flat])[:-1]
     return np.split(host, ends)

@@ -95,16 +95,16 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "train.dist.tensor_parallel_size",
         lambda run: int(run.train.dist.tensor_parallel_size) > 1,
-        "plans for plain modules are not part of this version",
-        "plans for plain modules are not part of this version",
-        "Set it to 1 and use the processes for data parallelism.",
+        YES,
+        YES,
+        "It works as it is.",
     ),
     Option(
         "train.dist.pipeline_parallel_size",
         lambda run: int(run.train.dist.pipeline_parallel_size) > 1,
-        "plans for plain modules are not part of this version",
-        "plans for plain modules are not part of this version",
-        "Set it to 1 and use the processes for data parallelism.",
+        YES,
+        YES,
+        "It works as it is.",
     ),
     Option(
         "train.zero_grad_before_forward",

@@ -10,6 +10,7 @@ from oneflow import nn
 from libai.engine.eager_trainer import EagerTrainer
 from libai.engine.graph_trainer import GraphTrainer
 from libai.engine.model_trainer import ModelTrainer
+from libai.parallel import localize
 from libai.utils.errors import UserError
 
 TRAINERS: dict[str, type[ModelTrainer]] = {"eager": EagerTrainer, "graph": GraphTrainer}
@@ -33,37 +34,23 @@ def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer
     tensors, scalars = old.export_optimizer_state()
     for hook in old.hooks:
         TRAINERS[mode].check_hook(hook)
-    if mode == "eager":
-        _make_local(old.model)
-    elif old.mesh.data > 1:
+    keeps_layout = old.layout.is_global == TRAINERS[mode].needs_global_tensors(old.mesh)
+    if not keeps_layout and old.layout.is_global:
+        localize(old.model)
+    elif not keeps_layout:
         _renew_parameters(old.model, old.optimizer)
     old.optimizer._state["step"] = 0  # the new trainer is given the state below, and must not look for it here
     new = TRAINERS[mode](
         old.model,
         [],
         old.optimizer,
+        layout=old.layout if keeps_layout else None,
         **old.options(),
         **options,
     )
     new.import_optimizer_state(tensors, scalars)
     new.take_over(old)
     return new
-
-
-def _make_local(model: nn.Module) -> None:
-    """Turn replicated global parameters and buffers into local ones; parameters keep their identity."""
-    for parameter in model.parameters():
-        parameter.grad = None
-        if parameter.is_global:
-            parameter.data = _local_copy(parameter)
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_global:
-                module._buffers[name] = _local_copy(buffer)
-
-
-def _local_copy(tensor: flow.Tensor) -> flow.Tensor:
-    return tensor.detach().to_global(sbp=flow.sbp.broadcast).to_local().clone()
 
 
 def _renew_parameters(model: nn.Module, optimizer: flow.optim.Optimizer) -> None:

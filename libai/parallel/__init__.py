@@ -1,3 +1,13 @@
-"""How a plain module is spread over processes: the mesh of ranks (plans and stages build on it)."""
+"""How a plain module is spread over processes: a mesh of ranks, a plan for the model, and their meeting."""
 
+from libai.parallel.layout import GlobalLayout as GlobalLayout
+from libai.parallel.layout import Layout as Layout
+from libai.parallel.layout import LocalLayout as LocalLayout
+from libai.parallel.layout import localize as localize
+from libai.parallel.layout import map_tensors as map_tensors
+from libai.parallel.layout import parallelize as parallelize
+from libai.parallel.layout import whole as whole
 from libai.parallel.mesh import Mesh as Mesh
+from libai.parallel.plan import Arrangement as Arrangement
+from libai.parallel.plan import ParallelPlan as ParallelPlan
+from libai.parallel.plan import named_tensors as named_tensors

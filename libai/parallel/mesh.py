@@ -50,6 +50,16 @@ class Mesh:
         return get_rank() // self.tensor % self.data
 
     @property
+    def tensor_rank(self) -> int:
+        """This process among its tensor-parallel peers, which hold parts of the same weights and read the same data."""
+        return get_rank() % self.tensor
+
+    @property
+    def pipeline_rank(self) -> int:
+        """The pipeline stage of this process."""
+        return get_rank() // (self.data * self.tensor)
+
+    @property
     def is_single(self) -> bool:
         """True for one process: tensors stay local and no collective is needed."""
         return self.size == 1
@@ -60,10 +70,35 @@ class Mesh:
         return self.tensor == 1 and self.pipeline == 1
 
     def placement(self) -> Any:
-        """The OneFlow placement of all ranks."""
+        """The OneFlow placement of all ranks, in one row."""
         import oneflow as flow
 
         return flow.placement(self.device, list(range(self.size)))
+
+    def ranks_of_stage(self, stage: int) -> list[int]:
+        """The ranks that hold one pipeline stage, ordered by data rank, then tensor rank."""
+        count = self.data * self.tensor
+        return list(range(stage * count, (stage + 1) * count))
+
+    def stage_placement(self, stage: int) -> Any:
+        """The OneFlow placement of one stage: a data x tensor table where both are above 1, else one row."""
+        import oneflow as flow
+
+        ranks = self.ranks_of_stage(stage)
+        if self.is_table:
+            return flow.placement(self.device, [ranks[i : i + self.tensor] for i in range(0, len(ranks), self.tensor)])
+        return flow.placement(self.device, ranks)
+
+    @property
+    def is_table(self) -> bool:
+        """True when a stage's ranks form a table, so that a layout has two entries: over data and over tensor ranks."""
+        return self.data > 1 and self.tensor > 1
+
+    def sbp(self, data: Any, tensor: Any) -> list[Any]:
+        """The OneFlow sbp of a tensor on a stage: `data` over its data ranks and `tensor` over its tensor ranks."""
+        if self.is_table:
+            return [data, tensor]
+        return [tensor if self.tensor > 1 else data]
 
     def describe(self) -> str:
         """`2 processes = 2 data x 1 tensor x 1 pipeline on cpu`."""

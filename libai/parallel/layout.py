@@ -1,0 +1,304 @@
+"""A module laid on a mesh, and how its inputs and outputs travel.
+
+`parallelize` turns the parameters and buffers of a plain module into global tensors where a plan wants them and lets
+its blocks fetch their inputs from the stage before. The trainers then ask a layout for everything that depends on the
+mesh: `LocalLayout` for a module of local tensors (one process, or one replica per process), `GlobalLayout` otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from fnmatch import fnmatchcase
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+
+from libai.parallel.mesh import Mesh
+from libai.parallel.plan import Arrangement, ParallelPlan, TensorLayout
+
+Batch = Mapping[str, flow.Tensor]
+
+
+class LocalLayout:
+    """Every tensor is local: nothing has to be moved."""
+
+    arrangement: Arrangement | None = None
+    is_global = False
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+
+    def lay_out_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
+        """This rank's micro-batch as the model takes it."""
+        return dict(batch)
+
+    def lay_out_replicated_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
+        """A batch that every rank holds alike, as the model takes it."""
+        return dict(batch)
+
+    def replicate(self, tensor: flow.Tensor, stage: int | None = None) -> flow.Tensor:
+        """A small tensor that is equal on all ranks, for use on `stage` (default: that of the losses)."""
+        return tensor.to(self.mesh.device)
+
+    def stage_of(self, parameter_name: str) -> int:
+        """The pipeline stage of a parameter."""
+        return 0
+
+    def source_ops(self) -> AbstractContextManager[Any]:
+        """What a forward runs in, so that tensors made inside of it (`flow.zeros`) fit the model's."""
+        return nullcontext()
+
+    def local_output(
+        self, tensor: flow.Tensor, num_samples: int, is_replicated: bool = False, everywhere: bool = False
+    ) -> flow.Tensor:
+        """This rank's part of an output of the model: its samples, or all of a tensor that is not per sample."""
+        return tensor
+
+    @property
+    def sees_outputs(self) -> bool:
+        """Whether this rank's `local_output` counts: false on ranks that repeat what another one has."""
+        return True
+
+
+class GlobalLayout:
+    """Parameters, buffers and batches are global tensors on the stages of a mesh; see `LocalLayout` for the methods."""
+
+    is_global = True
+
+    def __init__(self, arrangement: Arrangement):
+        self.arrangement = arrangement
+        self.mesh = arrangement.mesh
+        self._everyone = self.mesh.placement()
+        self._placements = [self.mesh.stage_placement(stage) for stage in range(self.mesh.pipeline)]
+        broadcast = flow.sbp.broadcast
+        self._whole = self.mesh.sbp(broadcast, broadcast)
+        self._samples = self.mesh.sbp(flow.sbp.split(0) if self.mesh.data > 1 else broadcast, broadcast)
+
+    def lay_out_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
+        """See `LocalLayout`. Every rank passes the samples of its data rank. Collective."""
+        return {
+            name: tensor.to_global(placement=self._placements[self.arrangement.stage_of_input(name)], sbp=self._samples)
+            for name, tensor in batch.items()
+        }
+
+    def lay_out_replicated_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
+        """See `LocalLayout`. Collective."""
+        return {name: self.replicate(tensor, self.arrangement.stage_of_input(name)) for name, tensor in batch.items()}
+
+    def replicate(self, tensor: flow.Tensor, stage: int | None = None) -> flow.Tensor:
+        """See `LocalLayout`. Collective."""
+        placement = self._placements[self.arrangement.tail if stage is None else stage]
+        tensor = tensor.to(self.mesh.device).to_global(placement=self._everyone, sbp=flow.sbp.broadcast)
+        return tensor.to_global(placement=placement, sbp=self._whole)
+
+    def stage_of(self, parameter_name: str) -> int:
+        """See `LocalLayout`."""
+        return self.arrangement.tensors[parameter_name].stage
+
+    def stage_of_module(self, name: str) -> int | None:
+        """See `Arrangement.stage_of_module`."""
+        return self.arrangement.stage_of_module(name)
+
+    def placement(self, stage: int) -> Any:
+        """The OneFlow placement of a stage."""
+        return self._placements[stage]
+
+    def source_ops(self) -> AbstractContextManager[Any]:
+        """See `LocalLayout`. With pipeline stages a source op cannot know its stage, so nothing is arranged there."""
+        if self.mesh.pipeline > 1:
+            return nullcontext()
+        return flow.utils.global_view.global_mode(True, placement=self._placements[0], sbp=self._whole)
+
+    def local_output(
+        self, tensor: flow.Tensor, num_samples: int, is_replicated: bool = False, everywhere: bool = False
+    ) -> flow.Tensor:
+        """See `LocalLayout`. `num_samples`: of this rank's micro-batch. Empty on ranks of other stages than the
+        output's, unless it is wanted `everywhere`. Collective."""
+        if not tensor.is_global:
+            return tensor
+        rows = num_samples * self.mesh.data
+        per_sample = not is_replicated and tensor.ndim > 0 and tensor.shape[0] == rows
+        sbp = self._samples if per_sample else self._whole
+        tensor = tensor.to_global(placement=tensor.placement, sbp=sbp)
+        if not everywhere:
+            return tensor.to_local()
+        copies = [tensor.to_global(placement=placement, sbp=sbp) for placement in self._placements]
+        return copies[self.mesh.pipeline_rank].to_local()
+
+    @property
+    def sees_outputs(self) -> bool:
+        """See `LocalLayout`."""
+        return self.mesh.pipeline_rank == self.arrangement.tail and self.mesh.tensor_rank == 0
+
+
+Layout = LocalLayout | GlobalLayout
+
+
+def parallelize(
+    module: nn.Module,
+    plan: ParallelPlan,
+    mesh: Mesh,
+    blocks_per_stage: Sequence[int] | None = None,
+    block_costs: Sequence[float] | None = None,
+) -> GlobalLayout:
+    """Lay `module` on `mesh` as `plan` says; afterwards it runs on all ranks together. In place, once per module.
+
+    Parameters stay the same objects, so an optimizer that holds them keeps them; initial values are those of rank 0.
+    Nothing inside the module has to know: the classes of blocks on later stages are exchanged for subclasses that fetch
+    their inputs. Collective. See `ParallelPlan.arrange` for the arguments and the errors.
+    """
+    arrangement = plan.arrange(module, mesh, blocks_per_stage, block_costs)
+    layout = GlobalLayout(arrangement)
+    for name, parameter in module.named_parameters():
+        parameter.data = _lay_out(parameter.data, arrangement.tensors[name], layout)
+    buffers = dict(module.named_buffers())
+    for name in buffers:
+        owner, attribute = _owner_of(module, name)
+        owner._buffers[attribute] = _lay_out(buffers[name], arrangement.tensors[name], layout)
+    _pin_outputs(module, plan, mesh)
+    if mesh.pipeline > 1:
+        _connect_stages(module, arrangement, layout)
+    return layout
+
+
+def _lay_out(tensor: flow.Tensor, where: TensorLayout, layout: GlobalLayout) -> flow.Tensor:
+    mesh = layout.mesh
+    placement = layout.placement(where.stage)
+    broadcast = flow.sbp.broadcast
+    sbp = mesh.sbp(broadcast, broadcast if where.axis is None else flow.sbp.split(where.axis))
+    if not tensor.is_global:
+        tensor = tensor.to(mesh.device).to_global(placement=mesh.placement(), sbp=broadcast)
+    # first to the stage, then to the layout: each is one kind of boxing that oneflow 0.9.0 knows
+    tensor = tensor.to_global(placement=placement, sbp=mesh.sbp(broadcast, broadcast))
+    return tensor.to_global(placement=placement, sbp=sbp).detach().clone()
+
+
+def _owner_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, attribute = name.rpartition(".")
+    return dict(module.named_modules())[path], attribute
+
+
+# ---------------------------------------------------------------------------------- changing how modules are called
+
+
+def _pin_outputs(module: nn.Module, plan: ParallelPlan, mesh: Mesh) -> None:
+    if mesh.tensor == 1:
+        return
+    for pattern, layout in plan.pin.items():
+        over_tensor = flow.sbp.broadcast if layout == "whole" else flow.sbp.split(int(layout))
+        for name, child in module.named_modules():
+            if fnmatchcase(name, pattern):
+                _wrap_output(child, _Pin(mesh, over_tensor))
+
+
+class _Pin:
+    """Gives a tensor a layout over the tensor-parallel ranks and keeps the one over the data-parallel ranks."""
+
+    def __init__(self, mesh: Mesh, over_tensor: Any):
+        self._mesh, self._over_tensor = mesh, over_tensor
+
+    def __call__(self, tensor: flow.Tensor) -> flow.Tensor:
+        over_data = flow.sbp.split(0) if self._mesh.data > 1 else flow.sbp.broadcast
+        sbp = self._mesh.sbp(over_data, self._over_tensor)
+        return tensor.to_global(placement=tensor.placement, sbp=sbp)
+
+
+class _MoveTo:
+    """Moves a tensor to a stage; its layout there is the one that it had."""
+
+    def __init__(self, placement: Any):
+        self._placement = placement
+
+    def __call__(self, tensor: flow.Tensor) -> flow.Tensor:
+        if not tensor.is_global or tensor.placement == self._placement:
+            return tensor
+        return tensor.to_global(placement=self._placement, sbp=_without_partial(tensor.sbp))
+
+
+def _without_partial(sbp: Sequence[Any]) -> list[Any]:
+    return [flow.sbp.broadcast if s == flow.sbp.partial_sum else s for s in sbp]
+
+
+def _connect_stages(module: nn.Module, arrangement: Arrangement, layout: GlobalLayout) -> None:
+    modules = dict(module.named_modules())
+    for number, name in enumerate(arrangement.block_names):
+        stage = arrangement.stage_of_block(number)
+        if stage > 0:
+            # every block and not only a stage's first: other inputs (a mask) come from the first stage each time
+            _wrap_input(modules[name], _MoveTo(layout.placement(stage)))
+    last = arrangement.block_names[-1]
+    if arrangement.stage_of_block(len(arrangement.block_names) - 1) != arrangement.tail:
+        _wrap_output(modules[last], _MoveTo(layout.placement(arrangement.tail)))
+
+
+def _wrap_input(module: nn.Module, change: Any) -> None:
+    """Apply `change` to every tensor that `module` is called with.
+
+    The class is exchanged because `nn.Graph` ignores an attribute `forward` of the object (ONEFLOW.md 7).
+    """
+    base = type(module)
+
+    class Wrapped(base):  # type: ignore[misc, valid-type]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return base.forward(self, *map_tensors(args, change), **map_tensors(kwargs, change))
+
+    _exchange_class(module, Wrapped)
+
+
+def _wrap_output(module: nn.Module, change: Any) -> None:
+    """Apply `change` to every tensor that `module` returns."""
+    base = type(module)
+
+    class Wrapped(base):  # type: ignore[misc, valid-type]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return map_tensors(base.forward(self, *args, **kwargs), change)
+
+    _exchange_class(module, Wrapped)
+
+
+def _exchange_class(module: nn.Module, wrapped: type) -> None:
+    base = type(module)
+    wrapped.__name__, wrapped.__qualname__, wrapped.__module__ = base.__name__, base.__qualname__, base.__module__
+    module.__class__ = wrapped
+
+
+def map_tensors(value: Any, change: Any) -> Any:
+    """`value`, nested dicts, lists and tuples, with `change` applied to every tensor in it."""
+    if isinstance(value, flow.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(item, change) for item in value)
+    return value
+
+
+# ---------------------------------------------------------------------------------------------- back to local
+
+
+def localize(module: nn.Module) -> None:
+    """Turn global parameters and buffers of `module` into local ones that hold the whole value on every rank.
+
+    Parameters stay the same objects and lose their gradients. Collective. Only for modules of one stage.
+    """
+    for parameter in module.parameters():
+        parameter.grad = None
+        if parameter.is_global:
+            parameter.data = whole(parameter)
+    for name, buffer in list(module.named_buffers()):
+        if buffer.is_global:
+            owner, attribute = _owner_of(module, name)
+            owner._buffers[attribute] = whole(buffer)
+
+
+def whole(tensor: flow.Tensor) -> flow.Tensor:
+    """A local copy of all of a tensor on every rank. Collective for a global one."""
+    tensor = tensor.detach()
+    if not tensor.is_global:
+        return tensor.clone()
+    broadcast = flow.sbp.broadcast
+    tensor = tensor.to_global(placement=tensor.placement, sbp=[broadcast] * len(tensor.sbp))
+    everyone = flow.placement.all(tensor.placement.type)
+    return tensor.to_global(placement=everyone, sbp=broadcast).to_local().clone()

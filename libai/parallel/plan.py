@@ -1,0 +1,331 @@
+"""A parallel plan: how one model's parameters and blocks are laid on any mesh, as data and not as code.
+
+A model may carry a plan as its attribute `plan`, or a config gives one (`train.dist.plan`). `libai.parallel.layout`
+applies it; this file moves no tensor.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+
+from libai.parallel.mesh import Mesh
+from libai.parallel.stages import balance
+from libai.utils.errors import UserError
+
+_SHOWN_NAMES = 12
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """Where one parameter or buffer lives: its pipeline stage, and the axis that tensor-parallel ranks share (or None
+    when each holds it all). `num_bytes` is the whole tensor's size."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    stage: int
+    axis: int | None
+    is_parameter: bool
+
+    def bytes_per_rank(self, mesh: Mesh) -> int:
+        """Bytes on each rank that holds a part of it."""
+        return self.num_bytes // (mesh.tensor if self.axis is not None else 1)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """A plan worked out for one model and one mesh.
+
+    `tensors`: every parameter and buffer by name. `blocks_per_stage`: how many blocks each pipeline stage runs.
+    `tail`: the stage of what comes behind the blocks. `block_names`: the blocks in order.
+    """
+
+    mesh: Mesh
+    tensors: Mapping[str, TensorLayout]
+    block_names: Sequence[str]
+    blocks_per_stage: Sequence[int]
+    tail: int
+    plan: ParallelPlan
+
+    def stage_of_block(self, number: int) -> int:
+        """The stage that runs the block with this number."""
+        for stage, count in enumerate(self.blocks_per_stage):
+            if number < count:
+                return stage
+            number -= count
+        raise IndexError(number)
+
+    def stage_of_module(self, name: str) -> int | None:
+        """The stage that runs the module `name`; None for one that spans stages, such as the list of blocks."""
+        if not name or name == self.plan.blocks or f"{self.plan.blocks}.".startswith(f"{name}."):
+            return None
+        for number, block in enumerate(self.block_names):
+            if name == block or name.startswith(f"{block}."):
+                return self.stage_of_block(number)
+        return self.tail if self.plan.is_last(name) else 0
+
+    def stage_of_input(self, name: str) -> int:
+        """The stage that reads the argument `name` of the model's forward."""
+        return self.tail if self.plan.is_last(name) else 0
+
+    def parameter_bytes(self, stage: int) -> int:
+        """Bytes of parameters on each rank of a stage."""
+        return sum(t.bytes_per_rank(self.mesh) for t in self.tensors.values() if t.stage == stage and t.is_parameter)
+
+
+@dataclass(frozen=True)
+class ParallelPlan:
+    """How to spread one kind of model.
+
+    Args:
+        split: pattern of parameter (or buffer) names -> axis that tensor-parallel ranks share. Column-parallel linear
+            layers split the outputs (axis 0 of weight and bias), row-parallel ones the inputs (axis 1 of the weight
+            alone). What no pattern matches is whole on every rank.
+        blocks: name of the `ModuleList` (or `Sequential`) that pipeline stages and activation checkpointing cut.
+        last: patterns of the parameters and of the forward arguments (`labels`) that belong to the last pipeline
+            stage. Without any, what follows the blocks runs on the first stage again, which is right for every model,
+            also when its head shares a weight with its embedding.
+        pin: pattern of module names -> layout of their output over the tensor-parallel ranks: "whole", or an axis.
+        divisible: patterns of integer attributes (`blocks.*.attention.num_heads`) that the number of tensor-parallel
+            ranks must divide.
+
+    Patterns are shell patterns over dotted names: `blocks.*.mlp.up.weight`.
+    """
+
+    split: Mapping[str, int] = field(default_factory=dict)
+    blocks: str | None = None
+    last: Sequence[str] = ()
+    pin: Mapping[str, str | int] = field(default_factory=dict)
+    divisible: Sequence[str] = ()
+
+    @classmethod
+    def read(cls, description: Any, source: str = "the plan") -> ParallelPlan:
+        """A plan from a mapping with the keys above, or from a plan. Raises `UserError` for anything else."""
+        if isinstance(description, ParallelPlan):
+            return description
+        if not isinstance(description, Mapping):
+            raise UserError(
+                f"{source} is a {type(description).__name__}, not a mapping. Write "
+                '{"split": {"blocks.*.up.weight": 0}, "blocks": "blocks"}.'
+            )
+        known = [f.name for f in fields(cls)]
+        for key in description:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1)
+                hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
+                raise UserError(f"{source} has no key {key!r}. {hint}")
+        return cls(**{str(key): value for key, value in description.items() if value is not None})
+
+    @classmethod
+    def of(cls, model: nn.Module, description: Any = None) -> ParallelPlan:
+        """`description` as a plan when given, else the model's attribute `plan`, else an empty one."""
+        if description is not None:
+            return cls.read(description, "train.dist.plan")
+        return cls.read(getattr(model, "plan", None) or {}, f"{type(model).__name__}.plan")
+
+    def is_last(self, name: str) -> bool:
+        """True when a pattern of `last` names `name` or a module that it is in."""
+        return any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") for p in self.last)
+
+    def arrange(
+        self,
+        model: nn.Module,
+        mesh: Mesh,
+        blocks_per_stage: Sequence[int] | None = None,
+        block_costs: Sequence[float] | None = None,
+    ) -> Arrangement:
+        """Work the plan out for `model` (local or global tensors) on `mesh`. Moves nothing.
+
+        Args:
+            blocks_per_stage: how many blocks each pipeline stage runs; default: balanced.
+            block_costs: relative cost of each block, such as seconds; default: its parameters.
+
+        Raises `UserError` for a pattern that matches nothing, an axis that does not divide, more stages than blocks,
+        and for stages given wrongly; the text lists what would fit.
+        """
+        named = {name: (t, isinstance(t, nn.Parameter)) for name, t in named_tensors(model)}
+        axes = self._axes(named, mesh)
+        self._check_patterns(model, mesh)
+        names = self._block_names(model, mesh)
+        tail = mesh.pipeline - 1 if self.last else 0
+        counts = self._blocks_per_stage(model, names, mesh, tail, blocks_per_stage, block_costs)
+        starts = [stage for stage, count in enumerate(counts) for _ in range(count)]
+        stage_of_block = dict(zip(names, starts))
+        tensors = {}
+        for name, (tensor, is_parameter) in named.items():
+            block = next((b for b in names if name.startswith(f"{b}.")), None)
+            stage = stage_of_block[block] if block else (tail if self.is_last(name) else 0)
+            tensors[name] = TensorLayout(
+                name,
+                tuple(tensor.shape),
+                str(tensor.dtype).removeprefix("oneflow."),
+                tensor.numel() * tensor.element_size(),
+                stage,
+                axes.get(name),
+                is_parameter,
+            )
+        return Arrangement(mesh, tensors, names, counts, tail, self)
+
+    def describe(self, model: nn.Module, mesh: Mesh, **options: Any) -> str:
+        """A table: parameter, shape, stage, layout, bytes per rank. `options` as for `arrange`."""
+        arrangement = self.arrange(model, mesh, **options)
+        rows = [("parameter", "shape", "stage", "layout", "bytes per rank")]
+        for t in arrangement.tensors.values():
+            if t.is_parameter:
+                layout = "whole" if t.axis is None or mesh.tensor == 1 else f"axis {t.axis} in {mesh.tensor}"
+                shape = " x ".join(map(str, t.shape)) or "scalar"
+                rows.append((t.name, shape, str(t.stage), layout, f"{t.bytes_per_rank(mesh):,}"))
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        lines = [
+            "  ".join([*(cell.ljust(w) for cell, w in zip(row[:4], widths)), row[4].rjust(widths[4])]) for row in rows
+        ]
+        for stage, count in enumerate(arrangement.blocks_per_stage):
+            what = f"stage {stage}, {count} blocks: " if mesh.pipeline > 1 else ""
+            lines.append(f"{what}{arrangement.parameter_bytes(stage):,} bytes of parameters per rank")
+        return "\n".join([mesh.describe(), *lines])
+
+    # ------------------------------------------------------------------ the parts of `arrange`
+
+    def _axes(self, named: Mapping[str, tuple[Any, bool]], mesh: Mesh) -> dict[str, int]:
+        """Name -> axis that is split on this mesh."""
+        axes: dict[str, int] = {}
+        for pattern, axis in self.split.items():
+            matched = [name for name in named if fnmatchcase(name, pattern)]
+            if not matched:
+                raise UserError(
+                    f"the plan splits {pattern!r}, which matches no parameter. Parameters there are: "
+                    f"{_nearest(pattern, named)}."
+                )
+            for name in matched:
+                shape = tuple(named[name][0].shape)
+                if not isinstance(axis, int) or isinstance(axis, bool) or not 0 <= axis < len(shape):
+                    raise UserError(
+                        f"the plan splits {pattern!r} on axis {axis!r}, but {name} has shape {shape}: its axes are "
+                        f"{', '.join(map(str, range(len(shape))))}."
+                    )
+                if shape[axis] % mesh.tensor:
+                    raise UserError(
+                        f"{name} has shape {shape}, and its axis {axis} of {shape[axis]} cannot be shared by "
+                        f"{mesh.tensor} tensor-parallel ranks. train.dist.tensor_parallel_size must divide it: "
+                        f"{', '.join(map(str, _divisors(shape[axis])))}."
+                    )
+                if mesh.tensor > 1:
+                    axes[name] = axis
+        if mesh.tensor > 1 and not axes:
+            raise UserError(
+                f"train.dist.tensor_parallel_size={mesh.tensor}, but no plan says which parameters to split, so every "
+                "rank would do the same work. Give the model class an attribute plan = {'split': {pattern: axis}}, or "
+                "set train.dist.plan in the config."
+            )
+        return axes
+
+    def _check_patterns(self, model: nn.Module, mesh: Mesh) -> None:
+        modules = dict(model.named_modules())
+        for pattern in self.pin:
+            if not any(fnmatchcase(name, pattern) for name in modules):
+                raise UserError(
+                    f"the plan pins the output of {pattern!r}, which matches no module. Modules there are: "
+                    f"{_nearest(pattern, modules)}."
+                )
+        for pattern in self.divisible:
+            owner, _, attribute = pattern.rpartition(".")
+            found = {
+                f"{name}.{attribute}": getattr(module, attribute, None)
+                for name, module in modules.items()
+                if fnmatchcase(name, owner)
+            }
+            if not found:
+                raise UserError(f"the plan's `divisible` names {pattern!r}, but {owner!r} matches no module.")
+            for name, value in found.items():
+                if not isinstance(value, int):
+                    raise UserError(f"the plan's `divisible` names {name}, which is no whole number but {value!r}.")
+                if value % mesh.tensor:
+                    raise UserError(
+                        f"{name}={value} cannot be shared by {mesh.tensor} tensor-parallel ranks. "
+                        f"train.dist.tensor_parallel_size must divide it: {', '.join(map(str, _divisors(value)))}."
+                    )
+
+    def _block_names(self, model: nn.Module, mesh: Mesh) -> list[str]:
+        if self.blocks is None:
+            if mesh.pipeline > 1:
+                raise UserError(
+                    f"train.dist.pipeline_parallel_size={mesh.pipeline}, but no plan names the list of blocks to cut. "
+                    f"Give {type(model).__name__} an attribute plan = {{'blocks': name}}, or set train.dist.plan."
+                    f"blocks. Lists in this model: {_lists_in(model)}."
+                )
+            return []
+        container = dict(model.named_modules()).get(self.blocks)
+        if not isinstance(container, nn.ModuleList | nn.Sequential):
+            found = "there is none" if container is None else f"it is a {type(container).__name__}"
+            raise UserError(
+                f"the plan's blocks={self.blocks!r} must name a ModuleList or Sequential of the model; {found}. "
+                f"Lists in this model: {_lists_in(model)}."
+            )
+        return [f"{self.blocks}.{name}" for name, _ in container.named_children()]
+
+    def _blocks_per_stage(
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        mesh: Mesh,
+        tail: int,
+        given: Sequence[int] | None,
+        costs: Sequence[float] | None,
+    ) -> list[int]:
+        if mesh.pipeline > 1 and mesh.pipeline > len(names):
+            raise UserError(
+                f"train.dist.pipeline_parallel_size={mesh.pipeline}, but {self.blocks} has {len(names)} block(s), and "
+                f"every stage needs one. Use at most {len(names)} stages."
+            )
+        if given is not None:
+            counts = list(given)
+            if len(counts) != mesh.pipeline or sum(counts) != len(names) or min(counts) < 1:
+                raise UserError(
+                    f"train.dist.blocks_per_stage={counts} must give {mesh.pipeline} stage(s) at least one block each "
+                    f"and {len(names)} in all."
+                )
+            return counts
+        if mesh.pipeline == 1:
+            return [len(names)]
+        modules = dict(model.named_modules())
+        if costs is None:
+            costs = [float(sum(p.numel() for p in modules[name].parameters())) for name in names]
+            outside = {
+                name: p.numel()
+                for name, p in model.named_parameters()
+                if not any(name.startswith(f"{block}.") for block in names)
+            }
+            behind = float(sum(size for name, size in outside.items() if self.is_last(name)))
+            before = float(sum(outside.values())) - behind
+        else:
+            before = behind = 0.0
+        return balance(costs, mesh.pipeline, before, behind, tail)
+
+
+def named_tensors(model: nn.Module) -> list[tuple[str, flow.Tensor]]:
+    """Every parameter, then every buffer of `model` by name; tied ones under their first name."""
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def _nearest(pattern: str, names: Iterable[str]) -> str:
+    names = [name for name in names if name]
+    near = difflib.get_close_matches(pattern, names, n=_SHOWN_NAMES, cutoff=0.3) or names[:_SHOWN_NAMES]
+    rest = len(names) - len(near)
+    return ", ".join(near) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0][:_SHOWN_NAMES]
+
+
+def _lists_in(model: nn.Module) -> str:
+    lists = [name for name, m in model.named_modules() if name and isinstance(m, nn.ModuleList | nn.Sequential)]
+    return ", ".join(lists) or "none"

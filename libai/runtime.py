@@ -29,8 +29,13 @@ from typing import NoReturn
 
 RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 DEFAULT_CONNECT_SECONDS = 120.0
-# Set by tools/launch.py: the folder where a rank that fails leaves a note.
+# Set by tools/launch.py: the folder where a rank that fails or leaves puts a note, and the ranks of this machine.
 FAILURE_DIR_VARIABLE = "LIBAI_FAILURE_DIR"
+LOCAL_RANKS_VARIABLE = "LIBAI_LOCAL_RANKS"
+# Stopped from outside with everything saved (libai.engine.stop.EXIT_RESUMABLE): all ranks leave with it, or none.
+_EXIT_RESUMABLE = 75
+# For how long a rank that is ready to leave waits for the others of its machine.
+LEAVE_TOGETHER_SECONDS = 10.0
 
 # The oneflow 0.9.0 wheel holds machine code for these and no PTX that a driver could compile for others.
 FIRST_COMPUTE_CAPABILITY = (6, 0)
@@ -282,11 +287,13 @@ def guarded_main(main: Callable[[], object]) -> NoReturn:
 
     Codes: what `main` returns or gives to `sys.exit` (None is 0); 2 for a `UserError`, whose text rank 0 prints; 130
     for Ctrl-C; 1 for anything else, with rank and traceback on stderr. In a job of several processes every code but 0
-    leaves by `os._exit`: oneflow 0.9.0's own exit handler waits for ever for ranks that are still training.
+    leaves by `os._exit`: oneflow 0.9.0's own exit handler waits for ever for ranks that are still training. With 0
+    that handler is wanted: the ranks meet in it, so that none is missed by the others.
     """
     code = run_guarded(main)
     if code != 0 and _world_size() > 1:
         leave_at_once(code)
+    note_leaving(code)
     sys.exit(code)
 
 
@@ -303,11 +310,47 @@ def run_guarded(main: Callable[[], object]) -> int:
 
 
 def leave_at_once(code: int) -> NoReturn:
-    """End the process without exit handlers, but with everything written that was printed or logged."""
+    """End the process without exit handlers, but with everything written that was printed or logged.
+
+    The code is noted first (`note_leaving`). Ranks stopped from outside leave together: oneflow 0.9.0 aborts a rank
+    whose heartbeat misses another, every 7 to 13 seconds, and it may still be busy with its last lines.
+    """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+    note_leaving(code)
+    if code == _EXIT_RESUMABLE:
+        _wait_for_leaving_ranks(LEAVE_TOGETHER_SECONDS)
     os._exit(code)
+
+
+def note_leaving(code: int) -> None:
+    """Tell tools/launch.py that this rank's work is done, with this exit code, whatever oneflow does to it from now on.
+
+    Nothing is noted by a process that is no rank of that launcher.
+    """
+    folder, rank = os.environ.get(FAILURE_DIR_VARIABLE), int(os.environ.get("RANK", -1))
+    if folder and rank >= 0:
+        with contextlib.suppress(OSError):  # the exit code itself must come out whatever the disk does
+            Path(folder, f"leaving_{rank}").write_text(str(code), encoding="utf-8")
+
+
+def read_leaving(folder: str | os.PathLike[str]) -> dict[int, int]:
+    """Return the exit codes that ranks have noted in `folder`, by rank. A note cut short by a kill is left out."""
+    codes = {}
+    for path in Path(folder).glob("leaving_*"):
+        with contextlib.suppress(ValueError, OSError):
+            codes[int(path.name.removeprefix("leaving_"))] = int(path.read_text(encoding="utf-8"))
+    return codes
+
+
+def _wait_for_leaving_ranks(limit_seconds: float) -> None:
+    """Return when every rank of this machine has noted that it leaves, at the latest after `limit_seconds`."""
+    folder = os.environ.get(FAILURE_DIR_VARIABLE)
+    num_ranks = int(os.environ.get(LOCAL_RANKS_VARIABLE, 1))
+    end = time.monotonic() + limit_seconds
+    while folder and len(read_leaving(folder)) < num_ranks and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def run_script(arguments: Sequence[str]) -> NoReturn:

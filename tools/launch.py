@@ -245,11 +245,17 @@ class Rank:
     number: int
     process: subprocess.Popen
     end_time: float | None = None
+    intended: int | None = None
 
     @property
     def code(self) -> int | None:
-        """Exit code, negative for a signal; None while it runs."""
-        return self.process.returncode
+        """Exit code, negative for a signal; None while it runs. What a rank noted counts for one aborted later."""
+        return self.intended if self.was_aborted_leaving else self.process.returncode
+
+    @property
+    def was_aborted_leaving(self) -> bool:
+        """Whether oneflow ended it after its work was done: its heartbeat aborts a rank that misses another."""
+        return self.intended is not None and self.process.returncode in (-signal.SIGABRT, -signal.SIGSEGV)
 
     def send(self, signum: int) -> None:
         """Signal the rank and whatever it has started (loader workers)."""
@@ -319,6 +325,7 @@ class Supervisor:
 
     ranks: list[Rank] = field(default_factory=list)
     stop_seconds: float = DEFAULT_STOP_SECONDS
+    notes_folder: str | None = None
     stop_signal: int | None = None
     _terminate_at: float | None = None
     _kill_at: float | None = None
@@ -372,6 +379,8 @@ class Supervisor:
         for rank in self.ranks:
             if rank.end_time is None and rank.process.poll() is not None:
                 rank.end_time = time.time()
+                if self.notes_folder is not None:
+                    rank.intended = runtime.read_leaving(self.notes_folder).get(rank.number)
                 if rank.code == EXIT_RESUMABLE:  # the others may still be writing their part of the checkpoint
                     self._set_deadlines(None, self.stop_seconds)
                 elif rank.code != 0:
@@ -445,9 +454,10 @@ def read_notes(folder: str) -> dict[int, dict]:
 
 def launch(job: Job, stop_seconds: float) -> int:
     """Run the job's ranks of this machine to their end and return the exit code. None of them outlives the call."""
-    supervisor = Supervisor(stop_seconds=stop_seconds)
     with tempfile.TemporaryDirectory(prefix="libai-") as notes_folder:
+        supervisor = Supervisor(stop_seconds=stop_seconds, notes_folder=notes_folder)
         os.environ[runtime.FAILURE_DIR_VARIABLE] = notes_folder
+        os.environ[runtime.LOCAL_RANKS_VARIABLE] = str(job.num_processes)
         with supervisor.handling_signals():
             try:
                 start_ranks(job, supervisor.ranks)
@@ -456,6 +466,14 @@ def launch(job: Job, stop_seconds: float) -> int:
                 supervisor.end(signal.SIGKILL)
                 raise
         code = supervisor.exit_code()
+        for rank in supervisor.ranks:
+            if rank.was_aborted_leaving and rank.intended in (0, EXIT_RESUMABLE):
+                name = signal.Signals(-rank.process.returncode).name
+                print(
+                    f"launch: rank {rank.number} had done its work (exit code {rank.intended}) when oneflow's exit "
+                    f"ended it by {name}; nothing is lost.",
+                    file=sys.stderr,
+                )
         if code in (EXIT_FAILED, EXIT_USER_MISTAKE):
             line = describe_failure(supervisor.ranks, read_notes(notes_folder), code)
             if line is not None:

@@ -291,6 +291,47 @@ def test_exit_codes_come_out(script, body, code, line):
     assert (result.returncode, result.stderr) == (code, line)
 
 
+@pytest.mark.parametrize(("noted", "code"), [("75", 75), ("0", 0), (None, 1)])
+def test_a_rank_aborted_after_its_work_ends_as_it_had_noted(script, noted, code):
+    """OneFlow's heartbeat may abort a rank that is still leaving when another has left. Unnoted, it is a failure."""
+    note = f"runtime.note_leaving({noted})" if noted else "pass"
+    result = script(f"""
+        from libai import runtime
+        if rank == 1:
+            {note}
+            os.abort()
+        sys.exit({noted or 0})
+    """).run()
+    assert result.returncode == code, result.stderr
+    expected = (
+        f"launch: rank 1 had done its work (exit code {noted}) when oneflow's exit ended it by SIGABRT; "
+        "nothing is lost.\n"
+        if noted
+        else "launch: rank 1 failed first: killed by SIGABRT; the other ranks were ended.\n"
+    )
+    assert result.stderr == expected
+
+
+def test_a_failure_that_was_noted_stays_a_failure(script):
+    result = script("from libai import runtime\nruntime.note_leaving(3)\nos.abort()").run(1)
+    assert result.returncode == 1 and "rank 0 failed first: exit code 3" in result.stderr
+
+
+def test_ranks_that_were_stopped_leave_together(script):
+    program = script("""
+        if rank == 0:
+            other = os.path.dirname(__file__) + "/pid_1"
+            while not os.path.exists(other): time.sleep(0.01)
+            time.sleep(1)
+            os.kill(int(open(other).read()), 0)  # raises when rank 1 has left
+        sys.exit(75)
+    """)
+    start = time.monotonic()
+    result = program.run()
+    assert (result.returncode, result.stderr) == (75, "")
+    assert time.monotonic() - start < runtime.LEAVE_TOGETHER_SECONDS  # nobody waits when all are ready
+
+
 FAIL_WHILE_OTHERS_WAIT = """
     time.sleep(0.3 * rank)
     if rank == 1:

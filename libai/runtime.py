@@ -27,11 +27,17 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
+from libai.utils.rank_notes import (
+    FAILURE_DIR_VARIABLE,
+    LOCAL_RANKS_VARIABLE,
+    dump_stacks_on_signal,
+    note_leaving,
+    read_leaving,
+    without_harmless_lines,
+)
+
 RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 DEFAULT_CONNECT_SECONDS = 120.0
-# Set by tools/launch.py: the folder where a rank that fails or leaves puts a note, and the ranks of this machine.
-FAILURE_DIR_VARIABLE = "LIBAI_FAILURE_DIR"
-LOCAL_RANKS_VARIABLE = "LIBAI_LOCAL_RANKS"
 # Stopped from outside with everything saved (libai.engine.stop.EXIT_RESUMABLE): all ranks leave with it, or none.
 _EXIT_RESUMABLE = 75
 # For how long a rank that is ready to leave waits for the others of its machine.
@@ -121,7 +127,7 @@ class _OneFlowLoader(importlib.abc.Loader):
         if int(os.environ.get("RANK", 0)) > 0 and "MASTER_PORT" in os.environ:
             wait_for_rank0()
         try:
-            with _limited_rendezvous():
+            with _limited_rendezvous(), without_harmless_lines():
                 self._loader.exec_module(module)
         except ImportError as error:
             text = explain_import_error(error)
@@ -324,26 +330,6 @@ def leave_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def note_leaving(code: int) -> None:
-    """Tell tools/launch.py that this rank's work is done, with this exit code, whatever oneflow does to it from now on.
-
-    Nothing is noted by a process that is no rank of that launcher.
-    """
-    folder, rank = os.environ.get(FAILURE_DIR_VARIABLE), int(os.environ.get("RANK", -1))
-    if folder and rank >= 0:
-        with contextlib.suppress(OSError):  # the exit code itself must come out whatever the disk does
-            Path(folder, f"leaving_{rank}").write_text(str(code), encoding="utf-8")
-
-
-def read_leaving(folder: str | os.PathLike[str]) -> dict[int, int]:
-    """Return the exit codes that ranks have noted in `folder`, by rank. A note cut short by a kill is left out."""
-    codes = {}
-    for path in Path(folder).glob("leaving_*"):
-        with contextlib.suppress(ValueError, OSError):
-            codes[int(path.name.removeprefix("leaving_"))] = int(path.read_text(encoding="utf-8"))
-    return codes
-
-
 def _wait_for_leaving_ranks(limit_seconds: float) -> None:
     """Return when every rank of this machine has noted that it leaves, at the latest after `limit_seconds`."""
     folder = os.environ.get(FAILURE_DIR_VARIABLE)
@@ -360,6 +346,7 @@ def run_script(arguments: Sequence[str]) -> NoReturn:
     """
     launcher_pid, file, *rest = arguments
     request_parent_death_signal(int(launcher_pid))
+    dump_stacks_on_signal()
     sys.argv = [file, *rest]
     sys.path[0] = str(Path(file).resolve().parent)
 
@@ -409,7 +396,8 @@ def _record_failure(rank: int, error: BaseException, text: str | None) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     reason = text or traceback.format_exception_only(type(error), error)[-1].strip()
-    note = {"rank": rank, "time": time.time(), "reason": reason, "where": where}
+    note = {"rank": rank, "time": time.time(), "reason": reason, "where": where, "kind": type(error).__name__}
+    note["iteration"] = getattr(error, "iteration", None)
     try:
         Path(folder, f"rank_{rank}.json").write_text(json.dumps(note), encoding="utf-8")
     except OSError:

@@ -487,7 +487,7 @@ def test_what_a_good_config_prints_is_left_to_the_ranks(script, capfd, monkeypat
 def test_preflight_returns_what_the_config_says(script, monkeypatch):
     import libai.config.preflight
 
-    def check(config, args, world_size):
+    def check(config, args, world_size, extra_flags):
         return {"graph_enabled": False, "device": "cpu", "seen": [config, args, world_size]}
 
     monkeypatch.setattr(libai.config.preflight, "check", check)
@@ -563,7 +563,7 @@ def test_a_missing_machine_is_a_clear_line(script, monkeypatch):
     job = read_job(program, "1", NODE="2", NODE_RANK="0", PORT=str(launch.find_free_port()))
     supervisor = launch.Supervisor()
     monkeypatch.setenv("LIBAI_FAILURE_DIR", str(program.folder))
-    launch.start_ranks(job, supervisor.ranks)
+    launch.start_ranks(job, supervisor.ranks, program.folder)
     supervisor.wait()
     line = launch.describe_failure(supervisor.ranks, launch.read_notes(program.folder), supervisor.exit_code())
     assert line.startswith("launch: rank 0 failed first: it waited 2 s for the other ranks. Are all machines running")

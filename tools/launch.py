@@ -449,9 +449,7 @@ def take_max_restarts(arguments: Sequence[str], environment: Mapping[str, str]) 
         else:
             rest.append(word)
     if not text.isdecimal():
-        raise UserError(
-            f"{name} is {text!r}; it must be how often to start a failed job again, a whole number, 0 or more."
-        )
+        raise UserError(f"{name} is {text!r}; it must be how often a failed job is started again, a whole number.")
     return int(text), rest
 
 

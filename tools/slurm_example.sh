@@ -17,7 +17,8 @@ if [ -z "${SLURM_JOB_ID:-}" ]; then echo "error: SLURM_JOB_ID is not set, so thi
 cd "${SLURM_SUBMIT_DIR:?}" || exit 2   # Slurm runs a copy of this file from another folder
 
 NODE=$SLURM_JOB_NUM_NODES
-ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) || exit 2
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") || exit 2
+ADDR=${hosts%%$'\n'*}
 PORT=$((20000 + SLURM_JOB_ID % 10000))   # two jobs that share a machine rarely collide
 PROCS=${PROCS:-${SLURM_GPUS_ON_NODE:-${SLURM_CPUS_PER_TASK:-1}}}
 export NODE ADDR PORT PROCS

@@ -52,8 +52,11 @@ class FailsOnRank(HookBase):
 class Slow(HookBase):
     """Makes an iteration last, so that a signal hits the middle of the run."""
 
+    def __init__(self, seconds=0.1):
+        self.seconds = seconds
+
     def after_step(self):
-        time.sleep(0.1)
+        time.sleep(self.seconds)
 
 
 class SleepsOnRank(HookBase):

@@ -358,11 +358,11 @@ def launch(job: Job, limits: Limits) -> Outcome:
                 supervisor.end(signal.SIGKILL)
                 raise
         code = supervisor.exit_code()
-        failure = _report_end(supervisor, notes_folder, code)
+        failure = _report_end(supervisor, job, notes_folder, code)
     return Outcome(code, supervisor.stop_signal is not None, failure)
 
 
-def _report_end(supervisor: Supervisor, notes_folder: str, code: int) -> tuple[str, int] | None:
+def _report_end(supervisor: Supervisor, job: Job, notes_folder: str, code: int) -> tuple[str, int] | None:
     """Say what the user cannot know yet about the end of the ranks; returns `Outcome.failure`."""
     for rank in supervisor.ranks:
         if rank.was_aborted_leaving and rank.intended in (0, EXIT_RESUMABLE):
@@ -379,7 +379,7 @@ def _report_end(supervisor: Supervisor, notes_folder: str, code: int) -> tuple[s
     if code == EXIT_FAILED:
         said = rank_notes.read_held_back(notes_folder) if first.number == 0 else first.read_stderr()
         sys.stderr.write(said)
-    line = describe_failure(supervisor.ranks, notes, code)
+    line = describe_failure(supervisor.ranks, notes, code, job.num_nodes)
     if line is not None:
         print(line, file=sys.stderr, flush=True)
     note = notes.get(first.number, {})

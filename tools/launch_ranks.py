@@ -198,7 +198,9 @@ def find_first_failure(ranks: Sequence[Rank], notes: Mapping[int, Mapping], code
     return min(failed, key=lambda rank: notes.get(rank.number, {}).get("time", rank.end_time))
 
 
-def describe_failure(ranks: Sequence[Rank], notes: Mapping[int, Mapping], code: int) -> str | None:
+def describe_failure(
+    ranks: Sequence[Rank], notes: Mapping[int, Mapping], code: int, num_machines: int = 1
+) -> str | None:
     """Return the line about the rank that failed first, or None when the user knows already.
 
     `notes`: rank → what `libai.runtime.guarded_main` left behind, with the time of the exception.
@@ -220,6 +222,8 @@ def describe_failure(ranks: Sequence[Rank], notes: Mapping[int, Mapping], code: 
     elif first.code < 0:
         name = signal.Signals(-first.code).name
         why = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+        if name == "SIGABRT" and num_machines > 1:
+            why += " (oneflow does that when it loses a rank of another machine: look at its output)"
     else:
         why = f"exit code {first.code}"
     others = "" if len(ranks) == 1 else "; the other ranks were ended"

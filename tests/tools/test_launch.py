@@ -346,6 +346,13 @@ def test_a_rank_aborted_after_its_work_ends_as_it_had_noted(script, noted, code)
     assert result.stderr == expected
 
 
+def test_an_abort_on_one_of_several_machines_points_to_the_others():
+    rank = launch.Rank(0, subprocess.Popen(["bash", "-c", "kill -ABRT $$"]), end_time=1.0)
+    rank.process.wait()
+    assert launch.describe_failure([rank], {}, 1) == "launch: rank 0 failed first: killed by SIGABRT."
+    assert "when it loses a rank of another machine" in launch.describe_failure([rank], {}, 1, num_machines=2)
+
+
 def test_only_rank_0_writes_to_the_terminal(script):
     result = script("print('hello', file=sys.stderr)").run(3)
     assert (result.returncode, result.stderr) == (0, "hello\n")

@@ -27,10 +27,21 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
+from libai.utils.rank_notes import (
+    FAILURE_DIR_VARIABLE,
+    LOCAL_RANKS_VARIABLE,
+    dump_stacks_on_signal,
+    note_leaving,
+    read_leaving,
+    without_harmless_lines,
+)
+
 RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 DEFAULT_CONNECT_SECONDS = 120.0
-# Set by tools/launch.py: the folder where a rank that fails leaves a note.
-FAILURE_DIR_VARIABLE = "LIBAI_FAILURE_DIR"
+# Stopped from outside with everything saved (libai.engine.stop.EXIT_RESUMABLE): all ranks leave with it, or none.
+_EXIT_RESUMABLE = 75
+# For how long a rank that is ready to leave waits for the others of its machine.
+LEAVE_TOGETHER_SECONDS = 10.0
 
 # The oneflow 0.9.0 wheel holds machine code for these and no PTX that a driver could compile for others.
 FIRST_COMPUTE_CAPABILITY = (6, 0)
@@ -116,7 +127,7 @@ class _OneFlowLoader(importlib.abc.Loader):
         if int(os.environ.get("RANK", 0)) > 0 and "MASTER_PORT" in os.environ:
             wait_for_rank0()
         try:
-            with _limited_rendezvous():
+            with _limited_rendezvous(), without_harmless_lines():
                 self._loader.exec_module(module)
         except ImportError as error:
             text = explain_import_error(error)
@@ -282,11 +293,13 @@ def guarded_main(main: Callable[[], object]) -> NoReturn:
 
     Codes: what `main` returns or gives to `sys.exit` (None is 0); 2 for a `UserError`, whose text rank 0 prints; 130
     for Ctrl-C; 1 for anything else, with rank and traceback on stderr. In a job of several processes every code but 0
-    leaves by `os._exit`: oneflow 0.9.0's own exit handler waits for ever for ranks that are still training.
+    leaves by `os._exit`: oneflow 0.9.0's own exit handler waits for ever for ranks that are still training. With 0
+    that handler is wanted: the ranks meet in it, so that none is missed by the others.
     """
     code = run_guarded(main)
     if code != 0 and _world_size() > 1:
         leave_at_once(code)
+    note_leaving(code)
     sys.exit(code)
 
 
@@ -303,11 +316,27 @@ def run_guarded(main: Callable[[], object]) -> int:
 
 
 def leave_at_once(code: int) -> NoReturn:
-    """End the process without exit handlers, but with everything written that was printed or logged."""
+    """End the process without exit handlers, but with everything written that was printed or logged.
+
+    The code is noted first (`note_leaving`). Ranks stopped from outside leave together: oneflow 0.9.0 aborts a rank
+    whose heartbeat misses another, every 7 to 13 seconds, and it may still be busy with its last lines.
+    """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+    note_leaving(code)
+    if code == _EXIT_RESUMABLE:
+        _wait_for_leaving_ranks(LEAVE_TOGETHER_SECONDS)
     os._exit(code)
+
+
+def _wait_for_leaving_ranks(limit_seconds: float) -> None:
+    """Return when every rank of this machine has noted that it leaves, at the latest after `limit_seconds`."""
+    folder = os.environ.get(FAILURE_DIR_VARIABLE)
+    num_ranks = int(os.environ.get(LOCAL_RANKS_VARIABLE, 1))
+    end = time.monotonic() + limit_seconds
+    while folder and len(read_leaving(folder)) < num_ranks and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def run_script(arguments: Sequence[str]) -> NoReturn:
@@ -317,6 +346,7 @@ def run_script(arguments: Sequence[str]) -> NoReturn:
     """
     launcher_pid, file, *rest = arguments
     request_parent_death_signal(int(launcher_pid))
+    dump_stacks_on_signal()
     sys.argv = [file, *rest]
     sys.path[0] = str(Path(file).resolve().parent)
 
@@ -366,7 +396,8 @@ def _record_failure(rank: int, error: BaseException, text: str | None) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     reason = text or traceback.format_exception_only(type(error), error)[-1].strip()
-    note = {"rank": rank, "time": time.time(), "reason": reason, "where": where}
+    note = {"rank": rank, "time": time.time(), "reason": reason, "where": where, "kind": type(error).__name__}
+    note["iteration"] = getattr(error, "iteration", None)
     try:
         Path(folder, f"rank_{rank}.json").write_text(json.dumps(note), encoding="utf-8")
     except OSError:

@@ -6,9 +6,10 @@
 leaves ranks behind (it kills only when it leads a process group, and one failed rank hangs the others). Standard
 library only: oneflow itself is never imported in this process.
 
-Environment: NODE (machines), NODE_RANK, ADDR, PORT of the first machine; LIBAI_STOP_TIMEOUT, the seconds that ranks
-get to save and stop after a signal. Exit codes: 0 done, 1 failed, 2 user mistake, 75 stopped but resumable,
-128 + signal when a signal ended ranks that could not save.
+Environment: NODE (machines), NODE_RANK, ADDR, PORT of the first machine; MAX_RESTARTS; LIBAI_STOP_TIMEOUT, the seconds
+that ranks get to save and stop after a signal; LIBAI_STALL_TIMEOUT, the seconds without progress that end a job.
+Exit codes: 0 done, 1 failed, 2 user mistake, 75 stopped but resumable, 128 + signal when a signal ended ranks that
+could not save.
 """
 
 import contextlib
@@ -17,44 +18,58 @@ import importlib.util
 import json
 import os
 import random
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType, ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+TRAIN_NET = ROOT / "tools" / "train_net.py"
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+from launch_ranks import (  # noqa: E402
+    DEFAULT_STALL_SECONDS,
+    DEFAULT_STOP_SECONDS,
+    EXIT_FAILED,
+    EXIT_RESUMABLE,
+    EXIT_USER_MISTAKE,
+    Rank,
+    Supervisor,
+    describe_failure,
+    find_first_failure,
+    read_notes,
+)
 
 from libai import runtime  # noqa: E402
+from libai.utils import rank_notes  # noqa: E402
 from libai.utils.errors import UserError  # noqa: E402
-
-EXIT_FAILED = 1
-EXIT_USER_MISTAKE = 2
-EXIT_RESUMABLE = 75
 
 # Several nodes cannot agree on a free port, so they share this one unless PORT says otherwise.
 DEFAULT_PORT = 29500
 # Below the range from which Linux hands out ports of outgoing connections, which could take ours at any moment.
 FREE_PORTS = range(20000, 32000)
 
-POLL_SECONDS = 0.05
-# After a failure: the time for other ranks to report what they saw, then from SIGTERM to SIGKILL.
-REPORT_SECONDS = 1.5
-TERMINATE_SECONDS = 1.5
-DEFAULT_STOP_SECONDS = 120.0
+# Several machines: oneflow's heartbeat takes up to 13 s to tell the other ranks of a failure; then they are ended.
+MULTI_NODE_RESTART_SECONDS = 20.0
+# What grpc must not reach through a proxy: every numeric address, since it compares the ends of names.
+NO_GRPC_PROXY = "0,1,2,3,4,5,6,7,8,9,localhost"
 
 RANK_BOOTSTRAP = "import sys; from libai.runtime import run_script; run_script(sys.argv[1:])"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to run on this machine. `file` and `config` are absolute paths; `arguments` go to the file unchanged."""
+    """What to run on this machine. `file` and `config` are absolute paths; `arguments` go to the file unchanged.
+
+    `output_dir`: where the job keeps its files, when that is known.
+    """
 
     file: str
     config: str
@@ -64,6 +79,7 @@ class Job:
     node_rank: int
     address: str
     port: int
+    output_dir: Path | None = None
 
     @property
     def world_size(self) -> int:
@@ -211,7 +227,8 @@ def run_preflight(job: Job) -> dict[str, object]:
 def _write_preflight(job: Job, write_end: int) -> None:
     from libai.config.preflight import check
 
-    facts = check(job.config, list(job.arguments), world_size=job.world_size)
+    own_flags = runpy.run_path(str(TRAIN_NET))["FLAGS"]
+    facts = check(job.config, list(job.arguments), world_size=job.world_size, extra_flags=own_flags)
     with os.fdopen(write_end, "w", encoding="utf-8") as pipe:
         json.dump(facts, pipe)
 
@@ -221,6 +238,9 @@ def choose_environment(job: Job, environment: Mapping[str, str], facts: Mapping[
     extra = {}
     paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     extra["PYTHONPATH"] = os.pathsep.join(paths)
+    if job.world_size > 1:
+        # a proxy for web pages does not know the ranks, and grpc would send all their calls to it
+        extra["no_grpc_proxy"] = ",".join(filter(None, [environment.get("no_grpc_proxy"), NO_GRPC_PROXY, job.address]))
     if job.num_processes > 1 and "OMP_NUM_THREADS" not in environment:
         extra["OMP_NUM_THREADS"] = "1"  # also keeps oneflow's launcher from printing a banner about it
     device = facts.get("device")
@@ -238,25 +258,6 @@ def choose_environment(job: Job, environment: Mapping[str, str], facts: Mapping[
 # ------------------------------------------------------------------------------------------- starting the ranks
 
 
-@dataclass
-class Rank:
-    """A started process of the job; it leads its own session, so signals reach it only through this launcher."""
-
-    number: int
-    process: subprocess.Popen
-    end_time: float | None = None
-
-    @property
-    def code(self) -> int | None:
-        """Exit code, negative for a signal; None while it runs."""
-        return self.process.returncode
-
-    def send(self, signum: int) -> None:
-        """Signal the rank and whatever it has started (loader workers)."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signum)
-
-
 class _AllStarted(BaseException):
     """Leaves oneflow's launcher at the point where it would begin to watch."""
 
@@ -268,13 +269,23 @@ class _Unwatched:
         raise _AllStarted
 
 
-def start_ranks(job: Job, ranks: list[Rank]) -> None:
-    """Start the processes of this machine through `oneflow.distributed.launch`; append each to `ranks` at once."""
+def start_ranks(job: Job, ranks: list[Rank], stderr_folder: Path) -> None:
+    """Start the processes of this machine through `oneflow.distributed.launch`; append each to `ranks` at once.
+
+    Rank 0 writes to the terminal; the stderr of the others is appended to `stderr_folder`/rank_<number>.stderr.
+    """
 
     def start(command: list[str], env: dict[str, str], **_: object) -> _Unwatched:
         python, unbuffered, *script = command
         command = [python, unbuffered, "-c", RANK_BOOTSTRAP, str(os.getpid()), *script]
-        ranks.append(Rank(int(env["RANK"]), subprocess.Popen(command, env=env, start_new_session=True)))
+        number = int(env["RANK"])
+        if number == 0:
+            ranks.append(Rank(number, subprocess.Popen(command, env=env, start_new_session=True)))
+            return _Unwatched()
+        path = stderr_folder / f"rank_{number}.stderr"
+        with open(path, "ab") as file:
+            process = subprocess.Popen(command, env=env, start_new_session=True, stderr=file)
+            ranks.append(Rank(number, process, stderr=path, stderr_start=file.tell()))
         return _Unwatched()
 
     launcher = _load_oneflow_launcher()
@@ -310,157 +321,146 @@ def _load_oneflow_launcher() -> ModuleType:
     return launcher
 
 
-# ----------------------------------------------------------------------------------------------- until the end
+# ---------------------------------------------------------------------------------------- until the job's end
 
 
-@dataclass
-class Supervisor:
-    """Watches the ranks of this machine: passes signals on, ends all when one fails, and works out the exit code."""
+@dataclass(frozen=True)
+class Limits:
+    """Seconds to save and stop after a signal, seconds without progress (0: for ever), restarts after failures."""
 
-    ranks: list[Rank] = field(default_factory=list)
     stop_seconds: float = DEFAULT_STOP_SECONDS
-    stop_signal: int | None = None
-    _terminate_at: float | None = None
-    _kill_at: float | None = None
-
-    @contextlib.contextmanager
-    def handling_signals(self) -> Iterator[None]:
-        """Pass Ctrl-C, SIGTERM, a closed terminal and Ctrl-Z on to the ranks while the block runs."""
-        handlers = {signal.SIGINT: self._stop, signal.SIGTERM: self._stop, signal.SIGHUP: self._stop}
-        handlers[signal.SIGTSTP] = self._pause
-        # what the caller ignores (nohup, a script's background job) stays ignored
-        ours = {s: h for s, h in handlers.items() if signal.getsignal(s) is not signal.SIG_IGN}
-        previous = {signum: signal.signal(signum, handler) for signum, handler in ours.items()}
-        try:
-            yield
-        finally:
-            for signum, handler in previous.items():
-                signal.signal(signum, handler)
-
-    def _stop(self, signum: int, frame: FrameType | None) -> None:
-        if self.stop_signal is not None:
-            self._kill_at = time.monotonic()  # asked twice: now
-            return
-        # a closed terminal asks for the same as SIGTERM: save and stop
-        self.stop_signal = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
-        self._kill_at = time.monotonic() + self.stop_seconds
-        for rank in self.ranks:
-            rank.send(self.stop_signal)
-
-    def _pause(self, signum: int, frame: FrameType | None) -> None:
-        for rank in self.ranks:
-            rank.send(signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        for rank in self.ranks:  # reached when the shell continues this process
-            rank.send(signal.SIGCONT)
-
-    def wait(self) -> None:
-        """Return when no rank runs any more."""
-        while not self._poll():
-            now = time.monotonic()
-            if self._kill_at is not None and now >= self._kill_at:
-                self.end(signal.SIGKILL)
-            elif self._terminate_at is not None and now >= self._terminate_at:
-                self._terminate_at = None
-                self.end(signal.SIGTERM)
-            time.sleep(POLL_SECONDS)
-        if any(rank.code for rank in self.ranks):
-            self.end(signal.SIGKILL)  # loader workers of ranks that could not tidy up
-
-    def _poll(self) -> bool:
-        """Note which ranks have ended, set the deadlines for the others, and return whether all have."""
-        for rank in self.ranks:
-            if rank.end_time is None and rank.process.poll() is not None:
-                rank.end_time = time.time()
-                if rank.code == EXIT_RESUMABLE:  # the others may still be writing their part of the checkpoint
-                    self._set_deadlines(None, self.stop_seconds)
-                elif rank.code != 0:
-                    self._set_deadlines(REPORT_SECONDS, REPORT_SECONDS + TERMINATE_SECONDS)
-        return all(rank.end_time is not None for rank in self.ranks)
-
-    def _set_deadlines(self, terminate_in: float | None, kill_in: float) -> None:
-        """Set when the ranks that still run are ended; an earlier deadline stays."""
-        now = time.monotonic()
-        if terminate_in is not None and self._terminate_at is None:
-            self._terminate_at = now + terminate_in
-        self._kill_at = min(now + kill_in, self._kill_at or float("inf"))
-
-    def end(self, signum: int) -> None:
-        """Signal every rank and what it has started."""
-        for rank in self.ranks:
-            rank.send(signum)
-
-    def exit_code(self) -> int:
-        """Return the code of the whole job on this machine."""
-        codes = {rank.code for rank in self.ranks}
-        if codes == {0}:
-            return 0
-        if codes <= {0, EXIT_RESUMABLE}:
-            return EXIT_RESUMABLE
-        if self.stop_signal is not None:
-            return 128 + self.stop_signal
-        return EXIT_USER_MISTAKE if EXIT_USER_MISTAKE in codes else EXIT_FAILED
+    stall_seconds: float = 0.0
+    max_restarts: int = 0
 
 
-def describe_failure(ranks: Sequence[Rank], notes: Mapping[int, Mapping], code: int) -> str | None:
-    """Return the line about the rank that failed first, or None when the user knows already.
+@dataclass(frozen=True)
+class Outcome:
+    """How one attempt of a job ended. `failure`: kind of error and iteration, of one that would come again."""
 
-    `notes`: rank → what `libai.runtime.guarded_main` left behind, with the time of the exception.
-    """
-    failed = [rank for rank in ranks if rank.code not in (0, EXIT_RESUMABLE)]
-    if code == EXIT_USER_MISTAKE:
-        failed = [rank for rank in failed if rank.code == EXIT_USER_MISTAKE]
-    first = min(failed, key=lambda rank: notes.get(rank.number, {}).get("time", rank.end_time))
-    note = notes.get(first.number)
-    if code == EXIT_USER_MISTAKE:
-        if any(rank.number == 0 for rank in failed) or note is None:
-            return None  # rank 0 has printed it itself
-        return f"error: rank {first.number}: {note['reason']}"
-    assert first.code is not None
-    if note is not None:
-        why = f"{note['reason']} ({note['where']}), exit code {first.code}"
-    elif first.code == -signal.SIGALRM:
-        why = (
-            f"it waited {runtime.connect_seconds():g} s for the other ranks. Are all machines running, with the same "
-            "ADDR, PORT and PROCS? LIBAI_CONNECT_TIMEOUT=<seconds> waits longer"
-        )
-    elif first.code < 0:
-        name = signal.Signals(-first.code).name
-        why = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-    else:
-        why = f"exit code {first.code}"
-    others = "" if len(ranks) == 1 else "; the other ranks were ended"
-    return f"launch: rank {first.number} failed first: {why}{others}."
+    code: int
+    was_stopped: bool
+    failure: tuple[str, int] | None = None
 
 
-def read_notes(folder: str) -> dict[int, dict]:
-    """Return the notes that failing ranks left in `folder`, by rank. A note cut short by a kill is left out."""
-    notes = {}
-    for path in Path(folder).glob("rank_*.json"):
-        with contextlib.suppress(ValueError):
-            note = json.loads(path.read_text(encoding="utf-8"))
-            notes[note["rank"]] = note
-    return notes
-
-
-def launch(job: Job, stop_seconds: float) -> int:
-    """Run the job's ranks of this machine to their end and return the exit code. None of them outlives the call."""
-    supervisor = Supervisor(stop_seconds=stop_seconds)
+def launch(job: Job, limits: Limits) -> Outcome:
+    """Run the job's ranks of this machine to their end. None of them outlives the call."""
     with tempfile.TemporaryDirectory(prefix="libai-") as notes_folder:
-        os.environ[runtime.FAILURE_DIR_VARIABLE] = notes_folder
+        supervisor = Supervisor(
+            stop_seconds=limits.stop_seconds, stall_seconds=limits.stall_seconds, notes_folder=notes_folder
+        )
+        os.environ[rank_notes.FAILURE_DIR_VARIABLE] = notes_folder
+        os.environ[rank_notes.LOCAL_RANKS_VARIABLE] = str(job.num_processes)
         with supervisor.handling_signals():
             try:
-                start_ranks(job, supervisor.ranks)
+                start_ranks(job, supervisor.ranks, _stderr_folder(job, notes_folder))
                 supervisor.wait()
             except BaseException:
                 supervisor.end(signal.SIGKILL)
                 raise
         code = supervisor.exit_code()
-        if code in (EXIT_FAILED, EXIT_USER_MISTAKE):
-            line = describe_failure(supervisor.ranks, read_notes(notes_folder), code)
-            if line is not None:
-                print(line, file=sys.stderr)
-    return code
+        failure = _report_end(supervisor, job, notes_folder, code)
+    return Outcome(code, supervisor.stop_signal is not None, failure)
+
+
+def _report_end(supervisor: Supervisor, job: Job, notes_folder: str, code: int) -> tuple[str, int] | None:
+    """Say what the user cannot know yet about the end of the ranks; returns `Outcome.failure`."""
+    for rank in supervisor.ranks:
+        if rank.was_aborted_leaving and rank.intended in (0, EXIT_RESUMABLE):
+            name = signal.Signals(-rank.process.returncode).name
+            print(
+                f"launch: rank {rank.number} had done its work (exit code {rank.intended}) when oneflow's exit "
+                f"ended it by {name}; nothing is lost.",
+                file=sys.stderr,
+            )
+    if code not in (EXIT_FAILED, EXIT_USER_MISTAKE) or supervisor.has_stalled:
+        return None
+    notes = read_notes(notes_folder)
+    first = find_first_failure(supervisor.ranks, notes, code)
+    if code == EXIT_FAILED:
+        said = rank_notes.read_held_back(notes_folder) if first.number == 0 else first.read_stderr()
+        sys.stderr.write(said)
+    line = describe_failure(supervisor.ranks, notes, code, job.num_nodes)
+    if line is not None:
+        print(line, file=sys.stderr, flush=True)
+    note = notes.get(first.number, {})
+    return None if note.get("iteration") is None else (note["kind"], note["iteration"])
+
+
+def _stderr_folder(job: Job, notes_folder: str) -> Path:
+    """Where ranks above 0 write their stderr: the job's output folder, where one is known and can be written."""
+    if job.output_dir is not None:
+        with contextlib.suppress(OSError):
+            job.output_dir.mkdir(parents=True, exist_ok=True)
+            if os.access(job.output_dir, os.W_OK):
+                return job.output_dir
+    return Path(notes_folder)
+
+
+def run(job: Job, limits: Limits, port_is_fixed: bool) -> int:
+    """Run the job, again after a failure while restarts are left, and return its exit code.
+
+    Not started again: what was stopped, a user's mistake, and a failure of the same kind in the same iteration.
+    """
+    before = _checkpoints(job)
+    restarts_left, last_failure = limits.max_restarts, None
+    while True:
+        outcome = launch(job, limits)
+        if outcome.code in (0, EXIT_USER_MISTAKE, EXIT_RESUMABLE) or outcome.was_stopped or not limits.max_restarts:
+            return outcome.code
+        if outcome.failure is not None and outcome.failure == last_failure:
+            kind, iteration = outcome.failure
+            print(f"launch: {kind} in iteration {iteration} came again: not started again.", file=sys.stderr)
+            return outcome.code
+        if restarts_left == 0:
+            print(f"launch: failed after {limits.max_restarts} restarts: not started again.", file=sys.stderr)
+            return outcome.code
+        restarts_left, last_failure = restarts_left - 1, outcome.failure
+        if job.num_nodes > 1:
+            time.sleep(MULTI_NODE_RESTART_SECONDS)
+        elif not port_is_fixed:
+            job = replace(job, port=find_free_port())
+        # those of an earlier run must not be taken, unless it was to be resumed anyway
+        new = _checkpoints(job) - (set() if "--resume" in job.arguments else before)
+        if new and "--resume" not in job.arguments:
+            job = replace(job, arguments=(*job.arguments, "--resume"))
+        start = (
+            f"from {max(new)[0]}" if new else "with --resume" if "--resume" in job.arguments else "from the beginning"
+        )
+        print(f"launch: starting again {start}; {restarts_left} restarts left.", file=sys.stderr, flush=True)
+
+
+def _checkpoints(job: Job) -> set[tuple[str, int]]:
+    """Return name and time of every checkpoint in the job's output folder."""
+    if job.output_dir is None:
+        return set()
+    return {(path.name, path.stat().st_mtime_ns) for path in (job.output_dir / "checkpoints").glob("iter_*")}
+
+
+def take_max_restarts(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
+    """Return the number of restarts (`--max-restarts N`, else MAX_RESTARTS, else 0) and the other arguments."""
+    name, text = "MAX_RESTARTS", environment.get("MAX_RESTARTS") or "0"
+    words, rest = list(arguments), []
+    while words:
+        word = words.pop(0)
+        if word == "--max-restarts":
+            name, text = word, words.pop(0) if words else ""
+        elif word.startswith("--max-restarts="):
+            name, text = "--max-restarts", word.partition("=")[2]
+        else:
+            rest.append(word)
+    if not text.isdecimal():
+        raise UserError(f"{name} is {text!r}; it must be how often a failed job is started again, a whole number.")
+    return int(text), rest
+
+
+def read_stall_seconds(environment: Mapping[str, str]) -> float:
+    """Return LIBAI_STALL_TIMEOUT: seconds without progress after which a job is ended, 0 for never."""
+    text = environment.get("LIBAI_STALL_TIMEOUT", "")
+    with contextlib.suppress(ValueError):
+        seconds = float(text or DEFAULT_STALL_SECONDS)
+        if 0 <= seconds < float("inf"):
+            return seconds
+    raise UserError(f"LIBAI_STALL_TIMEOUT is {text!r}; it must be a number of seconds, or 0 to wait for ever.")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -468,15 +468,20 @@ def main(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] in ("-h", "--help"):
         print(read_usage())
         return 0
+    max_restarts, arguments = take_max_restarts(arguments, os.environ)
     if len(arguments) < 3:
         print(read_usage(), file=sys.stderr)
         return EXIT_USER_MISTAKE
     runtime.hide_rendezvous_environment()  # this process is no rank, even when started from one
-    stop_seconds = runtime.read_seconds("LIBAI_STOP_TIMEOUT", DEFAULT_STOP_SECONDS)
+    limits = Limits(
+        runtime.read_seconds("LIBAI_STOP_TIMEOUT", DEFAULT_STOP_SECONDS), read_stall_seconds(os.environ), max_restarts
+    )
     job = read_job(arguments, os.environ)
-    facts = run_preflight(job) if job.file == str(ROOT / "tools" / "train_net.py") else {}
+    facts = run_preflight(job) if job.file == str(TRAIN_NET) else {}
+    if "output_dir" in facts and not {"--print-config", "--support"} & set(job.arguments):
+        job = replace(job, output_dir=Path(str(facts["output_dir"])).absolute())
     os.environ.update(choose_environment(job, os.environ, facts))
-    return launch(job, stop_seconds)
+    return run(job, limits, port_is_fixed=bool(os.environ.get("PORT")))
 
 
 if __name__ == "__main__":

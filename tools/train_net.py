@@ -39,7 +39,8 @@ def main() -> int:
     if args.extra["support"]:
         from libai.engine.support import support_table
 
-        print(support_table())
+        if is_main_process():
+            print(support_table())
         return 0
     run = load_run(args)
     if args.print_config:

@@ -260,6 +260,7 @@ class DefaultTrainer:
 
     def _stopped(self) -> StoppedFromOutside:
         asked_by, saved = self.trainer.agreement.take(STOP), self.checkpointer.last_saved
+        barrier()  # rank 0 may still have been writing; a rank that leaves earlier makes oneflow abort it
         if is_main_process():
             logger.info(
                 "stopped by %s after iteration %d; %s",

@@ -502,6 +502,7 @@ class ModelTrainer(TrainerBase):
         poll = self.agreement.poller()
         try:
             for number, item in enumerate(loader):
+                self.evaluated_batches += 1
                 poll()
                 self.raise_if_stopping()
                 if max_batches is not None and number >= max_batches:

@@ -18,6 +18,7 @@ from libai.engine.hook_base import HOOK_POINTS, HookBase
 from libai.engine.stop import STOP, Agreement
 from libai.utils.distributed import get_rank, is_main_process
 from libai.utils.errors import UserError
+from libai.utils.rank_notes import report_progress
 
 logger = logging.getLogger("libai.engine")
 
@@ -259,7 +260,7 @@ class TrainerBase:
 
     def _run(self, has_begun: bool) -> None:
         self.status, self._is_pausing, self.failure = "running", False, None
-        with self.storage:
+        with self.storage, report_progress(lambda: (self._completed_iters, self.evaluated_batches)):
             try:
                 if not has_begun:
                     self.call_hooks("before_train")
@@ -411,6 +412,9 @@ class TrainerBase:
         """Called for the first iteration (0-based) whose loss is not finite; raises, or returns the numbers to log
         for the latest iteration in place of `latest`. Collective."""
         raise NonFiniteLoss(iteration + 1, losses, updated=not self.check_finite_every_iter)
+
+    #: batches evaluated in this process; only tells that an evaluation goes on
+    evaluated_batches = 0
 
     _latest_metrics: tuple[int, Mapping[str, float]] = (0, {})
     _wait_seconds = 0.0

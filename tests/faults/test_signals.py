@@ -49,6 +49,13 @@ class Fails(HookBase):
         if self.trainer.iter + 1 == 7:
             raise RuntimeError("planted")
 
+class LateOnRank0(HookBase):
+    """Keeps rank 0 from leaving for longer than the longest pause of OneFlow's heartbeat (7 to 13 s)."""
+    priority = 1000  # after the last collective of the other hooks
+    def after_train(self):
+        if os.environ["RANK"] == "0":
+            time.sleep(14)
+
 class SignalInEvaluation(Evaluator):
     """Sends this process a signal at the first batch of an evaluation."""
     def process(self, batch, outputs):
@@ -134,6 +141,24 @@ def test_a_signal_to_the_launcher_saves_and_resumes_the_identical_curve(tmp_path
     resumed = jobs.train_sh(CONFIG, procs, *settings, f"train.output_dir={folder}", "--resume")
     assert resumed.returncode == 0, resumed
     assert without_timings(folder) == without_timings(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_ranks_that_are_ready_wait_for_one_that_is_not(tmp_path, hooks_on_path):
+    """OneFlow aborts a rank that misses another: one that still writes when the others have left."""
+    done = jobs.train_sh(
+        CONFIG,
+        2,
+        *SETTINGS,
+        "train.global_batch_size=32",
+        "train.train_micro_batch_size=16",
+        f"train.output_dir={tmp_path}",
+        "train.extra_hooks=[{_target_: signal_hooks.SignalAt, iteration: 3},{_target_: signal_hooks.LateOnRank0}]",
+        **hooks_on_path,
+    )
+    assert done.returncode == 75, done
+    assert "--resume goes on" in done.stdout and "had done its work" not in done.stderr, done
 
 
 @pytest.mark.parametrize("graph", ["false", "true"])

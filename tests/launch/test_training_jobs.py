@@ -62,6 +62,14 @@ def test_two_processes_equal_one(folder, one_process, mode):
     assert summary["mesh"].startswith("2 processes")
 
 
+def test_one_process_speaks_and_each_keeps_its_own_files(folder):
+    """Also OneFlow's own lines about hardware that is not there: rank 0 drops them, the others keep them."""
+    result = start(folder, "files", 2, "eager", "train.train_iter=2")
+    assert result.stderr == "", result
+    assert {"log.txt", "log_rank1.txt", "rank_1.stderr"} <= {path.name for path in (folder / "files").iterdir()}
+    assert "libibverbs" in (folder / "files" / "rank_1.stderr").read_text()
+
+
 def test_four_processes_equal_one(folder, one_process):
     start(folder, "four", 4, "graph")
     assert_same_curve(one_process, folder / "four")

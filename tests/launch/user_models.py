@@ -1,9 +1,13 @@
 """What a user keeps outside of the repository: models, data and a hook; tests copy this file to a folder of theirs."""
 
+import os
+import time
+
 import numpy as np
 from oneflow import nn
 
 from libai.engine import HookBase
+from libai.utils.distributed import get_rank
 
 
 def samples(count=64):
@@ -41,7 +45,45 @@ class FailsOnRank(HookBase):
         self.rank = rank
 
     def after_step(self):
-        from libai.utils.distributed import get_rank
-
         if get_rank() == self.rank and self.trainer.iter == 2:
             raise RuntimeError("planted on one rank")
+
+
+class Slow(HookBase):
+    """Makes an iteration last, so that a signal hits the middle of the run."""
+
+    def __init__(self, seconds=0.1):
+        self.seconds = seconds
+
+    def after_step(self):
+        time.sleep(self.seconds)
+
+
+class SleepsOnRank(HookBase):
+    """Never comes back from the third iteration of one rank, while the others wait for it."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def after_step(self):
+        if get_rank() == self.rank and self.trainer.iter == 2:
+            time.sleep(1000)
+
+
+class FailsOnce(HookBase):
+    """Raises after iteration `after` unless a file says that it has done so; on every rank."""
+
+    def __init__(self, file, after=6):
+        self.file, self.after = f"{file}_{get_rank()}", after
+
+    def after_step(self):
+        if self.trainer.completed_iters == self.after and not os.path.exists(self.file):
+            open(self.file, "w").close()
+            raise RuntimeError("planted once")
+
+
+class NotFinite(Good):
+    """Its loss is NaN from the start."""
+
+    def forward(self, x, y):
+        return {"losses": {"cls": super().forward(x, y)["losses"]["cls"] * float("nan")}}

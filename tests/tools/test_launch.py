@@ -239,6 +239,40 @@ def test_one_thread_per_rank_unless_set(script):
     assert "OMP_NUM_THREADS" not in launch.choose_environment(read_job(program, "1"), {}, {})
 
 
+def test_calls_between_ranks_go_through_no_proxy(script):
+    program = script("pass")
+    found = launch.choose_environment(read_job(program), {"no_grpc_proxy": "mine"}, {})["no_grpc_proxy"]
+    assert found.split(",")[0] == "mine" and found.endswith("9,localhost,127.0.0.1")
+    assert "no_grpc_proxy" not in launch.choose_environment(read_job(program, "1"), {}, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "variable", "expected"),
+    [
+        ([], None, (0, [])),
+        (["a=1", "--max-restarts", "3", "--resume"], None, (3, ["a=1", "--resume"])),
+        (["--max-restarts=4"], "2", (4, [])),
+        (["a=1"], "2", (2, ["a=1"])),
+    ],
+)
+def test_restarts_are_taken_from_the_command_line_then_the_environment(words, variable, expected):
+    assert launch.take_max_restarts(words, {"MAX_RESTARTS": variable} if variable else {}) == expected
+
+
+@pytest.mark.parametrize(("words", "text"), [(["--max-restarts"], "''"), (["--max-restarts=-1"], "'-1'")])
+def test_a_wrong_number_of_restarts_is_an_error(words, text):
+    with pytest.raises(UserError, match=f"--max-restarts is {text}; it must be how often a failed job is started"):
+        launch.take_max_restarts(words, {})
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
+def test_a_wrong_stall_timeout_is_an_error(text):
+    assert launch.read_stall_seconds({}) == launch.DEFAULT_STALL_SECONDS
+    assert launch.read_stall_seconds({"LIBAI_STALL_TIMEOUT": "0"}) == 0
+    with pytest.raises(UserError, match=f"LIBAI_STALL_TIMEOUT is '{text}'; it must be a number of seconds, or 0"):
+        launch.read_stall_seconds({"LIBAI_STALL_TIMEOUT": text})
+
+
 def test_unsupported_gpu_stops_cuda_and_warns_otherwise(script, monkeypatch, capsys):
     monkeypatch.setattr(launch.runtime, "check_gpu", lambda: "H100 cannot be used")
     job = read_job(script("pass"))
@@ -289,6 +323,75 @@ def test_a_launcher_inside_a_rank_is_its_own_job(script):
 def test_exit_codes_come_out(script, body, code, line):
     result = script(body).run()
     assert (result.returncode, result.stderr) == (code, line)
+
+
+@pytest.mark.parametrize(("noted", "code"), [("75", 75), ("0", 0), (None, 1)])
+def test_a_rank_aborted_after_its_work_ends_as_it_had_noted(script, noted, code):
+    """OneFlow's heartbeat may abort a rank that is still leaving when another has left. Unnoted, it is a failure."""
+    note = f"runtime.note_leaving({noted})" if noted else "pass"
+    result = script(f"""
+        from libai import runtime
+        if rank == 1:
+            {note}
+            os.abort()
+        sys.exit({noted or 0})
+    """).run()
+    assert result.returncode == code, result.stderr
+    expected = (
+        f"launch: rank 1 had done its work (exit code {noted}) when oneflow's exit ended it by SIGABRT; "
+        "nothing is lost.\n"
+        if noted
+        else "launch: rank 1 failed first: killed by SIGABRT; the other ranks were ended.\n"
+    )
+    assert result.stderr == expected
+
+
+def test_an_abort_on_one_of_several_machines_points_to_the_others():
+    rank = launch.Rank(0, subprocess.Popen(["bash", "-c", "kill -ABRT $$"]), end_time=1.0)
+    rank.process.wait()
+    assert launch.describe_failure([rank], {}, 1) == "launch: rank 0 failed first: killed by SIGABRT."
+    assert "when it loses a rank of another machine" in launch.describe_failure([rank], {}, 1, num_machines=2)
+
+
+def test_only_rank_0_writes_to_the_terminal(script):
+    result = script("print('hello', file=sys.stderr)").run(3)
+    assert (result.returncode, result.stderr) == (0, "hello\n")
+
+
+def test_the_last_words_of_a_rank_that_dies_are_shown(script):
+    program = script("""
+        if rank == 1:
+            print("libibverbs not available, ibv_fork_init skipped", file=sys.stderr)
+            print("F0101 check failed: something native", file=sys.stderr, flush=True)
+            os.abort()
+        time.sleep(30)
+    """)
+    result = program.run()
+    assert result.returncode == 1 and "libibverbs" not in result.stderr
+    assert result.stderr == (
+        "F0101 check failed: something native\n"
+        "launch: rank 1 failed first: killed by SIGABRT; the other ranks were ended.\n"
+    )
+
+
+def test_a_failure_that_was_noted_stays_a_failure(script):
+    result = script("from libai import runtime\nruntime.note_leaving(3)\nos.abort()").run(1)
+    assert result.returncode == 1 and "rank 0 failed first: exit code 3" in result.stderr
+
+
+def test_ranks_that_were_stopped_leave_together(script):
+    program = script("""
+        if rank == 0:
+            other = os.path.dirname(__file__) + "/pid_1"
+            while not os.path.exists(other): time.sleep(0.01)
+            time.sleep(1)
+            os.kill(int(open(other).read()), 0)  # raises when rank 1 has left
+        sys.exit(75)
+    """)
+    start = time.monotonic()
+    result = program.run()
+    assert (result.returncode, result.stderr) == (75, "")
+    assert time.monotonic() - start < runtime.LEAVE_TOGETHER_SECONDS  # nobody waits when all are ready
 
 
 FAIL_WHILE_OTHERS_WAIT = """
@@ -419,6 +522,60 @@ def test_ctrl_c_in_a_terminal_ends_the_job(script):
     assert program.survivors() == []
 
 
+# ----------------------------------------------------------------------------------------------------- hangs
+
+
+class Clock:
+    """A rank that reports as told, and a supervisor that looks every half second of a clock of ours."""
+
+    def __init__(self, folder, stall_seconds):
+        self.folder, self.now = folder, 100.0
+        rank = launch.Rank(0, subprocess.Popen(["sleep", "0"]))
+        rank.process.wait()
+        self.supervisor = launch.Supervisor([rank], stall_seconds=stall_seconds, notes_folder=str(folder))
+        self.supervisor._watched_at = self.now
+
+    def report(self, iteration, is_working=True):
+        (self.folder / "progress_0").write_text(f"{iteration} 0 {int(is_working)} .")
+
+    def pass_seconds(self, seconds, step=0.5):
+        """Whether the supervisor has given the job up by then."""
+        for _ in range(int(seconds / step)):
+            self.now += step
+            self.supervisor._watch(self.now)
+        return self.supervisor.has_stalled
+
+
+@pytest.fixture
+def clock(tmp_path, monkeypatch):
+    # there is no live rank to ask for its stack
+    monkeypatch.setattr(sys.modules[launch.Supervisor.__module__], "describe_stall", lambda *_: "stalled")
+    return Clock(tmp_path, stall_seconds=10)
+
+
+def test_ranks_that_never_report_are_not_judged(clock):
+    assert not clock.pass_seconds(100)
+
+
+def test_progress_starts_the_time_anew(clock):
+    for iteration in range(5):
+        clock.report(iteration)
+        assert not clock.pass_seconds(9)
+    assert clock.pass_seconds(2)
+
+
+def test_between_two_runs_nothing_is_expected(clock):
+    clock.report(3, is_working=False)
+    assert not clock.pass_seconds(100)
+
+
+def test_the_time_in_which_the_job_was_paused_does_not_count(clock):
+    clock.report(3)
+    clock.pass_seconds(5)
+    assert not clock.pass_seconds(1000, step=1000)
+    assert clock.pass_seconds(6)
+
+
 # ------------------------------------------------------------------------------------------------- preflight
 
 
@@ -446,13 +603,21 @@ def test_what_a_good_config_prints_is_left_to_the_ranks(script, capfd, monkeypat
 def test_preflight_returns_what_the_config_says(script, monkeypatch):
     import libai.config.preflight
 
-    def check(config, args, world_size):
+    def check(config, args, world_size, extra_flags):
         return {"graph_enabled": False, "device": "cpu", "seen": [config, args, world_size]}
 
     monkeypatch.setattr(libai.config.preflight, "check", check)
     program = script("pass")
     facts = launch.run_preflight(read_job(program))
     assert facts == {"graph_enabled": False, "device": "cpu", "seen": [str(program.config), ["a=1"], 2]}
+
+
+def test_a_flag_of_the_program_passes_the_preflight(tmp_path):
+    words = ["tools/train_net.py", "configs/mlp_digits.py", "1", "--support"]
+    command = ["bash", str(ROOT / "tools" / "train.sh"), *words]
+    result = subprocess.run(command, cwd=tmp_path, env=make_environment(), capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0 and "train.amp.enabled" in result.stdout, result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_misspelt_key_costs_one_line_and_no_rank(tmp_path):
@@ -522,7 +687,7 @@ def test_a_missing_machine_is_a_clear_line(script, monkeypatch):
     job = read_job(program, "1", NODE="2", NODE_RANK="0", PORT=str(launch.find_free_port()))
     supervisor = launch.Supervisor()
     monkeypatch.setenv("LIBAI_FAILURE_DIR", str(program.folder))
-    launch.start_ranks(job, supervisor.ranks)
+    launch.start_ranks(job, supervisor.ranks, program.folder)
     supervisor.wait()
     line = launch.describe_failure(supervisor.ranks, launch.read_notes(program.folder), supervisor.exit_code())
     assert line.startswith("launch: rank 0 failed first: it waited 2 s for the other ranks. Are all machines running")

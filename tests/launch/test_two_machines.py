@@ -1,0 +1,114 @@
+"""One job on two machines, by `NODE=2 NODE_RANK=… ADDR=… bash tools/train.sh`: two network namespaces."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jobs
+import numpy as np
+import pytest
+from namespaces import ADDRESSES, on_machine, two_machines
+
+HERE = Path(__file__).parent
+pytestmark = [pytest.mark.launch, pytest.mark.slow]
+#: nobody listens there: what is sent to it is lost
+DEAD_PROXY = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("user")
+    for name in ("user_models.py", "user_config.py"):
+        shutil.copy(HERE / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def machines():
+    with two_machines() as names:
+        yield names
+
+
+def command(machines, node_rank, *arguments):
+    return on_machine(
+        machines[node_rank], "bash", jobs.TRAIN_SH, jobs.TRAIN_NET, "user_config.py", "1", *arguments
+    )  # fmt: skip
+
+
+def variables(node_rank, **extra):
+    return {"NODE": "2", "NODE_RANK": str(node_rank), "ADDR": ADDRESSES[0], "LIBAI_CONNECT_TIMEOUT": "60", **extra}
+
+
+def start_both(folder, machines, *arguments, **environment):
+    def start(node_rank):
+        env = variables(node_rank, **environment)
+        return jobs.run(command(machines, node_rank, *arguments), cwd=folder, timeout=120, **env)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(start, range(2)))
+
+
+def test_two_machines_train_one_job_also_behind_a_proxy(folder, machines):
+    one = jobs.train_sh("user_config.py", 2, "train.output_dir=one", "graph.enabled=false", cwd=folder)
+    assert one.returncode == 0, one
+    done = start_both(folder, machines, "train.output_dir=two", "graph.enabled=false", **DEAD_PROXY)
+    assert [d.returncode for d in done] == [0, 0], done
+    assert done[1].stdout == "" and done[1].errors == [], "only rank 0 speaks"
+    a, b = jobs.read_column(folder / "one"), jobs.read_column(folder / "two")
+    assert len(a) == 20 and a == b
+    assert "2 processes" in done[0].stdout
+
+
+def test_two_machines_train_in_graph_mode(folder, machines):
+    done = start_both(folder, machines, "train.output_dir=graph", "graph.enabled=true")
+    assert [d.returncode for d in done] == [0, 0], done
+    eager = jobs.train_sh("user_config.py", 1, "train.output_dir=eager", "graph.enabled=false", cwd=folder)
+    assert eager.returncode == 0, eager
+    a, b = jobs.read_column(folder / "eager"), jobs.read_column(folder / "graph")
+    # as in test_training_jobs: sums over ranks run in another order
+    np.testing.assert_allclose(list(b.values()), list(a.values()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("node_rank", [0, 1])
+def test_a_machine_that_does_not_come_is_an_error_in_time(folder, machines, node_rank):
+    env = variables(node_rank, LIBAI_CONNECT_TIMEOUT="2")
+    alone = jobs.run(command(machines, node_rank, "train.output_dir=alone"), cwd=folder, timeout=60, **env)
+    expected = "it waited 2 s for the other ranks" if node_rank == 0 else f"could not reach rank 0 at {ADDRESSES[0]}"
+    assert alone.returncode in (1, 2) and expected in alone.stderr and "LIBAI_CONNECT_TIMEOUT" in alone.stderr, alone
+
+
+def test_a_signal_on_one_machine_stops_and_saves_the_whole_job(folder, machines):
+    hook = "train.extra_hooks=[{_target_: user_models.Slow}]"
+    arguments = ("train.output_dir=stop", "graph.enabled=false", "train.train_iter=1000", hook)
+    both = [
+        subprocess.Popen(
+            command(machines, node_rank, *arguments),
+            cwd=folder,
+            env=jobs.clean_environment(**variables(node_rank)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        for node_rank in range(2)
+    ]
+    try:
+        end = time.monotonic() + 90
+        while not (folder / "stop" / "metrics.jsonl").exists():
+            assert time.monotonic() < end and both[0].poll() is None, both[0].communicate()
+            time.sleep(0.1)
+        both[1].send_signal(signal.SIGTERM)
+        outputs = [process.communicate(timeout=60)[0] for process in both]
+    finally:
+        for process in both:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert [process.returncode for process in both] == [75, 75], outputs
+    assert "--resume goes on" in outputs[0]

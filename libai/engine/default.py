@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import oneflow as flow
 
 from libai.config import LazyConfig, RunConfig, validate
@@ -26,6 +27,7 @@ from libai.engine.checkpointer import TrainerCheckpointer, require_checkpoint, s
 from libai.engine.choose_mode import time_modes
 from libai.engine.graph_trainer import GraphTrainer
 from libai.engine.hook_base import HookBase
+from libai.engine.model_contract import as_batch_dict
 from libai.engine.model_trainer import ModelTrainer
 from libai.engine.report import start_banner, write_summary
 from libai.engine.stop import STOP, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
@@ -33,7 +35,7 @@ from libai.engine.support import check_supported
 from libai.engine.switching import TRAINERS, switch_trainer
 from libai.engine.trainer import Interrupted
 from libai.engine.writers import AsyncWriter, ConsoleWriter, JSONLinesWriter, LogRecord, TensorBoardWriter, Writer
-from libai.parallel import Mesh
+from libai.parallel import Mesh, ParallelPlan, time_blocks
 from libai.utils.atomic import atomic_write_text
 from libai.utils.distributed import barrier, default_device, get_rank, get_world_size, is_main_process
 from libai.utils.env import collect_env
@@ -131,7 +133,16 @@ class DefaultTrainer:
         build.scale_lr(run, self.optimizer, self.plan)
         self.lr_scheduler = self.build_lr_scheduler(run, self.optimizer, self.plan)
         self.trainer: ModelTrainer = build.build_trainer(
-            run, mode, self.model, self.train_loader, self.optimizer, self.lr_scheduler, self.plan, self.mesh, self.seed
+            run,
+            mode,
+            self.model,
+            self.train_loader,
+            self.optimizer,
+            self.lr_scheduler,
+            self.plan,
+            self.mesh,
+            self.seed,
+            self._block_costs(sizes.micro),
         )
         self.checkpointer = TrainerCheckpointer(
             self.trainer,
@@ -155,6 +166,16 @@ class DefaultTrainer:
             self.resume(resumed)
         elif run.train.load_weight:
             self.load_weights(run.train.load_weight)
+
+    def _block_costs(self, micro_batch_size: int) -> list[float] | None:
+        """The measured seconds of the model's blocks where `train.dist.stage_balance=time` asks for them."""
+        dist = self.run.train.dist
+        if self.mesh.pipeline == 1 or dist.stage_balance != "time" or dist.blocks_per_stage is not None:
+            return None
+        batch = next(iter(self.build_train_loader(self.run, self.mesh, micro_batch_size, self.seed)))
+        names = ParallelPlan.of(self.model, dist.plan).block_names(self.model)
+        tensors = {n: flow.tensor(np.asarray(value)) for n, value in as_batch_dict(batch, self.model).items()}
+        return time_blocks(self.model, names, tensors)
 
     def _choose_seed(self, resumed: Path | None) -> int:
         """The config's seed; when it leaves that open, the one of the run that is resumed, or a new one."""

@@ -29,7 +29,7 @@ def start_banner(run: DefaultTrainer) -> None:
         f"libai {__version__}": f"{train.name or run.output_dir.name} -> {run.output_dir}",
         "mode": f"{run.trainer.mode} ({kind}; {run.mode_reason}); switch with {other}",
         "model": _describe_model(run.model),
-        "layout": run.mesh.describe(),
+        "layout": run.trainer.layout.describe(),
         "batch": run.plan.describe(),
         "length": f"{run.plan.train_iter} iterations, {run.plan.warmup_iter} of them warm-up; log every "
         f"{train.log_period}, evaluate every {train.evaluation.eval_period}, save every {train.checkpointer.period}",
@@ -65,7 +65,7 @@ def write_summary(run: DefaultTrainer) -> None:
         },
         "metrics": {**trainer.latest_metrics, **latest},
         "seed": run.seed,
-        "mesh": run.mesh.describe(),
+        "mesh": run.trainer.layout.describe(),
         "batch": run.plan.describe(),
     }
     atomic_write_text(run.output_dir / "summary.json", json.dumps(_without_nan(summary), indent=1) + "\n")

@@ -11,3 +11,4 @@ from libai.parallel.mesh import Mesh as Mesh
 from libai.parallel.plan import Arrangement as Arrangement
 from libai.parallel.plan import ParallelPlan as ParallelPlan
 from libai.parallel.plan import named_tensors as named_tensors
+from libai.parallel.timing import time_blocks as time_blocks

@@ -42,6 +42,10 @@ class LocalLayout:
         """A small tensor that is equal on all ranks, for use on `stage` (default: that of the losses)."""
         return tensor.to(self.mesh.device)
 
+    def describe(self) -> str:
+        """The mesh in one line, for the log."""
+        return self.mesh.describe()
+
     def stage_of(self, parameter_name: str) -> int:
         """The pipeline stage of a parameter."""
         return 0
@@ -92,6 +96,13 @@ class GlobalLayout:
         placement = self._placements[self.arrangement.tail if stage is None else stage]
         tensor = tensor.to(self.mesh.device).to_global(placement=self._everyone, sbp=flow.sbp.broadcast)
         return tensor.to_global(placement=placement, sbp=self._whole)
+
+    def describe(self) -> str:
+        """See `LocalLayout`."""
+        if self.mesh.pipeline == 1:
+            return self.mesh.describe()
+        counts = " + ".join(map(str, self.arrangement.blocks_per_stage))
+        return f"{self.mesh.describe()}; blocks per stage {counts}"
 
     def stage_of(self, parameter_name: str) -> int:
         """See `LocalLayout`."""

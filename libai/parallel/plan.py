@@ -154,7 +154,7 @@ class ParallelPlan:
         named = {name: (t, isinstance(t, nn.Parameter)) for name, t in named_tensors(model)}
         axes = self._axes(named, mesh)
         self._check_patterns(model, mesh)
-        names = self._block_names(model, mesh)
+        names = self.block_names(model) if self.blocks or mesh.pipeline > 1 else []
         tail = mesh.pipeline - 1 if self.last else 0
         counts = self._blocks_per_stage(model, names, mesh, tail, blocks_per_stage, block_costs)
         starts = [stage for stage, count in enumerate(counts) for _ in range(count)]
@@ -253,15 +253,14 @@ class ParallelPlan:
                         f"train.dist.tensor_parallel_size must divide it: {', '.join(map(str, _divisors(value)))}."
                     )
 
-    def _block_names(self, model: nn.Module, mesh: Mesh) -> list[str]:
+    def block_names(self, model: nn.Module) -> list[str]:
+        """The names of the blocks in order. Raises `UserError` when the plan names no list of blocks."""
         if self.blocks is None:
-            if mesh.pipeline > 1:
-                raise UserError(
-                    f"train.dist.pipeline_parallel_size={mesh.pipeline}, but no plan names the list of blocks to cut. "
-                    f"Give {type(model).__name__} an attribute plan = {{'blocks': name}}, or set train.dist.plan."
-                    f"blocks. Lists in this model: {_lists_in(model)}."
-                )
-            return []
+            raise UserError(
+                "pipeline stages and activation checkpointing cut a model between its blocks, and no plan names the "
+                f"list of blocks. Give {type(model).__name__} an attribute plan = {{'blocks': name}}, or set "
+                f"train.dist.plan.blocks. Lists in this model: {_lists_in(model)}."
+            )
         container = dict(model.named_modules()).get(self.blocks)
         if not isinstance(container, nn.ModuleList | nn.Sequential):
             found = "there is none" if container is None else f"it is a {type(container).__name__}"

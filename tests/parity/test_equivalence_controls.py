@@ -84,8 +84,8 @@ def test_bias_corrections_of_the_compiled_job_in_float32(monkeypatch):
 def test_rates_baked_into_the_compiled_job(monkeypatch):
     write = StepInputs.set
 
-    def write_once(self, **values):
-        write(self, **{name: value for name, value in values.items() if name not in self._values})
+    def write_once(self, group, **values):
+        write(self, group, **{name: value for name, value in values.items() if (name, group) not in self._values})
 
     monkeypatch.setattr(StepInputs, "set", write_once)
     case = Case(MOMENTUM, schedule=HandMade)

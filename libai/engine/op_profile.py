@@ -74,7 +74,7 @@ class OpTimer:
         #: (phase, operation, shapes of its tensors) -> seconds of each call
         self.seconds: dict[tuple[str, str, str], list[float]] = {}
         self.phase = PHASES[0]
-        self._inner = [0.0]  # seconds of timed calls inside each open call
+        self._inner = [0.0]  # seconds spent on timed calls inside each open call
         self._functions: list[str] = []  # the open `autograd.Function`s
         self._node: tuple[tuple[str, str, str], float, float] | None = None  # key, begin, timed seconds inside before
 
@@ -112,12 +112,14 @@ class OpTimer:
     def _timed(self, op: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(op)
         def timed(*args: Any, **kwargs: Any) -> Any:
+            entered = time.perf_counter()
             label = f"{name} in {self._functions[-1]}" if self._functions else name
             key = (self.phase, label, _shapes(args))
             begin = self._open()
             result = op(*args, **kwargs)
             self._close(key, begin)
             self._watch_backward(result, label, key[2])
+            self._leave(entered)
             return result
 
         return timed
@@ -126,6 +128,7 @@ class OpTimer:
         original = flow.autograd.Function.apply.__func__
 
         def apply(cls: type, *args: Any) -> Any:
+            entered = time.perf_counter()
             shapes = _shapes(args)
             self._functions.append(cls.__name__)
             begin = self._open()
@@ -135,6 +138,7 @@ class OpTimer:
                 self._functions.pop()
             self._close((self.phase, f"{cls.__name__} (Python)", shapes), begin)
             self._watch_backward(result, f"{cls.__name__} (Python)", shapes, inside=cls.__name__)
+            self._leave(entered)
             return result
 
         return apply
@@ -182,7 +186,10 @@ class OpTimer:
         _wait()
         seconds = time.perf_counter() - begin
         self._add(key, seconds - self._inner.pop())
-        self._inner[-1] += seconds
+
+    def _leave(self, entered: float) -> None:
+        """Take a call out of the time of the one around it, and with it the waits and notes of the timing itself."""
+        self._inner[-1] += time.perf_counter() - entered
 
     def _add(self, key: tuple[str, str, str], seconds: float) -> None:
         self.seconds.setdefault(key, []).append(seconds)

@@ -14,6 +14,7 @@ from libai.config import Args, LazyConfig, parse_args, validate
 from libai.config.saving import to_yaml
 from libai.runtime import guarded_main
 from libai.utils.distributed import get_world_size, is_main_process
+from libai.utils.startup import seconds_since_process_start
 
 #: what --fast-dev-run changes: a few iterations of everything
 FAST_DEV_RUN = [
@@ -50,8 +51,9 @@ def main() -> int:
 
     from libai.engine import DefaultTrainer, default_setup
 
+    import_seconds = seconds_since_process_start()
     default_setup(run, args.overrides)
-    trainer = DefaultTrainer(run, resume=args.resume or run.train.resume)
+    trainer = DefaultTrainer(run, resume=args.resume or run.train.resume, import_seconds=import_seconds)
     if args.dry_run:
         trainer.dry_run()
     elif args.eval_only:

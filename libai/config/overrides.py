@@ -10,9 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString, Sweep
-from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
@@ -76,6 +73,8 @@ def _format(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, str):
+        from hydra.core.override_parser.types import Quote, QuotedString
+
         return QuotedString(text=value, quote=Quote.single).with_quotes()
     if isinstance(value, (DictConfig, dict)):
         return "{" + ",".join(f"{name!s}: {_format(item)}" for name, item in value.items()) + "}"
@@ -85,6 +84,11 @@ def _format(value: Any) -> str:
 
 
 def _parse(text: str) -> _Change:
+    # not at the top: Hydra takes 60 ms to import, a quarter of `train_net.py --help`, which has no override to read
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Override, QuotedString, Sweep
+    from hydra.errors import HydraException
+
     name, equals, raw = text.partition("=")
     if text.startswith("-"):
         raise ConfigError(f"{text}: overrides are written key=value, without dashes: {text.lstrip('-')}")

@@ -42,6 +42,7 @@ from libai.utils.env import collect_env
 from libai.utils.errors import UserError
 from libai.utils.logging import setup_logging
 from libai.utils.seeding import raise_open_file_limit, resolve_seed, seed_everything
+from libai.utils.startup import StartupTimes
 
 logger = logging.getLogger("libai.engine")
 _UNSETTLED = "graph.enabled=auto"
@@ -86,6 +87,7 @@ class DefaultTrainer:
     Args:
         cfg: a `RunConfig`, or a lazy config that is validated here.
         resume: continue from the newest verified checkpoint in `train.output_dir`; an error when there is none.
+        import_seconds: what the process took until here, for the report of the start-up; None: not measured.
 
     Attributes: `run`, `mesh`, `plan`, `model`, `optimizer`, `lr_scheduler`, `train_loader`, `test_loaders`,
     `evaluators`, `checkpointer` and `trainer`, the `EagerTrainer` or `GraphTrainer` that runs the loop.
@@ -93,7 +95,8 @@ class DefaultTrainer:
     To change one part, subclass and override its `build_*` classmethod.
     """
 
-    def __init__(self, cfg: Any, *, resume: bool = False):
+    def __init__(self, cfg: Any, *, resume: bool = False, import_seconds: float | None = None):
+        began = time.perf_counter()
         run: Any = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
         self.run = run
         device = default_device(run.train.device)
@@ -166,6 +169,13 @@ class DefaultTrainer:
             self.resume(resumed)
         elif run.train.load_weight:
             self.load_weights(run.train.load_weight)
+        self._import_seconds, self._build_seconds = import_seconds, time.perf_counter() - began
+        self._compile_seconds: float | None = None
+
+    @property
+    def startup(self) -> StartupTimes:
+        """How long this process took to import, to build and, once it has, to compile."""
+        return StartupTimes(self._import_seconds, self._build_seconds, self._compile_seconds)
 
     def _block_costs(self, micro_batch_size: int) -> list[float] | None:
         """The measured seconds of the model's blocks where `train.dist.stage_balance=time` asks for them."""
@@ -313,6 +323,7 @@ class DefaultTrainer:
             return
         try:
             self.trainer.prepare()
+            self._compile_seconds = self.trainer.build_seconds  # kept here: a switch to eager mode drops the trainer
         except GraphBuildError as error:
             if self.run.mode != "auto" and self.run.graph.on_build_error != "eager":
                 raise

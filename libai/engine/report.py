@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import platform
+from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ def start_banner(run: DefaultTrainer) -> None:
         "data": _describe_data(run),
         "optimizer": _describe_optimizer(run),
         "seed": str(run.seed),
+        "startup": run.startup.describe(),
         "software": _describe_software(),
     }
     width = max(map(len, lines)) + 2
@@ -57,6 +59,7 @@ def write_summary(run: DefaultTrainer) -> None:
         "seconds": round(run.timer.total_seconds, 3),
         "first_iteration_seconds": round(run.timer.first_seconds, 3),
         "build_seconds": getattr(trainer, "build_seconds", None),
+        "startup": asdict(run.startup),
         "throughput": rates,
         "checkpoints": {
             "saved": run.checkpointer.num_saves,

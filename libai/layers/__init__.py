@@ -10,5 +10,6 @@ from libai.layers.dropout import DropPath as DropPath
 from libai.layers.dropout import seeded_dropout as seeded_dropout
 from libai.layers.norm import LayerNorm as LayerNorm
 from libai.layers.norm import RMSNorm as RMSNorm
+from libai.layers.pooling import mean_over_tokens as mean_over_tokens
 from libai.layers.random import assign_layer_ids as assign_layer_ids
 from libai.layers.random import random_context as random_context

@@ -7,7 +7,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers import Dropout, LayerNorm
+from libai.layers import Dropout, LayerNorm, mean_over_tokens
 from libai.models.init import init_weights, transformer_std
 from libai.models.outputs import classification_outputs
 from libai.models.transformer import RESIDUAL_PROJECTIONS, Block, split_of_blocks, transformer_flops
@@ -85,7 +85,7 @@ class ViT(nn.Module):
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)
-        return x[:, 0] if self.pool == "cls" else x.mean(dim=1)
+        return x[:, 0] if self.pool == "cls" else mean_over_tokens(x)
 
     def _patches(self, images: flow.Tensor) -> flow.Tensor:
         """(batch, channels, height, width) to (batch, patches, channels * patch_size^2): a strided convolution is then

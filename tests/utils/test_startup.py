@@ -1,0 +1,68 @@
+"""What a run says about its own start-up, and what the command line must not import."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import jobs
+import pytest
+
+from libai.utils.startup import StartupTimes, seconds_since_process_start
+
+CONFIG = "configs/mlp_digits.py"
+#: runs a tool as a script does, then names those of the given modules that it imported
+_RUN_AND_LIST = """
+import runpy, sys
+watched, sys.argv = sys.argv[1].split(","), sys.argv[2:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as stop:
+    assert not stop.code, stop.code
+print("imported:", *[name for name in watched if name in sys.modules])
+"""
+
+
+def imported_by(*arguments: str) -> list[str]:
+    """Which of the slow modules `train_net.py ARGUMENTS` imports."""
+    command = [sys.executable, "-c", _RUN_AND_LIST, "oneflow,hydra,libai.engine", jobs.TRAIN_NET, *arguments]
+    result = jobs.run(command, timeout=60)
+    assert result.returncode == 0, result
+    return result.stdout.splitlines()[-1].split()[1:]
+
+
+def test_help_imports_neither_oneflow_nor_hydra():
+    assert imported_by("--help") == []
+
+
+def test_print_config_does_not_import_the_engine():
+    assert "libai.engine" not in imported_by(CONFIG, "--print-config")
+
+
+def test_an_import_would_be_seen():
+    assert "hydra" in imported_by(CONFIG, "train.train_iter=3", "--print-config")
+
+
+def test_the_age_of_the_process_grows_with_the_clock():
+    first, start = seconds_since_process_start(), time.monotonic()
+    time.sleep(0.2)
+    grown, passed = seconds_since_process_start() - first, time.monotonic() - start
+    # the kernel counts in steps of 10 ms
+    assert first > 0 and grown == pytest.approx(passed, abs=0.02 + 0.1 * passed)
+
+
+def test_parts_that_did_not_happen_are_left_out():
+    assert StartupTimes(1.234, 0.5, None).describe() == "import 1.23 s, build 0.50 s"
+    assert StartupTimes(None, 0.5, 2.0).describe() == "build 0.50 s, compile 2.00 s"
+
+
+def test_a_run_reports_its_startup_on_screen_and_in_the_summary(tmp_path):
+    result = jobs.train_net(
+        CONFIG, f"train.output_dir={tmp_path}", "train.train_iter=2", "graph.enabled=true", timeout=100
+    )
+    assert result.returncode == 0, result
+    startup = json.loads((tmp_path / "summary.json").read_text())["startup"]
+    assert set(startup) == {"import_seconds", "build_seconds", "compile_seconds"}
+    assert all(seconds > 0 for seconds in startup.values())
+    assert StartupTimes(**startup).describe() in result.stdout

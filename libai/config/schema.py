@@ -152,6 +152,11 @@ class Dist:
     data_parallel_size: int | None = _key(None, "Replicas; null takes what the other two leave.", at_least=1)
     tensor_parallel_size: int = _key(1, "Processes that share each layer.", at_least=1)
     pipeline_parallel_size: int = _key(1, "Stages that the layers are cut into.", at_least=1)
+    gradient_reduction: Literal["auto", "flat", "ddp"] = _key(
+        "auto",
+        "How eager ranks average gradients: `flat` once per iteration in large messages, `ddp` by OneFlow's DDP during "
+        "each backward pass; `auto` is flat on CPU, ddp on CUDA.",
+    )
 
 
 @dataclass(frozen=True)

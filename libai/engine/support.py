@@ -114,7 +114,7 @@ OPTIONS: tuple[Option, ...] = (
         "Remove it, or run with graph.enabled=false.",
     ),
     Option(
-        "train.dist.gradient_reduction (flat, ddp)",
+        "train.dist.gradient_reduction",
         lambda run: run.train.dist.gradient_reduction != "auto",
         YES,
         "the compiled step averages the gradients of all ranks itself",

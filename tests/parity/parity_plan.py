@@ -66,7 +66,8 @@ def controls() -> Iterator[Planned]:
         _zeros_for_unreached,
     )
     yield control("gradients that are not reduced", whole, ("eager",), _no_reduction)
-    yield control("reduction with the sum in place of the mean", whole.with_(max_norm=None), ("eager",), _sum_of_ranks)
+    summed = Case(MOMENTUM, max_norm=None)  # AdamW and clipping do not see the size of a gradient
+    yield control("sum of the ranks in place of the mean", summed, ("eager",), _sum_of_ranks)
     yield control(
         "batch statistics of one rank",
         VARIANTS["batch_norm"],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from libai.utils.distributed import all_reduce, get_rank  # noqa: E402
+from libai.utils.distributed import all_reduce, get_rank
 
 
 def ragged_model():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import oneflow as flow
@@ -106,10 +106,10 @@ class _Graph(nn.Graph):
         if not args:
             # nn.Graph decides in which order tensors go in; go its way only as long as ours is the same
             expected = self._Graph__flatten_io("input", **kwargs)
-            ours = list(_tensors_in(kwargs))
-            self._can_skip_trees = (
-                _is_plain(outputs) and len(ours) == len(expected) and all(a is b for a, b in zip(ours, expected))
-            )
+            ours: list[flow.Tensor] = []
+            _collect_tensors(kwargs, ours)
+            is_same_order = [id(tensor) for tensor in ours] == [id(tensor) for tensor in expected]
+            self._can_skip_trees = is_same_order and _is_plain(outputs)
         return outputs
 
     #: true once a call with keywords has shown that `_call_compiled` passes what nn.Graph would
@@ -118,7 +118,8 @@ class _Graph(nn.Graph):
 
     def _call_compiled(self, inputs: dict[str, Any]) -> Any:
         """What `nn.Graph.__run` of OneFlow 0.9.0 does. Shapes and dtypes are checked by the launch itself."""
-        flat = list(_tensors_in(inputs))
+        flat: list[flow.Tensor] = []
+        _collect_tensors(inputs, flat)
         for tensor in flat:
             if not tensor.is_contiguous():
                 tensor.contiguous_()
@@ -126,7 +127,8 @@ class _Graph(nn.Graph):
         outputs = self._outputs_tensor_tuple_buffer[index]
         native = flow._oneflow_internal.nn.graph
         native.RunLazyNNGraph(convert_to_tensor_tuple(flat), outputs, self._state_tensor_tuple, self._c_nn_graph)
-        self._cur_index_of_ouputs_buffer = (index + 1) % self._outputs_buffer_size
+        # past nn.Graph.__setattr__, which looks for modules in what it is given
+        self.__dict__["_cur_index_of_ouputs_buffer"] = (index + 1) % self._outputs_buffer_size
         # the buffer is written again later, so that what leaves here is a copy
         copied = _copy_tensors(self._eager_outputs_buffer[index])
         native.SoftSyncNNGraphBuffers(outputs, self._c_nn_graph)
@@ -141,16 +143,19 @@ class _Graph(nn.Graph):
             return super().__call__(*args, **kwargs)
 
 
-def _tensors_in(value: Any) -> Iterator[flow.Tensor]:
-    """The tensors in nested dicts, lists and tuples, in order."""
-    if isinstance(value, flow.Tensor):
-        yield value
-    elif isinstance(value, dict):
+def _collect_tensors(value: Any, found: list[flow.Tensor]) -> None:
+    """Append the tensors in nested dicts, lists and tuples to `found`, in order."""
+    kind = type(value)
+    if kind is flow.Tensor:
+        found.append(value)
+    elif kind is dict:
         for item in value.values():
-            yield from _tensors_in(item)
+            _collect_tensors(item, found)
+    elif isinstance(value, flow.Tensor):
+        found.append(value)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors_in(item)
+            _collect_tensors(item, found)
 
 
 def _is_plain(value: Any) -> bool:
@@ -163,14 +168,15 @@ def _is_plain(value: Any) -> bool:
 
 
 def _copy_tensors(value: Any) -> Any:
-    """The same nested dicts, lists and tuples, with a copy of each tensor."""
-    if isinstance(value, flow.Tensor):
+    """What `_is_plain` accepts, with a copy of each tensor."""
+    kind = type(value)
+    if kind is flow.Tensor:
         return value.to(copy=True)
-    if isinstance(value, dict):
+    if kind is dict:
         return {name: _copy_tensors(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)([_copy_tensors(item) for item in value])
-    return value
+    if kind in (list, tuple):
+        return kind([_copy_tensors(item) for item in value])
+    return value if value is None else value.to(copy=True)
 
 
 class TrainGraph(_Graph):

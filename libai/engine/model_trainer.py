@@ -442,7 +442,7 @@ class ModelTrainer(TrainerBase):
         tensors += [value for part in last.metrics for value in part.values()]
         host = iter(fetch_scalars(tensors))
         shares = _shares_on_host(results)
-        # keyed by (iteration, name); plain floats, because arrays of one or two elements cost ten times as much
+        # keyed by (iteration, name); plain floats: most have one or two elements, too few for arrays to pay
         means: dict[tuple[int, str], float] = {}
         rows = [(i, result.losses) for i, result in enumerate(results)]
         for index, parts in [*rows, (_METRIC, last.metrics)]:
@@ -581,7 +581,7 @@ def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
     """
     if not tensors:
         return []
-    if all(t.ndim == 0 and t.dtype is flow.float32 and t.is_local for t in tensors):  # the usual case, much faster
+    if all(t.ndim == 0 and t.dtype is flow.float32 and t.is_local for t in tensors):  # the usual case, in one go
         joined = tensors[0] if len(tensors) == 1 else flow.stack([t.detach() for t in tensors])
         return list(joined.numpy().astype(np.float64).reshape(-1, 1))
     flat = [t.detach().to(flow.float32).reshape(-1) for t in tensors]

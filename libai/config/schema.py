@@ -159,6 +159,11 @@ class Dist:
     stage_balance: Literal["parameters", "time"] = _key(
         "parameters", "What is balanced: the blocks' parameters, or their measured time on one micro-batch."
     )
+    gradient_reduction: Literal["auto", "flat", "ddp"] = _key(
+        "auto",
+        "How eager ranks average gradients: `flat` once per iteration in large messages, `ddp` by OneFlow's DDP during "
+        "each backward pass; `auto` is flat on CPU, ddp on CUDA.",
+    )
 
 
 @dataclass(frozen=True)

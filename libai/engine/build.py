@@ -128,7 +128,11 @@ def mode_options(run: Any, mode: str, device: str) -> dict[str, Any]:
     amp = amp_dtype(run, mode, device)
     if mode == "graph":
         return {"amp": amp, "debug": run.graph.debug}
-    return {"amp": amp, "zero_grad_before_forward": run.train.zero_grad_before_forward}
+    return {
+        "amp": amp,
+        "zero_grad_before_forward": run.train.zero_grad_before_forward,
+        "gradient_reduction": run.train.dist.gradient_reduction,
+    }
 
 
 def build_trainer(

@@ -76,7 +76,7 @@ class GraphTrainer(ModelTrainer):
 
     def update(self, micro_batches: list[Any]) -> StepResult:
         """See `TrainerBase.update`. A batch of another shape than the compiled one is updated on eagerly."""
-        batches = [as_batch_dict(batch, self.model) for batch in micro_batches]
+        batches = [self.name_inputs(batch) for batch in micro_batches]
         if self._is_ragged(batches):
             return self._update_eagerly([self.to_device(batch) for batch in batches])
         inputs, shares = self._inputs(batches)

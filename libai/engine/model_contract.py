@@ -30,7 +30,7 @@ def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[
     Raises `ModelContractError` naming the model, what it returned and the right code.
     """
     # asked first: indexing a bare tensor with a name ends the process in OneFlow 0.9.0 (SIGSEGV)
-    if isinstance(outputs, Mapping):
+    if type(outputs) is dict or isinstance(outputs, Mapping):  # asking for Mapping runs Python code
         losses, metrics = outputs.get("losses"), outputs.get("metrics")
         if losses is not None and _are_scalars(losses) and len(losses) and (metrics is None or _are_scalars(metrics)):
             return losses, {} if metrics is None else metrics
@@ -47,7 +47,12 @@ def total_loss(losses: dict[str, flow.Tensor]) -> flow.Tensor:
 
 
 def _are_scalars(values: Any) -> bool:
-    return isinstance(values, Mapping) and all(type(v) is flow.Tensor and v.ndim == 0 for v in values.values())
+    if type(values) is not dict and not isinstance(values, Mapping):
+        return False
+    for value in values.values():  # noqa: SIM110  (it runs in every forward: no generator)
+        if type(value) is not flow.Tensor or value.ndim != 0:
+            return False
+    return True
 
 
 def _explain(outputs: Any, model: Any) -> str:

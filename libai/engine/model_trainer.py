@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -32,6 +33,7 @@ logger = logging.getLogger("libai.engine")
 Batch = dict[str, flow.Tensor]
 #: stands for "the last iteration's metrics" where `collect` counts iterations; also indexes the last shares
 _METRIC = -1
+_NO_SCOPE = nullcontext()
 
 
 @dataclass(slots=True)
@@ -168,9 +170,12 @@ class ModelTrainer(TrainerBase):
             "replay_non_finite": self.guard is not None,
         }
 
-    def random_scope(self, key: Any) -> AbstractContextManager[None]:
-        """What a forward pass runs in, so that its dropout masks follow from `key` (an integer or a tensor)."""
-        return random_context(key, self.mesh.data_rank) if self.draws_randomness else nullcontext()
+    def random_scope(self, micro: int) -> AbstractContextManager[None]:
+        """What the forward pass of the iteration's micro-batch number `micro` runs in, so that its dropout masks follow
+        from seed, iteration and that number. A model without seeded layers does not pay for the key."""
+        if not self.draws_randomness:
+            return _NO_SCOPE
+        return random_context(fold(self.seed, self.iter, micro), self.mesh.data_rank)
 
     def _warn_of_stock_dropout(self) -> None:
         modules = dict(self.model.named_modules())
@@ -224,7 +229,7 @@ class ModelTrainer(TrainerBase):
         """
         twin = copy.deepcopy(self.model)
         inputs = self.layout.lay_out_batch(self.to_device(batch))
-        with self.random_scope(fold(self.seed, self.iter, 0)), self.layout.source_ops():
+        with self.random_scope(0), self.layout.source_ops():
             losses, _ = read_losses(twin(**inputs), self.model)
         total_loss(losses).backward()
         trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
@@ -319,7 +324,7 @@ class ModelTrainer(TrainerBase):
 
     def forward_eagerly(self, batch: Batch, micro: int) -> dict[str, flow.Tensor]:
         """The losses of one micro-batch, run op by op on the plain module, as `update` would compute them."""
-        with self.random_scope(fold(self.seed, self.iter, micro)), self.layout.source_ops():
+        with self.random_scope(micro), self.layout.source_ops():
             return read_losses(self.model(**self.layout.lay_out_batch(batch)), self.model)[0]
 
     def check_finite(self) -> None:
@@ -366,15 +371,14 @@ class ModelTrainer(TrainerBase):
 
     def to_device(self, batch: Any) -> Batch:
         """A loader's batch as keyword arguments of forward, local tensors on this rank's device."""
-        if not isinstance(batch, dict) or self._batch_keys_unchecked(batch):
-            batch = as_batch_dict(batch, self.model)
-        return {name: self._tensor(value) for name, value in batch.items()}
+        return {name: self._tensor(value) for name, value in self.name_inputs(batch).items()}
 
-    def _batch_keys_unchecked(self, batch: Mapping[str, Any]) -> bool:
-        keys = tuple(batch)
-        unchecked = keys != self._checked_keys
-        self._checked_keys = keys
-        return unchecked
+    def name_inputs(self, batch: Any) -> dict[str, Any]:
+        """`as_batch_dict` for this model; the signature of forward is looked at only when the keys are new."""
+        if not isinstance(batch, dict) or tuple(batch) != self._checked_keys:
+            batch = as_batch_dict(batch, self.model)
+            self._checked_keys = tuple(batch)
+        return batch
 
     _checked_keys: tuple[str, ...] = ()
 
@@ -396,7 +400,7 @@ class ModelTrainer(TrainerBase):
         scales, shares = self._scales(batches)
         losses, metrics = [], []
         for micro, (batch, scale) in enumerate(zip(batches, scales)):
-            with self.random_scope(fold(self.seed, self.iter, micro)), self.layout.source_ops():
+            with self.random_scope(micro), self.layout.source_ops():
                 step_losses, step_metrics = read_losses(forward(**self.layout.lay_out_batch(batch)), self.model)
             total = total_loss(step_losses)
             if isinstance(scale, flow.Tensor):
@@ -446,7 +450,9 @@ class ModelTrainer(TrainerBase):
     # ------------------------------------------------------------------ learning rate
 
     def _current_lr(self) -> float:
-        return max(float(group["lr"]) for group in self.optimizer.param_groups)
+        return float(
+            max([group["lr"] for group in self.optimizer.param_groups])
+        )  # a list: half the time of a generator
 
     def _step_schedule(self) -> None:
         """Advance the schedule; keeps the rate that the update just made has used in `self.lr`."""
@@ -460,18 +466,29 @@ class ModelTrainer(TrainerBase):
         """See `TrainerBase.collect`. The last dict has every loss, metric, the rate and the gradient norm; the earlier
         ones only `train/loss`, which the finite check needs."""
         last = results[-1]
-        rows = [(i, name, value) for i, r in enumerate(results) for part in r.losses for name, value in part.items()]
-        rows += [(_METRIC, name, value) for part in last.metrics for name, value in part.items()]
-        values: dict[tuple[int, str], list[np.ndarray]] = {}
-        for (index, name, _), value in zip(rows, fetch_scalars([tensor for *_, tensor in rows])):
-            values.setdefault((index, name), []).append(value)
-        shares = [np.asarray(_on_host(result.shares)) for result in results]
-        means = np.array([(np.concatenate(parts) * shares[index]).sum() for (index, _), parts in values.items()])
+        tensors = [value for result in results for part in result.losses for value in part.values()]
+        tensors += [value for part in last.metrics for value in part.values()]
+        host = iter(fetch_scalars(tensors))
+        shares = _shares_on_host(results)
+        # keyed by (iteration, name); plain floats: most have one or two elements, too few for arrays to pay
+        means: dict[tuple[int, str], float] = {}
+        rows = [(i, result.losses) for i, result in enumerate(results)]
+        for index, parts in [*rows, (_METRIC, last.metrics)]:
+            first = 0
+            for part in parts:
+                count = 0
+                for name in part:
+                    values = next(host).tolist()
+                    count = len(values)
+                    mean = sum(map(operator.mul, values, shares[index][first : first + count]))
+                    means[index, name] = means.get((index, name), 0.0) + mean
+                first += count
+        summed = list(means.values())
         if self.ranks_see_parts:
-            means = all_reduce(means)
+            summed = all_reduce(np.array(summed)).tolist()
 
         numbers: list[dict[str, float]] = [{"train/loss": 0.0} for _ in results]
-        for (index, name), mean in zip(values, means.tolist()):
+        for (index, name), mean in zip(means, summed):
             if index != _METRIC:
                 numbers[index]["train/loss"] += mean
             if index in (_METRIC, len(results) - 1):
@@ -549,6 +566,12 @@ def _has_state(scheduler: Any) -> bool:
     return scheduler is None or all(hasattr(scheduler, name) for name in wanted)
 
 
+def _shares_on_host(results: Sequence[StepResult]) -> list[list[float]]:
+    """The shares of each result's micro-batches, all of them fetched at once."""
+    fetched = iter(fetch_scalars([r.shares for r in results if isinstance(r.shares, flow.Tensor)]))
+    return [next(fetched).tolist() if isinstance(r.shares, flow.Tensor) else list(r.shares) for r in results]
+
+
 def _on_host(values: Sequence[float] | flow.Tensor) -> Any:
     return fetch_scalars([values])[0] if isinstance(values, flow.Tensor) else values
 
@@ -585,10 +608,13 @@ def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
     """
     if not tensors:
         return []
+    if all(t.ndim == 0 and t.dtype is flow.float32 and t.is_local for t in tensors):  # the usual case, in one go
+        joined = tensors[0] if len(tensors) == 1 else flow.stack([t.detach() for t in tensors])
+        return list(joined.numpy().astype(np.float64).reshape(-1, 1))
     flat = [t.detach().to(flow.float32).reshape(-1) for t in tensors]
     if len({t.placement for t in flat if t.is_global}) > 1:
         flat = [whole(t) for t in flat]
     joined = flat[0] if len(flat) == 1 else flow.cat(flat, dim=0)
     host = (whole(joined) if joined.is_global else joined).numpy().astype(np.float64)
-    ends = np.cumsum([len(t) for t in flat])[:-1]
-    return np.split(host, ends)
+    ends = np.cumsum([len(t) for t in flat]).tolist()
+    return [host[start:end] for start, end in zip([0, *ends], ends)]

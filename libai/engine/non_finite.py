@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,8 @@ class NonFiniteGuard:
             self._trainer.prepare()
             self._snapshot = self._trainer.snapshot()
         self._batches.append((iteration, micro_batches))
-        self._bytes += sum(_num_bytes(batch) for batch in micro_batches)
+        for batch in micro_batches:
+            self._bytes += _num_bytes(batch)
 
     @property
     def is_full(self) -> bool:
@@ -259,7 +260,12 @@ def _is_finite(tensor: flow.Tensor) -> bool:
 
 
 def _num_bytes(batch: Any) -> int:
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else [batch]
-    return sum(
-        value.nbytes if isinstance(value, np.ndarray) else 8 * getattr(value, "numel", int)() for value in values
-    )
+    values: Iterable[Any]
+    if type(batch) is dict or isinstance(batch, Mapping):  # asking for Mapping runs Python code
+        values = batch.values()
+    else:
+        values = batch if isinstance(batch, (list, tuple)) else [batch]
+    total = 0
+    for value in values:  # it runs in every iteration: no generator
+        total += value.nbytes if isinstance(value, np.ndarray) else 8 * getattr(value, "numel", int)()
+    return total

@@ -114,6 +114,13 @@ OPTIONS: tuple[Option, ...] = (
         "Remove it, or run with graph.enabled=false.",
     ),
     Option(
+        "train.dist.gradient_reduction",
+        lambda run: run.train.dist.gradient_reduction != "auto",
+        YES,
+        "the compiled step averages the gradients of all ranks itself",
+        "Leave it at auto, or run with graph.enabled=false.",
+    ),
+    Option(
         "lr_scheduler (LambdaLR, plateau, any)",
         lambda run: run.lr_scheduler is not None,
         YES,  # the schedule runs on the host in both modes, see docs/decisions/0001

@@ -20,8 +20,8 @@ def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer
     """A trainer of `mode` that goes on exactly where `old` stands, between two iterations; `old` is used up.
 
     Model, optimizer, schedule, loader and hooks are the same objects. In a job of several processes the parameters
-    become local or global tensors; after eager data-parallel training they are new `Parameter` objects, because
-    OneFlow 0.9's DDP leaves hooks on the old ones that cannot be taken off: keep no references to single parameters.
+    become local or global tensors; after training with OneFlow 0.9's DDP they are new `Parameter` objects, because it
+    leaves hooks on the old ones that cannot be taken off: keep no references to single parameters.
 
     `options`: arguments that only the trainer of `mode` takes. Collective. Raises `NonFiniteLoss` rather than carry
     spoilt weights over, `UserError` for an unknown mode or a hook that cannot work in it.
@@ -37,7 +37,7 @@ def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer
     keeps_layout = old.layout.is_global == TRAINERS[mode].needs_global_tensors(old.mesh)
     if not keeps_layout and old.layout.is_global:
         localize(old.model)
-    elif not keeps_layout:
+    elif isinstance(old, EagerTrainer) and old.reduction is not None and old.reduction.leaves_hooks:
         _renew_parameters(old.model, old.optimizer)
     old.optimizer._state["step"] = 0  # the new trainer is given the state below, and must not look for it here
     new = TRAINERS[mode](

@@ -7,7 +7,7 @@ mesh: `LocalLayout` for a module of local tensors (one process, or one replica p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any
@@ -18,7 +18,8 @@ from oneflow import nn
 from libai.parallel.mesh import Mesh
 from libai.parallel.plan import Arrangement, ParallelPlan, TensorLayout
 
-Batch = Mapping[str, flow.Tensor]
+Batch = dict[str, flow.Tensor]
+_NOTHING = nullcontext()
 
 
 class LocalLayout:
@@ -32,11 +33,11 @@ class LocalLayout:
 
     def lay_out_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
         """This rank's micro-batch as the model takes it."""
-        return dict(batch)
+        return batch
 
     def lay_out_replicated_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
         """A batch that every rank holds alike, as the model takes it."""
-        return dict(batch)
+        return batch
 
     def replicate(self, tensor: flow.Tensor, stage: int | None = None) -> flow.Tensor:
         """A small tensor that is equal on all ranks, for use on `stage` (default: that of the losses)."""
@@ -52,7 +53,7 @@ class LocalLayout:
 
     def source_ops(self) -> AbstractContextManager[Any]:
         """What a forward runs in, so that tensors made inside of it (`flow.zeros`) fit the model's."""
-        return nullcontext()
+        return _NOTHING
 
     def local_output(
         self, tensor: flow.Tensor, num_samples: int, is_replicated: bool = False, everywhere: bool = False
@@ -119,7 +120,7 @@ class GlobalLayout:
     def source_ops(self) -> AbstractContextManager[Any]:
         """See `LocalLayout`. With pipeline stages a source op cannot know its stage, so nothing is arranged there."""
         if self.mesh.pipeline > 1:
-            return nullcontext()
+            return _NOTHING
         return flow.utils.global_view.global_mode(True, placement=self._placements[0], sbp=self._whole)
 
     def local_output(

@@ -302,6 +302,7 @@ def test_the_config_that_ran_is_written_and_runs_again(mode, tmp_path):
 ASKED = {
     "train.dist.tensor_parallel_size": ["train.dist.tensor_parallel_size=2"],
     "train.dist.pipeline_parallel_size": ["train.dist.pipeline_parallel_size=2"],
+    "train.dist.gradient_reduction": ["train.dist.gradient_reduction=flat"],
     "train.amp.enabled=true (fp16)": ["train.amp.enabled=true", "train.amp.dtype=fp16"],
     "train.amp.enabled=true (bf16)": ["train.amp.enabled=true", "train.amp.dtype=bf16"],
 }

@@ -36,7 +36,7 @@ def described(row: dict) -> str:
 
 def test_every_case_equals_the_plain_loop_on_both_ranks_in_both_modes(rows):
     cases = [row for row in rows if not row["is_control"]]
-    assert {row["mode"] for row in cases} == {"eager", "graph"}
+    assert {row["mode"] for row in cases} == {"eager", "graph", "ddp"}
     assert {row["accumulation"] for row in cases if row["name"].startswith("optimizer")} == {1, 2, 4}
     assert len(cases) > 80
     assert [described(row) for row in cases if not row["is_rounding"]] == []

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from libai.config.schema import Graph, Train
+from libai.config.schema import Dist, Graph, Train
 from libai.engine import support
 from libai.utils.errors import UserError
 
@@ -51,3 +51,12 @@ def test_every_no_of_the_table_has_a_note():
     used = {cell.strip("()") for cell in rows.split() if re.fullmatch(r"\(\d+\)", cell)}
     assert used == {line[1 : line.index(")")] for line in notes.splitlines()}
     assert all(option.remedy and option.name in rows for option in support.OPTIONS)
+
+
+def test_a_way_of_reducing_is_refused_where_the_graph_does_it():
+    run = SimpleNamespace(train=Train(dist=Dist(gradient_reduction="flat")), graph=Graph())
+    support.check_supported(run, "eager", "cpu")
+    with pytest.raises(
+        UserError, match="train.dist.gradient_reduction cannot .* graph mode .*itself.*Leave it at auto"
+    ):
+        support.check_supported(run, "graph", "cpu")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -154,10 +155,14 @@ def _count_items(batch: dict[str, np.ndarray]) -> int:
 
 
 def trained(case: Case, mode: str) -> Result:
-    """The same with our trainer; in a job of several ranks each one takes its part of every batch."""
+    """The same with our trainer; in a job of several ranks each one takes its part of every batch.
+
+    `mode`: "eager", "graph", or "ddp", which is eager mode with OneFlow's DDP.
+    """
     model, optimizer, schedule = case.build()
     mesh = Mesh() if get_world_size() == 1 else Mesh.of_this_job("cpu")
-    trainer = {"eager": EagerTrainer, "graph": GraphTrainer}[mode](
+    build = {"eager": EagerTrainer, "ddp": partial(EagerTrainer, gradient_reduction="ddp"), "graph": GraphTrainer}[mode]
+    trainer = build(
         model,
         [part for batch in case.batches() for part in parts_of(batch, case.accumulation)],
         optimizer,

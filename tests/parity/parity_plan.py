@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest import mock
 
+import oneflow as flow
 import toy
 from parity_cases import OPTIMIZERS, Case
 from parity_variants import ADAMW, MOMENTUM, SCHEDULES, VARIANTS, MeanOfMeans
 
 from libai.engine import batch_statistics, model_trainer
-from libai.engine.eager_trainer import EagerTrainer
+from libai.parallel import data_parallel
+from libai.parallel.data_parallel import FlatReduction, OneFlowDDP
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,12 @@ def planned() -> Iterator[Planned]:
         yield Planned(name, case)
     for name in ("dropout", "batch_norm"):
         yield Planned(name, VARIANTS[name].with_(accumulation=2))
+    # what OneFlow's DDP may get wrong: accumulation, unreached, frozen and shared parameters, several losses, buffers
+    for accumulation in (1, 4):
+        yield Planned("ddp optimizer adamw", Case(ADAMW, accumulation=accumulation), ("ddp",))
+    for name in ("unused_adamw", "unused_momentum", "frozen_in_a_group", "tied", "two_losses", "no_clip", "batch_norm"):
+        yield Planned(f"ddp {name}", VARIANTS[name], ("ddp",))
+    yield Planned("ddp dropout", VARIANTS["dropout"].with_(accumulation=2), ("ddp",))
     # schedules run on the host and know nothing of ranks: one of ours and one that no graph could compile will do
     for name in ("cosine", "stock_lambda"):
         yield Planned(f"schedule {name}", Case(MOMENTUM, schedule=SCHEDULES[name]))
@@ -54,9 +62,12 @@ def controls() -> Iterator[Planned]:
     yield control(
         "gradients of zeros for unreached parameters",
         VARIANTS["unused_adamw"],
-        ("eager",),
-        lambda: mock.patch.object(EagerTrainer, "_leave_out_unreached", lambda self: None),
+        ("eager", "ddp"),
+        _zeros_for_unreached,
     )
+    yield control("gradients that are not reduced", whole, ("eager",), _no_reduction)
+    summed = Case(MOMENTUM, max_norm=None)  # AdamW and clipping do not see the size of a gradient
+    yield control("sum of the ranks in place of the mean", summed, ("eager",), _sum_of_ranks)
     yield control(
         "batch statistics of one rank",
         VARIANTS["batch_norm"],
@@ -72,6 +83,32 @@ def _same_samples() -> AbstractContextManager[Any]:
 
     split = toy.split
     return mock.patch.object(toy, "split", first_half)
+
+
+@contextmanager
+def _zeros_for_unreached() -> Iterator[None]:
+    """What both ways of reducing give before the gradients that nobody has are taken away."""
+
+    def keep_zeros(reduction: FlatReduction) -> None:
+        for parameter in reduction.forward.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = flow.zeros_like(parameter)
+        reduce(reduction)
+
+    reduce = FlatReduction.reduce
+    with (
+        mock.patch.object(FlatReduction, "reduce", keep_zeros),
+        mock.patch.object(OneFlowDDP, "reduce", lambda self: None),
+    ):
+        yield
+
+
+def _no_reduction() -> AbstractContextManager[Any]:
+    return mock.patch.object(FlatReduction, "reduce", lambda self: None)
+
+
+def _sum_of_ranks() -> AbstractContextManager[Any]:
+    return mock.patch.object(data_parallel, "get_world_size", lambda: 1)
 
 
 def _same_masks() -> AbstractContextManager[Any]:

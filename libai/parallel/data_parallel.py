@@ -1,0 +1,269 @@
+"""How the gradients of data-parallel ranks become their mean, in eager mode.
+
+Two strategies behind one seam: `FlatReduction` reduces after the last micro-batch, in a few large messages;
+`OneFlowDDP` lets OneFlow's DDP reduce during every backward pass. docs/decisions/0008-flat-gradient-reduction.md tells
+when which is better. Both make the weights of all ranks those of rank 0 first. Graph mode needs neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+from oneflow.nn.parallel import DistributedDataParallel
+
+from libai.utils.distributed import all_reduce, gather_objects, get_world_size
+from libai.utils.errors import UserError
+
+Reduction = Literal["auto", "flat", "ddp"]
+#: of one message; few enough to hide the half millisecond that each costs, small enough beside the gradients themselves
+BUCKET_BYTES = 25 * 2**20
+#: what OneFlow 0.9.0 can add up on CPU; others end the process (std::out_of_range in its collective)
+_CPU_DTYPES = (flow.float32, flow.float64)
+_HALF_DTYPES = (flow.float16, flow.bfloat16)
+
+Losses = Mapping[str, flow.Tensor]
+#: outputs of a forward → `(losses, metrics)`
+Split = Callable[[Any], tuple[Losses, Losses]]
+
+
+class GradientReduction:
+    """What `EagerTrainer` asks of a strategy.
+
+    Attributes:
+        forward: what to call in place of the model, with the same result.
+        set_to_none: how gradients are cleared between iterations, for `optimizer.zero_grad`.
+        leaves_hooks: the parameters keep hooks for ever, so that a graph must be given others.
+    """
+
+    forward: Callable[..., Any]
+    set_to_none = True
+    leaves_hooks = False
+
+    def reduce(self) -> None:
+        """Turn the gradients into their mean over ranks, after the last backward pass of an iteration. Those that no
+        rank has are None afterwards. Collective."""
+        raise NotImplementedError(f"{type(self).__name__} must define reduce")
+
+
+def build_reduction(
+    kind: Reduction, model: nn.Module, parameters: Sequence[flow.Tensor], split: Split, device: str
+) -> GradientReduction:
+    """The strategy `kind` for the local `model` on this rank's `device`; "auto" is flat on CPU and DDP on CUDA.
+
+    `parameters`: what the optimizer updates. Collective: rank 0's weights and buffers are sent to all. Raises
+    `UserError` on all ranks for models that differ between ranks and for dtypes that the strategy cannot reduce.
+    """
+    if kind not in ("auto", "flat", "ddp"):
+        raise UserError(f"gradient_reduction={kind!r} is no way to reduce gradients. Choose auto, flat or ddp.")
+    require_equal_modules(model)
+    if kind == "ddp" or (kind == "auto" and device == "cuda"):
+        return OneFlowDDP(model, parameters, split)
+    return FlatReduction(model, device)
+
+
+def require_equal_modules(model: nn.Module) -> None:
+    """Raise `UserError` on every rank when names, shapes, dtypes or freezing of parameters and buffers differ between
+    ranks: their messages would not fit together, and the job would wait for ever. Collective."""
+    mine = [f"{n} {tuple(p.shape)} {p.dtype} {'' if p.requires_grad else 'frozen'}" for n, p in _tensors(model)]
+    first, *others = gather_objects(mine)
+    for rank, theirs in enumerate(others, start=1):
+        if theirs != first:
+            pairs = [(a, b) for a, b in zip([*first, "nothing"], [*theirs, "nothing"]) if a != b]
+            raise UserError(
+                f"the ranks have built different models: where rank 0 has {pairs[0][0].strip()}, rank {rank} has "
+                f"{pairs[0][1].strip()}, so their gradients cannot be averaged. Build the same model on all ranks."
+            )
+
+
+def broadcast_module(model: nn.Module) -> None:
+    """Give every parameter and buffer of a local `model` the value it has on rank 0. Collective."""
+    with flow.no_grad():
+        for _, tensor in _tensors(model):
+            if tensor.dtype in _HALF_DTYPES:  # OneFlow 0.9.0 aborts on them on CPU (cpu_broadcast.cpp)
+                whole = tensor.data.to(flow.float32)
+                flow._C.comm_broadcast(whole, inplace=True)
+                tensor.data.copy_(whole.to(tensor.dtype))
+            elif tensor.numel():
+                flow._C.comm_broadcast(tensor.data, inplace=True)  # .data: it resets requires_grad of what it gets
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, flow.Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+# ---------------------------------------------------------------------------------------------------- flat
+
+
+class FlatReduction(GradientReduction):
+    """Joins the gradients into buckets of one dtype, adds each up over ranks in one message, and hands out views.
+
+    Micro-batches accumulate locally, so that the number of messages does not depend on accumulation. The messages
+    depend on nothing that may differ between ranks: every trainable parameter has its place in them, with zeros where
+    this rank has no gradient. So ranks that reach different parameters cannot wait for each other.
+
+    Beside the gradients a bucket carries, for each parameter, how many ranks reach it. Only a rank that misses a
+    gradient itself has to read that (one synchronisation), because what a rank has itself is reached.
+    """
+
+    def __init__(self, model: nn.Module, device: str = "cpu", bucket_bytes: int = BUCKET_BYTES):
+        self.forward = model
+        self._bucket_bytes = bucket_bytes
+        odd = {n: str(p.dtype) for n, p in model.named_parameters() if p.requires_grad and p.dtype not in _CPU_DTYPES}
+        if odd and device == "cpu":
+            raise UserError(
+                f"data-parallel eager training on CPU needs float32 or float64 parameters (OneFlow 0.9 adds up no "
+                f"other dtype over ranks), found {odd}. Keep them in float32."
+            )
+        broadcast_module(model)
+        self._parameters = [p for p in model.parameters() if p.numel()]
+        self._trainable: list[bool] = []
+        self._buckets: list[_Bucket] = []
+
+    def reduce(self) -> None:
+        """See `GradientReduction.reduce`. Waits for the device only where this rank misses a gradient."""
+        trainable = [p.requires_grad for p in self._parameters]
+        if trainable != self._trainable:  # the first time, and when a hook has frozen or thawed some, on all ranks
+            self._trainable = trainable
+            chosen = [p for p, is_trained in zip(self._parameters, trainable) if is_trained]
+            self._buckets = [_Bucket(part) for part in cut_into_buckets(chosen, self._bucket_bytes)]
+        with flow.no_grad():
+            for bucket in self._buckets:
+                bucket.reduce()
+
+
+def cut_into_buckets(parameters: Sequence[flow.Tensor], max_bytes: int) -> list[list[flow.Tensor]]:
+    """The parameters in order, cut into lists of one dtype and at most `max_bytes`; a larger one is alone."""
+    buckets: list[list[flow.Tensor]] = []
+    open_buckets: dict[Any, tuple[list[flow.Tensor], int]] = {}
+    for parameter in parameters:
+        size = parameter.numel() * parameter.element_size()
+        bucket, filled = open_buckets.get(parameter.dtype, ([], max_bytes))
+        if filled + size > max_bytes:
+            bucket, filled = [], 0
+            buckets.append(bucket)
+        bucket.append(parameter)
+        open_buckets[parameter.dtype] = bucket, filled + size
+    return buckets
+
+
+class _Bucket:
+    """Parameters whose gradients travel in one message: `[gradient 0, gradient 1, ..., reached 0, reached 1, ...]`."""
+
+    def __init__(self, parameters: list[flow.Tensor]):
+        self._parameters = parameters
+        self._shapes = [tuple(p.shape) for p in parameters]
+        self._sizes = [*(p.numel() for p in parameters), len(parameters)]
+        self._share = 1.0 / get_world_size()
+        self._missing: list[int] = []
+        self._reached = self._reached_here()
+
+    def reduce(self) -> None:
+        gradients = [p.grad for p in self._parameters]
+        missing = [i for i, gradient in enumerate(gradients) if gradient is None]
+        if missing != self._missing:
+            self._missing = missing
+            self._reached = self._reached_here()
+        pieces = [
+            self._zeros(self._sizes[i]) if gradient is None else gradient.reshape(-1)
+            for i, gradient in enumerate(gradients)
+        ]
+        joined = flow.cat([*pieces, self._reached])
+        flow._C.local_all_reduce(joined, inplace=True)
+        joined.mul_(self._share)
+        *means, reached = flow.split(joined, self._sizes)
+        unreached: list[int] = []
+        if missing:
+            num_ranks = reached.numpy()
+            unreached = [i for i in missing if not num_ranks[i]]
+        for i, (parameter, mean, shape) in enumerate(zip(self._parameters, means, self._shapes)):
+            parameter.grad = None if i in unreached else mean.view(shape)
+
+    def _zeros(self, size: int) -> flow.Tensor:
+        first = self._parameters[0]
+        return flow.zeros(size, dtype=first.dtype, device=first.device)
+
+    def _reached_here(self) -> flow.Tensor:
+        flags = np.ones(len(self._parameters))
+        flags[self._missing] = 0.0
+        first = self._parameters[0]
+        return flow.tensor(flags, dtype=first.dtype, device=first.device)
+
+
+# ---------------------------------------------------------------------------------------------------- DDP
+
+
+class OneFlowDDP(GradientReduction):
+    """OneFlow's DDP, which reduces while the backward pass goes on: better where the device computes meanwhile.
+
+    It takes float32 only, reduces once per micro-batch, and gives zeros to parameters that no loss reaches; those are
+    taken away again. Its hooks stay on the parameters for ever.
+    """
+
+    set_to_none = False  # it keeps gradients in its buckets: None would leave stale ones behind (ONEFLOW.md 2.2)
+    leaves_hooks = True
+
+    def __init__(self, model: nn.Module, parameters: Sequence[flow.Tensor], split: Split):
+        odd = {n: str(p.dtype) for n, p in model.named_parameters() if p.dtype != flow.float32}
+        if odd:
+            raise UserError(
+                f"gradient_reduction=ddp needs float32 parameters (OneFlow 0.9's DDP takes no other), found {odd}. "
+                "Keep them in float32, or set train.dist.gradient_reduction=flat."
+            )
+        broadcast_module(model)
+        self._parameters = list(parameters)
+        self._unreached: list[flow.Tensor] | None = None
+        self._adapter = _LossesOnly(model, split)
+        self.forward = DistributedDataParallel(self._adapter, broadcast_buffers=False, broadcast_parameters=False)
+
+    def reduce(self) -> None:
+        """See `GradientReduction.reduce`: the gradients are means already; take away those that nobody has.
+
+        Momentum and weight decay would move such a parameter; elsewhere it has no gradient and stays as it is. Whether
+        it is reached is found out, by all ranks together, in the first iteration. From then on it joins the others as
+        soon as its gradient, which is the same on all ranks, is not zero.
+        """
+        if self._unreached is None:
+            reached, self._adapter.reached = self._adapter.reached or set(), None
+            flags = all_reduce(np.array([p.grad_fn in reached for p in self._parameters], dtype=np.int64), "max")
+            self._unreached = [p for p, is_reached in zip(self._parameters, flags) if not is_reached]
+        if self._unreached:
+            self._unreached = [p for p in self._unreached if not p.grad.abs().max().item()]
+            for parameter in self._unreached:
+                parameter.grad = None
+
+
+class _LossesOnly(nn.Module):
+    """What DDP wraps: OneFlow's DDP takes flat dicts of tensors only, so names are flattened and metrics bypass it."""
+
+    def __init__(self, model: nn.Module, split: Split):
+        super().__init__()
+        self.model = model
+        self._split = split
+        #: the ends of the autograd graphs of all losses so far; None once nobody wants to know
+        self.reached: set[Any] | None = set()
+
+    def forward(self, **batch: Any) -> Any:
+        losses, self._metrics = self._split(self.model(**batch))
+        if self.reached is not None:
+            # before DDP connects every parameter to its outputs
+            self.reached |= _functions_behind(losses.values())
+        return losses
+
+    def __call__(self, **batch: Any) -> Any:
+        return {"losses": super().__call__(**batch), "metrics": self._metrics}
+
+
+def _functions_behind(tensors: Iterable[flow.Tensor]) -> set[Any]:
+    """All functions of the autograd graphs that end in `tensors`; `p.grad_fn` of a reached parameter is among them."""
+    found: set[Any] = set()
+    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    while waiting:
+        function = waiting.pop()
+        if function not in found:
+            found.add(function)
+            waiting.extend(function.next_functions)
+    return found

@@ -1,0 +1,150 @@
+"""Runs on two ranks, started by test_data_parallel.py: what `libai.parallel.data_parallel` promises for odd models."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from libai.utils.distributed import all_reduce, get_rank
+
+
+def ragged_model():
+    """Parameters of two dtypes, a 0-dim one, one that is frozen, and buffers of every kind; unequal on the ranks."""
+    import oneflow as flow
+    from oneflow import nn
+
+    flow.manual_seed(get_rank())
+    model = nn.Module()
+    model.layer, model.rare = nn.Linear(4, 3), nn.Linear(2, 2)
+    model.scale = nn.Parameter(flow.tensor(2.0 + get_rank()))
+    model.wide = nn.Linear(3, 3).to(flow.float64)
+    model.register_buffer("low", (flow.ones(3) * get_rank()).to(flow.float16))
+    model.register_buffer("count", flow.tensor(7 + get_rank()))
+    model.register_buffer("empty", flow.zeros(0))
+    model.layer.bias.requires_grad_(False)
+    return model
+
+
+def check_weights_and_buffers_are_those_of_rank_0():
+    import numpy as np
+    import oneflow as flow
+
+    from libai.parallel.data_parallel import broadcast_module
+
+    model = ragged_model()
+    mine = np.concatenate([t.to(flow.float32).numpy().ravel() for t in (*model.parameters(), *model.buffers())])
+    first = all_reduce(mine if get_rank() == 0 else np.zeros_like(mine))
+    assert get_rank() == 0 or not np.allclose(mine, first)
+    broadcast_module(model)
+    mine = np.concatenate([t.to(flow.float32).numpy().ravel() for t in (*model.parameters(), *model.buffers())])
+    assert np.array_equal(mine, first)
+    assert not model.layer.bias.requires_grad and model.layer.weight.requires_grad
+
+
+def check_means_of_what_each_rank_reaches(bucket_bytes):
+    """`rare` is reached by no rank, then by rank 1 alone, then by none; `layer.bias` is thawed on the way."""
+    import numpy as np
+    import oneflow as flow
+
+    from libai.parallel.data_parallel import FlatReduction
+
+    model = ragged_model()
+    reduction = FlatReduction(model, bucket_bytes=bucket_bytes)
+    for iteration in range(4):
+        for parameter in model.parameters():
+            parameter.grad = None
+        model.layer.bias.requires_grad_(iteration >= 2)
+        for _ in range(2):  # two micro-batches
+            total = model.layer(flow.ones(2, 4) * (get_rank() + 1)).sum() * model.scale
+            if iteration != 2:
+                total = total + model.wide(flow.ones(1, 3).to(flow.float64)).sum().to(flow.float32) * (get_rank() + 1)
+            if iteration == 1 and get_rank() == 1:
+                total = total + model.rare(flow.ones(1, 2)).sum()
+            total.backward()
+        here = {n: None if p.grad is None else p.grad.numpy().copy() for n, p in model.named_parameters()}
+        reduction.reduce()
+        for name, parameter in model.named_parameters():
+            gradient = here[name]
+            num_ranks = all_reduce(np.array(gradient is not None))
+            mean = all_reduce(np.zeros(tuple(parameter.shape)) if gradient is None else gradient) / 2
+            assert (parameter.grad is None) == (num_ranks == 0), (iteration, name)
+            if parameter.grad is not None:
+                assert parameter.grad.dtype == parameter.dtype and parameter.grad.shape == parameter.shape
+                np.testing.assert_allclose(parameter.grad.numpy(), mean, rtol=1e-6)
+        assert (model.rare.weight.grad is not None) == (iteration == 1)
+        assert (model.layer.bias.grad is not None) == (iteration >= 2)
+
+
+def check_one_message_per_iteration_and_no_wait():
+    """With accumulation too, and the host waits for nothing; a missing gradient is the one reason to."""
+    from unittest import mock
+
+    import oneflow as flow
+    import toy
+
+    from libai.engine import EagerTrainer
+    from libai.parallel import Mesh
+
+    model = toy.Classifier()
+    model.unused = flow.nn.Linear(2, 2)
+    model.unused.requires_grad_(False)
+    trainer = EagerTrainer(
+        model, toy.batches(8), flow.optim.SGD(model.parameters(), lr=0.1), mesh=Mesh(2), num_accumulation_steps=2
+    )
+    trainer.train(0, 1)
+    counts = {}
+    for is_unused_trained in (False, True):
+        model.unused.requires_grad_(is_unused_trained)
+        trainer.update(toy.batches(2))
+        reads: list[object] = []
+
+        def counted(tensor, read=flow.Tensor.numpy, reads=reads):
+            reads.append(tensor)
+            return read(tensor)
+
+        with (
+            mock.patch.object(flow._C, "local_all_reduce", side_effect=flow._C.local_all_reduce) as messages,
+            mock.patch.object(flow.Tensor, "numpy", counted),
+        ):
+            trainer.update(toy.batches(2))
+        counts[is_unused_trained] = messages.call_count, len(reads)
+    assert counts == {False: (1, 0), True: (1, 1)}, counts
+
+
+def check_unequal_models_are_refused_everywhere():
+    from oneflow import nn
+
+    from libai.parallel.data_parallel import require_equal_modules
+    from libai.utils.errors import UserError
+
+    require_equal_modules(nn.Linear(2, 3))
+    for model in (nn.Linear(2, 3 + get_rank()), nn.Sequential(*[nn.Linear(1, 1) for _ in range(1 + get_rank())])):
+        try:
+            require_equal_modules(model)
+        except UserError as error:
+            assert "where rank 0 has" in str(error) and "rank 1 has" in str(error), error
+        else:
+            raise AssertionError("unequal models were accepted")
+
+
+def main() -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    check_weights_and_buffers_are_those_of_rank_0()
+    for bucket_bytes in (1, 64, 2**20):
+        check_means_of_what_each_rank_reaches(bucket_bytes)
+    check_one_message_per_iteration_and_no_wait()
+    check_unequal_models_are_refused_everywhere()
+    print("all checks passed", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # in OneFlow 0.9.0 a rank that merely raises waits for the others for ever

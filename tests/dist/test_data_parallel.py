@@ -1,0 +1,57 @@
+"""Averaging gradients over ranks: what needs no second rank here, the rest in one job of two."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import jobs
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+from libai.engine.model_contract import read_losses
+from libai.parallel.data_parallel import FlatReduction, OneFlowDDP, build_reduction, cut_into_buckets
+from libai.utils.errors import UserError
+
+SCRIPT = Path(__file__).with_name("reduce_on_two_ranks.py")
+
+
+def sizes(parameters, max_bytes):
+    return [[p.numel() for p in bucket] for bucket in cut_into_buckets(parameters, max_bytes)]
+
+
+def test_buckets_hold_one_dtype_and_no_more_than_their_bytes():
+    parameters = [nn.Parameter(flow.zeros(n)) for n in (3, 5, 20, 1)]
+    assert sizes(parameters, 40) == [[3, 5], [20], [1]]
+    assert sizes(parameters, 1000) == [[3, 5, 20, 1]]
+    wide = nn.Parameter(flow.zeros(2, dtype=flow.float64))
+    assert sizes([parameters[0], wide, parameters[3]], 1000) == [[3, 1], [2]]
+
+
+def test_auto_is_flat_on_cpu_and_ddp_can_be_chosen():
+    model = nn.Linear(2, 2)
+    kinds = {kind: type(build_reduction(kind, model, [], read_losses, "cpu")) for kind in ("auto", "flat", "ddp")}
+    assert kinds == {"auto": FlatReduction, "flat": FlatReduction, "ddp": OneFlowDDP}
+    with pytest.raises(UserError, match="gradient_reduction='ring' is no way .* auto, flat or ddp"):
+        build_reduction("ring", model, [], read_losses, "cpu")
+
+
+def test_dtypes_that_cannot_be_added_up_are_refused():
+    model = nn.Linear(2, 2).to(flow.float16)
+    with pytest.raises(UserError, match="on CPU needs float32 or float64 .*'weight': 'oneflow.float16'.* float32"):
+        build_reduction("flat", model, [], read_losses, "cpu")
+    with pytest.raises(UserError, match="gradient_reduction=ddp needs float32 .*float64.*gradient_reduction=flat"):
+        build_reduction("ddp", nn.Linear(2, 2).to(flow.float64), [], read_losses, "cpu")
+
+
+@pytest.mark.launch
+def test_two_ranks_agree_on_odd_models(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", "2", "--master_port", str(port)]
+    finished = jobs.run([*command, str(SCRIPT)], cwd=tmp_path, timeout=150)
+    assert finished.returncode == 0, finished
+    assert finished.stdout.count("all checks passed") == 2, finished

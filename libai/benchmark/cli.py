@@ -1,0 +1,219 @@
+"""The command line of tools/benchmark.py: what to run is read here, and nothing is measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from libai.benchmark.plan import Sweep, Wanted, plan_cases
+from libai.benchmark.session import Settings, measure
+from libai.utils.errors import UserError
+
+
+def run_command(arguments: Sequence[str], tool: Path) -> int:
+    """Run one command line of `tool`, the absolute path of tools/benchmark.py; returns the exit code."""
+    if "--worker" in arguments:
+        return _work(arguments)
+    if arguments[:1] == ["compare"]:
+        return _compare(arguments[1:])
+    if arguments[:1] == ["docs"]:
+        return _docs(arguments[1:])
+    return _benchmark(arguments, tool)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}. `python tools/benchmark.py --help` shows what there is.")
+
+
+def _work(arguments: Sequence[str]) -> int:
+    from libai.benchmark.worker import work
+
+    parser = _Parser(prog="benchmark.py --worker", allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    for name in ("--worker", "--config-file", "--folder"):
+        parser.add_argument(name, required=True)
+    args = parser.parse_intermixed_args(arguments)
+    return work(args.config_file, args.overrides, args.worker, Path(args.folder))
+
+
+def _compare(arguments: Sequence[str]) -> int:
+    from libai.benchmark.compare import compare_reports, print_comparison
+    from libai.benchmark.report import read_report
+
+    parser = _Parser(prog="benchmark.py compare", allow_abbrev=False)
+    parser.add_argument("old", type=Path, metavar="OLD.json")
+    parser.add_argument("new", type=Path, metavar="NEW.json")
+    args = parser.parse_args(arguments)
+    comparison = compare_reports(read_report(args.old), read_report(args.new))
+    print_comparison(comparison)
+    return 1 if comparison.has_regression else 0
+
+
+def _docs(arguments: Sequence[str]) -> int:
+    from libai.benchmark.docs_page import write_page
+    from libai.benchmark.report import read_report
+
+    parser = _Parser(prog="benchmark.py docs", allow_abbrev=False)
+    parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT.json")
+    parser.add_argument("--md", required=True, type=Path, metavar="FILE")
+    args = parser.parse_intermixed_args(arguments)
+    write_page([read_report(path) for path in args.reports], args.md)
+    return 0
+
+
+def _benchmark(arguments: Sequence[str], tool: Path) -> int:
+    args = _parser().parse_intermixed_args(arguments)
+    wanted, settings = _wanted(args, tool), _settings(args)
+    if not args.no_plots:
+        from libai.benchmark.plots import require_matplotlib
+
+        require_matplotlib()  # before an hour of measuring, not after it
+    output = _make_folder(args.output)
+    cases = plan_cases(wanted)
+
+    from rich.console import Console
+
+    from libai.benchmark.machine import describe_machine
+    from libai.benchmark.report import describe_case, make_report, share_token_counts
+    from libai.benchmark.tables import print_report, to_markdown
+    from libai.utils.atomic import atomic_write_text
+
+    machine = describe_machine(tool.parent.parent)
+    described = []
+    for number, case in enumerate(cases, start=1):
+        with tempfile.TemporaryDirectory(prefix="libai-benchmark-") as folder:
+            say = _Progress(f"[{number}/{len(cases)}] {case.title}: ")
+            everyone = measure(case, Path(folder), settings, say)
+        share_token_counts(everyone)
+        described.append(describe_case(case, everyone))
+    command = shlex.join(["python", "tools/benchmark.py", *map(_without_folders, arguments)])
+    report = make_report(described, settings, command, machine)
+
+    atomic_write_text(output / "report.json", json.dumps(report, indent=1) + "\n")
+    atomic_write_text(output / "report.md", to_markdown(report) + "\n")
+    print_report(report, Console())
+    if not args.no_plots:
+        from libai.benchmark.plots import draw
+
+        draw(report, output)
+    if args.md is not None:
+        from libai.benchmark.docs_page import write_page
+
+        write_page([report], args.md)
+    print(f"report.json, report.md and plots are in {output}")
+    return 0
+
+
+class _Progress:
+    """One line on stderr per stage; a terminal shows only the latest."""
+
+    def __init__(self, prefix: str):
+        self._prefix = prefix
+
+    def __call__(self, text: str) -> None:
+        print(f"{self._prefix}{text}", file=sys.stderr, flush=True)
+
+
+def _wanted(args: argparse.Namespace, tool: Path) -> Wanted:
+    configs = tuple(word for word in args.words if "=" not in word and not word.startswith(("~", "+")))
+    overrides = tuple(word for word in args.words if word not in configs)
+    if not configs:
+        raise UserError("no config is named. Start with one: tools/benchmark.py configs/mlp_digits.py.")
+    return Wanted(
+        tool=tool,
+        configs=configs,
+        overrides=overrides,
+        modes=_listed(args.modes),
+        processes=tuple(_whole("--procs", text) for text in _listed(args.procs)),
+        sweep=Sweep.parse(args.sweep) if args.sweep else None,
+        scaling=args.scaling,
+        peak=not args.no_peak,
+        twin=not args.no_twin,
+        contenders=_commands(args),
+    )
+
+
+def _commands(args: argparse.Namespace) -> dict[str, tuple[str, ...]]:
+    commands: dict[str, tuple[str, ...]] = {}
+    for text in args.contender:
+        name, equals, command = text.partition("=")
+        if not (name and equals and command.strip()):
+            raise UserError(f"--contender {text}: write NAME=COMMAND, a command that speaks the line protocol.")
+        commands[name] = tuple(shlex.split(command))
+    if (args.torch_python is None) != (args.torch_script is None):
+        raise UserError("--torch-python PATH and --torch-script FILE belong together: an interpreter and what it runs.")
+    if args.torch_python is not None:
+        commands["torch"] = (args.torch_python, args.torch_script)
+    return commands
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    return Settings(
+        rounds=args.rounds,
+        block_seconds=args.block_seconds,
+        check_iterations=args.check_iterations,
+        loss_tolerance=args.loss_tolerance,
+        saves=args.saves,
+        start_seconds=args.start_seconds,
+        answer_seconds=args.answer_seconds,
+    )
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _whole(flag: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"{flag} names {text!r}; it takes whole numbers of at least 1, such as 1,2.")
+    return int(text)
+
+
+def _make_folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {path} cannot be made ({error.strerror}). Name a folder of yours.") from None
+    return path
+
+
+def _without_folders(word: str) -> str:
+    """A word of the command line as it may stand in a report: absolute paths keep their last part only."""
+    name, equals, value = word.rpartition("=")
+    if os.path.isabs(value):
+        value = f".../{Path(value).name}"
+    return f"{name}{equals}{value}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    tool: Any = _Parser(prog="benchmark.py", allow_abbrev=False, description="Measure configs; contenders take turns.")
+    add = tool.add_argument
+    add("words", nargs="*", metavar="CONFIG... key=value...", help="config files, and settings for all of them")
+    add("--modes", default="eager,graph,raw-eager,raw-graph", help="contenders (default %(default)s)")
+    add("--procs", default="1", metavar="N,...", help="processes of each contender (default 1)")
+    add("--scaling", choices=("weak", "strong"), default="weak", help="with --procs: what stays (default weak)")
+    add("--sweep", metavar="KEY=V1,V2", help="one case for each value of a setting")
+    add("--contender", action="append", default=[], metavar="NAME=COMMAND", help="a command that speaks the protocol")
+    add("--torch-python", metavar="PATH", help="interpreter of an environment with PyTorch, for --torch-script")
+    add("--torch-script", metavar="FILE", help="a contender that it runs, named torch")
+    add("--rounds", type=int, default=Settings.rounds, help="blocks of each contender (default %(default)s)")
+    add("--block-seconds", type=float, default=Settings.block_seconds, help="length of a block (default %(default)s)")
+    add("--check-iterations", type=int, default=Settings.check_iterations, help="losses compared (default %(default)s)")
+    add("--loss-tolerance", type=float, default=Settings.loss_tolerance, help="relative (default %(default)s)")
+    add("--saves", type=int, default=Settings.saves, help="checkpoints of each kind (default %(default)s)")
+    add("--start-seconds", type=float, default=Settings.start_seconds, help="limit (default %(default)s)")
+    add("--answer-seconds", type=float, default=Settings.answer_seconds, help="limit (default %(default)s)")
+    add("--no-peak", action="store_true", help="do not measure a matrix product")
+    add("--no-twin", action="store_true", help="do not repeat the first contender: no noise floor")
+    add("--no-plots", action="store_true", help="no PNG and SVG files")
+    add("--output", type=Path, default=Path("bench"), metavar="FOLDER", help="of the report (default bench)")
+    add("--md", type=Path, metavar="FILE", help="write a documentation page too")
+    return tool

@@ -1,0 +1,256 @@
+"""The contenders for a config: our trainers, the hand-written loops, and the matrix product that shows the peak."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+
+from libai.benchmark.modes import Mode
+from libai.benchmark.protocol import Contender, resources_of_this_process
+from libai.engine import BatchPlan, DefaultTrainer, HookBase, build, default_setup
+from libai.engine.checkpointer import TrainerCheckpointer
+from libai.engine.model_trainer import ModelTrainer
+from libai.parallel import Mesh
+from libai.utils.distributed import (
+    all_reduce,
+    barrier,
+    default_device,
+    gather_objects,
+    get_rank,
+    get_world_size,
+)
+from libai.utils.seeding import resolve_seed, seed_everything
+
+#: iterations of a block that are made before the clock starts: they bring data and code back into the caches
+LEAD = 1
+#: width of the matrices of the peak measurement, float32
+GEMM_SIZE = 1024
+#: the training never ends by itself
+_NO_END = 2**31
+
+
+class OneFlowContender(Contender):
+    """A contender whose iterations are OneFlow's: clocks, resources and losses are read alike for all of them."""
+
+    def __init__(self, device: str):
+        self.device = device
+
+    def iterate(self, count: int, losses: bool) -> list[float]:
+        """Make `count` iterations and wait until they are done; the loss of each if asked, else []. Collective."""
+        raise NotImplementedError(f"{type(self).__name__} must define iterate(count, losses)")
+
+    def run(self, iterations: int, losses: bool) -> dict[str, Any]:
+        """See `Contender.run`. `seconds` is that of the slowest rank. With losses no lead is made. Collective."""
+        before = time.process_time()
+        if not losses:
+            self.iterate(LEAD, losses=False)
+        barrier()
+        start = time.perf_counter()
+        found = self.iterate(iterations, losses)
+        seconds = time.perf_counter() - start
+        seconds = float(all_reduce(np.array([seconds]), "max")[0])
+        return {"seconds": seconds, "losses": found, **self._resources(before)}
+
+    def _resources(self, cpu_before: float) -> dict[str, Any]:
+        ranks = gather_objects({"before": cpu_before, **resources_of_this_process(), "device": self._device_bytes()})
+        on_device = [rank["device"] for rank in ranks]
+        return {
+            "cpu_seconds": [sum(rank[key] for rank in ranks) for key in ("before", "cpu_seconds")],
+            "peak_rss_bytes": sum(rank["peak_rss_bytes"] for rank in ranks),
+            "device_bytes": None if None in on_device else sum(on_device),
+        }
+
+    def _device_bytes(self) -> int | None:
+        if self.device != "cuda":
+            return None
+        return int(flow._oneflow_internal.GetCUDAMemoryUsed()) * 2**20
+
+    def common_facts(self) -> dict[str, Any]:
+        """What every OneFlow contender says about itself. Collective."""
+        ranks = gather_objects(resources_of_this_process())
+        return {
+            "device": self.device,
+            "processes": get_world_size(),
+            "rss_bytes": sum(rank["rss_bytes"] for rank in ranks),
+        }
+
+
+class _Pause(HookBase):
+    """Leaves the loop after iteration `until`, and records losses on the way where that is asked."""
+
+    priority = 100
+
+    def __init__(self) -> None:
+        self.until = 0
+        self.losses: list[float] | None = None
+
+    def after_step(self) -> None:
+        if self.losses is not None:
+            self.losses.append(self.trainer.fetch_metrics()["train/loss"])  # type: ignore[attr-defined]
+        if self.trainer.completed_iters >= self.until:
+            self.trainer.pause()
+
+
+class TrainerContender(OneFlowContender):
+    """`DefaultTrainer` as `tools/train_net.py` runs it, with its loader, hooks and writers."""
+
+    def __init__(self, run: Any, mode: Mode):
+        default_setup(run)
+        self._run = DefaultTrainer(run)
+        super().__init__(self._run.mesh.device)
+        self._mode, self._pause = mode, _Pause()
+        self._run.trainer.register_hooks([self._pause])
+        self._savers: dict[str, TrainerCheckpointer] = {}
+
+    @property
+    def trainer(self) -> ModelTrainer:
+        """The trainer of the mode that was asked for."""
+        return self._run.trainer
+
+    def facts(self) -> dict[str, Any]:
+        """See `Contender.facts`."""
+        return {**self.common_facts(), **_facts_of_training(self._run.model, self._run.plan, self._mode)}
+
+    def iterate(self, count: int, losses: bool) -> list[float]:
+        """See `OneFlowContender.iterate`; the first call compiles."""
+        self._pause.until = self.trainer.completed_iters + count
+        self._pause.losses = [] if losses else None
+        if self.trainer.status == "created":
+            seed_everything(self._run.seed)
+            self._run.settle_mode()
+            self.trainer.train(0, _NO_END)
+        else:
+            self.trainer.go_on()
+        return self._pause.losses or []
+
+    def run(self, iterations: int, losses: bool) -> dict[str, Any]:
+        """See `Contender.run`; adds `build_seconds` and `tokens_per_iter`, which the first iteration brings."""
+        answer = super().run(iterations, losses)
+        answer["build_seconds"] = getattr(self.trainer, "build_seconds", None)
+        answer["tokens_per_iter"] = self.trainer.items_per_iter
+        return answer
+
+    def save(self, kind: str) -> dict[str, Any]:
+        """See `Contender.save`; one folder for each kind, of which the newest checkpoint stays."""
+        if kind not in self._savers:
+            folder = Path(self._run.output_dir) / f"checkpoints_{kind}"
+            self._savers[kind] = TrainerCheckpointer(self.trainer, folder, max_to_keep=1, async_save=kind == "async")
+        barrier()
+        start = time.perf_counter()
+        path = self._savers[kind].save()
+        seconds = float(all_reduce(np.array([time.perf_counter() - start]), "max")[0])
+        if kind == "async":
+            return {"seconds": seconds}
+        return {"seconds": seconds, "bytes": sum(file.stat().st_size for file in path.iterdir())}
+
+    def wait(self) -> dict[str, Any]:
+        """See `Contender.wait`."""
+        start = time.perf_counter()
+        for saver in self._savers.values():
+            saver.wait()
+        barrier()
+        return {"seconds": time.perf_counter() - start}
+
+
+class RawContender(OneFlowContender):
+    """A hand-written loop over the config's model, data and optimizer, in either mode."""
+
+    def __init__(self, run: Any, mode: Mode):
+        from libai.benchmark.raw_loops import RawEager, RawGraph
+        from libai.config.batch import solve_batch_sizes
+
+        super().__init__(default_device(run.train.device))
+        mesh, train, self._mode = Mesh.of_this_job(self.device), run.train, mode
+        seed = resolve_seed(train.seed)
+        seed_everything(seed)
+        sizes = solve_batch_sizes(
+            train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, mesh.data
+        )
+        self._loader = iter(build.build_train_loader(run, mesh, sizes.micro, seed))
+        self._plan = BatchPlan.make(sizes, mesh.data, train_iter=train.train_iter)
+        flow.manual_seed(seed)  # as in DefaultTrainer: the same weights
+        self._model = build.build_model(run).to(self.device)
+        optimizer = build.build_optimizer(run, self._model)
+        build.scale_lr(run, optimizer, self._plan)
+        max_norm, steps = train.clip_grad.max_norm, sizes.accumulation
+        self._loop: Any
+        if mode.base == "graph":
+            placement = None if mesh.is_single else mesh.placement()
+            self._loop = RawGraph(self._model, optimizer, steps, max_norm, train.clip_grad.norm_type, placement)
+        else:
+            self._loop = RawEager(self._model, optimizer, steps, max_norm, mesh.size)
+        self._num_ranks = mesh.size
+        self._tokens: int | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """See `Contender.facts`."""
+        return {**self.common_facts(), **_facts_of_training(self._model, self._plan, self._mode)}
+
+    def iterate(self, count: int, losses: bool) -> list[float]:
+        """See `OneFlowContender.iterate`. Modes that sync read the loss in every iteration, the others once."""
+        found: list[float] = []
+        reads = losses or self._mode.syncs
+        loss = None
+        for _ in range(count):
+            batches = [self._next_batch() for _ in range(self._plan.num_accumulation_steps)]
+            loss = self._loop.update(batches)
+            if reads:
+                value = float(loss.numpy().mean())
+                if losses:
+                    found.append(self._mean_over_ranks(value))
+        if loss is not None and not reads:
+            loss.numpy()  # waits for the device, on every rank
+        return found
+
+    def _next_batch(self) -> dict[str, flow.Tensor]:
+        batch = next(self._loader)
+        return {
+            name: (value if isinstance(value, flow.Tensor) else flow.from_numpy(np.ascontiguousarray(value))).to(
+                self.device
+            )
+            for name, value in batch.items()
+        }
+
+    def _mean_over_ranks(self, value: float) -> float:
+        if self._mode.base == "graph" or self._num_ranks == 1:
+            return value  # the loss of a graph over global tensors is that of the global batch
+        return float(all_reduce(np.array([value]))[0]) / self._num_ranks
+
+
+class GemmContender(OneFlowContender):
+    """One float32 matrix product per iteration and rank: what this build of OneFlow can reach on this machine."""
+
+    def __init__(self, run: Any, mode: Mode):
+        super().__init__(default_device(run.train.device))
+        generator = np.random.default_rng(get_rank())
+        self._a, self._b = (
+            flow.tensor(generator.standard_normal((GEMM_SIZE, GEMM_SIZE), dtype=np.float32), device=self.device)
+            for _ in range(2)
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """See `Contender.facts`."""
+        return {**self.common_facts(), "mode": "gemm", "flops_per_iter": 2 * GEMM_SIZE**3 * get_world_size()}
+
+    def iterate(self, count: int, losses: bool) -> list[float]:
+        """See `OneFlowContender.iterate`; a product has no loss."""
+        product = self._a
+        for _ in range(count):
+            product = flow.matmul(self._a, self._b)
+        product[:1, :1].numpy()
+        return []
+
+
+def _facts_of_training(model: Any, plan: BatchPlan, mode: Mode) -> dict[str, Any]:
+    per_sample = getattr(model, "num_flops_per_sample", None)
+    return {
+        "mode": mode.name,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "global_batch_size": plan.global_batch_size,
+        "batch": plan.describe().partition(", ")[0],
+        "flops_per_iter": per_sample and int(per_sample) * plan.global_batch_size,
+    }

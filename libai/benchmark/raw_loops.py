@@ -1,0 +1,119 @@
+"""Training by hand, as one would write it for stock OneFlow without a trainer: what the trainers are measured against.
+
+The same model, batches and optimizer as the trainers get. No hooks, no schedule, no finite check, no metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+from oneflow.nn.parallel import DistributedDataParallel
+
+from libai.benchmark.protocol import Unavailable
+
+Batch = dict[str, flow.Tensor]
+
+
+class TotalLoss(nn.Module):
+    """The model with its losses added up, since OneFlow's DDP takes no nested outputs."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, **batch: flow.Tensor) -> flow.Tensor:
+        """The scalar that is differentiated."""
+        return sum(self.model(**batch)["losses"].values())
+
+
+class RawEager:
+    """Forward, backward, clip, step; OneFlow's DDP with several processes."""
+
+    def __init__(self, model: nn.Module, optimizer: Any, accumulation: int, max_norm: float | None, world_size: int):
+        total = TotalLoss(model)
+        self._forward = DistributedDataParallel(total) if world_size > 1 else total
+        self._optimizer, self._accumulation, self._max_norm = optimizer, accumulation, max_norm
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        # None frees memory, but breaks the buckets of OneFlow 0.9's DDP
+        self._set_to_none = world_size == 1
+
+    def update(self, micro_batches: Sequence[Batch]) -> flow.Tensor:
+        """One update; returns the mean loss of this rank, on the device."""
+        mean = None
+        for batch in micro_batches:
+            loss = self._forward(**batch)
+            if self._accumulation > 1:
+                loss = loss / self._accumulation
+            loss.backward()
+            mean = loss.detach() if mean is None else mean + loss.detach()
+        if self._max_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=self._set_to_none)
+        return mean
+
+
+class _Graph(nn.Graph):
+    def __init__(self, model: nn.Module, optimizer: Any, accumulation: int):
+        super().__init__()
+        self.model = model
+        self.add_optimizer(optimizer)
+        if accumulation > 1:
+            self.config.set_gradient_accumulation_steps(accumulation)
+
+    def build(self, batch: Batch) -> flow.Tensor:
+        loss = sum(self.model(**batch)["losses"].values())
+        loss.backward()
+        return loss
+
+
+class RawGraph:
+    """One compiled `nn.Graph` with its optimizer; global tensors with several processes."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        accumulation: int,
+        max_norm: float | None,
+        norm_type: float,
+        placement: Any | None,
+    ):
+        groups = optimizer.param_groups
+        if max_norm is not None and len(groups) > 1:
+            raise Unavailable(
+                "a stock nn.Graph clips each parameter group by its own norm, which is another training; "
+                "optim.params=null makes one group for all contenders"
+            )
+        for group in groups:
+            group._enable_clip_grad = max_norm is not None
+            if max_norm is not None:
+                group["clip_grad_max_norm"], group["clip_grad_norm_type"] = float(max_norm), float(norm_type)
+        self._placement = placement
+        if placement is not None:
+            _make_global(model, placement)
+        for parameter in model.parameters():
+            parameter.grad = None  # else OneFlow 0.9 leaves it out of the compiled update
+        self._graph = _Graph(model, optimizer, accumulation)
+
+    def update(self, micro_batches: Sequence[Batch]) -> flow.Tensor:
+        """One update; returns the losses of the micro-batches, on the device."""
+        batch = micro_batches[0]
+        if len(micro_batches) > 1:
+            batch = {name: flow.cat([one[name] for one in micro_batches]) for name in batch}
+        if self._placement is not None:
+            batch = {name: t.to_global(self._placement, flow.sbp.split(0)) for name, t in batch.items()}
+        return self._graph(batch)
+
+
+def _make_global(model: nn.Module, placement: Any) -> None:
+    """Replicate all parameters (which stay the optimizer's) and buffers."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to_global(placement, flow.sbp.broadcast)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to_global(placement, flow.sbp.broadcast)

@@ -1,0 +1,266 @@
+"""From measured contenders to the report, a JSON value: every figure with its spread, or the reason why it is missing.
+
+All texts and plots are made from this value alone, so that `report.json` is all one needs to keep.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from libai.benchmark.modes import EAGER_OF
+from libai.benchmark.plan import Case
+from libai.benchmark.session import MAX_IDLE_SHARE, Measured, Settings
+from libai.benchmark.statistics import Estimate, break_even, noise_floor, paired_ratio
+from libai.utils.errors import UserError
+
+VERSION = 1
+KIND = "libai benchmark"
+
+
+def make_report(
+    cases: Sequence[Mapping[str, Any]], settings: Settings, command: str, machine: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The whole report from `describe_case` of each case."""
+    return {
+        "kind": KIND,
+        "version": VERSION,
+        "command": command,
+        "machine": dict(machine),
+        "settings": asdict(settings),
+        "cases": list(cases),
+    }
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """A report from its file; `UserError` when it is none."""
+    try:
+        report = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}). Name the report.json of a benchmark.") from None
+    except ValueError:
+        raise UserError(f"{path} is no JSON. Name the report.json that tools/benchmark.py wrote.") from None
+    if not isinstance(report, dict) or report.get("kind") != KIND or report.get("version") != VERSION:
+        raise UserError(
+            f"{path} is no report of this version of tools/benchmark.py (it has no kind={KIND!r}, version={VERSION}). "
+            "Run the benchmark again."
+        )
+    return report
+
+
+def describe_case(case: Case, everyone: Sequence[Measured]) -> dict[str, Any]:
+    """The part of the report about one case."""
+    took_part = {m.entry.name: m for m in everyone if m.unavailable is None}
+    baselines, floors = _baselines(took_part), _noise_floors(took_part)
+    return {
+        "title": case.title,
+        "config": case.config,
+        "overrides": list(case.overrides),
+        "sweep": None if case.sweep_key is None else {"key": case.sweep_key, "value": case.sweep_value},
+        "noise": floors,
+        "contenders": [_describe(m, took_part, baselines) for m in everyone],
+        "break_even": _break_evens(took_part, floors),
+        "scaling": _scaling(took_part),
+    }
+
+
+def _baselines(took_part: Mapping[str, Measured]) -> dict[int, Measured]:
+    """Processes -> the contender that the others of as many processes are compared to, the first one."""
+    first: dict[int, Measured] = {}
+    for measured in took_part.values():
+        if not measured.entry.is_peak:
+            first.setdefault(measured.entry.processes, measured)
+    return first
+
+
+def _noise_floors(took_part: Mapping[str, Measured]) -> dict[str, dict[str, Any]]:
+    """Processes (as text, for JSON) -> the noise that a contender and its twin show."""
+    floors = {}
+    for twin in took_part.values():
+        original = took_part.get(twin.entry.twin_of or "")
+        if original is not None:
+            ratio = paired_ratio(twin.blocks, original.blocks)
+            floors[str(twin.entry.processes)] = {
+                "contender": original.entry.name,
+                "floor": noise_floor(original.blocks, twin.blocks),
+                "ratio": ratio.to_json(),
+            }
+    return floors
+
+
+def _describe(
+    measured: Measured, took_part: Mapping[str, Measured], baselines: Mapping[int, Measured]
+) -> dict[str, Any]:
+    entry, facts = measured.entry, measured.facts
+    described: dict[str, Any] = {
+        "name": entry.name,
+        "mode": entry.mode,
+        "processes": entry.processes,
+        "twin_of": entry.twin_of,
+        "is_peak": entry.is_peak,
+        "environment": dict(entry.environment),
+        "unavailable": measured.unavailable,
+        "facts": facts,
+    }
+    if measured.unavailable is not None:
+        return described
+    missing: dict[str, str] = {}
+    step = Estimate.of(measured.blocks)
+    described.update(
+        blocks=measured.blocks,
+        block_iterations=measured.block_iterations,
+        step_seconds=step.to_json(),
+        first_seconds=measured.first_seconds,
+        launch_seconds=measured.launch_seconds,
+        losses=measured.losses,
+        missing=missing,
+    )
+    for name, fact, what in (
+        ("samples_per_s", "global_batch_size", "the contender reports no global batch size"),
+        ("tokens_per_s", "tokens_per_iter", _why_no_tokens(measured)),
+        ("flops_per_s", "flops_per_iter", "the model has no num_flops_per_sample"),
+    ):
+        if entry.is_peak and name != "flops_per_s":
+            missing[name] = "a matrix product has no samples"
+        elif facts.get(fact):
+            described[name] = Estimate.of([facts[fact] / seconds for seconds in measured.blocks]).to_json()
+        else:
+            missing[name] = what
+    _describe_peak_share(measured, took_part, described, missing)
+    baseline = baselines.get(entry.processes)
+    if baseline is not None and baseline is not measured and not entry.is_peak:
+        described["ratio"] = {"to": baseline.entry.name, **paired_ratio(measured.blocks, baseline.blocks).to_json()}
+    _describe_resources(measured, described, missing)
+    described["saves"] = _describe_saves(measured.saves)
+    return described
+
+
+def _why_no_tokens(measured: Measured) -> str:
+    if measured.entry.mode.startswith(("raw", "eager-stock", "graph-stock")):
+        return "only the trainers count tokens, and none of them took part"
+    return "the samples are no token sequences"
+
+
+def share_token_counts(everyone: Sequence[Measured]) -> None:
+    """Give hand-written loops the tokens per iteration that a trainer of the same global batch has counted."""
+    counted = {
+        m.facts["global_batch_size"]: m.facts["tokens_per_iter"] for m in everyone if m.facts.get("tokens_per_iter")
+    }
+    for measured in everyone:
+        size = measured.facts.get("global_batch_size")
+        if size in counted and "tokens_per_iter" not in measured.facts:
+            measured.facts["tokens_per_iter"] = counted[size]
+
+
+def _describe_peak_share(
+    measured: Measured, took_part: Mapping[str, Measured], described: dict[str, Any], missing: dict[str, str]
+) -> None:
+    """FLOP/s as a share of what a matrix product reached in the same rounds."""
+    entry = measured.entry
+    peak = next((m for m in took_part.values() if m.entry.is_peak and m.entry.processes == entry.processes), None)
+    if entry.is_peak:
+        missing["peak_share"] = "this is the peak"
+    elif "flops_per_s" not in described:
+        missing["peak_share"] = missing["flops_per_s"]
+    elif peak is None:
+        missing["peak_share"] = "no peak was measured"
+    else:
+        flops, peak_flops = measured.facts["flops_per_iter"], peak.facts["flops_per_iter"]
+        shares = [flops / mine / (peak_flops / other) for mine, other in zip(measured.blocks, peak.blocks)]
+        described["peak_share"] = Estimate.of(shares).to_json()
+
+
+def _describe_resources(measured: Measured, described: dict[str, Any], missing: dict[str, str]) -> None:
+    facts = measured.facts
+    for name, reason in (
+        ("peak_rss_bytes", "the contender does not report it"),
+        ("build_seconds", "nothing is compiled" if "graph" not in measured.entry.mode else "part of first_seconds"),
+        ("device_bytes", "runs on the CPU" if facts.get("device", "cpu") == "cpu" else "not reported"),
+    ):
+        if facts.get(name) is None:
+            missing[name] = reason
+        else:
+            described[name] = facts[name]
+    if measured.cpu_cores:
+        described["cpu_cores"] = Estimate.of(measured.cpu_cores).to_json()
+    else:
+        missing["cpu_cores"] = "the contender does not report it"
+    if measured.idle_shares:
+        described["idle_share"] = max(measured.idle_shares)
+        described["disturbs_others"] = max(measured.idle_shares) > MAX_IDLE_SHARE
+
+
+def _describe_saves(saves: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """How long saves held training up. The first asynchronous one also takes the memory for its copy: told apart."""
+    if not saves.get("sync") or not saves.get("async"):
+        return {}
+    described: dict[str, Any] = {
+        "sync_seconds": Estimate.of(saves["sync"]).to_json(),
+        "async_first_seconds": saves["async"][0],
+    }
+    later = saves["async"][1:]
+    if later:
+        described["async_seconds"] = Estimate.of(later).to_json()
+        described["stall_share"] = Estimate.of([a / s for a, s in zip(later, saves["sync"][1:])]).to_json()
+    return described
+
+
+def _break_evens(took_part: Mapping[str, Measured], floors: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    found = []
+    for measured in took_part.values():
+        entry = measured.entry
+        eager_mode = EAGER_OF.get(entry.mode)
+        eager = next(
+            (
+                m
+                for m in took_part.values()
+                if m.entry.mode == eager_mode and m.entry.processes == entry.processes and m.entry.twin_of is None
+            ),
+            None,
+        )
+        if eager is None or entry.twin_of is not None:
+            continue
+        floor = floors.get(str(entry.processes), {}).get("floor", 0.0)
+        assert measured.first_seconds is not None and eager.first_seconds is not None
+        point = break_even(
+            entry.name,
+            eager.entry.name,
+            measured.first_seconds,
+            eager.first_seconds,
+            Estimate.of(measured.blocks),
+            Estimate.of(eager.blocks),
+            paired_ratio(measured.blocks, eager.blocks),
+            floor,
+        )
+        found.append(point.to_json())
+    return found
+
+
+def _scaling(took_part: Mapping[str, Measured]) -> list[dict[str, Any]]:
+    """Contenders of several processes against the same one of the fewest: speed-up in samples per second, paired."""
+    found = []
+    for measured in took_part.values():
+        entry = measured.entry
+        same = [
+            m for m in took_part.values() if m.entry.mode == entry.mode and m.entry.twin_of is None and m is not measured
+        ]
+        few = min(same, key=lambda m: m.entry.processes, default=None)
+        if few is None or few.entry.processes >= entry.processes or entry.twin_of or entry.mode == "command":
+            continue
+        unit = "flops_per_iter" if entry.is_peak else "global_batch_size"
+        work = measured.facts[unit] / few.facts[unit]
+        speedup = Estimate.of([work * a / b for a, b in zip(few.blocks, measured.blocks)])
+        more = entry.processes / few.entry.processes
+        found.append(
+            {
+                "contender": entry.name,
+                "to": few.entry.name,
+                "kind": "peak" if entry.is_peak else ("strong" if work == 1 else "weak"),
+                "speedup": speedup.to_json(),
+                "efficiency": Estimate.of([work * a / b / more for a, b in zip(few.blocks, measured.blocks)]).to_json(),
+            }
+        )
+    return found

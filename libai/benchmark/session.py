@@ -1,0 +1,211 @@
+"""Run one case: start its contenders one after the other, check that they compute the same, then let them take turns."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from libai.benchmark.plan import Case, Entry
+from libai.benchmark.process import ContenderProcess
+from libai.benchmark.statistics import largest_loss_difference
+from libai.utils.errors import UserError
+
+#: a contender may not make more iterations in one block, so that a block of a very fast one ends
+MAX_BLOCK_ITERATIONS = 100_000
+#: share of a core that a contender may use while it waits; more disturbs the one whose turn it is
+MAX_IDLE_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long to measure.
+
+    rounds: blocks of each contender. block_seconds: about how long a block takes. check_iterations: the first ones,
+    whose losses are compared with the relative `loss_tolerance`. saves: checkpoints of each kind, 0 for none.
+    """
+
+    rounds: int = 10
+    block_seconds: float = 1.0
+    check_iterations: int = 8
+    loss_tolerance: float = 1e-4
+    saves: int = 3
+    start_seconds: float = 300.0
+    answer_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("rounds", 2), ("check_iterations", 2), ("saves", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least {least}.")
+        for name in ("block_seconds", "loss_tolerance", "start_seconds", "answer_seconds"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be above 0.")
+
+
+class DifferentTraining(Exception):
+    """The contenders do not compute the same, so comparing their times would mean nothing."""
+
+    explains_itself = True
+
+
+@dataclass
+class Measured:
+    """What one contender did. `blocks`: seconds per iteration, one number per round; `unavailable`: why it did not take
+    part; `saves`: kind -> seconds that each save held it up."""
+
+    entry: Entry
+    facts: dict[str, Any] = field(default_factory=dict)
+    launch_seconds: float | None = None
+    first_seconds: float | None = None
+    losses: list[float] = field(default_factory=list)
+    block_iterations: int = 0
+    blocks: list[float] = field(default_factory=list)
+    cpu_cores: list[float] = field(default_factory=list)
+    idle_shares: list[float] = field(default_factory=list)
+    saves: dict[str, list[float]] = field(default_factory=dict)
+    unavailable: str | None = None
+    _last: tuple[float, float] | None = None
+
+    def note(self, answer: dict[str, Any], asked: float) -> None:
+        """Keep what an answer says about resources. `asked`: when the question was sent (`time.perf_counter`)."""
+        cpu = answer.get("cpu_seconds")
+        if cpu:
+            if self._last is not None:
+                waited = asked - self._last[0]
+                if waited > 0.2:
+                    self.idle_shares.append(max(0.0, cpu[0] - self._last[1]) / waited)
+            self.cpu_cores.append((cpu[1] - cpu[0]) / max(1e-9, time.perf_counter() - asked))
+            self._last = (time.perf_counter(), cpu[1])
+        for name in ("peak_rss_bytes", "device_bytes", "build_seconds", "tokens_per_iter"):
+            if answer.get(name) is not None:
+                self.facts[name] = answer[name]
+
+
+def measure(case: Case, folder: Path, settings: Settings, say: Callable[[str], object]) -> list[Measured]:
+    """Measure a case in scratch space `folder`. Raises `DifferentTraining`, `ContenderFailed`, `UserError`."""
+    with contextlib.ExitStack() as stack:
+        return _measure(case, folder, settings, say, stack)
+
+
+def _measure(
+    case: Case, folder: Path, settings: Settings, say: Callable[[str], object], stack: contextlib.ExitStack
+) -> list[Measured]:
+    everyone: list[Measured] = []
+    running: list[tuple[ContenderProcess, Measured]] = []
+    for number, entry in enumerate(case.entries):
+        say(f"starting {entry.name}")
+        own = folder / f"contender_{number}"
+        own.mkdir(parents=True)
+        measured = Measured(entry)
+        everyone.append(measured)
+        process = _start(entry, own, settings, measured)
+        stack.callback(process.close)
+        if measured.unavailable is None:
+            running.append((process, measured))
+        else:
+            say(f"{entry.name} takes no part: {measured.unavailable}")
+    check_same_training(everyone, settings.loss_tolerance)
+    for round_number in range(settings.rounds):
+        say(f"round {round_number + 1} of {settings.rounds}")
+        for process, measured in running:
+            _run_block(process, measured, settings)
+    for process, measured in running:
+        if settings.saves and not measured.entry.is_peak and measured.entry.twin_of is None:
+            _save(process, measured, settings.saves, say)
+    return everyone
+
+
+def _start(entry: Entry, own: Path, settings: Settings, measured: Measured) -> ContenderProcess:
+    """Start a contender and make the iterations whose losses are compared, with nothing else at work."""
+    command = [word.replace("{folder}", str(own)) for word in entry.command]
+    process = ContenderProcess(
+        entry.name,
+        command,
+        entry.environment,
+        own / "log.txt",
+        start_seconds=settings.start_seconds,
+        answer_seconds=settings.answer_seconds,
+    )
+    try:
+        measured.unavailable = process.unavailable
+        if measured.unavailable is None:
+            measured.facts = {name: value for name, value in process.facts.items() if name != "event"}
+            _first_iterations(process, measured, settings)
+    except BaseException:
+        process.close()
+        raise
+    return process
+
+
+def _first_iterations(process: ContenderProcess, measured: Measured, settings: Settings) -> None:
+    has_loss = not measured.entry.is_peak
+    seconds = 0.0
+    for count in (1, settings.check_iterations - 1):
+        asked = time.perf_counter()
+        answer = process.ask("run", iterations=count, losses=has_loss)
+        if answer["event"] != "done":
+            measured.unavailable = answer["reason"]
+            return
+        measured.note(answer, asked)
+        measured.losses += answer["losses"]
+        if count == 1 and measured.launch_seconds is None:
+            measured.launch_seconds = time.perf_counter() - process.started
+            measured.first_seconds = answer["seconds"]
+        seconds = answer["seconds"] / count
+    count = round(settings.block_seconds / max(seconds, 1e-9))
+    measured.block_iterations = min(max(1, count), MAX_BLOCK_ITERATIONS)
+
+
+def _run_block(process: ContenderProcess, measured: Measured, settings: Settings) -> None:
+    asked = time.perf_counter()
+    answer = process.ask("run", iterations=measured.block_iterations, losses=False)
+    measured.note(answer, asked)
+    measured.blocks.append(answer["seconds"] / measured.block_iterations)
+
+
+def _save(process: ContenderProcess, measured: Measured, saves: int, say: Callable[[str], object]) -> None:
+    """Let a contender save, both kinds in turn; each save follows an iteration, else there is nothing new to save."""
+    for number in range(saves):
+        for kind in ("sync", "async"):
+            process.ask("run", iterations=1, losses=False)
+            answer = process.ask("save", kind=kind)
+            if answer["event"] != "done":
+                return
+            if number == 0:
+                say(f"{measured.entry.name} saves checkpoints")
+            measured.saves.setdefault(kind, []).append(answer["seconds"])
+            if answer.get("bytes"):
+                measured.facts["checkpoint_bytes"] = answer["bytes"]
+            process.ask("wait")
+
+
+def check_same_training(everyone: list[Measured], tolerance: float) -> None:
+    """Raise `DifferentTraining` when contenders of equal global batch do not have equal losses.
+
+    Contenders that report no global batch size are held against all others.
+    """
+    trained = [m for m in everyone if m.unavailable is None and not m.entry.is_peak]
+    for measured in trained:
+        if not measured.losses:
+            raise DifferentTraining(
+                f"{measured.entry.name} reported no losses, so nothing shows that it computes what the others do."
+            )
+    for i, measured in enumerate(trained):
+        for other in trained[:i]:
+            sizes = {m.facts.get("global_batch_size") for m in (measured, other)} - {None}
+            if len(sizes) > 1:
+                continue
+            difference, iteration = largest_loss_difference(measured.losses, other.losses)
+            if difference > tolerance:
+                raise DifferentTraining(
+                    f"{other.entry.name} and {measured.entry.name} were to train alike, and in iteration {iteration} "
+                    f"their losses are {other.losses[iteration - 1]:.8g} and {measured.losses[iteration - 1]:.8g}: a "
+                    f"relative difference of {difference:.2g}, above {tolerance:g}. They compute different things, so "
+                    "their times are not compared. Likely: dropout (its seeds are the trainers' own; set it to 0), "
+                    "labels that are ignored with accumulation, a model that keeps state. tools/parity.py finds the "
+                    "module; --loss-tolerance says how much is allowed."
+                )

@@ -1,0 +1,142 @@
+"""What block times say: medians with their uncertainty, paired ratios, the noise floor, and the break-even point.
+
+Contenders take turns, so block r of one is paired with block r of another: the ratio of a pair is free of the drift
+that both have seen. All intervals are 95 % bootstrap intervals of the median, drawn with a fixed seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+_RESAMPLES = 4000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A median, the interval it lies in (`low`, `high`), and how single blocks are spread (`p10`, `p90`)."""
+
+    median: float
+    low: float
+    high: float
+    p10: float
+    p90: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Estimate:
+        """The estimate from one value per block, at least one."""
+        sample = np.asarray(values, dtype=np.float64)
+        draws = np.random.default_rng(0).integers(0, len(sample), (_RESAMPLES, len(sample)))
+        low, high = np.percentile(np.median(sample[draws], axis=1), [2.5, 97.5])
+        p10, p90 = np.percentile(sample, [10, 90])
+        return cls(float(np.median(sample)), float(low), float(high), float(p10), float(p90), len(sample))
+
+    @property
+    def uncertainty(self) -> float:
+        """Half of the interval, relative to the median."""
+        return (self.high - self.low) / 2 / self.median if self.median else math.inf
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Estimate:
+        """The inverse of `to_json`."""
+        return cls(**fields)
+
+
+def paired_ratio(times: Sequence[float], baseline: Sequence[float]) -> Estimate:
+    """How `times` compare to `baseline`, block by block; below 1 is faster. Both have one value per round."""
+    if len(times) != len(baseline):
+        raise ValueError(f"{len(times)} blocks cannot be paired with {len(baseline)}")
+    return Estimate.of(np.asarray(times) / np.asarray(baseline))
+
+
+def noise_floor(times: Sequence[float], twin: Sequence[float]) -> float:
+    """The relative difference that two runs of the very same contender show: smaller ones mean nothing.
+
+    The larger of: how far the median ratio is from 1, and the half width of its interval.
+    """
+    ratio = paired_ratio(twin, times)
+    return max(abs(ratio.median - 1.0), (ratio.high - ratio.low) / 2)
+
+
+def is_beyond_noise(ratio: Estimate, floor: float) -> bool:
+    """True when a ratio differs from 1 by more than the noise floor and its whole interval lies on one side of 1."""
+    return abs(ratio.median - 1.0) > floor and (ratio.low > 1.0 or ratio.high < 1.0)
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """From which iteration on `contender` has made up for its slower start against `baseline`.
+
+    iterations: None when it never does. `earliest`, `latest`: the same for the ends of the ratio's interval, None where
+    that end never pays off. `reason` says it in words.
+    """
+
+    contender: str
+    baseline: str
+    iterations: int | None
+    earliest: int | None
+    latest: int | None
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields."""
+        return asdict(self)
+
+
+def break_even(
+    contender: str,
+    baseline: str,
+    start: float,
+    baseline_start: float,
+    step: Estimate,
+    baseline_step: Estimate,
+    ratio: Estimate,
+    floor: float,
+) -> BreakEven:
+    """When `contender` pays off.
+
+    `start`, `baseline_start`: seconds of the first iteration of each, compilation included. `ratio`: of the steady
+    iterations, contender to baseline, paired. Steady iterations are compared by the ratio, which drift does not touch.
+    """
+    extra = (start - step.median) - (baseline_start - baseline_step.median)
+
+    def after(at_ratio: float) -> int | None:
+        gain = baseline_step.median * (1.0 - at_ratio)
+        if gain <= 0:
+            return None
+        return max(1, math.ceil(extra / gain))
+
+    if not is_beyond_noise(ratio, floor):
+        found = f"{contender} / {baseline} = {ratio.median:.3f} is within the noise ({floor:.1%})"
+        return BreakEven(contender, baseline, None, None, None, f"never, as far as this run can tell: {found}")
+    if ratio.median > 1.0:
+        slower = f"{contender} takes {ratio.median:.3f} times as long in every iteration"
+        return BreakEven(contender, baseline, None, None, None, f"never: {slower}")
+    count, earliest, latest = after(ratio.median), after(ratio.low), after(ratio.high)
+    latest_text = "never" if latest is None else str(latest)
+    reason = f"{contender} pays off after {count} iterations ({earliest} to {latest_text})"
+    return BreakEven(contender, baseline, count, earliest, latest, reason)
+
+
+def largest_loss_difference(losses: Sequence[float], baseline: Sequence[float]) -> tuple[float, int]:
+    """`(relative difference, iteration)` (1 = the first) where two series of losses differ most.
+
+    Infinite when a loss is not finite in one of them.
+    """
+    worst, where = 0.0, 1
+    for iteration, (mine, other) in enumerate(zip(losses, baseline), start=1):
+        if not (math.isfinite(mine) and math.isfinite(other)):
+            return math.inf, iteration
+        difference = abs(mine - other) / max(abs(other), 1e-12)
+        if difference > worst:
+            worst, where = difference, iteration
+    return worst, where

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from libai.benchmark.plan import Sweep, Wanted, plan_cases
+from libai.benchmark.plan import Sweep, Wanted, checkpoint_case, plan_cases
 from libai.benchmark.session import Settings, measure
 from libai.utils.errors import UserError
 
@@ -78,6 +78,8 @@ def _benchmark(arguments: Sequence[str], tool: Path) -> int:
         require_matplotlib()  # before an hour of measuring, not after it
     output = _make_folder(args.output)
     cases = plan_cases(wanted)
+    if args.checkpoint:
+        cases.append(checkpoint_case(tool))
 
     from rich.console import Console
 
@@ -91,15 +93,15 @@ def _benchmark(arguments: Sequence[str], tool: Path) -> int:
     for number, case in enumerate(cases, start=1):
         with tempfile.TemporaryDirectory(prefix="libai-benchmark-") as folder:
             say = _Progress(f"[{number}/{len(cases)}] {case.title}: ")
-            everyone = measure(case, Path(folder), settings, say)
-        share_token_counts(everyone)
-        described.append(describe_case(case, everyone))
+            outcome = measure(case, Path(folder), settings, say)
+        share_token_counts(outcome.everyone)
+        described.append(describe_case(case, outcome))
     command = shlex.join(["python", "tools/benchmark.py", *map(_without_folders, arguments)])
     report = make_report(described, settings, command, machine)
 
     atomic_write_text(output / "report.json", json.dumps(report, indent=1) + "\n")
     atomic_write_text(output / "report.md", to_markdown(report) + "\n")
-    print_report(report, Console())
+    print_report(report, Console(width=None if sys.stdout.isatty() else 160))
     if not args.no_plots:
         from libai.benchmark.plots import draw
 
@@ -125,7 +127,7 @@ class _Progress:
 def _wanted(args: argparse.Namespace, tool: Path) -> Wanted:
     configs = tuple(word for word in args.words if "=" not in word and not word.startswith(("~", "+")))
     overrides = tuple(word for word in args.words if word not in configs)
-    if not configs:
+    if not configs and not args.checkpoint:
         raise UserError("no config is named. Start with one: tools/benchmark.py configs/mlp_digits.py.")
     return Wanted(
         tool=tool,
@@ -211,6 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--saves", type=int, default=Settings.saves, help="checkpoints of each kind (default %(default)s)")
     add("--start-seconds", type=float, default=Settings.start_seconds, help="limit (default %(default)s)")
     add("--answer-seconds", type=float, default=Settings.answer_seconds, help="limit (default %(default)s)")
+    add("--checkpoint", action="store_true", help="also measure what saving a model of 50 million weights costs")
     add("--no-peak", action="store_true", help="do not measure a matrix product")
     add("--no-twin", action="store_true", help="do not repeat the first contender: no noise floor")
     add("--no-plots", action="store_true", help="no PNG and SVG files")

@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,15 +121,23 @@ def plan_cases(wanted: Wanted) -> list[Case]:
         names = [entry.name for entry in entries]
         if len(set(names)) != len(names):
             raise UserError(f"two contenders have one name: {', '.join(names)}. Give --contender another name.")
-        cases.append(
-            Case(config, overrides, tuple(entries), wanted.sweep.key if wanted.sweep else None, value)
-        )
+        cases.append(Case(config, overrides, tuple(entries), wanted.sweep.key if wanted.sweep else None, value))
     return cases
 
 
-def _entries(
-    wanted: Wanted, config: str, overrides: tuple[str, ...], modes: Sequence[Mode], count: int
-) -> list[Entry]:
+def checkpoint_case(tool: Path) -> Case:
+    """A GPT of 50 million weights, 0.6 GB with its optimizer, trained eagerly: what a checkpoint costs it."""
+    overrides = (
+        *("model.hidden_size=512", "model.num_layers=16", "model.num_heads=8", "train.train_micro_batch_size=4"),
+        "optim.lr=1e-4",
+    )
+    config = str(tool.parent.parent / "configs" / "gpt_stdlib.py")
+    wanted = Wanted(tool, (config,), overrides, modes=("eager",), peak=False, twin=False)
+    (case,) = plan_cases(wanted)
+    return replace(case, config="configs/gpt_stdlib.py")
+
+
+def _entries(wanted: Wanted, config: str, overrides: tuple[str, ...], modes: Sequence[Mode], count: int) -> list[Entry]:
     suffix = "" if len(wanted.processes) == 1 and count == 1 else f" x{count}"
     overrides = (*overrides, *_batch_overrides(config, overrides, wanted.scaling, count))
     device = _check(config, (*overrides, *MEASURED_TRAINING), count)
@@ -158,9 +166,7 @@ def _batch_overrides(config: str, overrides: tuple[str, ...], scaling: str, coun
         return ()
     run: Any = validate(LazyConfig.apply_overrides(LazyConfig.load(config), list(overrides)), 1)
     train = run.train
-    sizes = solve_batch_sizes(
-        train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, 1
-    )
+    sizes = solve_batch_sizes(train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, 1)
     return (
         "train.train_micro_batch_size=null",
         f"train.global_batch_size={sizes.global_}",

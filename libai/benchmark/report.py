@@ -13,7 +13,7 @@ from typing import Any
 
 from libai.benchmark.modes import EAGER_OF
 from libai.benchmark.plan import Case
-from libai.benchmark.session import MAX_IDLE_SHARE, Measured, Settings
+from libai.benchmark.session import MAX_IDLE_SHARE, Measured, Outcome, Settings
 from libai.benchmark.statistics import Estimate, break_even, noise_floor, paired_ratio
 from libai.utils.errors import UserError
 
@@ -51,8 +51,9 @@ def read_report(path: Path) -> dict[str, Any]:
     return report
 
 
-def describe_case(case: Case, everyone: Sequence[Measured]) -> dict[str, Any]:
+def describe_case(case: Case, outcome: Outcome) -> dict[str, Any]:
     """The part of the report about one case."""
+    everyone = outcome.everyone
     took_part = {m.entry.name: m for m in everyone if m.unavailable is None}
     baselines, floors = _baselines(took_part), _noise_floors(took_part)
     return {
@@ -60,6 +61,7 @@ def describe_case(case: Case, everyone: Sequence[Measured]) -> dict[str, Any]:
         "config": case.config,
         "overrides": list(case.overrides),
         "sweep": None if case.sweep_key is None else {"key": case.sweep_key, "value": case.sweep_value},
+        "loads": outcome.loads,
         "noise": floors,
         "contenders": [_describe(m, took_part, baselines) for m in everyone],
         "break_even": _break_evens(took_part, floors),
@@ -120,7 +122,11 @@ def _describe(
     )
     for name, fact, what in (
         ("samples_per_s", "global_batch_size", "the contender reports no global batch size"),
-        ("tokens_per_s", "tokens_per_iter", _why_no_tokens(measured)),
+        (
+            "tokens_per_s",
+            "tokens_per_iter",
+            "no trainer took part that counts them, or the samples are no token sequences",
+        ),
         ("flops_per_s", "flops_per_iter", "the model has no num_flops_per_sample"),
     ):
         if entry.is_peak and name != "flops_per_s":
@@ -136,12 +142,6 @@ def _describe(
     _describe_resources(measured, described, missing)
     described["saves"] = _describe_saves(measured.saves)
     return described
-
-
-def _why_no_tokens(measured: Measured) -> str:
-    if measured.entry.mode.startswith(("raw", "eager-stock", "graph-stock")):
-        return "only the trainers count tokens, and none of them took part"
-    return "the samples are no token sequences"
 
 
 def share_token_counts(everyone: Sequence[Measured]) -> None:
@@ -184,10 +184,10 @@ def _describe_resources(measured: Measured, described: dict[str, Any], missing: 
             missing[name] = reason
         else:
             described[name] = facts[name]
-    if measured.cpu_cores:
-        described["cpu_cores"] = Estimate.of(measured.cpu_cores).to_json()
+    if measured.cpu_blocks:
+        described["cpu_seconds"] = Estimate.of(measured.cpu_blocks).to_json()
     else:
-        missing["cpu_cores"] = "the contender does not report it"
+        missing["cpu_seconds"] = "the contender does not report it"
     if measured.idle_shares:
         described["idle_share"] = max(measured.idle_shares)
         described["disturbs_others"] = max(measured.idle_shares) > MAX_IDLE_SHARE
@@ -198,6 +198,7 @@ def _describe_saves(saves: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     if not saves.get("sync") or not saves.get("async"):
         return {}
     described: dict[str, Any] = {
+        "iteration_beside_seconds": Estimate.of(saves["iteration_beside"]).to_json(),
         "sync_seconds": Estimate.of(saves["sync"]).to_json(),
         "async_first_seconds": saves["async"][0],
     }
@@ -245,7 +246,9 @@ def _scaling(took_part: Mapping[str, Measured]) -> list[dict[str, Any]]:
     for measured in took_part.values():
         entry = measured.entry
         same = [
-            m for m in took_part.values() if m.entry.mode == entry.mode and m.entry.twin_of is None and m is not measured
+            m
+            for m in took_part.values()
+            if m.entry.mode == entry.mode and m.entry.twin_of is None and m is not measured
         ]
         few = min(same, key=lambda m: m.entry.processes, default=None)
         if few is None or few.entry.processes >= entry.processes or entry.twin_of or entry.mode == "command":

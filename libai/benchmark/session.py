@@ -1,9 +1,9 @@
-"""Run one case: start its contenders one after the other, check that they compute the same, then let them take turns."""
+"""Run one case: start its contenders, check that they compute the same, then let them take turns."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -54,8 +54,9 @@ class DifferentTraining(Exception):
 
 @dataclass
 class Measured:
-    """What one contender did. `blocks`: seconds per iteration, one number per round; `unavailable`: why it did not take
-    part; `saves`: kind -> seconds that each save held it up."""
+    """What one contender did. `blocks`: seconds per iteration, one number per round; `cpu_blocks`: the same of
+    processor time, all processes together; `unavailable`: why it did not take part; `saves`: kind -> seconds that each
+    save held it up, and "iteration_beside" -> seconds of an iteration while the background writes."""
 
     entry: Entry
     facts: dict[str, Any] = field(default_factory=dict)
@@ -64,7 +65,7 @@ class Measured:
     losses: list[float] = field(default_factory=list)
     block_iterations: int = 0
     blocks: list[float] = field(default_factory=list)
-    cpu_cores: list[float] = field(default_factory=list)
+    cpu_blocks: list[float] = field(default_factory=list)
     idle_shares: list[float] = field(default_factory=list)
     saves: dict[str, list[float]] = field(default_factory=dict)
     unavailable: str | None = None
@@ -78,14 +79,21 @@ class Measured:
                 waited = asked - self._last[0]
                 if waited > 0.2:
                     self.idle_shares.append(max(0.0, cpu[0] - self._last[1]) / waited)
-            self.cpu_cores.append((cpu[1] - cpu[0]) / max(1e-9, time.perf_counter() - asked))
             self._last = (time.perf_counter(), cpu[1])
         for name in ("peak_rss_bytes", "device_bytes", "build_seconds", "tokens_per_iter"):
             if answer.get(name) is not None:
                 self.facts[name] = answer[name]
 
 
-def measure(case: Case, folder: Path, settings: Settings, say: Callable[[str], object]) -> list[Measured]:
+@dataclass
+class Outcome:
+    """Of one case: what all contenders did, and the load average of the machine at the beginning of each round."""
+
+    everyone: list[Measured] = field(default_factory=list)
+    loads: list[float] = field(default_factory=list)
+
+
+def measure(case: Case, folder: Path, settings: Settings, say: Callable[[str], object]) -> Outcome:
     """Measure a case in scratch space `folder`. Raises `DifferentTraining`, `ContenderFailed`, `UserError`."""
     with contextlib.ExitStack() as stack:
         return _measure(case, folder, settings, say, stack)
@@ -93,8 +101,9 @@ def measure(case: Case, folder: Path, settings: Settings, say: Callable[[str], o
 
 def _measure(
     case: Case, folder: Path, settings: Settings, say: Callable[[str], object], stack: contextlib.ExitStack
-) -> list[Measured]:
-    everyone: list[Measured] = []
+) -> Outcome:
+    outcome = Outcome()
+    everyone = outcome.everyone
     running: list[tuple[ContenderProcess, Measured]] = []
     for number, entry in enumerate(case.entries):
         say(f"starting {entry.name}")
@@ -111,12 +120,13 @@ def _measure(
     check_same_training(everyone, settings.loss_tolerance)
     for round_number in range(settings.rounds):
         say(f"round {round_number + 1} of {settings.rounds}")
+        outcome.loads.append(os.getloadavg()[0])
         for process, measured in running:
             _run_block(process, measured, settings)
     for process, measured in running:
         if settings.saves and not measured.entry.is_peak and measured.entry.twin_of is None:
             _save(process, measured, settings.saves, say)
-    return everyone
+    return outcome
 
 
 def _start(entry: Entry, own: Path, settings: Settings, measured: Measured) -> ContenderProcess:
@@ -165,10 +175,15 @@ def _run_block(process: ContenderProcess, measured: Measured, settings: Settings
     answer = process.ask("run", iterations=measured.block_iterations, losses=False)
     measured.note(answer, asked)
     measured.blocks.append(answer["seconds"] / measured.block_iterations)
+    if answer.get("run_cpu_seconds") is not None:
+        measured.cpu_blocks.append(answer["run_cpu_seconds"] / measured.block_iterations)
 
 
 def _save(process: ContenderProcess, measured: Measured, saves: int, say: Callable[[str], object]) -> None:
-    """Let a contender save, both kinds in turn; each save follows an iteration, else there is nothing new to save."""
+    """Let a contender save, both kinds in turn; each save follows an iteration, else there is nothing new to save.
+
+    An iteration follows each save in the background too, to see what the writing costs it.
+    """
     for number in range(saves):
         for kind in ("sync", "async"):
             process.ask("run", iterations=1, losses=False)
@@ -180,6 +195,9 @@ def _save(process: ContenderProcess, measured: Measured, saves: int, say: Callab
             measured.saves.setdefault(kind, []).append(answer["seconds"])
             if answer.get("bytes"):
                 measured.facts["checkpoint_bytes"] = answer["bytes"]
+            if kind == "async":
+                beside = process.ask("run", iterations=1, losses=False)
+                measured.saves.setdefault("iteration_beside", []).append(beside["seconds"])
             process.ask("wait")
 
 

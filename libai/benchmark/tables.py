@@ -5,51 +5,71 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAVY
 from rich.console import Console
 from rich.table import Table
 
-HEADER = ("contender", "ms/iteration", "ratio", "samples/s", "tokens/s", "GFLOP/s", "of peak", "first it.", "launch", "RSS")
+HEADER = (
+    "contender",
+    "ms/iter",
+    "ratio",
+    "CPU ms",
+    "samples/s",
+    "tokens/s",
+    "GFLOP/s",
+    "of peak",
+    "first s",
+    "launch s",
+    "RSS MiB",
+)
 NOT_AVAILABLE = "n/a"
 
 
 def contender_rows(case: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """One row of `HEADER` per contender; spreads as `median [low-high]`, what is missing as n/a."""
+    """One row of `HEADER` per contender; spreads as `median ±uncertainty`, what is missing as n/a."""
     return [_row(contender) for contender in case["contenders"]]
 
 
 def _row(c: Mapping[str, Any]) -> tuple[str, ...]:
     if c["unavailable"]:
         return (c["name"], *[NOT_AVAILABLE] * (len(HEADER) - 1))
+    if c["is_peak"]:
+        ratio = NOT_AVAILABLE
+    else:
+        ratio = _spread(c["ratio"]) if "ratio" in c else "1"
     return (
         c["name"],
         _spread(c["step_seconds"], 1e3),
-        _spread(c.get("ratio"), 1.0, digits=3) if c.get("ratio") else ("1" if not c["is_peak"] else NOT_AVAILABLE),
-        _spread(c.get("samples_per_s"), 1.0),
-        _spread(c.get("tokens_per_s"), 1.0),
+        ratio,
+        _spread(c.get("cpu_seconds"), 1e3),
+        _spread(c.get("samples_per_s")),
+        _spread(c.get("tokens_per_s")),
         _spread(c.get("flops_per_s"), 1e-9),
-        _spread(c.get("peak_share"), 100.0, digits=2, unit=" %"),
-        f"{c['first_seconds']:.2f} s",
-        f"{c['launch_seconds']:.1f} s",
-        f"{c['peak_rss_bytes'] / 2**20:,.0f} MiB" if "peak_rss_bytes" in c else NOT_AVAILABLE,
+        _spread(c.get("peak_share"), 100.0, unit=" %"),
+        f"{c['first_seconds']:.2f}",
+        f"{c['launch_seconds']:.1f}",
+        f"{c['peak_rss_bytes'] / 2**20:,.0f}" if "peak_rss_bytes" in c else NOT_AVAILABLE,
     )
 
 
-def notes(case: Mapping[str, Any]) -> list[str]:
+def notes(case: Mapping[str, Any], cores: int) -> list[str]:
     """What a reader of the table must know: noise, break-even, scaling, saves, who did not take part, what is n/a."""
     lines = []
     for processes, noise in case["noise"].items():
         lines.append(
             f"Noise with {processes} process(es): {noise['floor']:.1%}, between two runs of {noise['contender']} in "
-            f"the same turns (ratio {_spread(noise['ratio'], 1.0, digits=3)}). Smaller differences mean nothing."
+            f"the same turns (ratio {_spread(noise['ratio'])}). Smaller differences mean nothing."
         )
+    loads = case["loads"]
+    lines.append(f"Load average in the rounds: {min(loads):.1f} to {max(loads):.1f} on {cores} cores.")
     if not case["noise"]:
         lines.append("Noise: not measured, there was no second run of a contender.")
     lines += [f"Break-even: {point['reason']}." for point in case["break_even"]]
     for scaling in case["scaling"]:
         what = "the peak itself scales" if scaling["kind"] == "peak" else f"{scaling['kind']} scaling"
         lines.append(
-            f"{scaling['contender']} against {scaling['to']}, {what}: {_spread(scaling['speedup'], 1.0, digits=3)} "
-            f"times the throughput, efficiency {_spread(scaling['efficiency'], 100.0, digits=2, unit=' %')}."
+            f"{scaling['contender']} against {scaling['to']}, {what}: {_spread(scaling['speedup'])} "
+            f"times the throughput, efficiency {_spread(scaling['efficiency'], 100.0, unit=' %')}."
         )
     for c in case["contenders"]:
         lines += _contender_notes(c)
@@ -75,9 +95,12 @@ def _contender_notes(c: Mapping[str, Any]) -> list[str]:
         if "async_seconds" in saves:
             text += (
                 f", for {_spread(saves['async_seconds'], 1e3)} ms ({saves['async_seconds']['median'] / step:.1f} "
-                f"iterations, {_spread(saves['stall_share'], 100.0, digits=2, unit=' %')} of that) in the background"
+                f"iterations, {_spread(saves['stall_share'], 100.0, unit=' %')} of that) in the background"
             )
-        lines.append(f"{text}; the first in the background {saves['async_first_seconds'] * 1e3:.3g} ms.")
+        lines.append(
+            f"{text}; the first in the background {_short(saves['async_first_seconds'] * 1e3)} ms. An iteration beside "
+            f"the writing takes {_spread(saves['iteration_beside_seconds'], 1e3)} ms."
+        )
     return lines
 
 
@@ -98,15 +121,22 @@ def _missing(case: Mapping[str, Any]) -> list[str]:
 def print_report(report: Mapping[str, Any], console: Console) -> None:
     """The tables and notes of all cases on a console."""
     for case in report["cases"]:
-        table = Table(title=case["title"], title_justify="left", header_style="bold")
+        rows = contender_rows(case)
+        table = Table(title=case["title"], title_justify="left", header_style="bold", box=SIMPLE_HEAVY, pad_edge=False)
         for number, title in enumerate(HEADER):
-            table.add_column(title, justify="left" if number == 0 else "right", no_wrap=number == 0)
-        for row in contender_rows(case):
-            table.add_row(*row)
+            if number in _filled(rows):
+                table.add_column(title, justify="left" if number == 0 else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(row[number] for number in _filled(rows)))
         console.print(table)
-        for line in notes(case):
+        for line in notes(case, report["machine"]["cores"]):
             console.print(f"  {line}", soft_wrap=True, markup=False, highlight=False)
         console.print()
+
+
+def _filled(rows: Sequence[Sequence[str]]) -> list[int]:
+    """The columns that hold a figure. One without says nothing on a screen; the notes give the reason."""
+    return [n for n in range(len(HEADER)) if any(row[n] != NOT_AVAILABLE for row in rows)]
 
 
 def to_markdown(report: Mapping[str, Any], heading: str = "#") -> str:
@@ -114,7 +144,7 @@ def to_markdown(report: Mapping[str, Any], heading: str = "#") -> str:
     parts = [f"{heading} Machine and method", "", *machine_lines(report), ""]
     for case in report["cases"]:
         parts += [f"{heading} {case['title']}", "", *_markdown_table(HEADER, contender_rows(case)), ""]
-        parts += [f"* {line}" for line in notes(case)]
+        parts += [f"* {line}" for line in notes(case, report["machine"]["cores"])]
         parts.append("")
     return "\n".join(parts)
 
@@ -130,8 +160,11 @@ def machine_lines(report: Mapping[str, Any]) -> list[str]:
         f"python {machine.get('python')}",
         f"* Load average when it began: {machine.get('load')}",
         f"* Every contender is a process of its own; they take turns, {settings['rounds']} rounds of blocks of about "
-        f"{settings['block_seconds']:g} s. Times are medians over blocks with a 95 % interval in brackets; ratios are "
-        "medians over rounds. The first iteration compiles and is not among them.",
+        f"{settings['block_seconds']:g} s. Figures are medians over blocks, ratios medians over rounds of paired "
+        "blocks; ± is half of the 95 % interval of the median. The first iteration (`first s`), which "
+        "compiles, is not among them.",
+        "* `CPU ms`: processor time of an iteration, all processes added up; a busy machine changes it less. "
+        "`launch s`: from the start of the command to the end of the first iteration.",
         f"* Their losses agreed in the first {settings['check_iterations']} iterations to "
         f"{settings['loss_tolerance']:g} (relative). The learning rate is constant.",
         "* RSS is the largest resident memory of the contender's processes, added up: shared pages count in each.",
@@ -143,14 +176,16 @@ def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def _spread(estimate: Mapping[str, Any] | None, scale: float, digits: int = 3, unit: str = "") -> str:
+def _spread(estimate: Mapping[str, Any] | None, scale: float = 1.0, unit: str = "") -> str:
+    """`12.3 ±4%`: a median and how far it may be off, half of its 95 % interval relative to it."""
     if not estimate:
         return NOT_AVAILABLE
-    median, low, high = (_short(estimate[name] * scale, digits) for name in ("median", "low", "high"))
-    return f"{median}{unit} [{low}-{high}]"
+    median = estimate["median"]
+    off = (estimate["high"] - estimate["low"]) / 2 / median if median else 0.0
+    return (
+        f"{_short(median * scale)}{unit} ±{off:.0%}" if off >= 0.095 else f"{_short(median * scale)}{unit} ±{off:.1%}"
+    )
 
 
-def _short(value: float, digits: int) -> str:
-    if abs(value) >= 10**digits:
-        return f"{value:,.0f}"
-    return f"{value:.{digits}g}"
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

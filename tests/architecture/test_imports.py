@@ -25,6 +25,7 @@ LEVEL = {
     "checkpoint": 3,
     "engine": 4,
     "inference": 5,
+    "benchmark": 5,
 }
 
 

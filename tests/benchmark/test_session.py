@@ -1,0 +1,116 @@
+"""The controller with contenders that sleep: turns, refusals, failures, and processes that are gone afterwards."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import planted
+import psutil
+import pytest
+
+from libai.benchmark.process import ContenderFailed, ContenderProcess
+from libai.benchmark.session import DifferentTraining, Settings, measure
+from libai.utils.errors import UserError
+
+
+def run(tmp_path, *entries, settings=planted.QUICK):
+    return measure(planted.case_of(*entries), tmp_path, settings, lambda text: None)
+
+
+def test_contenders_take_turns_and_are_measured(tmp_path):
+    outcome = run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--seconds", "0.02", "--first-seconds", "0.2"))
+    a, b = outcome.everyone
+    assert len(a.blocks) == len(b.blocks) == len(outcome.loads) == planted.QUICK.rounds
+    assert min(a.blocks) >= 0.002 and min(b.blocks) >= 0.02
+    assert a.losses == b.losses == pytest.approx([5.0, 2.5, 5.0 / 3])
+    assert b.first_seconds >= 0.2
+    assert b.launch_seconds > b.first_seconds
+    assert a.facts["peak_rss_bytes"] > 2**20
+
+
+def test_the_number_of_iterations_in_a_block_follows_the_speed(tmp_path):
+    outcome = run(
+        tmp_path,
+        planted.sleeper("fast", "--seconds", "0.001"),
+        planted.sleeper("slow", "--seconds", "0.2"),
+        settings=replace(planted.QUICK, block_seconds=0.1),
+    )
+    fast, slow = outcome.everyone
+    assert slow.block_iterations == 1
+    assert fast.block_iterations > 5
+
+
+def test_different_losses_are_refused(tmp_path):
+    with pytest.raises(DifferentTraining, match=r"a and b were to train alike.*iteration 1.*5\.01.*above 0\.0001"):
+        run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--loss", "5.01"))
+
+
+def test_a_difference_within_the_tolerance_is_accepted(tmp_path):
+    outcome = run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--loss", "5.00001"))
+    assert all(measured.blocks for measured in outcome.everyone)
+
+
+def test_a_loss_that_is_not_finite_is_refused(tmp_path):
+    with pytest.raises(DifferentTraining, match="relative difference of inf"):
+        run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--loss", "nan"))
+
+
+def test_a_contender_that_cannot_takes_no_part_and_says_why(tmp_path):
+    outcome = run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--fail", "unavailable"))
+    assert outcome.everyone[1].unavailable == "it cannot sleep here"
+    assert outcome.everyone[1].blocks == []
+    assert len(outcome.everyone[0].blocks) == planted.QUICK.rounds
+
+
+def test_a_contender_that_dies_is_named_with_its_last_words(tmp_path):
+    with pytest.raises(ContenderFailed, match=r"(?s)contender b ended with exit code 3.*a planted death"):
+        run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--fail", "dies"))
+
+
+def test_a_contender_that_hangs_is_ended_in_time(tmp_path):
+    start = time.monotonic()
+    with pytest.raises(ContenderFailed, match=r"contender a gave no answer within 0\.3 s"):
+        run(
+            tmp_path,
+            planted.sleeper("a", "--fail", "hangs"),
+            settings=replace(planted.QUICK, answer_seconds=0.3),
+        )
+    assert time.monotonic() - start < 60
+    assert not [
+        child for child in psutil.Process().children(recursive=True) if "sleeper.py" in " ".join(child.cmdline())
+    ]
+
+
+def test_a_contender_may_print(tmp_path):
+    outcome = run(tmp_path, planted.sleeper("a", "--fail", "talks"))
+    assert len(outcome.everyone[0].blocks) == planted.QUICK.rounds
+
+
+def test_a_waiting_contender_takes_no_processor_time(tmp_path):
+    outcome = run(
+        tmp_path,
+        planted.sleeper("a"),
+        planted.sleeper("b", "--seconds", "0.3"),
+        settings=replace(planted.QUICK, block_seconds=0.3),
+    )
+    assert outcome.everyone[0].idle_shares
+    assert max(outcome.everyone[0].idle_shares) < 0.05
+
+
+def test_nobody_is_left_after_the_end(tmp_path):
+    run(tmp_path, planted.sleeper("a"), planted.sleeper("b"))
+    assert not [
+        child for child in psutil.Process().children(recursive=True) if "sleeper.py" in " ".join(child.cmdline())
+    ]
+
+
+def test_a_command_that_is_no_contender_is_named(tmp_path):
+    with pytest.raises(ContenderFailed, match="contender a ended with exit code 0"):
+        ContenderProcess("a", ["true"], {}, tmp_path / "log.txt")
+
+
+@pytest.mark.parametrize("field", ["rounds", "block_seconds", "check_iterations", "loss_tolerance"])
+def test_settings_that_measure_nothing_are_refused(field):
+    with pytest.raises(UserError, match=field.replace("_", "-")):
+        Settings(**{field: 0})

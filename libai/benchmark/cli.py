@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import sys
 import tempfile
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from libai.benchmark.plan import Sweep, Wanted, checkpoint_case, plan_cases
+from libai.benchmark.plan import Sweep, Wanted, checkpoint_case, plan_cases, without_folders
 from libai.benchmark.session import Settings, measure
 from libai.utils.errors import UserError
 
@@ -96,7 +95,7 @@ def _benchmark(arguments: Sequence[str], tool: Path) -> int:
             outcome = measure(case, Path(folder), settings, say)
         share_token_counts(outcome.everyone)
         described.append(describe_case(case, outcome))
-    command = shlex.join(["python", "tools/benchmark.py", *map(_without_folders, arguments)])
+    command = shlex.join(["python", "tools/benchmark.py", *map(without_folders, arguments)])
     report = make_report(described, settings, command, machine)
 
     atomic_write_text(output / "report.json", json.dumps(report, indent=1) + "\n")
@@ -185,14 +184,6 @@ def _make_folder(path: Path) -> Path:
     except OSError as error:
         raise UserError(f"--output {path} cannot be made ({error.strerror}). Name a folder of yours.") from None
     return path
-
-
-def _without_folders(word: str) -> str:
-    """A word of the command line as it may stand in a report: absolute paths keep their last part only."""
-    name, equals, value = word.rpartition("=")
-    if os.path.isabs(value):
-        value = f".../{Path(value).name}"
-    return f"{name}{equals}{value}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ class Case:
     @property
     def title(self) -> str:
         """`configs/gpt_stdlib.py model.num_layers=2`."""
-        return " ".join([self.config, *self.overrides])
+        return " ".join(map(without_folders, [self.config, *self.overrides]))
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,28 @@ def plan_cases(wanted: Wanted) -> list[Case]:
         names = [entry.name for entry in entries]
         if len(set(names)) != len(names):
             raise UserError(f"two contenders have one name: {', '.join(names)}. Give --contender another name.")
-        cases.append(Case(config, overrides, tuple(entries), wanted.sweep.key if wanted.sweep else None, value))
+        cases.append(
+            Case(
+                _shown(config, wanted.tool),
+                overrides,
+                tuple(entries),
+                wanted.sweep.key if wanted.sweep else None,
+                value,
+            )
+        )
     return cases
+
+
+def without_folders(word: str) -> str:
+    """A word of a command line as it may stand in a report: an absolute path keeps its last part only."""
+    name, equals, value = word.rpartition("=")
+    return f"{name}{equals}.../{Path(value).name}" if os.path.isabs(value) else word
+
+
+def _shown(config: str, tool: Path) -> str:
+    """The path of a config in a report: relative to the repository where it lies in it."""
+    path, root = Path(config).resolve(), tool.parent.parent
+    return str(path.relative_to(root)) if path.is_relative_to(root) else without_folders(config)
 
 
 def checkpoint_case(tool: Path) -> Case:
@@ -134,7 +154,7 @@ def checkpoint_case(tool: Path) -> Case:
     config = str(tool.parent.parent / "configs" / "gpt_stdlib.py")
     wanted = Wanted(tool, (config,), overrides, modes=("eager",), peak=False, twin=False)
     (case,) = plan_cases(wanted)
-    return replace(case, config="configs/gpt_stdlib.py")
+    return case
 
 
 def _entries(wanted: Wanted, config: str, overrides: tuple[str, ...], modes: Sequence[Mode], count: int) -> list[Entry]:

@@ -88,6 +88,7 @@ def _noise_floors(took_part: Mapping[str, Measured]) -> dict[str, dict[str, Any]
             floors[str(twin.entry.processes)] = {
                 "contender": original.entry.name,
                 "floor": noise_floor(original.blocks, twin.blocks),
+                "cpu_floor": noise_floor(original.cpu_blocks, twin.cpu_blocks) if original.cpu_blocks else None,
                 "ratio": ratio.to_json(),
             }
     return floors
@@ -139,6 +140,9 @@ def _describe(
     baseline = baselines.get(entry.processes)
     if baseline is not None and baseline is not measured and not entry.is_peak:
         described["ratio"] = {"to": baseline.entry.name, **paired_ratio(measured.blocks, baseline.blocks).to_json()}
+        if measured.cpu_blocks and baseline.cpu_blocks:
+            cpu = paired_ratio(measured.cpu_blocks, baseline.cpu_blocks)
+            described["cpu_ratio"] = {"to": baseline.entry.name, **cpu.to_json()}
     _describe_resources(measured, described, missing)
     described["saves"] = _describe_saves(measured.saves)
     return described
@@ -188,9 +192,9 @@ def _describe_resources(measured: Measured, described: dict[str, Any], missing: 
         described["cpu_seconds"] = Estimate.of(measured.cpu_blocks).to_json()
     else:
         missing["cpu_seconds"] = "the contender does not report it"
-    if measured.idle_shares:
-        described["idle_share"] = max(measured.idle_shares)
-        described["disturbs_others"] = max(measured.idle_shares) > MAX_IDLE_SHARE
+    if measured.idle_share is not None:
+        described["idle_share"] = measured.idle_share
+        described["disturbs_others"] = measured.idle_share > MAX_IDLE_SHARE
 
 
 def _describe_saves(saves: Mapping[str, Sequence[float]]) -> dict[str, Any]:

@@ -66,19 +66,24 @@ class Measured:
     block_iterations: int = 0
     blocks: list[float] = field(default_factory=list)
     cpu_blocks: list[float] = field(default_factory=list)
-    idle_shares: list[float] = field(default_factory=list)
+    idle_cpu_seconds: float = 0.0
+    waited_seconds: float = 0.0
     saves: dict[str, list[float]] = field(default_factory=dict)
     unavailable: str | None = None
     _last: tuple[float, float] | None = None
+
+    @property
+    def idle_share(self) -> float | None:
+        """Cores that it used while it waited for its turn; None when that is not known."""
+        return self.idle_cpu_seconds / self.waited_seconds if self.waited_seconds else None
 
     def note(self, answer: dict[str, Any], asked: float) -> None:
         """Keep what an answer says about resources. `asked`: when the question was sent (`time.perf_counter`)."""
         cpu = answer.get("cpu_seconds")
         if cpu:
             if self._last is not None:
-                waited = asked - self._last[0]
-                if waited > 0.2:
-                    self.idle_shares.append(max(0.0, cpu[0] - self._last[1]) / waited)
+                self.waited_seconds += asked - self._last[0]
+                self.idle_cpu_seconds += max(0.0, cpu[0] - self._last[1])
             self._last = (time.perf_counter(), cpu[1])
         for name in ("peak_rss_bytes", "device_bytes", "build_seconds", "tokens_per_iter"):
             if answer.get(name) is not None:
@@ -202,9 +207,9 @@ def _save(process: ContenderProcess, measured: Measured, saves: int, say: Callab
 
 
 def check_same_training(everyone: list[Measured], tolerance: float) -> None:
-    """Raise `DifferentTraining` when contenders of equal global batch do not have equal losses.
+    """Raise `DifferentTraining` when contenders do not have equal losses on equal global batches.
 
-    Contenders that report no global batch size are held against all others.
+    Only contenders of different numbers of processes may differ in their global batch (weak scaling).
     """
     trained = [m for m in everyone if m.unavailable is None and not m.entry.is_peak]
     for measured in trained:
@@ -214,9 +219,14 @@ def check_same_training(everyone: list[Measured], tolerance: float) -> None:
             )
     for i, measured in enumerate(trained):
         for other in trained[:i]:
-            sizes = {m.facts.get("global_batch_size") for m in (measured, other)} - {None}
-            if len(sizes) > 1:
-                continue
+            sizes = [m.facts.get("global_batch_size") for m in (other, measured)]
+            if None not in sizes and sizes[0] != sizes[1]:
+                if measured.entry.processes != other.entry.processes:
+                    continue  # weak scaling: more processes take more samples
+                raise DifferentTraining(
+                    f"an iteration of {other.entry.name} takes {sizes[0]} samples and one of {measured.entry.name} "
+                    f"takes {sizes[1]}: they compute different things, so their times are not compared."
+                )
             difference, iteration = largest_loss_difference(measured.losses, other.losses)
             if difference > tolerance:
                 raise DifferentTraining(

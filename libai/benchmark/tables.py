@@ -14,6 +14,7 @@ HEADER = (
     "ms/iter",
     "ratio",
     "CPU ms",
+    "CPU ratio",
     "samples/s",
     "tokens/s",
     "GFLOP/s",
@@ -33,15 +34,12 @@ def contender_rows(case: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def _row(c: Mapping[str, Any]) -> tuple[str, ...]:
     if c["unavailable"]:
         return (c["name"], *[NOT_AVAILABLE] * (len(HEADER) - 1))
-    if c["is_peak"]:
-        ratio = NOT_AVAILABLE
-    else:
-        ratio = _spread(c["ratio"]) if "ratio" in c else "1"
     return (
         c["name"],
         _spread(c["step_seconds"], 1e3),
-        ratio,
+        _ratio(c, "ratio"),
         _spread(c.get("cpu_seconds"), 1e3),
+        _ratio(c, "cpu_ratio") if "cpu_seconds" in c else NOT_AVAILABLE,
         _spread(c.get("samples_per_s")),
         _spread(c.get("tokens_per_s")),
         _spread(c.get("flops_per_s"), 1e-9),
@@ -60,6 +58,8 @@ def notes(case: Mapping[str, Any], cores: int) -> list[str]:
             f"Noise with {processes} process(es): {noise['floor']:.1%}, between two runs of {noise['contender']} in "
             f"the same turns (ratio {_spread(noise['ratio'])}). Smaller differences mean nothing."
         )
+        if noise["cpu_floor"] is not None:
+            lines[-1] += f" Of processor time: {noise['cpu_floor']:.1%}."
     loads = case["loads"]
     lines.append(f"Load average in the rounds: {min(loads):.1f} to {max(loads):.1f} on {cores} cores.")
     if not case["noise"]:
@@ -132,6 +132,13 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
         for line in notes(case, report["machine"]["cores"]):
             console.print(f"  {line}", soft_wrap=True, markup=False, highlight=False)
         console.print()
+
+
+def _ratio(c: Mapping[str, Any], name: str) -> str:
+    """To the first contender of as many processes, which has none itself and is 1."""
+    if c["is_peak"] or (name not in c and "ratio" in c):
+        return NOT_AVAILABLE
+    return _spread(c[name]) if name in c else "1"
 
 
 def _filled(rows: Sequence[Sequence[str]]) -> list[int]:

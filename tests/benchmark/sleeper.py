@@ -18,7 +18,7 @@ class Sleeper(Contender):
         self.iteration = 0
 
     def facts(self):
-        return {"mode": "sleeper", "processes": 1, "global_batch_size": 4, "flops_per_iter": 1000}
+        return {"mode": "sleeper", "processes": 1, "global_batch_size": given.batch, "flops_per_iter": 1000}
 
     def run(self, iterations, losses):
         if self.fail == "dies" and self.iteration:
@@ -48,5 +48,6 @@ parser.add_argument("--seconds", type=float, default=0.002)
 parser.add_argument("--first-seconds", type=float, default=0.002)
 parser.add_argument("--loss", type=float, default=5.0)
 parser.add_argument("--fail", default="")
+parser.add_argument("--batch", type=int, default=4)
 given, _ = parser.parse_known_args()
 serve_stdio(lambda: Sleeper(given.seconds, given.first_seconds, given.loss, given.fail))

@@ -56,6 +56,17 @@ def test_a_loss_that_is_not_finite_is_refused(tmp_path):
         run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--loss", "nan"))
 
 
+def test_different_batches_are_refused(tmp_path):
+    with pytest.raises(DifferentTraining, match="of a takes 4 samples and one of b takes 8"):
+        run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--batch", "8"))
+
+
+def test_more_processes_may_take_larger_batches(tmp_path):
+    bigger = planted.sleeper("b", "--batch", "8", "--loss", "3.0", processes=2)
+    outcome = run(tmp_path, planted.sleeper("a"), bigger)
+    assert all(measured.blocks for measured in outcome.everyone)
+
+
 def test_a_contender_that_cannot_takes_no_part_and_says_why(tmp_path):
     outcome = run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--fail", "unavailable"))
     assert outcome.everyone[1].unavailable == "it cannot sleep here"
@@ -94,8 +105,8 @@ def test_a_waiting_contender_takes_no_processor_time(tmp_path):
         planted.sleeper("b", "--seconds", "0.3"),
         settings=replace(planted.QUICK, block_seconds=0.3),
     )
-    assert outcome.everyone[0].idle_shares
-    assert max(outcome.everyone[0].idle_shares) < 0.05
+    assert outcome.everyone[0].waited_seconds > 0.5
+    assert outcome.everyone[0].idle_share < 0.05
 
 
 def test_nobody_is_left_after_the_end(tmp_path):

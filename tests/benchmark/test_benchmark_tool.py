@@ -1,0 +1,151 @@
+"""tools/benchmark.py with real contenders: both modes, two processes, stock layers, refusals and exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import jobs
+import pytest
+
+HERE = Path(__file__).parent
+TOOL = str(jobs.ROOT / "tools" / "benchmark.py")
+CONFIG = str(HERE / "mlp_config.py")
+QUICK = ["--rounds", "2", "--block-seconds", "0.05", "--check-iterations", "4", "--saves", "1"]
+    "--rounds",
+    "2",
+    "--block-seconds",
+    "0.05",
+    "--check-iterations",
+    "4",
+    "--saves",
+    "1",
+    "--start-seconds",
+    "100",
+]
+
+
+def benchmark(*arguments: str, **options) -> jobs.Finished:
+    return jobs.run([sys.executable, TOOL, *arguments], **{"timeout": 280, **options})
+
+
+def contenders_of(folder: Path) -> dict:
+    (case,) = json.loads((folder / "report.json").read_text())["cases"]
+    return {c["name"]: c for c in case["contenders"]}
+
+
+def test_modes_and_hand_written_loops_compute_the_same_and_are_reported(tmp_path):
+    result = benchmark(
+        CONFIG,
+        *("optim.params=null", "train.clip_grad.max_norm=0.5", "train.num_accumulation_steps=2"),
+        *("--modes", "eager,graph,raw-eager-sync,raw-graph", "--no-twin", "--output", str(tmp_path), *QUICK),
+    )
+    assert result.returncode == 0, result
+    found = contenders_of(tmp_path)
+    assert set(found) == {"eager", "graph", "raw-eager-sync", "raw-graph", "gemm"}
+    for name, contender in found.items():
+        assert contender["unavailable"] is None, (name, contender)
+        assert len(contender["blocks"]) == 2 and min(contender["blocks"]) > 0
+        assert contender["peak_rss_bytes"] > 50 * 2**20
+        if name != "gemm":
+            assert contender["losses"] == pytest.approx(found["eager"]["losses"], rel=1e-5)
+    # each iteration has another loss, so that the check has something to see
+    assert len(set(found["eager"]["losses"])) == 4
+    assert found["graph"]["build_seconds"] < found["graph"]["first_seconds"] < found["graph"]["launch_seconds"]
+    for mode in ("eager", "graph"):
+        saves = found[mode]["saves"]
+        assert saves["sync_seconds"]["median"] > 0 and saves["async_first_seconds"] > 0
+    for file in ("report.md", "times.png", "times.svg", "break_even.png"):
+        assert (tmp_path / file).stat().st_size > 1000
+    for file in ("report.md", "report.json"):
+        text = (tmp_path / file).read_text()
+        assert str(tmp_path) not in text and str(jobs.ROOT) not in text
+
+
+@pytest.mark.launch
+def test_two_processes_take_turns_with_one(tmp_path):
+    result = benchmark(
+        CONFIG,
+        *("--modes", "eager,raw-graph", "--procs", "1,2", "--scaling", "strong", "--no-twin", "--no-peak"),
+        *("train.train_micro_batch_size=8", "optim.params=null", "--no-plots", "--output", str(tmp_path), *QUICK),
+    )
+    assert result.returncode == 0, result
+    found = contenders_of(tmp_path)
+    assert {name: c["processes"] for name, c in found.items()} == {
+        "eager x1": 1,
+        "raw-graph x1": 1,
+        "eager x2": 2,
+        "raw-graph x2": 2,
+    }
+    # strong scaling: the same global batch, and so the same losses whatever the number of processes
+    assert {c["facts"]["global_batch_size"] for c in found.values()} == {8}
+    for contender in found.values():
+        assert contender["losses"] == pytest.approx(found["eager x1"]["losses"], rel=1e-4)
+        # one that spins while it waits would use a core or more for each process
+        assert contender["idle_share"] < 0.5
+    (case,) = json.loads((tmp_path / "report.json").read_text())["cases"]
+    assert [row["kind"] for row in case["scaling"]] == ["strong", "strong"]
+
+
+def test_a_contender_of_another_training_is_refused(tmp_path):
+    planted = f"slept={sys.executable} {HERE / 'sleeper.py'} --batch 8 --loss 3.0"
+    result = benchmark(
+        CONFIG,
+        *("--modes", "eager", "--contender", planted, "--no-twin", "--no-peak", "--no-plots"),
+        *("--output", str(tmp_path), *QUICK),
+        PYTHONPATH=str(jobs.ROOT),
+    )
+    assert result.returncode == 1, result
+    assert "slept were to train alike" in result.stderr and "compute different things" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "report.json").exists()
+
+
+def test_a_stock_graph_that_would_clip_otherwise_takes_no_part(tmp_path):
+    result = benchmark(
+        CONFIG,
+        *("--modes", "eager-stock,graph-stock", "train.clip_grad.max_norm=0.5", "--no-twin", "--no-peak"),
+        *("--no-plots", "--output", str(tmp_path), *QUICK),
+    )
+    assert result.returncode == 0, result
+    found = contenders_of(tmp_path)
+    assert found["eager-stock"]["unavailable"] is None
+    assert found["eager-stock"]["environment"]["OPENBLAS_CORETYPE"] is None
+    assert "optim.params=null makes one group" in found["graph-stock"]["unavailable"]
+    assert "graph-stock took no part" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "no config is named"),
+        ([CONFIG, "--modes", "eagre"], "no such mode. There are: eager, graph"),
+        ([CONFIG, "--procs", "0"], "whole numbers of at least 1"),
+        ([CONFIG, "--procs", "1,1"], "each once"),
+        ([CONFIG, "--sweep", "model.hidden_sizes"], "write KEY=V1,V2"),
+        ([CONFIG, "--rounds", "1"], "at least 2"),
+        ([CONFIG, "--contender", "torch"], "write NAME=COMMAND"),
+        ([CONFIG, "--torch-python", "python"], "belong together"),
+        ([CONFIG, "optim.lrr=1"], "optim.lr"),
+        ([CONFIG, "--round", "3"], "unrecognized arguments"),
+        (["compare", "one.json"], "required: NEW.json"),
+        (["compare", "one.json", "two.json"], "one.json cannot be read"),
+    ],
+)
+def test_mistakes_end_at_once_with_one_line(arguments, words, tmp_path):
+    result = benchmark(*arguments, cwd=tmp_path)
+    assert result.returncode == 2, result
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_compare_ends_with_one_for_a_regression(tmp_path):
+    from test_compare import report
+
+    for name, speed in (("old", 1.0), ("slower", 1.3)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(report(speed)))
+    slower = benchmark("compare", "old.json", "slower.json", cwd=tmp_path)
+    assert slower.returncode == 1 and "regression  sleep.py: eager takes 1.300 times" in slower.stdout, slower
+    same = benchmark("compare", "old.json", "old.json", cwd=tmp_path)
+    assert same.returncode == 0 and "no regression" in same.stdout, same

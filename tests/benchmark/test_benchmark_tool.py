@@ -13,17 +13,6 @@ HERE = Path(__file__).parent
 TOOL = str(jobs.ROOT / "tools" / "benchmark.py")
 CONFIG = str(HERE / "mlp_config.py")
 QUICK = ["--rounds", "2", "--block-seconds", "0.05", "--check-iterations", "4", "--saves", "1"]
-    "--rounds",
-    "2",
-    "--block-seconds",
-    "0.05",
-    "--check-iterations",
-    "4",
-    "--saves",
-    "1",
-    "--start-seconds",
-    "100",
-]
 
 
 def benchmark(*arguments: str, **options) -> jobs.Finished:

@@ -115,7 +115,7 @@ def plan_cases(wanted: Wanted) -> list[Case]:
         for count in wanted.processes:
             entries += _entries(wanted, config, overrides, modes, count)
         entries += [
-            Entry(name, (*command, config, *overrides, *MEASURED_TRAINING))
+            Entry(name, (*command, config, *overrides, *MEASURED_TRAINING), {"PYTHONPATH": _python_path(wanted.tool)})
             for name, command in wanted.contenders.items()
         ]
         names = [entry.name for entry in entries]
@@ -131,6 +131,11 @@ def plan_cases(wanted: Wanted) -> list[Case]:
             )
         )
     return cases
+
+
+def _python_path(tool: Path) -> str:
+    """With the repository in front, so that any program can import the protocol."""
+    return os.pathsep.join([str(tool.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def without_folders(word: str) -> str:

@@ -103,7 +103,12 @@ def _bars(axes: Any, case: Mapping[str, Any]) -> None:
             bar.set_edgecolor("white")
     for row, (median, high) in enumerate(zip(medians, above)):
         axes.annotate(
-            f"{median:.3g}", (median + high, row), (6, 0), textcoords="offset points", va="center", fontsize=9
+            f"{median:,.0f}" if median >= 1000 else f"{median:.3g}",
+            (median + high, row),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
         )
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.12)

@@ -13,6 +13,7 @@ from oneflow import nn
 from oneflow.nn.parallel import DistributedDataParallel
 
 from libai.benchmark.protocol import Unavailable
+from libai.engine.graphs import protect_graph_launches
 
 Batch = dict[str, flow.Tensor]
 
@@ -106,7 +107,13 @@ class RawGraph:
             batch = {name: flow.cat([one[name] for one in micro_batches]) for name in batch}
         if self._placement is not None:
             batch = {name: t.to_global(self._placement, flow.sbp.split(0)) for name, t in batch.items()}
-        return self._graph(batch)
+        if protect_graph_launches.is_done:
+            return self._graph(batch)
+        # as ours: a stock graph as small as an MLP's may crash on a busy machine (docs/decisions/0006), and would end
+        # the benchmark with it
+        self._graph._compile(batch)
+        with protect_graph_launches():
+            return self._graph(batch)
 
 
 def _make_global(model: nn.Module, placement: Any) -> None:

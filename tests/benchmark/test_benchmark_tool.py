@@ -83,7 +83,6 @@ def test_a_contender_of_another_training_is_refused(tmp_path):
         CONFIG,
         *("--modes", "eager", "--contender", planted, "--no-twin", "--no-peak", "--no-plots"),
         *("--output", str(tmp_path), *QUICK),
-        PYTHONPATH=str(jobs.ROOT),
     )
     assert result.returncode == 1, result
     assert "slept were to train alike" in result.stderr and "compute different things" in result.stderr

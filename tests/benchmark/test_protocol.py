@@ -1,0 +1,63 @@
+"""The line protocol: what a contender answers, and what it does with what it cannot do."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from libai.benchmark import protocol
+
+
+class Counter(protocol.Contender):
+    def facts(self):
+        return {"mode": "counter"}
+
+    def run(self, iterations, losses):
+        return {"seconds": 0.5, "losses": [1.0] * iterations if losses else []}
+
+
+def answers(*commands, build=Counter):
+    said = []
+    protocol.serve(build, [protocol.encode(command) for command in commands], said.append)
+    return said
+
+
+def test_it_is_ready_then_runs_then_quits():
+    run, leave = {"command": "run", "iterations": 2, "losses": True}, {"command": "quit"}
+    assert answers(run, leave, run) == [
+        {"event": "ready", "mode": "counter"},
+        {"event": "done", "seconds": 0.5, "losses": [1.0, 1.0]},
+    ]
+
+
+def test_what_it_cannot_do_has_a_reason_and_does_not_end_it():
+    said = answers({"command": "save", "kind": "sync"}, {"command": "dance"}, {"command": "run", "iterations": 1})
+    assert [answer["event"] for answer in said] == ["ready", "unavailable", "unavailable", "done"]
+    assert said[1]["reason"] == "Counter saves no checkpoints"
+    assert said[2]["reason"] == "there is no command 'dance'"
+
+
+def test_a_contender_that_cannot_be_built_says_so_instead_of_ready():
+    def build():
+        raise protocol.Unavailable("not here")
+
+    assert answers({"command": "run"}, build=build) == [{"event": "unavailable", "reason": "not here"}]
+
+
+def test_lines_without_a_message_are_ignored():
+    assert protocol.decode("loading weights ...\n") is None
+    assert protocol.decode('{"epoch": 1}\n') is None
+    assert protocol.decode("{oops\n") is None
+    assert protocol.decode(protocol.encode({"event": "done", "seconds": 1.5})) == {"event": "done", "seconds": 1.5}
+
+
+def test_resources_are_those_of_this_process():
+    before = protocol.resources_of_this_process()
+    end = time.process_time() + 0.05
+    while time.process_time() < end:
+        pass
+    block = bytearray(os.urandom(1) * (64 << 20))
+    after = protocol.resources_of_this_process()
+    assert after["cpu_seconds"] - before["cpu_seconds"] >= 0.05
+    assert after["peak_rss_bytes"] - before["rss_bytes"] > len(block) // 2
+    assert after["peak_rss_bytes"] >= after["rss_bytes"] > 2**20

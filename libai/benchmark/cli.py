@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -87,6 +88,8 @@ def _benchmark(arguments: Sequence[str], tool: Path) -> int:
     from libai.benchmark.tables import print_report, to_markdown
     from libai.utils.atomic import atomic_write_text
 
+    # a plain SIGTERM would leave the contenders' checkpoints, gigabytes, in the temporary folder
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     machine = describe_machine(tool.parent.parent)
     described = []
     for number, case in enumerate(cases, start=1):

@@ -85,10 +85,11 @@ def _noise_floors(took_part: Mapping[str, Measured]) -> dict[str, dict[str, Any]
         original = took_part.get(twin.entry.twin_of or "")
         if original is not None:
             ratio = paired_ratio(twin.blocks, original.blocks)
+            has_cpu = bool(original.cpu_blocks and twin.cpu_blocks)
             floors[str(twin.entry.processes)] = {
                 "contender": original.entry.name,
                 "floor": noise_floor(original.blocks, twin.blocks),
-                "cpu_floor": noise_floor(original.cpu_blocks, twin.cpu_blocks) if original.cpu_blocks else None,
+                "cpu_floor": noise_floor(original.cpu_blocks, twin.cpu_blocks) if has_cpu else None,
                 "ratio": ratio.to_json(),
             }
     return floors

@@ -62,6 +62,11 @@ def notes(case: Mapping[str, Any], cores: int) -> list[str]:
             lines[-1] += f" Of processor time: {noise['cpu_floor']:.1%}."
     loads = case["loads"]
     lines.append(f"Load average in the rounds: {min(loads):.1f} to {max(loads):.1f} on {cores} cores.")
+    if max(loads) > cores + 1:
+        lines.append(
+            "The machine was busy with other work: one that computes in several threads gets a larger share of it, "
+            "which wall times (and the break-even) count in its favour. Believe the processor times, and measure again."
+        )
     if not case["noise"]:
         lines.append("Noise: not measured, there was no second run of a contender.")
     lines += [f"Break-even: {point['reason']}." for point in case["break_even"]]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import jobs
+import psutil
 import pytest
 
 HERE = Path(__file__).parent
@@ -137,3 +138,33 @@ def test_compare_ends_with_one_for_a_regression(tmp_path):
     assert slower.returncode == 1 and "regression  sleep.py: eager takes 1.300 times" in slower.stdout, slower
     same = benchmark("compare", "old.json", "old.json", cwd=tmp_path)
     assert same.returncode == 0 and "no regression" in same.stdout, same
+
+
+def test_ended_from_outside_it_leaves_no_process_and_no_file(tmp_path):
+    """The controller gets SIGTERM in the middle of a block that would take minutes."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    sleeper = f"slept={sys.executable} {HERE / 'sleeper.py'} --seconds 100 --first-seconds 100"
+    program = (
+        "import os, signal, sys, threading, time, psutil\n"
+        "def end():\n"
+        "    while True:\n"
+        "        for child in psutil.Process().children():\n"
+        "            try:\n"
+        "                if 'sleeper.py' in ' '.join(child.cmdline()):\n"
+        "                    print(child.pid, flush=True)\n"
+        "                    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "                    return\n"
+        "            except psutil.Error:\n"
+        "                pass\n"
+        "        time.sleep(0.1)\n"
+        "threading.Thread(target=end, daemon=True).start()\n"
+        f"sys.argv = {[TOOL, CONFIG, '--modes', 'eager', '--no-twin', '--no-peak', '--no-plots']!r}\n"
+        f"sys.argv += {['--contender', sleeper, '--output', str(tmp_path)]!r}\n"
+        "import runpy\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    result = jobs.run([sys.executable, "-c", program], TMPDIR=str(scratch))
+    assert result.returncode == 143, result
+    assert not psutil.pid_exists(int(result.stdout.split()[0]))
+    assert list(scratch.iterdir()) == []

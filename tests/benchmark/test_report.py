@@ -101,6 +101,13 @@ def test_a_report_without_a_twin_says_that_noise_is_unknown():
     assert any("Noise: not measured" in line for line in tables.notes(report["cases"][0], 2))
 
 
+def test_a_busy_machine_is_told():
+    report = planted.report_of(planted.planted("eager", TIMES), loads=(1.0, 9.0))
+    notes = tables.notes(report["cases"][0], cores=2)
+    assert any("busy with other work" in line for line in notes)
+    assert not any("busy with other work" in line for line in tables.notes(report["cases"][0], cores=16))
+
+
 def test_plots_exist_and_show_the_contenders(report, tmp_path):
     files = plots.draw(report, tmp_path)
     assert {file.name for file in files} >= {"times.png", "times.svg", "break_even.svg", "scaling.svg"}

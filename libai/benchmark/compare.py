@@ -16,7 +16,9 @@ from libai.utils.errors import UserError
 
 #: what never counts, even between two very quiet runs
 LEAST_DIFFERENCE = 0.02
-REGRESSION, BETTER, SAME, MISSING = "regression", "better", "same", "missing"
+#: a pair of runs that would have to differ by more than this is too noisy to call them the same
+UNCLEAR_BEYOND = 0.25
+REGRESSION, BETTER, SAME, UNCLEAR, MISSING = "regression", "better", "same", "unclear", "missing"
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def _compare_contender(
     floors = [case["noise"].get(str(before["processes"]), {}).get("floor", 0.0) for case in (old, new)]
     ratio = estimates[1].median / estimates[0].median
     threshold = max(LEAST_DIFFERENCE, max(floors) + sum(estimate.uncertainty for estimate in estimates))
-    verdict = SAME
+    verdict = SAME if threshold <= UNCLEAR_BEYOND else UNCLEAR
     if ratio > 1.0 + threshold:
         verdict = REGRESSION
     elif ratio < 1.0 / (1.0 + threshold):
@@ -118,11 +120,17 @@ def print_comparison(comparison: Comparison) -> None:
         if row.ratio is None or row.threshold is None:
             print(f"{row.verdict:<11} {row.case}: {row.contender}, {row.reason}")
             continue
-        unit = "as a multiple of the peak's time" if row.basis == "peak" else "in seconds"
+        unit = "measured against the peak" if row.basis == "peak" else "in seconds"
         print(
-            f"{row.verdict:<11} {row.case}: {row.contender} takes {row.ratio:.3f} times as long {unit} "
+            f"{row.verdict:<11} {row.case}: {row.contender} takes {row.ratio:.3f} times as long, {unit} "
             f"(counts beyond ±{row.threshold:.1%})"
         )
     for remark in comparison.remarks:
         print(f"note: {remark}")
-    print("regression" if comparison.has_regression else "no regression")
+    unclear = sum(row.verdict == UNCLEAR for row in comparison.rows)
+    if comparison.has_regression:
+        print("regression")
+    elif unclear:
+        print(f"no regression to be seen, but {unclear} of {len(comparison.rows)} contenders were too noisy to tell")
+    else:
+        print("no regression")

@@ -135,7 +135,7 @@ def test_compare_ends_with_one_for_a_regression(tmp_path):
     for name, speed in (("old", 1.0), ("slower", 1.3)):
         (tmp_path / f"{name}.json").write_text(json.dumps(report(speed)))
     slower = benchmark("compare", "old.json", "slower.json", cwd=tmp_path)
-    assert slower.returncode == 1 and "regression  sleep.py: eager takes 1.300 times" in slower.stdout, slower
+    assert slower.returncode == 1 and "regression  sleep.py: eager takes 1.300 times as long" in slower.stdout, slower
     same = benchmark("compare", "old.json", "old.json", cwd=tmp_path)
     assert same.returncode == 0 and "no regression" in same.stdout, same
 

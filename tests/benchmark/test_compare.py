@@ -6,7 +6,7 @@ import numpy as np
 import planted
 import pytest
 
-from libai.benchmark.compare import compare_reports
+from libai.benchmark.compare import compare_reports, print_comparison
 from libai.utils.errors import UserError
 
 
@@ -47,8 +47,16 @@ def test_ten_per_cent_faster_is_better():
     assert comparison.rows[0].verdict == "better" and not comparison.has_regression
 
 
-def test_ten_per_cent_within_the_noise_are_the_same():
-    assert verdict(report(noise=0.3, seed=1), report(1.1, noise=0.3, seed=2)) == "same"
+def test_two_per_cent_within_the_noise_are_the_same():
+    assert verdict(report(noise=0.02, seed=1), report(1.02, noise=0.02, seed=2)) == "same"
+
+
+def test_very_noisy_runs_are_not_called_the_same(capsys):
+    comparison = compare_reports(report(noise=0.3, seed=1), report(1.1, noise=0.3, seed=2))
+    assert comparison.rows[0].verdict == "unclear"
+    assert not comparison.has_regression
+    print_comparison(comparison)
+    assert "1 of 1 contenders were too noisy to tell" in capsys.readouterr().out
 
 
 def test_a_slower_machine_is_no_regression():

@@ -19,6 +19,8 @@ from libai.utils.errors import UserError
 MAX_BLOCK_ITERATIONS = 100_000
 #: share of a core that a contender may use while it waits; more disturbs the one whose turn it is
 MAX_IDLE_SHARE = 0.05
+#: of shorter waits, the rest of an answer would be most
+MIN_WAITED_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,8 @@ class Measured:
 
     @property
     def idle_share(self) -> float | None:
-        """Cores that it used while it waited for its turn; None when that is not known."""
-        return self.idle_cpu_seconds / self.waited_seconds if self.waited_seconds else None
+        """Cores that it used while it waited for its turn; None when it has hardly waited."""
+        return self.idle_cpu_seconds / self.waited_seconds if self.waited_seconds >= MIN_WAITED_SECONDS else None
 
     def note(self, answer: dict[str, Any], asked: float) -> None:
         """Keep what an answer says about resources. `asked`: when the question was sent (`time.perf_counter`)."""

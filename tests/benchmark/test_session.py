@@ -109,6 +109,12 @@ def test_a_waiting_contender_takes_no_processor_time(tmp_path):
     assert outcome.everyone[0].idle_share < 0.05
 
 
+def test_one_that_never_waited_is_not_accused(tmp_path):
+    (alone,) = run(tmp_path, planted.sleeper("a")).everyone
+    assert alone.waited_seconds < 0.5
+    assert alone.idle_share is None
+
+
 def test_nobody_is_left_after_the_end(tmp_path):
     run(tmp_path, planted.sleeper("a"), planted.sleeper("b"))
     assert not [

@@ -10,7 +10,7 @@ import numpy as np
 import oneflow as flow
 
 from libai.benchmark.modes import Mode
-from libai.benchmark.protocol import Contender, resources_of_this_process
+from libai.benchmark.protocol import Contender, Unavailable, resources_of_this_process
 from libai.engine import BatchPlan, DefaultTrainer, HookBase, build, default_setup
 from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.model_trainer import ModelTrainer
@@ -166,6 +166,9 @@ class RawContender(OneFlowContender):
         from libai.config.batch import solve_batch_sizes
 
         super().__init__(default_device(run.train.device))
+        dist = run.train.dist
+        if dist.tensor_parallel_size * dist.pipeline_parallel_size > 1:
+            raise Unavailable("hand-written loops are data-parallel only, and train.dist asks for more")
         mesh, train, self._mode = Mesh.of_this_job(self.device), run.train, mode
         seed = resolve_seed(train.seed)
         seed_everything(seed)

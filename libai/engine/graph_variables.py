@@ -13,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+#: arguments through which batch normalization writes its running statistics; in a copy they would be lost
+_WRITTEN = ("moving_mean", "moving_variance")
+
 
 def read_copies_of_variables(job: Any, names: Collection[str]) -> int:
     """Put an `identity` op behind each variable of `names` and let every reader but the updates read its output.
@@ -27,6 +30,8 @@ def read_copies_of_variables(job: Any, names: Collection[str]) -> int:
         if op.user_conf.op_type_name == "repeat":
             repeats[op.user_conf.input["in"].s[0]] = op
         for argument, sources in op.user_conf.input.items():
+            if argument in _WRITTEN:
+                continue
             for index, source in enumerate(sources.s):
                 readers.setdefault(source, []).append((op, argument, index))
     count = 0

@@ -56,7 +56,8 @@ def test_only_repeats_and_updates_read_a_variable_itself(steps, expected):
     for op in ops:
         if names & {source for sources in op.user_conf.input.values() for source in sources.s}:
             readers.add("update" if "learning_rate" in op.user_conf.input else op.user_conf.op_type_name)
-    repeated = {op.user_conf.output["out"].s[0] for op in ops if op.user_conf.op_type_name == "repeat"}
+    repeats = [op for op in ops if op.user_conf.op_type_name == "repeat" and op.user_conf.input["in"].s[0] in names]
+    repeated = {op.user_conf.output["out"].s[0] for op in repeats}
     for op in ops:
         if repeated & {source for sources in op.user_conf.input.values() for source in sources.s}:
             behind_repeats.add(op.user_conf.op_type_name)

@@ -15,13 +15,13 @@ from libai.models.transformer import (
     RESIDUAL_PROJECTIONS,
     Block,
     embed_tokens,
-    split_of_blocks,
+    plan_of_blocks,
     transformer_flops,
 )
 from libai.utils.errors import UserError
 
 #: see `libai.models.gpt.GPT_PLAN`
-BERT_PLAN: dict[str, Any] = {"split": split_of_blocks("blocks"), "blocks": "blocks"}
+BERT_PLAN = plan_of_blocks("blocks")
 
 
 class BERT(nn.Module):

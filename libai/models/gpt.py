@@ -14,13 +14,12 @@ from libai.models.transformer import (
     RESIDUAL_PROJECTIONS,
     Block,
     embed_tokens,
-    split_of_blocks,
+    plan_of_blocks,
     transformer_flops,
 )
 
-#: how a mesh lays this model out: parameter-name pattern -> split axis (all others are whole on every tensor-parallel
-#: rank), and the name of the list that pipeline stages and activation checkpointing cut
-GPT_PLAN = {"split": split_of_blocks("blocks"), "blocks": "blocks"}
+#: how a mesh lays this model out, see `libai.parallel.ParallelPlan`
+GPT_PLAN = plan_of_blocks("blocks")
 
 
 class GPT(nn.Module):

@@ -7,6 +7,7 @@ Query, key and value are three layers and not one fused one: so tensor paralleli
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import oneflow as flow
 from oneflow import nn
@@ -33,9 +34,13 @@ BLOCK_SPLIT = {
 RESIDUAL_PROJECTIONS = ("attention.out.weight", "mlp.down.weight")
 
 
-def split_of_blocks(blocks: str) -> dict[str, int]:
-    """The `split` part of a plan for a model whose list of blocks is the attribute `blocks`."""
-    return {f"{blocks}.*.{name}": axis for name, axis in BLOCK_SPLIT.items()}
+def plan_of_blocks(blocks: str) -> dict[str, Any]:
+    """A plan for a model whose list of blocks is the attribute `blocks`."""
+    return {
+        "split": {f"{blocks}.*.{name}": axis for name, axis in BLOCK_SPLIT.items()},
+        "blocks": blocks,
+        "divisible": [f"{blocks}.*.attention.num_heads"],
+    }
 
 
 class Attention(nn.Module):

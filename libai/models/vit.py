@@ -10,11 +10,11 @@ from oneflow import nn
 from libai.layers import Dropout, LayerNorm, mean_over_tokens
 from libai.models.init import init_weights, transformer_std
 from libai.models.outputs import classification_outputs
-from libai.models.transformer import RESIDUAL_PROJECTIONS, Block, split_of_blocks, transformer_flops
+from libai.models.transformer import RESIDUAL_PROJECTIONS, Block, plan_of_blocks, transformer_flops
 from libai.utils.errors import UserError
 
 #: see `libai.models.gpt.GPT_PLAN`
-VIT_PLAN = {"split": split_of_blocks("blocks"), "blocks": "blocks"}
+VIT_PLAN = {**plan_of_blocks("blocks"), "last": ["norm", "head", "labels"]}
 
 
 class ViT(nn.Module):

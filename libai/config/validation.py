@@ -164,6 +164,7 @@ def _impossible(train: schema.Train, world_size: int) -> Iterator[str]:
             "train.auto_scale_lr.enabled=true has nothing to scale from. Set train.auto_scale_lr.base_batch_size to "
             "the global batch size that optim.lr was chosen for."
         )
+    yield from _impossible_layouts(dist)
     try:
         replicas = solve_data_parallel_size(
             world_size, dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size
@@ -171,6 +172,27 @@ def _impossible(train: schema.Train, world_size: int) -> Iterator[str]:
         solve_batch_sizes(train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, replicas)
     except ConfigError as error:
         yield from error.problems
+
+
+def _impossible_layouts(dist: schema.Dist) -> Iterator[str]:
+    """Settings of `train.dist` that would have no effect."""
+    if dist.pipeline_parallel_size == 1:
+        for name, value in (("blocks_per_stage", dist.blocks_per_stage), ("stage_balance", dist.stage_balance)):
+            if value not in (None, "parameters"):
+                yield (
+                    f"train.dist.{name}={value} has no stages to cut: train.dist.pipeline_parallel_size is 1. Remove it, "
+                    "or ask for more stages."
+                )
+    elif dist.blocks_per_stage is not None and dist.stage_balance != "parameters":
+        yield (
+            f"train.dist.blocks_per_stage={list(dist.blocks_per_stage)} gives the stages already, so stage_balance="
+            f"{dist.stage_balance} has nothing to decide. Remove one of them."
+        )
+    if dist.gradient_reduction in ("flat", "ddp") and dist.tensor_parallel_size * dist.pipeline_parallel_size > 1:
+        yield (
+            f"train.dist.gradient_reduction={dist.gradient_reduction} averages over ranks that hold whole replicas; with "
+            "tensor or pipeline ranks OneFlow's global tensors do it. Leave it at auto."
+        )
 
 
 def _check_section(name: str, node: Any) -> list[str]:

@@ -95,6 +95,16 @@ def test_interpolations_are_resolved():
             "Nearest: 28, 32.",
         ),
         (
+            {"train": {"dist": {"blocks_per_stage": [1, 2]}}},
+            "train.dist.blocks_per_stage=[1, 2] has no stages to cut: train.dist.pipeline_parallel_size is 1. "
+            "Remove it, or ask for more stages.",
+        ),
+        (
+            {"train": {"dist": {"stage_balance": "time"}}},
+            "train.dist.stage_balance=time has no stages to cut: train.dist.pipeline_parallel_size is 1. "
+            "Remove it, or ask for more stages.",
+        ),
+        (
             {"train": {"extra_hooks": [{"period": 3}]}},
             "train.extra_hooks[0] names no _target_. Write LazyCall(Target)(argument=value), or add _target_.",
         ),
@@ -124,6 +134,21 @@ def test_interpolations_are_resolved():
 )
 def test_each_mistake_has_its_text(sections, text):
     assert problems(config(**sections)) == [text]
+
+
+def test_settings_of_stages_and_reductions_that_would_have_no_effect():
+    def layout(**dist):
+        return problems(config(train={"dist": dist}), world_size=2)
+
+    both = layout(pipeline_parallel_size=2, blocks_per_stage=[1, 2], stage_balance="time")
+    assert both == [
+        "train.dist.blocks_per_stage=[1, 2] gives the stages already, so stage_balance=time has nothing to decide. "
+        "Remove one of them."
+    ]
+    (flat,) = layout(tensor_parallel_size=2, gradient_reduction="flat")
+    assert flat.startswith("train.dist.gradient_reduction=flat averages over ranks that hold whole replicas")
+    for sound in ({"pipeline_parallel_size": 2, "blocks_per_stage": [1, 2]}, {"gradient_reduction": "flat"}):
+        validate(config(train={"dist": sound}), world_size=2)
 
 
 def test_arguments_of_nested_targets_are_checked():

@@ -180,8 +180,8 @@ def _impossible_layouts(dist: schema.Dist) -> Iterator[str]:
         for name, value in (("blocks_per_stage", dist.blocks_per_stage), ("stage_balance", dist.stage_balance)):
             if value not in (None, "parameters"):
                 yield (
-                    f"train.dist.{name}={value} has no stages to cut: train.dist.pipeline_parallel_size is 1. Remove it, "
-                    "or ask for more stages."
+                    f"train.dist.{name}={value} has no stages to cut: train.dist.pipeline_parallel_size is 1. "
+                    "Remove it, or ask for more stages."
                 )
     elif dist.blocks_per_stage is not None and dist.stage_balance != "parameters":
         yield (
@@ -190,8 +190,8 @@ def _impossible_layouts(dist: schema.Dist) -> Iterator[str]:
         )
     if dist.gradient_reduction in ("flat", "ddp") and dist.tensor_parallel_size * dist.pipeline_parallel_size > 1:
         yield (
-            f"train.dist.gradient_reduction={dist.gradient_reduction} averages over ranks that hold whole replicas; with "
-            "tensor or pipeline ranks OneFlow's global tensors do it. Leave it at auto."
+            f"train.dist.gradient_reduction={dist.gradient_reduction} averages over ranks that hold whole replicas; "
+            "with tensor or pipeline ranks OneFlow's global tensors do it. Leave it at auto."
         )
 
 

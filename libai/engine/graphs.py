@@ -222,7 +222,6 @@ class TrainGraph(_Graph):
         self.model = model
         self.step_inputs = step_inputs
         self._layout = layout = layout or LocalLayout(Mesh())
-        self._variable_names = {f"{MODULE_NAME}.{name}" for name, _ in named_tensors(model)}
         self._num_groups = len(optimizer.param_groups)
         self._accumulation = num_accumulation_steps
         self._clips = max_grad_norm is not None
@@ -287,7 +286,7 @@ class TrainGraph(_Graph):
         """OneFlow has completed the job: connect each parameter's update to its group's buffers and values."""
         make_clip_norm_exact(self._full_job_proto)
         if self._accumulation > 1 or not self._layout.mesh.is_data_parallel_only:
-            read_copies_of_variables(self._full_job_proto, self._variable_names)
+            read_copies_of_variables(self._full_job_proto, _variable_names(self.model))
         norm_source = None
         for op in self._full_job_proto.net.op:
             if not op.HasField("user_conf"):
@@ -352,6 +351,16 @@ class EvalGraph(_Graph):
         """Trace the forward of one batch."""
         with self._layout.source_ops():
             return self.model(**batch)
+
+    def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
+        if not self._layout.mesh.is_data_parallel_only:
+            read_copies_of_variables(self._full_job_proto, _variable_names(self.model))
+        super()._Graph__rebuild_outputs(out2name)
+
+
+def _variable_names(proxy: Any) -> set[str]:
+    """The names that the parameters and buffers of a graph's module have as variables of its job."""
+    return {f"{MODULE_NAME}.{name}" for name, _ in named_tensors(proxy.to(nn.Module))}
 
 
 def _set_stages(proxy: Any, layout: Layout) -> None:

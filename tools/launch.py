@@ -35,6 +35,7 @@ TRAIN_NET = ROOT / "tools" / "train_net.py"
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from launch_ranks import (  # noqa: E402
+    DEFAULT_EXIT_SECONDS,
     DEFAULT_STALL_SECONDS,
     DEFAULT_STOP_SECONDS,
     EXIT_FAILED,
@@ -326,11 +327,12 @@ def _load_oneflow_launcher() -> ModuleType:
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds to save and stop after a signal, seconds without progress (0: for ever), restarts after failures."""
+    """Seconds to save and stop after a signal, without progress (0: for ever) and to exit; restarts after failures."""
 
     stop_seconds: float = DEFAULT_STOP_SECONDS
     stall_seconds: float = 0.0
     max_restarts: int = 0
+    exit_seconds: float = DEFAULT_EXIT_SECONDS
 
 
 @dataclass(frozen=True)
@@ -346,7 +348,10 @@ def launch(job: Job, limits: Limits) -> Outcome:
     """Run the job's ranks of this machine to their end. None of them outlives the call."""
     with tempfile.TemporaryDirectory(prefix="libai-") as notes_folder:
         supervisor = Supervisor(
-            stop_seconds=limits.stop_seconds, stall_seconds=limits.stall_seconds, notes_folder=notes_folder
+            stop_seconds=limits.stop_seconds,
+            stall_seconds=limits.stall_seconds,
+            exit_seconds=limits.exit_seconds,
+            notes_folder=notes_folder,
         )
         os.environ[rank_notes.FAILURE_DIR_VARIABLE] = notes_folder
         os.environ[rank_notes.LOCAL_RANKS_VARIABLE] = str(job.num_processes)
@@ -367,9 +372,10 @@ def _report_end(supervisor: Supervisor, job: Job, notes_folder: str, code: int) 
     for rank in supervisor.ranks:
         if rank.was_aborted_leaving and rank.intended in (0, EXIT_RESUMABLE):
             name = signal.Signals(-rank.process.returncode).name
+            how = "did not let it end" if rank.was_stuck_leaving else f"ended it by {name}"
             print(
                 f"launch: rank {rank.number} had done its work (exit code {rank.intended}) when oneflow's exit "
-                f"ended it by {name}; nothing is lost.",
+                f"{how}; nothing is lost.",
                 file=sys.stderr,
             )
     if code not in (EXIT_FAILED, EXIT_USER_MISTAKE) or supervisor.has_stalled:
@@ -474,7 +480,10 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_USER_MISTAKE
     runtime.hide_rendezvous_environment()  # this process is no rank, even when started from one
     limits = Limits(
-        runtime.read_seconds("LIBAI_STOP_TIMEOUT", DEFAULT_STOP_SECONDS), read_stall_seconds(os.environ), max_restarts
+        runtime.read_seconds("LIBAI_STOP_TIMEOUT", DEFAULT_STOP_SECONDS),
+        read_stall_seconds(os.environ),
+        max_restarts,
+        runtime.read_seconds("LIBAI_EXIT_TIMEOUT", DEFAULT_EXIT_SECONDS),
     )
     job = read_job(arguments, os.environ)
     facts = run_preflight(job) if job.file == str(TRAIN_NET) else {}

@@ -30,6 +30,8 @@ DEFAULT_STOP_SECONDS = 120.0
 # Long enough for a large model's compilation, save or evaluation batch; LIBAI_STALL_TIMEOUT changes it.
 DEFAULT_STALL_SECONDS = 1800.0
 WATCH_SECONDS = 0.5
+# Until oneflow's exit handlers are over; now and then, after many graphs, they never are.
+DEFAULT_EXIT_SECONDS = 60.0
 _STACK_SECONDS = 1.0
 _TAIL_LINES = 60
 
@@ -42,6 +44,7 @@ class Rank:
     process: subprocess.Popen
     end_time: float | None = None
     intended: int | None = None
+    was_stuck_leaving: bool = False
     stderr: Path | None = None
     stderr_start: int = 0
 
@@ -52,8 +55,10 @@ class Rank:
 
     @property
     def was_aborted_leaving(self) -> bool:
-        """Whether oneflow ended it after its work was done: its heartbeat aborts a rank that misses another."""
-        return self.intended is not None and self.process.returncode in (-signal.SIGABRT, -signal.SIGSEGV)
+        """Whether oneflow ended it after its work was done (its heartbeat aborts a rank that misses another), or would
+        not let it end."""
+        expected = (-signal.SIGABRT, -signal.SIGSEGV, *((-signal.SIGKILL,) if self.was_stuck_leaving else ()))
+        return self.intended is not None and self.process.returncode in expected
 
     def send(self, signum: int) -> None:
         """Signal the rank and whatever it has started (loader workers)."""
@@ -78,6 +83,7 @@ class Supervisor:
     ranks: list[Rank] = field(default_factory=list)
     stop_seconds: float = DEFAULT_STOP_SECONDS
     stall_seconds: float = 0.0
+    exit_seconds: float = DEFAULT_EXIT_SECONDS
     notes_folder: str | None = None
     stop_signal: int | None = None
     has_stalled: bool = False
@@ -86,6 +92,7 @@ class Supervisor:
     _watched_at: float = field(default_factory=time.monotonic)
     _progress: dict[int, rank_notes.Progress] = field(default_factory=dict)
     _still_seconds: float = 0.0
+    _left_at: float | None = None
 
     @contextlib.contextmanager
     def handling_signals(self) -> Iterator[None]:
@@ -127,8 +134,9 @@ class Supervisor:
             elif self._terminate_at is not None and now >= self._terminate_at:
                 self._terminate_at = None
                 self.end(signal.SIGTERM)
-            elif self.stall_seconds and self._kill_at is None and now - self._watched_at >= WATCH_SECONDS:
+            elif now - self._watched_at >= WATCH_SECONDS:
                 self._watch(now)
+                self._end_stuck_leaving(now)
             time.sleep(POLL_SECONDS)
         if any(rank.code for rank in self.ranks):
             self.end(signal.SIGKILL)  # loader workers of ranks that could not tidy up
@@ -158,7 +166,9 @@ class Supervisor:
 
         Ranks that never report (a program without libai's trainer) are not judged.
         """
-        assert self.notes_folder is not None
+        if self.notes_folder is None or not self.stall_seconds or self._kill_at is not None:
+            self._watched_at = now
+            return
         # a look that comes late was delayed by Ctrl-Z or a suspended machine, which held the ranks as well
         passed = min(now - self._watched_at, 2 * WATCH_SECONDS)
         self._watched_at = now
@@ -172,6 +182,16 @@ class Supervisor:
         if self._still_seconds >= self.stall_seconds:
             self.has_stalled, self._kill_at = True, now
             print(describe_stall(running, progress, self.notes_folder, self.stall_seconds), file=sys.stderr, flush=True)
+
+    def _end_stuck_leaving(self, now: float) -> None:
+        """End ranks whose work has been done on all of this machine for `exit_seconds` and that still do not end."""
+        if self.notes_folder is None or len(runtime.read_leaving(self.notes_folder)) < len(self.ranks):
+            return
+        self._left_at = self._left_at or now
+        if now - self._left_at >= self.exit_seconds:
+            for rank in self.ranks:
+                rank.was_stuck_leaving = rank.end_time is None
+            self._kill_at = now
 
     def end(self, signum: int) -> None:
         """Signal every rank and what it has started."""

@@ -346,6 +346,23 @@ def test_a_rank_aborted_after_its_work_ends_as_it_had_noted(script, noted, code)
     assert result.stderr == expected
 
 
+@pytest.mark.parametrize(("noted", "code"), [(0, 0), (75, 75)])
+def test_ranks_that_cannot_exit_after_their_work_are_ended(script, noted, code):
+    """Seen once in OneFlow's exit handlers, after many graphs in one process."""
+    program = script(f"""
+        from libai import runtime
+        runtime.note_leaving({noted})
+        time.sleep(60 if rank == 1 else 0)
+        sys.exit({noted})
+    """)
+    result = program.run(LIBAI_EXIT_TIMEOUT="1")
+    assert result.returncode == code, result.stderr
+    assert result.stderr == (
+        f"launch: rank 1 had done its work (exit code {noted}) when oneflow's exit did not let it end; "
+        "nothing is lost.\n"
+    )
+
+
 def test_an_abort_on_one_of_several_machines_points_to_the_others():
     rank = launch.Rank(0, subprocess.Popen(["bash", "-c", "kill -ABRT $$"]), end_time=1.0)
     rank.process.wait()

@@ -50,7 +50,7 @@ class Block(nn.Module):
 
     def forward(self, x, mask=None, *, scale=1.0):
         self.runs += 1
-        y = self.dropout(flow.relu(self.norm(self.linear(x)))) + flow.ones(8, device=x.device)
+        y = self.dropout(flow.relu(self.norm(self.linear(x))))
         return x + (y if mask is None else y * mask) * scale
 
 
@@ -63,7 +63,7 @@ class Stacked(toy.Classifier):
 
     def forward(self, x, y):
         x = self.blocks[0](x, None, scale=0.5)
-        return super().forward(self.blocks[1](x, mask=x.detach() * 0.0 + 0.5), y)
+        return toy.Classifier.forward(self, self.blocks[1](x, mask=x.detach() * 0.0 + 0.5), y)
 
 
 def train(mode="eager", model=Stacked, **options):
@@ -126,6 +126,25 @@ def test_the_second_pass_runs_under_autocast_again():
     assert not flow.is_autocast_enabled()
     (y * y).sum().backward()
     assert seen == [(True, flow.bfloat16)] * 2
+
+
+def test_tensors_made_in_the_second_pass_get_the_layout_of_the_first():
+    seen = []
+
+    class Watching(nn.Linear):
+        def forward(self, x):
+            seen.append(flow.utils.global_view.current_global_mode().is_enabled)
+            return super().forward(x)
+
+    model = nn.Sequential(Watching(4, 4))
+    recompute_in_backward(model, ["0"])
+    placement, broadcast = flow.placement("cpu", [0]), flow.sbp.broadcast
+    model.to_global(placement=placement, sbp=broadcast)
+    x = flow.ones(2, 4).to_global(placement=placement, sbp=broadcast)
+    with flow.utils.global_view.global_mode(True, placement=placement, sbp=broadcast):
+        y = model(x)
+    (y * y).sum().backward()
+    assert seen == [True, True]
 
 
 def test_asking_twice_recomputes_once():

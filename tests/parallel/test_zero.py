@@ -7,6 +7,7 @@ import logging
 import oneflow as flow
 import pytest
 import toy
+from omegaconf import DictConfig
 from oneflow import nn
 
 from libai.config import ConfigError, LazyCall, validate
@@ -93,6 +94,7 @@ def test_a_stage_that_is_not_switched_on(enabled):
             "zero_optimization": {"enabled": enabled, "stage": 2},
         },
     }
+    config = DictConfig(config, flags={"allow_objects": True})
     if enabled:
         assert validate(config).train.zero_optimization.stage == 2
         return

@@ -77,14 +77,14 @@ class Amp:
 class ActivationCheckpoint:
     """Recomputing activations in the backward pass instead of keeping them."""
 
-    enabled: bool = _key(False, "Trade about a third more compute for memory.")
+    enabled: bool = _key(False, "Blocks of the model's plan compute twice: a third more compute, less memory.")
 
 
 @dataclass(frozen=True)
 class ZeroOptimization:
     """Sharding of optimizer state, gradients and weights over the data-parallel ranks."""
 
-    enabled: bool = _key(False, "Shard.")
+    enabled: bool = _key(False, "Share them, as `stage` says; `docs/distributed.md` tells what each mode does.")
     stage: int = _key(1, "1 optimizer state, 2 and gradients, 3 and weights.", at_least=1, at_most=3)
 
 

@@ -165,6 +165,11 @@ def _impossible(train: schema.Train, world_size: int) -> Iterator[str]:
             "the global batch size that optim.lr was chosen for."
         )
     yield from _impossible_layouts(dist)
+    if train.zero_optimization.stage > 1 and not train.zero_optimization.enabled:
+        yield (
+            f"train.zero_optimization.stage={train.zero_optimization.stage} shares nothing while "
+            "train.zero_optimization.enabled is false. Set it to true, or leave the stage out."
+        )
     try:
         replicas = solve_data_parallel_size(
             world_size, dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size

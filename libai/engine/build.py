@@ -158,6 +158,8 @@ def build_trainer(
         plan=run.train.dist.plan,
         blocks_per_stage=run.train.dist.blocks_per_stage,
         block_costs=block_costs,
+        zero_stage=run.train.zero_optimization.stage if run.train.zero_optimization.enabled else 0,
+        activation_checkpoint=run.train.activation_checkpoint.enabled,
         device=mesh.device,
         max_grad_norm=run.train.clip_grad.max_norm,
         norm_type=run.train.clip_grad.norm_type,

@@ -64,9 +64,9 @@ class EagerTrainer(ModelTrainer):
         return build_reduction(kind, self.model, self._parameters, split, self.device)
 
     @classmethod
-    def needs_global_tensors(cls, mesh: Mesh) -> bool:
+    def needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0) -> bool:
         """See `ModelTrainer.needs_global_tensors`. Ranks that hold whole replicas keep them as local tensors."""
-        return not mesh.is_data_parallel_only
+        return not mesh.is_data_parallel_only or (zero_stage > 0 and mesh.data > 1)
 
     # ------------------------------------------------------------------ one update
 

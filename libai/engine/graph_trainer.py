@@ -68,7 +68,7 @@ class GraphTrainer(ModelTrainer):
         self._eval_graphs: dict[Signature, EvalGraph] = {}
 
     @classmethod
-    def needs_global_tensors(cls, mesh: Mesh) -> bool:
+    def needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0) -> bool:
         """See `ModelTrainer.needs_global_tensors`. A graph over local tensors would train without synchronising."""
         return not mesh.is_single
 
@@ -167,6 +167,7 @@ class GraphTrainer(ModelTrainer):
             max_grad_norm=self.max_grad_norm,
             norm_type=self.norm_type,
             amp=self.amp,
+            recomputed_blocks=self.recomputed_blocks(),
             # not the bound method: a graph that holds its trainer would keep all of it alive
             random_scope=partial(random_context, data_rank=self.mesh.data_rank) if self.draws_randomness else None,
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import oneflow as flow
@@ -199,6 +199,7 @@ class TrainGraph(_Graph):
         num_accumulation_steps: the inputs hold this many micro-batches, joined on axis 0.
         max_grad_norm, norm_type: clip over all groups together, after accumulation.
         amp: None, "fp16" (with dynamic loss scaling) or "bf16"; OneFlow 0.9 compiles it for CUDA only.
+        recomputed_blocks: names of the modules whose activations the backward pass computes again.
         random_scope: context manager factory entered around the forward with the graph's `key` input.
 
     A call takes keyword tensors and returns `(losses, metrics, grad_norm | None)`; with accumulation the scalars have
@@ -216,6 +217,7 @@ class TrainGraph(_Graph):
         max_grad_norm: float | None = None,
         norm_type: float = 2.0,
         amp: str | None = None,
+        recomputed_blocks: Sequence[str] = (),
         random_scope: Any = None,
     ):
         super().__init__()
@@ -232,6 +234,9 @@ class TrainGraph(_Graph):
                 group["clip_grad_max_norm"], group["clip_grad_norm_type"] = float(max_grad_norm), float(norm_type)
         self.add_optimizer(optimizer)
         _set_stages(self.model, layout)
+        for name, module in self.model.named_modules(prefix=""):
+            if name in recomputed_blocks:
+                module.to(nn.graph.GraphModule).activation_checkpointing = True
         if num_accumulation_steps > 1:
             self.config.set_gradient_accumulation_steps(num_accumulation_steps)
         if amp is not None:
@@ -285,7 +290,10 @@ class TrainGraph(_Graph):
     def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
         """OneFlow has completed the job: connect each parameter's update to its group's buffers and values."""
         make_clip_norm_exact(self._full_job_proto)
-        if self._accumulation > 1 or not self._layout.mesh.is_data_parallel_only:
+        sends_variables = self._layout.arrangement is not None and (
+            self._layout.arrangement.shares_parameters or not self._layout.mesh.is_data_parallel_only
+        )
+        if self._accumulation > 1 or sends_variables:
             read_copies_of_variables(self._full_job_proto, _variable_names(self.model))
         norm_source = None
         for op in self._full_job_proto.net.op:

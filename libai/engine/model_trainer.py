@@ -23,7 +23,16 @@ from libai.engine.model_contract import as_batch_dict, read_losses, total_loss
 from libai.engine.non_finite import NonFiniteGuard
 from libai.engine.trainer import NonFiniteLoss, TrainerBase
 from libai.layers.random import assign_layer_ids, find_unseeded_dropouts, fold, random_context
-from libai.parallel import Layout, LocalLayout, Mesh, ParallelPlan, map_tensors, parallelize, whole
+from libai.parallel import (
+    Layout,
+    LocalLayout,
+    Mesh,
+    ParallelPlan,
+    map_tensors,
+    parallelize,
+    recompute_in_backward,
+    whole,
+)
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import all_reduce, default_device, is_main_process
 from libai.utils.errors import UserError
@@ -76,6 +85,9 @@ class ModelTrainer(TrainerBase):
         plan: how tensor-parallel ranks and pipeline stages share the model; default: the model's attribute `plan`.
         blocks_per_stage: how many blocks each pipeline stage runs; default: balanced by `block_costs`.
         block_costs: relative cost of each block, such as seconds; default: its parameters.
+        zero_stage: 1 to 3 lets data-parallel ranks share optimizer state, gradients and weights
+            (docs/distributed.md); 0: each has them all.
+        activation_checkpoint: the plan's blocks compute their activations again in the backward pass.
         layout: of a model that is laid out already, by `parallelize`; default: it is done here when the mesh needs it.
         device: "auto", "cpu" or "cuda".
         max_grad_norm: clip the gradients to this norm, taken over all parameters together; None: no clipping.
@@ -104,6 +116,8 @@ class ModelTrainer(TrainerBase):
         plan: ParallelPlan | Mapping[str, Any] | None = None,
         blocks_per_stage: Sequence[int] | None = None,
         block_costs: Sequence[float] | None = None,
+        zero_stage: int = 0,
+        activation_checkpoint: bool = False,
         layout: Layout | None = None,
         device: str = "auto",
         max_grad_norm: float | None = None,
@@ -144,14 +158,41 @@ class ModelTrainer(TrainerBase):
             )
         self.guard = NonFiniteGuard(self, non_finite) if can_replay else None
         self.draws_randomness = bool(assign_layer_ids(model))
-        if layout is None and self.needs_global_tensors(self.mesh):
-            layout = parallelize(self.model, ParallelPlan.of(model, plan), self.mesh, blocks_per_stage, block_costs)
-        self.layout: Layout = layout or LocalLayout(self.mesh)
+        if zero_stage not in (0, 1, 2, 3):
+            raise UserError(f"zero_stage={zero_stage!r} is no stage of ZeRO. Choose 1, 2 or 3, or 0 for none.")
+        if zero_stage and self.mesh.data == 1 and is_main_process():
+            logger.warning(
+                "ZeRO (stage %d) saves nothing here: one data-parallel rank has nobody to share with", zero_stage
+            )
+        self.zero_stage = zero_stage
+        self.activation_checkpoint = activation_checkpoint
+        self.model_plan = ParallelPlan.of(model, plan)
+        self.layout: Layout = layout or self._lay_out(blocks_per_stage, block_costs)
         self._check_optimizer()
         self._warn_of_stock_dropout()
 
+    def _lay_out(self, blocks_per_stage: Sequence[int] | None, block_costs: Sequence[float] | None) -> Layout:
+        if self.needs_global_tensors(self.mesh, self.zero_stage):
+            return parallelize(
+                self.model,
+                self.model_plan,
+                self.mesh,
+                blocks_per_stage,
+                block_costs,
+                zero_stage=self.zero_stage,
+                recomputed_blocks=self.recomputed_blocks(),
+            )
+        recompute_in_backward(self.model, self.recomputed_blocks())
+        return LocalLayout(self.mesh)
+
+    def recomputed_blocks(self) -> list[str]:
+        """Names of the modules that activation checkpointing was asked for. Raises `UserError` when no plan has any."""
+        if not self.activation_checkpoint:
+            return []
+        return self.model_plan.block_names(self.model)
+
     @classmethod
-    def needs_global_tensors(cls, mesh: Mesh) -> bool:
+    def needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0) -> bool:
         """Whether this mode lays the model out as global tensors on `mesh`."""
         raise NotImplementedError(f"{cls.__name__} must define needs_global_tensors")
 
@@ -161,6 +202,9 @@ class ModelTrainer(TrainerBase):
             "lr_scheduler": self.lr_scheduler,
             "num_accumulation_steps": self.num_accumulation_steps,
             "mesh": self.mesh,
+            "plan": self.model_plan,
+            "zero_stage": self.zero_stage,
+            "activation_checkpoint": self.activation_checkpoint,
             "device": self.device,
             "max_grad_norm": self.max_grad_norm,
             "norm_type": self.norm_type,

@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,13 +84,27 @@ def random_context(key: int | flow.Tensor, data_rank: int = 0) -> Iterator[None]
         data_rank: place of this process among the data-parallel ranks, for *local* tensors only: their elements
             are numbered as if the micro-batches of all ranks were joined on axis 0. Global tensors know their place.
 
-    Keep it open during a backward pass that recomputes activations. Contexts nest; the innermost counts.
+    Contexts nest; the innermost counts. `current_random_scope` opens it again for a pass that is repeated.
     """
-    _contexts.append(_Context(key, data_rank))
+    with _opened(_Context(key, data_rank)):
+        yield
+
+
+@contextmanager
+def _opened(context: _Context) -> Iterator[None]:
+    _contexts.append(context)
     try:
         yield
     finally:
         _contexts.pop()
+
+
+def current_random_scope() -> Callable[[], AbstractContextManager[None]]:
+    """A function that opens the present context, now or later, so that a pass can be repeated with the same masks.
+
+    Outside of any context: a fresh one, as every layer in plain eager use draws it.
+    """
+    return partial(_opened, _contexts[-1] if _contexts else _next_plain_context())
 
 
 def random_int32(like: flow.Tensor, shape: Sequence[int], layer_id: int) -> flow.Tensor:

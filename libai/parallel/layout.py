@@ -17,6 +17,9 @@ from oneflow import nn
 
 from libai.parallel.mesh import Mesh
 from libai.parallel.plan import Arrangement, ParallelPlan, TensorLayout
+from libai.parallel.recompute import recompute_in_backward
+from libai.parallel.wrapping import exchange_class
+from libai.parallel.zero import compute_with_whole_parameters
 
 Batch = dict[str, flow.Tensor]
 _NOTHING = nullcontext()
@@ -154,14 +157,20 @@ def parallelize(
     mesh: Mesh,
     blocks_per_stage: Sequence[int] | None = None,
     block_costs: Sequence[float] | None = None,
+    zero_stage: int = 0,
+    recomputed_blocks: Sequence[str] = (),
 ) -> GlobalLayout:
     """Lay `module` on `mesh` as `plan` says; afterwards it runs on all ranks together. In place, once per module.
 
     Parameters stay the same objects, so an optimizer that holds them keeps them; initial values are those of rank 0.
     Nothing inside the module has to know: the classes of blocks on later stages are exchanged for subclasses that fetch
-    their inputs. Collective. See `ParallelPlan.arrange` for the arguments and the errors.
+    their inputs. Collective. See `ParallelPlan.arrange` for the other arguments and the errors.
+
+    Args:
+        zero_stage: above 0, data-parallel ranks share the parameters (`libai.parallel.zero`).
+        recomputed_blocks: names of modules that compute their activations again in an eager backward pass.
     """
-    arrangement = plan.arrange(module, mesh, blocks_per_stage, block_costs)
+    arrangement = plan.arrange(module, mesh, blocks_per_stage, block_costs, shares_parameters=zero_stage > 0)
     layout = GlobalLayout(arrangement)
     for name, parameter in module.named_parameters():
         parameter.data = _lay_out(parameter.data, arrangement.tensors[name], layout)
@@ -170,6 +179,16 @@ def parallelize(
         owner, attribute = _owner_of(module, name)
         owner._buffers[attribute] = _lay_out(buffers[name], arrangement.tensors[name], layout)
     _pin_outputs(module, plan, mesh)
+    if arrangement.shares_parameters:
+        wholes = {
+            name: _sbp_of(where, mesh, is_shared=False)
+            for name, where in arrangement.tensors.items()
+            if where.data_axis is not None
+        }
+        # what a block that runs twice saves is not kept in any case
+        gathers_again = zero_stage == 3 and not recomputed_blocks
+        compute_with_whole_parameters(module, wholes, arrangement.block_names, gathers_again)
+    recompute_in_backward(module, recomputed_blocks)
     if mesh.pipeline > 1:
         _connect_stages(module, arrangement, layout)
     return layout
@@ -179,12 +198,17 @@ def _lay_out(tensor: flow.Tensor, where: TensorLayout, layout: GlobalLayout) -> 
     mesh = layout.mesh
     placement = layout.placement(where.stage)
     broadcast = flow.sbp.broadcast
-    sbp = mesh.sbp(broadcast, broadcast if where.axis is None else flow.sbp.split(where.axis))
     if not tensor.is_global:
         tensor = tensor.to(mesh.device).to_global(placement=mesh.placement(), sbp=broadcast)
     # first to the stage, then to the layout: each is one kind of boxing that oneflow 0.9.0 knows
     tensor = tensor.to_global(placement=placement, sbp=mesh.sbp(broadcast, broadcast))
-    return tensor.to_global(placement=placement, sbp=sbp).detach().clone()
+    return tensor.to_global(placement=placement, sbp=_sbp_of(where, mesh)).detach().clone()
+
+
+def _sbp_of(where: TensorLayout, mesh: Mesh, is_shared: bool = True) -> list[Any]:
+    """The layout of a tensor, with or without what data-parallel ranks share."""
+    over_data = flow.sbp.broadcast if where.data_axis is None or not is_shared else flow.sbp.split(where.data_axis)
+    return mesh.sbp(over_data, flow.sbp.broadcast if where.axis is None else flow.sbp.split(where.axis))
 
 
 def _owner_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -256,7 +280,7 @@ def _wrap_input(module: nn.Module, change: Any) -> None:
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return base.forward(self, *map_tensors(args, change), **map_tensors(kwargs, change))
 
-    _exchange_class(module, Wrapped)
+    exchange_class(module, Wrapped)
 
 
 def _wrap_output(module: nn.Module, change: Any) -> None:
@@ -267,13 +291,7 @@ def _wrap_output(module: nn.Module, change: Any) -> None:
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return map_tensors(base.forward(self, *args, **kwargs), change)
 
-    _exchange_class(module, Wrapped)
-
-
-def _exchange_class(module: nn.Module, wrapped: type) -> None:
-    base = type(module)
-    wrapped.__name__, wrapped.__qualname__, wrapped.__module__ = base.__name__, base.__qualname__, base.__module__
-    module.__class__ = wrapped
+    exchange_class(module, Wrapped)
 
 
 def map_tensors(value: Any, change: Any) -> Any:

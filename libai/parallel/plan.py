@@ -24,8 +24,8 @@ _SHOWN_NAMES = 12
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Where one parameter or buffer lives: its pipeline stage, and the axis that tensor-parallel ranks share (or None
-    when each holds it all). `num_bytes` is the whole tensor's size."""
+    """Where one parameter or buffer lives: its pipeline stage, the axis that tensor-parallel ranks share and the one
+    that data-parallel ranks share (None where each holds it all). `num_bytes` is the whole tensor's size."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,10 +34,12 @@ class TensorLayout:
     stage: int
     axis: int | None
     is_parameter: bool
+    data_axis: int | None = None
 
     def bytes_per_rank(self, mesh: Mesh) -> int:
         """Bytes on each rank that holds a part of it."""
-        return self.num_bytes // (mesh.tensor if self.axis is not None else 1)
+        parts = mesh.tensor if self.axis is not None else 1
+        return self.num_bytes // (parts * (mesh.data if self.data_axis is not None else 1))
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class Arrangement:
     blocks_per_stage: Sequence[int]
     tail: int
     plan: ParallelPlan
+
+    @property
+    def shares_parameters(self) -> bool:
+        """Whether data-parallel ranks hold parts of some parameters instead of all of each (ZeRO)."""
+        return any(t.data_axis is not None for t in self.tensors.values())
 
     def stage_of_block(self, number: int) -> int:
         """The stage that runs the block with this number."""
@@ -141,12 +148,15 @@ class ParallelPlan:
         mesh: Mesh,
         blocks_per_stage: Sequence[int] | None = None,
         block_costs: Sequence[float] | None = None,
+        shares_parameters: bool = False,
     ) -> Arrangement:
         """Work the plan out for `model` (local or global tensors) on `mesh`. Moves nothing.
 
         Args:
             blocks_per_stage: how many blocks each pipeline stage runs; default: balanced.
             block_costs: relative cost of each block, such as seconds; default: its parameters.
+            shares_parameters: data-parallel ranks share each parameter on the first axis that their number divides
+                and that the plan does not split (ZeRO); one without such an axis stays whole.
 
         Raises `UserError` for a pattern that matches nothing, an axis that does not divide, more stages than blocks,
         and for stages given wrongly; the text lists what would fit.
@@ -171,6 +181,7 @@ class ParallelPlan:
                 stage,
                 axes.get(name),
                 is_parameter,
+                _data_axis(tensor, axes.get(name), mesh) if shares_parameters and is_parameter else None,
             )
         return Arrangement(mesh, tensors, names, counts, tail, self)
 
@@ -180,7 +191,8 @@ class ParallelPlan:
         rows = [("parameter", "shape", "stage", "layout", "bytes per rank")]
         for t in arrangement.tensors.values():
             if t.is_parameter:
-                layout = "whole" if t.axis is None or mesh.tensor == 1 else f"axis {t.axis} in {mesh.tensor}"
+                cuts = [(t.axis, mesh.tensor), (t.data_axis, mesh.data)]
+                layout = ", ".join(f"axis {a} in {n}" for a, n in cuts if a is not None and n > 1) or "whole"
                 shape = " x ".join(map(str, t.shape)) or "scalar"
                 rows.append((t.name, shape, str(t.stage), layout, f"{t.bytes_per_rank(mesh):,}"))
         widths = [max(len(row[i]) for row in rows) for i in range(5)]
@@ -312,6 +324,13 @@ class ParallelPlan:
 def named_tensors(model: nn.Module) -> list[tuple[str, flow.Tensor]]:
     """Every parameter, then every buffer of `model` by name; tied ones under their first name."""
     return [*model.named_parameters(), *model.named_buffers()]
+
+
+def _data_axis(tensor: flow.Tensor, taken: int | None, mesh: Mesh) -> int | None:
+    if mesh.data == 1:
+        return None
+    fitting = [axis for axis, size in enumerate(tensor.shape) if axis != taken and size and size % mesh.data == 0]
+    return fitting[0] if fitting else None
 
 
 def _nearest(pattern: str, names: Iterable[str]) -> str:

@@ -1,0 +1,82 @@
+"""Activation checkpointing in eager mode: blocks compute their activations twice to keep fewer (Chen et al. 2016).
+
+OneFlow 0.9.0's own `checkpoint` repeats the function and nothing else. Here the block also finds again what it ran in:
+the key of its dropout masks, autocast, and the layout of tensors made inside of it. Without that the second pass would
+silently give other activations than the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+from oneflow.utils.checkpoint import checkpoint
+
+from libai.layers.cpu import is_tracing
+from libai.layers.random import current_random_scope
+from libai.parallel.wrapping import wrap_forward
+
+_BatchNorm = nn.modules.batchnorm._BatchNorm
+
+
+def recompute_in_backward(model: nn.Module, blocks: Sequence[str]) -> None:
+    """Let the modules named `blocks` keep their inputs only, and compute the rest again in the backward pass.
+
+    In place; a module that does so already is left alone. In a graph nothing changes: there the compiler has a switch
+    of its own. Results are the same to the last bit, running statistics of batch norms included.
+    """
+    modules = dict(model.named_modules())
+    for name in blocks:
+        if not hasattr(type(modules[name]), "_recomputes"):
+            wrap_forward(modules[name], _recomputed)
+            type(modules[name])._recomputes = True
+
+
+def _recomputed(block: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    if is_tracing() or not flow.is_grad_enabled():
+        return forward(block, *args, **kwargs)
+    surroundings = [current_random_scope(), *_autocast(), *_source_ops()]
+    is_first = True
+
+    def run() -> Any:
+        nonlocal is_first
+        with ExitStack() as stack:
+            for enter in surroundings:
+                stack.enter_context(enter())
+            if not is_first:
+                stack.enter_context(_statistics_kept(block))
+            is_first = False
+            return forward(block, *args, **kwargs)
+
+    return checkpoint(run)
+
+
+def _autocast() -> list[Callable[[], Any]]:
+    if not flow.is_autocast_enabled():
+        return []
+    dtype = flow.get_autocast_gpu_dtype()
+    return [lambda: flow.autocast("cuda", dtype=dtype)]
+
+
+def _source_ops() -> list[Callable[[], Any]]:
+    mode = flow.utils.global_view.current_global_mode()
+    if not mode.is_enabled:
+        return []
+    placement, sbp = mode.placement, mode.sbp
+    return [lambda: flow.utils.global_view.global_mode(True, placement=placement, sbp=sbp)]
+
+
+@contextmanager
+def _statistics_kept(block: nn.Module) -> Iterator[None]:
+    """The batch has been counted by the first pass."""
+    buffers = [b for m in block.modules() if isinstance(m, _BatchNorm) for b in m._buffers.values() if b is not None]
+    before = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        with flow.no_grad():
+            for buffer, value in zip(buffers, before):
+                buffer.copy_(value)

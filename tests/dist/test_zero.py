@@ -1,0 +1,78 @@
+"""ZeRO and activation checkpointing over several ranks equal one plain process; one launch for each number of ranks."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import jobs
+import pytest
+
+# one to two minutes on two idle cores; the limits are for machines that do other work as well
+pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(660)]
+SCRIPT = Path(__file__).parent / "zero_ranks.py"
+
+
+def launch(folder: Path, processes: int, *prefixes: str) -> dict:
+    """What the ranks measured."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", str(processes)]
+    command += ["--master_port", str(port), str(SCRIPT), str(folder / "rows.json"), *prefixes]
+    finished = jobs.run(command, cwd=folder, timeout=600)
+    assert finished.returncode == 0, finished
+    return json.loads((folder / "rows.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> dict:
+    """Of two ranks."""
+    return launch(tmp_path_factory.mktemp("ranks"), 2)
+
+
+@pytest.fixture(scope="module")
+def rows(measured) -> dict[tuple[str, str], dict]:
+    """(name, mode) -> row, of two ranks."""
+    return {(row["name"], row["mode"]): row for row in measured["rows"]}
+
+
+def test_every_run_equals_one_plain_process(rows):
+    runs = [row for row in rows.values() if not row["is_control"]]
+    assert {row["mode"] for row in runs if row["name"].startswith("zero")} == {"eager", "graph"}
+    assert len(runs) == 13
+    assert [row for row in runs if not row["is_rounding"]] == []
+
+
+def test_masks_that_change_between_the_passes_would_be_seen(rows):
+    assert not rows["masks drawn anew", "eager"]["is_rounding"]
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_two_ranks_hold_half_of_parameters_and_state_each(rows, stage, mode):
+    held = rows[f"zero {stage}", mode]["bytes"]
+    assert held["parameters"] == held["planned"] == held["whole"] // 2
+    assert held["state"] == 2 * held["parameters"]  # AdamW keeps two tensors for each
+
+
+def test_without_zero_each_rank_holds_everything(rows):
+    held = rows["recomputed", "eager"]["bytes"]
+    assert held["parameters"] == held["whole"] and held["state"] == 2 * held["whole"]
+
+
+def test_stage_3_does_not_keep_whole_weights_for_the_backward_pass(measured):
+    kept, gathered_again = measured["growth"]["2"], measured["growth"]["3"]
+    assert kept > 32 * 2**20  # of 64 MiB of weights; measured 52
+    assert gathered_again < kept / 2  # measured a third at most
+
+
+def test_zero_and_tensor_parallel_together(tmp_path):
+    measured = launch(tmp_path, 4, "tensor parallel")["rows"]
+    assert [row["mode"] for row in measured] == ["eager", "graph"]
+    for row in measured:
+        assert row["is_rounding"], row
+        held = row["bytes"]
+        assert held["parameters"] == held["planned"] < held["whole"] / 3  # small vectors are halved and not quartered

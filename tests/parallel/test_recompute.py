@@ -1,0 +1,214 @@
+"""Activation checkpointing computes the same, to the last bit, with less memory."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import jobs
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+from oneflow import nn
+
+from libai.config.schema import ActivationCheckpoint, Graph, Train
+from libai.engine import support
+from libai.layers import Dropout
+from libai.parallel import recompute, recompute_in_backward
+from libai.utils.errors import UserError
+
+MEMORY = """
+import libai, numpy as np, oneflow as flow
+from libai.engine import EagerTrainer
+from libai.models import GPT
+from libai.parallel import Mesh
+
+def status(key):
+    return int(next(line for line in open("/proc/self/status") if line.startswith(key)).split()[1])
+
+model = GPT(64, 96, 64, 8, 4, dropout=0.1)
+ids = np.random.RandomState(0).randint(0, 64, (2, 16, 97))
+batches = [{{"input_ids": rows[:, :-1].copy(), "labels": rows[:, 1:].copy()}} for rows in ids]
+trainer = EagerTrainer(
+    model, batches, flow.optim.AdamW(model.parameters()), mesh=Mesh(), device="cpu", activation_checkpoint={asked}
+)
+before = status("VmRSS")
+trainer.train(0, 2)
+print("grown", status("VmHWM") - before)
+"""
+
+
+class Block(nn.Module):
+    """Dropout and batch statistics, a mask that may be None, and a keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.dropout = nn.Linear(8, 8), nn.BatchNorm1d(8), Dropout(0.3)
+        self.runs = 0
+
+    def forward(self, x, mask=None, *, scale=1.0):
+        self.runs += 1
+        y = self.dropout(flow.relu(self.norm(self.linear(x))))
+        return x + (y if mask is None else y * mask) * scale
+
+
+class Stacked(toy.Classifier):
+    plan = {"blocks": "blocks"}
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x, y):
+        x = self.blocks[0](x, None, scale=0.5)
+        return toy.Classifier.forward(self, self.blocks[1](x, mask=x.detach() * 0.0 + 0.5), y)
+
+
+def train(mode="eager", model=Stacked, **options):
+    """Losses, and the tensors of the module after three iterations of two micro-batches."""
+    flow.manual_seed(0)
+    made = model()
+    batches = [part for batch in toy.batches(3) for part in toy.split(batch, 2)]
+    optimizer = toy.optimizer_of("adamw", made)
+    trainer = toy.trainer_of(mode, made, batches, optimizer, num_accumulation_steps=2, seed=5, **options)
+    losses = toy.record_losses(trainer)
+    trainer.train(0, 3)
+    return losses, {name: value.numpy().copy() for name, value in made.state_dict().items()}, made
+
+
+def test_losses_weights_and_statistics_are_the_same_to_the_last_bit():
+    losses, tensors, plain = train()
+    again, others, recomputed = train(activation_checkpoint=True)
+    assert losses == again
+    for name, value in tensors.items():
+        assert np.array_equal(value, others[name]), name
+    assert recomputed.blocks[0].runs == 2 * plain.blocks[0].runs == 12
+
+
+def test_masks_of_another_key_would_be_seen(monkeypatch):
+    expected = train()[0]
+    monkeypatch.setattr(recompute, "current_random_scope", lambda: nullcontext)
+    assert train(activation_checkpoint=True)[0] != expected
+
+
+def test_statistics_that_count_twice_would_be_seen(monkeypatch):
+    expected = train()[1]
+    monkeypatch.setattr(recompute, "_statistics_kept", lambda block: nullcontext())
+    found = train(activation_checkpoint=True)[1]
+    assert not np.array_equal(found["blocks.0.norm.running_mean"], expected["blocks.0.norm.running_mean"])
+
+
+def test_plain_use_without_a_trainer_draws_one_mask():
+    flow.manual_seed(3)
+    block = Dropout(0.5)
+    model = nn.Sequential(block)
+    recompute_in_backward(model, ["0"])
+    x = flow.ones(4, 6, requires_grad=True)
+    y = model(x)
+    y.sum().backward()
+    assert np.array_equal(x.grad.numpy(), y.numpy()) and 0 < y.numpy().mean() < 2
+
+
+def test_the_second_pass_runs_under_autocast_again():
+    seen = []
+
+    class Watching(nn.Linear):
+        def forward(self, x):
+            seen.append((flow.is_autocast_enabled(), flow.get_autocast_gpu_dtype()))
+            return super().forward(x)
+
+    model = nn.Sequential(Watching(4, 4))
+    recompute_in_backward(model, ["0"])
+    with flow.autocast("cuda", dtype=flow.bfloat16):
+        y = model(flow.ones(2, 4, requires_grad=True))
+    assert not flow.is_autocast_enabled()
+    (y * y).sum().backward()
+    assert seen == [(True, flow.bfloat16)] * 2
+
+
+def test_tensors_made_in_the_second_pass_get_the_layout_of_the_first():
+    seen = []
+
+    class Watching(nn.Linear):
+        def forward(self, x):
+            seen.append(flow.utils.global_view.current_global_mode().is_enabled)
+            return super().forward(x)
+
+    model = nn.Sequential(Watching(4, 4))
+    recompute_in_backward(model, ["0"])
+    placement, broadcast = flow.placement("cpu", [0]), flow.sbp.broadcast
+    model.to_global(placement=placement, sbp=broadcast)
+    x = flow.ones(2, 4).to_global(placement=placement, sbp=broadcast)
+    with flow.utils.global_view.global_mode(True, placement=placement, sbp=broadcast):
+        y = model(x)
+    (y * y).sum().backward()
+    assert seen == [True, True]
+
+
+def test_asking_twice_recomputes_once():
+    model = Stacked()
+    recompute_in_backward(model, ["blocks.0"])
+    recompute_in_backward(model, ["blocks.0"])
+    x = flow.ones(4, 8, requires_grad=True)
+    model.blocks[0](x).sum().backward()
+    assert model.blocks[0].runs == 2 and type(model.blocks[0]).__name__ == "Block"
+
+
+def test_nothing_is_repeated_where_no_gradient_is_wanted():
+    model = Stacked()
+    recompute_in_backward(model, ["blocks.0"])
+    with flow.no_grad():
+        model.blocks[0](flow.ones(4, 8))
+    assert model.blocks[0].runs == 1
+
+
+def test_a_model_without_blocks_is_told_its_lists():
+    class NoPlan(Stacked):
+        plan = None
+
+    with pytest.raises(UserError, match="activation_checkpoint.enabled=true, but no plan names .*: blocks"):
+        train(model=NoPlan, activation_checkpoint=True)
+
+
+def test_a_graph_marks_the_blocks_for_the_compiler_and_computes_the_same():
+    losses, _, _ = train("graph")
+    found, marked = [], []
+    for asked in (False, True):
+        flow.manual_seed(0)
+        model = Stacked()
+        batches = [part for batch in toy.batches(3) for part in toy.split(batch, 2)]
+        trainer = toy.trainer_of(
+            "graph",
+            model,
+            batches,
+            toy.optimizer_of("adamw", model),
+            num_accumulation_steps=2,
+            seed=5,
+            activation_checkpoint=asked,
+        )
+        found.append(toy.record_losses(trainer))
+        trainer.train(0, 3)
+        block = trainer._train_graph.model.blocks[1].to(nn.graph.GraphModule)
+        marked.append(bool(block.activation_checkpointing))
+    assert marked == [False, True]
+    assert found[0] == losses
+    np.testing.assert_allclose(found[1], losses, rtol=1e-6)
+
+
+def test_the_config_is_refused_in_graph_mode_on_cpu_only():
+    run = SimpleNamespace(train=Train(activation_checkpoint=ActivationCheckpoint(enabled=True)), graph=Graph())
+    with pytest.raises(UserError, match="graph mode on cpu: memory is all it is for.*graph.enabled=false"):
+        support.check_supported(run, "graph", "cpu")
+    support.check_supported(run, "graph", "cuda")
+    support.check_supported(run, "eager", "cpu")
+
+
+def test_less_memory_is_used():
+    grown = {}
+    for asked in (False, True):
+        finished = jobs.run([sys.executable, "-c", MEMORY.format(asked=asked)], PYTHONPATH=str(jobs.ROOT))
+        assert finished.returncode == 0, finished
+        grown[asked] = int(finished.stdout.split("grown")[1])
+    assert grown[True] < 0.8 * grown[False]  # measured 0.5

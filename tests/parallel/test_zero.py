@@ -1,0 +1,102 @@
+"""What ZeRO shares, on paper; tests/dist/test_zero.py runs it."""
+
+from __future__ import annotations
+
+import logging
+
+import oneflow as flow
+import pytest
+import toy
+from omegaconf import DictConfig
+from oneflow import nn
+
+from libai.config import ConfigError, LazyCall, validate
+from libai.engine import EagerTrainer
+from libai.models import GPT
+from libai.parallel import Mesh, ParallelPlan
+from libai.utils.errors import UserError
+
+
+def arranged(model, mesh, shares=True):
+    return ParallelPlan.of(model).arrange(model, mesh, shares_parameters=shares)
+
+
+def gpt():
+    return GPT(64, 16, 16, 2, 2)
+
+
+def test_every_parameter_is_cut_on_the_first_axis_that_divides():
+    model = nn.ModuleDict({"even": nn.Linear(3, 4), "odd": nn.Linear(4, 3)})
+    tensors = arranged(model, Mesh(data=2)).tensors
+    assert {name: t.data_axis for name, t in tensors.items()} == {
+        "even.weight": 0,
+        "even.bias": 0,
+        "odd.weight": 1,
+        "odd.bias": None,
+    }
+
+
+def test_the_axis_of_tensor_parallelism_is_left_alone():
+    tensors = arranged(gpt(), Mesh(data=2, tensor=2)).tensors
+    column, row = tensors["blocks.0.mlp.up.weight"], tensors["blocks.0.mlp.down.weight"]
+    assert (column.axis, column.data_axis) == (0, 1)
+    assert (row.axis, row.data_axis) == (1, 0)
+    assert column.bytes_per_rank(Mesh(data=2, tensor=2)) == column.num_bytes // 4
+    assert tensors["blocks.0.mlp.up.bias"].data_axis is None  # its only axis is taken
+
+
+def test_buffers_and_single_data_ranks_share_nothing():
+    assert arranged(gpt(), Mesh(data=2)).tensors["blocks.0.attention.causal_mask"].data_axis is None
+    assert not arranged(gpt(), Mesh(tensor=2)).shares_parameters
+    assert not arranged(gpt(), Mesh(data=2), shares=False).shares_parameters
+
+
+def test_the_table_shows_both_cuts_and_the_bytes():
+    plan, mesh = ParallelPlan.of(gpt()), Mesh(data=2, tensor=2)
+    with_zero = plan.describe(gpt(), mesh, shares_parameters=True)
+    assert "axis 0 in 2, axis 1 in 2" in with_zero
+    total = arranged(gpt(), mesh).parameter_bytes(0)
+    assert f"{total:,} bytes of parameters per rank" in with_zero
+    assert total < arranged(gpt(), mesh, shares=False).parameter_bytes(0)
+
+
+def test_one_rank_trains_as_without_and_is_told(caplog, monkeypatch):
+    # libai's loggers do not hand their lines to the root logger once a run has set them up
+    monkeypatch.setattr(logging.getLogger("libai"), "propagate", True)
+    losses = []
+    for stage in (0, 3):
+        flow.manual_seed(0)
+        model = toy.Classifier()
+        trainer = EagerTrainer(
+            model, toy.batches(3), toy.optimizer_of("adamw", model), mesh=Mesh(), device="cpu", zero_stage=stage
+        )
+        losses.append(toy.record_losses(trainer))
+        trainer.train(0, 3)
+    assert losses[0] == losses[1]
+    assert [r.message for r in caplog.records if "ZeRO (stage 3) saves nothing" in r.message]
+
+
+def test_a_stage_that_does_not_exist():
+    model = toy.Classifier()
+    with pytest.raises(UserError, match="zero_stage=4 is no stage of ZeRO. Choose 1, 2 or 3"):
+        toy.trainer_of("eager", model, [], toy.optimizer_of("sgd", model), zero_stage=4)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_stage_that_is_not_switched_on(enabled):
+    config = {
+        "model": LazyCall(toy.Classifier)(),
+        "optim": LazyCall(flow.optim.SGD)(lr=0.1),
+        "dataloader": {"train": LazyCall(list)()},
+        "train": {
+            "train_iter": 1,
+            "train_micro_batch_size": 1,
+            "zero_optimization": {"enabled": enabled, "stage": 2},
+        },
+    }
+    config = DictConfig(config, flags={"allow_objects": True})
+    if enabled:
+        assert validate(config).train.zero_optimization.stage == 2
+        return
+    with pytest.raises(ConfigError, match="zero_optimization.stage=2 shares nothing while .*enabled is false"):
+        validate(config)

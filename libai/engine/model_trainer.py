@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
-from libai.engine.batch_statistics import batch_norms, share_batch_statistics
+from libai.engine.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
 from libai.engine.model_contract import as_batch_dict, read_losses, total_loss
 from libai.engine.non_finite import NonFiniteGuard
 from libai.engine.trainer import NonFiniteLoss, TrainerBase
@@ -147,6 +147,7 @@ class ModelTrainer(TrainerBase):
         if layout is None and self.needs_global_tensors(self.mesh):
             layout = parallelize(self.model, ParallelPlan.of(model, plan), self.mesh, blocks_per_stage, block_costs)
         self.layout: Layout = layout or LocalLayout(self.mesh)
+        refuse_split_statistics(self.model)
         self._check_optimizer()
         self._warn_of_stock_dropout()
 

@@ -96,7 +96,9 @@ def _on_two() -> Iterator[Planned]:
         yield Planned("tied", tied, (2, 1, 1), mode, evaluates=True)
         yield Planned("untied, dropout, source ops", noisy, (1, 2, 1), mode, evaluates=True)
         yield Planned("untied", untied, (1, 2, 1), mode)
-        yield Planned("untied, dropout", replace(plain(tied=False, dropout=0.2), max_norm=CLIPPED), (1, 1, 2), mode, True)
+        yield Planned(
+            "untied, dropout", replace(plain(tied=False, dropout=0.2), max_norm=CLIPPED), (1, 1, 2), mode, True
+        )
         yield Planned("tied", replace(tied, accumulation=2), (1, 1, 2), mode, evaluates=True)
         yield Planned("untied", replace(untied, accumulation=4), (1, 1, 2), mode, True, evaluates=True)
         yield Planned("resnet", FAMILIES["resnet"], (1, 1, 2), mode, evaluates=True)
@@ -122,9 +124,9 @@ def _on_four() -> Iterator[Planned]:
 
 
 def _on_eight() -> Iterator[Planned]:
-    case = replace(plain(), max_norm=CLIPPED)
+    case = replace(plain(tied=False), max_norm=CLIPPED)
     for mode in TRAINERS:
-        yield Planned("tied", case, (2, 2, 2), mode, True, iterations=3)
+        yield Planned("untied", case, (2, 2, 2), mode, last=True, iterations=3)
 
 
 # ------------------------------------------------------------------------------------------------ faults to be seen
@@ -202,8 +204,6 @@ def build_trainer(plan: Planned, loader: Any = None, **options: Any) -> Any:
     case = plan.case
     model, optimizer, schedule = case.build()
     description = {**model.plan, **({"last": LAST} if plan.last else {})}
-    if plan.last and getattr(model, "head", model) is None:
-        description["last"] = ["norm", "labels"]
     laid_out = parallelize(model, ParallelPlan.read(description), mesh) if plan.as_global else None
     return TRAINERS[plan.mode](
         model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -60,7 +60,8 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Planned:
-    """A case on a mesh. `as_global`: eager data parallel over global tensors instead of DDP. `iterations`: of 20.
+    """A case on a mesh. `as_global`: eager data parallel over global tensors instead of DDP. `split`: instead of
+    the model's own. `iterations`: of 20.
 
     `fault`: a context in which the trainer (and not the plain loop) is built and runs, to be seen.
     """
@@ -70,6 +71,7 @@ class Planned:
     mesh: tuple[int, int, int]
     mode: str
     last: bool = False
+    split: Mapping[str, int] | None = None
     as_global: bool = False
     evaluates: bool = False
     iterations: int = mm.ITERATIONS
@@ -102,6 +104,7 @@ def _on_two() -> Iterator[Planned]:
         yield Planned("tied", replace(tied, accumulation=2), (1, 1, 2), mode, evaluates=True)
         yield Planned("untied", replace(untied, accumulation=4), (1, 1, 2), mode, True, evaluates=True)
         yield Planned("resnet", FAMILIES["resnet"], (1, 1, 2), mode, evaluates=True)
+        yield Planned("resnet", FAMILIES["resnet"], (1, 2, 1), mode, split={"head.*": 0}, evaluates=True)
     yield Planned("dropout, source ops", noisy, (2, 1, 1), "eager", as_global=True, evaluates=True)
     yield Planned("gpt", FAMILIES["gpt"], (1, 2, 1), "graph")
     yield Planned("bert", FAMILIES["bert"], (1, 1, 2), "eager")
@@ -204,6 +207,8 @@ def build_trainer(plan: Planned, loader: Any = None, **options: Any) -> Any:
     case = plan.case
     model, optimizer, schedule = case.build()
     description = {**model.plan, **({"last": LAST} if plan.last else {})}
+    if plan.split is not None:
+        description["split"] = plan.split
     laid_out = parallelize(model, ParallelPlan.read(description), mesh) if plan.as_global else None
     return TRAINERS[plan.mode](
         model,

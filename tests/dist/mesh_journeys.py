@@ -140,6 +140,22 @@ def _spoilt(plan: Any) -> list[dict[str, Any]]:
     return parts
 
 
+def refuse(folder: Path) -> dict[str, Any]:
+    """The error for a plan that splits the running statistics of a batch normalization. Collective."""
+    from mesh_cases import FAMILIES, Planned, build_trainer
+
+    from libai.utils.errors import UserError
+
+    texts = {}
+    for mode in ("eager", "graph"):
+        split = {"stem.1.running_*": 0}
+        try:
+            build_trainer(Planned("refuse", FAMILIES["resnet"], (1, 2, 1), mode, split=split))
+        except UserError as error:
+            texts[mode] = str(error)
+    return texts
+
+
 def _difference(lines: list[dict[str, float]], expected: list[float]) -> float:
     import numpy as np
 

@@ -108,7 +108,7 @@ def journeys(tmp_path_factory):
     """What the runs found that change mesh, mode or course; the checkpoints go from job to job."""
     folder = tmp_path_factory.mktemp("journeys")
     found: dict[str, Any] = {}
-    for processes, names in ((1, ["start"]), (2, ["middle", "switch", "skip"]), (1, ["end"])):
+    for processes, names in ((1, ["start"]), (2, ["middle", "switch", "skip", "refuse"]), (1, ["end"])):
         target = str(folder / f"{names[0]}.json")
         found.update(launch("mesh_journeys.py", processes, folder, str(folder / "checkpoints"), target, *names))
     return found
@@ -142,3 +142,9 @@ def test_a_bad_batch_is_skipped_on_a_mesh_as_if_it_had_not_been_there(journeys):
     assert len(differences) == 6
     assert {name: value for name, value in differences.items() if value > LOSS_BOUND} == {}
     assert set(map(tuple, culprits.values())) == {(4,)}
+
+
+def test_split_batch_statistics_are_refused(journeys):
+    for mode in ("eager", "graph"):
+        text = journeys["refuse"][mode]
+        assert "splits stem.1.running_mean" in text and "Leave stem.1.* out of the plan's `split`" in text

@@ -13,35 +13,62 @@ from collections.abc import Sequence
 import numpy as np
 import oneflow as flow
 from oneflow import nn
+from oneflow.nn.modules.batchnorm import _BatchNorm
 
-from libai.utils.distributed import all_reduce, get_world_size
+from libai.utils.distributed import all_reduce, get_rank, get_world_size
+from libai.utils.errors import UserError
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:
     """The layers of `model` that keep running statistics of batches."""
-    kind = nn.modules.batchnorm._BatchNorm
-    return [m for m in model.modules() if isinstance(m, kind) and m.running_mean is not None]
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
 
 
 def share_batch_statistics(layers: Sequence[nn.Module]) -> None:
-    """Replace the running means and variances of `layers` by their mean over all ranks. Collective."""
+    """Replace the running means and variances of `layers` by their mean over the ranks that hold them. Collective.
+
+    A pipeline stage's statistics live on its ranks alone; tensor-parallel peers hold equal ones.
+    """
     if not layers or get_world_size() == 1:
         return
-    buffers = [_on_this_rank(buffer) for layer in layers for buffer in (layer.running_mean, layer.running_var)]
-    values = np.concatenate([buffer.numpy() for buffer in buffers]).astype(np.float64)
-    means = (all_reduce(values) / get_world_size()).astype(np.float32)
-    ends = np.cumsum([len(buffer) for buffer in buffers])[:-1]
-    for buffer, mean in zip(buffers, np.split(means, ends)):
-        buffer.copy_(flow.tensor(mean, dtype=buffer.dtype, device=buffer.device))
+    buffers = [buffer for layer in layers for buffer in (layer.running_mean, layer.running_var)]
+    mine = [_on_this_rank(buffer) for buffer in buffers]
+    # every rank sends equally many numbers: zeros for what it does not hold
+    values = [np.zeros(buffer.shape) if part is None else part.numpy() for buffer, part in zip(buffers, mine)]
+    sums = all_reduce(np.concatenate(values).astype(np.float64))
+    ends = np.cumsum([len(value) for value in values])[:-1]
+    for buffer, part, total in zip(buffers, mine, np.split(sums, ends)):
+        if part is not None:
+            mean = (total / _num_holders(buffer)).astype(np.float32)
+            part.copy_(flow.tensor(mean, dtype=part.dtype, device=part.device))
 
 
 def count_batches(layers: Sequence[nn.Module], number: int) -> None:
     """Count `number` more batches in `layers`: a compiled step updates the statistics, but not their count."""
     for layer in layers:
-        if layer.num_batches_tracked is not None:
-            _on_this_rank(layer.num_batches_tracked).add_(number)
+        part = None if layer.num_batches_tracked is None else _on_this_rank(layer.num_batches_tracked)
+        if part is not None:
+            part.add_(number)
 
 
-def _on_this_rank(buffer: flow.Tensor) -> flow.Tensor:
-    """The memory of this rank behind a replicated buffer."""
-    return buffer.to_local() if buffer.is_global else buffer
+def refuse_split_statistics(model: nn.Module) -> None:
+    """Raise `UserError` when a plan splits running statistics: OneFlow 0.9 would update a gathered copy of them."""
+    for name, layer in model.named_modules():
+        buffer = getattr(layer, "running_mean", None) if isinstance(layer, _BatchNorm) else None
+        if buffer is not None and buffer.is_global and any(sbp != flow.sbp.broadcast for sbp in buffer.sbp):
+            raise UserError(
+                f"the plan splits {name}.running_mean over tensor-parallel ranks. Batch normalization needs its "
+                "statistics whole on every rank of a stage: OneFlow 0.9 would update a copy of them and lose it. Leave "
+                f"{name}.* out of the plan's `split`."
+            )
+
+
+def _on_this_rank(buffer: flow.Tensor) -> flow.Tensor | None:
+    """The memory of this rank behind a replicated buffer; None on a rank of another stage."""
+    if not buffer.is_global:
+        return buffer
+    return buffer.to_local() if get_rank() in np.ravel(buffer.placement.ranks) else None
+
+
+def _num_holders(buffer: flow.Tensor) -> int:
+    return np.size(buffer.placement.ranks) if buffer.is_global else get_world_size()

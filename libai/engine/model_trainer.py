@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
-from libai.engine.batch_statistics import batch_norms, share_batch_statistics
+from libai.engine.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
 from libai.engine.model_contract import as_batch_dict, read_losses, total_loss
 from libai.engine.non_finite import NonFiniteGuard
 from libai.engine.trainer import NonFiniteLoss, TrainerBase
@@ -168,6 +168,7 @@ class ModelTrainer(TrainerBase):
         self.activation_checkpoint = activation_checkpoint
         self.model_plan = ParallelPlan.of(model, plan)
         self.layout: Layout = layout or self._lay_out(blocks_per_stage, block_costs)
+        refuse_split_statistics(self.model)
         self._check_optimizer()
         self._warn_of_stock_dropout()
 

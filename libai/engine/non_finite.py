@@ -19,6 +19,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.model_contract import total_loss
+from libai.parallel import whole
 from libai.utils.distributed import gather_objects, is_main_process
 
 if TYPE_CHECKING:
@@ -251,12 +252,11 @@ def _tensors(value: Any) -> Iterator[flow.Tensor]:
 
 
 def _is_finite(tensor: flow.Tensor) -> bool:
+    """The same on every rank for a global tensor, whatever stage it is on: ranks that disagreed would part ways and
+    wait for each other for ever. Collective then."""
     if not tensor.dtype.is_floating_point:
         return True
-    whole = tensor.detach()
-    if whole.is_global:
-        whole = whole.to_global(sbp=[flow.sbp.broadcast] * len(whole.sbp)).to_local()
-    return bool(np.isfinite(whole.numpy()).all())
+    return bool(np.isfinite(whole(tensor).numpy()).all())
 
 
 def _num_bytes(batch: Any) -> int:

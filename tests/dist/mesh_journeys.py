@@ -1,0 +1,181 @@
+"""Runs that change mesh, mode or course in the middle, against the plain loop of one process that does not.
+
+    python [-m oneflow.distributed.launch --nproc_per_node 2] tests/dist/mesh_journeys.py FOLDER RESULT.json NAME …
+
+`FOLDER` holds the checkpoints of the journey over several jobs: `start` (one process) leaves one there, `middle` (two
+processes) resumes and saves it twice, `end` (one process) resumes the last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+
+from libai.utils.distributed import all_reduce, get_rank  # noqa: E402
+
+LEG = 5  # iterations of each leg of a journey
+BAD = 3  # the 0-based iteration with a batch that is not finite
+
+
+def leg(folder: Path, mesh: tuple[int, int, int], mode: str, forgets: bool = False) -> list[float]:
+    """The losses of the next `LEG` iterations, resumed from `folder` and saved there. Collective.
+
+    `forgets`: the optimizer's state is put back to zero after the resume, which must be seen.
+    """
+    import mesh_models as mm
+    from mesh_cases import CLIPPED, Planned, build_trainer, plain, record
+
+    from libai.data import build_train_loader
+    from libai.engine.checkpointer import TrainerCheckpointer
+
+    case = replace(plain(dropout=0.1), max_norm=CLIPPED)
+    samples = {name: _joined(name) for name in mm.token_batches(1)[0]}
+    loader = build_train_loader(mm.Samples(samples), micro_batch_size=16, shuffle=False)
+    trainer = build_trainer(Planned("journey", case, mesh, mode), loader)
+    checkpointer = TrainerCheckpointer(trainer, folder)
+    start = checkpointer.resume() or 0
+    if forgets:
+        tensors, scalars = trainer.export_optimizer_state()
+        trainer.import_optimizer_state({name: tensor * 0 for name, tensor in tensors.items()}, {**scalars, "step": 0})
+    lines = record(trainer)
+    trainer.train(start, start + LEG)
+    checkpointer.save()
+    return [line["train/loss"] for line in lines]
+
+
+def _joined(name: str) -> Any:
+    import mesh_models as mm
+    import numpy as np
+
+    return np.concatenate([batch[name] for batch in mm.token_batches()])
+
+
+def start(folder: Path) -> dict[str, Any]:
+    """Eager on one process; also the whole curve of the plain loop."""
+    import mesh_models as mm
+    from mesh_cases import CLIPPED, plain
+    from parity_cases import plain_loop
+
+    unbroken = plain_loop(replace(plain(dropout=0.1), max_norm=CLIPPED, batches=lambda: mm.token_batches()))
+    return {"unbroken": unbroken.losses, "losses": leg(folder, (1, 1, 1), "eager")}
+
+
+def middle(folder: Path) -> dict[str, Any]:
+    """Graph with two tensor-parallel ranks, then eager with two pipeline stages."""
+    return {"losses": leg(folder, (1, 2, 1), "graph") + leg(folder, (1, 1, 2), "eager")}
+
+
+def end(folder: Path) -> dict[str, Any]:
+    """Graph on one process, twice: as it should be, and without the state of AdamW."""
+    import shutil
+
+    shutil.copytree(folder, folder.with_name("forgets"))
+    return {
+        "losses": leg(folder, (1, 1, 1), "graph"),
+        "forgets": leg(folder.with_name("forgets"), (1, 1, 1), "eager", forgets=True),
+    }
+
+
+def switch(folder: Path) -> dict[str, Any]:
+    """`switch_trainer` there and back on each mesh: the largest relative difference of a loss. Collective."""
+    from mesh_cases import CLIPPED, Planned, build_trainer, expected_of, plain, record
+
+    from libai.engine.switching import switch_trainer
+
+    differences = {}
+    for mesh, mode in (((1, 2, 1), "eager"), ((1, 2, 1), "graph"), ((1, 1, 2), "eager"), ((1, 1, 2), "graph")):
+        case = replace(plain(dropout=0.1), max_norm=CLIPPED, accumulation=2)
+        plan = Planned("switch", case, mesh, mode, iterations=3 * LEG)
+        trainer = build_trainer(plan)
+        lines = record(trainer)
+        trainer.train(0, LEG)
+        trainer = switch_trainer(trainer, "graph" if mode == "eager" else "eager")
+        trainer.train(LEG, 2 * LEG)
+        trainer = switch_trainer(trainer, mode)
+        trainer.train(2 * LEG, 3 * LEG)
+        differences[f"{mesh} {mode}"] = _difference(lines, expected_of(plan).losses)
+    return {"differences": differences}
+
+
+def skip(folder: Path) -> dict[str, Any]:
+    """A batch that is not finite is skipped: difference to a run whose batches do not hold it. Collective."""
+    import mesh_models as mm
+    import numpy as np
+    from mesh_cases import CLIPPED, Planned, build_trainer, expected_of, plain, record
+
+    def without_bad() -> list[dict[str, Any]]:
+        return [batch for number, batch in enumerate(mm.token_batches()) if number != BAD]
+
+    differences, culprits = {}, {}
+    for mesh in ((1, 2, 1), (1, 1, 2), (2, 1, 1)):
+        for mode in ("eager", "graph"):
+            case = replace(plain(), max_norm=CLIPPED, batches=mm.token_batches)
+            plan = Planned("skip", case, mesh, mode, iterations=3 * LEG)
+            loader = _spoilt(plan)
+            trainer = build_trainer(plan, loader, non_finite="skip")
+            lines = record(trainer)
+            trainer.train(0, plan.iterations)
+            good = [line for number, line in enumerate(lines) if number != BAD]
+            expected = expected_of(replace(plan, case=replace(case, batches=without_bad), iterations=3 * LEG - 1))
+            differences[f"{mesh} {mode}"] = _difference(good, expected.losses)
+            assert np.isfinite([line["train/loss"] for line in good]).all()
+            culprits[f"{mesh} {mode}"] = trainer.guard.bad_iterations
+    return {"differences": differences, "culprits": culprits}
+
+
+def _spoilt(plan: Any) -> list[dict[str, Any]]:
+    from mesh_cases import parts_of
+
+    from libai.parallel import Mesh
+
+    parts = parts_of(plan, Mesh(*plan.mesh))
+    parts[BAD] = {**parts[BAD], "mask": parts[BAD]["mask"] * float("nan")}
+    return parts
+
+
+def refuse(folder: Path) -> dict[str, Any]:
+    """The error for a plan that splits the running statistics of a batch normalization. Collective."""
+    from mesh_cases import FAMILIES, Planned, build_trainer
+
+    from libai.utils.errors import UserError
+
+    texts = {}
+    for mode in ("eager", "graph"):
+        split = {"stem.1.running_*": 0}
+        try:
+            build_trainer(Planned("refuse", FAMILIES["resnet"], (1, 2, 1), mode, split=split))
+        except UserError as error:
+            texts[mode] = str(error)
+    return texts
+
+
+def _difference(lines: list[dict[str, float]], expected: list[float]) -> float:
+    import numpy as np
+
+    own = np.abs(np.array([line["train/loss"] for line in lines]) / np.array(expected) - 1).max()
+    return float(all_reduce(np.array([own]), "max")[0])
+
+
+def main(folder: str, target: str, names: list[str]) -> None:
+    found = {}
+    for name in names:
+        found[name] = globals()[name](Path(folder))
+        if get_rank() == 0:
+            print(name, found[name], flush=True)
+            Path(target).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # in OneFlow 0.9.0 a rank that merely raises waits for the others for ever

@@ -1,0 +1,147 @@
+"""The models of the mesh tests: a transformer as a user writes it, who knows of no mesh, and batches for all models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from libai.layers import Dropout
+
+VOCAB, LENGTH, WIDTH = 32, 8, 16
+ITERATIONS = 20
+
+
+class PlainAttention(nn.Module):
+    """Self-attention by hand; the causal part of the mask is made in forward where `makes_mask` is set."""
+
+    def __init__(self, width: int, num_heads: int, makes_mask: bool):
+        super().__init__()
+        self.num_heads, self.makes_mask = num_heads, makes_mask
+        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
+        self.value, self.out = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x, mask):
+        batch, length, width = x.shape
+        q, k, v = (
+            layer(x).reshape(batch, length, self.num_heads, width // self.num_heads).permute(0, 2, 1, 3)
+            for layer in (self.query, self.key, self.value)
+        )
+        scores = flow.matmul(q, k.permute(0, 1, 3, 2)) * (width // self.num_heads) ** -0.5 + mask
+        if self.makes_mask:
+            scores = scores + flow.triu(flow.zeros(length, length) - 1e4, diagonal=1)
+        mixed = flow.matmul(flow.softmax(scores, dim=-1), v).permute(0, 2, 1, 3)
+        return self.out(mixed.reshape(batch, length, width))
+
+
+class PlainBlock(nn.Module):
+    """Attention and two linear layers, each behind a stock `nn.LayerNorm`."""
+
+    def __init__(self, width: int, num_heads: int, dropout: float, makes_mask: bool):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = PlainAttention(width, num_heads, makes_mask)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.activation, self.dropout = nn.GELU(), Dropout(dropout)
+
+    def forward(self, x, mask):
+        x = x + self.dropout(self.attention(self.norm1(x), mask))
+        return x + self.dropout(self.down(self.activation(self.up(self.norm2(x)))))
+
+
+class PlainModel(nn.Module):
+    """Predicts labels of tokens; `mask` (batch, length) is added to the scores of every block.
+
+    `source_ops`: positions and the causal mask are made by `flow.arange` and `flow.zeros` in forward.
+    """
+
+    plan = {
+        "split": {
+            "layers.*.attention.query.*": 0,
+            "layers.*.attention.key.*": 0,
+            "layers.*.attention.value.*": 0,
+            "layers.*.attention.out.weight": 1,
+            "layers.*.up.*": 0,
+            "layers.*.down.weight": 1,
+        },
+        "blocks": "layers",
+        "divisible": ["layers.*.attention.num_heads"],
+    }
+
+    def __init__(self, layers: int = 2, tied: bool = True, dropout: float = 0.0, source_ops: bool = False):
+        super().__init__()
+        self.tokens = nn.Embedding(VOCAB, WIDTH)
+        self.positions = nn.Embedding(LENGTH, WIDTH)
+        self.source_ops = source_ops
+        if not source_ops:
+            self.register_buffer("numbers", flow.arange(LENGTH), persistent=False)
+        self.layers = nn.ModuleList([PlainBlock(WIDTH, 2, dropout, source_ops) for _ in range(layers)])
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = None if tied else nn.Linear(WIDTH, VOCAB, bias=False)
+
+    def forward(self, ids, mask, labels=None):
+        numbers = flow.arange(ids.shape[1]) if self.source_ops else self.numbers
+        x = self.tokens(ids) + self.positions(numbers)
+        mask = mask.reshape(mask.shape[0], 1, 1, mask.shape[1])
+        for layer in self.layers:
+            x = layer(x, mask)
+        x = self.norm(x)
+        logits = flow._C.matmul(x, self.tokens.weight, transpose_b=True) if self.head is None else self.head(x)
+        if labels is None:
+            return {"logits": logits}
+        rows = logits.reshape(-1, VOCAB)
+        loss = nn.functional.cross_entropy(rows, labels.reshape(-1), ignore_index=-100)
+        return {"losses": {"token": loss}} if self.training else {"losses": {"token": loss}, "logits": logits}
+
+    def num_loss_items(self, ids, mask, labels=None):
+        return (labels != -100).sum()
+
+
+def token_batches(count: int = ITERATIONS, size: int = 16, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    """Batches for `PlainModel` of which about 40 % of the labels are ignored, unequally many in each sample."""
+    rng = np.random.RandomState(seed)
+    made = []
+    for _ in range(count):
+        ids = rng.randint(0, VOCAB, (size, LENGTH))
+        labels = (ids + 1) % VOCAB
+        labels[rng.rand(size, LENGTH) < rng.rand(size, 1) * 0.8] = -100
+        labels[:, 0] = ids[:, 0]
+        mask = np.where(rng.rand(size, LENGTH) < 0.2, -1e4, 0.0).astype(np.float32)
+        made.append({"ids": ids, "mask": mask, "labels": labels})
+    return made
+
+
+def gpt_batches() -> list[dict[str, np.ndarray]]:
+    """The same without the mask, for GPT."""
+    return [{"input_ids": batch["ids"], "labels": batch["labels"]} for batch in token_batches()]
+
+
+def bert_batches() -> list[dict[str, np.ndarray]]:
+    """The same with the mask as BERT takes it: 0 on padding."""
+    return [
+        {"input_ids": b["ids"], "labels": b["labels"], "attention_mask": (b["mask"] == 0).astype(np.int64)}
+        for b in token_batches()
+    ]
+
+
+def image_batches(count: int = ITERATIONS, size: int = 16) -> list[dict[str, np.ndarray]]:
+    """Images of 8 x 8 and one label for each."""
+    rng = np.random.RandomState(1)
+    return [
+        {"images": rng.randn(size, 1, 8, 8).astype(np.float32), "labels": rng.randint(0, 4, size)} for _ in range(count)
+    ]
+
+
+class Samples:
+    """One batch as a dataset."""
+
+    def __init__(self, batch: dict[str, np.ndarray]):
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return len(next(iter(self._batch.values())))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {name: array[index] for name, array in self._batch.items()}

@@ -1,0 +1,55 @@
+"""Trains the mesh cases on the ranks of one job and writes how far each is from the plain loop of a single process.
+
+    python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/mesh_ranks.py RESULT.json [NAME PREFIX …]
+
+Every rank runs the plain loop on local tensors by itself, so a rank that has drifted from the others is seen too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+
+from libai.utils.distributed import all_reduce, get_rank, get_world_size  # noqa: E402
+
+
+def main(target: str, prefixes: list[str]) -> None:
+    import time
+
+    import numpy as np
+    from mesh_cases import compare_evaluation, expected_of, planned, trained, without_noise
+    from parity_cases import compare
+
+    rows = []
+    for plan in planned(get_world_size()):
+        if prefixes and not plan.row_name.startswith(tuple(prefixes)):
+            continue
+        start = time.perf_counter()
+        with plan.fault():
+            result, trainer = trained(plan)
+        expected = expected_of(plan)
+        difference = compare(result, without_noise(expected))
+        numbers = [difference.loss, difference.norm, difference.weights]
+        numbers += compare_evaluation(plan, trainer, expected) if plan.evaluates else [0.0, 0.0]
+        worst = all_reduce(np.array(numbers), "max").tolist()
+        row = dict(zip(("loss", "norm", "weights", "metrics", "logits"), worst))
+        row = {"name": plan.row_name, "is_control": plan.is_control, "evaluates": plan.evaluates, **row}
+        rows.append({**row, "first": expected.losses[0], "end": expected.losses[-1]})
+        if get_rank() == 0:
+            seconds = time.perf_counter() - start
+            print(plan.row_name, *(f"{n:.1e}" for n in worst), f"{seconds:.1f} s", flush=True)
+            Path(target).write_text(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], sys.argv[2:])
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # in OneFlow 0.9.0 a rank that merely raises waits for the others for ever

@@ -11,5 +11,5 @@ from libai.parallel.mesh import Mesh as Mesh
 from libai.parallel.plan import Arrangement as Arrangement
 from libai.parallel.plan import ParallelPlan as ParallelPlan
 from libai.parallel.plan import named_tensors as named_tensors
-from libai.parallel.timing import time_blocks as time_blocks
 from libai.parallel.recompute import recompute_in_backward as recompute_in_backward
+from libai.parallel.timing import time_blocks as time_blocks

@@ -86,8 +86,20 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
         problems += _impossible(train, world_size)
     if problems:
         raise ConfigError(problems)
+    train = dataclasses.replace(train, dist=_settled(train.dist))
     _freeze(config)
     return RunConfig(train=train, graph=graph, **lazy)
+
+
+def _settled(dist: schema.Dist) -> schema.Dist:
+    """Sizes that are null are 1, but with `auto`, where the planner chooses them."""
+    if dist.auto:
+        return dist
+    return dataclasses.replace(
+        dist,
+        tensor_parallel_size=dist.tensor_parallel_size or 1,
+        pipeline_parallel_size=dist.pipeline_parallel_size or 1,
+    )
 
 
 def _attempt(read: Callable[[], Any], path: str, problems: list[str]) -> Any:
@@ -164,10 +176,22 @@ def _impossible(train: schema.Train, world_size: int) -> Iterator[str]:
             "train.auto_scale_lr.enabled=true has nothing to scale from. Set train.auto_scale_lr.base_batch_size to "
             "the global batch size that optim.lr was chosen for."
         )
-    try:
-        replicas = solve_data_parallel_size(
-            world_size, dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size
+    if dist.device_memory is not None and not dist.auto:
+        yield (
+            f"train.dist.device_memory={dist.device_memory} is what train.dist.auto plans with, and that is false. "
+            "Set train.dist.auto=true, or remove it."
         )
+    tensor, pipeline = dist.tensor_parallel_size or 1, dist.pipeline_parallel_size or 1
+    if dist.auto and None in (dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size):
+        given = (dist.data_parallel_size or 1) * tensor * pipeline
+        if world_size % given:
+            yield (
+                f"train.dist.auto=true has {given} = data × tensor × pipeline of the sizes that are given, which does "
+                f"not divide the {world_size} process(es) of this run. Leave them null, or start a multiple of {given}."
+            )
+        return  # the batch sizes are solved for each mesh that the planner tries
+    try:
+        replicas = solve_data_parallel_size(world_size, dist.data_parallel_size, tensor, pipeline)
         solve_batch_sizes(train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, replicas)
     except ConfigError as error:
         yield from error.problems

@@ -182,6 +182,11 @@ def _impossible(train: schema.Train, world_size: int) -> Iterator[str]:
             f"train.zero_optimization.stage={train.zero_optimization.stage} shares nothing while "
             "train.zero_optimization.enabled is false. Set it to true, or leave the stage out."
         )
+    if train.zero_optimization.enabled and dist.gradient_reduction in ("flat", "ddp"):
+        yield (
+            f"train.dist.gradient_reduction={dist.gradient_reduction} averages over ranks that hold whole replicas; "
+            "with train.zero_optimization.enabled OneFlow's global tensors do it. Leave it at auto."
+        )
     if dist.device_memory is not None and not dist.auto:
         yield (
             f"train.dist.device_memory={dist.device_memory} is what train.dist.auto plans with, and that is false. "

@@ -294,10 +294,7 @@ class TrainGraph(_Graph):
     def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
         """OneFlow has completed the job: connect each parameter's update to its group's buffers and values."""
         make_clip_norm_exact(self._full_job_proto)
-        sends_variables = self._layout.arrangement is not None and (
-            self._layout.arrangement.shares_parameters or not self._layout.mesh.is_data_parallel_only
-        )
-        if self._accumulation > 1 or sends_variables:
+        if self._accumulation > 1 or self._layout.cuts_parameters:
             read_copies_of_variables(self._full_job_proto, _variable_names(self.model))
         norm_source = None
         for op in self._full_job_proto.net.op:
@@ -365,7 +362,7 @@ class EvalGraph(_Graph):
             return self.model(**batch)
 
     def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
-        if not self._layout.mesh.is_data_parallel_only:
+        if self._layout.cuts_parameters:
             read_copies_of_variables(self._full_job_proto, _variable_names(self.model))
         super()._Graph__rebuild_outputs(out2name)
 

@@ -30,6 +30,8 @@ class LocalLayout:
 
     arrangement: Arrangement | None = None
     is_global = False
+    #: whether ranks hold different parts of the parameters, which a compiled job may then send to each other
+    cuts_parameters = False
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
@@ -78,6 +80,7 @@ class GlobalLayout:
     def __init__(self, arrangement: Arrangement):
         self.arrangement = arrangement
         self.mesh = arrangement.mesh
+        self.cuts_parameters = arrangement.shares_parameters or not self.mesh.is_data_parallel_only
         self._everyone = self.mesh.placement()
         self._placements = [self.mesh.stage_placement(stage) for stage in range(self.mesh.pipeline)]
         broadcast = flow.sbp.broadcast

@@ -46,6 +46,10 @@ def test_every_run_equals_one_plain_process(rows):
     assert [row for row in runs if not row["is_rounding"]] == []
 
 
+def test_predictions_are_those_of_the_trained_weights(rows):
+    assert max(row["eval"] for row in rows.values()) < 1e-5
+
+
 def test_masks_that_change_between_the_passes_would_be_seen(rows):
     assert not rows["masks drawn anew", "eager"]["is_rounding"]
 
@@ -73,6 +77,6 @@ def test_zero_and_tensor_parallel_together(tmp_path):
     measured = launch(tmp_path, 4, "tensor parallel")["rows"]
     assert [row["mode"] for row in measured] == ["eager", "graph"]
     for row in measured:
-        assert row["is_rounding"], row
+        assert row["is_rounding"] and row["eval"] < 1e-5, row
         held = row["bytes"]
         assert held["parameters"] == held["planned"] < held["whole"] / 3  # small vectors are halved and not quartered

@@ -178,6 +178,21 @@ def compared(result: Result, expected: Result) -> Difference:
     return Difference(*all_reduce(np.array(list(vars(own).values())), "max").tolist())
 
 
+def eval_difference(trainer: Any, result: Result, case: Case) -> float:
+    """The largest difference in what the trained model predicts from what a plain one with its weights does, over all
+    ranks and relative to the largest score."""
+    if case.batches is not texts:
+        return 0.0
+    mesh = trainer.mesh
+    ids = toy.split(case.batches()[0], mesh.data)[mesh.data_rank]["input_ids"]
+    plain = case.build()[0].eval()
+    plain.load_state_dict({name: flow.tensor(result.tensors[name]) for name in plain.state_dict()})
+    with flow.no_grad():
+        expected = plain(flow.tensor(ids))["logits"].numpy()
+    found = trainer.predict({"input_ids": ids})["logits"].numpy()
+    return float(all_reduce(np.array([np.abs(found - expected).max() / np.abs(expected).max()]), "max")[0])
+
+
 def bytes_here(trainer: Any) -> dict[str, int]:
     """Bytes of parameters and optimizer state: of the whole model, on this rank as they lie there, and as planned."""
     parameters = list(trainer.model.parameters())
@@ -251,6 +266,7 @@ def main(target: str, prefixes: list[str]) -> None:
             worst = compared(result, expected[key])
             verdict = {"is_control": plan.is_control, "is_rounding": worst.is_rounding(plan.case)}
             row = {"name": plan.name, "mode": mode, **verdict, **vars(worst), "bytes": bytes_here(trainer)}
+            row["eval"] = eval_difference(trainer, result, plan.case)
             rows.append(row)
             if get_rank() == 0:
                 print(row, flush=True)

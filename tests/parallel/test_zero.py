@@ -82,8 +82,7 @@ def test_a_stage_that_does_not_exist():
         toy.trainer_of("eager", model, [], toy.optimizer_of("sgd", model), zero_stage=4)
 
 
-@pytest.mark.parametrize("enabled", [False, True])
-def test_a_stage_that_is_not_switched_on(enabled):
+def config_of(stage, enabled, **dist):
     config = {
         "model": LazyCall(toy.Classifier)(),
         "optim": LazyCall(flow.optim.SGD)(lr=0.1),
@@ -91,12 +90,20 @@ def test_a_stage_that_is_not_switched_on(enabled):
         "train": {
             "train_iter": 1,
             "train_micro_batch_size": 1,
-            "zero_optimization": {"enabled": enabled, "stage": 2},
+            "zero_optimization": {"enabled": enabled, "stage": stage},
+            "dist": dist,
         },
     }
-    config = DictConfig(config, flags={"allow_objects": True})
-    if enabled:
-        assert validate(config).train.zero_optimization.stage == 2
-        return
+    return DictConfig(config, flags={"allow_objects": True})
+
+
+def test_a_stage_that_is_not_switched_on():
+    assert validate(config_of(2, True)).train.zero_optimization.stage == 2
     with pytest.raises(ConfigError, match="zero_optimization.stage=2 shares nothing while .*enabled is false"):
-        validate(config)
+        validate(config_of(2, False))
+
+
+def test_a_reduction_of_replicas_is_refused():
+    assert validate(config_of(1, False, gradient_reduction="ddp"))
+    with pytest.raises(ConfigError, match="gradient_reduction=ddp averages over .*whole replicas.*Leave it at auto"):
+        validate(config_of(1, True, gradient_reduction="ddp"))

@@ -37,6 +37,10 @@ def adamw(model: Any) -> Any:
     return flow.optim.AdamW(two_groups(model, 0.01), lr=0.01)
 
 
+def momentum(model: Any) -> Any:
+    return flow.optim.SGD(two_groups(model, 0.05), lr=0.05, momentum=0.9)
+
+
 def plain(**options: Any) -> Case:
     """`PlainModel` with these options."""
     return Case(adamw, partial(mm.PlainModel, **options), mm.token_batches, max_norm=None)
@@ -98,9 +102,10 @@ def _on_two() -> Iterator[Planned]:
         yield Planned("tied", tied, (2, 1, 1), mode, evaluates=True)
         yield Planned("untied, dropout, source ops", noisy, (1, 2, 1), mode, evaluates=True)
         yield Planned("untied", untied, (1, 2, 1), mode)
-        yield Planned(
-            "untied, dropout", replace(plain(tied=False, dropout=0.2), max_norm=CLIPPED), (1, 1, 2), mode, True
-        )
+        # AdamW moves an element whose gradient is rounding noise by as much as any other: one in head.weight was off by
+        # 1e-4 of the largest weight, all others by 1e-5. With momentum all are equal to 1.2e-6.
+        masked = replace(plain(tied=False, dropout=0.2), max_norm=CLIPPED, optimizer=momentum)
+        yield Planned("untied, dropout", masked, (1, 1, 2), mode, last=True)
         yield Planned("tied", replace(tied, accumulation=2), (1, 1, 2), mode, evaluates=True)
         yield Planned("untied", replace(untied, accumulation=4), (1, 1, 2), mode, True, evaluates=True)
         yield Planned("resnet", FAMILIES["resnet"], (1, 1, 2), mode, evaluates=True)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import mesh_models as mm
 import numpy as np
 import oneflow as flow
-
-sys.path[:0] = [str(Path(__file__).parents[1] / "parity")]
-
-import mesh_models as mm
 import toy
 from parity_cases import Case, Result, plain_loop, two_groups
 

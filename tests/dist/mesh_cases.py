@@ -140,7 +140,6 @@ def _controls() -> Iterator[Planned]:
     for mode in TRAINERS:
         yield control("shards of the wrong rank", mesh=(1, 2, 1), mode=mode, fault=_swapped_shards)
         yield control("no gradient to the first stage", mesh=(1, 1, 2), mode=mode, fault=_cut_backward)
-    # in graph mode it is seen as well, but by another error
     yield control(
         "no all-reduce of gradients", mesh=(2, 1, 1), mode="eager", as_global=True, fault=_batches_that_look_equal
     )

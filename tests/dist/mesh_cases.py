@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import mesh_models as mm
 import numpy as np
 import oneflow as flow
-
-sys.path[:0] = [str(Path(__file__).parents[1] / "parity")]
-
-import mesh_models as mm
 import toy
 from parity_cases import Case, Result, plain_loop, two_groups
 
@@ -35,6 +30,10 @@ EVAL_SAMPLES = 13  # not a multiple of any micro-batch: the end is replicated
 
 def adamw(model: Any) -> Any:
     return flow.optim.AdamW(two_groups(model, 0.01), lr=0.01)
+
+
+def momentum(model: Any) -> Any:
+    return flow.optim.SGD(two_groups(model, 0.05), lr=0.05, momentum=0.9)
 
 
 def plain(**options: Any) -> Case:
@@ -98,9 +97,10 @@ def _on_two() -> Iterator[Planned]:
         yield Planned("tied", tied, (2, 1, 1), mode, evaluates=True)
         yield Planned("untied, dropout, source ops", noisy, (1, 2, 1), mode, evaluates=True)
         yield Planned("untied", untied, (1, 2, 1), mode)
-        yield Planned(
-            "untied, dropout", replace(plain(tied=False, dropout=0.2), max_norm=CLIPPED), (1, 1, 2), mode, True
-        )
+        # AdamW moves an element whose gradient is rounding noise by as much as any other: one in head.weight was off by
+        # 1e-4 of the largest weight, all others by 1e-5. With momentum all are equal to 1.2e-6.
+        masked = replace(plain(tied=False, dropout=0.2), max_norm=CLIPPED, optimizer=momentum)
+        yield Planned("untied, dropout", masked, (1, 1, 2), mode, last=True)
         yield Planned("tied", replace(tied, accumulation=2), (1, 1, 2), mode, evaluates=True)
         yield Planned("untied", replace(untied, accumulation=4), (1, 1, 2), mode, True, evaluates=True)
         yield Planned("resnet", FAMILIES["resnet"], (1, 1, 2), mode, evaluates=True)
@@ -140,7 +140,6 @@ def _controls() -> Iterator[Planned]:
     for mode in TRAINERS:
         yield control("shards of the wrong rank", mesh=(1, 2, 1), mode=mode, fault=_swapped_shards)
         yield control("no gradient to the first stage", mesh=(1, 1, 2), mode=mode, fault=_cut_backward)
-    # in graph mode it is seen as well, but by another error
     yield control(
         "no all-reduce of gradients", mesh=(2, 1, 1), mode="eager", as_global=True, fault=_batches_that_look_equal
     )

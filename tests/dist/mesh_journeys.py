@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+HERE = Path(__file__).parent
+sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent, HERE.parent / "parity", HERE)]
 
 from libai.utils.distributed import all_reduce, get_rank  # noqa: E402
 

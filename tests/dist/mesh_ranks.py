@@ -13,7 +13,8 @@ import sys
 import traceback
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+HERE = Path(__file__).parent
+sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent, HERE.parent / "parity", HERE)]
 
 from libai.utils.distributed import all_reduce, get_rank, get_world_size  # noqa: E402
 

@@ -211,7 +211,7 @@ def _impossible(train: schema.Train, world_size: int) -> Iterator[str]:
 def _impossible_layouts(dist: schema.Dist) -> Iterator[str]:
     """Settings of `train.dist` that would have no effect."""
     tensor, pipeline = dist.tensor_parallel_size, dist.pipeline_parallel_size
-    if pipeline == 1:
+    if (pipeline or 1) == 1 and not dist.auto:
         for name, value in (("blocks_per_stage", dist.blocks_per_stage), ("stage_balance", dist.stage_balance)):
             if value not in (None, "parameters"):
                 yield (

@@ -150,8 +150,16 @@ class Dist:
     """The processes arranged as data x tensor x pipeline; the product is their number."""
 
     data_parallel_size: int | None = _key(None, "Replicas; null takes what the other two leave.", at_least=1)
-    tensor_parallel_size: int = _key(1, "Processes that share each layer.", at_least=1)
-    pipeline_parallel_size: int = _key(1, "Stages that the layers are cut into.", at_least=1)
+    tensor_parallel_size: int | None = _key(None, "Processes that share each layer; null is 1.", at_least=1)
+    pipeline_parallel_size: int | None = _key(None, "Stages that the layers are cut into; null is 1.", at_least=1)
+    auto: bool = _key(
+        False,
+        "Sizes that are null are chosen by the planner (docs/distributed.md), and graph mode lets OneFlow's "
+        "auto-parallel choose the layouts inside.",
+    )
+    device_memory: str | None = _key(
+        None, 'Memory per process that `auto` may plan with ("40GiB"); null takes what the device has.'
+    )
     plan: dict[str, Any] | None = _key(
         None, "How to lay the model out (split, blocks, last, pin, divisible); null takes the model's own `plan`."
     )

@@ -86,8 +86,20 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
         problems += _impossible(train, world_size)
     if problems:
         raise ConfigError(problems)
+    train = dataclasses.replace(train, dist=_settled(train.dist))
     _freeze(config)
     return RunConfig(train=train, graph=graph, **lazy)
+
+
+def _settled(dist: schema.Dist) -> schema.Dist:
+    """Sizes that are null are 1, but with `auto`, where the planner chooses them."""
+    if dist.auto:
+        return dist
+    return dataclasses.replace(
+        dist,
+        tensor_parallel_size=dist.tensor_parallel_size or 1,
+        pipeline_parallel_size=dist.pipeline_parallel_size or 1,
+    )
 
 
 def _attempt(read: Callable[[], Any], path: str, problems: list[str]) -> Any:
@@ -164,16 +176,28 @@ def _impossible(train: schema.Train, world_size: int) -> Iterator[str]:
             "train.auto_scale_lr.enabled=true has nothing to scale from. Set train.auto_scale_lr.base_batch_size to "
             "the global batch size that optim.lr was chosen for."
         )
-    yield from _impossible_layouts(dist)
+    yield from _impossible_layouts(_settled(dist))
     if train.zero_optimization.stage > 1 and not train.zero_optimization.enabled:
         yield (
             f"train.zero_optimization.stage={train.zero_optimization.stage} shares nothing while "
             "train.zero_optimization.enabled is false. Set it to true, or leave the stage out."
         )
-    try:
-        replicas = solve_data_parallel_size(
-            world_size, dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size
+    if dist.device_memory is not None and not dist.auto:
+        yield (
+            f"train.dist.device_memory={dist.device_memory} is what train.dist.auto plans with, and that is false. "
+            "Set train.dist.auto=true, or remove it."
         )
+    tensor, pipeline = dist.tensor_parallel_size or 1, dist.pipeline_parallel_size or 1
+    if dist.auto and None in (dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size):
+        given = (dist.data_parallel_size or 1) * tensor * pipeline
+        if world_size % given:
+            yield (
+                f"train.dist.auto=true has {given} = data × tensor × pipeline of the sizes that are given, which does "
+                f"not divide the {world_size} process(es) of this run. Leave them null, or start a multiple of {given}."
+            )
+        return  # the batch sizes are solved for each mesh that the planner tries
+    try:
+        replicas = solve_data_parallel_size(world_size, dist.data_parallel_size, tensor, pipeline)
         solve_batch_sizes(train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, replicas)
     except ConfigError as error:
         yield from error.problems
@@ -193,7 +217,9 @@ def _impossible_layouts(dist: schema.Dist) -> Iterator[str]:
             f"train.dist.blocks_per_stage={list(dist.blocks_per_stage)} gives the stages already, so stage_balance="
             f"{dist.stage_balance} has nothing to decide. Remove one of them."
         )
-    if dist.gradient_reduction in ("flat", "ddp") and dist.tensor_parallel_size * dist.pipeline_parallel_size > 1:
+    if dist.gradient_reduction in ("flat", "ddp") and (dist.tensor_parallel_size or 1) * (
+        dist.pipeline_parallel_size or 1
+    ) > 1:
         yield (
             f"train.dist.gradient_reduction={dist.gradient_reduction} averages over ranks that hold whole replicas; "
             "with tensor or pipeline ranks OneFlow's global tensors do it. Leave it at auto."

@@ -127,7 +127,7 @@ def mode_options(run: Any, mode: str, device: str) -> dict[str, Any]:
     """The arguments that the trainers of the two modes do not share."""
     amp = amp_dtype(run, mode, device)
     if mode == "graph":
-        return {"amp": amp, "debug": run.graph.debug}
+        return {"amp": amp, "debug": run.graph.debug, "auto_parallel": run.train.dist.auto}
     return {
         "amp": amp,
         "zero_grad_before_forward": run.train.zero_grad_before_forward,

@@ -21,6 +21,7 @@ import oneflow as flow
 from libai.config import LazyConfig, RunConfig, validate
 from libai.config.batch import solve_batch_sizes
 from libai.engine import build, hooks
+from libai.engine.auto_mesh import settle_mesh
 from libai.engine.batch_plan import BatchPlan
 from libai.engine.build_errors import GraphBuildError
 from libai.engine.checkpointer import TrainerCheckpointer, require_checkpoint, saved_seed
@@ -54,7 +55,7 @@ def default_setup(cfg: Any, overrides: list[str] | None = None) -> RunConfig:
     Writes `config.yaml` (the resolved config that really runs), `overrides.txt` and `env.json` to `train.output_dir`.
     Returns the frozen `RunConfig`. Raises `ConfigError` before anything is written.
     """
-    run = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
+    run = settle_mesh(cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size()))
     output_dir = Path(run.train.output_dir)
     if is_main_process():
         _make_output_dir(output_dir)
@@ -98,7 +99,7 @@ class DefaultTrainer:
     def __init__(self, cfg: Any, *, resume: bool = False, import_seconds: float | None = None):
         began = time.perf_counter()
         run: Any = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
-        self.run = run
+        self.run = run = settle_mesh(run)
         device = default_device(run.train.device)
         self.mode_reason = _UNSETTLED if run.mode == "auto" else f"graph.enabled={str(run.mode == 'graph').lower()}"
         mode = self._first_mode(device)

@@ -46,7 +46,15 @@ class GraphTrainer(ModelTrainer):
 
     mode = "graph"
 
-    def __init__(self, model: nn.Module, *args: Any, amp: str | None = None, debug: int = -1, **kwargs: Any):
+    def __init__(
+        self,
+        model: nn.Module,
+        *args: Any,
+        amp: str | None = None,
+        debug: int = -1,
+        auto_parallel: bool = False,
+        **kwargs: Any,
+    ):
         if kwargs.get("check_finite_every_iter"):
             raise UserError(
                 "check_finite_every_iter=True cannot be honoured in graph mode: a compiled step makes its update "
@@ -56,6 +64,7 @@ class GraphTrainer(ModelTrainer):
         super().__init__(model, *args, **kwargs)
         self.amp = amp
         self.debug = debug
+        self.auto_parallel = auto_parallel
         self.build_seconds: float | None = None
         self._step_inputs = StepInputs(len(self.optimizer.param_groups), self.mesh.pipeline, self.layout.replicate)
         self._weighted = self._counts_items and self.num_accumulation_steps > 1
@@ -168,6 +177,7 @@ class GraphTrainer(ModelTrainer):
             norm_type=self.norm_type,
             amp=self.amp,
             recomputed_blocks=self.recomputed_blocks(),
+            auto_parallel=self.auto_parallel,
             # not the bound method: a graph that holds its trainer would keep all of it alive
             random_scope=partial(random_context, data_rank=self.mesh.data_rank) if self.draws_randomness else None,
         )

@@ -201,6 +201,7 @@ class TrainGraph(_Graph):
         amp: None, "fp16" (with dynamic loss scaling) or "bf16"; OneFlow 0.9 compiles it for CUDA only.
         recomputed_blocks: names of the modules whose activations the backward pass computes again.
         random_scope: context manager factory entered around the forward with the graph's `key` input.
+        auto_parallel: let OneFlow choose the layout of every operation's output by its own cost model.
 
     A call takes keyword tensors and returns `(losses, metrics, grad_norm | None)`; with accumulation the scalars have
     one element per micro-batch. Raises what OneFlow raises when the model cannot be compiled.
@@ -219,6 +220,7 @@ class TrainGraph(_Graph):
         amp: str | None = None,
         recomputed_blocks: Sequence[str] = (),
         random_scope: Any = None,
+        auto_parallel: bool = False,
     ):
         super().__init__()
         self.model = model
@@ -241,6 +243,8 @@ class TrainGraph(_Graph):
             self.config.set_gradient_accumulation_steps(num_accumulation_steps)
         if amp is not None:
             self.config.enable_amp(True, dtype={"fp16": flow.float16, "bf16": flow.bfloat16}[amp])
+        if auto_parallel:
+            self.config.enable_auto_parallel(True)
         self._scales_loss = amp == "fp16"
         if self._scales_loss:
             self.set_grad_scaler(

@@ -99,15 +99,22 @@ OPTIONS: tuple[Option, ...] = (
         "It works as it is.",
     ),
     Option(
+        "train.dist.auto",
+        lambda run: bool(run.train.dist.auto),
+        YES,  # the planner's mesh alone: OneFlow's auto-parallel is a pass of its graph compiler
+        YES,
+        "It works as it is.",
+    ),
+    Option(
         "train.dist.tensor_parallel_size",
-        lambda run: int(run.train.dist.tensor_parallel_size) > 1,
+        lambda run: (run.train.dist.tensor_parallel_size or 1) > 1,
         YES,
         YES,
         "It works as it is.",
     ),
     Option(
         "train.dist.pipeline_parallel_size",
-        lambda run: int(run.train.dist.pipeline_parallel_size) > 1,
+        lambda run: (run.train.dist.pipeline_parallel_size or 1) > 1,
         YES,
         YES,
         "It works as it is.",

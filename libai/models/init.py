@@ -8,11 +8,26 @@ every process and on every device.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import oneflow as flow
 from oneflow import nn
+
+
+_is_skipped = False
+
+
+@contextmanager
+def without_initial_values() -> Iterator[None]:
+    """`init_weights` leaves parameters as they are inside: for a model of which only names and shapes are wanted."""
+    global _is_skipped
+    before, _is_skipped = _is_skipped, True
+    try:
+        yield
+    finally:
+        _is_skipped = before
 
 
 def init_weights(model: nn.Module, std: Callable[[str, nn.Parameter], float]) -> None:
@@ -25,6 +40,8 @@ def init_weights(model: nn.Module, std: Callable[[str, nn.Parameter], float]) ->
 
     Two models built under one `flow.manual_seed` get equal weights: seed again to get another draw.
     """
+    if _is_skipped:
+        return
     seed = flow.initial_seed()
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:

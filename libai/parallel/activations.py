@@ -1,0 +1,145 @@
+"""How many bytes of activations a forward makes, and which of them travel between ranks, on a given mesh.
+
+An estimate from the operations of one traced forward; no tensor is touched. What it assumes:
+
+* The backward pass keeps the output of every operation but reshapes, constants and what is made from weights alone.
+  OneFlow frees some of them earlier, so that the estimate is on the high side (docs/distributed.md has numbers).
+* Tensor parallelism as in Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053, section 3): behind a weight split on its
+  outputs activations are split, until a weight split on its inputs makes them whole by an all-reduce; in the backward
+  pass the gradient of what entered the first weight is all-reduced.
+* Recomputation keeps each block's inputs and one block's activations at a time (Chen et al. 2016, arXiv:1604.06174).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from libai.parallel.plan import Arrangement
+
+#: operations whose output is the input under another shape
+_VIEWS = frozenset({"reshape", "reshape_like", "flatten", "expand_dims", "squeeze", "identity", "constant"})
+
+
+@dataclass(frozen=True)
+class TracedOp:
+    """One operation: its kind, the module that ran it (for a `"variable"` its own name), the names of its inputs, and
+    the bytes of each output."""
+
+    kind: str
+    module: str
+    inputs: tuple[str, ...]
+    outputs: Mapping[str, int]
+
+
+@dataclass
+class StageCost:
+    """Bytes on each rank of a pipeline stage, for one micro-batch.
+
+    Attributes:
+        kept: activations that the backward pass needs.
+        kept_with_recomputation: the same when blocks recompute theirs.
+        reduced_forward, reduced_backward: what tensor-parallel ranks all-reduce.
+        reduced_again: what they all-reduce once more when blocks recompute their activations.
+        sent, received: what goes to and comes from other stages in the forward pass.
+    """
+
+    kept: int = 0
+    kept_with_recomputation: int = 0
+    reduced_forward: int = 0
+    reduced_backward: int = 0
+    reduced_again: int = 0
+    sent: int = 0
+    received: int = 0
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Who made a tensor: its stage, its block (None outside of the blocks), its bytes per rank."""
+
+    stage: int
+    block: str | None
+    num_bytes: int
+
+
+def stage_costs(ops: Sequence[TracedOp], arrangement: Arrangement) -> list[StageCost]:
+    """The cost of one forward and backward of `ops` for each pipeline stage of `arrangement`."""
+    tensor = arrangement.mesh.tensor
+    costs = [StageCost() for _ in range(arrangement.mesh.pipeline)]
+    blocks = set(arrangement.block_names)
+    depth = (arrangement.plan.blocks or "").count(".") + 2
+    stage_of_block = {name: arrangement.stage_of_block(i) for i, name in enumerate(arrangement.block_names)}
+    kept_by_block = dict.fromkeys(arrangement.block_names, 0)
+    entering: dict[tuple[str, str], _Made] = {}
+    axis_of: dict[str, int | None] = {}  # of weights, and of what is made from weights alone
+    split: set[str] = set()
+    reduced_in_backward: set[str] = set()
+    made: dict[str, _Made] = {}
+    for op in ops:
+        if op.kind == "variable":
+            layout = arrangement.tensors.get(op.module)
+            axis_of.update(dict.fromkeys(op.outputs, layout.axis if layout else None))
+            continue
+        weights = [axis_of[name] for name in op.inputs if name in axis_of]
+        data = [name for name in op.inputs if name in made]
+        if weights and len(weights) == len(op.inputs):
+            axis_of.update(dict.fromkeys(op.outputs, weights[0]))
+            continue
+        prefix = ".".join(op.module.split(".")[:depth])
+        block = prefix if prefix in blocks else None
+        stage = _stage_of(op, block, stage_of_block, [made[name] for name in data], arrangement)
+        cost = costs[stage]
+        # an embedding split on its rows looks up a part of the ids, as a weight split on its inputs sums up a part
+        summed_axis, kept_axis = (0, 1) if op.kind == "gather" else (1, 0)
+        is_sum = tensor > 1 and summed_axis in weights
+        is_split = not is_sum and tensor > 1 and (kept_axis in weights or any(name in split for name in data))
+        num_bytes = sum(op.outputs.values()) // (tensor if is_split else 1)
+        if is_sum:
+            cost.reduced_forward += num_bytes
+            cost.reduced_again += num_bytes if block else 0
+        if is_split and kept_axis in weights:
+            for name in data:
+                if name not in split and name not in reduced_in_backward:
+                    reduced_in_backward.add(name)
+                    cost.reduced_backward += made[name].num_bytes
+        for name in data:
+            if block != made[name].block or stage != made[name].stage:
+                entering.setdefault((block or f"stage {stage}", name), _Made(stage, block, made[name].num_bytes))
+        for name, size in op.outputs.items():
+            made[name] = _Made(stage, block, size // (tensor if is_split else 1))
+            if is_split:
+                split.add(name)
+        if op.kind not in _VIEWS:
+            cost.kept += num_bytes
+            if block:
+                kept_by_block[block] += num_bytes
+            else:
+                cost.kept_with_recomputation += num_bytes
+    for (_, name), reader in entering.items():
+        is_moved = made[name].stage != reader.stage
+        if is_moved:
+            costs[made[name].stage].sent += reader.num_bytes
+            costs[reader.stage].received += reader.num_bytes
+        if reader.block and (is_moved or made[name].block):  # else its maker has kept it
+            costs[reader.stage].kept_with_recomputation += reader.num_bytes
+    for stage, cost in enumerate(costs):
+        own = [kept_by_block[block] for block, where in stage_of_block.items() if where == stage]
+        cost.kept_with_recomputation += max(own, default=0)
+    return costs
+
+
+def _stage_of(
+    op: TracedOp,
+    block: str | None,
+    stage_of_block: Mapping[str, int],
+    inputs: Sequence[_Made],
+    arrangement: Arrangement,
+) -> int:
+    if block is not None:
+        return stage_of_block[block]
+    stage = arrangement.stage_of_module(op.module)
+    if stage is not None:
+        return stage
+    # an operation of the model itself: where its inputs are, but what follows the blocks is on the stage behind them
+    stages = [arrangement.tail if given.block else given.stage for given in inputs]
+    return max(stages, default=0)

@@ -116,9 +116,10 @@ def propose_for(
         except UserError:
             raise
         except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
             raise UserError(
                 f"the planner traces {type(model).__name__}.forward as OneFlow would compile it, and that failed: "
-                f"{str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__}. Make the model "
+                f"{reason}. Make the model "
                 "one that graph.enabled=true can compile, or set the sizes of train.dist yourself."
             ) from error
 

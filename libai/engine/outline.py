@@ -38,7 +38,7 @@ _BYTES = {
 
 
 class _UntouchedTensor(type):
-    """Stands for the class `flow.Tensor` while a model is built: `Tensor(3, 4)` takes no memory, all else is as ever."""
+    """Stands for `flow.Tensor` while a model is built: `Tensor(3, 4)` takes no memory, the rest is the same."""
 
     real = flow.Tensor
 
@@ -90,8 +90,20 @@ def trace_forward(model: nn.Module, batch: Mapping[str, Any]) -> list[TracedOp]:
     process alone. Raises what OneFlow raises for a forward that cannot be compiled.
     """
     graph = _Outline(model)
-    graph.build_graph(dict(batch), flow.zeros(1, dtype=flow.int64))
+    with _native_layers():
+        graph.build_graph(dict(batch), flow.zeros(1, dtype=flow.int64))
     return read_job(graph._full_job_proto)
+
+
+@contextlib.contextmanager
+def _native_layers() -> Iterator[None]:
+    """The layers of libai use OneFlow's own operations inside, one `gelu` and not the dozen that are fast on CPU, most
+    of whose outputs an eager backward pass does not keep."""
+    with contextlib.ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("libai.layers.") and "is_on_cpu" in module.__dict__:
+                stack.enter_context(mock.patch.object(module, "is_on_cpu", lambda tensor: False))
+        yield
 
 
 class _Outline(_Graph):

@@ -15,7 +15,6 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-
 _is_skipped = False
 
 

@@ -2,8 +2,8 @@
 
 An estimate from the operations of one traced forward; no tensor is touched. What it assumes:
 
-* The backward pass keeps the output of every operation but reshapes, constants and what is made from weights alone.
-  OneFlow frees some of them earlier, so that the estimate is on the high side (docs/distributed.md has numbers).
+* The backward pass keeps what an operation needs for its gradient: its output (`_KEEPS_OUTPUT`), nothing (`_LINEAR`),
+  and for all others the inputs. What is made from weights alone is not counted. docs/distributed.md has the error.
 * Tensor parallelism as in Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053, section 3): behind a weight split on its
   outputs activations are split, until a weight split on its inputs makes them whole by an all-reduce; in the backward
   pass the gradient of what entered the first weight is all-reduced.
@@ -18,7 +18,14 @@ from dataclasses import dataclass
 from libai.parallel.plan import Arrangement
 
 #: operations whose output is the input under another shape
-_VIEWS = frozenset({"reshape", "reshape_like", "flatten", "expand_dims", "squeeze", "identity", "constant"})
+_VIEWS = frozenset({"reshape", "flatten", "expand_dims", "squeeze", "identity"})
+#: operations whose gradient needs neither inputs nor outputs, but shapes at most
+_LINEAR = frozenset(
+    {"add_n", "broadcast_add", "broadcast_sub", "bias_add", "scalar_add", "scalar_mul", "transpose", "concat", "split"}
+    | {"narrow", "slice", "cast", "reduce_sum", "broadcast_like", "gather", "constant"}
+)
+#: operations whose gradient needs the output and not the input
+_KEEPS_OUTPUT = frozenset({"softmax", "log_softmax", "relu", "tanh", "sigmoid", "exp", "sqrt", "rsqrt"})
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,7 @@ def stage_costs(ops: Sequence[TracedOp], arrangement: Arrangement) -> list[Stage
     split: set[str] = set()
     reduced_in_backward: set[str] = set()
     made: dict[str, _Made] = {}
+    kept = _kept(ops)
     for op in ops:
         if op.kind == "variable":
             layout = arrangement.tensors.get(op.module)
@@ -109,12 +117,12 @@ def stage_costs(ops: Sequence[TracedOp], arrangement: Arrangement) -> list[Stage
             made[name] = _Made(stage, block, size // (tensor if is_split else 1))
             if is_split:
                 split.add(name)
-        if op.kind not in _VIEWS:
-            cost.kept += num_bytes
-            if block:
-                kept_by_block[block] += num_bytes
-            else:
-                cost.kept_with_recomputation += num_bytes
+        num_kept = sum(made[name].num_bytes for name in op.outputs if name in kept)
+        cost.kept += num_kept
+        if block:
+            kept_by_block[block] += num_kept
+        else:
+            cost.kept_with_recomputation += num_kept
     for (_, name), reader in entering.items():
         is_moved = made[name].stage != reader.stage
         if is_moved:
@@ -126,6 +134,25 @@ def stage_costs(ops: Sequence[TracedOp], arrangement: Arrangement) -> list[Stage
         own = [kept_by_block[block] for block, where in stage_of_block.items() if where == stage]
         cost.kept_with_recomputation += max(own, default=0)
     return costs
+
+
+def _kept(ops: Sequence[TracedOp]) -> set[str]:
+    """The names of the tensors that the backward pass needs; of a view, the tensor that it shows."""
+    shown = {name: op.inputs[0] for op in ops if op.kind in _VIEWS and op.inputs for name in op.outputs}
+
+    def source(name: str) -> str:
+        while name in shown:
+            name = shown[name]
+        return name
+
+    kept: set[str] = set()
+    for op in ops:
+        if op.kind in _KEEPS_OUTPUT:
+            kept.update(op.outputs)
+        elif op.kind not in _LINEAR | _VIEWS:
+            kept.update(source(name) for name in op.inputs)
+            kept.update(list(op.outputs)[1:])  # a second output is there for the gradient, as a norm's statistics
+    return kept
 
 
 def _stage_of(

@@ -119,8 +119,8 @@ def propose_for(
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
             raise UserError(
                 f"the planner traces {type(model).__name__}.forward as OneFlow would compile it, and that failed: "
-                f"{reason}. Make the model "
-                "one that graph.enabled=true can compile, or set the sizes of train.dist yourself."
+                f"{reason}. Make the model one that graph.enabled=true can compile, or set the sizes of train.dist "
+                "yourself."
             ) from error
 
     work = Workload(

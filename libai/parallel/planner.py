@@ -233,7 +233,7 @@ def _work_out(
     recomputes: bool,
 ) -> Proposal:
     stages = range(arrangement.mesh.pipeline)
-    per_stage = [_memory(work, arrangement, s, batch, costs[s], zero_stage, recomputes) for s in stages]
+    per_stage = [stage_memory(work, arrangement, s, batch, costs[s], zero_stage, recomputes) for s in stages]
     sent = [_traffic(work, arrangement, s, batch, costs[s], zero_stage, recomputes) for s in stages]
     traffic = Traffic(max(t.data for t in sent), max(t.tensor for t in sent), max(t.pipeline for t in sent))
     fullest = max(per_stage, key=lambda memory: memory.total)
@@ -247,7 +247,7 @@ def _idle(mode: str, stages: int, micro_batches: int) -> float:
     return (stages - 1) / stages if mode == "eager" else (stages - 1) / (micro_batches + stages - 1)
 
 
-def _memory(
+def stage_memory(
     work: Workload,
     arrangement: Arrangement,
     stage: int,
@@ -256,6 +256,7 @@ def _memory(
     zero_stage: int,
     recomputes: bool,
 ) -> Memory:
+    """What each rank of a pipeline stage holds while it trains; `cost`: of one micro-batch on that stage."""
     mesh = arrangement.mesh
     weights = gradients = optimizer = buffers = 0
     for layout in arrangement.tensors.values():

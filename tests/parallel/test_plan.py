@@ -1,0 +1,133 @@
+"""Plans: every error with its text, the table, and the plans of the models that come with libai."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+from oneflow import nn
+
+from libai.models import BERT, GPT, MLP, AlexNet, ResNet, ViT
+from libai.parallel import Mesh, ParallelPlan, named_tensors
+from libai.utils.errors import UserError
+
+TENSOR, PIPELINE = Mesh(tensor=2), Mesh(pipeline=2)
+SHIPPED = {
+    "gpt": lambda: GPT(32, 8, hidden_size=16, num_layers=2, num_heads=2),
+    "bert": lambda: BERT(32, 8, hidden_size=16, num_layers=2, num_heads=2),
+    "vit": lambda: ViT(8, 4, hidden_size=16, num_layers=2, num_heads=2),
+    "resnet": lambda: ResNet(width=4),
+    "alexnet": lambda: AlexNet(width=4, hidden_size=16),
+    "mlp": lambda: MLP(8, (8, 8)),
+}
+
+
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
+        self.head = nn.Linear(6, 2)
+        self.heads = 3
+
+
+def error_of(plan: dict, mesh: Mesh = Mesh(), **options) -> str:
+    with pytest.raises(UserError) as caught:
+        ParallelPlan.read(plan).arrange(Stack(), mesh, **options)
+    return str(caught.value)
+
+
+def test_a_pattern_that_matches_nothing_lists_what_would():
+    text = error_of({"split": {"block.*.weight": 0}})
+    assert text.startswith("the plan splits 'block.*.weight', which matches no parameter. Parameters there are: ")
+    assert "blocks.0.weight" in text
+
+
+@pytest.mark.parametrize("axis", [2, -1, True, "0"])
+def test_an_axis_that_is_not_there_is_refused(axis):
+    text = error_of({"split": {"head.weight": axis}})
+    assert (
+        text == f"the plan splits 'head.weight' on axis {axis!r}, but head.weight has shape (2, 6): its axes are 0, 1."
+    )
+
+
+def test_an_axis_that_does_not_divide_lists_what_does():
+    text = error_of({"split": {"head.weight": 1}}, Mesh(tensor=4))
+    assert "its axis 1 of 6 cannot be shared by 4 tensor-parallel ranks" in text
+    assert text.endswith("train.dist.tensor_parallel_size must divide it: 1, 2, 3, 6.")
+
+
+def test_tensor_ranks_without_a_split_are_refused():
+    assert "no plan says which parameters to split, so every rank would do the same work" in error_of({}, TENSOR)
+
+
+def test_a_pin_that_matches_nothing_lists_the_modules():
+    text = error_of({"pin": {"tail": "whole"}})
+    assert text.startswith("the plan pins the output of 'tail', which matches no module.") and "head" in text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("heads", "heads=3 cannot be shared by 2 tensor-parallel ranks"),
+        ("head.weight", "which is no whole number but"),
+        ("nowhere.heads", "'nowhere' matches no module"),
+    ],
+)
+def test_numbers_that_must_be_divisible(pattern, text):
+    assert text in error_of({"split": {"head.weight": 0}, "divisible": [pattern]}, TENSOR)
+
+
+def test_more_stages_than_blocks():
+    text = error_of({"blocks": "blocks"}, Mesh(pipeline=4))
+    assert text == (
+        "train.dist.pipeline_parallel_size=4, but blocks has 3 block(s), and every stage needs one. Use at most 3 stages."
+    )
+
+
+@pytest.mark.parametrize("counts", [[3], [2, 2], [3, 0], [1, 1, 1]])
+def test_blocks_per_stage_that_do_not_add_up(counts):
+    text = error_of({"blocks": "blocks"}, PIPELINE, blocks_per_stage=counts)
+    assert text == f"train.dist.blocks_per_stage={counts} must give 2 stage(s) at least one block each and 3 in all."
+
+
+def test_stages_without_blocks_list_the_lists():
+    assert "no plan names the list of blocks" in error_of({}, PIPELINE)
+    assert error_of({}, PIPELINE).endswith("Lists in this model: blocks.")
+    assert "it is a Linear" in error_of({"blocks": "head"}) and "there is none" in error_of({"blocks": "layers"})
+
+
+def test_a_description_that_is_no_plan():
+    with pytest.raises(UserError, match="the plan has no key 'splits'. Did you mean 'split'?"):
+        ParallelPlan.read({"splits": {}})
+    with pytest.raises(UserError, match="the plan has no key 'zzz'. Known: split, blocks, last, pin, divisible."):
+        ParallelPlan.read({"zzz": {}})
+    with pytest.raises(UserError, match="the plan is a list, not a mapping"):
+        ParallelPlan.read(["split"])
+
+
+def test_the_table_names_stage_layout_and_bytes():
+    plan = ParallelPlan({"blocks.*.weight": 0, "blocks.*.bias": 0}, "blocks")
+    lines = plan.describe(Stack(), Mesh(tensor=2, pipeline=2)).splitlines()
+    assert lines[0] == "4 processes = 1 data x 2 tensor x 2 pipeline on cpu"
+    (row,) = [line.split() for line in lines if line.startswith("blocks.2.weight")]
+    assert row == ["blocks.2.weight", "6", "x", "6", "1", "axis", "0", "in", "2", "72"]
+    (head,) = [line.split() for line in lines if line.startswith("head.weight")]
+    assert head[-2:] == ["whole", "48"]
+    assert lines[-2:] == [
+        "stage 0, 1 blocks: 140 bytes of parameters per rank",
+        "stage 1, 2 blocks: 168 bytes of parameters per rank",
+    ]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_plans_of_shipped_models_match(name):
+    model = SHIPPED[name]()
+    plan = ParallelPlan.of(model)
+    names = [tensor for tensor, _ in named_tensors(model)]
+    assert all(any(fnmatchcase(tensor, pattern) for tensor in names) for pattern in plan.split)
+    stages = plan.arrange(model, PIPELINE).blocks_per_stage
+    assert sum(stages) == len(plan.block_names(model)) and len(stages) == 2
+    if plan.split:
+        assert any(layout.axis is not None for layout in plan.arrange(model, TENSOR).tensors.values())
+    else:
+        assert name in ("resnet", "mlp")

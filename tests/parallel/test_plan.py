@@ -30,9 +30,9 @@ class Stack(nn.Module):
         self.heads = 3
 
 
-def error_of(plan: dict, mesh: Mesh = Mesh(), **options) -> str:
+def error_of(plan: dict, mesh: Mesh | None = None, **options) -> str:
     with pytest.raises(UserError) as caught:
-        ParallelPlan.read(plan).arrange(Stack(), mesh, **options)
+        ParallelPlan.read(plan).arrange(Stack(), mesh or Mesh(), **options)
     return str(caught.value)
 
 
@@ -80,7 +80,8 @@ def test_numbers_that_must_be_divisible(pattern, text):
 def test_more_stages_than_blocks():
     text = error_of({"blocks": "blocks"}, Mesh(pipeline=4))
     assert text == (
-        "train.dist.pipeline_parallel_size=4, but blocks has 3 block(s), and every stage needs one. Use at most 3 stages."
+        "train.dist.pipeline_parallel_size=4, but blocks has 3 block(s), and every stage needs one. Use at "
+        "most 3 stages."
     )
 
 

@@ -217,9 +217,10 @@ def _impossible_layouts(dist: schema.Dist) -> Iterator[str]:
             f"train.dist.blocks_per_stage={list(dist.blocks_per_stage)} gives the stages already, so stage_balance="
             f"{dist.stage_balance} has nothing to decide. Remove one of them."
         )
-    if dist.gradient_reduction in ("flat", "ddp") and (dist.tensor_parallel_size or 1) * (
-        dist.pipeline_parallel_size or 1
-    ) > 1:
+    if (
+        dist.gradient_reduction in ("flat", "ddp")
+        and (dist.tensor_parallel_size or 1) * (dist.pipeline_parallel_size or 1) > 1
+    ):
         yield (
             f"train.dist.gradient_reduction={dist.gradient_reduction} averages over ranks that hold whole replicas; "
             "with tensor or pipeline ranks OneFlow's global tensors do it. Leave it at auto."

@@ -1,6 +1,6 @@
 """Runs ZeRO and activation checkpointing on the ranks of one job and writes how far each is from one plain process.
 
-    python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/zero_ranks.py RESULT.json [NAME PREFIX …]
+python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/zero_ranks.py RESULT.json [NAME PREFIX …]
 """
 
 from __future__ import annotations

@@ -22,10 +22,16 @@ _READS_A_VALUE = (
 _SHAPE_FROM_DATA = (
     "the shape of its result depends on the data, and a graph has fixed shapes. Multiply by a mask or use flow.where"
 )
+_MEETS_TWO_STAGES = (
+    "tensors of two pipeline stages meet there. Name every parameter and argument of forward that the line uses in "
+    "the plan's `last`, or leave `last` out: what follows the blocks then runs on the first stage"
+)
+_PLACEMENTS = r"on the same placement"
 #: pattern in OneFlow's message -> what the line did and what to write instead
 _REMEDIES = (
     (r"tensor\.numpy\(\) is not allowed|Only eager scalar tensor|\.item\(\)", _READS_A_VALUE),
     (r"can not be applied to argwhere|boolean\(mask\)|argwhere|masked_select", _SHAPE_FROM_DATA),
+    (_PLACEMENTS, _MEETS_TWO_STAGES),
     (
         r"super\(type, obj\)",
         "super() does not work in the forward of a graph (OneFlow 0.9 calls it with a stand-in for self). Write "
@@ -57,6 +63,16 @@ def explain_build_error(error: Exception, model: Any) -> UserError:
         f"{where}{':' if frame and remedy else ''} {remedy + '.' if remedy else ''} "
         "Run with graph.enabled=false to debug it op by op, or set graph.on_build_error=eager to train in eager mode."
     )
+
+
+def explain_stage_error(error: RuntimeError, model: Any) -> UserError | None:
+    """The error to raise when an eager forward of `model` on pipeline stages failed; None when it is about something
+    else."""
+    if not re.search(_PLACEMENTS, str(error)):
+        return None
+    frame = _user_frame(error)
+    where = f" at {frame.filename}:{frame.lineno}: `{frame.line}`" if frame else ""
+    return UserError(f"{type(model).__name__} does not fit its plan{where}: {_MEETS_TWO_STAGES}.")
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ import numpy as np
 import oneflow as flow
 
 from libai.engine.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
+from libai.engine.build_errors import explain_stage_error
 from libai.engine.model_contract import as_batch_dict, read_losses, total_loss
 from libai.engine.non_finite import NonFiniteGuard
 from libai.engine.trainer import NonFiniteLoss, TrainerBase
@@ -446,7 +447,7 @@ class ModelTrainer(TrainerBase):
         losses, metrics = [], []
         for micro, (batch, scale) in enumerate(zip(batches, scales)):
             with self.random_scope(micro), self.layout.source_ops():
-                step_losses, step_metrics = read_losses(forward(**self.layout.lay_out_batch(batch)), self.model)
+                step_losses, step_metrics = read_losses(self._call(forward, batch), self.model)
             total = total_loss(step_losses)
             if isinstance(scale, flow.Tensor):
                 scale = self.layout.replicate(scale)
@@ -454,6 +455,15 @@ class ModelTrainer(TrainerBase):
             losses.append({name: value.detach() for name, value in step_losses.items()})
             metrics.append({name: value.detach() for name, value in step_metrics.items()})
         return StepResult(losses, metrics, shares)
+
+    def _call(self, forward: Callable[..., Any], batch: Batch) -> Any:
+        try:
+            return forward(**self.layout.lay_out_batch(batch))
+        except RuntimeError as error:
+            explained = explain_stage_error(error, self.model)
+            if explained is None:
+                raise
+            raise explained from error
 
     def _scales(self, batches: Sequence[Batch]) -> tuple[Sequence[Any], Any]:
         """`(scales, shares)` of the micro-batches: what to multiply each loss with before backward, and its weight in

@@ -167,10 +167,10 @@ class Dist:
     stage_balance: Literal["parameters", "time"] = _key(
         "parameters", "What is balanced: the blocks' parameters, or their measured time on one micro-batch."
     )
-    gradient_reduction: Literal["auto", "flat", "ddp"] = _key(
+    gradient_reduction: Literal["auto", "flat", "ddp", "global"] = _key(
         "auto",
         "How eager ranks average gradients: `flat` once per iteration in large messages, `ddp` by OneFlow's DDP during "
-        "each backward pass; `auto` is flat on CPU, ddp on CUDA.",
+        "each backward pass, `global` by global tensors as in graph mode; `auto` is flat on CPU, ddp on CUDA.",
     )
 
 

@@ -23,7 +23,8 @@ from libai.utils.errors import UserError
 class EagerTrainer(ModelTrainer):
     """`ModelTrainer` that runs eagerly; with several data-parallel ranks their gradients are averaged.
 
-    `gradient_reduction`: how, see `libai.parallel.data_parallel`; "auto" is "flat" on CPU and "ddp" on CUDA.
+    `gradient_reduction`: how, see `libai.parallel.data_parallel`; "auto" is "flat" on CPU and "ddp" on CUDA; "global"
+    lays model and batches out as global tensors and leaves it to OneFlow.
     `zero_grad_before_forward`: clear the gradients at the start of an iteration instead of after the update, so that
     they can be looked at in `after_step`. `amp`: None, or "bf16" for autocast on CUDA; "fp16" needs loss scaling, which
     OneFlow 0.9 has in graphs only. On CPU the state of the vector unit that slows the update down is healed first
@@ -41,6 +42,7 @@ class EagerTrainer(ModelTrainer):
         gradient_reduction: Reduction = "auto",
         **kwargs: Any,
     ):
+        self.gradient_reduction = gradient_reduction
         super().__init__(model, *args, **kwargs)
         if amp not in (None, "bf16"):
             raise UserError(
@@ -64,9 +66,10 @@ class EagerTrainer(ModelTrainer):
         return build_reduction(kind, self.model, self._parameters, split, self.device)
 
     @classmethod
-    def needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0) -> bool:
+    def needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
         """See `ModelTrainer.needs_global_tensors`. Ranks that hold whole replicas keep them as local tensors."""
-        return not mesh.is_data_parallel_only or (zero_stage > 0 and mesh.data > 1)
+        shares = zero_stage > 0 or gradient_reduction == "global"
+        return not mesh.is_data_parallel_only or (shares and mesh.data > 1)
 
     # ------------------------------------------------------------------ one update
 

@@ -77,7 +77,7 @@ class GraphTrainer(ModelTrainer):
         self._eval_graphs: dict[Signature, EvalGraph] = {}
 
     @classmethod
-    def needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0) -> bool:
+    def needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
         """See `ModelTrainer.needs_global_tensors`. A graph over local tensors would train without synchronising."""
         return not mesh.is_single
 

@@ -104,6 +104,8 @@ class ModelTrainer(TrainerBase):
     ranks_see_parts = False
     #: tokens per iteration over all ranks, known from the first iteration on; None where there are only samples
     items_per_iter: int | None = None
+    #: how eager ranks average gradients, see `EagerTrainer`
+    gradient_reduction: str = "auto"
 
     def __init__(
         self,
@@ -174,7 +176,7 @@ class ModelTrainer(TrainerBase):
         self._warn_of_stock_dropout()
 
     def _lay_out(self, blocks_per_stage: Sequence[int] | None, block_costs: Sequence[float] | None) -> Layout:
-        if self.needs_global_tensors(self.mesh, self.zero_stage):
+        if self.needs_global_tensors(self.mesh, self.zero_stage, self.gradient_reduction):
             return parallelize(
                 self.model,
                 self.model_plan,
@@ -194,7 +196,7 @@ class ModelTrainer(TrainerBase):
         return self.model_plan.block_names(self.model)
 
     @classmethod
-    def needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0) -> bool:
+    def needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
         """Whether this mode lays the model out as global tensors on `mesh`."""
         raise NotImplementedError(f"{cls.__name__} must define needs_global_tensors")
 

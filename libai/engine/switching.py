@@ -34,7 +34,9 @@ def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer
     tensors, scalars = old.export_optimizer_state()
     for hook in old.hooks:
         TRAINERS[mode].check_hook(hook)
-    keeps_layout = old.layout.is_global == TRAINERS[mode].needs_global_tensors(old.mesh, old.zero_stage)
+    keeps_layout = old.layout.is_global == TRAINERS[mode].needs_global_tensors(
+        old.mesh, old.zero_stage, options.get("gradient_reduction", "auto")
+    )
     if not keeps_layout and old.layout.is_global:
         localize(old.model)
     elif isinstance(old, EagerTrainer) and old.reduction is not None and old.reduction.leaves_hooks:

@@ -18,7 +18,7 @@ from oneflow.nn.parallel import DistributedDataParallel
 from libai.utils.distributed import all_reduce, gather_objects, get_world_size
 from libai.utils.errors import UserError
 
-Reduction = Literal["auto", "flat", "ddp"]
+Reduction = Literal["auto", "flat", "ddp", "global"]
 #: of one message; few enough to hide the half millisecond that each costs, small enough beside the gradients themselves
 BUCKET_BYTES = 25 * 2**20
 #: what OneFlow 0.9.0 can add up on CPU; others end the process (std::out_of_range in its collective)
@@ -58,7 +58,7 @@ def build_reduction(
     `UserError` on all ranks for models that differ between ranks and for dtypes that the strategy cannot reduce.
     """
     if kind not in ("auto", "flat", "ddp"):
-        raise UserError(f"gradient_reduction={kind!r} is no way to reduce gradients. Choose auto, flat or ddp.")
+        raise UserError(f"gradient_reduction={kind!r} is no way to reduce gradients. Choose auto, flat, ddp or global.")
     require_equal_modules(model)
     if kind == "ddp" or (kind == "auto" and device == "cuda"):
         return OneFlowDDP(model, parameters, split)

@@ -34,7 +34,7 @@ def test_auto_is_flat_on_cpu_and_ddp_can_be_chosen():
     model = nn.Linear(2, 2)
     kinds = {kind: type(build_reduction(kind, model, [], read_losses, "cpu")) for kind in ("auto", "flat", "ddp")}
     assert kinds == {"auto": FlatReduction, "flat": FlatReduction, "ddp": OneFlowDDP}
-    with pytest.raises(UserError, match="gradient_reduction='ring' is no way .* auto, flat or ddp"):
+    with pytest.raises(UserError, match="gradient_reduction='ring' is no way .* auto, flat, ddp or global"):
         build_reduction("ring", model, [], read_losses, "cpu")
 
 

@@ -9,9 +9,7 @@ processes) resumes and saves it twice, `end` (one process) resumes the last.
 from __future__ import annotations
 
 import json
-import os
 import sys
-import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,9 +172,6 @@ def main(folder: str, target: str, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1], sys.argv[2], sys.argv[3:])
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)  # in OneFlow 0.9.0 a rank that merely raises waits for the others for ever
+    from ranks import run_rank
+
+    run_rank(main, sys.argv[1], sys.argv[2], sys.argv[3:])

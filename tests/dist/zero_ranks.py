@@ -6,10 +6,8 @@ python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/zero_ranks.py
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -275,9 +273,6 @@ def main(target: str, prefixes: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1], sys.argv[2:])
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)  # in OneFlow 0.9.0 a rank that merely raises waits for the others for ever
+    from ranks import run_rank
+
+    run_rank(main, sys.argv[1], sys.argv[2:])

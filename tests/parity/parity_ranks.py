@@ -8,9 +8,7 @@ Every rank runs the plain loop on local tensors by itself, so a rank that has dr
 from __future__ import annotations
 
 import json
-import os
 import sys
-import traceback
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
@@ -42,9 +40,6 @@ def main(target: str, prefixes: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1], sys.argv[2:])
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)  # in OneFlow 0.9.0 a rank that merely raises waits for the others for ever
+    from ranks import run_rank
+
+    run_rank(main, sys.argv[1], sys.argv[2:])

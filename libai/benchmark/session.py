@@ -189,7 +189,8 @@ def _run_block(process: ContenderProcess, measured: Measured, settings: Settings
 def _save(process: ContenderProcess, measured: Measured, saves: int, say: Callable[[str], object]) -> None:
     """Let a contender save, both kinds in turn; each save follows an iteration, else there is nothing new to save.
 
-    The kind that begins changes from pair to pair, so that neither gains from what the other left behind. An iteration follows each save in the background too, to see what the writing costs it.
+    The kind that begins changes from pair to pair, so that neither gains from what the other left behind. An iteration
+    follows each save in the background too, to see what the writing costs it.
     """
     for number in range(saves):
         for kind in ("sync", "async") if number % 2 == 0 else ("async", "sync"):

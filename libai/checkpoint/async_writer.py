@@ -65,9 +65,7 @@ class AsyncCheckpointer:
         if is_main_process():
             # the write must not hold on to the caller's tensors: their memory is his again
             shards = [
-                replace(
-                    shard, sources={name: Source(source.spec, _no_fetch) for name, source in shard.sources.items()}
-                )
+                replace(shard, sources={name: Source(source.spec, _no_fetch) for name, source in shard.sources.items()})
                 for shard in shards
             ]
             arguments = (self.root, iteration, shards, iter(arrays), state_bytes or b"")

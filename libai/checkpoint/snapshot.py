@@ -46,8 +46,8 @@ class HostSnapshot:
         """
         sources = [source for shard in shards for source in shard.sources.values()]
         if not is_main_process():
-            for source in sources:  # take part in the gathers
-                source.fetch() if source.local is None else source.local()
+            for source in sources:
+                (source.local or source.fetch)()  # take part in the gathers
             return []
         self._reserve([(shard.group, name, source.spec) for shard in shards for name, source in shard.sources.items()])
         gathered = 0

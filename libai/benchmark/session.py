@@ -35,7 +35,7 @@ class Settings:
     block_seconds: float = 1.0
     check_iterations: int = 8
     loss_tolerance: float = 1e-4
-    saves: int = 3
+    saves: int = 6
     start_seconds: float = 300.0
     answer_seconds: float = 300.0
 
@@ -189,10 +189,11 @@ def _run_block(process: ContenderProcess, measured: Measured, settings: Settings
 def _save(process: ContenderProcess, measured: Measured, saves: int, say: Callable[[str], object]) -> None:
     """Let a contender save, both kinds in turn; each save follows an iteration, else there is nothing new to save.
 
-    An iteration follows each save in the background too, to see what the writing costs it.
+    The kind that begins changes from pair to pair, so that neither gains from what the other left behind. An iteration
+    follows each save in the background too, to see what the writing costs it.
     """
     for number in range(saves):
-        for kind in ("sync", "async"):
+        for kind in ("sync", "async") if number % 2 == 0 else ("async", "sync"):
             process.ask("run", iterations=1, losses=False)
             answer = process.ask("save", kind=kind)
             if answer["event"] != "done":

@@ -102,6 +102,11 @@ def _contender_notes(c: Mapping[str, Any]) -> list[str]:
                 f", for {_spread(saves['async_seconds'], 1e3)} ms ({saves['async_seconds']['median'] / step:.1f} "
                 f"iterations, {_spread(saves['stall_share'], 100.0, unit=' %')} of that) in the background"
             )
+            fastest = saves["fastest"]
+            text += (
+                f"; the fastest of each {_short(fastest['sync_seconds'] * 1e3)} and "
+                f"{_short(fastest['async_seconds'] * 1e3)} ms ({_short(fastest['stall_share'] * 100)} %)"
+            )
         lines.append(
             f"{text}; the first in the background {_short(saves['async_first_seconds'] * 1e3)} ms. An iteration beside "
             f"the writing takes {_spread(saves['iteration_beside_seconds'], 1e3)} ms."

@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from libai.checkpoint.errors import CheckpointError
 from libai.checkpoint.layout import checkpoint_name
-from libai.checkpoint.sources import plan_shards
-from libai.checkpoint.writer import DEFAULT_SHARD_BYTES, fetch_all, on_rank_0, prepare, write_checkpoint
+from libai.checkpoint.snapshot import HostSnapshot
+from libai.checkpoint.sources import Source, plan_shards
+from libai.checkpoint.writer import DEFAULT_SHARD_BYTES, on_rank_0, prepare, write_checkpoint
 from libai.utils.distributed import is_main_process
 
 logger = logging.getLogger("libai.checkpoint")
@@ -24,8 +23,8 @@ logger = logging.getLogger("libai.checkpoint")
 class AsyncCheckpointer:
     """Saves checkpoints of a running job with a short stall; at most one is being written at any time.
 
-    Rank 0 keeps one copy of all tensors in host memory from the first save on (it is reused, which is what makes the
-    next snapshot fast); the other ranks need nothing beyond the gathers. Tensors may change as soon as `save` returns.
+    Rank 0 keeps one copy of all tensors in host memory from the first save to `close` (see `HostSnapshot`); the other
+    ranks need nothing beyond the gathers. Tensors may change as soon as `save` returns.
 
     Args:
         root: folder of the checkpoints.
@@ -51,7 +50,7 @@ class AsyncCheckpointer:
         self._after_write = after_write
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
-        self._buffers: dict[tuple[str, str], np.ndarray] = {}
+        self._snapshot = HostSnapshot()
 
     def save(self, iteration: int, tensors: Mapping[str, Mapping[str, Any]], state: Mapping[str, Any]) -> Path:
         """Take the snapshot and start to write it; returns the path it will have. Arguments as in `checkpoint.save`.
@@ -62,21 +61,14 @@ class AsyncCheckpointer:
         on_rank_0(self._finish)
         shards = plan_shards(tensors, self._shard_bytes)
         state_bytes = on_rank_0(lambda: prepare(self.root, iteration, shards, state))
-        names = [(shard.group, name) for shard in shards for name in shard.sources]
-        buffers = {}
-        for key, array in zip(names, fetch_all(shards)):
-            if array is not None:
-                buffers[key] = _copy_into_buffer(self._buffers.get(key), array)
+        arrays = self._snapshot.take(shards)
         if is_main_process():
-            self._buffers = buffers
             # the write must not hold on to the caller's tensors: their memory is his again
             shards = [
-                replace(
-                    shard, sources={name: replace(source, fetch=_no_fetch) for name, source in shard.sources.items()}
-                )
+                replace(shard, sources={name: Source(source.spec, _no_fetch) for name, source in shard.sources.items()})
                 for shard in shards
             ]
-            arguments = (self.root, iteration, shards, iter(list(buffers.values())), state_bytes or b"")
+            arguments = (self.root, iteration, shards, iter(arrays), state_bytes or b"")
             self._thread = threading.Thread(target=self._write, args=arguments, name=checkpoint_name(iteration))
             self._thread.start()
         self.stall_seconds = time.perf_counter() - start
@@ -87,10 +79,14 @@ class AsyncCheckpointer:
         if self._thread is None or not self._thread.is_alive():
             self._finish()
 
-    def close(self) -> None:
-        """Wait for the write in flight and raise its failure, on every rank alike. Collective. May be called again."""
+    def finish(self) -> None:
+        """Wait for the write in flight and raise its failure, on every rank alike. Collective."""
         on_rank_0(self._finish)
-        self._buffers = {}
+
+    def close(self) -> None:
+        """As `finish`, and give the memory of the snapshot back. May be called again."""
+        self.finish()
+        self._snapshot.free()
 
     def _finish(self) -> None:
         """Wait for the thread and raise what it failed with, once."""
@@ -109,14 +105,6 @@ class AsyncCheckpointer:
         except Exception as error:  # whatever it is, the training thread must learn of it
             logger.error("%s", error)
             self._failure = error if isinstance(error, CheckpointError) else _unexpected(error)
-
-
-def _copy_into_buffer(buffer: np.ndarray | None, array: np.ndarray) -> np.ndarray:
-    """A copy of `array`, in the memory of the previous snapshot where it fits: fresh pages cost more than the copy."""
-    if buffer is None or buffer.shape != array.shape or buffer.dtype != array.dtype:
-        return np.array(array, order="C", copy=True)
-    np.copyto(buffer, array)
-    return buffer
 
 
 def _no_fetch() -> None:

@@ -23,10 +23,15 @@ class Source:
     """One tensor to be saved. `fetch()` returns it on rank 0 (without a copy where it is in host memory already).
 
     For a global oneflow tensor `fetch` is collective: every rank calls it, the others than rank 0 get None.
+
+    local: for oneflow tensors, `fetch` without the wait for the device: the tensor itself, local and whole, on rank 0.
+    is_gathered: `local` and `fetch` bring it together from other ranks, which needs memory of its own.
     """
 
     spec: TensorSpec
     fetch: Callable[[], np.ndarray | None]
+    local: Callable[[], Any] | None = None
+    is_gathered: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,9 +98,9 @@ def _source_of(tensor: Any, what: str) -> Source:
             "into `state`."
         )
     spec = _spec(str(tensor.dtype).removeprefix("oneflow."), tuple(tensor.shape), what)
-    if tensor.is_global:
-        return Source(spec, lambda: _gather(tensor))
-    return Source(spec, lambda: tensor.detach().numpy())
+    if not tensor.is_global:
+        return Source(spec, lambda: tensor.detach().numpy(), tensor.detach)
+    return Source(spec, lambda: _to_array(_gather(tensor)), lambda: _gather(tensor), _is_spread(tensor))
 
 
 def _spec(dtype: str, shape: tuple[int, ...], what: str) -> TensorSpec:
@@ -106,8 +111,15 @@ def _spec(dtype: str, shape: tuple[int, ...], what: str) -> TensorSpec:
     return TensorSpec(dtype, tuple(int(size) for size in shape))
 
 
-def _gather(tensor: Any) -> np.ndarray | None:
-    """A global tensor as a full array on rank 0. Collective unless every rank of its placement holds it all."""
+def _is_spread(tensor: Any) -> bool:
+    """True when rank 0 does not hold all of a global tensor."""
+    import oneflow as flow
+
+    return any(sbp != flow.sbp.broadcast for sbp in tensor.sbp) or 0 not in np.asarray(tensor.placement.ranks)
+
+
+def _gather(tensor: Any) -> Any:
+    """A global tensor as a full local one on rank 0, None elsewhere. Collective unless every rank holds it all."""
     import oneflow as flow
 
     from libai.utils.distributed import is_main_process
@@ -118,4 +130,8 @@ def _gather(tensor: Any) -> np.ndarray | None:
         tensor = tensor.to_global(placement=tensor.placement, sbp=[broadcast] * len(tensor.sbp))
     if 0 not in np.asarray(tensor.placement.ranks):  # e.g. a later pipeline stage: hand it over to rank 0
         tensor = tensor.to_global(placement=flow.placement(tensor.placement.type, [0]), sbp=broadcast)
-    return tensor.to_local().numpy() if is_main_process() else None
+    return tensor.to_local() if is_main_process() else None
+
+
+def _to_array(tensor: Any) -> np.ndarray | None:
+    return None if tensor is None else tensor.numpy()

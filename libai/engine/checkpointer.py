@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import oneflow as flow
+
 from libai import __version__
 from libai.utils.distributed import broadcast_object, get_world_size, is_main_process
 from libai.utils.errors import UserError
@@ -36,7 +38,8 @@ class TrainerCheckpointer:
 
     Attributes:
         last_saved: the newest checkpoint that this object wrote, is writing, or resumed.
-        num_saves, stall_seconds: how often and how long saving has held up training.
+        num_saves, stall_seconds: how often and how long saving has held up training, counted from the moment at which
+            this rank's device has finished the iteration.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class TrainerCheckpointer:
         one before it, cannot be written.
         """
         self.trainer.check_finite()
+        flow._oneflow_internal.eager.Sync()  # the rest of the iteration is not a cost of the save
         start = time.perf_counter()
         iteration = self.trainer.completed_iters
         if iteration != self._last_saved_iter or self.last_saved is None:
@@ -81,7 +85,7 @@ class TrainerCheckpointer:
             self._last_saved_iter = iteration
             self.num_saves += 1
         elif best is not None:
-            self.close()  # it must be there before it can be marked
+            self.finish()  # it must be there before it can be marked
             self._after_write(self.last_saved, best)
         seconds = time.perf_counter() - start
         self.stall_seconds += seconds
@@ -144,6 +148,11 @@ class TrainerCheckpointer:
         except BaseException:
             self._in_flight = None
             raise
+
+    def finish(self) -> None:
+        """As `close`, but for a run that goes on: the memory of the background save is kept for the next one."""
+        if self._background is not None:
+            self._background.finish()
 
     def close(self) -> None:
         """Wait for what is still being written and raise what it failed with, on every rank alike. Collective."""

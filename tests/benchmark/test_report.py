@@ -35,7 +35,7 @@ def report():
         TIMES,
         **flops,
         cpu_blocks=TIMES,
-        saves={"sync": [0.2, 0.2], "async": [0.05, 0.01], "iteration_beside": [0.01, 0.01]},
+        saves={"sync": [0.1, 0.2, 0.4], "async": [0.05, 0.01, 0.02], "iteration_beside": [0.01, 0.01, 0.01]},
     )
     return planted.report_of(
         eager,
@@ -81,6 +81,11 @@ def test_the_stall_in_the_background_leaves_the_first_save_out(report):
     saves = contender(report, "eager")["saves"]
     assert saves["stall_share"]["median"] == pytest.approx(0.05)
     assert saves["async_first_seconds"] == 0.05
+
+
+def test_the_fastest_save_of_each_kind_is_given_beside_the_medians(report):
+    fastest = contender(report, "eager")["saves"]["fastest"]
+    assert fastest == {"sync_seconds": 0.1, "async_seconds": 0.01, "stall_share": pytest.approx(0.1)}
 
 
 def test_the_table_shows_every_contender_and_the_notes_the_rest(report):

@@ -123,6 +123,21 @@ def test_check_does_not_wait(tmp_path, gate):
     checkpointer.close()
 
 
+def test_memory_stays_between_saves_and_goes_at_the_end(tmp_path):
+    checkpointer, array = AsyncCheckpointer(tmp_path), np.ones(1000)
+    addresses = []
+    for iteration in (1, 2):
+        checkpointer.save(iteration, {"model": {"a": array}}, {})
+        checkpointer.finish()
+        addresses += [slot.array.ctypes.data for slot in checkpointer._snapshot._slots]
+    assert len(addresses) == 2 and addresses[0] == addresses[1]
+    checkpointer.close()
+    assert not checkpointer._snapshot._slots
+    checkpointer.save(3, {"model": {"a": array}}, {})
+    checkpointer.close()
+    assert checkpoint.verify(tmp_path / "iter_0000003") == []
+
+
 def test_retention_runs_after_each_write(tmp_path):
     checkpointer = AsyncCheckpointer(tmp_path, after_write=lambda path: checkpoint.prune(path.parent, 2))
     for iteration in range(5):

@@ -15,13 +15,13 @@ from libai import checkpoint
 REPO = Path(__file__).resolve().parents[2]
 
 _JOB = """
-import os, sys, traceback
+import os, sys, threading, traceback
 
 def main(root):
     import numpy as np
     import oneflow as flow
     from libai import checkpoint
-    from libai.checkpoint import writer
+    from libai.checkpoint import async_writer, snapshot, writer
     from libai.utils.distributed import get_rank
 
     B, S = flow.sbp.broadcast, flow.sbp.split
@@ -33,8 +33,16 @@ def main(root):
     tensors["local"] = flow.tensor(x + get_rank())  # taken from rank 0
 
     path = checkpoint.save(root, 1, {"model": tensors}, {"rank": get_rank()}, shard_bytes=600)
+    snapshot._MAX_GATHERED_BYTES = 300  # wait in the middle, as with a large model
+    write, waiting = async_writer.write_checkpoint, threading.Event()
+    async_writer.write_checkpoint = lambda *arguments: waiting.wait(30) and write(*arguments)
     checkpointer = checkpoint.AsyncCheckpointer(root)
-    checkpointer.save(2, {"model": tensors}, {})
+    changing = {name: tensor.clone() for name, tensor in tensors.items()}
+    checkpointer.save(2, {"model": changing}, {})
+    for tensor in changing.values():  # training goes on while the write has not even begun
+        tensor.zero_()
+    assert all((tensor.numpy() == 0).all() for tensor in changing.values())
+    waiting.set()
     checkpointer.close()
 
     module = flow.nn.Module()

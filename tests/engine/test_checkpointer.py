@@ -60,6 +60,27 @@ def test_a_background_save_holds_the_weights_of_its_iteration(tmp_path):
             assert np.array_equal(loaded.tensors["model"][name], array), (path.name, name)
 
 
+def test_background_saves_equal_those_on_the_spot(mode, tmp_path):
+    """Nothing but the save waits for the device here, which is still at work on the iteration when it begins."""
+    saved = {}
+    for async_save in (False, True):
+        trainer = make(mode)
+        saver = TrainerCheckpointer(trainer, tmp_path / str(async_save), async_save=async_save)
+        trainer.register_hooks([CheckpointHook(saver, period=1)])
+        trainer.train(0, 5)
+        saved[async_save] = checkpoint.list_checkpoints(saver.root)
+    assert len(saved[True]) == 5
+    for on_the_spot, background in zip(saved[False], saved[True]):
+        expected, found = checkpoint.load(on_the_spot).tensors, checkpoint.load(background).tensors
+        assert found.keys() == expected.keys() == {"model", "optimizer"}
+        for group in expected:
+            assert set(found[group]) == set(expected[group])
+            for name in expected[group]:
+                assert np.array_equal(found[group][name], expected[group][name]), (background.name, name)
+    weights = [checkpoint.load(path).tensors["model"] for path in saved[True][-2:]]
+    assert any(not np.array_equal(weights[0][name], weights[1][name]) for name in weights[0]), "the control"
+
+
 @pytest.mark.parametrize("async_save", [False, True])
 def test_newest_every_nth_and_best_stay(tmp_path, async_save):
     trainer = make()

@@ -12,6 +12,8 @@ import time
 import jobs
 import pytest
 
+from libai import checkpoint
+
 CONFIG = "configs/mlp_digits.py"
 #: slow enough to be hit in the middle; the hook below makes one iteration last
 ITERATIONS = 40
@@ -42,6 +44,25 @@ class SignalAt(HookBase):
     def before_step(self):
         if self.trainer.iter + 1 == self.iteration:
             os.kill(os.getpid(), self.signum)
+
+class SignalInSave(HookBase):
+    """Sends this process SIGTERM while its n-th checkpoint is being written, and notes what is on disk just then."""
+    def __init__(self, number):
+        self.number = number
+    def before_train(self):
+        from libai.checkpoint import durable
+        saves = 0
+        def interrupt(name):
+            nonlocal saves
+            if name != "fsync model.safetensors":
+                return
+            saves += 1
+            if saves == self.number:
+                with open(os.environ["SEEN_IN_SAVE"], "w") as file:
+                    file.write("\\n".join(sorted(os.listdir(os.environ["CHECKPOINTS"]))))
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(1)  # so that a write in the background is still going on when the loop has stopped
+        durable.fault_point = interrupt
 
 class Fails(HookBase):
     """A hook with a mistake in one iteration."""
@@ -141,6 +162,43 @@ def test_a_signal_to_the_launcher_saves_and_resumes_the_identical_curve(tmp_path
     resumed = jobs.train_sh(CONFIG, procs, *settings, f"train.output_dir={folder}", "--resume")
     assert resumed.returncode == 0, resumed
     assert without_timings(folder) == without_timings(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("async_save", "graph", "procs"),
+    [
+        ("false", "false", 1),
+        ("true", "false", 1),
+        pytest.param("true", "true", 2, marks=[pytest.mark.slow, pytest.mark.launch]),
+    ],
+)
+def test_a_signal_during_a_save_is_heeded_and_the_curve_goes_on(tmp_path, hooks_on_path, async_save, graph, procs):
+    sizes = ["train.global_batch_size=32", f"train.train_micro_batch_size={32 // procs}"]
+    settings = [*SETTINGS, *sizes, f"graph.enabled={graph}", f"train.checkpointer.async_save={async_save}"]
+
+    def job(folder, *arguments, **environment):
+        run = jobs.train_net if procs == 1 else lambda config, *rest, **env: jobs.train_sh(config, procs, *rest, **env)
+        return run(CONFIG, *settings, *arguments, f"train.output_dir={folder}", **environment)
+
+    whole, folder = tmp_path / "whole", tmp_path / "stopped"
+    straight = job(whole)
+    assert straight.returncode == 0, straight
+    seen, checkpoints = tmp_path / "seen", folder / "checkpoints"
+    hook = "train.extra_hooks=[{_target_: signal_hooks.SignalInSave, number: 2}]"
+    noted = {"SEEN_IN_SAVE": str(seen), "CHECKPOINTS": str(checkpoints)}
+    done = job(folder, hook, "train.checkpointer.period=5", **noted, **hooks_on_path)
+    assert done.returncode == 75, done
+    names = seen.read_text().splitlines()
+    assert [name[: len(".saving-iter_0000010")] for name in names] == [".saving-iter_0000010", "iter_0000005"]
+    stopped_at = json.loads((folder / "summary.json").read_text())["iterations"]
+    assert 10 <= stopped_at < ITERATIONS
+    assert {"iter_0000010", f"iter_{stopped_at:07d}"} <= {path.name for path in checkpoints.iterdir()}
+    assert all(checkpoint.verify(path) == [] for path in checkpoints.iterdir()), "nothing half-written is left"
+    assert without_timings(folder) == without_timings(whole)[:stopped_at]
+
+    resumed = job(folder, "--resume")
+    assert resumed.returncode == 0, resumed
+    assert without_timings(folder) == without_timings(whole)
 
 
 @pytest.mark.slow

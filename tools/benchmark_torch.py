@@ -302,9 +302,11 @@ def _trainer(args: argparse.Namespace) -> Trainer:
         raise Unavailable("neither a config nor --case FOLDER was named")
     tool = Path(__file__).resolve().with_name("export_case.py")
     with tempfile.TemporaryDirectory() as folder:
-        exported = subprocess.run(
-            [args.python, str(tool), folder, *args.words], stdout=sys.stderr, stderr=subprocess.PIPE, text=True
-        )
+        command = [args.python, str(tool), folder, *args.words]
+        try:
+            exported = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
+        except OSError as error:
+            raise Unavailable(f"--python {args.python} cannot be started ({error.strerror})") from None
         if exported.returncode != 0:
             reason = (exported.stderr.strip().splitlines() or ["no message"])[-1]
             raise Unavailable(f"tools/export_case.py ended with code {exported.returncode}: {reason}")

@@ -115,7 +115,7 @@ def plan_cases(wanted: Wanted) -> list[Case]:
         for count in wanted.processes:
             entries += _entries(wanted, config, overrides, modes, count)
         entries += [
-            Entry(name, (*command, config, *overrides, *MEASURED_TRAINING), {"PYTHONPATH": _python_path(wanted.tool)})
+            Entry(name, (*command, config, *overrides, *MEASURED_TRAINING), _environment_of_command(wanted.tool))
             for name, command in wanted.contenders.items()
         ]
         names = [entry.name for entry in entries]
@@ -133,9 +133,10 @@ def plan_cases(wanted: Wanted) -> list[Case]:
     return cases
 
 
-def _python_path(tool: Path) -> str:
-    """With the repository in front, so that any program can import the protocol."""
-    return os.pathsep.join([str(tool.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+def _environment_of_command(tool: Path) -> dict[str, str]:
+    """So that any program can import the protocol, and `python` is the interpreter with OneFlow that runs this."""
+    found = {"PYTHONPATH": str(tool.parent.parent), "PATH": str(Path(sys.executable).parent)}
+    return {name: os.pathsep.join([first, *filter(None, [os.environ.get(name)])]) for name, first in found.items()}
 
 
 def without_folders(word: str) -> str:

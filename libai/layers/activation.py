@@ -71,12 +71,13 @@ def _erf_gelu(x: flow.Tensor, with_slope: bool) -> tuple[flow.Tensor, flow.Tenso
     for _ in range(3):
         excess = (excess + 2.0).mul_(excess)  # (1 + e)^2 - 1, which keeps the digits of a small e
     tail = flow.reciprocal(flow.square(flow.square(excess.add_(1.0)))).mul_(0.5)
-    # not relu: it would turn a NaN into 0
-    value = (x + size).mul_(0.5) - near * tail
-    if not with_slope:
-        return value, None
-    left = _polynomial(near, _SLOPE) * tail
-    return value, flow.sign(x) * left.mul_(-1.0).add_(0.5) + 0.5
+    slope = None
+    if with_slope:
+        right = _polynomial(near, _SLOPE).mul_(tail).mul_(-1.0).add_(0.5)
+        slope = flow.sign(x).mul_(right).add_(0.5)
+    # (x + |x|) / 2, and not relu: it would turn a NaN into 0. Subtracted, since a sum of equal shapes is a slow kernel.
+    value = size.mul_(-1.0).sub_(x).mul_(-0.5)
+    return value.sub_(near.mul_(tail)), slope
 
 
 def _tanh_gelu(x: flow.Tensor, with_slope: bool) -> tuple[flow.Tensor, flow.Tensor | None]:

@@ -81,9 +81,9 @@ def _eager_layer_norm(eps: float) -> type[flow.autograd.Function]:
     class EagerLayerNorm(flow.autograd.Function):
         @staticmethod
         def forward(ctx, rows, weight, bias):
-            size, mean = rows.shape[1], _mean_vector(rows)
-            centred = rows - widen_column(flow.matmul(rows, mean), size)
-            scale = widen_column(flow.rsqrt(flow.matmul(flow.square(centred), mean) + eps), size)
+            size = rows.shape[1]
+            centred = rows - widen_column(_row_mean(rows), size)
+            scale = widen_column(flow.rsqrt(_row_mean(flow.square(centred)) + eps), size)
             unit = centred.mul_(scale)
             ctx.save_for_backward(unit, scale, weight)
             return (unit * weight).add_(bias)
@@ -103,6 +103,11 @@ def _eager_layer_norm(eps: float) -> type[flow.autograd.Function]:
             return (grad * weight).sub_(mean).sub_(along).mul_(scale), grad_weight, grad_bias
 
     return EagerLayerNorm
+
+
+def _row_mean(rows: flow.Tensor) -> flow.Tensor:
+    """(N, D) -> (N, 1), where OneFlow takes no gradient: its mean is quicker than a product, its gradient slow."""
+    return flow._C.reduce_mean(rows, (1,), True)
 
 
 def _mean_vector(rows: flow.Tensor) -> flow.Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +86,12 @@ def test_a_wrong_override_is_found_before_anything_starts():
 def test_reports_hold_no_folders_of_a_machine():
     assert without_folders("data.path=/somewhere/else/file.bin") == "data.path=.../file.bin"
     assert without_folders("configs/mlp_digits.py") == "configs/mlp_digits.py"
+
+
+def test_python_in_a_command_is_the_interpreter_of_the_benchmark(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    (case,) = plan(modes=("eager",), contenders={"torch": ("elsewhere/python", "script.py")})
+    (torch,) = (entry for entry in case.entries if entry.name == "torch")
+    assert torch.environment["PATH"] == os.pathsep.join([str(Path(sys.executable).parent), "/nowhere"])
+    assert shutil.which("python", path=torch.environment["PATH"]), "the contender could not export its case"
+    assert torch.command[:3] == ("elsewhere/python", "script.py", CONFIG)

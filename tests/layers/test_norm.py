@@ -8,6 +8,7 @@ import pytest
 from layer_checks import WAYS, relative_error, run
 from oneflow import nn
 
+from libai.layers import norm
 from libai.layers.norm import LayerNorm, RMSNorm
 
 
@@ -81,6 +82,15 @@ def test_a_mean_far_from_zero_costs_no_more_digits_than_float32_loses():
     found = run(make_layer(LayerNorm, weight, bias), x, grad, "eager")
     expected = layer_norm_float64(x, weight, bias, grad, 1e-5)
     assert relative_error(found["y"], expected["y"]) < 5e-3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_native_layer_of_other_devices_runs_in_every_way(way, monkeypatch):
+    monkeypatch.setattr(norm, "is_on_cpu", lambda x: False)
+    x, weight, bias, grad = make_case((6, 40))
+    found = run(make_layer(LayerNorm, weight, bias), x, grad, way)
+    for name, expected in layer_norm_float64(x, weight, bias, grad, 1e-5).items():
+        assert relative_error(found[name], expected) < 1e-6, name
 
 
 def test_eps_is_used():

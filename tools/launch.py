@@ -270,10 +270,11 @@ class _Unwatched:
         raise _AllStarted
 
 
-def start_ranks(job: Job, ranks: list[Rank], stderr_folder: Path) -> None:
+def start_ranks(job: Job, ranks: list[Rank], output_folder: Path) -> None:
     """Start the processes of this machine through `oneflow.distributed.launch`; append each to `ranks` at once.
 
-    Rank 0 writes to the terminal; the stderr of the others is appended to `stderr_folder`/rank_<number>.stderr.
+    Rank 0 writes to the terminal; the stderr of the others is appended to `output_folder`/rank_<number>.stderr, and so
+    is in a run of tools/train_net.py their stdout. Other programs may have something to say on every rank.
     """
 
     def start(command: list[str], env: dict[str, str], **_: object) -> _Unwatched:
@@ -283,9 +284,10 @@ def start_ranks(job: Job, ranks: list[Rank], stderr_folder: Path) -> None:
         if number == 0:
             ranks.append(Rank(number, subprocess.Popen(command, env=env, start_new_session=True)))
             return _Unwatched()
-        path = stderr_folder / f"rank_{number}.stderr"
+        path = output_folder / f"rank_{number}.stderr"
         with open(path, "ab") as file:
-            process = subprocess.Popen(command, env=env, start_new_session=True, stderr=file)
+            stdout = file if job.output_dir is not None else None
+            process = subprocess.Popen(command, env=env, start_new_session=True, stdout=stdout, stderr=file)
             ranks.append(Rank(number, process, stderr=path, stderr_start=file.tell()))
         return _Unwatched()
 
@@ -357,7 +359,7 @@ def launch(job: Job, limits: Limits) -> Outcome:
         os.environ[rank_notes.LOCAL_RANKS_VARIABLE] = str(job.num_processes)
         with supervisor.handling_signals():
             try:
-                start_ranks(job, supervisor.ranks, _stderr_folder(job, notes_folder))
+                start_ranks(job, supervisor.ranks, _output_folder(job, notes_folder))
                 supervisor.wait()
             except BaseException:
                 supervisor.end(signal.SIGKILL)
@@ -392,8 +394,8 @@ def _report_end(supervisor: Supervisor, job: Job, notes_folder: str, code: int) 
     return None if note.get("iteration") is None else (note["kind"], note["iteration"])
 
 
-def _stderr_folder(job: Job, notes_folder: str) -> Path:
-    """Where ranks above 0 write their stderr: the job's output folder, where one is known and can be written."""
+def _output_folder(job: Job, notes_folder: str) -> Path:
+    """Where ranks above 0 print: the job's output folder, where one is known and can be written."""
     if job.output_dir is not None:
         with contextlib.suppress(OSError):
             job.output_dir.mkdir(parents=True, exist_ok=True)

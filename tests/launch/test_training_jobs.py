@@ -112,3 +112,10 @@ def test_a_rank_that_raises_ends_the_job_in_seconds(folder, mode):
     assert result.returncode == 1, result
     assert "planted on one rank" in result.stderr and "rank 1" in result.stderr, result
     assert time.monotonic() - begin < 60  # seconds on an idle machine; a hang would last for ever
+
+
+def test_only_rank_0_prints_to_the_terminal(folder):
+    hook = "train.extra_hooks=[{_target_: user_models.Chatty}]"
+    result = start(folder, "chatty", 2, "eager", "train.train_iter=2", hook)
+    assert "rank 0 speaking" in result.stdout and "rank 1" not in result.stdout + result.stderr
+    assert "rank 1 speaking" in (folder / "chatty" / "rank_1.stderr").read_text()

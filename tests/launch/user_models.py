@@ -87,3 +87,10 @@ class NotFinite(Good):
 
     def forward(self, x, y):
         return {"losses": {"cls": super().forward(x, y)["losses"]["cls"] * float("nan")}}
+
+
+class Chatty(HookBase):
+    """Prints on every rank, as a user's own code may."""
+
+    def before_train(self):
+        print(f"rank {get_rank()} speaking", flush=True)

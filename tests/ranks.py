@@ -14,16 +14,14 @@ from libai.utils.distributed import barrier
 def run_rank(main: Callable[..., Any], *arguments: Any) -> NoReturn:
     """Call `main` and end the process, all ranks together.
 
-    Always past the exit handlers: in OneFlow 0.9.0 a rank that merely raises waits for the others for ever, and after
-    many graphs in one process the handlers themselves have been seen to hang.
+    After a failure past the exit handlers: in OneFlow 0.9.0 a rank that merely raises waits for the others for ever.
+    After success through them: a rank that is gone too early makes the others abort.
     """
     try:
         main(*arguments)
         barrier()
-        code = 0
     except BaseException:
         traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        sys.stderr.flush()
+        os._exit(1)
+    sys.exit(0)

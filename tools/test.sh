@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: bash tools/test.sh                    lint, format check, types, then every test
+# usage: bash tools/test.sh                    lint, format check, types, then the tests but tests/dist
 #        bash tools/test.sh tests/config -k …  only pytest, with these arguments
 # Makes the project's Python environment when there is none (tools/env.sh).
 set -euo pipefail

@@ -66,7 +66,11 @@ class GraphTrainer(ModelTrainer):
         self.debug = debug
         self.auto_parallel = auto_parallel
         self.build_seconds: float | None = None
-        self._step_inputs = StepInputs(len(self.optimizer.param_groups), self.mesh.pipeline, self.layout.replicate)
+        groups = self.optimizer.param_groups
+        self._corrects_bias = any("betas" in group for group in groups)
+        self._step_inputs = StepInputs(
+            len(groups), self.mesh.pipeline, self.num_accumulation_steps, self._corrects_bias, self.layout.constant
+        )
         self._weighted = self._counts_items and self.num_accumulation_steps > 1
         self._train_graph: TrainGraph | None = None
         self._shapes: Shapes | None = None
@@ -88,8 +92,8 @@ class GraphTrainer(ModelTrainer):
         batches = [self.name_inputs(batch) for batch in micro_batches]
         if self._is_ragged(batches):
             return self._update_eagerly([self.to_device(batch) for batch in batches])
-        inputs, shares = self._inputs(batches)
         self._set_step_inputs()
+        inputs, shares = self._inputs(batches)
         if self._train_graph is None:
             self._build(inputs)
         assert self._train_graph is not None
@@ -114,7 +118,7 @@ class GraphTrainer(ModelTrainer):
         """`(keyword arguments of the graph, shares)` for the micro-batches of one iteration."""
         steps = self.num_accumulation_steps
         batch = self.to_device(_join(batches))
-        inputs: dict[str, Any] = {"batch": self.layout.lay_out_batch(batch)}
+        inputs: dict[str, Any] = {"batch": self.layout.lay_out_batch(batch), "step": self._step_inputs.tensors}
         shares: Sequence[float] | flow.Tensor = [1.0 / steps] * steps
         if self._weighted:
             size = len(next(iter(batch.values()))) // steps
@@ -155,8 +159,10 @@ class GraphTrainer(ModelTrainer):
     def _set_step_inputs(self) -> None:
         step = self.optimizer._state["step"]
         for index, group in enumerate(self.optimizer.param_groups):
-            bias1, bias2 = bias_corrections(group, step)
-            self._step_inputs.set(index, lr=float(group["lr"]), bias1=bias1, bias2=bias2)
+            self._step_inputs.set(index, lr=float(group["lr"]))
+            if self._corrects_bias:
+                bias1, bias2 = bias_corrections(group, step)
+                self._step_inputs.set(index, bias1=bias1, bias2=bias2)
 
     # ------------------------------------------------------------------ compilation
 
@@ -170,7 +176,6 @@ class GraphTrainer(ModelTrainer):
         graph = TrainGraph(
             self.model,
             self.optimizer,
-            self._step_inputs,
             self.layout,
             num_accumulation_steps=self.num_accumulation_steps,
             max_grad_norm=self.max_grad_norm,
@@ -240,7 +245,9 @@ class GraphTrainer(ModelTrainer):
         parameters = dict(self.model.named_parameters())
         if self._train_graph is not None:
             state = self._train_graph.state_dict()
-            exported, counts = export_graph_state(state, MODULE_NAME, parameters, self.optimizer)
+            # only with loss scaling, which may leave an update out, does the graph count
+            step = None if self.amp == "fp16" else self.optimizer._state["step"]
+            exported, counts = export_graph_state(state, MODULE_NAME, parameters, self.optimizer, step)
             return exported, {**counts, **self._loss_scale_state()}
         if self._state_to_load is not None:
             tensors, scalars = self._state_to_load

@@ -1,9 +1,9 @@
 """The compiled training step and the compiled evaluation forward, for any module that keeps the model contract.
 
 `TrainGraph` departs from a textbook `nn.Graph` in one way: what changes from iteration to iteration (each group's
-learning rate, Adam's bias corrections) is not baked into the compiled job or recomputed there in float32, but read from
-small buffers that the host sets. So every scheduler works, a changed rate takes effect, and a step equals the eager one
-to the last bits. docs/decisions/0001-graph-reads-rates-from-buffers.md tells why and how.
+learning rate, Adam's bias corrections) is not baked into the compiled job or recomputed there in float32, but given to
+every call as small inputs. So every scheduler works, a changed rate takes effect, and a step equals the eager one to
+the last bits. docs/decisions/0001-graph-reads-rates-from-inputs.md tells why and how.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,12 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
 
-from libai.engine.graph_variables import read_copies_of_variables
+from libai.engine.graph_variables import (
+    first_of_equal,
+    read_copies_of_variables,
+    remove_op,
+    remove_step_count,
+)
 from libai.engine.model_contract import read_losses, total_loss
 from libai.optim import make_clip_norm_exact
 from libai.parallel import GlobalLayout, Layout, LocalLayout, Mesh, named_tensors
@@ -30,34 +36,41 @@ MODULE_NAME = "model"
 _CLIP_NORM_READER = "System-ClipGradient-GlobalNorm-AddEps"
 #: options that decide which inputs an update op has, so that one compiled update has one value of each
 _STRUCTURAL = ("amsgrad", "centered")
+#: the inputs of a job that hold the scalars of `StepInputs`
+_STEP_INPUT = re.compile(r"_((?:lr|bias1|bias2)_\d+_\d+)$")
 
 
-class StepInputs(nn.Module):
-    """The host-set scalars of a compiled step: `lr`, `bias1` and `bias2` of each optimizer group, on each stage.
+class StepInputs:
+    """The host-set scalars of a compiled step: `lr` of each optimizer group, on each stage, and with `corrects_bias`
+    (Adam and its kin) `bias1` and `bias2`.
 
-    Buffers `<scalar>_<group>_<stage>`, `(1,)` float32, written only when the value changes. `replicate(tensor, stage)`
-    puts one on its stage: a variable that had to be sent to another rank would abort the process (ONEFLOW.md 7).
+    `tensors`: name `<scalar>_<group>_<stage>` → `(num_micro_batches,)` float32, all elements equal (an input of a graph
+    that accumulates is cut into micro-batches), as keyword arguments of the graph. A changed value is a new tensor: to
+    write into one that the running step reads would wait for the step. `constant(value, size, stage)` makes one where
+    its stage is: nothing may be sent between ranks for it.
     """
 
-    def __init__(self, num_groups: int, num_stages: int, replicate: Callable[[flow.Tensor, int], flow.Tensor]):
-        super().__init__()
+    def __init__(
+        self,
+        num_groups: int,
+        num_stages: int,
+        num_micro_batches: int,
+        corrects_bias: bool,
+        constant: Callable[[float, int, int], flow.Tensor],
+    ):
+        self.tensors: dict[str, flow.Tensor] = {}
         self._values: dict[tuple[str, int], float] = {}
-        self._num_stages = num_stages
+        self._num_stages, self._size, self._constant = num_stages, num_micro_batches, constant
         for group in range(num_groups):
-            for stage in range(num_stages):
-                for scalar in ("lr", "bias1", "bias2"):
-                    self.register_buffer(f"{scalar}_{group}_{stage}", replicate(flow.zeros(1), stage))
+            self.set(group, lr=0.0, **({"bias1": 1.0, "bias2": 1.0} if corrects_bias else {}))
 
     def set(self, group: int, **scalars: float) -> None:
-        """Write those scalars of a group that changed since the last call; no synchronisation."""
+        """Replace those scalars of a group that changed since the last call; no synchronisation, no communication."""
         for scalar, value in scalars.items():
             if self._values.get((scalar, group)) != value:
                 self._values[scalar, group] = value
                 for stage in range(self._num_stages):
-                    self._buffers[f"{scalar}_{group}_{stage}"].fill_(value)
-
-    def forward(self) -> None:
-        """Nothing: the buffers are read by name."""
+                    self.tensors[f"{scalar}_{group}_{stage}"] = self._constant(value, self._size, stage)
 
 
 class protect_graph_launches:
@@ -194,7 +207,6 @@ class TrainGraph(_Graph):
     Args:
         model: the user's module, its parameters already laid out (local, or global in a multi-process job).
         optimizer: over the parameters of `model`.
-        step_inputs: what the host sets before each call.
         layout: of `model`; default: local tensors.
         num_accumulation_steps: the inputs hold this many micro-batches, joined on axis 0.
         max_grad_norm, norm_type: clip over all groups together, after accumulation.
@@ -211,7 +223,6 @@ class TrainGraph(_Graph):
         self,
         model: nn.Module,
         optimizer: flow.optim.Optimizer,
-        step_inputs: StepInputs,
         layout: Layout | None = None,
         *,
         num_accumulation_steps: int = 1,
@@ -224,7 +235,6 @@ class TrainGraph(_Graph):
     ):
         super().__init__()
         self.model = model
-        self.step_inputs = step_inputs
         self._layout = layout = layout or LocalLayout(Mesh())
         self._num_groups = len(optimizer.param_groups)
         self._accumulation = num_accumulation_steps
@@ -251,10 +261,9 @@ class TrainGraph(_Graph):
                 flow.amp.GradScaler(init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000)
             )
 
-    def build(self, batch: dict[str, Any], share: Any = None, key: Any = None) -> Any:
-        """Trace one micro-batch. `batch`: forward's arguments; `share`: its weight; `key`: its random key."""
-        for name in self._module_step_inputs()._buffers:
-            getattr(self.step_inputs, name) * 1.0  # a use in the trace makes the buffer a variable of the job
+    def build(self, batch: dict[str, Any], step: dict[str, Any], share: Any = None, key: Any = None) -> Any:
+        """Trace one micro-batch. `batch`: forward's arguments; `step`: `StepInputs.tensors`, which only the completed
+        job reads; `share`: the micro-batch's weight; `key`: its random key."""
         with self._random_scope(key), self._layout.source_ops():
             outputs = self.model(**batch)
         losses, metrics = read_losses(outputs, self.model.to(nn.Module))
@@ -266,9 +275,6 @@ class TrainGraph(_Graph):
         # replaced by the norm that clipping computes once the job is complete
         norm = total.detach() * 1.0 if self._clips else None
         return losses, {name: value.detach() for name, value in metrics.items()}, norm
-
-    def _module_step_inputs(self) -> StepInputs:
-        return self.step_inputs.to(nn.Module)
 
     # ------------------------------------------------------------------ OneFlow 0.9.0 internals
 
@@ -292,23 +298,37 @@ class TrainGraph(_Graph):
         del confs[1:]
 
     def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
-        """OneFlow has completed the job: connect each parameter's update to its group's buffers and values."""
+        """OneFlow has completed the job: connect each parameter's update to its group's inputs and values."""
         make_clip_norm_exact(self._full_job_proto)
         if self._accumulation > 1 or self._layout.cuts_parameters:
             read_copies_of_variables(self._full_job_proto, _variable_names(self.model))
         norm_source = None
-        for op in self._full_job_proto.net.op:
+        step_values = self._step_values()
+        for op in list(self._full_job_proto.net.op):
             if not op.HasField("user_conf"):
                 continue
             if op.name.startswith(_CLIP_NORM_READER):
                 norm_source = op.user_conf.input["in"].s[0]
             elif "learning_rate" in op.user_conf.input and "model" in op.user_conf.input:
-                self._connect_update(op.user_conf)
+                self._connect_update(op.user_conf, step_values)
         if self._clips:
             self._return_norm(norm_source, out2name)
+        if not self._scales_loss:
+            remove_step_count(self._full_job_proto)
         super()._Graph__rebuild_outputs(out2name)
 
-    def _connect_update(self, update: Any) -> None:
+    def _step_values(self) -> dict[str, str]:
+        """Where the completed job has each of the step's inputs as a `(1,)` value: name → output of an operation."""
+        found = {}
+        for op in list(self._full_job_proto.net.op):
+            # nn.Graph calls an input `_<graph>_input.<path>_<name>`, and no name of ours has a dot
+            name = _STEP_INPUT.search(op.name) if op.HasField("input_conf") else None
+            if name is not None:
+                source = f"{op.name}/out"
+                found[name[1]] = first_of_equal(self._full_job_proto, op) if self._accumulation > 1 else source
+        return found
+
+    def _connect_update(self, update: Any, step_values: Mapping[str, str]) -> None:
         variable = update.input["model"].s[0].split("/")[0]
         group = self._group_of[variable]
         conf = self._group_confs[group]
@@ -319,7 +339,7 @@ class TrainGraph(_Graph):
             inputs.update(bias_correction1=f"bias1_{place}", bias_correction2=f"bias2_{place}")
         for argument, name in inputs.items():
             if argument in update.input:
-                update.input[argument].s[0] = f"step_inputs.{name}/out"
+                update.input[argument].s[0] = step_values[name]
         update.attr["learning_rate_scale"].at_float = 1.0
         # AdamW and LAMB decay in the update op; the others through a regularizing op made for each variable
         update.attr["weight_decay"].at_float = conf.weight_decay_conf.weight_decay_rate
@@ -341,7 +361,7 @@ class TrainGraph(_Graph):
                 setattr(op.output_conf, "in", norm_source)
                 del op.output_conf.blob_conf.shape.dim[:]
         del job.helper.lbn2logical_blob_desc[f"{output_name}/out"].shape.dim[:]
-        _remove_op(job, unused.split("/")[0])
+        remove_op(job, unused.split("/")[0])
 
 
 class EvalGraph(_Graph):
@@ -408,21 +428,3 @@ def _copy(message: Any) -> Any:
     duplicate = type(message)()
     duplicate.CopyFrom(message)
     return duplicate
-
-
-def _remove_op(job: Any, name: str) -> None:
-    """Take an operation that nothing reads any more out of a job."""
-    for i, op in enumerate(job.net.op):
-        if op.name == name:
-            del job.net.op[i]
-            break
-    for group in job.placement.placement_group:
-        if name in group.op_set.op_name:
-            group.op_set.op_name.remove(name)
-    views = job.job_parallel_view_conf
-    for table in (
-        views.op_name2sbp_signature_conf,
-        views.op_name2nd_sbp_signature_conf,
-        views.op_name2is_local_parallel_view,
-    ):
-        table.pop(name, None)

@@ -434,8 +434,8 @@ class ModelTrainer(TrainerBase):
         if isinstance(value, flow.Tensor):
             tensor = value
         else:
-            array = np.ascontiguousarray(value)
-            if array.dtype == np.uint16:  # oneflow 0.9.0 has no such type
+            array = value if type(value) is np.ndarray and value.flags.c_contiguous else np.ascontiguousarray(value)
+            if array.dtype.char == "H":  # uint16, a type that oneflow 0.9.0 has not
                 array = array.astype(np.int32)
             tensor = flow.from_numpy(array) if array.ndim else flow.tensor(array)
         return tensor if self.device == "cpu" else tensor.to(self.device)
@@ -447,9 +447,14 @@ class ModelTrainer(TrainerBase):
         """
         scales, shares = self._scales(batches)
         losses, metrics = [], []
+        needs_scope = self.draws_randomness or self.layout.is_global
         for micro, (batch, scale) in enumerate(zip(batches, scales)):
-            with self.random_scope(micro), self.layout.source_ops():
-                step_losses, step_metrics = read_losses(self._call(forward, batch), self.model)
+            if needs_scope:
+                with self.random_scope(micro), self.layout.source_ops():
+                    outputs = self._call(forward, batch)
+            else:
+                outputs = self._call(forward, batch)
+            step_losses, step_metrics = read_losses(outputs, self.model)
             total = total_loss(step_losses)
             if isinstance(scale, flow.Tensor):
                 scale = self.layout.replicate(scale)
@@ -507,9 +512,10 @@ class ModelTrainer(TrainerBase):
     # ------------------------------------------------------------------ learning rate
 
     def _current_lr(self) -> float:
-        return float(
-            max([group["lr"] for group in self.optimizer.param_groups])
-        )  # a list: half the time of a generator
+        groups = self.optimizer.param_groups
+        if len(groups) == 1:
+            return float(groups[0]["lr"])
+        return float(max([group["lr"] for group in groups]))  # a list: half the time of a generator
 
     def _step_schedule(self) -> None:
         """Advance the schedule; keeps the rate that the update just made has used in `self.lr`."""

@@ -59,7 +59,7 @@ class NonFiniteGuard:
             self._snapshot = self._trainer.snapshot()
         self._batches.append((iteration, micro_batches))
         for batch in micro_batches:
-            self._bytes += _num_bytes(batch)
+            self._bytes += num_bytes(batch)
 
     @property
     def is_full(self) -> bool:
@@ -259,7 +259,8 @@ def _is_finite(tensor: flow.Tensor) -> bool:
     return bool(np.isfinite(whole(tensor).numpy()).all())
 
 
-def _num_bytes(batch: Any) -> int:
+def num_bytes(batch: Any) -> int:
+    """Bytes of the arrays and tensors of a batch, of those at its top level."""
     values: Iterable[Any]
     if type(batch) is dict or isinstance(batch, Mapping):  # asking for Mapping runs Python code
         values = batch.values()

@@ -53,10 +53,12 @@ def export_graph_state(
     prefix: str,
     named_parameters: NamedParameters,
     optimizer: flow.optim.Optimizer,
+    step: int | None = None,
 ) -> tuple[dict[str, flow.Tensor], dict[str, Any]]:
     """The state of a compiled training graph as `(tensors, scalars)` of the canonical form.
 
-    `graph_state_dict`: `graph.state_dict()` after the first call; `prefix`: the graph's attribute that is the module.
+    `graph_state_dict`: `graph.state_dict()` after the first call; `prefix`: the graph's attribute that is the module;
+    `step`: the updates made, of a graph that does not count them itself.
     A graph makes no state for a parameter without gradient; its initial value stands for it. With a global
     graph every rank must call it. Raises `UserError` when none of the state is there.
     """
@@ -71,14 +73,14 @@ def export_graph_state(
             else:
                 absent.append(graph_name)
                 tensors[f"{name}/{key}"] = initial_state(parameter, group)
-    if TRAIN_STEP not in graph_state_dict or (tensors and len(absent) == len(tensors)):
+    if (step is None and TRAIN_STEP not in graph_state_dict) or (tensors and len(absent) == len(tensors)):
         wanted = [TRAIN_STEP, *absent[:2]]
         raise UserError(
             f"The graph's state has none of {', '.join(wanted)}; it has {sorted(graph_state_dict)[:3]}. Either the "
             f"graph was not called yet, or its module is not the attribute {prefix!r}. Call the graph once before "
             "reading its state, and give the attribute's name as prefix."
         )
-    return tensors, {"step": _read_step(graph_state_dict[TRAIN_STEP])}
+    return tensors, {"step": _read_step(graph_state_dict[TRAIN_STEP]) if step is None else step}
 
 
 def to_graph_state(

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any
 
+import numpy as np
 import oneflow as flow
 from oneflow import nn
 
@@ -47,6 +48,11 @@ class LocalLayout:
     def replicate(self, tensor: flow.Tensor, stage: int | None = None) -> flow.Tensor:
         """A small tensor that is equal on all ranks, for use on `stage` (default: that of the losses)."""
         return tensor.to(self.mesh.device)
+
+    def constant(self, value: float, size: int, stage: int) -> flow.Tensor:
+        """`(size,)` float32 on `stage`, every element `value`, equal on all ranks. Communicates nothing."""
+        tensor = flow.from_numpy(np.full(size, value, np.float32))  # runs no operation: a step must not wait for one
+        return tensor if self.mesh.device == "cpu" else tensor.to(self.mesh.device)
 
     def describe(self) -> str:
         """The mesh in one line, for the log."""
@@ -103,6 +109,12 @@ class GlobalLayout:
         placement = self._placements[self.arrangement.tail if stage is None else stage]
         tensor = tensor.to(self.mesh.device).to_global(placement=self._everyone, sbp=flow.sbp.broadcast)
         return tensor.to_global(placement=placement, sbp=self._whole)
+
+    def constant(self, value: float, size: int, stage: int) -> flow.Tensor:
+        """See `LocalLayout`."""
+        return flow._C.global_constant(
+            (size,), value, dtype=flow.float32, placement=self._placements[stage], sbp=self._whole
+        )
 
     def describe(self) -> str:
         """See `LocalLayout`."""

@@ -140,9 +140,42 @@ def test_the_build_time_is_known():
 def test_amp_is_in_the_job_of_the_graph(amp, dtype):
     """Compiled for CUDA only, so only its configuration can be looked at here."""
     trainer = make_trainer("graph", toy.batches(1))
-    graph = TrainGraph(trainer.model, trainer.optimizer, trainer._step_inputs, amp=amp)
+    graph = TrainGraph(trainer.model, trainer.optimizer, amp=amp)
     proto = graph.config.proto
     assert proto.enable_auto_mixed_precision
-    plain = TrainGraph(trainer.model, trainer.optimizer, trainer._step_inputs)
+    plain = TrainGraph(trainer.model, trainer.optimizer)
     assert not plain.config.proto.enable_auto_mixed_precision
     assert (graph._grad_scaler is not None) == (amp == "fp16")  # bf16 has the exponents of float32
+
+
+def names_of(trainer):
+    return [op.name for op in trainer._train_graph._full_job_proto.net.op]
+
+
+@pytest.mark.parametrize("optimizer", [flow.optim.SGD, flow.optim.AdamW])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_what_no_update_reads_is_not_in_the_job(optimizer, accumulation):
+    trainer = make_trainer("graph", toy.batches(2 * accumulation), optimizer=optimizer, accumulation=accumulation)
+    trainer.train(0, 2)
+    assert not [name for name in names_of(trainer) if "TrainStep" in name or "Scheduler" in name or "factor" in name]
+    assert trainer.export_optimizer_state()[1]["step"] == 2
+
+
+def test_a_count_that_an_update_reads_stays_in_the_job():
+    trainer = make_trainer("graph", toy.batches(2), optimizer=flow.optim.Adagrad)
+    trainer.train(0, 2)
+    kept = [name for name in names_of(trainer) if "TrainStep" in name]
+    assert len(kept) == 4 and "System-Train-TrainStep-Assign" in kept
+
+
+def test_a_step_is_launched_with_fresh_scalars_of_the_size_of_the_accumulation():
+    trainer = make_trainer("graph", toy.batches(4), accumulation=2)
+    trainer.train(0, 1)
+    tensors = trainer._step_inputs.tensors
+    assert sorted(tensors) == ["bias1_0_0", "bias2_0_0", "lr_0_0"]
+    assert {tuple(tensor.shape) for tensor in tensors.values()} == {(2,)}
+    assert tensors["bias1_0_0"].numpy().tolist() == pytest.approx([0.1, 0.1])
+    rate, bias = tensors["lr_0_0"], tensors["bias1_0_0"]
+    trainer.train(1, 2)
+    assert tensors["lr_0_0"] is rate  # unchanged
+    assert tensors["bias1_0_0"] is not bias and bias.numpy().tolist() == pytest.approx([0.1, 0.1])

@@ -8,7 +8,7 @@ import toy
 
 from libai.config import ConfigError, LazyConfig, validate
 from libai.engine.auto_mesh import settle_mesh
-from libai.engine.graphs import StepInputs, TrainGraph
+from libai.engine.graphs import TrainGraph
 from libai.utils.errors import UserError
 
 CONFIG = str(jobs.ROOT / "configs" / "gpt_stdlib.py")
@@ -48,8 +48,7 @@ def test_memory_without_auto_and_sizes_that_do_not_divide_are_refused():
 def test_auto_parallel_reaches_the_graphs_configuration(auto):
     model = toy.Classifier()
     optimizer = toy.optimizer_of("adamw", model)
-    inputs = StepInputs(len(optimizer.param_groups), 1, lambda tensor, stage: tensor)
-    graph = TrainGraph(model, optimizer, inputs, auto_parallel=auto)
+    graph = TrainGraph(model, optimizer, auto_parallel=auto)
     assert graph.config.proto.enable_auto_parallel is auto
 
 

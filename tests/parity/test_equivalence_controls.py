@@ -69,9 +69,9 @@ def test_bias_corrections_of_the_compiled_job_in_float32(monkeypatch):
     """OneFlow's own: beyond our bound within 20 iterations, though within the contract's at this rate."""
     connect = TrainGraph._connect_update
 
-    def connect_rates_only(self, update):
+    def connect_rates_only(self, update, values):
         own = {name: list(update.input[name].s) for name in ("bias_correction1", "bias_correction2")}
-        connect(self, update)
+        connect(self, update, values)
         for name, sources in own.items():
             update.input[name].s[:] = sources
 

@@ -30,7 +30,7 @@ def trainer_of(cls, **options):
     ids = np.random.RandomState(0).randint(0, 256, (2 * ITERATIONS, 8, 33))
     batches = [{"input_ids": b[:, :-1].copy(), "labels": b[:, 1:].copy()} for b in ids]
     optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
-    return cls(model, batches, optimizer, num_accumulation_steps=2, device="cpu", **options)
+    return cls(model, batches, optimizer, **{"num_accumulation_steps": 2, "device": "cpu", **options})
 
 
 def losses(trainer):
@@ -47,8 +47,7 @@ def test_a_compiled_update_waits_for_the_last_micro_batch():
 
 @pytest.mark.parametrize(("steps", "expected"), [(1, set()), (2, {"identity"})])
 def test_only_repeats_and_updates_read_a_variable_itself(steps, expected):
-    trainer = trainer_of(GraphTrainer)
-    trainer.num_accumulation_steps = steps
+    trainer = trainer_of(GraphTrainer, num_accumulation_steps=steps)
     trainer.prepare()
     names = {f"model.{name}/out" for name, _ in trainer.model.named_parameters()}
     ops = [op for op in trainer._train_graph._full_job_proto.net.op if op.HasField("user_conf")]

@@ -1,0 +1,77 @@
+"""Eager training keeps input tensors until it waits anyway, and no longer (docs/decisions/0009-inputs-are-held.md)."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import toy
+
+from libai.engine import HookBase
+from libai.engine import eager_trainer as module
+
+
+def make_trainer(mode, count, **options):
+    model = toy.Classifier()
+    return toy.trainer_of(mode, model, toy.batches(count), toy.optimizer_of("sgd", model), **options)
+
+
+class Watch(HookBase):
+    """Notes how many batches are held after each iteration, and reads the losses every `period` iterations."""
+
+    def __init__(self, period):
+        self.period, self.held, self.seconds = period, [], []
+
+    def after_step(self):
+        self.held.append(len(self.trainer._held))
+        self.seconds.append(sys.getswitchinterval())
+        if (self.trainer.iter + 1) % self.period == 0:
+            self.trainer.fetch_metrics()
+
+
+def test_inputs_are_held_until_the_losses_are_read():
+    trainer, watch = make_trainer("eager", 7), Watch(period=3)
+    trainer.register_hooks([watch])
+    trainer.train(0, 7)
+    assert watch.held == [1, 2, 3, 1, 2, 3, 1]
+    assert not trainer._held  # the end of a run reads the losses
+
+
+def test_so_many_bytes_are_enough(monkeypatch):
+    size = module.num_bytes(toy.batches(1)[0])
+    monkeypatch.setattr(module, "MAX_HELD_BYTES", 2 * size + 1)
+    trainer, watch = make_trainer("eager", 6), Watch(period=100)
+    trainer.register_hooks([watch])
+    trainer.train(0, 6)
+    assert watch.held == [1, 2, 1, 2, 1, 2]
+
+
+def test_large_batches_are_not_held(monkeypatch):
+    monkeypatch.setattr(module, "MAX_HELD_BYTES", 1)
+    trainer, watch = make_trainer("eager", 3), Watch(period=100)
+    trainer.register_hooks([watch])
+    trainer.train(0, 3)
+    assert watch.held == [0, 0, 0]
+
+
+@pytest.mark.parametrize("usual", [5e-3, 1e-6])
+def test_threads_switch_quickly_during_training_only(mode, usual):
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(usual)
+    try:
+        trainer = make_trainer(mode, 3)
+        seconds = []
+
+        class Interval(HookBase):
+            def after_step(self):
+                seconds.append(sys.getswitchinterval())
+                if self.trainer.iter == 2:
+                    raise RuntimeError("a hook that fails")
+
+        trainer.register_hooks([Interval()])
+        with pytest.raises(RuntimeError, match="a hook that fails"):
+            trainer.train(0, 3)
+        assert seconds == pytest.approx([min(usual, 1e-4)] * 3, rel=0.01)
+        assert sys.getswitchinterval() == pytest.approx(usual, rel=0.01)
+    finally:
+        sys.setswitchinterval(before)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -265,19 +265,21 @@ class GraphTrainer(ModelTrainer):
             self._state_to_load = (dict(tensors), dict(scalars))
             return
         state = {**self._graph_state(tensors, scalars), **self._loss_scale_tensors(self._train_graph, scalars)}
-        for name, variable in self._graph_variables():
-            if name in state:
-                laid_out = state[name].to_global(placement=variable.placement, sbp=variable.sbp)
-                variable.copy_(laid_out)
+        with self._graph_variables() as variables:
+            for name, variable in variables.items():
+                if name in state:
+                    variable.copy_(state[name].to_global(placement=variable.placement, sbp=variable.sbp))
 
     def _loss_scale_state(self) -> dict[str, float]:
         """The state of fp16 loss scaling as checkpoint scalars; empty without it."""
-        variables = dict(self._graph_variables()) if self.amp == "fp16" else {}
-        return {
-            key: float(whole(variables[name]).numpy()[0])
-            for key, name in _loss_scale_names(self._train_graph).items()
-            if name in variables
-        }
+        if self.amp != "fp16":
+            return {}
+        with self._graph_variables() as variables:
+            return {
+                key: float(whole(variables[name]).numpy()[0])
+                for key, name in _loss_scale_names(self._train_graph).items()
+                if name in variables
+            }
 
     def _loss_scale_tensors(self, graph: TrainGraph, scalars: Mapping[str, Any]) -> dict[str, flow.Tensor]:
         kinds = {"loss_scale": flow.float32, "loss_scale_good_steps": flow.int64}
@@ -294,18 +296,25 @@ class GraphTrainer(ModelTrainer):
             numbers[-1]["train/loss_scale"] = state["loss_scale"]
         return numbers
 
-    def _graph_variables(self) -> list[tuple[str, flow.Tensor]]:
-        """Names and live tensors of what the compiled graph keeps besides the module: optimizer state, step count."""
+    @contextmanager
+    def _graph_variables(self) -> Iterator[dict[str, flow.Tensor]]:
+        """Live tensors, by name, of what the compiled graph keeps besides the module: optimizer state, step count.
+
+        OneFlow 0.9 orders eager operations on them and launches of the graph in no way, unlike for the module's own:
+        an update under way would write after what is done here, and the next one before.
+        """
         assert self._train_graph is not None
-        flow._oneflow_internal.eager.Sync()  # updates that are still under way would write after us
+        flow._oneflow_internal.eager.Sync()
         job = self._train_graph._c_nn_graph
-        return list(zip(job.additional_var_names, job.additional_var_tensors))
+        yield dict(zip(job.additional_var_names, job.additional_var_tensors))
+        flow._oneflow_internal.eager.Sync()
 
     def copy_optimizer_tensors(self) -> Any:
         """See `ModelTrainer.copy_optimizer_tensors`."""
         if self._train_graph is None:
             return self._state_to_load
-        return {name: variable.clone() for name, variable in self._graph_variables()}
+        with self._graph_variables() as variables:
+            return {name: variable.clone() for name, variable in variables.items()}
 
     def put_back_optimizer_tensors(self, copies: Any) -> None:
         """See `ModelTrainer.put_back_optimizer_tensors`. A snapshot from before compilation is not accepted."""
@@ -314,8 +323,9 @@ class GraphTrainer(ModelTrainer):
             return
         if not isinstance(copies, dict):
             raise ValueError("this snapshot was made before the graph was compiled; call prepare() before snapshot()")
-        for name, variable in self._graph_variables():
-            variable.copy_(copies[name])
+        with self._graph_variables() as variables:
+            for name, variable in variables.items():
+                variable.copy_(copies[name])
 
     def _graph_state(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> dict[str, Any]:
         return to_graph_state(tensors, scalars, MODULE_NAME, self.optimizer, dict(self.model.named_parameters()))

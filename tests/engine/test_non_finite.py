@@ -49,6 +49,18 @@ class Root(nn.Module):
         return flow.sqrt(x)
 
 
+class Wide(toy.Classifier):
+    """With 4 MB in one parameter, whose optimizer state takes a millisecond to copy."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Parameter(flow.ones(1000, 1000))
+
+    def forward(self, x, y):
+        logits = self.b(flow.relu(self.a(x))) * self.wide[0, 0]
+        return {"losses": {"cls": nn.functional.cross_entropy(logits, y)}}
+
+
 def data_with_a_bad_batch(count, bad):
     data = toy.batches(count)
     for i in bad:
@@ -177,3 +189,23 @@ def test_a_sound_run_is_not_touched_by_the_guard(mode):
         curves.append(toy.record_losses(trainer))
         trainer.train(0, 120)
     assert curves[0] == curves[1]
+
+
+def test_a_copy_of_the_graphs_state_is_that_of_its_moment():
+    """OneFlow orders launches of a graph and operations on its optimizer state in no way; large tensors show it."""
+    flow.manual_seed(0)
+    net = Wide()
+    trainer = toy.trainer_of("graph", net, toy.batches(40), toy.optimizer_of("adamw", net))
+    trainer.train(0, 2)
+    for batch in toy.batches(8, seed=1):
+        expected = {name: t.numpy().copy() for name, t in trainer.export_optimizer_state()[0].items()}
+        copied = trainer.snapshot()
+        first = trainer.update([batch])  # must not write into what is being copied
+        trainer.restore(copied)
+        second = trainer.update([batch])  # must not read what is being written back
+        trainer.restore(copied)
+        for name, tensor in trainer.export_optimizer_state()[0].items():
+            assert np.array_equal(tensor.numpy(), expected[name]), name
+        losses = [trainer.collect([result])[0]["train/loss"] for result in (first, second)]
+        assert losses[0] == losses[1]
+        trainer.update([batch])

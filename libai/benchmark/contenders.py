@@ -14,6 +14,7 @@ from libai.benchmark.protocol import Contender, Unavailable, resources_of_this_p
 from libai.engine import BatchPlan, DefaultTrainer, HookBase, build, default_setup
 from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.model_trainer import ModelTrainer
+from libai.layers.random import assign_layer_ids, fold
 from libai.parallel import Mesh
 from libai.utils.distributed import (
     all_reduce,
@@ -38,6 +39,8 @@ class OneFlowContender(Contender):
 
     def __init__(self, device: str):
         self.device = device
+        #: seconds that the last call of `iterate` has waited for data
+        self.data_seconds = 0.0
 
     def iterate(self, count: int, losses: bool) -> list[float]:
         """Make `count` iterations and wait until they are done; the loss of each if asked, else []. Collective."""
@@ -52,8 +55,8 @@ class OneFlowContender(Contender):
         start, cpu_start = time.perf_counter(), time.process_time()
         found = self.iterate(iterations, losses)
         seconds, cpu = time.perf_counter() - start, time.process_time() - cpu_start
-        seconds = float(all_reduce(np.array([seconds]), "max")[0])
-        return {"seconds": seconds, "losses": found, **self._resources(before, cpu)}
+        seconds, waited = all_reduce(np.array([seconds, self.data_seconds]), "max").tolist()
+        return {"seconds": seconds, "data_seconds": waited, "losses": found, **self._resources(before, cpu)}
 
     def _resources(self, cpu_before: float, run_cpu: float) -> dict[str, Any]:
         own = {"before": cpu_before, "run": run_cpu, **resources_of_this_process(), "device": self._device_bytes()}
@@ -82,15 +85,17 @@ class OneFlowContender(Contender):
 
 
 class _Pause(HookBase):
-    """Leaves the loop after iteration `until`, and records losses on the way where that is asked."""
+    """Leaves the loop after iteration `until`; adds up waits for data, and records losses where that is asked."""
 
     priority = 100
 
     def __init__(self) -> None:
         self.until = 0
         self.losses: list[float] | None = None
+        self.data_seconds = 0.0
 
     def after_step(self) -> None:
+        self.data_seconds += self.trainer.data_seconds
         if self.losses is not None:
             self.losses.append(self.trainer.fetch_metrics()["train/loss"])
         if self.trainer.completed_iters >= self.until:
@@ -121,12 +126,14 @@ class TrainerContender(OneFlowContender):
         """See `OneFlowContender.iterate`; the first call compiles."""
         self._pause.until = self.trainer.completed_iters + count
         self._pause.losses = [] if losses else None
+        self._pause.data_seconds = 0.0
         if self.trainer.status == "created":
             seed_everything(self._run.seed)
             self._run.settle_mode()
             self.trainer.train(0, _NO_END)
         else:
             self.trainer.go_on()
+        self.data_seconds = self._pause.data_seconds
         return self._pause.losses or []
 
     def run(self, iterations: int, losses: bool) -> dict[str, Any]:
@@ -180,6 +187,10 @@ class RawContender(OneFlowContender):
         self._plan = BatchPlan.make(sizes, mesh.data, train_iter=train.train_iter)
         flow.manual_seed(seed)  # as in DefaultTrainer: the same weights
         self._model = build.build_model(run).to(self.device)
+        self._seed, self._iteration = seed, 0
+        self._draws_randomness = bool(assign_layer_ids(self._model))
+        if mode.nudges:
+            _nudge(self._model)
         optimizer = build.build_optimizer(run, self._model)
         build.scale_lr(run, optimizer, self._plan)
         max_norm, steps = train.clip_grad.max_norm, sizes.accumulation
@@ -188,7 +199,7 @@ class RawContender(OneFlowContender):
             placement = None if mesh.is_single else mesh.placement()
             self._loop = RawGraph(self._model, optimizer, steps, max_norm, train.clip_grad.norm_type, placement)
         else:
-            self._loop = RawEager(self._model, optimizer, steps, max_norm, mesh.size)
+            self._loop = RawEager(self._model, optimizer, steps, max_norm, mesh.size, mesh.data_rank)
         self._num_ranks = mesh.size
         self._tokens: int | None = None
 
@@ -199,11 +210,15 @@ class RawContender(OneFlowContender):
     def iterate(self, count: int, losses: bool) -> list[float]:
         """See `OneFlowContender.iterate`. Modes that sync read the loss in every iteration, the others once."""
         found: list[float] = []
+        self.data_seconds = 0.0
         reads = losses or self._mode.syncs
         loss = None
         for _ in range(count):
+            start = time.perf_counter()
             batches = [self._next_batch() for _ in range(self._plan.num_accumulation_steps)]
-            loss = self._loop.update(batches)
+            self.data_seconds += time.perf_counter() - start
+            loss = self._loop.update(batches, self._dropout_keys(len(batches)))
+            self._iteration += 1
             if reads:
                 value = float(loss.numpy().mean())
                 if losses:
@@ -211,6 +226,12 @@ class RawContender(OneFlowContender):
         if loss is not None and not reads:
             loss.numpy()  # waits for the device, on every rank
         return found
+
+    def _dropout_keys(self, micro_batches: int) -> list[int]:
+        """As a trainer draws them; none for a model without seeded layers."""
+        if not self._draws_randomness:
+            return []
+        return [fold(self._seed, self._iteration, micro) for micro in range(micro_batches)]
 
     def _next_batch(self) -> dict[str, flow.Tensor]:
         batch = next(self._loader)
@@ -225,6 +246,15 @@ class RawContender(OneFlowContender):
         if self._mode.base == "graph" or self._num_ranks == 1:
             return value  # the loss of a graph over global tensors is that of the global batch
         return float(all_reduce(np.array([value]))[0]) / self._num_ranks
+
+
+def _nudge(model: flow.nn.Module) -> None:
+    """Change every weight by its last bit, up or down."""
+    generator = np.random.default_rng(0)
+    for parameter in model.parameters():
+        value = parameter.numpy()
+        bits = np.finfo(value.dtype).eps * generator.choice([-1.0, 1.0], value.shape)
+        parameter.data.copy_(flow.tensor((value * (1.0 + bits)).astype(value.dtype)))
 
 
 class GemmContender(OneFlowContender):

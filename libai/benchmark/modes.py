@@ -14,7 +14,8 @@ class Mode:
     """A kind of contender.
 
     base: "eager", "graph" or "gemm". is_raw: a hand-written loop instead of our trainer. syncs: reads the loss in every
-    iteration. is_stock: OneFlow's own layers in a process without our settings.
+    iteration. is_stock: OneFlow's own layers in a process without our settings. nudges: the weights start off by their
+    last bit.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Mode:
     is_raw: bool = False
     syncs: bool = False
     is_stock: bool = False
+    nudges: bool = False
 
     def environment(self, device: str, given: Mapping[str, str]) -> dict[str, str | None]:
         """Variables for its processes, to set or (None) to remove, as tools/launch.py has them for training."""
@@ -35,6 +37,8 @@ class Mode:
 
 #: the peak measurement; never named by the user
 GEMM = Mode("gemm", "gemm")
+#: shows how a training amplifies rounding; never named by the user
+NUDGED = Mode("nudged", "eager", is_raw=True, nudges=True)
 
 MODES: dict[str, Mode] = {
     mode.name: mode
@@ -61,8 +65,9 @@ EAGER_OF = {
 
 def find_mode(name: str) -> Mode:
     """The mode of a name; `UserError` with the names there are."""
-    if name == GEMM.name:
-        return GEMM
+    for hidden in (GEMM, NUDGED):
+        if name == hidden.name:
+            return hidden
     if name not in MODES:
         raise UserError(f"--modes names {name!r}, and there is no such mode. There are: {', '.join(MODES)}.")
     return MODES[name]

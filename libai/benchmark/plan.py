@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from libai.benchmark.modes import GEMM, Mode, find_mode
+from libai.benchmark.modes import GEMM, NUDGED, Mode, find_mode
 from libai.config import LazyConfig, validate
 from libai.config.batch import solve_batch_sizes
 from libai.utils.errors import UserError
@@ -66,13 +66,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class Case:
-    """Contenders that are measured in turns. `overrides`: what the user changed, without what every case sets."""
+    """Contenders that are measured in turns.
+
+    overrides: what the user changed, without what every case sets. probes: started only where losses part, to find out
+    how much a change in the last bit of the weights parts them.
+    """
 
     config: str
     overrides: tuple[str, ...]
     entries: tuple[Entry, ...]
     sweep_key: str | None = None
     sweep_value: str | None = None
+    probes: tuple[Entry, ...] = ()
 
     @property
     def title(self) -> str:
@@ -112,8 +117,11 @@ def plan_cases(wanted: Wanted) -> list[Case]:
         swept = () if value is None or wanted.sweep is None else (f"{wanted.sweep.key}={value}",)
         overrides = (*wanted.overrides, *swept)
         entries: list[Entry] = []
+        probes: list[Entry] = []
         for count in wanted.processes:
-            entries += _entries(wanted, config, overrides, modes, count)
+            *own, probe = _entries(wanted, config, overrides, modes, count)
+            entries += own
+            probes.append(probe)
         entries += [
             Entry(name, (*command, config, *overrides, *MEASURED_TRAINING), _environment_of_command(wanted.tool))
             for name, command in wanted.contenders.items()
@@ -128,6 +136,7 @@ def plan_cases(wanted: Wanted) -> list[Case]:
                 tuple(entries),
                 wanted.sweep.key if wanted.sweep else None,
                 value,
+                tuple(probes),
             )
         )
     return cases
@@ -164,6 +173,7 @@ def checkpoint_case(tool: Path) -> Case:
 
 
 def _entries(wanted: Wanted, config: str, overrides: tuple[str, ...], modes: Sequence[Mode], count: int) -> list[Entry]:
+    """All contenders of `count` processes, and the probe last."""
     suffix = "" if len(wanted.processes) == 1 and count == 1 else f" x{count}"
     overrides = (*overrides, *_batch_overrides(config, overrides, wanted.scaling, count))
     device = _check(config, (*overrides, *MEASURED_TRAINING), count)
@@ -183,7 +193,7 @@ def _entries(wanted: Wanted, config: str, overrides: tuple[str, ...], modes: Seq
         entries.append(entry(first, f"{first.name}{suffix} (again)", twin_of=f"{first.name}{suffix}"))
     if wanted.peak:
         entries.append(entry(GEMM, f"gemm{suffix}", is_peak=True))
-    return entries
+    return [*entries, entry(NUDGED, f"nudged{suffix}")]
 
 
 def _batch_overrides(config: str, overrides: tuple[str, ...], scaling: str, count: int) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ instead of "ready". The fields of an answer to `run`:
     seconds         of all iterations together, with the device idle before and after
     losses          with `"losses": true` one per iteration, in full precision; else []
     cpu_seconds     [before, after]: processor time of all its processes since they started    (may be left out)
+    data_seconds    the part of `seconds` that was spent waiting for data                      (may be left out)
     run_cpu_seconds processor time of all its processes within `seconds`                       (may be left out)
     peak_rss_bytes  the largest resident memory of all its processes so far, added up          (may be left out)
     device_bytes    memory in use on the device; null on CPU                                   (may be left out)

@@ -1,11 +1,14 @@
 """Training by hand, as one would write it for stock OneFlow without a trainer: what the trainers are measured against.
 
-The same model, batches and optimizer as the trainers get. No hooks, no schedule, no finite check, no metrics.
+The same model, batches and optimizer as the trainers get. No hooks, no schedule, no finite check, no metrics. Only the
+keys of seeded dropout are those of the trainers, one for each micro-batch: with masks of their own the loops would
+train another way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import oneflow as flow
@@ -14,6 +17,7 @@ from oneflow.nn.parallel import DistributedDataParallel
 
 from libai.benchmark.protocol import Unavailable
 from libai.engine.graphs import protect_graph_launches
+from libai.layers.random import random_context
 
 Batch = dict[str, flow.Tensor]
 
@@ -30,22 +34,37 @@ class TotalLoss(nn.Module):
         return sum(self.model(**batch)["losses"].values())
 
 
-class RawEager:
-    """Forward, backward, clip, step; OneFlow's DDP with several processes."""
+def _masks(key: int | flow.Tensor | None, data_rank: int = 0) -> AbstractContextManager[None]:
+    return nullcontext() if key is None else random_context(key, data_rank)
 
-    def __init__(self, model: nn.Module, optimizer: Any, accumulation: int, max_norm: float | None, world_size: int):
+
+class RawEager:
+    """Forward, backward, clip, step; OneFlow's DDP with several processes, of which this is number `data_rank`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        accumulation: int,
+        max_norm: float | None,
+        world_size: int,
+        data_rank: int = 0,
+    ):
         total = TotalLoss(model)
+        self._data_rank = data_rank
         self._forward = DistributedDataParallel(total) if world_size > 1 else total
         self._optimizer, self._accumulation, self._max_norm = optimizer, accumulation, max_norm
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         # None frees memory, but breaks the buckets of OneFlow 0.9's DDP
         self._set_to_none = world_size == 1
 
-    def update(self, micro_batches: Sequence[Batch]) -> flow.Tensor:
-        """One update; returns the mean loss of this rank, on the device."""
+    def update(self, micro_batches: Sequence[Batch], keys: Sequence[int] = ()) -> flow.Tensor:
+        """One update; returns the mean loss of this rank, on the device. `keys`: of dropout, one per micro-batch."""
         mean = None
-        for batch in micro_batches:
-            loss = self._forward(**batch)
+        nothing: list[int | None] = [None] * len(micro_batches)
+        for batch, key in zip(micro_batches, keys or nothing):
+            with _masks(key, self._data_rank):
+                loss = self._forward(**batch)
             if self._accumulation > 1:
                 loss = loss / self._accumulation
             loss.backward()
@@ -65,8 +84,9 @@ class _Graph(nn.Graph):
         if accumulation > 1:
             self.config.set_gradient_accumulation_steps(accumulation)
 
-    def build(self, batch: Batch) -> flow.Tensor:
-        loss = sum(self.model(**batch)["losses"].values())
+    def build(self, batch: Batch, key: flow.Tensor | None = None) -> flow.Tensor:
+        with _masks(key):
+            loss = sum(self.model(**batch)["losses"].values())
         loss.backward()
         return loss
 
@@ -100,20 +120,24 @@ class RawGraph:
             parameter.grad = None  # else OneFlow 0.9 leaves it out of the compiled update
         self._graph = _Graph(model, optimizer, accumulation)
 
-    def update(self, micro_batches: Sequence[Batch]) -> flow.Tensor:
-        """One update; returns the losses of the micro-batches, on the device."""
+    def update(self, micro_batches: Sequence[Batch], keys: Sequence[int] = ()) -> flow.Tensor:
+        """One update; returns the losses of the micro-batches, on the device. `keys`: as for `RawEager.update`."""
         batch = micro_batches[0]
         if len(micro_batches) > 1:
             batch = {name: flow.cat([one[name] for one in micro_batches]) for name in batch}
         if self._placement is not None:
             batch = {name: t.to_global(self._placement, flow.sbp.split(0)) for name, t in batch.items()}
+        inputs: list[Any] = [batch]
+        if keys:
+            key = flow.tensor(list(keys), dtype=flow.int64, device=next(iter(micro_batches[0].values())).device)
+            inputs.append(key if self._placement is None else key.to_global(self._placement, flow.sbp.broadcast))
         if protect_graph_launches.is_done:
-            return self._graph(batch)
+            return self._graph(*inputs)
         # as ours: a stock graph as small as an MLP's may crash on a busy machine (docs/decisions/0006), and would end
         # the benchmark with it
-        self._graph._compile(batch)
+        self._graph._compile(*inputs)
         with protect_graph_launches():
-            return self._graph(batch)
+            return self._graph(*inputs)
 
 
 def _make_global(model: nn.Module, placement: Any) -> None:

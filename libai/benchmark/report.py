@@ -62,6 +62,7 @@ def describe_case(case: Case, outcome: Outcome) -> dict[str, Any]:
         "overrides": list(case.overrides),
         "sweep": None if case.sweep_key is None else {"key": case.sweep_key, "value": case.sweep_value},
         "loads": outcome.loads,
+        "rounding": outcome.rounding,
         "noise": floors,
         "contenders": [_describe(m, took_part, baselines) for m in everyone],
         "break_even": _break_evens(took_part, floors),
@@ -193,6 +194,10 @@ def _describe_resources(measured: Measured, described: dict[str, Any], missing: 
         described["cpu_seconds"] = Estimate.of(measured.cpu_blocks).to_json()
     else:
         missing["cpu_seconds"] = "the contender does not report it"
+    if measured.data_shares:
+        described["data_share"] = Estimate.of(measured.data_shares).to_json()
+    else:
+        missing["data_share"] = "the contender does not report it"
     if measured.idle_share is not None:
         described["idle_share"] = measured.idle_share
         described["disturbs_others"] = measured.idle_share > MAX_IDLE_SHARE

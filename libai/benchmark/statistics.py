@@ -127,16 +127,24 @@ def break_even(
     return BreakEven(contender, baseline, count, earliest, latest, reason)
 
 
-def largest_loss_difference(losses: Sequence[float], baseline: Sequence[float]) -> tuple[float, int]:
-    """`(relative difference, iteration)` (1 = the first) where two series of losses differ most.
+def relative_difference(loss: float, other: float) -> float:
+    """Relative to `other`; infinite when one of the two is not finite."""
+    if not (math.isfinite(loss) and math.isfinite(other)):
+        return math.inf
+    return abs(loss - other) / max(abs(other), 1e-12)
 
-    Infinite when a loss is not finite in one of them.
+
+def worst_loss_difference(
+    losses: Sequence[float], baseline: Sequence[float], tolerance: float, allowed: Sequence[float] = ()
+) -> tuple[float, int, float]:
+    """`(relative difference, iteration, limit)` (1 = the first) where two series of losses differ most for their limit.
+
+    The limit of iteration i is `tolerance`, or `allowed[i - 1]` where that is given and larger.
     """
-    worst, where = 0.0, 1
-    for iteration, (mine, other) in enumerate(zip(losses, baseline), start=1):
-        if not (math.isfinite(mine) and math.isfinite(other)):
-            return math.inf, iteration
-        difference = abs(mine - other) / max(abs(other), 1e-12)
-        if difference > worst:
-            worst, where = difference, iteration
-    return worst, where
+    worst, where, its_limit = 0.0, 1, tolerance
+    for index, pair in enumerate(zip(losses, baseline)):
+        difference = relative_difference(*pair)
+        limit = max(tolerance, allowed[index]) if index < len(allowed) else tolerance
+        if difference / limit > worst / its_limit:
+            worst, where, its_limit = difference, index + 1, limit
+    return worst, where, its_limit

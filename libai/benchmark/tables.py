@@ -9,6 +9,8 @@ from rich.box import SIMPLE_HEAVY
 from rich.console import Console
 from rich.table import Table
 
+from libai.benchmark.session import ROUNDING_FACTOR
+
 HEADER = (
     "contender",
     "ms/iter",
@@ -69,6 +71,16 @@ def notes(case: Mapping[str, Any], cores: int) -> list[str]:
         )
     if not case["noise"]:
         lines.append("Noise: not measured, there was no second run of a contender.")
+    waits = [f"{c['name']} {c['data_share']['median']:.2%}" for c in case["contenders"] if _waits_for_data(c)]
+    if waits:
+        lines.append(f"Share of an iteration spent waiting for data: {', '.join(waits)}.")
+    rounding = case.get("rounding")
+    if rounding:
+        lines.append(
+            f"Losses of {' and '.join(rounding['contenders'])} part by {rounding['difference']:.1e} in iteration "
+            f"{rounding['iteration']}: this training amplifies rounding. A change in the last bit of its weights parts "
+            f"them by {rounding['allowed'] / ROUNDING_FACTOR:.1e} there; {ROUNDING_FACTOR:g} times as much was allowed."
+        )
     lines += [f"Break-even: {point['reason']}." for point in case["break_even"]]
     for scaling in case["scaling"]:
         what = "the peak itself scales" if scaling["kind"] == "peak" else f"{scaling['kind']} scaling"
@@ -80,6 +92,10 @@ def notes(case: Mapping[str, Any], cores: int) -> list[str]:
         lines += _contender_notes(c)
     lines += _missing(case)
     return lines
+
+
+def _waits_for_data(c: Mapping[str, Any]) -> bool:
+    return not c["is_peak"] and "data_share" in c
 
 
 def _contender_notes(c: Mapping[str, Any]) -> list[str]:

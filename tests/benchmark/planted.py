@@ -20,9 +20,9 @@ def sleeper(name: str, *arguments: str, **fields) -> Entry:
     return Entry(name, (sys.executable, SLEEPER, *arguments), {"PYTHONPATH": ROOT}, **fields)
 
 
-def case_of(*entries: Entry) -> Case:
+def case_of(*entries: Entry, probes: tuple[Entry, ...] = ()) -> Case:
     """A case that is about no config."""
-    return Case("sleep.py", (), entries)
+    return Case("sleep.py", (), entries, probes=probes)
 
 
 def planted(name: str, seconds: list[float], mode: str = "eager", first: float = 1.0, **fields) -> Measured:
@@ -37,6 +37,7 @@ def planted(name: str, seconds: list[float], mode: str = "eager", first: float =
         losses=[2.0, 1.0],
         block_iterations=5,
         blocks=seconds,
+        data_shares=[0.004] * len(seconds),
         **fields,
     )
 

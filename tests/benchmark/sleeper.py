@@ -33,7 +33,7 @@ class Sleeper(Contender):
         for _ in range(iterations):
             time.sleep(self.first_seconds if self.iteration == 0 else self.seconds)
             self.iteration += 1
-            found.append(self.loss / self.iteration)
+            found.append(self.loss / self.iteration * (1 + given.drift * 10**self.iteration))
         resources = resources_of_this_process()
         return {
             "seconds": time.perf_counter() - start,
@@ -48,6 +48,7 @@ parser.add_argument("--seconds", type=float, default=0.002)
 parser.add_argument("--first-seconds", type=float, default=0.002)
 parser.add_argument("--loss", type=float, default=5.0)
 parser.add_argument("--fail", default="")
+parser.add_argument("--drift", type=float, default=0.0)
 parser.add_argument("--batch", type=int, default=4)
 given, _ = parser.parse_known_args()
 serve_stdio(lambda: Sleeper(given.seconds, given.first_seconds, given.loss, given.fail))

@@ -50,6 +50,12 @@ def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_micro_batch(
     assert not any(word.startswith("train.global_batch_size") for e in weak.entries for word in e.command)
 
 
+def test_each_number_of_processes_has_a_probe_of_rounding_that_is_not_measured():
+    (case,) = plan(modes=("eager",), processes=(1, 2))
+    assert [probe.name for probe in case.probes] == ["nudged x1", "nudged x2"]
+    assert not {"nudged x1", "nudged x2"} & {entry.name for entry in case.entries}
+
+
 def test_all_contenders_train_at_one_constant_rate():
     (case,) = plan(modes=tuple(MODES))
     assert all("lr_scheduler=null" in entry.command for entry in case.entries)

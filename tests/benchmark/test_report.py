@@ -97,6 +97,7 @@ def test_the_table_shows_every_contender_and_the_notes_the_rest(report):
     assert "0.5 ±" in text
     assert "raw-graph took no part: it clips otherwise." in text
     assert "device_bytes n/a" in text
+    assert "waiting for data: eager 0.40%, graph 0.40%, eager (again) 0.40%, eager x2 0.40%." in text
     assert "Break-even: graph pays off after" in text
     assert "…" not in text
 
@@ -111,6 +112,14 @@ def test_a_busy_machine_is_told():
     notes = tables.notes(report["cases"][0], cores=2)
     assert any("busy with other work" in line for line in notes)
     assert not any("busy with other work" in line for line in tables.notes(report["cases"][0], cores=16))
+
+
+def test_losses_that_rounding_has_parted_are_told(report):
+    case = report["cases"][0]
+    parted = {"contenders": ["eager", "raw-graph"], "iteration": 7, "difference": 3.4e-3, "allowed": 0.03}
+    (note,) = (line for line in tables.notes({**case, "rounding": parted}, 2) if "rounding" in line)
+    assert "part by 3.4e-03 in iteration 7" in note and "parts them by 3.0e-03 there" in note
+    assert not any("rounding" in line for line in tables.notes(case, 2))
 
 
 def test_plots_exist_and_show_the_contenders(report, tmp_path):

@@ -14,8 +14,8 @@ from libai.benchmark.session import DifferentTraining, Settings, measure
 from libai.utils.errors import UserError
 
 
-def run(tmp_path, *entries, settings=planted.QUICK):
-    return measure(planted.case_of(*entries), tmp_path, settings, lambda text: None)
+def run(tmp_path, *entries, settings=planted.QUICK, probes=()):
+    return measure(planted.case_of(*entries, probes=probes), tmp_path, settings, lambda text: None)
 
 
 def test_contenders_take_turns_and_are_measured(tmp_path):
@@ -49,6 +49,33 @@ def test_different_losses_are_refused(tmp_path):
 def test_a_difference_within_the_tolerance_is_accepted(tmp_path):
     outcome = run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--loss", "5.00001"))
     assert all(measured.blocks for measured in outcome.everyone)
+
+
+def test_losses_may_part_by_as_much_as_a_nudge_of_the_weights_explains(tmp_path):
+    # 1e-5, 1e-4 and 1e-3 in iterations 1 to 3, and the nudge half of it
+    parts, nudged = planted.sleeper("b", "--drift", "1e-6"), planted.sleeper("nudged", "--drift", "5e-7")
+    outcome = run(tmp_path, planted.sleeper("a"), parts, probes=(nudged,))
+    assert [m.entry.name for m in outcome.everyone] == ["a", "b"]
+    assert all(measured.blocks for measured in outcome.everyone)
+    assert outcome.rounding == {
+        "contenders": ["a", "b"],
+        "iteration": 3,
+        "difference": pytest.approx(1e-3),
+        "allowed": pytest.approx(10 * 5e-4),
+    }
+
+
+@pytest.mark.parametrize("nudge", ["0", "1e-10"])
+def test_a_training_that_rounding_does_not_part_keeps_its_tolerance(tmp_path, nudge):
+    nudged = planted.sleeper("nudged", "--drift", nudge)
+    with pytest.raises(DifferentTraining, match=r"iteration 3 .*above 0\.0001"):
+        run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--drift", "1e-6"), probes=(nudged,))
+
+
+def test_a_difference_before_rounding_has_grown_is_refused(tmp_path):
+    nudged = planted.sleeper("nudged", "--drift", "1e-6")  # allows 1e-4, 1e-3, 1e-2
+    with pytest.raises(DifferentTraining, match=r"iteration 1 .*above 0\.0001"):
+        run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--loss", "5.01"), probes=(nudged,))
 
 
 def test_a_loss_that_is_not_finite_is_refused(tmp_path):

@@ -11,9 +11,9 @@ from libai.benchmark.statistics import (
     Estimate,
     break_even,
     is_beyond_noise,
-    largest_loss_difference,
     noise_floor,
     paired_ratio,
+    worst_loss_difference,
 )
 
 
@@ -79,8 +79,15 @@ def test_within_the_noise_nothing_pays_off():
 
 
 def test_the_largest_difference_of_losses_is_found_and_nan_is_infinite():
-    assert largest_loss_difference([1.0, 2.0, 3.03], [1.0, 2.0, 3.0]) == (pytest.approx(0.01), 3)
-    assert largest_loss_difference([1.0, math.nan], [1.0, 2.0]) == (math.inf, 2)
+    assert worst_loss_difference([1.0, 2.0, 3.03], [1.0, 2.0, 3.0], 1e-4) == (pytest.approx(0.01), 3, 1e-4)
+    assert worst_loss_difference([1.0, math.nan], [1.0, 2.0], 1e-4) == (math.inf, 2, 1e-4)
+
+
+def test_an_iteration_may_have_a_larger_limit_and_the_others_keep_theirs():
+    baseline, allowed = [1.0, 1.0, 1.0], [0.0, 1e-3, 0.5]
+    assert worst_loss_difference([1.0, 1.0, 1.1], baseline, 1e-4, allowed) == (pytest.approx(0.1), 3, 0.5)
+    # the same difference, and less than in the third iteration, is too much in the first
+    assert worst_loss_difference([1.01, 1.0, 1.1], baseline, 1e-4, allowed) == (pytest.approx(0.01), 1, 1e-4)
 
 
 def test_unequal_numbers_of_blocks_are_no_pairs():

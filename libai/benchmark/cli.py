@@ -64,8 +64,10 @@ def _docs(arguments: Sequence[str]) -> int:
     parser = _Parser(prog="benchmark.py docs", allow_abbrev=False)
     parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT.json")
     parser.add_argument("--md", required=True, type=Path, metavar="FILE")
+    parser.add_argument("--title", default="Benchmarks")
+    parser.add_argument("--no-plots", action="store_true")
     args = parser.parse_intermixed_args(arguments)
-    write_page([read_report(path) for path in args.reports], args.md)
+    write_page([read_report(path) for path in args.reports], args.md, args.title, plots=not args.no_plots)
     return 0
 
 
@@ -111,7 +113,7 @@ def _benchmark(arguments: Sequence[str], tool: Path) -> int:
     if args.md is not None:
         from libai.benchmark.docs_page import write_page
 
-        write_page([report], args.md)
+        write_page([report], args.md, plots=not args.no_plots)
     print(f"report.json, report.md and plots are in {output}")
     return 0
 

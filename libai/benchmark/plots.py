@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from libai.benchmark.curve_plots import paint_curve
+from libai.benchmark.curves import find_curves, is_in_a_curve
+from libai.benchmark.plot_style import COLOURS, OTHER_COLOUR, STYLE
 from libai.utils.errors import UserError
 
-#: one hue per family; the eager and the graph member of a family share it, the compiled one is the darker
-_COLOURS = {
-    "eager": "#7aa6dc",
-    "graph": "#1f4e8c",
-    "raw-eager": "#9ccc9c",
-    "raw-eager-sync": "#c9e4c5",
-    "raw-graph": "#2f7d4f",
-    "raw-graph-sync": "#5fa777",
-    "eager-stock": "#e3b787",
-    "graph-stock": "#b0702a",
-    "command": "#a884c4",
-}
-_STYLE = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.8,
-    "axes.edgecolor": "#888888",
-    "figure.facecolor": "white",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "libai",
-}
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot that a report gives.
+
+    about: title of what it shows. size: in inches. paint: fills a figure. is_main: one that a page shows.
+    """
+
+    name: str
+    about: str
+    size: tuple[float, float]
+    paint: Callable[[Any], None]
+    is_main: bool = True
 
 
 def require_matplotlib() -> None:
@@ -46,37 +38,64 @@ def require_matplotlib() -> None:
         ) from None
 
 
-def draw(report: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draw all that a report gives into `folder`; returns the files, a PNG and an SVG of each plot."""
+def plan_plots(report: Mapping[str, Any]) -> list[Plot]:
+    """All plots of a report. Cases of a sweep have their curve, and nothing of their own."""
+    found: list[Plot] = []
+    curves = find_curves(report)
+    drawn_as_curves = [case["title"] for curve in curves for case in curve.cases]
+    cases = [case for case in report["cases"] if not is_in_a_curve(case, curves)]
+    for number, case in enumerate(cases, start=1):
+        suffix = "" if len(cases) == 1 else f"_{number}"
+        is_main = case["title"] not in drawn_as_curves
+        size = (8.0, 1.4 + 0.42 * len(_shown(case)))
+        found.append(Plot(f"times{suffix}", case["title"], size, _on_axes(partial(_bars, case=case)), is_main))
+        for index, pair in enumerate(case["break_even"]):
+            name = f"break_even{suffix}" + ("" if index == 0 else f"_{pair['contender'].replace(' ', '_')}")
+            paint = partial(_cumulative, case=case, pair=pair)
+            found.append(Plot(name, case["title"], (7.0, 4.2), _on_axes(paint), is_main and index == 0))
+        if case["scaling"]:
+            paint = partial(_scaling, case=case)
+            found.append(Plot(f"scaling{suffix}", case["title"], (7.0, 4.2), _on_axes(paint), is_main))
+    for curve in curves:
+        found.append(Plot(f"curve_{curve.name}", curve.title, (9.0, 4.2), partial(paint_curve, curve=curve)))
+    return found
+
+
+def draw(
+    report: Mapping[str, Any],
+    folder: Path,
+    kinds: tuple[str, ...] = ("png", "svg"),
+    prefix: str = "",
+    only_main: bool = False,
+) -> dict[str, list[Path]]:
+    """Draw all that a report gives, or what a page shows of it, into `folder`.
+
+    Returns title -> the files about it, one of each kind per plot.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    files: list[Path] = []
-
-    def plot(name: str, size: tuple[float, float], paint: Callable[[Any], None]) -> None:
-        figure, axes = pyplot.subplots(figsize=size, layout="constrained")
-        paint(axes)
-        for kind in ("png", "svg"):
-            metadata = {"Date": None} if kind == "svg" else None  # the same report gives the same bytes
-            files.append(folder / f"{name}.{kind}")
-            figure.savefig(files[-1], dpi=150, metadata=metadata)
-        pyplot.close(figure)
-
-    with pyplot.rc_context(_STYLE):
-        for number, case in enumerate(report["cases"], start=1):
-            suffix = "" if len(report["cases"]) == 1 else f"_{number}"
-            count = len(_shown(case))
-            plot(f"times{suffix}", (8.0, 1.4 + 0.42 * count), partial(_bars, case=case))
-            for index, pair in enumerate(case["break_even"]):
-                name = f"break_even{suffix}" + ("" if index == 0 else f"_{pair['contender'].replace(' ', '_')}")
-                plot(name, (7.0, 4.2), partial(_cumulative, case=case, pair=pair))
-            if case["scaling"]:
-                plot(f"scaling{suffix}", (7.0, 4.2), partial(_scaling, case=case))
-        for config, cases in _sweeps(report).items():
-            plot(f"sweep_{Path(config).stem}", (7.0, 4.4), partial(_curves, cases=cases))
+    files: dict[str, list[Path]] = {}
+    with pyplot.rc_context(STYLE):
+        for plot in plan_plots(report):
+            if only_main and not plot.is_main:
+                continue
+            figure = pyplot.figure(figsize=plot.size, layout="constrained")
+            plot.paint(figure)
+            for kind in kinds:
+                metadata = {"Date": None} if kind == "svg" else None  # the same report gives the same bytes
+                file = folder / f"{prefix}{plot.name}.{kind}"
+                figure.savefig(file, dpi=150, metadata=metadata)
+                files.setdefault(plot.about, []).append(file)
+            pyplot.close(figure)
     return files
+
+
+def _on_axes(paint: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A painter of figures from one of a single panel."""
+    return lambda figure: paint(figure.subplots())
 
 
 def _shown(case: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -93,7 +112,7 @@ def _bars(axes: Any, case: Mapping[str, Any]) -> None:
         [c["name"] for c in contenders],
         medians,
         xerr=[below, above],
-        color=[_COLOURS.get(c["mode"], "#999999") for c in contenders],
+        color=[COLOURS.get(c["mode"], OTHER_COLOUR) for c in contenders],
         error_kw={"ecolor": "#444444", "elinewidth": 1.0, "capsize": 3},
         height=0.66,
     )
@@ -124,10 +143,10 @@ def _cumulative(axes: Any, case: Mapping[str, Any], pair: Mapping[str, Any]) -> 
     by_name = {c["name"]: c for c in case["contenders"]}
     pays = pair["iterations"]
     end = max(20.0, 2.5 * pays) if pays else 200.0
-    iterations = np.linspace(1, end, 200)
+    iterations = np.array([1.0, end])
     for name in (pair["baseline"], pair["contender"]):
         contender = by_name[name]
-        step, colour = contender["step_seconds"], _COLOURS.get(contender["mode"], "#999999")
+        step, colour = contender["step_seconds"], COLOURS.get(contender["mode"], OTHER_COLOUR)
 
         def at(quantile: str, step: Mapping[str, float] = step, first: float = contender["first_seconds"]) -> Any:
             return first + (iterations - 1) * step[quantile]
@@ -159,39 +178,6 @@ def _scaling(axes: Any, case: Mapping[str, Any]) -> None:
     axes.tick_params(axis="x", labelrotation=20)
     kinds = sorted({row["kind"] for row in case["scaling"]} - {"peak"})
     _title(axes, case, f"{' and '.join(kinds)} scaling (bars: 95 % interval)")
-
-
-def _sweeps(report: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
-    """Config -> its cases, where a sweep gave it at least two."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for case in report["cases"]:
-        if case["sweep"] is not None:
-            found.setdefault(case["config"], []).append(case)
-    return {config: cases for config, cases in found.items() if len(cases) > 1}
-
-
-def _curves(axes: Any, cases: Sequence[Mapping[str, Any]]) -> None:
-    """Milliseconds per iteration over the values of the sweep, one line per contender."""
-    values = [case["sweep"]["value"] for case in cases]
-    try:
-        places = [float(value) for value in values]
-    except ValueError:  # names, not numbers: evenly spaced
-        places = [float(number) for number in range(len(values))]
-        axes.set_xticks(places, values)
-    else:
-        axes.set_xticks(places)
-    for name in dict.fromkeys(c["name"] for case in cases for c in _shown(case) if not c["twin_of"]):
-        points = [(x, c) for x, case in zip(places, cases) for c in _shown(case) if c["name"] == name]
-        medians = [c["step_seconds"]["median"] * 1e3 for _, c in points]
-        below = [c["step_seconds"]["median"] * 1e3 - c["step_seconds"]["low"] * 1e3 for _, c in points]
-        above = [c["step_seconds"]["high"] * 1e3 - c["step_seconds"]["median"] * 1e3 for _, c in points]
-        colour = _COLOURS.get(points[0][1]["mode"], "#999999")
-        axes.errorbar([x for x, _ in points], medians, [below, above], color=colour, marker="o", capsize=3, label=name)
-    axes.set_xlabel(cases[0]["sweep"]["key"])
-    axes.set_ylabel("ms per iteration (median, 95 % interval)")
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
-    axes.set_title(cases[0]["config"], loc="left", fontsize=11, fontweight="bold")
 
 
 def _title(axes: Any, case: Mapping[str, Any], under: str = "") -> None:

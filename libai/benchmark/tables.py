@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAVY
 from rich.console import Console
 from rich.table import Table
 
+from libai.benchmark.cells import NOT_AVAILABLE, format_spread, short
+from libai.benchmark.curve_tables import curve_notes, curve_table
+from libai.benchmark.curves import find_curves, is_in_a_curve
 from libai.benchmark.session import ROUNDING_FACTOR
 
 HEADER = (
@@ -25,7 +28,6 @@ HEADER = (
     "launch s",
     "RSS MiB",
 )
-NOT_AVAILABLE = "n/a"
 
 
 def contender_rows(case: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -38,14 +40,14 @@ def _row(c: Mapping[str, Any]) -> tuple[str, ...]:
         return (c["name"], *[NOT_AVAILABLE] * (len(HEADER) - 1))
     return (
         c["name"],
-        _spread(c["step_seconds"], 1e3),
+        format_spread(c["step_seconds"], 1e3),
         _ratio(c, "ratio"),
-        _spread(c.get("cpu_seconds"), 1e3),
+        format_spread(c.get("cpu_seconds"), 1e3),
         _ratio(c, "cpu_ratio") if "cpu_seconds" in c else NOT_AVAILABLE,
-        _spread(c.get("samples_per_s")),
-        _spread(c.get("tokens_per_s")),
-        _spread(c.get("flops_per_s"), 1e-9),
-        _spread(c.get("peak_share"), 100.0, unit=" %"),
+        format_spread(c.get("samples_per_s")),
+        format_spread(c.get("tokens_per_s")),
+        format_spread(c.get("flops_per_s"), 1e-9),
+        format_spread(c.get("peak_share"), 100.0, unit=" %"),
         f"{c['first_seconds']:.2f}",
         f"{c['launch_seconds']:.1f}",
         f"{c['peak_rss_bytes'] / 2**20:,.0f}" if "peak_rss_bytes" in c else NOT_AVAILABLE,
@@ -58,7 +60,7 @@ def notes(case: Mapping[str, Any], cores: int) -> list[str]:
     for processes, noise in case["noise"].items():
         lines.append(
             f"Noise with {processes} process(es): {noise['floor']:.1%}, between two runs of {noise['contender']} in "
-            f"the same turns (ratio {_spread(noise['ratio'])}). Smaller differences mean nothing."
+            f"the same turns (ratio {format_spread(noise['ratio'])}). Smaller differences mean nothing."
         )
         if noise["cpu_floor"] is not None:
             lines[-1] += f" Of processor time: {noise['cpu_floor']:.1%}."
@@ -85,8 +87,8 @@ def notes(case: Mapping[str, Any], cores: int) -> list[str]:
     for scaling in case["scaling"]:
         what = "the peak itself scales" if scaling["kind"] == "peak" else f"{scaling['kind']} scaling"
         lines.append(
-            f"{scaling['contender']} against {scaling['to']}, {what}: {_spread(scaling['speedup'])} "
-            f"times the throughput, efficiency {_spread(scaling['efficiency'], 100.0, unit=' %')}."
+            f"{scaling['contender']} against {scaling['to']}, {what}: {format_spread(scaling['speedup'])} "
+            f"times the throughput, efficiency {format_spread(scaling['efficiency'], 100.0, unit=' %')}."
         )
     for c in case["contenders"]:
         lines += _contender_notes(c)
@@ -111,21 +113,21 @@ def _contender_notes(c: Mapping[str, Any]) -> list[str]:
     if saves:
         step = c["step_seconds"]["median"]
         sync = saves["sync_seconds"]["median"]
-        text = f"{name}, a checkpoint holds training up for {_spread(saves['sync_seconds'], 1e3)} ms"
+        text = f"{name}, a checkpoint holds training up for {format_spread(saves['sync_seconds'], 1e3)} ms"
         text += f" ({sync / step:.1f} iterations) when it is written on the spot"
         if "async_seconds" in saves:
             text += (
-                f", for {_spread(saves['async_seconds'], 1e3)} ms ({saves['async_seconds']['median'] / step:.1f} "
-                f"iterations, {_spread(saves['stall_share'], 100.0, unit=' %')} of that) in the background"
+                f", for {format_spread(saves['async_seconds'], 1e3)} ms ({saves['async_seconds']['median'] / step:.1f} "
+                f"iterations, {format_spread(saves['stall_share'], 100.0, unit=' %')} of that) in the background"
             )
             fastest = saves["fastest"]
             text += (
-                f"; the fastest of each {_short(fastest['sync_seconds'] * 1e3)} and "
-                f"{_short(fastest['async_seconds'] * 1e3)} ms ({_short(fastest['stall_share'] * 100)} %)"
+                f"; the fastest of each {short(fastest['sync_seconds'] * 1e3)} and "
+                f"{short(fastest['async_seconds'] * 1e3)} ms ({short(fastest['stall_share'] * 100)} %)"
             )
         lines.append(
-            f"{text}; the first in the background {_short(saves['async_first_seconds'] * 1e3)} ms. An iteration beside "
-            f"the writing takes {_spread(saves['iteration_beside_seconds'], 1e3)} ms."
+            f"{text}; the first in the background {short(saves['async_first_seconds'] * 1e3)} ms. An iteration beside "
+            f"the writing takes {format_spread(saves['iteration_beside_seconds'], 1e3)} ms."
         )
     return lines
 
@@ -145,41 +147,55 @@ def _missing(case: Mapping[str, Any]) -> list[str]:
 
 
 def print_report(report: Mapping[str, Any], console: Console) -> None:
-    """The tables and notes of all cases on a console."""
-    for case in report["cases"]:
-        rows = contender_rows(case)
-        table = Table(title=case["title"], title_justify="left", header_style="bold", box=SIMPLE_HEAVY, pad_edge=False)
-        for number, title in enumerate(HEADER):
-            if number in _filled(rows):
-                table.add_column(title, justify="left" if number == 0 else "right", no_wrap=True)
+    """The tables and notes of all cases and curves on a console."""
+    for title, header, rows, lines in _tables(report):
+        table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAVY, pad_edge=False)
+        filled = _filled(rows)
+        for number, name in enumerate(header):
+            if number in filled:
+                table.add_column(name, justify="left" if number == 0 else "right", no_wrap=len(header) == len(HEADER))
         for row in rows:
-            table.add_row(*(row[number] for number in _filled(rows)))
+            table.add_row(*(row[number] for number in filled))
         console.print(table)
-        for line in notes(case, report["machine"]["cores"]):
+        for line in lines:
             console.print(f"  {line}", soft_wrap=True, markup=False, highlight=False)
         console.print()
+
+
+def _tables(report: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[str]], list[str]]]:
+    """`(title, header, rows, notes)`: of each case, and of each curve; a case of a sweep is a row of its curve."""
+    cores, curves = report["machine"]["cores"], find_curves(report)
+    for case in report["cases"]:
+        if not is_in_a_curve(case, curves):
+            yield case["title"], HEADER, contender_rows(case), notes(case, cores)
+    for curve in curves:
+        yield curve.title, *curve_table(curve), curve_notes(curve, cores)
 
 
 def _ratio(c: Mapping[str, Any], name: str) -> str:
     """To the first contender of as many processes, which has none itself and is 1."""
     if c["is_peak"] or (name not in c and "ratio" in c):
         return NOT_AVAILABLE
-    return _spread(c[name]) if name in c else "1"
+    return format_spread(c[name]) if name in c else "1"
 
 
 def _filled(rows: Sequence[Sequence[str]]) -> list[int]:
     """The columns that hold a figure. One without says nothing on a screen; the notes give the reason."""
-    return [n for n in range(len(HEADER)) if any(row[n] != NOT_AVAILABLE for row in rows)]
+    return [n for n in range(len(rows[0])) if any(row[n] != NOT_AVAILABLE for row in rows)]
 
 
-def to_markdown(report: Mapping[str, Any], heading: str = "#") -> str:
-    """The report as Markdown, without plots. `heading`: the level of its sections."""
-    parts = [f"{heading} Machine and method", "", *machine_lines(report), ""]
-    for case in report["cases"]:
-        parts += [f"{heading} {case['title']}", "", *_markdown_table(HEADER, contender_rows(case)), ""]
-        parts += [f"* {line}" for line in notes(case, report["machine"]["cores"])]
-        parts.append("")
+def to_markdown(report: Mapping[str, Any]) -> str:
+    """The report as Markdown, without plots."""
+    parts = ["# Machine and method", "", *machine_lines(report), ""]
+    for title, lines in to_sections(report):
+        parts += [f"# {title}", "", *lines, ""]
     return "\n".join(parts)
+
+
+def to_sections(report: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """`(title, lines of Markdown)` of every table with its notes; the title is that of its plots too."""
+    for title, header, rows, lines in _tables(report):
+        yield title, [*_markdown_table(header, rows), "", *(f"* {line}" for line in lines)]
 
 
 def machine_lines(report: Mapping[str, Any]) -> list[str]:
@@ -207,18 +223,3 @@ def machine_lines(report: Mapping[str, Any]) -> list[str]:
 def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
-
-
-def _spread(estimate: Mapping[str, Any] | None, scale: float = 1.0, unit: str = "") -> str:
-    """`12.3 ±4%`: a median and how far it may be off, half of its 95 % interval relative to it."""
-    if not estimate:
-        return NOT_AVAILABLE
-    median = estimate["median"]
-    off = (estimate["high"] - estimate["low"]) / 2 / median if median else 0.0
-    return (
-        f"{_short(median * scale)}{unit} ±{off:.0%}" if off >= 0.095 else f"{_short(median * scale)}{unit} ±{off:.1%}"
-    )
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

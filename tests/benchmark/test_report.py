@@ -11,6 +11,9 @@ import pytest
 from rich.console import Console
 
 from libai.benchmark import plots, tables
+from libai.benchmark.curve_plots import _places
+from libai.benchmark.curve_tables import curve_notes, curve_table
+from libai.benchmark.curves import find_curves
 from libai.benchmark.docs_page import write_page
 from libai.benchmark.report import read_report
 from libai.utils.errors import UserError
@@ -123,7 +126,7 @@ def test_losses_that_rounding_has_parted_are_told(report):
 
 
 def test_plots_exist_and_show_the_contenders(report, tmp_path):
-    files = plots.draw(report, tmp_path)
+    files = [file for found in plots.draw(report, tmp_path).values() for file in found]
     assert {file.name for file in files} >= {"times.png", "times.svg", "break_even.svg", "scaling.svg"}
     assert all(file.stat().st_size > 2000 for file in files)
     assert (tmp_path / "times.png").read_bytes().startswith(b"\x89PNG")
@@ -137,9 +140,8 @@ def test_a_sweep_is_drawn_as_curves(tmp_path):
     both["cases"] += reports[1]["cases"]
     for value, case in zip(("2", "4"), both["cases"]):
         case["sweep"] = {"key": "model.num_layers", "value": value}
-    files = [file.name for file in plots.draw(both, tmp_path)]
-    assert "sweep_sleep.svg" in files
-    assert "model.num_layers" in (tmp_path / "sweep_sleep.svg").read_text()
+    files = [file.name for found in plots.draw(both, tmp_path).values() for file in found]
+    assert files == ["curve_sleep_num_layers.png", "curve_sleep_num_layers.svg"]
 
 
 def test_the_page_is_made_of_reports_and_holds_no_paths(report, tmp_path):
@@ -165,3 +167,95 @@ def test_a_report_is_read_back_and_anything_else_is_refused(report, tmp_path):
             read_report(path)
     with pytest.raises(UserError, match="cannot be read"):
         read_report(tmp_path / "absent.json")
+
+
+def swept(report_of_value, key="train.num_accumulation_steps"):
+    """A report of a sweep: value -> the report of its one case."""
+    first, *others = report_of_value.values()
+    first["cases"] += [case for report in others for case in report["cases"]]
+    for value, case in zip(report_of_value, first["cases"]):
+        case.update(sweep={"key": key, "value": value}, title=f"sleep.py {key}={value}", overrides=[f"{key}={value}"])
+    return first
+
+
+def contenders_at(factor):
+    return planted.planted("eager", scaled(factor)), planted.planted("graph", scaled(2 * factor), "graph", first=3.0)
+
+
+def test_a_sweep_is_one_table_with_a_row_for_each_value():
+    report = swept({"1": planted.report_of(*contenders_at(1.0)), "4": planted.report_of(*contenders_at(1.08))})
+    (curve,) = find_curves(report)
+    header, rows = curve_table(curve)
+    assert header == [
+        "accumulation (micro-batches per iteration)",
+        *("eager, ms/iter", "graph, ms/iter", "graph / eager", "eager, samples/s", "graph, samples/s"),
+        *("eager, cost to 1", "graph, cost to 1", "graph, first s"),
+    ]
+    assert [row[0] for row in rows] == ["1", "4"]
+    assert rows[0][1].startswith("10.4 ±") or rows[0][1].startswith("10.3 ±")
+    assert rows[1][3].startswith("2 ±"), "graph / eager, paired"
+    # 1.08 times the time of one big batch, with the uncertainties of both: half widths of 4 % each here
+    assert [row[6].split(" %")[0] for row in rows] == ["n/a", "+8.0"]
+    text = tables.to_markdown(report)
+    assert text.count("| eager |") == 0 and "| 4 | " in text
+    assert any("one after the other" in line for line in curve_notes(curve, 2))
+
+
+def test_other_sweeps_name_no_cost_although_the_batch_stays():
+    at = {"1": planted.report_of(*contenders_at(1.0)), "4": planted.report_of(*contenders_at(3.0))}
+    (curve,) = find_curves(swept(at, "model.num_layers"))
+    assert not any("cost" in title for title in curve_table(curve)[0])
+    assert curve.label == "layers"
+
+
+def test_processes_are_a_curve_of_one_case(report):
+    (curve,) = find_curves(report)
+    assert (curve.key, curve.kind, curve.values) == ("processes", "weak", ("1", "2"))
+    assert [c and c["name"] for c in curve.lines["eager"]] == ["eager", "eager x2"]
+    assert curve.lines["graph"][1] is None
+    header, rows = curve_table(curve)
+    assert rows[1][header.index("eager, efficiency")].startswith("80 % ±")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (("1", "2", "4"), ([1.0, 2.0, 4.0], True)),
+        (("1", "2", "3"), ([1.0, 2.0, 3.0], False)),
+        (("0", "2", "4"), ([0.0, 2.0, 4.0], False)),
+        (("sgd", "adam"), ([0.0, 1.0], False)),
+    ],
+)
+def test_geometric_values_stand_on_a_logarithmic_axis(values, expected):
+    places, is_log = _places(values)
+    assert (places, is_log) == (expected[0], expected[1])
+
+
+def test_a_curve_shows_contenders_units_and_all_values(tmp_path):
+    at = {n: planted.report_of(*contenders_at(float(n))) for n in ("2", "4", "8")}
+    files = plots.draw(swept(at, "model.num_layers"), tmp_path, kinds=("svg",))
+    (file,) = (file for found in files.values() for file in found)
+    assert file.name == "curve_sleep_num_layers.svg"
+    drawn = file.read_text()
+    for text in ("layers", "ms per iteration", "samples/s", ">eager<", ">graph<", ">2<", ">4<", ">8<"):
+        assert text in drawn, text
+
+
+def test_a_page_has_its_plots_beside_it_and_drops_old_ones(report, tmp_path):
+    page = tmp_path / "page.md"
+    images = tmp_path / "images" / "page"
+    images.mkdir(parents=True)
+    (images / "run9_times.svg").write_text("old")
+    (images / "mine.svg").write_text("not ours")
+    sweep = swept({n: planted.report_of(*contenders_at(float(n))) for n in ("1", "2")}, "model.num_layers")
+    drawn = write_page([report, sweep], page, "Curves")
+    text = page.read_text()
+    assert text.startswith("# Curves\n")
+    links = re.findall(r"\]\((images/[^)]+)\)", text)
+    assert links == [str(file.relative_to(tmp_path)) for file in drawn]
+    assert {file.name for file in images.iterdir()} == {"mine.svg", *(file.name for file in drawn)}
+    assert "images/page/run2_curve_sleep_num_layers.svg" in links
+    assert text.count("* Machine:") == 1, "what all runs share stands once"
+    before = {file: file.read_bytes() for file in drawn}
+    write_page([report, sweep], page, "Curves")
+    assert before == {file: file.read_bytes() for file in drawn}, "the same report gives the same bytes"

@@ -4,7 +4,7 @@ The contenders (our trainers in both modes, hand-written OneFlow loops, stock la
 processes of their own and take turns in short blocks. docs/performance.md explains the report.
 
     python tools/benchmark.py compare OLD.json NEW.json     regression or noise?
-    python tools/benchmark.py docs REPORT.json... --md FILE  write a page from reports
+    python tools/benchmark.py docs REPORT.json... --md FILE  write a page with its plots from reports
 
 Exit codes: 0 done (compare: the same or better); 1 failed, the contenders compute different things, or (compare) a
 regression; 2 a mistake in config or arguments.

@@ -35,7 +35,7 @@ while [ $# -gt 0 ]; do
       esac
       shift 2;;
     -*) die "there is no option $1. bash tools/benchmark_docs.sh --help shows what there is.";;
-    *) configs+=("$(realpath -m -- "$1" --relative-to "$root")"); shift;;
+    *) configs+=("$(realpath -m --relative-to "$root" -- "$1")"); shift;;
   esac
 done
 [[ $minutes =~ ^[1-9][0-9]*$ ]] || die "--minutes $minutes: a whole number of at least 1."

@@ -30,6 +30,10 @@ HEADER = (
 )
 
 
+#: with fewer, a median and its interval say nothing
+LEAST_ROUNDS = 3
+
+
 def contender_rows(case: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """One row of `HEADER` per contender; spreads as `median ±uncertainty`, what is missing as n/a."""
     return [_row(contender) for contender in case["contenders"]]
@@ -201,7 +205,9 @@ def to_sections(report: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 def machine_lines(report: Mapping[str, Any]) -> list[str]:
     """What ran where and how, as a Markdown list."""
     machine, settings = report["machine"], report["settings"]
+    few = [f"* **A smoke run of {settings['rounds']} rounds: its figures mean nothing.**"]
     return [
+        *(few if settings["rounds"] < LEAST_ROUNDS else []),
         f"* Command: `{report['command']}`",
         f"* Machine: {machine.get('cpu')}, {machine.get('cores')} cores, {machine.get('memory_gb')} GB; "
         f"{machine.get('os')}; devices: {machine.get('devices') or 'none but the CPU'}",

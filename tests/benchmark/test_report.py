@@ -148,6 +148,7 @@ def test_the_page_is_made_of_reports_and_holds_no_paths(report, tmp_path):
     write_page([report, report], tmp_path / "benchmarks.md")
     page = (tmp_path / "benchmarks.md").read_text()
     assert page.startswith("# Benchmarks")
+    assert page.count("A smoke run of 2 rounds") == 1
     assert page.count("| eager |") == 2
     assert not re.search(r"`/\w+/", page)
 

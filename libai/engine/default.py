@@ -136,6 +136,7 @@ class DefaultTrainer:
         self.optimizer = self.build_optimizer(run, self.model)
         build.scale_lr(run, self.optimizer, self.plan)
         self.lr_scheduler = self.build_lr_scheduler(run, self.optimizer, self.plan)
+        block_costs = self._block_costs(sizes.micro)
         self.trainer: ModelTrainer = build.build_trainer(
             run,
             mode,
@@ -146,8 +147,10 @@ class DefaultTrainer:
             self.plan,
             self.mesh,
             self.seed,
-            self._block_costs(sizes.micro),
+            block_costs,
         )
+        #: as cut by measured time, also in a trainer that is only timed
+        self._measured_block_costs = block_costs
         self.checkpointer = TrainerCheckpointer(
             self.trainer,
             self.output_dir / "checkpoints",
@@ -340,7 +343,18 @@ class DefaultTrainer:
         model = self.build_model(self.run)
         optimizer = self.build_optimizer(self.run, model)
         schedule = self.build_lr_scheduler(self.run, optimizer, self.plan)
-        eager = build.build_trainer(self.run, "eager", model, [], optimizer, schedule, self.plan, self.mesh, self.seed)
+        eager = build.build_trainer(
+            self.run,
+            "eager",
+            model,
+            [],
+            optimizer,
+            schedule,
+            self.plan,
+            self.mesh,
+            self.seed,
+            self._measured_block_costs,
+        )
         seconds = time_modes({"graph": graph, "eager": eager}, graph.peek_micro_batches())
         seed_everything(self.seed)
         compared = ", ".join(f"{name} {value * 1e3:.1f}" for name, value in seconds.items())

@@ -11,7 +11,7 @@ from contract_runs import make_config
 
 from libai import checkpoint
 from libai.config import LazyCall, validate
-from libai.engine import DefaultTrainer, default_setup
+from libai.engine import DefaultTrainer, build, default_setup
 from libai.engine.build_errors import GraphBuildError
 from libai.engine.hooks import CallbackHook
 
@@ -45,6 +45,20 @@ def test_auto_keeps_a_mode_and_the_curve_of_an_undisturbed_run(tmp_path):
     enabled = str(summary["mode"] == "graph").lower()
     expected, _, _ = run(tmp_path / "plain", f"graph.enabled={enabled}")
     assert losses == expected
+
+
+def test_both_timed_modes_get_the_same_measured_costs_of_the_blocks(tmp_path, monkeypatch):
+    build_trainer, given = build.build_trainer, {}
+
+    def record(run, mode, *arguments):
+        *others, costs = arguments
+        given[mode] = costs
+        return build_trainer(run, mode, *others)
+
+    monkeypatch.setattr(build, "build_trainer", record)
+    monkeypatch.setattr(DefaultTrainer, "_block_costs", lambda self, micro_batch_size: [0.25, 0.5])
+    run(tmp_path / "auto", "graph.enabled=auto")
+    assert given == {"graph": [0.25, 0.5], "eager": [0.25, 0.5]}
 
 
 def test_auto_with_a_model_that_cannot_be_compiled_trains_eagerly(tmp_path, caplog):

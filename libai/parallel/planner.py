@@ -233,8 +233,9 @@ def _work_out(
     recomputes: bool,
 ) -> Proposal:
     stages = range(arrangement.mesh.pipeline)
-    per_stage = [stage_memory(work, arrangement, s, batch, costs[s], zero_stage, recomputes) for s in stages]
-    sent = [_traffic(work, arrangement, s, batch, costs[s], zero_stage, recomputes) for s in stages]
+    parts = [StageWork(arrangement, s, batch, costs[s], zero_stage, recomputes) for s in stages]
+    per_stage = [stage_memory(work, part) for part in parts]
+    sent = [_traffic(work, part) for part in parts]
     traffic = Traffic(max(t.data for t in sent), max(t.tensor for t in sent), max(t.pipeline for t in sent))
     fullest = max(per_stage, key=lambda memory: memory.total)
     idle = _idle(work.mode, arrangement.mesh.pipeline, batch.accumulation)
@@ -247,32 +248,44 @@ def _idle(mode: str, stages: int, micro_batches: int) -> float:
     return (stages - 1) / stages if mode == "eager" else (stages - 1) / (micro_batches + stages - 1)
 
 
-def stage_memory(
-    work: Workload,
-    arrangement: Arrangement,
-    stage: int,
-    batch: Batch,
-    cost: StageCost,
-    zero_stage: int,
-    recomputes: bool,
-) -> Memory:
-    """What each rank of a pipeline stage holds while it trains; `cost`: of one micro-batch on that stage."""
-    mesh = arrangement.mesh
+@dataclass(frozen=True)
+class StageWork:
+    """One pipeline stage of a candidate. `cost`: of one micro-batch on that stage; the rest as in `Proposal`."""
+
+    arrangement: Arrangement
+    stage: int
+    batch: Batch
+    cost: StageCost
+    zero_stage: int = 0
+    recomputes: bool = False
+
+    @property
+    def mesh(self) -> Mesh:
+        """Of all stages."""
+        return self.arrangement.mesh
+
+    @property
+    def tensors(self) -> list[TensorLayout]:
+        """Parameters and buffers that lie on the stage."""
+        return [layout for layout in self.arrangement.tensors.values() if layout.stage == self.stage]
+
+
+def stage_memory(work: Workload, part: StageWork) -> Memory:
+    """What each rank of a pipeline stage holds while it trains."""
+    mesh = part.mesh
     weights = gradients = optimizer = buffers = 0
-    for layout in arrangement.tensors.values():
-        if layout.stage != stage:
-            continue
-        whole, part = layout.bytes_per_rank(mesh), shard_bytes(layout, mesh)
+    for layout in part.tensors:
+        whole, shard = layout.bytes_per_rank(mesh), shard_bytes(layout, mesh)
         if not layout.is_parameter:
             buffers += whole
             continue
-        weights += part if zero_stage >= 3 else whole
+        weights += shard if part.zero_stage >= 3 else whole
         if layout.name in work.states:
-            gradients += part if zero_stage >= 2 else whole
-            optimizer += work.states[layout.name] * (part if zero_stage >= 1 else whole)
-    kept = cost.kept_with_recomputation if recomputes else cost.kept
+            gradients += shard if part.zero_stage >= 2 else whole
+            optimizer += work.states[layout.name] * (shard if part.zero_stage >= 1 else whole)
+    kept = part.cost.kept_with_recomputation if part.recomputes else part.cost.kept
     # a stage works ahead until its first micro-batch has come back: 1F1B of PipeDream-flush (arXiv:2006.09503)
-    in_flight = min(batch.accumulation, mesh.pipeline - stage) if work.mode == "graph" else 1
+    in_flight = min(part.batch.accumulation, mesh.pipeline - part.stage) if work.mode == "graph" else 1
     copy = weights + optimizer + buffers if work.keeps_copy else 0
     return Memory(weights, gradients, optimizer, copy, buffers, kept * in_flight)
 
@@ -287,26 +300,18 @@ def shard_bytes(layout: TensorLayout, mesh: Mesh) -> int:
     return whole // mesh.data if any(size % mesh.data == 0 for size in shape) else whole
 
 
-def _traffic(
-    work: Workload,
-    arrangement: Arrangement,
-    stage: int,
-    batch: Batch,
-    cost: StageCost,
-    zero_stage: int,
-    recomputes: bool,
-) -> Traffic:
-    mesh = arrangement.mesh
-    own = [t for t in arrangement.tensors.values() if t.stage == stage and t.is_parameter]
+def _traffic(work: Workload, part: StageWork) -> Traffic:
+    mesh, batch, cost = part.mesh, part.batch, part.cost
+    own = [t for t in part.tensors if t.is_parameter]
     trained = sum(t.bytes_per_rank(mesh) for t in own if t.name in work.states)
-    once = work.mode == "graph" or (work.reduces_once and mesh.is_data_parallel_only and not zero_stage)
+    once = work.mode == "graph" or (work.reduces_once and mesh.is_data_parallel_only and not part.zero_stage)
     times = 1 if once else batch.accumulation
     gradients = ring(mesh.data) * trained * times
-    if zero_stage >= 3:
+    if part.zero_stage >= 3:
         weights = sum(t.bytes_per_rank(mesh) for t in own)
         # gathered in the forward and again in the backward pass of every micro-batch, reduced and scattered as above
         gradients = ring(mesh.data) / 2 * (trained * times + 2 * weights * batch.accumulation)
-    reduced = cost.reduced_forward + cost.reduced_backward + (cost.reduced_again if recomputes else 0)
+    reduced = cost.reduced_forward + cost.reduced_backward + (cost.reduced_again if part.recomputes else 0)
     return Traffic(
         data=round(gradients),
         tensor=round(ring(mesh.tensor) * reduced * batch.accumulation),

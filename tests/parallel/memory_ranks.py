@@ -13,7 +13,7 @@ from libai.engine import EagerTrainer, GraphTrainer
 from libai.models import GPT
 from libai.parallel import Mesh, ParallelPlan
 from libai.parallel.activations import StageCost
-from libai.parallel.planner import Batch, Workload, stage_memory
+from libai.parallel.planner import Batch, StageWork, Workload, stage_memory
 from libai.runtime import guarded_main
 from libai.utils.distributed import gather_objects, get_rank, get_world_size
 
@@ -39,7 +39,7 @@ def measure(mode: str, sizes: tuple[int, int, int]) -> dict:
     plan = ParallelPlan.of(model)
     arrangement = plan.arrange(model, mesh)
     work = Workload(model, plan, states, lambda data: Batch(2, 1), lambda micro: [], mode)
-    expected = stage_memory(work, arrangement, mesh.pipeline_rank, Batch(2, 1), StageCost(), 0, False)
+    expected = stage_memory(work, StageWork(arrangement, mesh.pipeline_rank, Batch(2, 1), StageCost()))
     ids = np.random.RandomState(mesh.data_rank).randint(0, 32, (2, 8))
     trainer_class = {"eager": EagerTrainer, "graph": GraphTrainer}[mode]
     trainer = trainer_class(model, [{"input_ids": ids, "labels": ids}], optimizer, mesh=mesh, device="cpu")

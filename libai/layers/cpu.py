@@ -23,6 +23,17 @@ def is_on_cpu(x: flow.Tensor) -> bool:
     return (x.placement.type if x.is_global else x.device.type) == "cpu"
 
 
+def is_written_out(x: flow.Tensor, *parameters: flow.Tensor | None) -> bool:
+    """True if a layer with these parameters should use an `autograd.Function`: eager float32 training on CPU.
+
+    Not in a graph, where a Function cannot be compiled; not for global tensors, whose layout a Function would have to
+    carry along; and not with a frozen parameter, whose gradient it would compute.
+    """
+    if is_tracing() or x.is_global or not flow.is_grad_enabled() or x.dtype != flow.float32 or not is_on_cpu(x):
+        return False
+    return all(parameter is not None and parameter.requires_grad for parameter in parameters)
+
+
 def full_beside(x: flow.Tensor, shape: tuple[int, ...], value: float) -> flow.Tensor:
     """A constant of `x`'s dtype, on its device or (broadcast) over its placement.
 
@@ -50,6 +61,11 @@ def widen_column(column: flow.Tensor, width: int) -> flow.Tensor:
     By a matrix product with a row of ones: exact, and 100 times faster than OneFlow's CPU broadcast of a column.
     """
     return flow.matmul(column, full_beside(column, (1, width), 1.0))
+
+
+def sum_over_rows(rows: flow.Tensor) -> flow.Tensor:
+    """(N, D) -> (D,), by a product with a row of ones: OneFlow's sum wakes its thread pool and waits for it."""
+    return flow._C.matmul(full_beside(rows, (1, rows.shape[0]), 1.0), rows).reshape(-1)
 
 
 def heal() -> None:

@@ -1,12 +1,12 @@
 """Layer normalisation that is fast on CPU, in both modes, and native on other devices.
 
 OneFlow's CPU LayerNorm multiplies rows by a column, which its CPU broadcast does at 40 ns per element. Here columns are
-made by products with a vector (row means) and widened by products with a row of ones.
+made by products with a vector (row means) and widened by products with a row of ones; in eager mode, rows are
+normalised by the kernel for batches, as one sample whose channels they are.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import oneflow as flow
@@ -26,13 +26,10 @@ class LayerNorm(nn.LayerNorm):
         if not is_on_cpu(x):
             return nn.LayerNorm.forward(self, x)  # in nn.Graph `self` is a proxy, with which super() fails
         rows = x.reshape(-1, _size(self.normalized_shape))
-        if self.weight is None or self.bias is None:
-            return _layer_norm(rows, None, None, self.eps).reshape(*x.shape)
-        weight, bias = self.weight.reshape(-1), self.bias.reshape(-1)
-        # an autograd.Function cannot be compiled, and its sums over rows would gather a split global tensor
-        if is_tracing() or x.is_global or not flow.is_grad_enabled():
-            return _layer_norm(rows, weight, bias, self.eps).reshape(*x.shape)
-        return _eager_layer_norm(self.eps).apply(rows, weight, bias).reshape(*x.shape)
+        weight = None if self.weight is None else self.weight.reshape(-1)
+        bias = None if self.bias is None else self.bias.reshape(-1)
+        is_eager = not (is_tracing() or x.is_global or x.dtype != flow.float32)
+        return (_eager_layer_norm if is_eager else _layer_norm)(rows, weight, bias, self.eps).reshape(*x.shape)
 
 
 class RMSNorm(nn.Module):
@@ -69,45 +66,32 @@ def _layer_norm(rows: flow.Tensor, weight: flow.Tensor | None, bias: flow.Tensor
     size, mean = rows.shape[1], _mean_vector(rows)
     centred = rows - widen_column(flow.matmul(rows, mean), size)
     scale = flow.rsqrt(flow.matmul(flow.square(centred), mean) + eps)
-    rows = centred * widen_column(scale, size)
+    return _scale_and_shift(centred * widen_column(scale, size), weight, bias)
+
+
+def _eager_layer_norm(
+    rows: flow.Tensor, weight: flow.Tensor | None, bias: flow.Tensor | None, eps: float
+) -> flow.Tensor:
+    """`_layer_norm` of local tensors by the kernel of batch normalisation, each row a channel of one sample.
+
+    That kernel computes the variance as the mean of squares less the square of the mean, which loses all digits where
+    the mean is large; so the mean is taken off before. It needs no gradient: those that come back through the
+    normalisation sum to zero in every row.
+    """
+    num_rows, size = rows.shape
+    with flow.no_grad():
+        # (1, D) times (D, N) is quicker than (N, D) times (D, 1)
+        means = flow._C.matmul(full_beside(rows, (1, size), 1.0 / size), rows, False, True)
+        means = flow._C.matmul(means, full_beside(rows, (1, size), 1.0), True, False)
+    channels = (rows - means).reshape(1, num_rows, size)
+    ones, zeros = full_beside(rows, (num_rows,), 1.0), full_beside(rows, (num_rows,), 0.0)
+    unit = flow._C.normalization(channels, None, None, ones, zeros, 1, eps, 0.0, True)
+    return _scale_and_shift(unit.reshape(num_rows, size), weight, bias)
+
+
+def _scale_and_shift(rows: flow.Tensor, weight: flow.Tensor | None, bias: flow.Tensor | None) -> flow.Tensor:
     rows = rows if weight is None else rows * weight
     return rows if bias is None else rows + bias
-
-
-@functools.cache
-def _eager_layer_norm(eps: float) -> type[flow.autograd.Function]:
-    """`_layer_norm` with its gradient written out: half of the work, and two tensors kept instead of four."""
-
-    class EagerLayerNorm(flow.autograd.Function):
-        @staticmethod
-        def forward(ctx, rows, weight, bias):
-            size = rows.shape[1]
-            centred = rows - widen_column(_row_mean(rows), size)
-            scale = widen_column(flow.rsqrt(_row_mean(flow.square(centred)) + eps), size)
-            unit = centred.mul_(scale)
-            ctx.save_for_backward(unit, scale, weight)
-            return (unit * weight).add_(bias)
-
-        @staticmethod
-        def backward(ctx, grad):
-            unit, scale, weight = ctx.saved_tensors
-            num_rows, size = grad.shape
-            column_sum = full_beside(grad, (1, num_rows), 1.0)
-            weighted_mean = (weight * (1.0 / size)).reshape(size, 1)
-            grad_unit = grad * unit
-            grad_weight = flow.matmul(column_sum, grad_unit).reshape(size)
-            grad_bias = flow.matmul(column_sum, grad).reshape(size)
-            # d rows = (d unit - mean(d unit) - unit mean(d unit * unit)) * scale, with d unit = grad * weight
-            mean = widen_column(flow.matmul(grad, weighted_mean), size)
-            along = widen_column(flow.matmul(grad_unit, weighted_mean), size).mul_(unit)
-            return (grad * weight).sub_(mean).sub_(along).mul_(scale), grad_weight, grad_bias
-
-    return EagerLayerNorm
-
-
-def _row_mean(rows: flow.Tensor) -> flow.Tensor:
-    """(N, D) -> (N, 1), where OneFlow takes no gradient: its mean is quicker than a product, its gradient slow."""
-    return flow._C.reduce_mean(rows, (1,), True)
 
 
 def _mean_vector(rows: flow.Tensor) -> flow.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers import GELU, Dropout, DropPath, LayerNorm, scaled_dot_product_attention
+from libai.layers import GELU, Dropout, DropPath, LayerNorm, self_attention
 from libai.utils.errors import UserError
 
 #: weight -> axis that tensor parallelism splits, relative to a block. Column-parallel layers split the outputs (axis 0
@@ -77,15 +77,7 @@ class Attention(nn.Module):
             if length != causal.shape[0]:
                 causal = causal[:length, :length]
             mask = causal if mask is None else mask + causal
-        mixed = scaled_dot_product_attention(
-            self._heads(self.q(x)), self._heads(self.k(x)), self._heads(self.v(x)), mask
-        )
-        return self.out(mixed.transpose(1, 2).reshape(*x.shape))
-
-    def _heads(self, x: flow.Tensor) -> flow.Tensor:
-        """(batch, length, hidden) to (batch, heads, length, head width)."""
-        batch, length, width = x.shape
-        return x.reshape(batch, length, self.num_heads, width // self.num_heads).transpose(1, 2)
+        return self.out(self_attention(x, self.q, self.k, self.v, self.num_heads, mask))
 
 
 class MLPBlock(nn.Module):

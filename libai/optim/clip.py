@@ -14,8 +14,8 @@ from typing import Any
 
 import oneflow as flow
 
-# Up to here OneFlow's one-op norm of a tensor, with its single running sum, is exact to 3e-7.
-_MAX_RUNNING_SUM = 4096
+# Tensors up to this size are copied into one: a copy costs less than the calls, and its memory stays small.
+_MAX_JOINED = 1 << 16
 _MAX_PARTIAL_SUMS = 64
 
 _EPSILON = 1e-6  # as in OneFlow and PyTorch: keeps the coefficient finite for a zero norm
@@ -71,17 +71,18 @@ def _norm(gradients: list[flow.Tensor], norm_type: float) -> flow.Tensor:
 def _local_cpu_norm(gradients: list[flow.Tensor]) -> flow.Tensor:
     """The 2-norm of local float32 gradients on CPU, where OneFlow's `sum` costs 50-100 us a call and 2 ns an element.
 
-    Products with a vector of ones sum five times faster, at one to three cheap calls a tensor.
+    Products with a vector of ones sum five times faster. Small tensors are joined first, so that there are few calls.
     """
-    small = [flow._C.sqrt_square_sum(g) for g in gradients if g.numel() <= _MAX_RUNNING_SUM]
-    if len(small) == len(gradients) <= _MAX_RUNNING_SUM:
-        return flow._C.sqrt_square_sum(flow.stack(small))
-    squares = [flow.square(flow.stack(small)).reshape(1, -1)] if small else []
-    for gradient in gradients:
-        size = gradient.numel()
-        if size > _MAX_RUNNING_SUM:
-            rows = math.gcd(size, _MAX_PARTIAL_SUMS)
-            squares.append(_times_ones(flow.square(gradient).reshape(rows, size // rows)).reshape(1, rows))
+    small = [gradient.reshape(-1) for gradient in gradients if gradient.numel() <= _MAX_JOINED]
+    if small:  # filled up with zeros, so that it can be cut into many partial sums
+        small.append(_zeros(-sum(vector.numel() for vector in small) % _MAX_PARTIAL_SUMS or _MAX_PARTIAL_SUMS))
+    whole = [flow.cat(small)] if small else []
+    whole += [gradient for gradient in gradients if gradient.numel() > _MAX_JOINED]
+    squares = []
+    for vector in whole:
+        size = vector.numel()
+        rows = math.gcd(size, _MAX_PARTIAL_SUMS)
+        squares.append(_times_ones(flow.square(vector).reshape(rows, size // rows)).reshape(1, rows))
     return _times_ones(flow.cat(squares, 1)).reshape(()).sqrt()
 
 
@@ -93,6 +94,11 @@ def _times_ones(matrix: flow.Tensor) -> flow.Tensor:
 @functools.lru_cache(maxsize=256)
 def _ones(size: int) -> flow.Tensor:
     return flow.ones(1, size)
+
+
+@functools.lru_cache(maxsize=_MAX_PARTIAL_SUMS)
+def _zeros(size: int) -> flow.Tensor:
+    return flow.zeros(size)
 
 
 def _formula(norm_type: float) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:

@@ -138,3 +138,23 @@ def test_layer_norm_is_faster_than_oneflow_by_far(capsys):
     with capsys.disabled():
         print(f"LayerNorm forward and backward: {ratio:.1f} times faster than oneflow.nn.LayerNorm")
     assert ratio > 3
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e1, 1e3, 1e5, 1e7])
+def test_rows_far_from_zero_and_constant_rows_stay_finite(offset):
+    x = np.stack([np.full(48, offset), offset + np.arange(48) % 2]).astype(np.float32)
+    layer, rows = LayerNorm(48), flow.tensor(x, requires_grad=True)
+    y = layer(rows)
+    (y * y).sum().backward()
+    assert np.isfinite(y.numpy()).all()
+    assert np.isfinite(rows.grad.numpy()).all()
+    if offset <= 1e5:  # beyond, float32 holds no more of the second row than its rounding
+        assert np.abs(y.numpy()[1] - layer_norm_float64(x, np.ones(48), np.zeros(48), x, 1e-5)["y"][1]).max() < 0.05
+
+
+def test_evaluation_normalises_as_training_does():
+    x, weight, bias, _ = make_case((6, 40), 3.0, 5.0)
+    layer, rows = make_layer(LayerNorm, weight, bias), flow.tensor(x)
+    trained = layer(rows).detach().numpy()
+    with flow.no_grad():
+        assert (layer.eval()(rows).numpy() == trained).all()

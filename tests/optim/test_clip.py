@@ -61,7 +61,16 @@ def test_a_large_gradient_is_summed_exactly_where_oneflow_is_not():
     assert abs(nn.utils.clip_grad_norm_(parameters, 1e9).numpy().item() / expected - 1) > 1e-5
 
 
-@pytest.mark.parametrize("shapes", [[(4097,)], [(101, 103)], [(64, 65), (3,), (5000,)], [(1,)], [()], [(2, 3, 4, 512)]])
+LAYERS = [(48,)] * 30 + [(48, 49)] * 20  # as those of a small model, which are joined
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        *([(4097,)], [(101, 103)], [(64, 65), (3,), (5000,)], [(1,)], [()], [(2, 3, 4, 512)]),
+        *(LAYERS, [(257, 257)], [*LAYERS, (257, 257), (300, 300)]),
+    ],
+)
 def test_every_size_takes_an_exact_path(shapes):
     parameters = parameters_with_gradients(*shapes)
     expected = exact_norm(parameters, 2.0)

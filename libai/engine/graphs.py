@@ -19,6 +19,7 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
 
+from libai.engine.graph_constants import fold_constants
 from libai.engine.graph_variables import (
     first_of_equal,
     read_copies_of_variables,
@@ -315,6 +316,8 @@ class TrainGraph(_Graph):
             self._return_norm(norm_source, out2name)
         if not self._scales_loss:
             remove_step_count(self._full_job_proto)
+        if self._layout.mesh.is_single and self._accumulation == 1:
+            fold_constants(self._full_job_proto)
         super()._Graph__rebuild_outputs(out2name)
 
     def _step_values(self) -> dict[str, str]:

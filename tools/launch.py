@@ -25,10 +25,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN_NET = ROOT / "tools" / "train_net.py"
@@ -199,13 +200,41 @@ def _can_bind(address: str, port: int) -> bool:
 # ------------------------------------------------------------------------------- what is known before the start
 
 
-def run_preflight(job: Job) -> dict[str, object]:
-    """Check config and overrides, and return what `libai.config.preflight.check` found out about the run.
+def run_preflight(job: Job) -> dict[str, Any]:
+    """Check config and overrides as tools/train_net.py does; what `libai.config.preflight.check` found out.
 
-    Runs in a forked child: configs import oneflow, whose threads and slow exit handlers the launcher does not want.
-    What the child prints is shown only when the check fails, since every rank will print it again. Then this exits
-    with the child's code.
+    A mistake is shown, and ends this process with its exit code.
     """
+    code, found, said = _ask_preflight(lambda preflight: _check(preflight, job))
+    if code != 0:
+        sys.stderr.write(said)
+        sys.exit(code if code > 0 else EXIT_FAILED)
+    return found
+
+
+def look_at_config(job: Job) -> dict[str, Any]:
+    """What can be known before a FILE of the user's own runs, which may use CONFIG and arguments as it likes."""
+    return _ask_preflight(lambda preflight: preflight.look(job.config, list(job.arguments)))[1]
+
+
+def _check(preflight: ModuleType, job: Job) -> dict[str, Any]:
+    own_flags = runpy.run_path(str(TRAIN_NET))["FLAGS"]
+    return preflight.check(job.config, list(job.arguments), world_size=job.world_size, extra_flags=own_flags)
+
+
+def _ask_preflight(question: Callable[[ModuleType], dict[str, Any]]) -> tuple[int, dict[str, Any], str]:
+    """`(exit code, answer, what was printed)` of a forked child that asks the module `libai.config.preflight`.
+
+    A child, since configs import oneflow, whose threads and slow exit handlers the launcher does not want. What it
+    prints is kept back: every rank will print it again.
+    """
+
+    def answer(write_end: int) -> None:
+        from libai.config import preflight
+
+        with os.fdopen(write_end, "w", encoding="utf-8") as pipe:
+            json.dump(question(preflight), pipe)
+
     read_end, write_end = os.pipe()
     with tempfile.TemporaryFile() as said:
         child = os.fork()
@@ -213,25 +242,13 @@ def run_preflight(job: Job) -> dict[str, object]:
             os.close(read_end)
             os.dup2(said.fileno(), 1)
             os.dup2(said.fileno(), 2)
-            runtime.leave_at_once(runtime.run_guarded(lambda: _write_preflight(job, write_end)))
+            runtime.leave_at_once(runtime.run_guarded(lambda: answer(write_end)))
         os.close(write_end)
         with os.fdopen(read_end, encoding="utf-8") as pipe:
             text = pipe.read()
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code != 0:
-            said.seek(0)
-            sys.stderr.write(said.read().decode(errors="replace"))
-            sys.exit(code if code > 0 else EXIT_FAILED)
-    return json.loads(text)
-
-
-def _write_preflight(job: Job, write_end: int) -> None:
-    from libai.config.preflight import check
-
-    own_flags = runpy.run_path(str(TRAIN_NET))["FLAGS"]
-    facts = check(job.config, list(job.arguments), world_size=job.world_size, extra_flags=own_flags)
-    with os.fdopen(write_end, "w", encoding="utf-8") as pipe:
-        json.dump(facts, pipe)
+        said.seek(0)
+        return code, json.loads(text) if code == 0 else {}, said.read().decode(errors="replace")
 
 
 def choose_environment(job: Job, environment: Mapping[str, str], facts: Mapping[str, object]) -> dict[str, str]:
@@ -488,7 +505,7 @@ def main(arguments: Sequence[str]) -> int:
         runtime.read_seconds("LIBAI_EXIT_TIMEOUT", DEFAULT_EXIT_SECONDS),
     )
     job = read_job(arguments, os.environ)
-    facts = run_preflight(job) if job.file == str(TRAIN_NET) else {}
+    facts = run_preflight(job) if job.file == str(TRAIN_NET) else look_at_config(job)
     if "output_dir" in facts and not {"--print-config", "--support"} & set(job.arguments):
         job = replace(job, output_dir=Path(str(facts["output_dir"])).absolute())
     os.environ.update(choose_environment(job, os.environ, facts))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from libai.config.arguments import parse_args
 from libai.config.lazy_config import LazyConfig
 from libai.config.validation import validate
@@ -22,3 +24,15 @@ def check(
     loaded = LazyConfig.apply_overrides(LazyConfig.load(parsed.config), parsed.overrides)
     run = validate(loaded, world_size)
     return {"graph_enabled": run.mode != "eager", "device": run.train.device, "output_dir": run.train.output_dir}
+
+
+def look(config: str, args: Sequence[str]) -> dict[str, Any]:
+    """`graph_enabled` and `device` of `config` with the overrides among `args`, as far as they are there to be seen.
+
+    For programs of the user's own, whose config need not be one that `check` accepts: nothing is validated.
+    """
+    loaded = LazyConfig.load(config)
+    known = [word for word in args if word.startswith(("graph.enabled=", "train.device="))]
+    loaded = LazyConfig.apply_overrides(loaded, known)
+    mode, device = OmegaConf.select(loaded, "graph.enabled"), OmegaConf.select(loaded, "train.device")
+    return {name: value for name, value in (("graph_enabled", mode), ("device", device)) if value is not None}

@@ -629,6 +629,21 @@ def test_preflight_returns_what_the_config_says(script, monkeypatch):
     assert facts == {"graph_enabled": False, "device": "cpu", "seen": [str(program.config), ["a=1"], 2]}
 
 
+@pytest.mark.parametrize(
+    ("body", "words", "facts"),
+    [
+        ("graph = {'enabled': False}; train = {'device': 'cpu'}", [], EAGER_CPU),
+        ("graph = {'enabled': False}", ["graph.enabled=true", "--mine", "no.such.key=1"], {"graph_enabled": True}),
+        ("rate = 3", [], {}),
+        ("this is not python", [], {}),
+    ],
+)
+def test_of_a_program_of_the_users_own_only_what_is_plain_is_known(script, body, words, facts):
+    program = script("pass")
+    write_config(program, body)
+    assert launch.look_at_config(launch.read_job([str(program.path), str(program.config), "2", *words], {})) == facts
+
+
 def test_a_flag_of_the_program_passes_the_preflight(tmp_path):
     words = ["tools/train_net.py", "configs/mlp_digits.py", "1", "--support"]
     command = ["bash", str(ROOT / "tools" / "train.sh"), *words]

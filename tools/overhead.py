@@ -1,11 +1,11 @@
 """What the trainer adds to an iteration: the loop of a run against hand-written OneFlow loops, in microseconds.
 
-    python tools/overhead.py [--mode eager|graph|both] [--rounds 15] [--iters 300] [--log-period N] [--json]
+    python tools/overhead.py [--mode eager|graph|both] [--rounds 15] [--iters 300] [--width 4] [--log-period N] [--json]
 
-A 4 x 4 linear layer, so that almost nothing but the loop is left. Loops take turns in blocks of `--iters` iterations
-within one process, and each is compared with the raw loop of the same round, which never reads its loss. `wall` is
-the clock, with the device's work and all that else runs on the machine; `host` is processor time of the loop's thread,
-which a busy machine disturbs less:
+A 4 x 4 linear layer, so that almost nothing but the loop is left (`--width 300` makes steps of about 5 ms). Loops take
+turns in blocks of `--iters` iterations within one process, and each is compared with the raw loop of the same round,
+which never reads its loss. `wall` is the clock, with the device's work and all that else runs on the machine; `host` is
+processor time of the loop's thread, which a busy machine disturbs less:
 
     raw         batch to tensors, forward, backward, update, clear, step the schedule (graph: one call, schedule inside)
     raw+sync    the same, and reads the loss in every iteration
@@ -44,21 +44,22 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--mode", choices=("eager", "graph", "both"), default="both")
     parser.add_argument("--rounds", type=int, default=15, help="how often each loop gets its turn (default 15)")
     parser.add_argument("--iters", type=int, default=300, help="iterations of one turn (default 300)")
+    parser.add_argument("--width", type=int, default=4, help="of the layer, and samples in a batch (default 4)")
     parser.add_argument("--log-period", type=int, default=0, help="log so often; 0 never (default), a config has 20")
     parser.add_argument("--json", action="store_true", help="one JSON object per mode")
     return parser.parse_args(arguments)
 
 
-def toy_data() -> list[dict[str, Any]]:
-    """Eight batches of four samples."""
+def toy_data(width: int = 4) -> list[dict[str, Any]]:
+    """Eight batches of `width` samples."""
     import numpy as np
 
     rng = np.random.RandomState(0)
-    make = lambda: rng.randn(4, 4).astype(np.float32)  # noqa: E731
+    make = lambda: rng.randn(width, width).astype(np.float32)  # noqa: E731
     return [{"x": make(), "y": make()} for _ in range(8)]
 
 
-def toy_model() -> Any:
+def toy_model(width: int = 4) -> Any:
     """A linear layer with a squared loss, as the model contract wants it."""
     import oneflow as flow
     from oneflow import nn
@@ -66,7 +67,7 @@ def toy_model() -> Any:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear = nn.Linear(4, 4)
+            self.linear = nn.Linear(width, width)
 
         def forward(self, x: Any, y: Any) -> Any:
             return {"losses": {"square": flow.mean(flow.square(self.linear(x) - y))}}
@@ -83,14 +84,14 @@ class Turns:
     compiles and allocates, is dropped.
     """
 
-    def __init__(self, rounds: int, iters: int):
-        self.rounds, self.iters = rounds, iters
+    def __init__(self, rounds: int, iters: int, width: int = 4):
+        self.rounds, self.iters, self.width = rounds, iters, width
         self.others: dict[str, Callable[[], None]] = {}
         self.wall: Micros = {}
         self.host: Micros = {}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        batches = toy_data()
+        batches = toy_data(self.width)
         for number in range(self.rounds + 1):
             names = list(self.others) if number % 2 else list(self.others)[::-1]
             ours = sys.getswitchinterval()
@@ -120,13 +121,13 @@ def _clocks() -> tuple[float, float]:
     return time.perf_counter(), time.thread_time()
 
 
-def raw_eager_loop(iters: int, reads_loss: bool) -> Callable[[], None]:
+def raw_eager_loop(iters: int, reads_loss: bool, width: int = 4) -> Callable[[], None]:
     """A turn of the loop that a careful user writes in eager mode."""
     import oneflow as flow
 
     from libai.scheduler import WarmupCosineLR
 
-    model, batches = toy_model(), toy_data()
+    model, batches = toy_model(width), toy_data(width)
     optimizer = flow.optim.SGD(model.parameters(), lr=0.01)
     schedule = WarmupCosineLR(optimizer, max_iter=ENDLESS, warmup_iter=10)
 
@@ -145,14 +146,14 @@ def raw_eager_loop(iters: int, reads_loss: bool) -> Callable[[], None]:
     return turn
 
 
-def raw_graph_loop(iters: int, reads_loss: bool) -> Callable[[], None]:
+def raw_graph_loop(iters: int, reads_loss: bool, width: int = 4) -> Callable[[], None]:
     """A turn of the same with a hand-written graph, whose schedule is compiled too."""
     import oneflow as flow
     from oneflow import nn
 
     from libai.engine.graphs import protect_graph_launches
 
-    model, batches = toy_model(), toy_data()
+    model, batches = toy_model(width), toy_data(width)
     optimizer = flow.optim.SGD(model.parameters(), lr=0.01)
     schedule = flow.optim.lr_scheduler.CosineDecayLR(optimizer, decay_steps=10**6)
 
@@ -181,7 +182,7 @@ def raw_graph_loop(iters: int, reads_loss: bool) -> Callable[[], None]:
     return turn
 
 
-def measure(mode: str, rounds: int, iters: int, log_period: int, folder: Path) -> dict[str, Micros]:
+def measure(mode: str, rounds: int, iters: int, log_period: int, folder: Path, width: int = 4) -> dict[str, Micros]:
     """`{"wall": ..., "host": ...}`: microseconds per iteration of `raw`, `raw+sync` and `ours` in each round.
 
     `ours` is a `DefaultTrainer` with the hooks of a default run (no checkpoint is due) that writes into `folder`. For
@@ -196,14 +197,14 @@ def measure(mode: str, rounds: int, iters: int, log_period: int, folder: Path) -
 
     train, graph = defaults("train"), defaults("graph")
     num_iters = (rounds + 1) * iters + 1  # the loader is asked once more, which ends the last turn
-    train.update(output_dir=str(folder), train_micro_batch_size=4, train_iter=num_iters, log_period=log_period)
+    train.update(output_dir=str(folder), train_micro_batch_size=width, train_iter=num_iters, log_period=log_period)
     train.checkpointer.update(period=ENDLESS, save_on_exit=False)
     graph.enabled = mode == "graph"
     config = {
-        "model": LazyCall("overhead.toy_model")(),
+        "model": LazyCall("overhead.toy_model")(width=width),
         "optim": LazyCall(flow.optim.SGD)(lr=0.01),
         "lr_scheduler": LazyCall("libai.scheduler.WarmupCosineLR")(max_iter=ENDLESS, warmup_iter=10),
-        "dataloader": {"train": LazyCall("overhead.Turns")(rounds=rounds, iters=iters)},
+        "dataloader": {"train": LazyCall("overhead.Turns")(rounds=rounds, iters=iters, width=width)},
         "train": train,
         "graph": graph,
     }
@@ -211,7 +212,7 @@ def measure(mode: str, rounds: int, iters: int, log_period: int, folder: Path) -
     trainer = DefaultTrainer(run)
     raw = {"eager": raw_eager_loop, "graph": raw_graph_loop}[mode]
     turns = trainer.train_loader
-    turns.others = {"raw": raw(iters, reads_loss=False), "raw+sync": raw(iters, reads_loss=True)}
+    turns.others = {name: raw(iters, name != "raw", width) for name in ("raw", "raw+sync")}
     trainer.train()
     return {"wall": turns.wall, "host": turns.host}
 
@@ -227,7 +228,8 @@ def describe(mode: str, clocks: dict[str, Micros]) -> str:
             cut = len(differences) // 10
             spread = f"[{differences[cut]:+.1f} ... {differences[-1 - cut]:+.1f}]"
             if name != "raw":
-                line += f"   over raw {statistics.median(differences):+7.1f} {spread}"
+                middle = statistics.median(differences)
+                line += f"   over raw {middle:+7.1f} {spread}  {middle / statistics.median(micros['raw']):+.1%}"
             lines.append(line)
     return "\n".join(lines)
 
@@ -242,7 +244,7 @@ def main(arguments: list[str]) -> int:
         os.environ.setdefault("ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD", "0")
     silence = contextlib.redirect_stdout(open(os.devnull, "w"))  # noqa: SIM115  (the console writer's lines)
     with tempfile.TemporaryDirectory() as folder, silence:
-        clocks = measure(args.mode, args.rounds, args.iters, args.log_period or ENDLESS, Path(folder))
+        clocks = measure(args.mode, args.rounds, args.iters, args.log_period or ENDLESS, Path(folder), args.width)
     print(json.dumps({"mode": args.mode, **clocks}) if args.json else describe(args.mode, clocks), flush=True)
     return 0
 

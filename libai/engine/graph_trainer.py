@@ -18,6 +18,7 @@ from libai.engine.build_errors import GraphBuildError, explain_build_error, with
 from libai.engine.graphs import MODULE_NAME, EvalGraph, StepInputs, TrainGraph
 from libai.engine.model_contract import as_batch_dict
 from libai.engine.model_trainer import Batch, ModelTrainer, StepResult
+from libai.engine.spinning import SpinningThread, thread_ids
 from libai.layers.random import fold, random_context
 from libai.optim import (
     bias_corrections,
@@ -79,6 +80,7 @@ class GraphTrainer(ModelTrainer):
             # it has made eager updates before, and the graph goes on from there
             self._state_to_load = export_state(self.optimizer, dict(self.model.named_parameters()))
         self._eval_graphs: dict[Signature, EvalGraph] = {}
+        self._spinning: SpinningThread | None = None
 
     @classmethod
     def needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
@@ -172,7 +174,7 @@ class GraphTrainer(ModelTrainer):
                 f"{type(self.model).__name__} is in eval mode while the training graph is compiled, and the mode is "
                 "frozen then. Call model.train() first."
             )
-        start = time.perf_counter()
+        start, threads = time.perf_counter(), thread_ids()
         graph = TrainGraph(
             self.model,
             self.optimizer,
@@ -196,6 +198,8 @@ class GraphTrainer(ModelTrainer):
         self._train_graph, self._state_to_load = graph, None
         parts = self.num_accumulation_steps * self.mesh.data
         self._shapes = tuple((len(t) // parts, *t.shape[1:]) for t in inputs["batch"].values())
+        if self.mesh.size > 1 and self.mesh.device == "cpu":
+            self._spinning = SpinningThread(threads)
         self.build_seconds = time.perf_counter() - start
         if is_main_process():
             logger.info("compiled the training graph in %.1f s", self.build_seconds)
@@ -292,6 +296,8 @@ class GraphTrainer(ModelTrainer):
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `ModelTrainer.collect`; with fp16 also `train/loss_scale`."""
         numbers = super().collect(results)
+        if self._spinning is not None and self._spinning.calm() is not None:
+            self._spinning = None
         if self._train_graph is not None and "loss_scale" in (state := self._loss_scale_state()):
             numbers[-1]["train/loss_scale"] = state["loss_scale"]
         return numbers

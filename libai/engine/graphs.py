@@ -27,6 +27,7 @@ from libai.engine.graph_variables import (
     remove_step_count,
 )
 from libai.engine.model_contract import read_losses, total_loss
+from libai.engine.spinning import thread_ids
 from libai.optim import make_clip_norm_exact
 from libai.parallel import GlobalLayout, Layout, LocalLayout, Mesh, named_tensors
 from libai.utils.errors import UserError
@@ -87,20 +88,13 @@ class protect_graph_launches:
     is_done = False
 
     def __enter__(self) -> None:
-        self._before = _thread_ids()
+        self._before = thread_ids()
 
     def __exit__(self, *_: object) -> None:
         type(self).is_done = True
-        for thread_id in _thread_ids() - self._before:
+        for thread_id in thread_ids() - self._before:
             with contextlib.suppress(OSError):
                 os.sched_setscheduler(thread_id, os.SCHED_FIFO, os.sched_param(1))
-
-
-def _thread_ids() -> set[int]:
-    try:
-        return set(map(int, os.listdir("/proc/self/task")))
-    except OSError:
-        return set()
 
 
 class _Graph(nn.Graph):

@@ -1,0 +1,52 @@
+"""The thread that spins gets the lowest priority, and no other."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PROGRAM = """
+import hashlib, json, os, sys, threading, time
+from libai.engine.spinning import SpinningThread, thread_ids
+
+def spin():
+    while True:
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)  # without the GIL
+
+found = {}
+def begin(target):
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    return thread.native_id
+
+sleeper = begin(lambda: time.sleep(60))
+spinner = begin(spin) if sys.argv[1] == "early" else 0
+spinning = SpinningThread(thread_ids())
+if sys.argv[1] == "late":
+    spinner = begin(spin)  # as the threads of a graph, which compute
+at_once = spinning.calm()
+time.sleep(0.3)
+calmed = spinning.calm()
+priority = lambda thread: os.getpriority(os.PRIO_PROCESS, thread) if thread else None
+print(json.dumps({"at_once": at_once, "is_spinner": calmed == spinner, "calmed": calmed is not None,
+                  "priorities": [priority(t) for t in (os.getpid(), sleeper, spinner)]}))
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    "when, expected",
+    [
+        ("early", {"is_spinner": True, "calmed": True, "priorities": [0, 0, 19]}),
+        ("late", {"is_spinner": False, "calmed": False, "priorities": [0, 0, 0]}),
+        ("never", {"is_spinner": False, "calmed": False, "priorities": [0, 0, None]}),
+    ],
+)
+def test_only_a_thread_that_spins_is_calmed(when, expected):
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), when]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout) == {"at_once": None, **expected}

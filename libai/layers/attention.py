@@ -9,6 +9,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.layers.cpu import full_beside, is_written_out, sum_over_rows
+from libai.layers.linear import is_plain_linear, multiply_rows
 
 
 def attention_scores(q: flow.Tensor, k: flow.Tensor) -> flow.Tensor:
@@ -74,9 +75,7 @@ def _merge_heads(x: flow.Tensor) -> flow.Tensor:
 
 def _can_be_joined(x: flow.Tensor, *layers: nn.Module) -> bool:
     """True if the layers can be skipped for their parameters: nothing of the user's hangs on them."""
-    if not all(type(layer) is nn.Linear and layer.weight.shape == layers[0].weight.shape for layer in layers):
-        return False
-    if any(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks for layer in layers):
+    if not all(is_plain_linear(layer) and layer.weight.shape == layers[0].weight.shape for layer in layers):
         return False
     return is_written_out(x, *(parameter for layer in layers for parameter in (layer.weight, layer.bias)))
 
@@ -99,7 +98,7 @@ def _joint_projection(num_heads: int, needs_input_grad: bool) -> type[flow.autog
             bias = flow.cat([q_bias * scale, k_bias, v_bias])
             rows = x.reshape(-1, width)
             ctx.save_for_backward(rows, weight)
-            joined = flow._C.matmul(rows, weight, False, True).add_(bias)
+            joined = multiply_rows(rows, weight, bias)
             heads = joined.reshape(batch, length, 3, num_heads, head_width).permute(2, 0, 3, 1, 4).contiguous()
             return tuple(part.reshape(batch, num_heads, length, head_width) for part in _thirds(heads))
 

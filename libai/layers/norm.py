@@ -26,11 +26,10 @@ class LayerNorm(nn.LayerNorm):
         """Normalise `x`, of shape (..., *normalized_shape)."""
         if not is_on_cpu(x):
             return nn.LayerNorm.forward(self, x)  # in nn.Graph `self` is a proxy, with which super() fails
-        size = _size(self.normalized_shape)
+        rows = x.reshape(-1, _size(self.normalized_shape))
         weight, bias = _flat(self.weight), _flat(self.bias)
-        if not (is_tracing() or x.is_global or x.dtype != flow.float32):
-            return _eager_layer_norm(x, weight, bias, size, self.eps)
-        return _layer_norm(x.reshape(-1, size), weight, bias, self.eps).reshape(*x.shape)
+        is_eager = not (is_tracing() or x.is_global or x.dtype != flow.float32)
+        return (_eager_layer_norm if is_eager else _layer_norm)(rows, weight, bias, self.eps).reshape(*x.shape)
 
 
 class RMSNorm(nn.Module):
@@ -71,98 +70,43 @@ def _layer_norm(rows: flow.Tensor, weight: flow.Tensor | None, bias: flow.Tensor
 
 
 def _eager_layer_norm(
-    x: flow.Tensor, weight: flow.Tensor | None, bias: flow.Tensor | None, size: int, eps: float
+    rows: flow.Tensor, weight: flow.Tensor | None, bias: flow.Tensor | None, eps: float
 ) -> flow.Tensor:
-    """`_layer_norm` of a local tensor, in few operations and with its gradients written out where they are wanted."""
-    if is_written_out(x, weight, bias):
-        return _affine_norm(size, eps, x.requires_grad).apply(x, weight, bias)
-    rows = x.reshape(-1, size)
-    if is_written_out(x) and x.requires_grad:
-        unit = _unit_norm(eps).apply(rows)
-    else:
-        with flow.no_grad():
-            unit = _unit_rows(rows, eps)[0]
-    return _scale_and_shift(unit, weight, bias).reshape(*x.shape)
+    """`_layer_norm` of local tensors by the kernel of batch normalisation, each row a channel of one sample.
 
-
-def _unit_rows(rows: flow.Tensor, eps: float) -> tuple[flow.Tensor, flow.Tensor]:
-    """Each row less its mean, over its standard deviation; and one over that deviation, widened to (N, D)."""
-    size = rows.shape[1]
-    ones = full_beside(rows, (1, size), 1.0)
-    unit = rows - _widened(_row_means(rows), ones)
-    scale = _widened(flow.rsqrt(_row_means(flow.square(unit)).add_(eps)), ones)
-    return unit.mul_(scale), scale
-
-
-def _unit_slope(
-    grad: flow.Tensor, product: flow.Tensor, unit: flow.Tensor, scale: flow.Tensor, weights: flow.Tensor | None
-) -> flow.Tensor:
-    """The gradient of `_unit_rows`' input; `grad` (N, D) is that of the output and `product` is `grad * unit`.
-
-    With `weights` (D,), `grad` is that of the output times `weights`.
+    That kernel computes the variance as the mean of squares less the square of the mean, which loses all digits where
+    the mean is large; so the mean is taken off before. It needs no gradient: those that come back through the
+    normalisation sum to zero in every row.
     """
-    size = grad.shape[1]
-    ones = full_beside(grad, (1, size), 1.0)
-    if weights is None:
-        means, correlation, slope = _row_means(grad), _row_means(product), grad
-    else:
-        share = weights.reshape(1, size) * (1.0 / size)
-        means, correlation = (flow._C.matmul(share, x, False, True) for x in (grad, product))
-        slope = grad * weights
-    slope = slope - _widened(means, ones)
-    return slope.sub_(_widened(correlation, ones).mul_(unit)).mul_(scale)
-
-
-def _row_means(rows: flow.Tensor) -> flow.Tensor:
-    """(N, D) -> (1, N); (1, D) times (D, N) is quicker than (N, D) times (D, 1)."""
-    size = rows.shape[1]
-    return flow._C.matmul(full_beside(rows, (1, size), 1.0 / size), rows, False, True)
-
-
-def _widened(row: flow.Tensor, ones: flow.Tensor) -> flow.Tensor:
-    """(1, N) -> (N, D), with `ones` (1, D)."""
-    return flow._C.matmul(row, ones, True, False)
+    num_rows, size = rows.shape
+    with flow.no_grad():
+        # (1, D) times (D, N) is quicker than (N, D) times (D, 1)
+        means = flow._C.matmul(full_beside(rows, (1, size), 1.0 / size), rows, False, True)
+        means = flow._C.matmul(means, full_beside(rows, (1, size), 1.0), True, False)
+    channels = (rows - means).reshape(1, num_rows, size)
+    ones, zeros = full_beside(rows, (num_rows,), 1.0), full_beside(rows, (num_rows,), 0.0)
+    unit = flow._C.normalization(channels, None, None, ones, zeros, 1, eps, 0.0, True).reshape(num_rows, size)
+    if is_written_out(rows, weight, bias):
+        return _scaling_and_shifting(rows.requires_grad).apply(unit, weight, bias)
+    return _scale_and_shift(unit, weight, bias)
 
 
 @functools.cache
-def _unit_norm(eps: float) -> type[flow.autograd.Function]:
-    """`_unit_rows` with its gradient."""
+def _scaling_and_shifting(needs_input_grad: bool) -> type[flow.autograd.Function]:
+    """`_scale_and_shift` whose sums over rows do not wait for OneFlow's thread pool."""
 
-    class UnitNorm(flow.autograd.Function):
+    class ScalingAndShifting(flow.autograd.Function):
         @staticmethod
-        def forward(ctx, rows):
-            unit, scale = _unit_rows(rows, eps)
-            ctx.save_for_backward(unit, scale)
-            return unit
-
-        @staticmethod
-        def backward(ctx, grad):
-            unit, scale = ctx.saved_tensors
-            return _unit_slope(grad, grad * unit, unit, scale, None)
-
-    return UnitNorm
-
-
-@functools.cache
-def _affine_norm(size: int, eps: float, needs_input_grad: bool) -> type[flow.autograd.Function]:
-    """`_unit_rows` over `size` numbers, times a weight, plus a bias, with the gradients of all three."""
-
-    class AffineNorm(flow.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, weight, bias):
-            unit, scale = _unit_rows(x.reshape(-1, size), eps)
-            ctx.save_for_backward(unit, scale, weight)
-            return (unit * weight).add_(bias).reshape(*x.shape)
+        def forward(ctx, rows, weight, bias):
+            ctx.save_for_backward(rows, weight)
+            return (rows * weight).add_(bias)
 
         @staticmethod
         def backward(ctx, grad):
-            unit, scale, weight = ctx.saved_tensors
-            rows = grad.reshape(-1, size)
-            product = rows * unit
-            grad_x = _unit_slope(rows, product, unit, scale, weight).reshape(*grad.shape) if needs_input_grad else None
-            return grad_x, sum_over_rows(product), sum_over_rows(rows)
+            rows, weight = ctx.saved_tensors
+            return grad * weight if needs_input_grad else None, sum_over_rows(grad * rows), sum_over_rows(grad)
 
-    return AffineNorm
+    return ScalingAndShifting
 
 
 def _scale_and_shift(rows: flow.Tensor, weight: flow.Tensor | None, bias: flow.Tensor | None) -> flow.Tensor:

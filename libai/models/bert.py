@@ -8,7 +8,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers import GELU, Dropout, LayerNorm
+from libai.layers import GELU, Dropout, LayerNorm, Linear
 from libai.models.init import init_weights, transformer_std
 from libai.models.outputs import token_cross_entropy
 from libai.models.transformer import (
@@ -57,7 +57,7 @@ class BERT(nn.Module):
         self.embedding_dropout = Dropout(dropout)
         self.blocks = nn.ModuleList([Block(hidden_size, num_heads, mlp_ratio, dropout) for _ in range(num_layers)])
         self.norm = LayerNorm(hidden_size)
-        self.head = nn.Sequential(nn.Linear(hidden_size, hidden_size), GELU(), LayerNorm(hidden_size))
+        self.head = nn.Sequential(Linear(hidden_size, hidden_size), GELU(), LayerNorm(hidden_size))
         self.head_bias = nn.Parameter(flow.zeros(vocab_size))
         init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))
 

@@ -12,7 +12,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers import GELU, Dropout, DropPath, LayerNorm, self_attention
+from libai.layers import GELU, Dropout, DropPath, LayerNorm, Linear, feed_forward, self_attention
 from libai.utils.errors import UserError
 
 #: weight -> axis that tensor parallelism splits, relative to a block. Column-parallel layers split the outputs (axis 0
@@ -60,10 +60,10 @@ class Attention(nn.Module):
                 f"{(hidden_size // num_heads + 1) * num_heads}."
             )
         self.num_heads = num_heads
-        self.q = nn.Linear(hidden_size, hidden_size)
-        self.k = nn.Linear(hidden_size, hidden_size)
-        self.v = nn.Linear(hidden_size, hidden_size)
-        self.out = nn.Linear(hidden_size, hidden_size)
+        self.q = Linear(hidden_size, hidden_size)
+        self.k = Linear(hidden_size, hidden_size)
+        self.v = Linear(hidden_size, hidden_size)
+        self.out = Linear(hidden_size, hidden_size)
         self.is_causal = causal_length is not None
         if causal_length is not None:
             # A buffer of each block and not a source operation in forward: it follows its block to any mesh and stage.
@@ -86,13 +86,13 @@ class MLPBlock(nn.Module):
     def __init__(self, hidden_size: int, mlp_ratio: float):
         super().__init__()
         inner = int(hidden_size * mlp_ratio)
-        self.up = nn.Linear(hidden_size, inner)
+        self.up = Linear(hidden_size, inner)
         self.activation = GELU()
-        self.down = nn.Linear(inner, hidden_size)
+        self.down = Linear(inner, hidden_size)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """`x` (…, hidden_size) to the same shape."""
-        return self.down(self.activation(self.up(x)))
+        return feed_forward(x, self.up, self.activation, self.down)
 
 
 class Block(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers import Dropout, LayerNorm, mean_over_tokens
+from libai.layers import Dropout, LayerNorm, Linear, mean_over_tokens
 from libai.models.init import init_weights, transformer_std
 from libai.models.outputs import classification_outputs
 from libai.models.transformer import RESIDUAL_PROJECTIONS, Block, plan_of_blocks, transformer_flops
@@ -58,7 +58,7 @@ class ViT(nn.Module):
         self.patch_size = patch_size
         self.pool = pool
         num_patches = (image_size // patch_size) ** 2
-        self.patch_embedding = nn.Linear(num_channels * patch_size**2, hidden_size)
+        self.patch_embedding = Linear(num_channels * patch_size**2, hidden_size)
         if pool == "cls":
             self.class_token = nn.Parameter(flow.zeros(1, 1, hidden_size))
         self.position_embedding = nn.Parameter(flow.zeros(num_patches + (pool == "cls"), hidden_size))
@@ -66,7 +66,7 @@ class ViT(nn.Module):
         rates = [drop_path * i / max(1, num_layers - 1) for i in range(num_layers)]
         self.blocks = nn.ModuleList([Block(hidden_size, num_heads, mlp_ratio, dropout, rate) for rate in rates])
         self.norm = LayerNorm(hidden_size)
-        self.head = nn.Linear(hidden_size, num_classes)
+        self.head = Linear(hidden_size, num_classes)
         init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))
 
     def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from libai.layers.attention import self_attention as self_attention
 from libai.layers.dropout import Dropout as Dropout
 from libai.layers.dropout import DropPath as DropPath
 from libai.layers.dropout import seeded_dropout as seeded_dropout
-from libai.layers.feed_forward import feed_forward as feed_forward
+from libai.layers.ffn import feed_forward as feed_forward
 from libai.layers.linear import Linear as Linear
 from libai.layers.norm import LayerNorm as LayerNorm
 from libai.layers.norm import RMSNorm as RMSNorm

@@ -7,6 +7,8 @@ from typing import Any
 import oneflow as flow
 from oneflow.nn import functional as F
 
+from libai.layers.cpu import is_on_cpu, sum_over_rows
+
 
 def token_cross_entropy(logits: flow.Tensor, labels: flow.Tensor, ignore_index: int) -> flow.Tensor:
     """The mean cross entropy in nats over the labels that are not `ignore_index`, a 0-dim tensor.
@@ -16,7 +18,9 @@ def token_cross_entropy(logits: flow.Tensor, labels: flow.Tensor, ignore_index: 
     """
     flat = labels.reshape(-1)
     summed = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), flat, ignore_index=ignore_index, reduction="sum")
-    count = (flat != ignore_index).to(flow.float32).sum()
+    counted = (flat != ignore_index).to(flow.float32)
+    is_plain = is_on_cpu(counted) and not counted.is_global
+    count = sum_over_rows(counted.reshape(-1, 1)).reshape(()) if is_plain else counted.sum()
     return summed / count.clamp(min=1.0)
 
 

@@ -158,3 +158,28 @@ def test_evaluation_normalises_as_training_does():
     trained = layer(rows).detach().numpy()
     with flow.no_grad():
         assert (layer.eval()(rows).numpy() == trained).all()
+
+
+@pytest.mark.parametrize("frozen", [("weight",), ("bias",), ("weight", "bias")])
+def test_layer_norm_with_frozen_parameters(frozen):
+    x, weight, bias, grad = make_case((6, 40))
+    layer, rows = make_layer(LayerNorm, weight, bias), flow.tensor(x, requires_grad=True)
+    for name in frozen:
+        getattr(layer, name).requires_grad = False
+    layer(rows).backward(flow.tensor(grad))
+    expected = layer_norm_float64(x, weight, bias, grad, 1e-5)
+    found = {"x": rows.grad, "weight": layer.weight.grad, "bias": layer.bias.grad}
+    for name, gradient in found.items():
+        if name in frozen:
+            assert gradient is None
+        else:
+            assert relative_error(gradient.numpy(), expected[name]) < 1e-6, name
+
+
+def test_parameters_of_layer_norm_learn_from_an_input_without_gradient():
+    x, weight, bias, grad = make_case((6, 40))
+    layer = make_layer(LayerNorm, weight, bias)
+    layer(flow.tensor(x)).backward(flow.tensor(grad))
+    expected = layer_norm_float64(x, weight, bias, grad, 1e-5)
+    assert relative_error(layer.weight.grad.numpy(), expected["weight"]) < 1e-6
+    assert relative_error(layer.bias.grad.numpy(), expected["bias"]) < 1e-6

@@ -14,11 +14,12 @@ def forget_process_settings() -> None:
 
 
 def use_stock_layers() -> None:
-    """LayerNorm, GELU and the attention scores as OneFlow 0.9 ships them, in every model built from `libai.layers`."""
+    """LayerNorm, GELU, linear layers and attention scores as OneFlow 0.9 ships them, in every model built from
+    `libai.layers`; a block calls its layers one by one."""
     import oneflow as flow
     from oneflow import nn
 
-    from libai.layers import GELU, LayerNorm, attention
+    from libai.layers import GELU, LayerNorm, Linear, attention, ffn
 
     def stock_gelu(self: GELU, x: flow.Tensor) -> flow.Tensor:
         return flow._C.gelu_with_approximate(x, self.approximate)
@@ -26,6 +27,12 @@ def use_stock_layers() -> None:
     def stock_scores(q: flow.Tensor, k: flow.Tensor) -> flow.Tensor:
         return flow.matmul(q, k.transpose(-2, -1))
 
+    def is_never_joined(*_: object) -> bool:
+        return False
+
     LayerNorm.forward = nn.LayerNorm.forward  # type: ignore[method-assign]
+    Linear.forward = nn.Linear.forward  # type: ignore[method-assign]
     GELU.forward = stock_gelu  # type: ignore[method-assign]
     attention.attention_scores = stock_scores
+    for module in (attention, ffn):
+        module._can_be_joined = is_never_joined  # type: ignore[attr-defined]

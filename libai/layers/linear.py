@@ -26,7 +26,7 @@ class Linear(nn.Linear):
 
 def is_plain_linear(layer: nn.Module) -> bool:
     """True if `layer` does nothing but multiply and add: a linear layer without hooks, not one of the user's own."""
-    if type(layer) not in (Linear, nn.Linear):
+    if type(layer) not in (Linear, nn.Linear) or "forward" in layer.__dict__:
         return False
     return not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
 

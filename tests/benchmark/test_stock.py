@@ -1,0 +1,37 @@
+"""The stock contender runs OneFlow's own layers, one by one; ours run joined."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+import oneflow as flow
+from libai.benchmark.stock import use_stock_layers
+from libai.layers import GELU, LayerNorm, Linear
+from libai.models.transformer import Attention, MLPBlock
+
+if sys.argv[1] == "stock":
+    use_stock_layers()
+x = flow.randn(2, 3, 8, requires_grad=True)
+for layer in (LayerNorm(8), GELU(), Linear(8, 4), MLPBlock(8, 2), Attention(8, 2)):
+    print(layer(x).grad_fn.name())
+    attended = layer
+attended.out = flow.nn.Identity()
+print(attended(x).grad_fn.name())
+"""
+
+
+def last_operations(layers):
+    """What LayerNorm, GELU, Linear, a feed-forward block, attention, and attention without its last layer end in."""
+    command = [sys.executable, "-c", PROGRAM, layers]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+
+
+def test_the_stock_contender_runs_what_oneflow_ships():
+    ours, stock = last_operations("ours"), last_operations("stock")
+    assert all(a != b for a, b in zip(ours, stock)), (ours, stock)
+    added = "broadcast_add_backward"  # on CPU OneFlow composes its LayerNorm, too
+    assert stock == [added, "gelu_backward", added, added, added, "reshape_backward"]
+    assert [name.removesuffix("_backward") for name in ours[2:]] == ["Rows", "JointLayers", "Rows", "Merging"]

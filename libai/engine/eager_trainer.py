@@ -100,9 +100,7 @@ class EagerTrainer(ModelTrainer):
         if self.check_finite_every_iter:
             self._check_finite_before_update(result)
         if self.max_grad_norm is not None:
-            # gradients that stay for the next iteration are somebody's buckets
-            may_replace = self._set_to_none
-            result.grad_norm = clip_grad_norm(self._parameters, self.max_grad_norm, self.norm_type, may_replace)
+            result.grad_norm = clip_grad_norm(self._parameters, self.max_grad_norm, self.norm_type)
         if self._heals:
             heal()
         self.optimizer.step()

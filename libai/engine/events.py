@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from libai.utils.errors import UserError
+from libai.utils.tensors import detached
 
 #: host-side values kept per name, for medians and averages
 HISTORY_LENGTH = 1000
@@ -103,7 +104,7 @@ class EventStorage:
                 value = float(value)
             elif hasattr(value, "numpy"):
                 # a kept loss must not keep the activations of its whole graph
-                self._latest[name] = (value.detach() if getattr(value, "requires_grad", False) else value, self.iter)
+                self._latest[name] = (detached(value) if getattr(value, "requires_grad", False) else value, self.iter)
                 return
             else:
                 raise TypeError(

@@ -37,6 +37,7 @@ from libai.parallel import (
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import all_reduce, default_device, is_main_process
 from libai.utils.errors import UserError
+from libai.utils.tensors import detached
 
 logger = logging.getLogger("libai.engine")
 
@@ -459,8 +460,8 @@ class ModelTrainer(TrainerBase):
             if isinstance(scale, flow.Tensor):
                 scale = self.layout.replicate(scale)
             (total if scale is None else total * scale).backward()
-            losses.append({name: value.detach() for name, value in step_losses.items()})
-            metrics.append({name: value.detach() for name, value in step_metrics.items()})
+            losses.append({name: detached(value) for name, value in step_losses.items()})
+            metrics.append({name: detached(value) for name, value in step_metrics.items()})
         return StepResult(losses, metrics, shares)
 
     def _call(self, forward: Callable[..., Any], batch: Batch) -> Any:
@@ -672,9 +673,9 @@ def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
     if not tensors:
         return []
     if all(t.ndim == 0 and t.dtype is flow.float32 and t.is_local for t in tensors):  # the usual case, in one go
-        joined = tensors[0] if len(tensors) == 1 else flow.stack([t.detach() for t in tensors])
+        joined = tensors[0] if len(tensors) == 1 else flow.stack([detached(t) for t in tensors])
         return list(joined.numpy().astype(np.float64).reshape(-1, 1))
-    flat = [t.detach().to(flow.float32).reshape(-1) for t in tensors]
+    flat = [detached(t).to(flow.float32).reshape(-1) for t in tensors]
     if len({t.placement for t in flat if t.is_global}) > 1:
         flat = [whole(t) for t in flat]
     joined = flat[0] if len(flat) == 1 else flow.cat(flat, dim=0)

@@ -9,7 +9,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers.cpu import is_on_cpu, is_tracing
+from libai.layers.cpu import is_on_cpu, may_use_functions
 from libai.utils.errors import UserError
 
 # With a = |x| and Phi the normal distribution, gelu(x) = max(x, 0) - a Phi(-a), and its slope is s(a) for negative and
@@ -48,9 +48,9 @@ def gelu(x: flow.Tensor, approximate: str = "none") -> flow.Tensor:
     formula = _FORMULAS[approximate]
     if not (flow.is_grad_enabled() and x.requires_grad):
         return formula(x, with_slope=False)[0]
-    if not is_tracing():
+    if may_use_functions():
         return _EAGER[formula].apply(x)
-    # an autograd.Function cannot be compiled; this has the same value and the same gradient, and keeps only the slope
+    # this has the same value and the same gradient, and keeps only the slope
     with flow.no_grad():
         value, slope = formula(x, with_slope=True)
     return (x - x.detach()) * slope + value

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import oneflow as flow
@@ -23,13 +24,42 @@ def is_on_cpu(x: flow.Tensor) -> bool:
     return (x.placement.type if x.is_global else x.device.type) == "cpu"
 
 
+_is_recomputed = False
+
+
+@contextmanager
+def plain_operations() -> Iterator[None]:
+    """Inside, layers are made of OneFlow's operations alone, whose saved tensors activation checkpointing can drop.
+
+    OneFlow 0.9.0 calls hooks for saved tensors for its own operations only, and not for what an `autograd.Function`
+    saves. The results are those of a graph: equal to a Function's up to rounding.
+    """
+    global _is_recomputed
+    before, _is_recomputed = _is_recomputed, True
+    try:
+        yield
+    finally:
+        _is_recomputed = before
+
+
+def may_use_functions() -> bool:
+    """False where an `autograd.Function` cannot be compiled or would keep what is to be dropped."""
+    return not (_is_recomputed or is_tracing())
+
+
 def is_written_out(x: flow.Tensor, *parameters: flow.Tensor | None) -> bool:
     """True if a layer with these parameters should use an `autograd.Function`: eager float32 training on CPU.
 
-    Not in a graph, where a Function cannot be compiled; not for global tensors, whose layout a Function would have to
-    carry along; and not with a frozen parameter, whose gradient it would compute.
+    Not in a graph or in a block that is recomputed (`may_use_functions`); not for global tensors, whose layout a
+    Function would have to carry along; and not with a frozen parameter, whose gradient it would compute.
     """
-    if is_tracing() or x.is_global or not flow.is_grad_enabled() or x.dtype != flow.float32 or not is_on_cpu(x):
+    if (
+        not may_use_functions()
+        or x.is_global
+        or not flow.is_grad_enabled()
+        or x.dtype != flow.float32
+        or not is_on_cpu(x)
+    ):
         return False
     return all(parameter is not None and parameter.requires_grad for parameter in parameters)
 

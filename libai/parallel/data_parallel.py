@@ -99,7 +99,7 @@ def _tensors(model: nn.Module) -> list[tuple[str, flow.Tensor]]:
 
 
 class FlatReduction(GradientReduction):
-    """Joins the gradients into buckets of one dtype, adds each up over ranks in one message, and hands out views.
+    """Joins the gradients into buckets of one dtype, adds each up over ranks in one message, and hands them out again.
 
     Micro-batches accumulate locally, so that the number of messages does not depend on accumulation. The messages
     depend on nothing that may differ between ranks: every trainable parameter has its place in them, with zeros where
@@ -173,14 +173,14 @@ class _Bucket:
         ]
         joined = flow.cat([*pieces, self._reached])
         flow._C.local_all_reduce(joined, inplace=True)
-        joined.mul_(self._share)
-        *means, reached = flow.split(joined, self._sizes)
+        *sums, reached = flow.split(joined, self._sizes)
         unreached: list[int] = []
         if missing:
             num_ranks = reached.numpy()
             unreached = [i for i in missing if not num_ranks[i]]
-        for i, (parameter, mean, shape) in enumerate(zip(self._parameters, means, self._shapes)):
-            parameter.grad = None if i in unreached else mean.view(shape)
+        for i, (parameter, total, shape) in enumerate(zip(self._parameters, sums, self._shapes)):
+            # a product and no view: OneFlow 0.9 forgets where a view begins that `grad` is set to (decision 0008)
+            parameter.grad = None if i in unreached else total.view(shape) * self._share
 
     def _zeros(self, size: int) -> flow.Tensor:
         first = self._parameters[0]

@@ -18,7 +18,7 @@ say() { printf 'benchmark_docs: %s\n' "$*" >&2; }
 die() { say "$1"; exit "${2:-2}"; }
 
 quick=0 torch_python= docs=$root/docs reports=out/benchmark_docs minutes=35
-pages=() configs=()
+pages=() configs=() wide=1
 while [ $# -gt 0 ]; do
   case "$1" in
     -h|--help) sed -n '2,13s/^# \{0,1\}//p' "$root/tools/benchmark_docs.sh"; exit 0;;
@@ -35,7 +35,7 @@ while [ $# -gt 0 ]; do
       esac
       shift 2;;
     -*) die "there is no option $1. bash tools/benchmark_docs.sh --help shows what there is.";;
-    *) configs+=("$(realpath -m --relative-to "$root" -- "$1")"); shift;;
+    *) wide=0; configs+=("$(realpath -m --relative-to "$root" -- "$1")"); shift;;
   esac
 done
 [[ $minutes =~ ^[1-9][0-9]*$ ]] || die "--minutes $minutes: a whole number of at least 1."
@@ -80,6 +80,14 @@ measure_benchmarks() {
     measure "$name" "$config" optim.params=null "${how[@]}"
     names+=("$name")
   done
+  if [ $quick$wide = 01 ]; then
+    # the width of MiniLM and ViT-S: what a step costs apart from its products weighs less there
+    how=(--modes eager,eager-stock --rounds 6 --block-seconds 1.0 --saves 0 --check-iterations 2 "${how[@]:8}")
+    for name in gpt_stdlib bert_stdlib vit_digits; do
+      measure "${name}_wide" "configs/$name.py" optim.params=null model.hidden_size=384 model.num_heads=6 "${how[@]}"
+      names+=("${name}_wide")
+    done
+  fi
   if [ $quick = 0 ]; then
     measure checkpoint --checkpoint --rounds 3 --saves 6 --check-iterations 2
     names+=(checkpoint)
@@ -103,12 +111,18 @@ measure_curves() {
 }
 
 measure_scaling() {
-  local kind how=(--modes eager,graph --procs 1,2,4 --rounds 5 --block-seconds 0.6 --saves 0 --check-iterations 4 --no-twin)
+  local names=(weak strong) kind how=(--modes eager,graph --procs 1,2,4 --rounds 5 --block-seconds 0.6 --saves 0 --check-iterations 4 --no-twin)
   [ $quick = 0 ] || how=(--modes eager --procs 1,2 --rounds 2 --block-seconds 0.05 --saves 0 --check-iterations 2 --no-twin --no-peak)
   for kind in weak strong; do
     measure "$kind" configs/gpt_stdlib.py "${how[@]}" --scaling $kind
   done
-  write benchmarks_scaling "Benchmarks: processes" weak strong
+  if [ $quick = 0 ]; then
+    how=(--modes eager --procs 1,2 --rounds 5 --block-seconds 1.5 --saves 0 --check-iterations 2 --no-twin)
+    measure weak_wide configs/gpt_stdlib.py "${how[@]}" --scaling weak model.hidden_size=384 model.num_heads=6 \
+      dataloader.train.dataset.sequence_length=128
+    names+=(weak_wide)
+  fi
+  write benchmarks_scaling "Benchmarks: processes" "${names[@]}"
 }
 
 for page in "${pages[@]}"; do "measure_$page"; done

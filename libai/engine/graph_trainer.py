@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -46,6 +47,7 @@ class GraphTrainer(ModelTrainer):
     """
 
     mode = "graph"
+    switch_seconds = math.inf  # its operations run without the interpreter; to switch more often only costs (0009)
 
     def __init__(
         self,

@@ -31,14 +31,14 @@ SWITCH_SECONDS = 1e-4
 
 
 @contextmanager
-def quick_thread_switches() -> Iterator[None]:
-    """Let a thread that waits for the interpreter's lock have it after 0.1 ms while the block runs; Python's 5 ms.
+def quick_thread_switches(seconds: float) -> Iterator[None]:
+    """Let a thread that waits for the interpreter's lock have it after `seconds` while the block runs; Python's 5 ms.
 
     OneFlow's thread that runs the operations needs the lock now and then, and while it waits nothing is computed
     (docs/decisions/0009).
     """
     usual = sys.getswitchinterval()
-    sys.setswitchinterval(min(usual, SWITCH_SECONDS))
+    sys.setswitchinterval(min(usual, seconds))
     try:
         yield
     finally:
@@ -94,6 +94,8 @@ class TrainerBase:
     """
 
     mode: ClassVar[str] = "base"
+    #: see `quick_thread_switches`
+    switch_seconds: ClassVar[float] = SWITCH_SECONDS
 
     def __init__(
         self,
@@ -281,7 +283,7 @@ class TrainerBase:
         self.status, self._is_pausing, self.failure = "running", False, None
         with (
             self.storage,
-            quick_thread_switches(),
+            quick_thread_switches(self.switch_seconds),
             report_progress(lambda: (self._completed_iters, self.evaluated_batches)),
         ):
             try:

@@ -55,7 +55,7 @@ def test_large_batches_are_not_held(monkeypatch):
 
 
 @pytest.mark.parametrize("usual", [5e-3, 1e-6])
-def test_threads_switch_quickly_during_training_only(mode, usual):
+def test_threads_switch_quickly_during_eager_training_only(mode, usual):
     before = sys.getswitchinterval()
     sys.setswitchinterval(usual)
     try:
@@ -71,7 +71,8 @@ def test_threads_switch_quickly_during_training_only(mode, usual):
         trainer.register_hooks([Interval()])
         with pytest.raises(RuntimeError, match="a hook that fails"):
             trainer.train(0, 3)
-        assert seconds == pytest.approx([min(usual, 1e-4)] * 3, rel=0.01)
+        expected = min(usual, 1e-4) if mode == "eager" else usual
+        assert seconds == pytest.approx([expected] * 3, rel=0.01)
         assert sys.getswitchinterval() == pytest.approx(usual, rel=0.01)
     finally:
         sys.setswitchinterval(before)

@@ -195,7 +195,8 @@ def bytes_here(trainer: Any) -> dict[str, int]:
     """Bytes of parameters and optimizer state: of the whole model, on this rank as they lie there, and as planned."""
     parameters = list(trainer.model.parameters())
     if isinstance(trainer, GraphTrainer):
-        state = [tensor for name, tensor in trainer._graph_variables() if name.startswith("model.")]
+        with trainer._graph_variables() as variables:
+            state = [tensor for name, tensor in variables.items() if name.startswith("model.")]
     else:
         state = [tensor for entries in trainer.copy_optimizer_tensors().values() for tensor in entries.values()]
     arrangement = trainer.layout.arrangement

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from oneflow.core.common.data_type_pb2 import kFloat
 
-from libai.engine.graph_variables import remove_op
+from libai.engine.graph_variables import copied, remove_op
 
 
 class _Constant(NamedTuple):
@@ -87,7 +87,7 @@ def _make_at_once(job: Any, op: Any, constant: _Constant) -> None:
     ):
         if op.name in table:
             layouts = getattr(table[op.name], field)
-            layout = _copy(layouts[constant.output.split("/")[1]])
+            layout = copied(layouts[constant.output.split("/")[1]])
             table[op.name].Clear()
             getattr(table[op.name], field)["out_0"].CopyFrom(layout)
     for field in ("input", "output", "attr", "input_order", "output_order"):
@@ -101,9 +101,3 @@ def _make_at_once(job: Any, op: Any, constant: _Constant) -> None:
     conf.attr["is_floating_value"].at_bool = True
     conf.attr["nd_sbp"].at_list_string.SetInParent()
     conf.attr["shape"].at_shape.CopyFrom(described[output].shape)
-
-
-def _copy(message: Any) -> Any:
-    duplicate = type(message)()
-    duplicate.CopyFrom(message)
-    return duplicate

@@ -298,7 +298,8 @@ class GraphTrainer(ModelTrainer):
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `ModelTrainer.collect`; with fp16 also `train/loss_scale`."""
         numbers = super().collect(results)
-        if self._spinning is not None and self._spinning.calm() is not None:
+        if self._spinning is not None and self._spinning.can_be_told:
+            self._spinning.calm()
             self._spinning = None
         if self._train_graph is not None and "loss_scale" in (state := self._loss_scale_state()):
             numbers[-1]["train/loss_scale"] = state["loss_scale"]

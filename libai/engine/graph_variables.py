@@ -151,3 +151,10 @@ def _append_op(job: Any, like: Any, kind: str, source: str, result: str, argumen
             break
     job.helper.lbn2logical_blob_desc[f"{op.name}/{output}_0"].CopyFrom(job.helper.lbn2logical_blob_desc[source])
     return f"{op.name}/{output}_0"
+
+
+def copied(message: Any) -> Any:
+    """A protobuf message of its own, equal to `message`."""
+    duplicate = type(message)()
+    duplicate.CopyFrom(message)
+    return duplicate

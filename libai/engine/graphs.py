@@ -21,6 +21,7 @@ from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
 
 from libai.engine.graph_constants import fold_constants
 from libai.engine.graph_variables import (
+    copied,
     first_of_equal,
     read_copies_of_variables,
     remove_op,
@@ -278,7 +279,7 @@ class TrainGraph(_Graph):
         super()._generate_config_proto()
         confs = self.config.proto.train_conf.optimizer_conf
         _make_mixable(confs)
-        self._group_confs = [_copy(conf) for conf in confs]
+        self._group_confs = [copied(conf) for conf in confs]
         self._group_of = {name: i for i, conf in enumerate(confs) for name in conf.variable_op_names}
         first = _structure(confs[0])
         for i, conf in enumerate(confs):
@@ -419,9 +420,3 @@ def _make_mixable(confs: Any) -> None:
         kind = _kind_conf(conf)
         if hasattr(kind, "do_bias_correction") and any(_kind_conf(c).do_bias_correction for c in confs):
             kind.do_bias_correction = True  # by the group's own buffers, which hold 1 where nothing is corrected
-
-
-def _copy(message: Any) -> Any:
-    duplicate = type(message)()
-    duplicate.CopyFrom(message)
-    return duplicate

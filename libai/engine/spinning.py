@@ -26,10 +26,15 @@ class SpinningThread:
         self._before.pop(os.getpid(), None)
         self._start = time.perf_counter()
 
+    @property
+    def can_be_told(self) -> bool:
+        """Whether enough time has passed to tell it from the others."""
+        return time.perf_counter() - self._start >= _LEAST_SECONDS
+
     def calm(self) -> int | None:
-        """Lower its priority if it can be told by now, and return its id. Call it after waiting for some steps."""
+        """Lower its priority and return its id; None if no thread spins. Call it once, after waiting for some steps."""
         elapsed = time.perf_counter() - self._start
-        if elapsed < _LEAST_SECONDS or not self._before:
+        if not self._before:
             return None
         now = thread_seconds()
         busy = {thread: now.get(thread, 0.0) - seconds for thread, seconds in self._before.items()}

@@ -6,8 +6,11 @@ import json
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
+import oneflow as flow
 import pytest
+import toy
 
 PROGRAM = """
 import hashlib, json, os, sys, threading, time
@@ -28,8 +31,9 @@ spinner = begin(spin) if sys.argv[1] == "early" else 0
 spinning = SpinningThread(thread_ids())
 if sys.argv[1] == "late":
     spinner = begin(spin)  # as the threads of a graph, which compute
-at_once = spinning.calm()
+at_once = spinning.can_be_told
 time.sleep(0.3)
+assert spinning.can_be_told
 calmed = spinning.calm()
 priority = lambda thread: os.getpriority(os.PRIO_PROCESS, thread) if thread else None
 print(json.dumps({"at_once": at_once, "is_spinner": calmed == spinner, "calmed": calmed is not None,
@@ -49,4 +53,19 @@ os._exit(0)
 def test_only_a_thread_that_spins_is_calmed(when, expected):
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), when]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert json.loads(done.stdout) == {"at_once": None, **expected}
+    assert json.loads(done.stdout) == {"at_once": False, **expected}
+
+
+def test_a_trainer_waits_until_it_can_be_told_and_looks_once():
+    calls = []
+    flow.manual_seed(0)
+    net = toy.Classifier()
+    trainer = toy.trainer_of("graph", net, toy.batches(4), toy.optimizer_of("sgd", net))
+    trainer.train(0, 1)
+    assert trainer._spinning is None  # one process has the cores to itself
+    trainer._spinning = SimpleNamespace(can_be_told=False, calm=lambda: calls.append(1))
+    trainer.train(1, 2)
+    assert not calls
+    trainer._spinning.can_be_told = True
+    trainer.train(2, 4)
+    assert calls == [1] and trainer._spinning is None

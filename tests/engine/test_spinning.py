@@ -37,7 +37,7 @@ assert spinning.can_be_told
 calmed = spinning.calm()
 priority = lambda thread: os.getpriority(os.PRIO_PROCESS, thread) if thread else None
 print(json.dumps({"at_once": at_once, "is_spinner": calmed == spinner, "calmed": calmed is not None,
-                  "priorities": [priority(t) for t in (os.getpid(), sleeper, spinner)]}))
+                  "priorities": [priority(t) for t in (os.getpid(), sleeper, spinner)]}), flush=True)
 os._exit(0)
 """
 

@@ -77,12 +77,12 @@ class StepInputs:
 
 
 class protect_graph_launches:
-    """Around the first launch of a graph in a process: keep the threads that it starts from being preempted.
+    """Around the first launch of a graph in a process: keep the thread that launches from being preempted.
 
     OneFlow 0.9 hands a job to its actor threads and only then notes that it is running. When the launching thread is
     preempted in between and the job is over first, an empty queue is popped: the process crashes or hangs, about once
     in ten thousand launches of a graph that takes 0.1 ms on a busy machine
-    (docs/decisions/0006-graph-launch-race.md). Real-time priority for those threads, which sleep when idle, closes the
+    (docs/decisions/0006-graph-launch-race.md). Real-time priority for that thread, which sleeps when idle, closes the
     window. It needs the right to give it (root, or CAP_SYS_NICE); without it, and off Linux, nothing changes.
     """
 
@@ -93,7 +93,8 @@ class protect_graph_launches:
 
     def __exit__(self, *_: object) -> None:
         type(self).is_done = True
-        for thread_id in thread_ids() - self._before:
+        # The last one. The thread before it, of the critical sections, spins: with priority it would keep a core.
+        for thread_id in sorted(thread_ids() - self._before)[-1:]:
             with contextlib.suppress(OSError):
                 os.sched_setscheduler(thread_id, os.SCHED_FIFO, os.sched_param(1))
 

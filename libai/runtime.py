@@ -27,6 +27,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
+from libai import openblas
 from libai.utils.rank_notes import (
     FAILURE_DIR_VARIABLE,
     LOCAL_RANKS_VARIABLE,
@@ -51,12 +52,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 def prepare_environment() -> None:
-    """Set what oneflow 0.9.0 needs before its first import. Cheap, idempotent; never overrides the user."""
+    """Set what oneflow 0.9.0 needs before its first import. Cheap, idempotent; never overrides the user.
+
+    Where oneflow has been imported already, only its matrix products can still be made faster.
+    """
     core_type = choose_openblas_core(_read_cpuinfo())
     if core_type is not None:
         os.environ.setdefault("OPENBLAS_CORETYPE", core_type)
     if not any(isinstance(finder, _OneFlowFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _OneFlowFinder())
+    if "oneflow" in sys.modules and openblas.is_wanted():
+        openblas.use_current()
 
 
 # ---------------------------------------------------------------------------------------------------- the CPU
@@ -124,6 +130,7 @@ class _OneFlowLoader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        wants_other_openblas = openblas.is_wanted()
         if int(os.environ.get("RANK", 0)) > 0 and "MASTER_PORT" in os.environ:
             wait_for_rank0()
         try:
@@ -134,6 +141,8 @@ class _OneFlowLoader(importlib.abc.Loader):
             if text is None:
                 raise
             raise _oneflow_import_error(text) from error
+        if wants_other_openblas:
+            openblas.use_current()
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ def describe_machine(repository: Path) -> dict[str, Any]:
         "devices": [device["name"] for device in facts["cuda"]["devices"]],
         "libai": facts["libai"],
         "oneflow": facts["oneflow"]["version"],
+        "openblas": facts["oneflow"]["openblas"],
         "python": facts["python"],
         "commit": commit,
         "load": load,

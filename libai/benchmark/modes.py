@@ -28,7 +28,11 @@ class Mode:
     def environment(self, device: str, given: Mapping[str, str]) -> dict[str, str | None]:
         """Variables for its processes, to set or (None) to remove, as tools/launch.py has them for training."""
         if self.is_stock:
-            return {"OPENBLAS_CORETYPE": None, "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD": None}
+            return {
+                "OPENBLAS_CORETYPE": None,
+                "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD": None,
+                "LIBAI_OPENBLAS": "bundled",
+            }
         on_cpu = device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
         if self.base != "graph" and on_cpu and "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD" not in given:
             return {"ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD": "0"}

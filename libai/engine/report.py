@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import oneflow as flow
 
 from libai import __version__
+from libai.openblas import openblas_in_use
 from libai.utils.atomic import atomic_write_text
 from libai.utils.env import git_state
 
@@ -122,7 +123,7 @@ def _describe_software() -> str:
 
     state = git_state(Path.cwd())
     git = f"  git {state['commit'][:9]}{' (changed)' if state.get('dirty') else ''}" if state else ""
-    return f"oneflow {flow.__version__}  python {platform.python_version()}{git}"
+    return f"oneflow {flow.__version__}  OpenBLAS {openblas_in_use()}  python {platform.python_version()}{git}"
 
 
 def _without_nan(value: Any) -> Any:

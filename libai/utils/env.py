@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from libai.openblas import openblas_in_use
 from libai.utils.distributed import get_local_rank, get_rank, get_world_size
 
 _PACKAGES = ("numpy", "omegaconf", "hydra-core", "tensorboardX", "safetensors", "protobuf")
@@ -54,7 +55,8 @@ def _version(package: str) -> str | None:
 def _oneflow() -> dict[str, Any]:
     import oneflow as flow
 
-    return {"version": flow.__version__, "commit": getattr(flow, "__git_commit__", None)}
+    commit = getattr(flow, "__git_commit__", None)
+    return {"version": flow.__version__, "commit": commit, "openblas": openblas_in_use()}
 
 
 def _machine() -> dict[str, Any]:

@@ -183,8 +183,8 @@ def text_batches(ignored: float = 0.4) -> Any:
     return make
 
 
-def image_batches(classes: int = 10) -> list[dict[str, np.ndarray]]:
-    rng = np.random.RandomState(2)
+def image_batches(classes: int = 10, seed: int = 2) -> list[dict[str, np.ndarray]]:
+    rng = np.random.RandomState(seed)
     return [
         {"images": rng.randn(8, 1, 8, 8).astype(np.float32), "labels": rng.randint(0, classes, 8)}
         for _ in range(ITERATIONS)
@@ -233,7 +233,11 @@ VARIANTS: dict[str, Case] = {
     "vit": Case(model=lambda: ViT(8, 4, 1, 10, 16, 1, 2), **_IMAGES),
     "mlp": Case(model=lambda: MLP(64, (32, 16), 10), **_IMAGES),
     "alexnet": Case(model=lambda: AlexNet(8, 1, 10, width=4, hidden_size=16, dropout=0.0), **_IMAGES),
+    # With the images of the others a ReLU is so near to zero that the last bit of a weight decides its side: the plain
+    # loop itself, from weights nudged by one bit, ends 1.7e-3 apart (and 2e-6 with these).
     "resnet": Case(
-        model=lambda: ResNet(1, 10, width=4, blocks_per_stage=(1, 1), stem="cifar"), parts_matter=True, **_IMAGES
+        model=lambda: ResNet(1, 10, width=4, blocks_per_stage=(1, 1), stem="cifar"),
+        parts_matter=True,
+        **{**_IMAGES, "batches": partial(image_batches, seed=1)},
     ),
 }

@@ -19,7 +19,8 @@ def use_stock_layers() -> None:
     import oneflow as flow
     from oneflow import nn
 
-    from libai.layers import GELU, LayerNorm, Linear, attention, ffn
+    from libai.layers import GELU, LayerNorm, Linear, attention, embedding, ffn, linear
+    from libai.models import outputs
 
     def stock_gelu(self: GELU, x: flow.Tensor) -> flow.Tensor:
         return flow._C.gelu_with_approximate(x, self.approximate)
@@ -27,7 +28,7 @@ def use_stock_layers() -> None:
     def stock_scores(q: flow.Tensor, k: flow.Tensor) -> flow.Tensor:
         return flow.matmul(q, k.transpose(-2, -1))
 
-    def is_never_joined(*_: object) -> bool:
+    def never(*_: object) -> bool:
         return False
 
     LayerNorm.forward = nn.LayerNorm.forward  # type: ignore[method-assign]
@@ -35,4 +36,8 @@ def use_stock_layers() -> None:
     GELU.forward = stock_gelu  # type: ignore[method-assign]
     attention.attention_scores = stock_scores
     for module in (attention, ffn):
-        module._can_be_joined = is_never_joined  # type: ignore[attr-defined]
+        module._can_be_joined = never  # type: ignore[attr-defined]
+    for module in (embedding, linear):
+        module.is_written_out = never  # type: ignore[attr-defined]
+    outputs._adds_up_slowly = never  # type: ignore[assignment]
+    outputs.sum_of = flow.sum

@@ -9,8 +9,11 @@ from libai.layers.attention import self_attention as self_attention
 from libai.layers.dropout import Dropout as Dropout
 from libai.layers.dropout import DropPath as DropPath
 from libai.layers.dropout import seeded_dropout as seeded_dropout
+from libai.layers.embedding import add_to_each as add_to_each
+from libai.layers.embedding import repeat_for_each as repeat_for_each
 from libai.layers.ffn import feed_forward as feed_forward
 from libai.layers.linear import Linear as Linear
+from libai.layers.linear import apply_linear as apply_linear
 from libai.layers.norm import LayerNorm as LayerNorm
 from libai.layers.norm import RMSNorm as RMSNorm
 from libai.layers.pooling import mean_over_tokens as mean_over_tokens

@@ -98,6 +98,14 @@ def sum_over_rows(rows: flow.Tensor) -> flow.Tensor:
     return flow._C.matmul(full_beside(rows, (1, rows.shape[0]), 1.0), rows).reshape(-1)
 
 
+def sum_of(x: flow.Tensor) -> flow.Tensor:
+    """The sum of all elements, 0-dim. Eager on CPU a product with ones: OneFlow's sum wakes its thread pool, 0.1 ms."""
+    if x.is_global or is_tracing() or not is_on_cpu(x):
+        return x.sum()
+    size = x.numel()
+    return flow._C.matmul(x.reshape(1, size), full_beside(x, (size, 1), 1.0)).reshape(())
+
+
 def heal() -> None:
     """Run a 4 x 4 matrix product, after which the CPU's scalar kernels are fast again.
 

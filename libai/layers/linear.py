@@ -24,6 +24,13 @@ class Linear(nn.Linear):
         return _with_gradients(x.requires_grad).apply(x, self.weight, self.bias)
 
 
+def apply_linear(x: flow.Tensor, weight: flow.Tensor, bias: flow.Tensor) -> flow.Tensor:
+    """`Linear` of parameters that belong to others, such as tied embeddings: `x` (..., in) to (..., out)."""
+    if is_written_out(x, weight, bias):
+        return _with_gradients(x.requires_grad).apply(x, weight, bias)
+    return flow._C.matmul(x, weight, transpose_b=True) + bias
+
+
 def is_plain_linear(layer: nn.Module) -> bool:
     """True if `layer` does nothing but multiply and add: a linear layer without hooks, not one of the user's own."""
     if type(layer) not in (Linear, nn.Linear) or "forward" in layer.__dict__:

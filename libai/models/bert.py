@@ -8,7 +8,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers import GELU, Dropout, LayerNorm, Linear
+from libai.layers import GELU, Dropout, LayerNorm, Linear, apply_linear
 from libai.models.init import init_weights, transformer_std
 from libai.models.outputs import token_cross_entropy
 from libai.models.transformer import (
@@ -75,7 +75,7 @@ class BERT(nn.Module):
         for block in self.blocks:
             x = block(x, mask)
         x = self.head(self.norm(x))
-        logits = flow._C.matmul(x, self.token_embedding.weight, transpose_b=True) + self.head_bias
+        logits = apply_linear(x, self.token_embedding.weight, self.head_bias)
         if labels is None:
             return {"logits": logits}
         return {"losses": {"mlm": token_cross_entropy(logits, labels, self.ignore_index)}}

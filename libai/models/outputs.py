@@ -7,7 +7,10 @@ from typing import Any
 import oneflow as flow
 from oneflow.nn import functional as F
 
-from libai.layers.cpu import is_on_cpu, sum_over_rows
+from libai.layers.cpu import is_on_cpu, is_tracing, sum_of
+
+#: of OneFlow's cross entropy
+_IGNORED = -100
 
 
 def token_cross_entropy(logits: flow.Tensor, labels: flow.Tensor, ignore_index: int) -> flow.Tensor:
@@ -17,11 +20,22 @@ def token_cross_entropy(logits: flow.Tensor, labels: flow.Tensor, ignore_index: 
     zero gradients, where OneFlow's own mean gives NaN.
     """
     flat = labels.reshape(-1)
-    summed = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), flat, ignore_index=ignore_index, reduction="sum")
-    counted = (flat != ignore_index).to(flow.float32)
-    is_plain = is_on_cpu(counted) and not counted.is_global
-    count = sum_over_rows(counted.reshape(-1, 1)).reshape(()) if is_plain else counted.sum()
+    summed, count = _sum_and_count(logits.reshape(-1, logits.shape[-1]), flat, ignore_index)
     return summed / count.clamp(min=1.0)
+
+
+def _sum_and_count(logits: flow.Tensor, labels: flow.Tensor, ignored: int) -> tuple[flow.Tensor, flow.Tensor]:
+    """The sum of the cross entropies (N, classes), (N,) over labels that are not `ignored`, and how many those are."""
+    if _adds_up_slowly(logits):
+        summed = sum_of(F.cross_entropy(logits, labels, ignore_index=ignored, reduction="none"))
+    else:
+        summed = F.cross_entropy(logits, labels, ignore_index=ignored, reduction="sum")
+    return summed, sum_of((labels != ignored).to(flow.float32))
+
+
+def _adds_up_slowly(x: flow.Tensor) -> bool:
+    """True where `sum_of` is faster than OneFlow's own sums."""
+    return is_on_cpu(x) and not (x.is_global or is_tracing())
 
 
 def classification_outputs(logits: flow.Tensor, labels: flow.Tensor | None, training: bool) -> dict[str, Any]:
@@ -32,8 +46,16 @@ def classification_outputs(logits: flow.Tensor, labels: flow.Tensor | None, trai
     """
     if labels is None:
         return {"logits": logits}
-    losses = {"cls": F.cross_entropy(logits, labels)}
+    losses = {"cls": _mean_cross_entropy(logits, labels)}
     if not training:
         return {"logits": logits, "losses": losses}
     hits = (logits.detach().argmax(dim=1) == labels).to(flow.float32)
-    return {"losses": losses, "metrics": {"accuracy": hits.mean()}}
+    accuracy = sum_of(hits) * (1.0 / hits.numel()) if _adds_up_slowly(hits) else hits.mean()
+    return {"losses": losses, "metrics": {"accuracy": accuracy}}
+
+
+def _mean_cross_entropy(logits: flow.Tensor, labels: flow.Tensor) -> flow.Tensor:
+    if not _adds_up_slowly(logits):
+        return F.cross_entropy(logits, labels)
+    summed, count = _sum_and_count(logits, labels, _IGNORED)
+    return summed / count

@@ -12,7 +12,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers import GELU, Dropout, DropPath, LayerNorm, Linear, feed_forward, self_attention
+from libai.layers import GELU, Dropout, DropPath, LayerNorm, Linear, add_to_each, feed_forward, self_attention
 from libai.utils.errors import UserError
 
 #: weight -> axis that tensor parallelism splits, relative to a block. Column-parallel layers split the outputs (axis 0
@@ -157,4 +157,4 @@ def embed_tokens(input_ids: flow.Tensor, tokens: nn.Embedding, positions: flow.T
             f"the batch holds sequences of {length} tokens, but the model has {max_length} learned positions "
             f"(max_seq_length). Cut the sequences to {max_length}, or set max_seq_length={length}."
         )
-    return tokens(input_ids) + (positions if length == max_length else positions[:length])
+    return add_to_each(tokens(input_ids), positions if length == max_length else positions[:length])

@@ -7,7 +7,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers import Dropout, LayerNorm, Linear, mean_over_tokens
+from libai.layers import Dropout, LayerNorm, Linear, add_to_each, mean_over_tokens, repeat_for_each
 from libai.models.init import init_weights, transformer_std
 from libai.models.outputs import classification_outputs
 from libai.models.transformer import RESIDUAL_PROJECTIONS, Block, plan_of_blocks, transformer_flops
@@ -80,8 +80,8 @@ class ViT(nn.Module):
         """The pooled output of the last block, (batch, hidden_size)."""
         x = self.patch_embedding(self._patches(images))
         if self.pool == "cls":
-            x = flow.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1)
-        x = self.embedding_dropout(x + self.position_embedding)
+            x = flow.cat([repeat_for_each(self.class_token, x.shape[0]), x], dim=1)
+        x = self.embedding_dropout(add_to_each(x, self.position_embedding))
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)

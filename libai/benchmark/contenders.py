@@ -14,7 +14,7 @@ from libai.benchmark.protocol import Contender, Unavailable, resources_of_this_p
 from libai.engine import BatchPlan, DefaultTrainer, HookBase, build, default_setup
 from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.model_trainer import ModelTrainer
-from libai.layers.random import assign_layer_ids, fold
+from libai.layers.random import assign_layer_ids, draws_randomness, fold
 from libai.parallel import Mesh
 from libai.utils.distributed import (
     all_reduce,
@@ -188,7 +188,8 @@ class RawContender(OneFlowContender):
         flow.manual_seed(seed)  # as in DefaultTrainer: the same weights
         self._model = build.build_model(run).to(self.device)
         self._seed, self._iteration = seed, 0
-        self._draws_randomness = bool(assign_layer_ids(self._model))
+        assign_layer_ids(self._model)
+        self._draws_randomness = draws_randomness(self._model)
         if mode.nudges:
             _nudge(self._model)
         optimizer = build.build_optimizer(run, self._model)
@@ -228,7 +229,7 @@ class RawContender(OneFlowContender):
         return found
 
     def _dropout_keys(self, micro_batches: int) -> list[int]:
-        """As a trainer draws them; none for a model without seeded layers."""
+        """As a trainer draws them; none for a model that draws nothing."""
         if not self._draws_randomness:
             return []
         return [fold(self._seed, self._iteration, micro) for micro in range(micro_batches)]

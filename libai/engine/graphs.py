@@ -20,6 +20,7 @@ from oneflow import nn
 from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
 
 from libai.engine.graph_constants import fold_constants
+from libai.engine.graph_idle import remove_idle_ops
 from libai.engine.graph_variables import (
     copied,
     first_of_equal,
@@ -312,8 +313,10 @@ class TrainGraph(_Graph):
             self._return_norm(norm_source, out2name)
         if not self._scales_loss:
             remove_step_count(self._full_job_proto)
-        if self._layout.mesh.is_single and self._accumulation == 1:
-            fold_constants(self._full_job_proto)
+        if self._layout.mesh.is_single:
+            remove_idle_ops(self._full_job_proto)
+            if self._accumulation == 1:
+                fold_constants(self._full_job_proto)
         super()._Graph__rebuild_outputs(out2name)
 
     def _step_values(self) -> dict[str, str]:

@@ -37,6 +37,11 @@ class Dropout(SeededLayer):
         """Return the dropped-out `x`, of the same shape."""
         return _drop(x, self.p, x.shape, self.layer_id) if self.training else x
 
+    @property
+    def draws(self) -> bool:
+        """See `SeededLayer`."""
+        return 0.0 < self.p < 1.0
+
     def extra_repr(self) -> str:
         """The argument, for `print(model)`."""
         return f"p={self.p}"
@@ -55,6 +60,11 @@ class DropPath(SeededLayer):
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """Return `x` with whole samples zeroed, of the same shape."""
         return _drop(x, self.p, (x.shape[0],) + (1,) * (x.ndim - 1), self.layer_id) if self.training else x
+
+    @property
+    def draws(self) -> bool:
+        """See `SeededLayer`."""
+        return 0.0 < self.p < 1.0
 
     def extra_repr(self) -> str:
         """The argument, for `print(model)`."""

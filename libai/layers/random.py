@@ -51,6 +51,11 @@ class SeededLayer(nn.Module):
         # until `assign_layer_ids` names it, a layer is told from others by its order of construction
         self.layer_id = fold(next(SeededLayer._created))
 
+    @property
+    def draws(self) -> bool:
+        """Whether a forward pass in training draws bits as the layer is set now. A graph is compiled for that."""
+        return True
+
 
 def assign_layer_ids(model: nn.Module) -> list[str]:
     """Derive each seeded layer's id from its qualified name in `model`, and return those names.
@@ -65,6 +70,11 @@ def assign_layer_ids(model: nn.Module) -> list[str]:
             module.layer_id = int.from_bytes(digest, "little", signed=True)
             names.append(name)
     return names
+
+
+def draws_randomness(model: nn.Module) -> bool:
+    """True if a forward pass of `model` in training draws from the context."""
+    return any(isinstance(module, SeededLayer) and module.draws for module in model.modules())
 
 
 def find_unseeded_dropouts(model: nn.Module) -> list[str]:

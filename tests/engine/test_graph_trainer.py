@@ -6,9 +6,12 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from oneflow import nn
 
+from libai.engine import GraphTrainer
 from libai.engine.build_errors import GraphBuildError
 from libai.engine.graphs import EvalGraph, TrainGraph
+from libai.layers import Dropout
 
 
 def run(mode, data, iterations, accumulation=1, prepare=False, **options):
@@ -153,3 +156,23 @@ def test_the_end_of_another_graph_does_not_disturb_a_build(monkeypatch):
     losses = toy.record_losses(trainer)
     trainer.train(0, 3)
     assert len(set(losses)) == 3
+
+
+@pytest.mark.parametrize(("rate", "takes_key"), [(0.5, True), (0.0, False)])
+def test_only_a_model_that_draws_gets_a_random_key(rate, takes_key):
+    """An input costs three actors in every step, a key its hash besides."""
+
+    class Dropped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.dropout = nn.Linear(4, 4), Dropout(rate)
+
+        def forward(self, x):
+            return {"losses": {"a": self.dropout(self.linear(x)).square().mean()}}
+
+    model = Dropped()
+    batch = {"x": np.ones((4, 4), np.float32)}
+    trainer = GraphTrainer(model, [batch] * 3, flow.optim.SGD(model.parameters(), lr=0.1))
+    trainer.train(0, 3)
+    names = [op.name for op in trainer._train_graph._full_job_proto.net.op if op.HasField("input_conf")]
+    assert any(name.endswith("_key") for name in names) == takes_key

@@ -5,9 +5,11 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
+from libai.layers.dropout import Dropout, DropPath
 from libai.layers.random import (
     SeededLayer,
     assign_layer_ids,
+    draws_randomness,
     find_unseeded_dropouts,
     fold,
     random_context,
@@ -239,3 +241,13 @@ def test_plain_use_in_a_graph_is_refused():
 def test_unseeded_dropouts_are_found():
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1), Leaf())
     assert find_unseeded_dropouts(model) == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "draws"),
+    [(Dropout(0.1), True), (Dropout(0.0), False), (Dropout(1.0), False), (DropPath(0.2), True), (DropPath(0.0), False)],
+)
+def test_a_model_draws_if_a_layer_of_it_does(layer, draws):
+    assert draws_randomness(nn.Sequential(nn.Linear(2, 2), layer)) == draws
+    assert draws_randomness(nn.Sequential(Dropout(0.5), layer))
+    assert not draws_randomness(nn.Linear(2, 2))

@@ -1,6 +1,6 @@
 """Lets OneFlow take its matrix products from a current OpenBLAS.
 
-The OpenBLAS in the oneflow 0.9.0 wheel dates from 2020. liboneflow calls it through its table of dynamic symbols
+The OpenBLAS in the oneflow 0.9.0 wheel is 0.3.3, of 2018. liboneflow calls it through its table of dynamic symbols
 (`cblas_sgemm@PLT`), and `use_current` writes the same function of the package `scipy-openblas32` into that
 table. docs/decisions/0010-current-openblas.md tells why, and what was measured.
 """
@@ -77,12 +77,15 @@ def _replace() -> str:
             ours = ctypes.CDLL(str(folder / scipy_openblas32.get_library(fullname=True)))
     except (ImportError, OSError) as error:
         raise _Unavailable(f"{error} (pip install scipy-openblas32)") from error
-    oneflow = ctypes.CDLL(_path_of_oneflow(), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    functions = {name: _address(ours, f"scipy_{name}") for name in _FUNCTIONS}
+    if not all(functions.values()):
+        raise _Unavailable("scipy-openblas32 calls its functions by other names (0.3.29 and later have the right ones)")
+    oneflow = ctypes.CDLL(_path_of_oneflow(), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    slots = {name: _find_slot(oneflow, name) for name in _FUNCTIONS}
     if _THREADS not in os.environ:
         ours.scipy_openblas_set_num_threads(1)  # somebody may have loaded it before
-    slots = {name: _find_slot(oneflow, name) for name in _FUNCTIONS}
     for name, slot in slots.items():
-        slot.value = _address(ours, f"scipy_{name}")
+        slot.value = functions[name]
     read_config = ours.scipy_openblas_get_config
     read_config.restype = ctypes.c_char_p
     return str(read_config().decode().split()[1])  # "OpenBLAS 0.3.30 DYNAMIC_ARCH ..."
@@ -122,9 +125,12 @@ def _find_slot(library: ctypes.CDLL, name: str) -> ctypes.c_uint64:
     if preferred not in (0, own):
         raise _Unavailable(f"a library with a {name} of its own has been put in front of oneflow's")
     record = ctypes.POINTER(_LinkMap)()
-    ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(record))
+    if ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(record)):
+        raise _Unavailable("the dynamic linker tells nothing about liboneflow")
     base = record.contents.l_addr
     dynamic = _read_dynamic_section(record.contents.l_ld)
+    if not {_DT_PLTRELSZ, _DT_SYMTAB, _DT_JMPREL} <= dynamic.keys():
+        raise _Unavailable("liboneflow has no table of dynamic symbols")
     # rows of Elf64_Rela: offset, info (symbol << 32 | type), addend
     relocations = _view_rows(dynamic[_DT_JMPREL], dynamic[_DT_PLTRELSZ] // 24)
     relocations = relocations[(relocations[:, 1] & 0xFFFFFFFF) == _R_X86_64_JUMP_SLOT]

@@ -99,10 +99,13 @@ def sum_over_rows(rows: flow.Tensor) -> flow.Tensor:
 
 
 def sum_of(x: flow.Tensor) -> flow.Tensor:
-    """The sum of all elements, 0-dim. Eager on CPU a product with ones: OneFlow's sum wakes its thread pool, 0.1 ms."""
-    if x.is_global or is_tracing() or not is_on_cpu(x):
-        return x.sum()
+    """The sum of all elements of a floating-point tensor, 0-dim.
+
+    Eager on CPU a product with ones: OneFlow's sum wakes its thread pool and waits, 0.1 ms.
+    """
     size = x.numel()
+    if x.is_global or is_tracing() or not is_on_cpu(x) or size == 0:
+        return x.sum()
     return flow._C.matmul(x.reshape(1, size), full_beside(x, (size, 1), 1.0)).reshape(())
 
 

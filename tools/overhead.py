@@ -2,7 +2,7 @@
 
     python tools/overhead.py [--mode eager|graph|both] [--rounds 15] [--iters 300] [--width 4] [--log-period N] [--json]
 
-A 4 x 4 linear layer, so that almost nothing but the loop is left (`--width 300` makes steps of about 5 ms). Loops take
+A 4 x 4 linear layer, so that almost nothing but the loop is left (`--width 420` makes steps of about 5 ms). Loops take
 turns in blocks of `--iters` iterations within one process, and each is compared with the raw loop of the same round,
 which never reads its loss. `wall` is the clock, with the device's work and all that else runs on the machine; `host` is
 processor time of the loop's thread, which a busy machine disturbs less:

@@ -56,8 +56,8 @@ def gpt(**options: Any) -> nn.Module:
     return GPT(VOCABULARY, LENGTH + 4, 16, 2, 2, **options)
 
 
-# eps: with 1e-8 Adam makes much of the rounding in gradients that are nearly zero, and the plain loop itself, from weights
-# nudged by their last bit, ends up to 2.6e-6 apart (1.6e-6 with this one; parity_variants.py does the same)
+# eps: with 1e-8 Adam makes much of the rounding in gradients that are nearly zero, and the plain loop itself, from
+# weights nudged by their last bit, ends up to 2.6e-6 apart (1.6e-6 with this one; parity_variants.py does the same)
 CASE = Case(grouped("AdamW", 0.005, eps=1e-3), model=gpt, batches=texts)
 DROPOUT = CASE.with_(model=partial(gpt, dropout=0.1))
 

@@ -85,3 +85,11 @@ def test_a_wrong_value_is_a_users_mistake(monkeypatch):
     monkeypatch.setenv("LIBAI_OPENBLAS", "yes")
     with pytest.raises(UserError, match="must be bundled"):
         openblas.is_wanted()
+
+
+def test_a_run_with_a_wrong_value_ends_with_one_error():
+    command = ["bash", "tools/train.sh", "tools/train_net.py", "configs/mlp_digits.py", "1", "--dry-run"]
+    environment = {**os.environ, "LIBAI_OPENBLAS": "mkl"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.count("LIBAI_OPENBLAS") == 1, done.stderr

@@ -14,6 +14,7 @@ from typing import Any, Union, get_type_hints
 
 from libai.config.coercion import kind_of, simple
 from libai.config.errors import ConfigError, did_you_mean
+from libai.utils.errors import UserError
 
 TARGET = "_target_"
 
@@ -132,6 +133,8 @@ def _import(name: str, path: str) -> Any:
         raise ConfigError(
             f"{path!r}: there is no module {name!r}. Put its folder on PYTHONPATH or its file beside the config."
         ) from error
+    except UserError:
+        raise  # about the environment, such as oneflow's: once, and not for each target that needs it
     except Exception as error:
         raise ConfigError(f"{path!r}: importing {name} failed: {type(error).__name__}: {error}") from error
 

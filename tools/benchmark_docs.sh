@@ -72,19 +72,19 @@ write() {
 }
 
 measure_benchmarks() {
-  local names=() config name how=(--modes eager,graph,raw-eager,raw-graph,eager-stock,graph-stock --rounds 8 --block-seconds 0.6 --saves 4)
+  local names=() torch=() config name how=(--modes eager,graph,raw-eager,raw-graph,eager-stock,graph-stock --rounds 8 --block-seconds 0.6 --saves 4)
   [ $quick = 0 ] || how=(--modes eager,graph --rounds 2 --block-seconds 0.05 --saves 0 --check-iterations 2 --no-peak)
-  [ -z "$torch_python" ] || how+=(--torch-python "$torch_python" --torch-script tools/benchmark_torch.py)
+  [ -z "$torch_python" ] || torch=(--torch-python "$torch_python" --torch-script tools/benchmark_torch.py)
   for config in "${configs[@]}"; do
     name=$(basename "$config" .py)
-    measure "$name" "$config" optim.params=null "${how[@]}"
+    measure "$name" "$config" optim.params=null "${how[@]}" ${torch[@]+"${torch[@]}"}
     names+=("$name")
   done
   if [ $quick$wide = 01 ]; then
     # the width of MiniLM and ViT-S: what a step costs apart from its products weighs less there
-    how=(--modes eager,eager-stock --rounds 6 --block-seconds 1.0 --saves 0 --check-iterations 2 "${how[@]:8}")
+    how=(--modes eager,eager-stock --rounds 6 --block-seconds 1.0 --saves 0 --check-iterations 2)
     for name in gpt_stdlib bert_stdlib vit_digits; do
-      measure "${name}_wide" "configs/$name.py" optim.params=null model.hidden_size=384 model.num_heads=6 "${how[@]}"
+      measure "${name}_wide" "configs/$name.py" optim.params=null model.hidden_size=384 model.num_heads=6 "${how[@]}" ${torch[@]+"${torch[@]}"}
       names+=("${name}_wide")
     done
   fi

@@ -39,5 +39,5 @@ def use_stock_layers() -> None:
         module._can_be_joined = never  # type: ignore[attr-defined]
     for module in (embedding, linear):
         module.is_written_out = never  # type: ignore[attr-defined]
-    outputs._adds_up_slowly = never  # type: ignore[assignment]
+    outputs.adds_up_slowly = never  # type: ignore[assignment]
     outputs.sum_of = flow.sum

@@ -98,13 +98,15 @@ def sum_over_rows(rows: flow.Tensor) -> flow.Tensor:
     return flow._C.matmul(full_beside(rows, (1, rows.shape[0]), 1.0), rows).reshape(-1)
 
 
-def sum_of(x: flow.Tensor) -> flow.Tensor:
-    """The sum of all elements of a floating-point tensor, 0-dim.
+def adds_up_slowly(x: flow.Tensor) -> bool:
+    """True where OneFlow's sums wake its thread pool and wait, 0.1 ms however small: eager, local, on CPU."""
+    return is_on_cpu(x) and not (x.is_global or is_tracing())
 
-    Eager on CPU a product with ones: OneFlow's sum wakes its thread pool and waits, 0.1 ms.
-    """
+
+def sum_of(x: flow.Tensor) -> flow.Tensor:
+    """The sum of all elements of a floating-point tensor, 0-dim; a product with ones where sums are slow."""
     size = x.numel()
-    if x.is_global or is_tracing() or not is_on_cpu(x) or size == 0:
+    if size == 0 or not adds_up_slowly(x):
         return x.sum()
     return flow._C.matmul(x.reshape(1, size), full_beside(x, (size, 1), 1.0)).reshape(())
 

@@ -21,7 +21,24 @@ def seeded_dropout(x: flow.Tensor, p: float, key: int | flow.Tensor, layer_id: i
         return _drop(x, p, x.shape, layer_id)
 
 
-class Dropout(SeededLayer):
+class _Dropping(SeededLayer):
+    """A layer with the probability `p` of what it drops."""
+
+    def __init__(self, p: float):
+        super().__init__()
+        self.p = _checked_probability(p, type(self).__name__)
+
+    @property
+    def draws(self) -> bool:
+        """See `SeededLayer`."""
+        return 0.0 < self.p < 1.0
+
+    def extra_repr(self) -> str:
+        """The argument, for `print(model)`."""
+        return f"p={self.p}"
+
+
+class Dropout(_Dropping):
     """Zero each element with probability `p` in training and scale the rest by 1 / (1 - p); identity in eval mode.
 
     A replacement for `oneflow.nn.Dropout`, whose masks ignore every seed. Axis 0 of the input is the sample. Under a
@@ -30,45 +47,25 @@ class Dropout(SeededLayer):
     """
 
     def __init__(self, p: float = 0.5):
-        super().__init__()
-        self.p = _checked_probability(p, "Dropout")
+        super().__init__(p)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """Return the dropped-out `x`, of the same shape."""
         return _drop(x, self.p, x.shape, self.layer_id) if self.training else x
 
-    @property
-    def draws(self) -> bool:
-        """See `SeededLayer`."""
-        return 0.0 < self.p < 1.0
 
-    def extra_repr(self) -> str:
-        """The argument, for `print(model)`."""
-        return f"p={self.p}"
-
-
-class DropPath(SeededLayer):
+class DropPath(_Dropping):
     """Zero a residual branch for whole samples with probability `p` in training (stochastic depth, Huang et al. 2016).
 
     The samples that stay are scaled by 1 / (1 - p). Axis 0 of the input is the sample; seeds as for `Dropout`.
     """
 
     def __init__(self, p: float = 0.0):
-        super().__init__()
-        self.p = _checked_probability(p, "DropPath")
+        super().__init__(p)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """Return `x` with whole samples zeroed, of the same shape."""
         return _drop(x, self.p, (x.shape[0],) + (1,) * (x.ndim - 1), self.layer_id) if self.training else x
-
-    @property
-    def draws(self) -> bool:
-        """See `SeededLayer`."""
-        return 0.0 < self.p < 1.0
-
-    def extra_repr(self) -> str:
-        """The argument, for `print(model)`."""
-        return f"p={self.p}"
 
 
 def _drop(x: flow.Tensor, p: float, mask_shape: Sequence[int], layer_id: int) -> flow.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import oneflow as flow
 from oneflow.nn import functional as F
 
-from libai.layers.cpu import is_on_cpu, is_tracing, sum_of
+from libai.layers.cpu import adds_up_slowly, sum_of
 
 #: of OneFlow's cross entropy
 _IGNORED = -100
@@ -26,16 +26,11 @@ def token_cross_entropy(logits: flow.Tensor, labels: flow.Tensor, ignore_index: 
 
 def _sum_and_count(logits: flow.Tensor, labels: flow.Tensor, ignored: int) -> tuple[flow.Tensor, flow.Tensor]:
     """The sum of the cross entropies (N, classes), (N,) over labels that are not `ignored`, and how many those are."""
-    if _adds_up_slowly(logits):
+    if adds_up_slowly(logits):
         summed = sum_of(F.cross_entropy(logits, labels, ignore_index=ignored, reduction="none"))
     else:
         summed = F.cross_entropy(logits, labels, ignore_index=ignored, reduction="sum")
     return summed, sum_of((labels != ignored).to(flow.float32))
-
-
-def _adds_up_slowly(x: flow.Tensor) -> bool:
-    """True where `sum_of` is faster than OneFlow's own sums."""
-    return is_on_cpu(x) and not (x.is_global or is_tracing())
 
 
 def classification_outputs(logits: flow.Tensor, labels: flow.Tensor | None, training: bool) -> dict[str, Any]:
@@ -50,12 +45,12 @@ def classification_outputs(logits: flow.Tensor, labels: flow.Tensor | None, trai
     if not training:
         return {"logits": logits, "losses": losses}
     hits = (logits.detach().argmax(dim=1) == labels).to(flow.float32)
-    accuracy = sum_of(hits) * (1.0 / hits.numel()) if _adds_up_slowly(hits) else hits.mean()
+    accuracy = sum_of(hits) * (1.0 / hits.numel()) if adds_up_slowly(hits) else hits.mean()
     return {"losses": losses, "metrics": {"accuracy": accuracy}}
 
 
 def _mean_cross_entropy(logits: flow.Tensor, labels: flow.Tensor) -> flow.Tensor:
-    if not _adds_up_slowly(logits):
+    if not adds_up_slowly(logits):
         return F.cross_entropy(logits, labels)
     summed, count = _sum_and_count(logits, labels, _IGNORED)
     return summed / count

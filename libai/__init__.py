@@ -4,7 +4,11 @@ Importing the package prepares the process environment for OneFlow (see `libai.r
 oneflow itself is imported by the first module that needs it.
 """
 
-from libai.runtime import prepare_environment as _prepare_environment
+from libai.environment import find_environment as _find_environment
+
+_find_environment()
+
+from libai.runtime import prepare_environment as _prepare_environment  # noqa: E402  (needs the environment's Python)
 
 __version__ = "0.1.0"
 

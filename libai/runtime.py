@@ -1,54 +1,44 @@
-"""Make `import oneflow` work, and make a process of a job die properly. Standard library only.
+"""Make `import oneflow` work. Standard library only.
 
-`libai/__init__.py` calls `prepare_environment` before anything imports oneflow; `tools/launch.py` starts every rank
-through `run_script`, which guards it with `guarded_main`. Not here: starting processes (tools/launch.py), facts about
-ranks for the rest of libai (libai/utils/distributed.py).
+`libai/__init__.py` calls `prepare_environment` before anything imports oneflow. Not here: how a process ends
+(libai/guard.py, whose `guarded_main` programs take from here), starting processes (tools/launch.py), facts about ranks
+for the rest of libai (libai/utils/distributed.py).
 """
 
 import contextlib
-import ctypes
+import errno
 import functools
 import importlib.abc
 import importlib.machinery
-import json
-import logging
+import importlib.metadata
 import os
 import platform
-import runpy
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from types import ModuleType, TracebackType
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
+from types import ModuleType
 
 from libai import openblas
-from libai.utils.rank_notes import (
-    FAILURE_DIR_VARIABLE,
-    LOCAL_RANKS_VARIABLE,
-    dump_stacks_on_signal,
-    note_leaving,
-    read_leaving,
-    without_harmless_lines,
-)
+from libai.guard import guarded_main as guarded_main
+from libai.guard import open_missing_streams, world_size
+from libai.utils.rank_notes import FAILURE_DIR_VARIABLE, phase, without_harmless_lines
 
 RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 DEFAULT_CONNECT_SECONDS = 120.0
-# Stopped from outside with everything saved (libai.engine.stop.EXIT_RESUMABLE): all ranks leave with it, or none.
-_EXIT_RESUMABLE = 75
-# For how long a rank that is ready to leave waits for the others of its machine.
-LEAVE_TOGETHER_SECONDS = 10.0
 
 # The oneflow 0.9.0 wheel holds machine code for these and no PTX that a driver could compile for others.
 FIRST_COMPUTE_CAPABILITY = (6, 0)
 END_COMPUTE_CAPABILITY = (9, 0)
 
-_PR_SET_PDEATHSIG = 1
+# package, its module, the first major version that does not work, what to install
+_TOO_NEW = (
+    ("numpy", "numpy", 2, "'numpy<2'"),
+    ("protobuf", "google.protobuf", 4, "'protobuf<4' 'tensorboard<2.21'"),
+)
 
 
 def prepare_environment() -> None:
@@ -56,6 +46,7 @@ def prepare_environment() -> None:
 
     Where oneflow has been imported already, only its matrix products can still be made faster.
     """
+    open_missing_streams()
     core_type = choose_openblas_core(_read_cpuinfo())
     if core_type is not None:
         os.environ.setdefault("OPENBLAS_CORETYPE", core_type)
@@ -130,19 +121,49 @@ class _OneFlowLoader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        if (text := explain_versions()) is not None:
+            raise _oneflow_import_error(text)
         wants_other_openblas = openblas.is_wanted()
-        if int(os.environ.get("RANK", 0)) > 0 and "MASTER_PORT" in os.environ:
-            wait_for_rank0()
         try:
-            with _limited_rendezvous(), without_harmless_lines():
-                self._loader.exec_module(module)
-        except ImportError as error:
+            with phase("meet") if world_size() > 1 else contextlib.nullcontext():
+                if "MASTER_PORT" in os.environ:
+                    _prepare_to_meet(int(os.environ.get("RANK", 0)))
+                with _limited_rendezvous(), without_harmless_lines():
+                    self._loader.exec_module(module)
+        except (ImportError, RuntimeError, MemoryError) as error:
             text = explain_import_error(error)
             if text is None:
                 raise
             raise _oneflow_import_error(text) from error
+        if (text := explain_versions()) is not None:  # of modules that are loaded now
+            raise _oneflow_import_error(text)
         if wants_other_openblas:
             openblas.use_current()
+
+
+def _prepare_to_meet(rank: int) -> None:
+    if rank > 0:
+        wait_for_rank0()
+    elif rank == 0 and os.environ.get(FAILURE_DIR_VARIABLE):
+        require_free_port(int(os.environ["MASTER_PORT"]))
+
+
+def require_free_port(port: int) -> None:
+    """Raise `UserError` when somebody listens at `port` here already; oneflow would abort the process."""
+    from libai.utils.errors import UserError
+
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # as grpc listens: at every address of both kinds
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("::", port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                return
+            raise UserError(
+                f"PORT={port} was taken by another program before rank 0 could listen there: the ranks cannot meet. "
+                "Start again; with PORT set, choose another (of one machine unset it: a free one is found)."
+            ) from None
 
 
 @contextlib.contextmanager
@@ -151,7 +172,7 @@ def _limited_rendezvous() -> Iterator[None]:
 
     oneflow 0.9.0 waits for them for ever, in C++ with the interpreter locked: no Python code could end the wait.
     """
-    limited = _world_size() > 1 and bool(os.environ.get(FAILURE_DIR_VARIABLE))
+    limited = world_size() > 1 and bool(os.environ.get(FAILURE_DIR_VARIABLE))
     if limited:
         signal.setitimer(signal.ITIMER_REAL, connect_seconds())
     try:
@@ -192,7 +213,7 @@ def _oneflow_import_error(text: str) -> ImportError:
     return _import_error_class()(text, name="oneflow")
 
 
-def explain_import_error(error: ImportError) -> str | None:
+def explain_import_error(error: BaseException) -> str | None:
     """Return one line that says what to do about a failed `import oneflow`, None if `error` is about something else."""
     text = str(error)
     if isinstance(error, ModuleNotFoundError) and error.name == "oneflow":
@@ -203,6 +224,12 @@ def explain_import_error(error: ImportError) -> str | None:
                 f"this is {version}. `bash tools/env.sh` makes an environment that fits."
             )
         return f"oneflow is not installed in {sys.prefix}. Run `pip install -e .` there, or `bash tools/env.sh`."
+    no_space = ("failed to map segment", "annot allocate memory", "Resource temporarily unavailable", "bad_alloc")
+    if isinstance(error, MemoryError) or any(words in text for words in no_space):
+        return (
+            f"`import oneflow` ran out of memory or threads ({text or 'MemoryError'}). It maps several gigabytes "
+            "of libraries: raise the limits (`ulimit -v unlimited`, `ulimit -u`, those of the batch system)."
+        )
     if "libcudnn" in text or "libcublas" in text:
         library = text.split(":")[0]
         return (
@@ -211,6 +238,30 @@ def explain_import_error(error: ImportError) -> str | None:
             "or put a system's cuDNN 8 and cuBLAS 11 on LD_LIBRARY_PATH."
         )
     return None
+
+
+def explain_versions() -> str | None:
+    """Return one line that says what to install when numpy or protobuf is too new for oneflow 0.9.0, else None.
+
+    With numpy 2 oneflow can be imported, and `flow.tensor(array)` fails later; with protobuf 4 the import fails.
+    """
+    for package, module, end, advice in _TOO_NEW:
+        version = str(getattr(sys.modules.get(module), "__version__", None) or _installed_version(package) or "0")
+        major = version.partition(".")[0]
+        by_python = package == "protobuf" and os.environ.get("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION") == "python"
+        if major.isdecimal() and int(major) >= end and not by_python:
+            return (
+                f"{package} {version} is installed in {sys.prefix}, and oneflow 0.9.0 works with {package} < {end} "
+                f"only. Run `pip install {advice}` there, or `bash tools/env.sh`."
+            )
+    return None
+
+
+def _installed_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def wait_for_rank0(limit_seconds: float | None = None) -> None:
@@ -280,149 +331,3 @@ def explain_unsupported_gpus(listing: str) -> str | None:
         f"oneflow 0.9.0 has machine code for GPUs of compute capability 6.0 to 8.9 (Pascal to Ada) only; here: "
         f"{', '.join(sorted(set(unsupported)))}. Use another GPU (CUDA_VISIBLE_DEVICES) or train.device=cpu."
     )
-
-
-# ------------------------------------------------------------------------------------------ living and dying
-
-
-def request_parent_death_signal(parent_pid: int | None = None) -> None:
-    """Ask Linux to kill this process when its parent ends, so that no rank outlives its launcher.
-
-    `parent_pid` is the expected parent: if it is gone already, this process ends at once.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if parent_pid is not None and os.getppid() != parent_pid:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def guarded_main(main: Callable[[], object]) -> NoReturn:
-    """Run `main` and leave the process with an exit code; never returns and never hangs the job.
-
-    Codes: what `main` returns or gives to `sys.exit` (None is 0); 2 for a `UserError`, whose text rank 0 prints; 130
-    for Ctrl-C; 1 for anything else, with rank and traceback on stderr. In a job of several processes every code but 0
-    leaves by `os._exit`: oneflow 0.9.0's own exit handler waits for ever for ranks that are still training. With 0
-    that handler is wanted: the ranks meet in it, so that none is missed by the others.
-    """
-    code = run_guarded(main)
-    if code != 0 and _world_size() > 1:
-        leave_at_once(code)
-    note_leaving(code)
-    sys.exit(code)
-
-
-def run_guarded(main: Callable[[], object]) -> int:
-    """Run `main`, report what it raises and return the exit code, as described at `guarded_main`."""
-    try:
-        return _as_exit_code(main())
-    except SystemExit as stop:
-        return _as_exit_code(stop.code)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except BaseException as error:
-        return _report(error)
-
-
-def leave_at_once(code: int) -> NoReturn:
-    """End the process without exit handlers, but with everything written that was printed or logged.
-
-    The code is noted first (`note_leaving`). Ranks stopped from outside leave together: oneflow 0.9.0 aborts a rank
-    whose heartbeat misses another, every 7 to 13 seconds, and it may still be busy with its last lines.
-    """
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    note_leaving(code)
-    if code == _EXIT_RESUMABLE:
-        _wait_for_leaving_ranks(LEAVE_TOGETHER_SECONDS)
-    os._exit(code)
-
-
-def _wait_for_leaving_ranks(limit_seconds: float) -> None:
-    """Return when every rank of this machine has noted that it leaves, at the latest after `limit_seconds`."""
-    folder = os.environ.get(FAILURE_DIR_VARIABLE)
-    num_ranks = int(os.environ.get(LOCAL_RANKS_VARIABLE, 1))
-    end = time.monotonic() + limit_seconds
-    while folder and len(read_leaving(folder)) < num_ranks and time.monotonic() < end:
-        time.sleep(0.01)
-
-
-def run_script(arguments: Sequence[str]) -> NoReturn:
-    """Run a Python file as `__main__`, like `python FILE ARGUMENTS`, as one guarded rank of the launcher's job.
-
-    `arguments`: the launcher's process id, the file, the file's arguments.
-    """
-    launcher_pid, file, *rest = arguments
-    request_parent_death_signal(int(launcher_pid))
-    dump_stacks_on_signal()
-    sys.argv = [file, *rest]
-    sys.path[0] = str(Path(file).resolve().parent)
-
-    def run_file() -> None:
-        runpy.run_path(file, run_name="__main__")
-
-    guarded_main(run_file)
-
-
-def _as_exit_code(value: object) -> int:
-    if value is None:
-        return 0
-    if isinstance(value, int):
-        return value
-    print(value, file=sys.stderr)  # as Python does for `sys.exit("text")`
-    return 1
-
-
-def _report(error: BaseException) -> int:
-    """Say what went wrong, once per job where it is a user's mistake, and return the exit code."""
-    from libai.utils.errors import UserError
-
-    rank = max(0, int(os.environ.get("RANK", 0)))  # importing oneflow without a launcher sets RANK=-1
-    is_mistake = isinstance(error, UserError)
-    text = str(error) if is_mistake or getattr(error, "explains_itself", False) else None
-    if text is None and isinstance(error, ImportError):
-        text = explain_import_error(error)
-        is_mistake = text is not None
-    has_launcher = _record_failure(rank, error, text)
-    if text is None:
-        where = f"rank {rank} failed:\n" if _world_size() > 1 else ""
-        # one write, so that the lines of several ranks do not mix
-        sys.stderr.write(where + "".join(traceback.format_exception(type(error), error, _own_frames(error))))
-        return 1
-    if rank == 0:
-        print(f"error: {text}", file=sys.stderr)
-    elif not has_launcher:  # tools/launch.py prints the text of another rank when rank 0 had none
-        print(f"error: rank {rank}: {text}", file=sys.stderr)
-    return 2 if is_mistake else 1
-
-
-def _record_failure(rank: int, error: BaseException, text: str | None) -> bool:
-    """Leave a note for tools/launch.py, which tells the user which rank failed first. False when nobody asks for it."""
-    folder = os.environ.get(FAILURE_DIR_VARIABLE)
-    if not folder:
-        return False
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    reason = text or traceback.format_exception_only(type(error), error)[-1].strip()
-    note = {"rank": rank, "time": time.time(), "reason": reason, "where": where, "kind": type(error).__name__}
-    note["iteration"] = getattr(error, "iteration", None)
-    try:
-        Path(folder, f"rank_{rank}.json").write_text(json.dumps(note), encoding="utf-8")
-    except OSError:
-        return False  # the report on stderr must come out whatever the disk does
-    return True
-
-
-def _own_frames(error: BaseException) -> TracebackType | None:
-    """Return the traceback without the leading frames of this file and runpy, which tell a user nothing."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        if frame.tb_frame.f_code.co_filename not in {__file__, runpy.__file__}:
-            break
-        frame = frame.tb_next
-    return frame
-
-
-def _world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", 1))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # `import toy`, `import jobs` from any test
+sys.path.append(str(Path(__file__).parents[1] / "tools"))  # the modules of the launcher
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,3 +35,22 @@ def _protected_graph_launches():
 def mode(request):
     """Both execution modes."""
     return request.param
+
+
+@pytest.fixture
+def script(tmp_path):
+    """`script(body)` makes a rank's program, see `launched.Script`; the jobs that it starts end with the test."""
+    from launched import Script
+
+    made = []
+
+    def make(body: str) -> Script:
+        folder = tmp_path / "a folder"
+        folder.mkdir()
+        made.append(Script(folder, body))
+        return made[-1]
+
+    yield make
+    for process in (process for program in made for process in program.started):
+        process.kill()  # its ranks go with it
+        process.communicate()

@@ -11,7 +11,7 @@ import oneflow as flow
 import pytest
 import scipy_openblas32
 
-from libai import openblas
+from libai import openblas, symbol_table
 from libai.utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,11 +30,11 @@ SHOW = "import libai, oneflow; from libai.openblas import openblas_in_use; print
 
 def test_oneflow_calls_the_current_openblas():
     assert openblas.openblas_in_use().startswith("0.3.")
-    oneflow = ctypes.CDLL(openblas._path_of_oneflow(), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    oneflow = symbol_table.open_oneflow()
     current = ctypes.CDLL(str(LIBRARY))
     for name in ("cblas_sgemm", "cblas_dgemm"):
-        slot = openblas._find_slot(oneflow, name)
-        assert slot.value == openblas._address(current, f"scipy_{name}") != openblas._address(oneflow, name)
+        slot = symbol_table.find_slot(oneflow, name)
+        assert slot.value == symbol_table.address_of(current, f"scipy_{name}") != symbol_table.address_of(oneflow, name)
 
 
 def test_it_multiplies_with_one_thread_and_leaves_the_environment_alone():
@@ -74,11 +74,11 @@ def test_oneflow_keeps_its_own_without_the_package(tmp_path):
 
 
 def test_a_library_that_the_user_has_put_in_front_stays(monkeypatch):
-    oneflow = ctypes.CDLL(openblas._path_of_oneflow(), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-    address = openblas._address
-    monkeypatch.setattr(openblas, "_address", lambda library, name: address(library, name) + (library._name is None))
-    with pytest.raises(openblas._Unavailable, match="cblas_sgemm of its own has been put in front"):
-        openblas._find_slot(oneflow, "cblas_sgemm")
+    oneflow = symbol_table.open_oneflow()
+    real = symbol_table.address_of
+    monkeypatch.setattr(symbol_table, "address_of", lambda library, name: real(library, name) + (library._name is None))
+    with pytest.raises(symbol_table.Unavailable, match="cblas_sgemm of its own has been put in front"):
+        symbol_table.find_slot(oneflow, "cblas_sgemm")
 
 
 def test_a_wrong_value_is_a_users_mistake(monkeypatch):

@@ -103,6 +103,30 @@ def test_missing_cuda_library_is_one_line(tmp_path, library):
     assert "nvidia-cudnn-cu11==8.5.0.96" in result.stderr and result.stderr.count("\n") == 1
 
 
+def test_too_little_address_space_is_not_called_a_missing_library(tmp_path):
+    message = "libcudnn.so.8: failed to map segment from shared object"
+    result = import_fake_oneflow(tmp_path, f"raise ImportError({message!r})")
+    assert result.returncode == 2 and "nvidia-cudnn" not in result.stderr and result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"error: `import oneflow` ran out of memory or threads ({message})")
+    assert "ulimit -v" in result.stderr
+
+
+def test_a_port_that_another_program_has_taken_is_one_line(tmp_path):
+    """Taken after the launcher has looked: oneflow itself would abort the process."""
+    (tmp_path / "notes").mkdir()
+    for address in ("127.0.0.1", ""):
+        with socket.socket() as server:
+            server.bind((address, 0))
+            server.listen()
+            facts = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1]), "RANK": "0"}
+            with pytest.MonkeyPatch.context() as patch:
+                for name, value in {**facts, "LIBAI_FAILURE_DIR": str(tmp_path / "notes")}.items():
+                    patch.setenv(name, value)
+                with pytest.raises(UserError, match=f"PORT={facts['MASTER_PORT']} was taken by another program"):
+                    runtime._prepare_to_meet(0)
+    runtime.require_free_port(closed_port())
+
+
 def test_other_import_errors_inside_oneflow_keep_their_traceback(tmp_path):
     result = import_fake_oneflow(tmp_path, "import a_module_that_is_not_there")
     assert result.returncode == 1 and "a_module_that_is_not_there" in result.stderr and "Traceback" in result.stderr
@@ -121,6 +145,36 @@ def test_missing_oneflow_is_one_line(monkeypatch):
     assert runtime.explain_import_error(ModuleNotFoundError("x", name="numpy")) is None
 
 
+def fake_package(folder, name, version):
+    """What pip leaves of a package, for whoever asks for its version."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+@pytest.mark.parametrize(
+    "package, version, advice",
+    [("numpy", "2.1.0", "'numpy<2'"), ("protobuf", "7.0.1", "'protobuf<4'"), ("protobuf", "4.25.1", "'protobuf<4'")],
+)
+def test_a_package_that_is_too_new_is_one_line(tmp_path, package, version, advice):
+    fake_package(tmp_path, package, version)
+    code = "from libai import runtime\ndef main():\n    import oneflow\nruntime.guarded_main(main)"
+    result = run_python(code, PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
+    assert result.returncode == 2 and result.stderr.count("\n") == 1, result.stderr
+    assert f"{package} {version} is installed" in result.stderr and f"pip install {advice}" in result.stderr
+
+
+def test_a_numpy_without_metadata_is_asked_for_its_version(tmp_path):
+    (tmp_path / "numpy.py").write_text("__version__ = '2.0.0'")
+    code = "import libai, numpy; from libai import runtime; print(runtime.explain_versions())"
+    result = run_python(code, PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
+    assert result.stdout.startswith("numpy 2.0.0 is installed"), result
+
+
+def test_the_versions_here_are_no_error():
+    assert runtime.explain_versions() is None
+
+
 # ------------------------------------------------------------------------------------------------- rendezvous
 
 
@@ -135,10 +189,15 @@ def test_rank_above_0_waits_until_rank0_listens(monkeypatch):
     server.bind(("127.0.0.1", 0))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
-    threading.Timer(0.3, server.listen).start()
-    start = time.monotonic()
-    runtime.wait_for_rank0(limit_seconds=20)
-    assert 0.25 < time.monotonic() - start < 10
+    begun = threading.Event()
+
+    def listen():
+        begun.set()
+        server.listen()
+
+    threading.Timer(0.3, listen).start()
+    runtime.wait_for_rank0(limit_seconds=600)
+    assert begun.is_set()
     server.close()
 
 
@@ -255,11 +314,25 @@ def test_a_failure_names_the_rank_and_shows_the_traceback():
     assert result.stderr.startswith("rank 1 failed:\nTraceback") and result.stderr.endswith("RuntimeError: boom\n")
 
 
+def test_a_memory_error_without_text_says_what_it_is(tmp_path):
+    result = run_guarded("raise MemoryError", RANK="0", WORLD_SIZE="1", LIBAI_FAILURE_DIR=str(tmp_path))
+    assert result.returncode == 1
+    assert '"reason": "MemoryError: no memory was left"' in (tmp_path / "rank_0.json").read_text()
+    result = run_guarded("from libai.utils.errors import UserError; raise UserError('')")
+    assert result.stderr == "error: UserError\n"
+
+
+def test_exit_0_in_a_phase_of_a_run_is_a_failure_without_a_launcher_too():
+    inside = "from libai.utils.rank_notes import phase\nwith phase('train'): sys.exit(0)"
+    result = run_guarded(inside)
+    assert result.returncode == 1 and "sys.exit(0) was called at <string>:" in result.stderr, result.stderr
+    assert "while training: the run was not over" in result.stderr and result.stderr.count("\n") == 1
+
+
 def test_a_failing_rank_of_a_job_skips_exit_handlers_that_could_hang():
-    hanging = "atexit.register(time.sleep, 30); print('said'); raise RuntimeError('boom')"
-    start = time.monotonic()
+    hanging = "atexit.register(time.sleep, 600); print('said'); raise RuntimeError('boom')"
     result = run_guarded(hanging, WORLD_SIZE="2")
-    assert result.returncode == 1 and result.stdout == "said\n" and time.monotonic() - start < 15
+    assert result.returncode == 1 and result.stdout == "said\n"
 
 
 def test_a_finished_rank_and_a_lone_process_run_their_exit_handlers():
@@ -272,20 +345,20 @@ def test_a_script_runs_as_if_python_had_started_it(tmp_path):
     (tmp_path / "neighbour.py").write_text("word = 'found'")
     script = tmp_path / "my script.py"
     script.write_text("import sys, neighbour\nif __name__ == '__main__': print(neighbour.word, sys.argv[1:])")
-    code = "import os, sys; from libai.runtime import run_script; run_script([str(os.getppid()), *sys.argv[1:]])"
+    code = "import os, sys; from libai.guard import run_script; run_script([str(os.getppid()), *sys.argv[1:]])"
     assert run_python(code, str(script), "a", "b").stdout == "found ['a', 'b']\n"
 
 
 def test_a_scripts_traceback_starts_in_the_script(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("1 / 0")
-    code = "import os, sys; from libai.runtime import run_script; run_script([str(os.getppid()), sys.argv[1]])"
+    code = "import os, sys; from libai.guard import run_script; run_script([str(os.getppid()), sys.argv[1]])"
     lines = run_python(code, str(script)).stderr.splitlines()
     assert lines[1] == f'  File "{script}", line 1, in <module>'
 
 
 def test_a_child_dies_with_its_parent():
-    child = "from libai.runtime import request_parent_death_signal as r; import os, time; r(os.getppid()); "
+    child = "from libai.guard import request_parent_death_signal as r; import os, time; r(os.getppid()); "
     child += "print(os.getpid(), flush=True); time.sleep(60)"
     parent = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', sys.argv[1]]); time.sleep(60)"
     process = subprocess.Popen(
@@ -300,7 +373,7 @@ def test_a_child_dies_with_its_parent():
 
 
 def test_a_child_whose_parent_is_gone_already_ends():
-    result = run_python("from libai.runtime import request_parent_death_signal as r; r(1 << 30); print('alive')")
+    result = run_python("from libai.guard import request_parent_death_signal as r; r(1 << 30); print('alive')")
     assert result.returncode == -signal.SIGKILL and result.stdout == ""
 
 

@@ -18,6 +18,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without installation
 
+import libai  # noqa: F401  (before what a bare Python lacks)
+
+# isort: split
 import numpy as np
 
 from libai import checkpoint
@@ -41,7 +44,11 @@ def main(arguments: list[str] | None = None) -> int:
 def _list(args: argparse.Namespace) -> int:
     """One line per checkpoint: iteration, size, state of health, best or not."""
     root = _existing(args.root)
-    best = checkpoint.read_best(root)
+    try:
+        best = checkpoint.read_best(root)
+    except checkpoint.CheckpointError as error:  # it only hints; the list is still worth having
+        best = None
+        print(f"warning: {error}", file=sys.stderr)
     rows: list[dict[str, Any]] = []
     for path in checkpoint.list_checkpoints(root):
         problems = checkpoint.verify(path, deep=args.deep)

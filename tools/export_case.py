@@ -16,6 +16,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without installation
 
+import libai  # noqa: F401  (before what a bare Python lacks)
+
+# isort: split
 import numpy as np
 from safetensors.numpy import save_file
 

@@ -2,91 +2,57 @@
 
     python tools/launch.py FILE CONFIG PROCS [arguments of FILE …]
 
-`oneflow.distributed.launch` starts the ranks; this file decides what it is given and replaces its watch loop, which
-leaves ranks behind (it kills only when it leads a process group, and one failed rank hangs the others). Standard
-library only: oneflow itself is never imported in this process.
+This file reads what was asked for and checks it; tools/launch_job.py starts the ranks, tools/launch_ranks.py sees to
+them. Standard library only: oneflow itself is never imported in this process.
 
 Environment: NODE (machines), NODE_RANK, ADDR, PORT of the first machine; MAX_RESTARTS; LIBAI_STOP_TIMEOUT, the seconds
-that ranks get to save and stop after a signal; LIBAI_STALL_TIMEOUT, the seconds without progress that end a job.
+that ranks get to save and stop after a signal; LIBAI_STALL_TIMEOUT, the seconds without progress that end a job, and
+LIBAI_STALL_TIMEOUT_BUILD and so on for single phases.
 Exit codes: 0 done, 1 failed, 2 user mistake, 75 stopped but resumable, 128 + signal when a signal ended ranks that
 could not save.
 """
 
-import contextlib
 import difflib
-import importlib.util
 import json
 import os
 import random
 import runpy
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN_NET = ROOT / "tools" / "train_net.py"
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+from launch_job import Job, Limits, run  # noqa: E402
 from launch_ranks import (  # noqa: E402
     DEFAULT_EXIT_SECONDS,
-    DEFAULT_STALL_SECONDS,
     DEFAULT_STOP_SECONDS,
     EXIT_FAILED,
-    EXIT_RESUMABLE,
     EXIT_USER_MISTAKE,
-    Rank,
-    Supervisor,
-    describe_failure,
-    find_first_failure,
-    read_notes,
 )
+from launch_watch import read_stall_limits  # noqa: E402
 
-from libai import runtime  # noqa: E402
-from libai.utils import rank_notes  # noqa: E402
+from libai import guard, runtime  # noqa: E402
 from libai.utils.errors import UserError  # noqa: E402
 
 # Several nodes cannot agree on a free port, so they share this one unless PORT says otherwise.
 DEFAULT_PORT = 29500
+# More processes than this for each core are a mistake, but a few for tests of layouts are not.
+PROCESSES_PER_CORE, MIN_PROCESSES_LIMIT = 8, 16
 # Below the range from which Linux hands out ports of outgoing connections, which could take ours at any moment.
 FREE_PORTS = range(20000, 32000)
 
-# Several machines: oneflow's heartbeat takes up to 13 s to tell the other ranks of a failure; then they are ended.
-MULTI_NODE_RESTART_SECONDS = 20.0
 # What grpc must not reach through a proxy: every numeric address, since it compares the ends of names.
 NO_GRPC_PROXY = "0,1,2,3,4,5,6,7,8,9,localhost"
-
-RANK_BOOTSTRAP = "import sys; from libai.runtime import run_script; run_script(sys.argv[1:])"
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to run on this machine. `file` and `config` are absolute paths; `arguments` go to the file unchanged.
-
-    `output_dir`: where the job keeps its files, when that is known.
-    """
-
-    file: str
-    config: str
-    num_processes: int
-    arguments: tuple[str, ...]
-    num_nodes: int
-    node_rank: int
-    address: str
-    port: int
-    output_dir: Path | None = None
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks on all machines."""
-        return self.num_processes * self.num_nodes
+# With these tools/train_net.py writes nothing into the output folder.
+WRITES_NOTHING = {"--print-config", "--support", "--dry-run", "--eval-only"}
 
 
 def read_usage() -> str:
@@ -99,14 +65,18 @@ def read_job(arguments: Sequence[str], environment: Mapping[str, str]) -> Job:
     """Return the job that three or more arguments and the environment ask for; `UserError` for what cannot be."""
     file, config, processes, *rest = arguments
     num_processes = _positive_int("PROCS", processes)
+    rest = _check_oversubscription(num_processes, rest)
+    file_path, config_path = find_file("FILE", file), find_file("CONFIG", config)
+    if config_path == str(TRAIN_NET):
+        raise UserError(f"FILE is {file} and CONFIG is {config}: they are swapped. The order is FILE CONFIG PROCS.")
     num_nodes = _positive_int("NODE", environment.get("NODE", "1"))
     node_rank = _node_rank(environment, num_nodes)
     address = environment.get("ADDR") or "127.0.0.1"
-    if num_nodes > 1:
+    if num_nodes > 1 or environment.get("ADDR"):
         _check_address(address, num_nodes, node_rank)
     return Job(
-        file=find_file("FILE", file),
-        config=find_file("CONFIG", config),
+        file=file_path,
+        config=config_path,
         num_processes=num_processes,
         arguments=tuple(rest),
         num_nodes=num_nodes,
@@ -119,8 +89,15 @@ def read_job(arguments: Sequence[str], environment: Mapping[str, str]) -> Job:
 def find_file(name: str, path: str) -> str:
     """Return the absolute path of a file given relative to the current folder or, failing that, to the repository."""
     for folder in (Path.cwd(), ROOT):
-        if (folder / path).is_file():
+        if _is_file(folder / path):
             return str((folder / path).resolve())
+    if len(path) > 255 or not path:
+        raise UserError(f"{name} is {path[:60]!r}{'...' if path else ''}, which is no name of a file.")
+    for folder in (Path.cwd(), ROOT):
+        if (folder / path).is_dir():
+            files = sorted(file.name for file in (folder / path).glob("*.py"))[:5]
+            inside = f" In it are {', '.join(files)}." if files else ""
+            raise UserError(f"{name} is {path}, which is a folder. Name a file in it.{inside}")
     folder = next((f for f in (Path.cwd(), ROOT) if (f / path).parent.is_dir()), ROOT)
     neighbours = {str(Path(path).with_name(p.name)) for p in (folder / path).parent.glob("*.py")}
     near = difflib.get_close_matches(path, neighbours, n=1)
@@ -128,12 +105,31 @@ def find_file(name: str, path: str) -> str:
     raise UserError(f"{name} is {path}, and there is no such file.{hint}")
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or holds a null byte
+        return False
+
+
 def _positive_int(name: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < 1:
         meaning = {"PROCS": "the number of processes on this machine", "NODE": "the number of machines"}[name]
-        usage = f"\n{read_usage()}" if name == "PROCS" else ""
-        raise UserError(f"{name} is {text!r}; it must be {meaning}, a whole number of at least 1.{usage}")
+        order = " The order is FILE CONFIG PROCS." if name == "PROCS" else ""
+        raise UserError(f"{name} is {text!r}; it must be {meaning}, a whole number of at least 1.{order}")
     return int(text)
+
+
+def _check_oversubscription(num_processes: int, arguments: Sequence[str]) -> list[str]:
+    """The arguments without `--oversubscribe`; `UserError` for too many processes without it."""
+    cores = len(os.sched_getaffinity(0))
+    most = max(MIN_PROCESSES_LIMIT, PROCESSES_PER_CORE * cores)
+    if num_processes > most and "--oversubscribe" not in arguments:
+        raise UserError(
+            f"PROCS is {num_processes}, and this machine has {cores} core{'s' if cores > 1 else ''}: more than {most} "
+            f"processes would take its memory and hardly run. Choose 1 to {most}, or add --oversubscribe."
+        )
+    return [argument for argument in arguments if argument != "--oversubscribe"]
 
 
 def _node_rank(environment: Mapping[str, str], num_nodes: int) -> int:
@@ -153,6 +149,13 @@ def _check_address(address: str, num_nodes: int, node_rank: int) -> None:
         raise UserError(
             f"ADDR={address} cannot be resolved ({error}). It must name the machine of NODE_RANK=0."
         ) from None
+    if num_nodes == 1:
+        if not _can_bind(resolved, 0):
+            raise UserError(
+                f"ADDR={address} is not an address of this machine, and with NODE=1 all processes run here. Leave ADDR "
+                "out, or set NODE to the number of machines."
+            )
+        return
     if resolved.startswith("127."):
         raise UserError(
             f"NODE={num_nodes} with ADDR={address}: that is every machine's own address. Set ADDR to an address of the "
@@ -206,6 +209,9 @@ def run_preflight(job: Job) -> dict[str, Any]:
     A mistake is shown, and ends this process with its exit code.
     """
     code, found, said = _ask_preflight(lambda preflight: _check(preflight, job))
+    if code == 0 and not found:  # --help
+        print(said, end="")
+        sys.exit(0)
     if code != 0:
         sys.stderr.write(said)
         sys.exit(code if code > 0 else EXIT_FAILED)
@@ -242,13 +248,13 @@ def _ask_preflight(question: Callable[[ModuleType], dict[str, Any]]) -> tuple[in
             os.close(read_end)
             os.dup2(said.fileno(), 1)
             os.dup2(said.fileno(), 2)
-            runtime.leave_at_once(runtime.run_guarded(lambda: answer(write_end)))
+            guard.leave_at_once(guard.run_guarded(lambda: answer(write_end)))
         os.close(write_end)
         with os.fdopen(read_end, encoding="utf-8") as pipe:
             text = pipe.read()
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         said.seek(0)
-        return code, json.loads(text) if code == 0 else {}, said.read().decode(errors="replace")
+        return code, json.loads(text) if code == 0 and text else {}, said.read().decode(errors="replace")
 
 
 def choose_environment(job: Job, environment: Mapping[str, str], facts: Mapping[str, object]) -> dict[str, str]:
@@ -273,192 +279,7 @@ def choose_environment(job: Job, environment: Mapping[str, str], facts: Mapping[
     return extra
 
 
-# ------------------------------------------------------------------------------------------- starting the ranks
-
-
-class _AllStarted(BaseException):
-    """Leaves oneflow's launcher at the point where it would begin to watch."""
-
-
-class _Unwatched:
-    """What oneflow's launcher gets for each process that it starts."""
-
-    def poll(self) -> None:
-        raise _AllStarted
-
-
-def start_ranks(job: Job, ranks: list[Rank], output_folder: Path) -> None:
-    """Start the processes of this machine through `oneflow.distributed.launch`; append each to `ranks` at once.
-
-    Rank 0 writes to the terminal; the stderr of the others is appended to `output_folder`/rank_<number>.stderr, and so
-    is in a run of tools/train_net.py their stdout. Other programs may have something to say on every rank.
-    """
-
-    def start(command: list[str], env: dict[str, str], **_: object) -> _Unwatched:
-        python, unbuffered, *script = command
-        command = [python, unbuffered, "-c", RANK_BOOTSTRAP, str(os.getpid()), *script]
-        number = int(env["RANK"])
-        if number == 0:
-            ranks.append(Rank(number, subprocess.Popen(command, env=env, start_new_session=True)))
-            return _Unwatched()
-        path = output_folder / f"rank_{number}.stderr"
-        with open(path, "ab") as file:
-            stdout = file if job.output_dir is not None else None
-            process = subprocess.Popen(command, env=env, start_new_session=True, stdout=stdout, stderr=file)
-            ranks.append(Rank(number, process, stderr=path, stderr_start=file.tell()))
-        return _Unwatched()
-
-    launcher = _load_oneflow_launcher()
-    launcher.subprocess = SimpleNamespace(Popen=start)  # type: ignore[attr-defined]
-    launcher.signal = SimpleNamespace(  # type: ignore[attr-defined]
-        signal=lambda *_: None, SIGINT=signal.SIGINT, SIGTERM=signal.SIGTERM
-    )
-    arguments = {
-        "--nnodes": job.num_nodes,
-        "--node_rank": job.node_rank,
-        "--nproc_per_node": job.num_processes,
-        "--master_addr": job.address,
-        "--master_port": job.port,
-    }
-    options = [str(word) for option in arguments.items() for word in option]
-    sys.argv = ["oneflow.distributed.launch", *options, job.file, "--config-file", job.config, *job.arguments]
-    with contextlib.suppress(_AllStarted):
-        launcher.main()
-
-
-def _load_oneflow_launcher() -> ModuleType:
-    """Load `oneflow.distributed.launch` from its file: it needs nothing of the package, whose import takes 0.5 s."""
-    package = importlib.util.find_spec("oneflow")
-    if package is None or not package.submodule_search_locations:
-        missing = ModuleNotFoundError("No module named 'oneflow'", name="oneflow")
-        raise UserError(runtime.explain_import_error(missing))
-    path = Path(package.submodule_search_locations[0], "distributed", "launch.py")
-    spec = importlib.util.spec_from_file_location("oneflow.distributed.launch", path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"oneflow in {path.parent.parent} has no distributed/launch.py; oneflow==0.9.0 is needed.")
-    launcher = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(launcher)
-    return launcher
-
-
-# ---------------------------------------------------------------------------------------- until the job's end
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds to save and stop after a signal, without progress (0: for ever) and to exit; restarts after failures."""
-
-    stop_seconds: float = DEFAULT_STOP_SECONDS
-    stall_seconds: float = 0.0
-    max_restarts: int = 0
-    exit_seconds: float = DEFAULT_EXIT_SECONDS
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one attempt of a job ended. `failure`: kind of error and iteration, of one that would come again."""
-
-    code: int
-    was_stopped: bool
-    failure: tuple[str, int] | None = None
-
-
-def launch(job: Job, limits: Limits) -> Outcome:
-    """Run the job's ranks of this machine to their end. None of them outlives the call."""
-    with tempfile.TemporaryDirectory(prefix="libai-") as notes_folder:
-        supervisor = Supervisor(
-            stop_seconds=limits.stop_seconds,
-            stall_seconds=limits.stall_seconds,
-            exit_seconds=limits.exit_seconds,
-            notes_folder=notes_folder,
-        )
-        os.environ[rank_notes.FAILURE_DIR_VARIABLE] = notes_folder
-        os.environ[rank_notes.LOCAL_RANKS_VARIABLE] = str(job.num_processes)
-        with supervisor.handling_signals():
-            try:
-                start_ranks(job, supervisor.ranks, _output_folder(job, notes_folder))
-                supervisor.wait()
-            except BaseException:
-                supervisor.end(signal.SIGKILL)
-                raise
-        code = supervisor.exit_code()
-        failure = _report_end(supervisor, job, notes_folder, code)
-    return Outcome(code, supervisor.stop_signal is not None, failure)
-
-
-def _report_end(supervisor: Supervisor, job: Job, notes_folder: str, code: int) -> tuple[str, int] | None:
-    """Say what the user cannot know yet about the end of the ranks; returns `Outcome.failure`."""
-    for rank in supervisor.ranks:
-        if rank.was_aborted_leaving and rank.intended in (0, EXIT_RESUMABLE):
-            name = signal.Signals(-rank.process.returncode).name
-            how = "did not let it end" if rank.was_stuck_leaving else f"ended it by {name}"
-            print(
-                f"launch: rank {rank.number} had done its work (exit code {rank.intended}) when oneflow's exit "
-                f"{how}; nothing is lost.",
-                file=sys.stderr,
-            )
-    if code not in (EXIT_FAILED, EXIT_USER_MISTAKE) or supervisor.has_stalled:
-        return None
-    notes = read_notes(notes_folder)
-    first = find_first_failure(supervisor.ranks, notes, code)
-    if code == EXIT_FAILED:
-        said = rank_notes.read_held_back(notes_folder) if first.number == 0 else first.read_stderr()
-        sys.stderr.write(said)
-    line = describe_failure(supervisor.ranks, notes, code, job.num_nodes)
-    if line is not None:
-        print(line, file=sys.stderr, flush=True)
-    note = notes.get(first.number, {})
-    return None if note.get("iteration") is None else (note["kind"], note["iteration"])
-
-
-def _output_folder(job: Job, notes_folder: str) -> Path:
-    """Where ranks above 0 print: the job's output folder, where one is known and can be written."""
-    if job.output_dir is not None:
-        with contextlib.suppress(OSError):
-            job.output_dir.mkdir(parents=True, exist_ok=True)
-            if os.access(job.output_dir, os.W_OK):
-                return job.output_dir
-    return Path(notes_folder)
-
-
-def run(job: Job, limits: Limits, port_is_fixed: bool) -> int:
-    """Run the job, again after a failure while restarts are left, and return its exit code.
-
-    Not started again: what was stopped, a user's mistake, and a failure of the same kind in the same iteration.
-    """
-    before = _checkpoints(job)
-    restarts_left, last_failure = limits.max_restarts, None
-    while True:
-        outcome = launch(job, limits)
-        if outcome.code in (0, EXIT_USER_MISTAKE, EXIT_RESUMABLE) or outcome.was_stopped or not limits.max_restarts:
-            return outcome.code
-        if outcome.failure is not None and outcome.failure == last_failure:
-            kind, iteration = outcome.failure
-            print(f"launch: {kind} in iteration {iteration} came again: not started again.", file=sys.stderr)
-            return outcome.code
-        if restarts_left == 0:
-            print(f"launch: failed after {limits.max_restarts} restarts: not started again.", file=sys.stderr)
-            return outcome.code
-        restarts_left, last_failure = restarts_left - 1, outcome.failure
-        if job.num_nodes > 1:
-            time.sleep(MULTI_NODE_RESTART_SECONDS)
-        elif not port_is_fixed:
-            job = replace(job, port=find_free_port())
-        # those of an earlier run must not be taken, unless it was to be resumed anyway
-        new = _checkpoints(job) - (set() if "--resume" in job.arguments else before)
-        if new and "--resume" not in job.arguments:
-            job = replace(job, arguments=(*job.arguments, "--resume"))
-        start = (
-            f"from {max(new)[0]}" if new else "with --resume" if "--resume" in job.arguments else "from the beginning"
-        )
-        print(f"launch: starting again {start}; {restarts_left} restarts left.", file=sys.stderr, flush=True)
-
-
-def _checkpoints(job: Job) -> set[tuple[str, int]]:
-    """Return name and time of every checkpoint in the job's output folder."""
-    if job.output_dir is None:
-        return set()
-    return {(path.name, path.stat().st_mtime_ns) for path in (job.output_dir / "checkpoints").glob("iter_*")}
+# ------------------------------------------------------------------------------------------- the whole command
 
 
 def take_max_restarts(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
@@ -478,16 +299,6 @@ def take_max_restarts(arguments: Sequence[str], environment: Mapping[str, str]) 
     return int(text), rest
 
 
-def read_stall_seconds(environment: Mapping[str, str]) -> float:
-    """Return LIBAI_STALL_TIMEOUT: seconds without progress after which a job is ended, 0 for never."""
-    text = environment.get("LIBAI_STALL_TIMEOUT", "")
-    with contextlib.suppress(ValueError):
-        seconds = float(text or DEFAULT_STALL_SECONDS)
-        if 0 <= seconds < float("inf"):
-            return seconds
-    raise UserError(f"LIBAI_STALL_TIMEOUT is {text!r}; it must be a number of seconds, or 0 to wait for ever.")
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run one `tools/train.sh` command line and return its exit code."""
     if arguments and arguments[0] in ("-h", "--help"):
@@ -500,17 +311,18 @@ def main(arguments: Sequence[str]) -> int:
     runtime.hide_rendezvous_environment()  # this process is no rank, even when started from one
     limits = Limits(
         runtime.read_seconds("LIBAI_STOP_TIMEOUT", DEFAULT_STOP_SECONDS),
-        read_stall_seconds(os.environ),
+        read_stall_limits(os.environ),
         max_restarts,
         runtime.read_seconds("LIBAI_EXIT_TIMEOUT", DEFAULT_EXIT_SECONDS),
     )
+    runtime.connect_seconds()  # the ranks read it; a mistake in it is told once, here
     job = read_job(arguments, os.environ)
     facts = run_preflight(job) if job.file == str(TRAIN_NET) else look_at_config(job)
-    if "output_dir" in facts and not {"--print-config", "--support"} & set(job.arguments):
+    if "output_dir" in facts and not WRITES_NOTHING & set(job.arguments):
         job = replace(job, output_dir=Path(str(facts["output_dir"])).absolute())
     os.environ.update(choose_environment(job, os.environ, facts))
-    return run(job, limits, port_is_fixed=bool(os.environ.get("PORT")))
+    return run(job, limits, new_port=None if os.environ.get("PORT") else find_free_port)
 
 
 if __name__ == "__main__":
-    runtime.guarded_main(lambda: main(sys.argv[1:]))
+    guard.guarded_main(lambda: main(sys.argv[1:]))

@@ -1,21 +1,23 @@
-"""The ranks of one job on this machine until they end: signals, failures, hangs, exit code. For tools/launch.py.
+"""The ranks of one job on this machine until they end: signals, failures, hangs, exit code. For tools/launch_job.py.
 
-Standard library only. Not here: how ranks are started (tools/launch.py) and what they tell (libai/utils/rank_notes.py).
+Standard library only. Not here: how ranks are started (tools/launch_job.py), what they tell
+(libai/utils/rank_notes.py), when they hang (tools/launch_watch.py), what is said about their end
+(tools/launch_report.py).
 """
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from libai import runtime
+from launch_watch import WATCH_SECONDS, StallWatch, describe_absent, describe_stall
+
 from libai.utils import rank_notes
 
 EXIT_FAILED = 1
@@ -27,12 +29,10 @@ POLL_SECONDS = 0.05
 REPORT_SECONDS = 1.5
 TERMINATE_SECONDS = 1.5
 DEFAULT_STOP_SECONDS = 120.0
-# Long enough for a large model's compilation, save or evaluation batch; LIBAI_STALL_TIMEOUT changes it.
-DEFAULT_STALL_SECONDS = 1800.0
-WATCH_SECONDS = 0.5
+# One key press or `scancel` may be delivered several times; a person needs longer to press Ctrl-C again.
+SAME_SIGNAL_SECONDS = 0.5
 # Until oneflow's exit handlers are over; now and then, after many graphs, they never are.
 DEFAULT_EXIT_SECONDS = 60.0
-_STACK_SECONDS = 1.0
 _TAIL_LINES = 60
 
 
@@ -45,20 +45,49 @@ class Rank:
     end_time: float | None = None
     intended: int | None = None
     was_stuck_leaving: bool = False
+    was_ended: bool = False
+    has_left_early: bool = False
+    last_progress: rank_notes.Progress | None = None
+    absent: str = ""
+    stack: str = ""
     stderr: Path | None = None
     stderr_start: int = 0
+    stderr_inode: int = 0
 
     @property
     def code(self) -> int | None:
-        """Exit code, negative for a signal; None while it runs. What a rank noted counts for one aborted later."""
+        """Exit code, negative for a signal; None while it runs. What a rank noted counts for one that a signal ended
+        later, and one that left by itself without a note has failed, whatever its code."""
+        if self.has_left_early:
+            return EXIT_FAILED
         return self.intended if self.was_aborted_leaving else self.process.returncode
 
     @property
+    def has_failed(self) -> bool:
+        """Whether it has ended otherwise than well, or stopped with everything saved."""
+        return self.end_time is not None and self.code not in (0, EXIT_RESUMABLE)
+
+    @property
     def was_aborted_leaving(self) -> bool:
-        """Whether oneflow ended it after its work was done (its heartbeat aborts a rank that misses another), or would
-        not let it end."""
-        expected = (-signal.SIGABRT, -signal.SIGSEGV, *((-signal.SIGKILL,) if self.was_stuck_leaving else ()))
-        return self.intended is not None and self.process.returncode in expected
+        """Whether a signal ended it after its work was done: oneflow's heartbeat aborts a rank that misses another, and
+        its exit may crash or never end."""
+        expected = [signal.SIGABRT, signal.SIGSEGV, signal.SIGTERM, signal.SIGINT]
+        if self.was_stuck_leaving or self.was_ended:
+            expected.append(signal.SIGKILL)
+        return self.intended is not None and -self.process.returncode in expected
+
+    def note_end(self, folder: str | None, was_asked_to_stop: bool) -> None:
+        """Take up what is known about a rank that has just ended; `folder` of its notes, None where there is none.
+
+        A program of the user's own may answer a stop signal with `os._exit(75)`.
+        """
+        self.end_time = time.time()
+        if folder is None:
+            return
+        self.intended = rank_notes.read_leaving(folder).get(self.number)
+        has_stopped = was_asked_to_stop and self.process.returncode == EXIT_RESUMABLE
+        self.has_left_early = self.intended is None and self.process.returncode >= 0 and not has_stopped
+        self.last_progress = rank_notes.read_progress(folder).get(self.number)
 
     def send(self, signum: int) -> None:
         """Signal the rank and whatever it has started (loader workers)."""
@@ -70,7 +99,9 @@ class Rank:
         if self.stderr is None:
             return ""
         with contextlib.suppress(OSError), open(self.stderr, "rb") as file:
-            file.seek(self.stderr_start)
+            # a file that the run has begun anew, having moved an earlier run's aside, is read from its beginning
+            is_same = os.fstat(file.fileno()).st_ino == self.stderr_inode
+            file.seek(self.stderr_start if is_same else 0)
             lines = rank_notes.drop_harmless(file.read().decode(errors="replace")).splitlines(keepends=True)
             return "".join(lines[-max_lines:])
         return ""
@@ -82,16 +113,16 @@ class Supervisor:
 
     ranks: list[Rank] = field(default_factory=list)
     stop_seconds: float = DEFAULT_STOP_SECONDS
-    stall_seconds: float = 0.0
     exit_seconds: float = DEFAULT_EXIT_SECONDS
     notes_folder: str | None = None
+    stall_watch: StallWatch | None = None
     stop_signal: int | None = None
     has_stalled: bool = False
+    _is_stop_passed_on: bool = False
+    _interrupted_at: float | None = None
     _terminate_at: float | None = None
     _kill_at: float | None = None
     _watched_at: float = field(default_factory=time.monotonic)
-    _progress: dict[int, rank_notes.Progress] = field(default_factory=dict)
-    _still_seconds: float = 0.0
     _left_at: float | None = None
 
     @contextlib.contextmanager
@@ -109,14 +140,33 @@ class Supervisor:
                 signal.signal(signum, handler)
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
-        if self.stop_signal is not None:
-            self._kill_at = time.monotonic()  # asked twice: now
+        """Remember what was asked for. Any number of signals asks for one stop; only Ctrl-C again, later, ends at once.
+
+        Nothing is sent from here: a rank may just be on its way to `ranks`.
+        """
+        now = time.monotonic()
+        if self.stop_signal is None:
+            # a closed terminal asks for the same as SIGTERM: save and stop
+            self.stop_signal = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
+        if signum != signal.SIGINT:
             return
-        # a closed terminal asks for the same as SIGTERM: save and stop
-        self.stop_signal = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
-        self._kill_at = time.monotonic() + self.stop_seconds
+        if self._interrupted_at is None:
+            self._interrupted_at = now
+        elif now - self._interrupted_at >= SAME_SIGNAL_SECONDS:
+            self._kill_at = now
+
+    def _pass_stop_on(self) -> None:
+        """Ask every rank once to save and stop."""
+        if self.stop_signal is None or self._is_stop_passed_on:
+            return
+        self._is_stop_passed_on = True
+        self._set_deadlines(None, self.stop_seconds)
+        progress = {} if self.notes_folder is None else rank_notes.read_progress(self.notes_folder)
         for rank in self.ranks:
-            rank.send(self.stop_signal)
+            at = progress.get(rank.number)
+            # Python is not there yet, or locked while oneflow waits for other ranks: it could not act on SIGINT
+            cannot_listen = self.notes_folder is not None and (at is None or at.phase == "meet")
+            rank.send(signal.SIGTERM if cannot_listen else self.stop_signal)
 
     def _pause(self, signum: int, frame: FrameType | None) -> None:
         for rank in self.ranks:
@@ -128,6 +178,7 @@ class Supervisor:
     def wait(self) -> None:
         """Return when no rank runs any more."""
         while not self._poll():
+            self._pass_stop_on()
             now = time.monotonic()
             if self._kill_at is not None and now >= self._kill_at:
                 self.end(signal.SIGKILL)
@@ -135,6 +186,7 @@ class Supervisor:
                 self._terminate_at = None
                 self.end(signal.SIGTERM)
             elif now - self._watched_at >= WATCH_SECONDS:
+                self._watched_at = now
                 self._watch(now)
                 self._end_stuck_leaving(now)
             time.sleep(POLL_SECONDS)
@@ -145,14 +197,28 @@ class Supervisor:
         """Note which ranks have ended, set the deadlines for the others, and return whether all have."""
         for rank in self.ranks:
             if rank.end_time is None and rank.process.poll() is not None:
-                rank.end_time = time.time()
-                if self.notes_folder is not None:
-                    rank.intended = runtime.read_leaving(self.notes_folder).get(rank.number)
+                rank.note_end(self.notes_folder, self._is_stop_passed_on)
                 if rank.code == EXIT_RESUMABLE:  # the others may still be writing their part of the checkpoint
                     self._set_deadlines(None, self.stop_seconds)
                 elif rank.code != 0:
+                    self._name_absent(rank)
                     self._set_deadlines(REPORT_SECONDS, REPORT_SECONDS + TERMINATE_SECONDS)
         return all(rank.end_time is not None for rank in self.ranks)
+
+    def _name_absent(self, rank: Rank) -> None:
+        """When a rank has waited in vain where the ranks meet, find out where the others of this machine are."""
+        at = rank.last_progress
+        if self.notes_folder is None or self.stop_signal is not None or at is None:
+            return
+        waited = rank.code == -signal.SIGALRM and at.phase == "meet"
+        waited = waited or rank_notes.read_failed_phase(self.notes_folder, rank.number) == "meet"
+        if waited and not self._is_ending:
+            running = [other for other in self.ranks if other.end_time is None]
+            rank.absent = describe_absent(running, self.notes_folder)
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._kill_at is not None
 
     def _set_deadlines(self, terminate_in: float | None, kill_in: float) -> None:
         """Set when the ranks that still run are ended; an earlier deadline stays."""
@@ -162,30 +228,25 @@ class Supervisor:
         self._kill_at = min(now + kill_in, self._kill_at or float("inf"))
 
     def _watch(self, now: float) -> None:
-        """End the job when a rank is at work and none has come on for `stall_seconds`.
-
-        Ranks that never report (a program without libai's trainer) are not judged.
-        """
-        if self.notes_folder is None or not self.stall_seconds or self._kill_at is not None:
-            self._watched_at = now
+        """End the job when its ranks have not got on for as long as their phase allows."""
+        if self.notes_folder is None or self.stall_watch is None:
             return
-        # a look that comes late was delayed by Ctrl-Z or a suspended machine, which held the ranks as well
-        passed = min(now - self._watched_at, 2 * WATCH_SECONDS)
-        self._watched_at = now
-        progress = rank_notes.read_progress(self.notes_folder)
+        if self._is_ending:
+            self.stall_watch.pause(now)
+            return
         running = [rank for rank in self.ranks if rank.end_time is None]
-        is_working = any(rank.number in progress and progress[rank.number].is_working for rank in running)
-        if progress != self._progress or not is_working:
-            self._progress, self._still_seconds = progress, 0.0
+        phase = self.stall_watch.look(now, [rank.number for rank in running])
+        if phase is None:
             return
-        self._still_seconds += passed
-        if self._still_seconds >= self.stall_seconds:
-            self.has_stalled, self._kill_at = True, now
-            print(describe_stall(running, progress, self.notes_folder, self.stall_seconds), file=sys.stderr, flush=True)
+        self.has_stalled, self._kill_at = True, now
+        line, stacks = describe_stall(running, phase, self.notes_folder, self.stall_watch.limits)
+        for rank in running:
+            rank.stack = stacks.get(rank.number, "it did not answer\n")
+        print(line, *(text.rstrip() for text in stacks.values()), sep="\n", file=sys.stderr, flush=True)
 
     def _end_stuck_leaving(self, now: float) -> None:
         """End ranks whose work has been done on all of this machine for `exit_seconds` and that still do not end."""
-        if self.notes_folder is None or len(runtime.read_leaving(self.notes_folder)) < len(self.ranks):
+        if self.notes_folder is None or len(rank_notes.read_leaving(self.notes_folder)) < len(self.ranks):
             return
         self._left_at = self._left_at or now
         if now - self._left_at >= self.exit_seconds:
@@ -196,6 +257,8 @@ class Supervisor:
     def end(self, signum: int) -> None:
         """Signal every rank and what it has started."""
         for rank in self.ranks:
+            if rank.end_time is None and not rank.was_stuck_leaving:
+                rank.was_ended = True
             rank.send(signum)
 
     def exit_code(self) -> int:
@@ -208,94 +271,3 @@ class Supervisor:
         if self.stop_signal is not None:
             return 128 + self.stop_signal
         return EXIT_USER_MISTAKE if EXIT_USER_MISTAKE in codes else EXIT_FAILED
-
-
-def find_first_failure(ranks: Sequence[Rank], notes: Mapping[int, Mapping], code: int) -> Rank:
-    """Return the rank that failed first, in a job that ended with `code`, `EXIT_FAILED` or `EXIT_USER_MISTAKE`."""
-    failed = [rank for rank in ranks if rank.code not in (0, EXIT_RESUMABLE)]
-    if code == EXIT_USER_MISTAKE:
-        failed = [rank for rank in failed if rank.code == EXIT_USER_MISTAKE]
-    return min(failed, key=lambda rank: notes.get(rank.number, {}).get("time", rank.end_time))
-
-
-def describe_failure(
-    ranks: Sequence[Rank], notes: Mapping[int, Mapping], code: int, num_machines: int = 1
-) -> str | None:
-    """Return the line about the rank that failed first, or None when the user knows already.
-
-    `notes`: rank → what `libai.runtime.guarded_main` left behind, with the time of the exception.
-    """
-    first = find_first_failure(ranks, notes, code)
-    note = notes.get(first.number)
-    if code == EXIT_USER_MISTAKE:
-        if any(rank.number == 0 and rank.code == code for rank in ranks) or note is None:
-            return None  # rank 0 has printed it itself
-        return f"error: rank {first.number}: {note['reason']}"
-    assert first.code is not None
-    if note is not None:
-        why = f"{note['reason']} ({note['where']}), exit code {first.code}"
-    elif first.code == -signal.SIGALRM:
-        why = (
-            f"it waited {runtime.connect_seconds():g} s for the other ranks. Are all machines running, with the same "
-            "ADDR, PORT and PROCS? LIBAI_CONNECT_TIMEOUT=<seconds> waits longer"
-        )
-    elif first.code < 0:
-        name = signal.Signals(-first.code).name
-        why = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-        if name == "SIGABRT" and num_machines > 1:
-            why += " (oneflow does that when it loses a rank of another machine: look at its output)"
-    else:
-        why = f"exit code {first.code}"
-    others = "" if len(ranks) == 1 else "; the other ranks were ended"
-    return f"launch: rank {first.number} failed first: {why}{others}."
-
-
-def describe_stall(
-    ranks: Sequence[Rank], progress: Mapping[int, rank_notes.Progress], folder: str, stall_seconds: float
-) -> str:
-    """Return one line that says where every rank of this machine is, and below it their Python stacks."""
-    asked = [rank for rank in ranks if rank.number in progress]
-    for rank in asked:  # the others have not come to where they listen to this signal
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(rank.process.pid, rank_notes.STACK_SIGNAL)
-    end = time.monotonic() + _STACK_SECONDS
-    while time.monotonic() < end and not all(rank_notes.read_stack(folder, rank.number) for rank in asked):
-        time.sleep(POLL_SECONDS)
-    time.sleep(POLL_SECONDS)  # a dump that has begun is done by then
-    stacks = {rank.number: rank_notes.read_stack(folder, rank.number) for rank in asked}
-    places = "; ".join(_describe_place(rank, progress.get(rank.number), stacks.get(rank.number)) for rank in ranks)
-    line = (
-        f"launch: no rank made progress for {stall_seconds:g} s: {places}. The job is ended. "
-        "LIBAI_STALL_TIMEOUT=<seconds> waits longer, 0 for ever."
-    )
-    listings = [f"rank {n}, innermost call first:\n" + "\n".join(f"  {f}" for f in s) for n, s in stacks.items() if s]
-    return "\n".join([line, *listings])
-
-
-def _describe_place(rank: Rank, progress: rank_notes.Progress | None, stack: Sequence[str] | None) -> str:
-    if progress is None:
-        return f"rank {rank.number} has not begun"
-    done = f"rank {rank.number} after iteration {progress.iteration}"
-    if _is_stopped(rank.process.pid):
-        return f"{done} was stopped by a signal (SIGSTOP)"
-    if not stack:
-        return f"{done} did not answer"
-    # where libai or the user's code is; the frames inside oneflow say less
-    return f"{done} at {next((f for f in stack if '/oneflow/' not in f), stack[0])}"
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
-
-
-def read_notes(folder: str) -> dict[int, dict]:
-    """Return the notes that failing ranks left in `folder`, by rank. A note cut short by a kill is left out."""
-    notes = {}
-    for path in Path(folder).glob("rank_*.json"):
-        with contextlib.suppress(ValueError):
-            note = json.loads(path.read_text(encoding="utf-8"))
-            notes[note["rank"]] = note
-    return notes

@@ -31,6 +31,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import libai  # noqa: F401  (finds the environment)
+
 #: more iterations than any measurement makes
 ENDLESS = 10**9
 #: Python's default
@@ -151,7 +153,7 @@ def raw_graph_loop(iters: int, reads_loss: bool, width: int = 4) -> Callable[[],
     import oneflow as flow
     from oneflow import nn
 
-    from libai.engine.graphs import protect_graph_launches
+    from libai.engine.launch_race import protect_graph_launches
 
     model, batches = toy_model(width), toy_data(width)
     optimizer = flow.optim.SGD(model.parameters(), lr=0.01)

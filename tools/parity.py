@@ -1,7 +1,8 @@
 """Prove that a config trains the same in eager and in graph mode: `python tools/parity.py CONFIG [overrides] [flags]`.
 
 Runs the config's own model, data, optimizer and schedule in both modes from one seed and reports the modes' own noise,
-the largest differences, and the module that diverges first. One process. Nothing is written to the output folder.
+the largest differences, and the module that diverges first. With --procs and --mesh it compares both modes, on one
+process and on each of these meshes, with eager mode on one process. Nothing is written to the output folder.
 
 Exit codes: 0 the same training (or within the bound, which the report says); 1 broken; 2 a mistake in config or
 arguments. docs/parity.md explains the report.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import sys
 from pathlib import Path
@@ -20,6 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clo
 
 from libai.config import LazyConfig, validate
 from libai.config.batch import solve_batch_sizes
+from libai.engine.parity import check_parity, on_bench
+from libai.engine.parity_bisect import find_culprit
+from libai.engine.parity_meshes import check_meshes, run_cell
 from libai.runtime import guarded_main
 from libai.utils.distributed import default_device, get_world_size
 from libai.utils.errors import UserError
@@ -28,6 +33,11 @@ from libai.utils.seeding import resolve_seed
 
 def main() -> int:
     args = _parser().parse_intermixed_args()
+    if args.cell:  # a rank of a job that check_meshes has started
+        run_cell(args.config_file, [*filter(None, [args.config]), *args.overrides], args.cell)
+        return 0
+    if args.config is None:
+        raise UserError("tools/parity.py needs a config file: python tools/parity.py CONFIG [key=value …].")
     if get_world_size() > 1:
         raise UserError(
             f"tools/parity.py runs on one process, and this job has {get_world_size()}. Start it with python instead "
@@ -35,19 +45,28 @@ def main() -> int:
         )
     # with --json, standard output holds the JSON and nothing else, whatever a model prints
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-        report = check_config(args.config, args.overrides, args.iters, args.bound)
+        report: Any
+        if args.bisect and (args.procs > 1 or args.mesh):
+            raise UserError("--bisect compares the modes on one process. Leave --procs and --mesh out.")
+        if args.procs > 1 or args.mesh:
+            meshes = args.mesh or [f"data={args.procs}"]
+            report = check_meshes(args.config, args.overrides, args.procs, meshes, args.iters, args.bound)
+        else:
+            check = functools.partial(on_bench, find_culprit) if args.bisect else check_parity
+            report = check_config(args.config, args.overrides, args.iters, args.bound, check)
     print(report.to_json() if args.json else report)
     return report.exit_code
 
 
-def check_config(config: str, overrides: list[str], num_iters: int, bound: float) -> Any:
-    """The `ParityReport` of a config: its parts, built as a run builds them, in both modes."""
+def check_config(config: str, overrides: list[str], num_iters: int, bound: float, check: Any = check_parity) -> Any:
+    """What `check` (`check_parity`, or another with its arguments) says of a config's parts, as a run builds them."""
     # how a graph is debugged and what follows when it cannot be built are no part of the training
     overrides = [*overrides, "graph.debug=-1", "graph.on_build_error=raise"]
     run: Any = validate(LazyConfig.apply_overrides(LazyConfig.load(config), overrides))
 
-    from libai.engine import BatchPlan, build, check_parity
-    from libai.engine.support import amp_dtype, check_supported
+    from libai.engine import BatchPlan, build
+    from libai.engine.precision import amp_dtype
+    from libai.engine.support import check_supported
     from libai.parallel import Mesh
 
     device = default_device(run.train.device)
@@ -78,7 +97,7 @@ def check_config(config: str, overrides: list[str], num_iters: int, bound: float
         build.scale_lr(run, optimizer, plan)
         return optimizer
 
-    return check_parity(
+    return check(
         lambda: build.build_model(run),
         itertools.islice(loader, num_iters * sizes.accumulation),
         build_optimizer,
@@ -98,12 +117,24 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="parity.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("config", metavar="CONFIG", help="a config file")
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a config file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for tools/train_net.py")
     parser.add_argument("--iters", type=int, default=10, metavar="N", help="updates of each run (default 10)")
     parser.add_argument(
         "--bound", type=float, default=1e-5, metavar="X", help="largest relative difference of a loss (default 1e-5)"
     )
+    parser.add_argument("--procs", type=int, default=1, metavar="N", help="processes of each mesh (default 1)")
+    parser.add_argument(
+        "--mesh",
+        action="append",
+        metavar="AXIS=N",
+        help="data=2, tensor=2, pipeline=2 or several joined by commas; may be given again (default data=N of --procs)",
+    )
+    parser.add_argument(
+        "--bisect", action="store_true", help="switch our passes over the compiled job off, and name the guilty one"
+    )
+    parser.add_argument("--config-file", help=argparse.SUPPRESS)  # what the launcher passes on
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: bash tools/test.sh                    lint, format check, types, then the tests but tests/dist
+# usage: bash tools/test.sh                    lint, format check, types, then the tests: of tests/dist one file, none marked slow
 #        bash tools/test.sh tests/config -k …  only pytest, with these arguments
 # Makes the project's Python environment when there is none (tools/env.sh).
 set -euo pipefail
@@ -11,8 +11,13 @@ export NO_VENV=1 PYTHON=$python   # tests that call tools/train.sh use this envi
 if [ $# -gt 0 ]; then exec "$python" -m pytest --rootdir "$root" -c "$root/pyproject.toml" "$@"; fi
 
 cd "$root"
-"$python" -m ruff check .
-"$python" -m ruff format --check .
-"$python" -m mypy
-# two at a time: most tests use one core, and a whole file stays in one process
-exec "$python" -m pytest -n 2 --dist loadfile
+# all checks run, also after one that fails
+status=0 failed=()
+check() { "$@" || { status=$?; failed+=("${*:2}"); }; }
+check "$python" -m ruff check .
+check "$python" -m ruff format --check .
+check "$python" -m mypy
+# two at a time: most tests use one core, and a whole file stays in one process; the longest file comes first
+check "$python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+for name in ${failed[@]+"${failed[@]}"}; do printf 'test.sh: failed: python %s\n' "$name" >&2; done
+exit $status

@@ -5,6 +5,7 @@ This file is the tour: read the arguments, check the config, build the run, trai
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -35,24 +36,32 @@ def load_run(args: Args):
     return validate(config, world_size=get_world_size())
 
 
+def print_all(text: str) -> None:
+    """Print to stdout, whose reader may have seen enough: `--print-config | head`."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is flushed at exit
+
+
 def main() -> int:
     args = parse_args(sys.argv[1:], prog="train_net.py", extra_flags=FLAGS, config_required="--support" not in sys.argv)
     if args.extra["support"]:
         from libai.engine.support import support_table
 
         if is_main_process():
-            print(support_table())
+            print_all(support_table())
         return 0
     run = load_run(args)
     if args.print_config:
         if is_main_process():
-            print(to_yaml(run.to_config()))
+            print_all(to_yaml(run.to_config()))
         return 0
 
     from libai.engine import DefaultTrainer, default_setup
 
     import_seconds = seconds_since_process_start()
-    default_setup(run, args.overrides)
+    run = default_setup(run, args.overrides, trains=not (args.dry_run or args.eval_only))
     trainer = DefaultTrainer(run, resume=args.resume or run.train.resume, import_seconds=import_seconds)
     if args.dry_run:
         trainer.dry_run()

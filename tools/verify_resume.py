@@ -1,7 +1,7 @@
 """Certify that a config resumes exactly: 2 N iterations equal N, a fresh process, and N more, byte for byte.
 
     python tools/verify_resume.py CONFIG [key=value ...] [--procs N] [--iters N] [--json]
-    python tools/verify_resume.py CONFIG --sabotage rng|scheduler|sample      a control: must end in "broken"
+    python tools/verify_resume.py CONFIG --sabotage rng|seed|scheduler|sample      a control: must end in "broken"
 
 Exit codes: 0 exact; 1 broken, or a job failed; 2 a mistake in the arguments or the config. It is also the file that
 runs in each of the three jobs, with `--phase`.
@@ -27,7 +27,7 @@ TOOLS = Path(__file__).resolve().parent
 EXIT_RESUMABLE = 75
 #: phase -> (folder it works in, exit code of a job that does what it should)
 PHASES = {"straight": ("straight", 0), "first": ("resumed", EXIT_RESUMABLE), "second": ("resumed", 0)}
-SABOTAGES = ("rng", "scheduler", "sample")
+SABOTAGES = ("rng", "seed", "scheduler", "sample")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -59,7 +59,7 @@ def run_job(args: argparse.Namespace) -> int:
     folder, _ = PHASES[args.phase]
     overrides = [*args.words, *job_overrides(args.iters, args.folder / folder)]
     run = validate(LazyConfig.apply_overrides(LazyConfig.load(args.config_file), overrides), get_world_size())
-    default_setup(run, overrides)
+    run = default_setup(run, overrides)
     if args.phase == "second":
         Rehearsal(run, resume=True, sabotage=args.sabotage).train()
     else:

@@ -16,7 +16,7 @@ from oneflow import nn
 from oneflow.nn.parallel import DistributedDataParallel
 
 from libai.benchmark.protocol import Unavailable
-from libai.engine.graphs import protect_graph_launches
+from libai.engine.launch_race import protect_graph_launches
 from libai.layers.random import random_context
 
 Batch = dict[str, flow.Tensor]

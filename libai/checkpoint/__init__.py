@@ -7,6 +7,7 @@ from libai.checkpoint.async_writer import AsyncCheckpointer as AsyncCheckpointer
 from libai.checkpoint.convert import convert as convert
 from libai.checkpoint.convert import diff as diff
 from libai.checkpoint.errors import CheckpointError as CheckpointError
+from libai.checkpoint.errors import CheckpointWriteError as CheckpointWriteError
 from libai.checkpoint.layout import checkpoint_name as checkpoint_name
 from libai.checkpoint.layout import iteration_of as iteration_of
 from libai.checkpoint.layout import list_checkpoints as list_checkpoints
@@ -19,6 +20,7 @@ from libai.checkpoint.retention import find_latest as find_latest
 from libai.checkpoint.retention import mark_best as mark_best
 from libai.checkpoint.retention import prune as prune
 from libai.checkpoint.retention import read_best as read_best
+from libai.checkpoint.retention import recorded_run as recorded_run
 from libai.checkpoint.retention import resolve as resolve
 from libai.checkpoint.weights import WeightsReport as WeightsReport
 from libai.checkpoint.weights import copy_into as copy_into

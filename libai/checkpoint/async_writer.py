@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from libai.checkpoint.errors import CheckpointError
+from libai.checkpoint.errors import CheckpointError, CheckpointWriteError
 from libai.checkpoint.layout import checkpoint_name
 from libai.checkpoint.snapshot import HostSnapshot
 from libai.checkpoint.sources import Source, plan_shards
-from libai.checkpoint.writer import DEFAULT_SHARD_BYTES, on_rank_0, prepare, write_checkpoint
+from libai.checkpoint.writer import DEFAULT_SHARD_BYTES, memory_error, on_rank_0, prepare, write_checkpoint
 from libai.utils.distributed import is_main_process
 
 logger = logging.getLogger("libai.checkpoint")
@@ -61,6 +61,7 @@ class AsyncCheckpointer:
         on_rank_0(self._finish)
         shards = plan_shards(tensors, self._shard_bytes)
         state_bytes = on_rank_0(lambda: prepare(self.root, iteration, shards, state))
+        on_rank_0(lambda: self._snapshot.reserve(shards))  # no memory: every rank must know before the gathers
         arrays = self._snapshot.take(shards)
         if is_main_process():
             # the write must not hold on to the caller's tensors: their memory is his again
@@ -103,15 +104,19 @@ class AsyncCheckpointer:
             if self._after_write is not None:
                 self._after_write(self.last_path)
         except Exception as error:  # whatever it is, the training thread must learn of it
-            logger.error("%s", error)
-            self._failure = error if isinstance(error, CheckpointError) else _unexpected(error)
+            self._failure = _explained(error)
+            logger.error("%s", self._failure)
 
 
 def _no_fetch() -> None:
     raise AssertionError("a snapshot is written from its buffers")
 
 
-def _unexpected(error: Exception) -> CheckpointError:
-    failure = CheckpointError(f"writing a checkpoint in the background failed: {type(error).__name__}: {error}")
+def _explained(error: Exception) -> CheckpointError:
+    if isinstance(error, CheckpointError):
+        return error
+    if isinstance(error, MemoryError):
+        return memory_error(error)
+    failure = CheckpointWriteError(f"writing a checkpoint in the background failed: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure

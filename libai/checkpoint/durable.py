@@ -124,7 +124,7 @@ class WorkDirectory:
 
     def __exit__(self, *_: object) -> None:
         # After publish this path is free, or holds the checkpoint that was replaced: in both cases remove it.
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove_tree(self.path)
         os.close(self._descriptor)
 
     def publish(self) -> Path:
@@ -138,7 +138,7 @@ class WorkDirectory:
                 os.rename(self.path, final)
                 break
             except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # the last: a link has the name
                     raise
             try:
                 _exchange(self.path, final)
@@ -156,6 +156,14 @@ class WorkDirectory:
         return final
 
 
+def _remove_tree(path: Path) -> None:
+    """Delete a directory, or a link to one but not what it leads to."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def remove_directory(path: Path) -> None:
     """Delete a directory so that a crash in the middle never leaves half of it under its name."""
     doomed = path.with_name(f"{_DELETING}{path.name}-{secrets.token_hex(6)}")
@@ -164,7 +172,7 @@ def remove_directory(path: Path) -> None:
     except FileNotFoundError:
         return  # another process deleted it first
     fault_point("rename for deletion")
-    shutil.rmtree(doomed, ignore_errors=True)
+    _remove_tree(doomed)
 
 
 def remove_leftovers(root: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The error of everything that reads or writes checkpoints, and the two phrases its texts share."""
+"""The errors of everything that reads or writes checkpoints, and the two phrases their texts share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from libai.utils.errors import UserError
 
 class CheckpointError(UserError):
     """A checkpoint that cannot be written, read or trusted; the text names the file and what to do."""
+
+
+class CheckpointWriteError(CheckpointError):
+    """A checkpoint that could not be written: space, a failing disk, memory, permission. No mistake in the config, and
+    it may work the next time: the process ends with 1, so that `--max-restarts` applies."""
+
+    exit_code = 1
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -6,17 +6,23 @@ an evaluation; `resolve` understands `…/last` and `…/best` as names.
 
 from __future__ import annotations
 
+import json
+import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from libai.checkpoint.durable import remove_directory, remove_leftovers
-from libai.checkpoint.errors import CheckpointError, os_reason
-from libai.checkpoint.layout import BEST, iteration_of, list_checkpoints
+from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, os_reason
+from libai.checkpoint.layout import BEST, STATE, iteration_of, list_checkpoints
 from libai.checkpoint.reader import open_regular, verify
 from libai.checkpoint.strict_json import dump_json, parse_json
 from libai.utils.atomic import atomic_write_bytes
+from libai.utils.logging import warn_once
+
+logger = logging.getLogger("libai.checkpoint")
+Among = Callable[[Path], bool]
 
 
 @dataclass(frozen=True)
@@ -28,16 +34,20 @@ class Best:
     value: float
 
 
-def find_latest(root: str | Path, deep: bool = True) -> tuple[Path | None, list[tuple[Path, str]]]:
+def find_latest(
+    root: str | Path, deep: bool = True, among: Among | None = None, tidies: bool = True
+) -> tuple[Path | None, list[tuple[Path, str]]]:
     """The newest checkpoint in `root` that verifies, and those newer than it that do not, each with the reason.
 
     `(None, skipped)` when there is none. Reads every byte of the candidates (see `verify`), so in a job of several
-    ranks let rank 0 ask and tell the others.
+    ranks let rank 0 ask and tell the others. `among`: which checkpoints are looked at, such as those of one run.
+    `tidies=False` changes nothing in `root`; else what dead processes left is cleared first.
     """
     root = Path(root)
-    remove_leftovers(root)  # also puts back a checkpoint that a dying process had moved aside
+    if tidies:
+        remove_leftovers(root)  # also puts back a checkpoint that a dying process had moved aside
     skipped: list[tuple[Path, str]] = []
-    for path in reversed(list_checkpoints(root)):
+    for path in reversed([path for path in list_checkpoints(root) if among is None or among(path)]):
         problems = verify(path, deep)
         if not problems:
             return path, skipped
@@ -51,30 +61,33 @@ def prune(
     keep_every: int | None = None,
     protect: Iterable[str | Path] = (),
     is_dry_run: bool = False,
+    among: Among | None = None,
 ) -> list[Path]:
     """Delete old checkpoints of `root` and return them; with `is_dry_run` only return them. Call on rank 0.
 
     Kept are the newest `max_to_keep` (None: all), every iteration divisible by `keep_every`, those in `protect`, the
-    best (`mark_best`), and always the newest one that verifies: what is damaged does not count as kept.
+    best (`mark_best`), and always the newest one that verifies: what is damaged does not count as kept. `among`: which
+    checkpoints it is about; the others stay and do not count. A `best.json` that cannot be read protects nothing and is
+    warned about once: it is a hint.
     """
     root = Path(root)
     if max_to_keep is not None and max_to_keep < 1:
         raise CheckpointError(f"max_to_keep={max_to_keep}: keep at least one checkpoint, or null for all of them.")
     if keep_every is not None and keep_every < 1:
         raise CheckpointError(f"keep_every={keep_every}: keep every n-th iteration with n at least 1, or null.")
-    checkpoints = list_checkpoints(root)
-    best = read_best(root)
+    checkpoints = [path for path in list_checkpoints(root) if among is None or among(path)]
+    best = _readable_best(root)
     safe = {Path(path).name for path in protect} | ({best.path.name} if best else set())
     old = checkpoints[:-max_to_keep] if max_to_keep else []
     doomed = [path for path in old if path.name not in safe and not _is_multiple(path, keep_every)]
     if doomed:
-        newest_good, _ = find_latest(root)
+        newest_good, _ = find_latest(root, among=among)
         doomed = [path for path in doomed if newest_good is not None and path != newest_good]
     for path in [] if is_dry_run else doomed:
         try:
             remove_directory(path)
         except OSError as error:
-            raise CheckpointError(
+            raise CheckpointWriteError(
                 f"{path} could not be deleted: {os_reason(error)}. Give permission, or delete it."
             ) from error
     return doomed
@@ -92,7 +105,7 @@ def mark_best(root: str | Path, path: str | Path, metric: str, value: float) -> 
             root / BEST, dump_json({"checkpoint": path.name, "metric": metric, "value": float(value)}, BEST)
         )
     except OSError as error:
-        raise CheckpointError(f"{root / BEST} could not be written: {os_reason(error)}.") from error
+        raise CheckpointWriteError(f"{root / BEST} could not be written: {os_reason(error)}.") from error
 
 
 def read_best(root: str | Path) -> Best | None:
@@ -100,13 +113,35 @@ def read_best(root: str | Path) -> Best | None:
     file = Path(root) / BEST
     if not file.exists():
         return None
-    with open_regular(file) as stream:
-        content = parse_json(stream.read(1 << 20), str(file))
+    try:
+        with open_regular(file) as stream:
+            content = parse_json(stream.read(1 << 20), str(file))
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {os_reason(error)}. Delete it to forget the best.") from None
     name = content.get("checkpoint") if isinstance(content, dict) else None
     if not isinstance(name, str) or iteration_of(name) is None or not isinstance(content.get("value"), (int, float)):
         raise CheckpointError(f"{file} does not name a checkpoint, a metric and a value. Delete it to forget the best.")
     path = file.parent / name
     return Best(path, str(content.get("metric")), float(content["value"])) if path.is_dir() else None
+
+
+def _readable_best(root: Path) -> Best | None:
+    try:
+        return read_best(root)
+    except CheckpointError as error:
+        text = f"{error} Until the next best checkpoint is marked, nothing is kept for being the best."
+        warn_once(logger, f"best of {root}: {error}", text)
+        return None
+
+
+def recorded_run(path: Path) -> str | None:
+    """The id of the run that wrote the checkpoint `path`; None when it names none (older versions) or is damaged."""
+    try:
+        state = json.loads((path / STATE).read_bytes())
+        run_id = state["facts"]["run_id"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return run_id if isinstance(run_id, str) else None
 
 
 def resolve(path: str | Path) -> Path:

@@ -45,11 +45,11 @@ class HostSnapshot:
         the float32 array of the same values.
         """
         sources = [source for shard in shards for source in shard.sources.values()]
+        self.reserve(shards)
         if not is_main_process():
             for source in sources:
                 (source.local or source.fetch)()  # take part in the gathers
             return []
-        self._reserve([(shard.group, name, source.spec) for shard in shards for name, source in shard.sources.items()])
         gathered = 0
         for slot, source in zip(self._slots, sources):
             gathered += source.spec.num_bytes if source.is_gathered else 0
@@ -65,8 +65,10 @@ class HostSnapshot:
         """Give the memory back, once nobody uses the arrays any more."""
         self._layout, self._slots = [], []
 
-    def _reserve(self, layout: Layout) -> None:
-        if layout == self._layout:
+    def reserve(self, shards: list[Shard]) -> None:
+        """Make room for the copy on rank 0, which is kept when the next one looks the same. Raises `MemoryError`."""
+        layout = [(shard.group, name, source.spec) for shard in shards for name, source in shard.sources.items()]
+        if layout == self._layout or not is_main_process():
             return
         self.free()  # before the new block is made, so that there are never two
         ends = np.cumsum([_aligned(_num_bytes(spec)) for _, _, spec in layout], dtype=np.int64)

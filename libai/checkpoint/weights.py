@@ -102,7 +102,7 @@ def copy_into(module: Any, tensors: Mapping[str, np.ndarray], source: str = "ten
 def open_weights(source: str | Path, group: str = "model") -> TensorGroup:
     """The tensors of `source` (see `load_weights`), lazily. Raises `CheckpointError`."""
     path = Path(source)
-    if path.is_file() or path.is_symlink():
+    if path.is_file() or (path.is_symlink() and not path.is_dir()):
         return open_sharded(path) if path.name.endswith(".index.json") else open_safetensors(path)
     path = resolve(path)
     if (path / MANIFEST).exists():

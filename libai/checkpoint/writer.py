@@ -18,7 +18,7 @@ from libai.checkpoint.durable import (
     remove_leftovers,
     write_file,
 )
-from libai.checkpoint.errors import CheckpointError, format_bytes, os_reason
+from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, format_bytes, os_reason
 from libai.checkpoint.layout import MANIFEST, STATE, checkpoint_name, index_name
 from libai.checkpoint.manifest import Manifest, TensorRecord
 from libai.checkpoint.safetensors_format import build_header, raw_bytes, to_raw
@@ -45,7 +45,8 @@ def save(
     are taken from rank 0, and rank 0 writes. Beyond the tensors themselves a save needs memory for one of them.
     An existing checkpoint of that iteration is replaced in one step.
 
-    Raises `CheckpointError` on every rank alike; then nothing in `root` has changed.
+    Raises `CheckpointError` on every rank alike, and `CheckpointWriteError` when the system would not take it; then
+    nothing in `root` has changed.
     """
     shards = plan_shards(tensors, shard_bytes)
     state_bytes = on_rank_0(lambda: prepare(root, iteration, shards, state))
@@ -60,17 +61,33 @@ def save(
 
 
 def on_rank_0(work: Callable[[], T]) -> T | None:
-    """Run `work` on rank 0; its result there, None elsewhere. A `CheckpointError` rises on every rank. Collective."""
-    result, failure = None, None
+    """Run `work` on rank 0; its result there, None elsewhere. What it raises rises on every rank: the other ranks get
+    a `CheckpointError`, or a `CheckpointWriteError` when it was no mistake in the arguments. Collective."""
+    result: T | None = None
+    failure: Exception | None = None
     if is_main_process():
         try:
             result = work()
-        except CheckpointError as error:
+        except MemoryError as error:
+            failure = memory_error(error)
+        except Exception as error:  # the other ranks wait for the broadcast below
             failure = error
-    text = broadcast_object(None if failure is None else str(failure))
-    if text is not None:
-        raise failure or CheckpointError(text)
+    is_mistake = isinstance(failure, CheckpointError) and not isinstance(failure, CheckpointWriteError)
+    told = broadcast_object(None if failure is None else [is_mistake, str(failure) or type(failure).__name__])
+    if told is not None:
+        raise failure or (CheckpointError if told[0] else CheckpointWriteError)(told[1])
     return result
+
+
+def memory_error(error: BaseException) -> CheckpointWriteError:
+    """The error for a save that `error`, which says nothing itself, has ended."""
+    failure = CheckpointWriteError(
+        "a checkpoint could not be written: this machine has not enough free memory for it (MemoryError). Earlier "
+        "checkpoints are untouched. train.checkpointer.async_save=false needs no copy of the weights; or make the "
+        "model or the batch smaller."
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def prepare(root: str | Path, iteration: int, shards: list[Shard], state: Mapping[str, Any]) -> bytes:
@@ -92,7 +109,7 @@ def prepare(root: str | Path, iteration: int, shards: list[Shard], state: Mappin
     except OSError as error:
         raise _write_error(root, iteration, num_bytes, error) from error
     if free < num_bytes:
-        raise CheckpointError(
+        raise CheckpointWriteError(
             f"checkpoint {checkpoint_name(iteration)} needs {format_bytes(num_bytes)} and {root} has "
             f"{format_bytes(free)} free. Nothing was written. Free space, or keep fewer checkpoints "
             "(train.checkpointer.max_to_keep)."
@@ -158,9 +175,9 @@ def _index(records: Mapping[str, TensorRecord]) -> bytes:
     return dump_json({"metadata": {"total_size": total}, "weight_map": weight_map}, "index")
 
 
-def _write_error(root: Path, iteration: int, num_bytes: int, error: OSError) -> CheckpointError:
+def _write_error(root: Path, iteration: int, num_bytes: int, error: OSError) -> CheckpointWriteError:
     where = error.filename or root
-    return CheckpointError(
+    return CheckpointWriteError(
         f"checkpoint {checkpoint_name(iteration)} ({format_bytes(num_bytes)}) could not be written: {where}: "
         f"{os_reason(error)}. Earlier checkpoints in {root} are untouched. Make space or permission there, or choose "
         "another train.output_dir."

@@ -9,7 +9,6 @@ from libai.config.batch import BatchSizes as BatchSizes
 from libai.config.batch import solve_batch_sizes as solve_batch_sizes
 from libai.config.batch import solve_data_parallel_size as solve_data_parallel_size
 from libai.config.errors import ConfigError as ConfigError
-from libai.config.instantiation import InstantiationError as InstantiationError
 from libai.config.instantiation import fill_unset as fill_unset
 from libai.config.instantiation import instantiate as instantiate
 from libai.config.instantiation import target_of as target_of

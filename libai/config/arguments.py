@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from libai.config.errors import ConfigError, did_you_mean
+from libai.config.foreign_names import meant
 
 FLAGS: dict[str, str] = {
     "--resume": "continue from the newest checkpoint in train.output_dir",
     "--eval-only": "evaluate once and stop",
-    "--dry-run": "check everything, build everything, train nothing",
+    "--dry-run": "build everything, try an update, a checkpoint and an evaluation batch, and keep nothing",
     "--fast-dev-run": "a few iterations, evaluations and a checkpoint, to see that everything works",
     "--print-config": "print the config that would run and stop",
 }
@@ -55,7 +56,7 @@ def parse_args(
     if with_value:
         raise ConfigError([f"{word}: {word.partition('=')[0]} takes no value." for word in with_value])
     known, unknown = parser.parse_known_intermixed_args(list(argv))
-    if unknown:
+    if unknown := [word for word in unknown if word.startswith("-")]:  # argparse adds the words behind a wrong flag
         raise ConfigError([_unknown_flag(flag, ["--config-file", *switches]) for flag in unknown])
     values = vars(known)
     words, config = values.pop("words"), values.pop("config_file")
@@ -63,8 +64,21 @@ def parse_args(
         config = words.pop(0)
     if config is None and config_required:
         raise ConfigError("No config file is named. Start with one: CONFIG [key=value ...], such as configs/my.py.")
+    _refuse_contradictions(words)
     extra = {flag.lstrip("-"): values.pop(flag.lstrip("-").replace("-", "_")) for flag in extra_flags}
     return Args(config=config or "", overrides=words, extra=extra, **values)
+
+
+def _refuse_contradictions(words: Sequence[str]) -> None:
+    """Raise `ConfigError` for a key that is given several values, of which only the last would count."""
+    values: dict[str, str] = {}
+    problems = []
+    for word in words:
+        key, equals, value = word.lstrip("+").partition("=")
+        if equals and values.setdefault(key, value) != value:
+            problems.append(f"{key} is given twice, as {values[key]} and as {value}. Give it once.")
+    if problems:
+        raise ConfigError(problems)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -76,6 +90,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _unknown_flag(flag: str, flags: Sequence[str]) -> str:
     name = flag.partition("=")[0]
+    hint = meant(name.lstrip("-"))
     if "." in name or "=" in flag:
-        return f"{flag}: overrides are written key=value, without dashes: {flag.lstrip('-')}"
-    return f"{flag}: no such flag.{did_you_mean(name, flags) or ' There are: ' + ', '.join(flags) + '.'}"
+        return f"{flag}: overrides are written key=value, without dashes: {flag.lstrip('-')}{hint and f'.{hint}'}"
+    return f"{flag}: no such flag.{did_you_mean(name, flags) or hint or ' There are: ' + ', '.join(flags) + '.'}"

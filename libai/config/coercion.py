@@ -59,18 +59,18 @@ def coerce(value: Any, kind: Any) -> Any:
     raise Mismatch(f"expected {expected(kind)}")
 
 
-def expected(kind: Any) -> str:
-    """What to tell the user about `kind`: `a whole number or null`."""
+def expected(kind: Any, limits: str = "") -> str:
+    """What to tell the user about `kind`, whose numbers have `limits`: `a whole number >= 1 or null`."""
     origin = get_origin(kind)
     if origin in _UNIONS:
-        names = [name for member in get_args(kind) for name in expected(member).split(" or ")]
+        names = [name for member in get_args(kind) for name in expected(member, limits).split(" or ")]
         return " or ".join([", ".join(names[:-1]), names[-1]])
     if origin is Literal:
         return " or ".join(str(choice) for choice in get_args(kind))
     words = {
         bool: "true or false",
-        int: "a whole number",
-        float: "a number",
+        int: f"a whole number {limits}".strip(),
+        float: f"a number {limits}".strip(),
         str: "text",
         list: "a list such as [1,2]",
         tuple: "a list such as [1,2]",

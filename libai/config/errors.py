@@ -15,7 +15,7 @@ class ConfigError(UserError):
     """
 
     def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        self.problems = [problems] if isinstance(problems, str) else list(dict.fromkeys(problems))
         super().__init__("\n".join(self.problems))
 
 

@@ -7,6 +7,7 @@ hides the user's exceptions behind its own.
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,11 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from libai.config.errors import ConfigError
 from libai.config.targets import TARGET, describe, locate, parameters_of, unknown_arguments
-from libai.utils.errors import UserError
+from libai.utils.errors import UserError, first_line
 
-
-class InstantiationError(RuntimeError):
-    """A target raised an error that looks like a bug in it; the cause carries its traceback."""
+_NOT_THE_USERS = re.compile(r"/site-packages/|/libai/engine/layer_sizes\.py$|^<|\.pyx$")
 
 
 def instantiate(config: Any, **extra: Any) -> Any:
@@ -29,8 +28,8 @@ def instantiate(config: Any, **extra: Any) -> Any:
     `extra`: arguments known only at run time. They override or complete those of the outermost target; a dotted
     name reaches a nested one (`**{"params.model": model}`). They are passed on untouched, never copied.
     An object that is already built is returned as it is. Raises `ConfigError` with the place in the config for a
-    wrong target, argument or value, `InstantiationError` for any other failure inside the target, and `TypeError`
-    for text or numbers, which describe no object.
+    wrong target or argument and for whatever the target raises; a `UserError` of the target keeps its class and gets
+    the place in front; `TypeError` for text or numbers, which describe no object.
 
     >>> instantiate({"_target_": "fractions.Fraction", "numerator": 3}, denominator=6)
     Fraction(1, 2)
@@ -108,12 +107,11 @@ def _call(config: Mapping[str, Any], path: str, extra: Mapping[str, Any]) -> Any
     _check(target, arguments, path)
     try:
         return target(**_restore_tuples(target, arguments))
-    except (UserError, InstantiationError):
+    except UserError as error:
+        _put_place(error, path, target, arguments)
         raise
-    except (ValueError, AssertionError, OSError) as error:
-        raise ConfigError(f"{path} ({describe(target)}): {_text(error)}") from error
     except Exception as error:
-        raise InstantiationError(f"{path} ({describe(target)}) raised {_text(error)}") from error
+        raise ConfigError(_failed(error, path, target, config, direct)) from error
 
 
 def _group(extra: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -165,8 +163,37 @@ def _restore_tuples(target: Callable[..., Any], arguments: dict[str, Any]) -> di
     }
 
 
-def _text(error: BaseException) -> str:
-    """The error with the line that raised it, which a report without a traceback would lose."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    where = f" (at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+def _put_place(error: UserError, path: str, target: Any, arguments: Mapping[str, Any]) -> None:
+    """Name the place in the config in a mistake that the target found: it knows its arguments, not where they stand."""
+    text = str(error)
+    if isinstance(error, ImportError) or text.startswith(path):  # about the environment; found further inside
+        return
+    named = re.match(r"(\w+)=", text)
+    is_argument = named is not None and named[1] in arguments
+    error.args = (f"{path}.{text}" if is_argument else f"{path} ({describe(target)}): {text}",)
+
+
+def _failed(error: Exception, path: str, target: Any, config: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """What a target raised, with its arguments as the config has them and the line, as no traceback will tell it."""
+    names = [name for name in map(str, config) if name != TARGET and name not in given]
+    arguments = f" with {', '.join(f'{name}={_shown(config, name)}' for name in names)}" if names else ""
+    # the user's line, where there is one: what happened below it is told by the message
+    frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if not _NOT_THE_USERS.search(f.filename)]
+    where = f" (at {frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`)" if frames else ""
+    keys = ", ".join(f"{path}.{name}" for name in names)
+    change = f"Correct {keys}" if names else f"Correct {describe(target)}"
+    return (
+        f"{path}: {describe(target)}{arguments} failed: {type(error).__name__}: {first_line(error)}{where}. "
+        f"{change}, or name another {path}.{TARGET}."
+    )
+
+
+def _shown(config: Any, name: str) -> str:
+    try:
+        value = config[name]
+    except OmegaConfBaseException:  # an interpolation that was given otherwise
+        return "..."
+    if isinstance(value, (Mapping, DictConfig)):
+        return f"<{describe(value[TARGET])}>" if TARGET in value else "{...}"
+    text = str(value) if isinstance(value, ListConfig) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

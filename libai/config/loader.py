@@ -5,13 +5,14 @@ Every load executes the files anew and hands out copies, so that no edit of one 
 
 from __future__ import annotations
 
+import ast
 import builtins
 import importlib.util
 import re
 import sys
 import traceback
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from libai.config.errors import ConfigError, did_you_mean
+from libai.config.foreign_names import is_foreign, meant
 from libai.config.lazy import OBJECTS, copy_config, to_nodes
+from libai.config.schema import LAZY_SECTIONS, SECTIONS
+from libai.utils.errors import UserError
 
 IMPORT_FROM = "_import_from_"
 """Key of a saved config: the folders in which the modules of its targets were found."""
@@ -35,7 +39,7 @@ def load(path: str | Path) -> DictConfig:
     wrong in the file.
     """
     path = Path(path)
-    if not path.is_file():
+    if not _is_file(path):
         raise ConfigError(_missing(path))
     if path.suffix in (".yaml", ".yml"):
         return _load_yaml(path)
@@ -43,12 +47,44 @@ def load(path: str | Path) -> DictConfig:
         raise ConfigError(f"{path} is no config file: expected a .py or a .yaml file.")
     make_importable(path.resolve().parent)
     namespace = _Loader(path).run()
+    if problems := [*_misplaced(path, namespace), *_idle_names(path, namespace)]:
+        raise ConfigError(problems)
     public = {
         name: to_nodes(value)
         for name, value in namespace.items()
         if isinstance(value, (dict, DictConfig, ListConfig)) and not name.startswith("_")
     }
     return OmegaConf.create(copy_config(public), flags=OBJECTS)
+
+
+def _misplaced(path: Path, namespace: Mapping[str, Any]) -> Iterator[str]:
+    """What stands where a section belongs: a number, a class, a module of that name."""
+    for name in SECTIONS:
+        value = namespace.get(name)
+        may_be_null = name in LAZY_SECTIONS and value is None
+        if name not in namespace or may_be_null or isinstance(value, (dict, DictConfig, ListConfig)):
+            continue
+        found = f"the {'module' if isinstance(value, types.ModuleType) else 'class'} {getattr(value, '__name__', '')}"
+        if not isinstance(value, (type, types.ModuleType)):
+            is_plain = isinstance(value, (int, float, str, list, type(None)))
+            found = f"{value!r:.60}" if is_plain else f"a built {type(value).__name__}"
+        right = f'{name} = defaults("{name}")'
+        if name in LAZY_SECTIONS:
+            right = f"{name} = LazyCall(Target)(argument=value)"
+        yield f"{shown(path)}: {name} is {found}, not a section of the config. Write {right}, or rename the variable."
+
+
+def _idle_names(path: Path, namespace: Mapping[str, Any]) -> Iterator[str]:
+    """Plain values with the name that others give to a setting, which nothing in the file reads: `lr = 0.1`."""
+    suspects = {name for name, value in namespace.items() if is_foreign(name) and isinstance(value, (int, float, str))}
+    if not suspects:
+        return
+    names = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Name)]
+    read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+    for node in names:
+        if node.id in suspects - read:
+            suspects.discard(node.id)
+            yield f"{shown(path)}:{node.lineno}: {node.id}={namespace[node.id]!r} sets nothing.{meant(node.id)}"
 
 
 def shipped_configs() -> Path:
@@ -104,7 +140,13 @@ def _load_yaml(path: Path) -> DictConfig:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         raise ConfigError(f"{shown(path)}{line}: {getattr(error, 'problem', None) or error}.") from error
-    except (OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{shown(path)}: {_not_utf8(error)}") from error
+    except OSError as error:
+        if not error.strerror:  # OmegaConf's own, for a file that holds a bare number
+            raise ConfigError(f"{shown(path)}: expected sections such as `train:`, found a bare value.") from error
+        raise ConfigError(f"{shown(path)}: {error}") from error
+    except OmegaConfBaseException as error:
         raise ConfigError(f"{shown(path)}: {error}") from error
     if not isinstance(config, DictConfig):
         raise ConfigError(f"{shown(path)}: expected sections such as `train:`, found a list.")
@@ -130,13 +172,18 @@ class _Loader:
         try:
             return vars(self._execute(self._path))
         except (Exception, SystemExit) as error:
+            if isinstance(error, ImportError) and isinstance(error, UserError):
+                raise  # about the environment, and not about the file
             raise ConfigError(self._explain(error)) from error
 
     def _execute(self, path: Path) -> types.ModuleType:
         if path in self._modules:
             return self._modules[path]
         if path in self._running:
-            raise ConfigError(f"{shown(path)} imports itself, by way of {shown(self._running[-1])}.")
+            raise ConfigError(
+                f"{shown(path)} imports itself, by way of {shown(self._running[-1])}. Move what both need to a third "
+                "file."
+            )
         self._running.append(path)
         module = self._new_module(path)
         code = compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True)
@@ -176,8 +223,8 @@ class _Loader:
             if above is not None:
                 return self._import_config(above, name, names, name)
         module = builtins.__import__(name, globals, locals, names, 0)
-        holds_config = any(isinstance(getattr(module, item, None), (DictConfig, ListConfig)) for item in names)
-        return _snapshot(module) if holds_config or "*" in names else module
+        holds_config = any(_is_config(item, getattr(module, item, None)) for item in names)
+        return _snapshot(module, SECTIONS) if holds_config or "*" in names else module
 
     def _folder_above(self, name: str, names: list[str]) -> Path | None:
         """The folder above the `configs` that an absolute `from configs.x import y` means: near the file, or ours."""
@@ -192,17 +239,17 @@ class _Loader:
         """`from .name import names`: a file, or a folder of files."""
         base = folder.joinpath(*name.split(".")) if name else folder
         if base.with_suffix(".py").is_file():
-            return _snapshot(self._execute(base.with_suffix(".py")))
+            return _as_config_file(self._execute(base.with_suffix(".py")))
         if not base.is_dir():
             raise ConfigError(f"from {written} import ...: {_missing(base.with_suffix('.py'))}")
         package = base / "__init__.py"
-        module = _snapshot(self._execute(package)) if package.is_file() else types.ModuleType(written)
+        module = _as_config_file(self._execute(package)) if package.is_file() else types.ModuleType(written)
         for item in names:
             if hasattr(module, item) or item == "*":
                 continue
             if not (base / f"{item}.py").is_file():
                 raise ConfigError(f"from {written} import {item}: {_missing(base / f'{item}.py')}")
-            setattr(module, item, _snapshot(self._execute(base / f"{item}.py")))
+            setattr(module, item, _as_config_file(self._execute(base / f"{item}.py")))
         return module
 
     def _explain(self, error: BaseException) -> str:
@@ -210,32 +257,62 @@ class _Loader:
         if isinstance(error, SyntaxError) and error.filename:
             text = f"\n    {error.text.strip()}" if error.text else ""
             return f"{shown(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}.{text}"
+        if isinstance(error, UnicodeDecodeError) and self._running:
+            return f"{shown(self._running[-1])}: {_not_utf8(error)}"
+        if isinstance(error, ImportError) and str(error.path) in map(str, self._running):
+            name = Path(str(error.path)).name
+            return (
+                f"{shown(str(error.path))} imports itself, by way of the modules that it imports ({error}). Move what "
+                f"both need to a third file, or leave out the import of {name}."
+            )
         frames = traceback.extract_tb(error.__traceback__)
         files = {str(path) for path in [self._path, *self._modules, *self._running]}
         inside = [frame for frame in frames if frame.filename in files]
         if not inside:
             return f"{shown(self._path)}: {type(error).__name__}: {error}"
         last = inside[-1]
-        what = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}."
+        what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}."
         rose = frames[-1]
         machinery = rose.filename == __file__ or "importlib" in rose.filename
-        is_elsewhere = rose is not last and not isinstance(error, ConfigError) and not machinery
+        is_elsewhere = rose is not last and not isinstance(error, UserError) and not machinery
         where = f"\n    raised at {shown(rose.filename)}:{rose.lineno} in {rose.name}" if is_elsewhere else ""
         hint = _hint(error, self._root, _names(error))
         return f"{shown(last.filename)}:{last.lineno}: {what}{hint}\n    {last.line}{where}"
 
 
-def _snapshot(module: types.ModuleType) -> types.ModuleType:
-    """A module with the same names, whose configs are copies: editing them changes nobody else's."""
+def _as_config_file(module: types.ModuleType) -> types.ModuleType:
+    """`_snapshot` of a config file, whose plain dicts are configs as well."""
+    return _snapshot(module, [name for name in vars(module) if not name.startswith("_")])
+
+
+def _snapshot(module: types.ModuleType, sections: Sequence[str]) -> types.ModuleType:
+    """A module with the same names, whose configs are copies: editing them changes nobody else's. Plain dicts that
+    `sections` names come as configs, so that `train.train_iter = 5` works on them, as in detectron2 and LiBai."""
     twin = types.ModuleType(module.__name__)
     configs = (DictConfig, ListConfig, dict)
     vars(twin).update(
         {
-            name: copy_config(value) if isinstance(value, configs) and name != "__builtins__" else value
+            name: copy_config(_as_config(value) if name in sections else value)
+            if isinstance(value, configs) and name != "__builtins__"
+            else value
             for name, value in vars(module).items()
         }
     )
     return twin
+
+
+def _is_config(name: str, value: Any) -> bool:
+    return isinstance(value, (DictConfig, ListConfig)) or (name in SECTIONS and isinstance(value, dict))
+
+
+def _as_config(value: Any) -> Any:
+    """A dict as a config; what no config can hold (keys that are tuples, say) stays a dict."""
+    if not isinstance(value, dict):
+        return value
+    try:
+        return OmegaConf.create(to_nodes(value), flags=OBJECTS)
+    except OmegaConfBaseException:
+        return value
 
 
 def _origin(module_name: str) -> Path | None:
@@ -250,7 +327,23 @@ def _origin(module_name: str) -> Path | None:
     return Path(origin).resolve() if origin else None
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or holds a null byte
+        return False
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    byte = error.object[error.start]
+    return f"not UTF-8 text (byte 0x{byte:02x} at position {error.start}). Save the file as UTF-8."
+
+
 def _missing(path: Path) -> str:
+    if len(path.name) > 255 or "\0" in str(path):
+        return (
+            f"{shown(path) if len(str(path)) < 300 else f'{str(path)[:80]}...'} cannot be opened. Name a config file."
+        )
     if path.is_dir():
         return f"{path} is a folder: expected a .py or .yaml file in it."
     beside = path.parent
@@ -278,6 +371,12 @@ def _hint(error: BaseException, root: Path, names: Sequence[str]) -> str:
         return did_you_mean(error.name, [file.stem for file in root.glob("*.py")])
     if isinstance(error, ImportError) and (found := re.search(r"cannot import name '(\w+)'", str(error))):
         return did_you_mean(found.group(1), dir(sys.modules.get(error.name or "")))
+    if isinstance(error, AttributeError) and (
+        found := re.search(r"^'dict' object has no attribute '(\w+)'", str(error))
+    ):
+        return (
+            f' A dict made in this file has keys, no attributes (an imported one has both): write ["{found.group(1)}"].'
+        )
     if isinstance(error, AttributeError) and getattr(error, "obj", None) is not None:
         return did_you_mean(str(error.name), dir(error.obj))
     return ""

@@ -13,7 +13,7 @@ from typing import Any, Union
 from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
-from libai.config import schema
+from libai.config import foreign_names, schema
 from libai.config.coercion import Mismatch, accepts_text, coerce, kind_of
 from libai.config.errors import ConfigError, did_you_mean
 from libai.config.instantiation import target_of
@@ -93,7 +93,7 @@ def _parse(text: str) -> _Change:
     if text.startswith("-"):
         raise ConfigError(f"{text}: overrides are written key=value, without dashes: {text.lstrip('-')}")
     if not equals and not text.startswith("~"):
-        raise ConfigError(f"{text}: expected key=value (to remove a setting: ~{text}).")
+        raise ConfigError(f"{text}: expected key=value, without spaces (to remove a setting: ~{text}).")
     try:
         parsed: Override = OverridesParser.create().parse_override(text)
     except HydraException as error:
@@ -258,7 +258,9 @@ def _unknown(config: DictConfig, change: _Change) -> str:
     else:  # a mapping of names that are the user's own: look among those only
         known = [f"{parent_path}.{key!s}" for key in parent] if isinstance(parent, DictConfig) else []
         return f"{change.key}: no such setting.{did_you_mean(change.key, known)} To add it: +{change.text}"
-    return f"{change.key}: no such setting.{did_you_mean(change.key, known) or otherwise}"
+    hint = foreign_names.meant(change.key) if not _is_free(change.key) else ""
+    hint = hint or did_you_mean(change.key, known) or foreign_names.meant(change.key)
+    return f"{change.key}: no such setting.{hint or otherwise}"
 
 
 def _target(parent: Any, path: str) -> Any:

@@ -20,7 +20,7 @@ def check(
     `extra_flags`: flag -> help of the program's own switches, as for `parse_args`. Returns what a launcher prepares the
     processes by: `graph_enabled`, `device`, `output_dir`. Raises `ConfigError`.
     """
-    parsed = parse_args([*args, "--config-file", config], extra_flags=extra_flags)
+    parsed = parse_args([*args, "--config-file", config], prog="train_net.py", extra_flags=extra_flags)
     loaded = LazyConfig.apply_overrides(LazyConfig.load(parsed.config), parsed.overrides)
     run = validate(loaded, world_size)
     return {"graph_enabled": run.mode != "eager", "device": run.train.device, "output_dir": run.train.output_dir}

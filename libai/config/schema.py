@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
@@ -16,20 +17,26 @@ from omegaconf import DictConfig, OmegaConf
 
 from libai.config.lazy import OBJECTS
 
+LARGEST = 10**9
+"""No count of anything is larger: what is, overflows somewhere later (dates, C integers, memory)."""
+
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of a number; each may be absent."""
+    """Limits of a number; each may be absent. `infinite`: whether infinity is a value at all."""
 
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
+    infinite: bool = False
 
     def broken_by(self, value: Any) -> bool:
         """True when `value` is a number outside the limits (NaN is outside of any)."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
+        if abs(value) == math.inf and not self.infinite:
+            return True
         inside = (
             (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
@@ -40,10 +47,14 @@ class Bounds:
 
     def __str__(self) -> str:
         limits = {">=": self.at_least, ">": self.above, "<=": self.at_most, "<": self.below}
-        return " and ".join(f"{sign} {limit:g}" for sign, limit in limits.items() if limit is not None)
+        return " and ".join(f"{sign} {_shown(limit)}" for sign, limit in limits.items() if limit is not None)
 
 
-def _key(default: Any, doc: str, **bounds: float) -> Any:
+def _shown(limit: float) -> str:
+    return str(int(limit)) if float(limit).is_integer() else f"{limit:g}"
+
+
+def _key(default: Any, doc: str, **bounds: Any) -> Any:
     return dataclasses.field(default=default, metadata={"doc": doc, "bounds": Bounds(**bounds)})
 
 
@@ -60,7 +71,7 @@ class ClipGrad:
     """Clipping of gradients by their norm over all parameters."""
 
     max_norm: float | None = _key(None, "Largest norm that is left as it is; null clips nothing.", above=0)
-    norm_type: float = _key(2.0, "The p of the p-norm; `.inf` is the largest absolute value.", above=0)
+    norm_type: float = _key(2.0, "The p of the p-norm; `.inf` is the largest absolute value.", above=0, infinite=True)
 
 
 @dataclass(frozen=True)
@@ -170,7 +181,16 @@ class Dist:
     gradient_reduction: Literal["auto", "flat", "ddp", "global"] = _key(
         "auto",
         "How eager ranks average gradients: `flat` once per iteration in large messages, `ddp` by OneFlow's DDP during "
-        "each backward pass, `global` by global tensors as in graph mode; `auto` is flat on CPU, ddp on CUDA.",
+        "each backward pass, `global` by global tensors as in graph mode; `auto` is flat on CPU, ddp on CUDA, and "
+        "global where `batch_scope` needs it.",
+    )
+    batch_scope: Literal["global", "rank"] = _key(
+        "global",
+        "What operations that mix samples see: the batches of all data-parallel ranks, as in one process, or one "
+        "rank's; the same in both modes, or refused (docs/distributed.md).",
+    )
+    check_batch_scope: bool = _key(
+        True, "Find out, by a trial with the first batch, whether the model mixes samples; false leaves it to you."
     )
 
 
@@ -181,8 +201,14 @@ class Train:
     output_dir: str = _key("out/run", "Folder of everything that the run writes.")
     name: str | None = _key(None, "Name shown for the run; null takes the last part of `output_dir`.")
     device: Literal["auto", "cpu", "cuda"] = _key("auto", "`auto` is cuda where there is one.")
-    seed: int | None = _key(1234, "Seed of all random numbers; null draws one and logs it.", at_least=0)
-    deterministic: bool = _key(False, "Refuse operations whose result may differ between two runs.")
+    seed: int | None = _key(
+        1234, "Seed of all random numbers; null draws one and logs it.", at_least=0, at_most=2**32 - 1
+    )
+    deterministic: bool = _key(
+        False,
+        "Refuse what may differ between two runs: a model whose first micro-batch, computed twice, does; an open seed; "
+        "choices by measured time.",
+    )
 
     train_micro_batch_size: int | None = _key(
         None, "Samples of one forward pass on one rank; null is derived from the next two.", at_least=1
@@ -198,7 +224,9 @@ class Train:
     )
 
     train_iter: int = _key(0, "Iterations to train; 0 leaves it to `train_epoch`. With both, the shorter.", at_least=0)
-    train_epoch: float = _key(0.0, "Passes over the training data; 0 leaves it to `train_iter`.", at_least=0)
+    train_epoch: float = _key(
+        0.0, "Passes over the training data; 0 leaves it to `train_iter`.", at_least=0, at_most=LARGEST
+    )
     max_seconds: float | None = _key(
         None, "Save and stop, resumable, when training has taken so long; null sets no limit.", above=0
     )
@@ -212,11 +240,20 @@ class Train:
         "raise", "On a NaN or infinite loss: stop, leave that update out, or go back to the state before."
     )
     replay_non_finite: bool = _key(
-        True, "Keep a copy of weights and optimizer state, to undo and explain a bad update; skip and rollback need it."
+        False,
+        "Keep a second copy of weights and optimizer state on the device, so that with `raise` a bad update is undone "
+        "and its first bad module named. `skip` and `rollback` keep one anyway.",
     )
     zero_grad_before_forward: bool = _key(False, "Zero gradients before the forward pass, not after the update.")
     detect_anomalous_params: bool = _key(False, "Name the parameters that get no gradient in the first iteration.")
     num_sanity_eval_batches: int = _key(0, "Batches evaluated before training, to fail early.", at_least=0)
+    parity_check: int = _key(
+        0,
+        "Iterations that both modes train before the first update, on the batches that come next; losses more than "
+        "1e-5 apart end the run. 0 compares nothing.",
+        at_least=0,
+        at_most=1000,
+    )
     async_write_metrics: bool = _key(False, "Write metrics in a background thread.")
     extra_hooks: list[Any] = _lazy(list, "LazyCalls of hooks added to the default ones.")
 
@@ -240,6 +277,13 @@ class Graph:
         False, "Compile the iteration into a graph; `auto` keeps the mode that is faster here."
     )
     debug: int = _key(-1, "Verbosity of OneFlow's graph compiler: -1 silent, 0 to 3.", at_least=-1, at_most=3)
+    shadow_every: int = _key(
+        0,
+        "Every so many iterations the update is repeated op by op on a copy, and `parity/max_rel_diff` logs how far "
+        "losses and weights are apart; 0 never.",
+        at_least=0,
+        at_most=LARGEST,
+    )
     on_build_error: Literal["raise", "eager"] = _key("raise", "When compiling fails: stop, or go on eagerly.")
 
 

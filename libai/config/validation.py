@@ -6,6 +6,7 @@ Device and mode are not judged here: what a mode cannot honour is refused by the
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +15,15 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from libai.config import schema
+from libai.config import foreign_names, schema
 from libai.config.batch import solve_batch_sizes, solve_data_parallel_size
-from libai.config.coercion import Mismatch, coerce
+from libai.config.coercion import Mismatch, coerce, expected
 from libai.config.errors import ConfigError, did_you_mean
 from libai.config.instantiation import target_of
 from libai.config.lazy import OBJECTS, copy_config, to_nodes
 from libai.config.targets import TARGET, unknown_arguments
+from libai.config.unused import Facts, refused
+from libai.utils.errors import first_line
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class RunConfig:
     optim: Any
     lr_scheduler: Any
     dataloader: Any
+    #: what was typed on the command line, for `overrides.txt`; applied already
+    overrides: tuple[str, ...] = ()
 
     @property
     def mode(self) -> str:
@@ -58,7 +63,8 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
         raise ConfigError(f"validate takes what LazyConfig.load returns, found {type(config).__name__}.")
     config = copy_config(config)
     problems = [
-        f"{name} is not a section of a config ({', '.join(schema.SECTIONS)}).{did_you_mean(name, schema.SECTIONS)}"
+        f"{name} is not a section of a config ({', '.join(schema.SECTIONS)})."
+        f"{foreign_names.meant(name) or did_you_mean(name, schema.SECTIONS)}"
         " The name of a helper variable starts with an underscore."
         for name in map(str, config)
         if name not in schema.SECTIONS
@@ -73,10 +79,15 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
             problems.append("lr_scheduler and train.scheduler are both set and mean the same. Remove one.")
         lazy["lr_scheduler"] = train.scheduler
         train = dataclasses.replace(train, scheduler=None)
+    missing = [name for name in required if lazy[name] is None]
+    if len(missing) > 2:
+        raise ConfigError(
+            f"the config has no {', no '.join(missing)}: is it the right file? Each is a LazyCall, such as `model = "
+            "LazyCall(Target)(argument=value)`; configs/mlp_digits.py is an example."
+        )
     problems += [
         f"{name} is missing: {schema.LAZY_SECTIONS[name]} Add `{name} = LazyCall(...)(...)` to the config."
-        for name in required
-        if lazy[name] is None
+        for name in missing
     ]
     for name in schema.LAZY_SECTIONS:
         problems += _check_section(name, lazy[name])
@@ -84,6 +95,8 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
     problems += _check_calls(train.extra_hooks, "train.extra_hooks")
     if not train_problems:  # a number that could not be read would make more mistakes than there are
         problems += _impossible(train, world_size)
+    if not problems:
+        problems += refused(Facts.before_start(RunConfig(train=train, graph=graph, **lazy), world_size))
     if problems:
         raise ConfigError(problems)
     train = dataclasses.replace(train, dist=_settled(train.dist))
@@ -107,7 +120,10 @@ def _attempt(read: Callable[[], Any], path: str, problems: list[str]) -> Any:
     try:
         return read()
     except OmegaConfBaseException as error:
-        problems.append(f"{path}: {str(error).splitlines()[0]}.")
+        problems.append(
+            f"{path} takes its value from another setting, which cannot be read ({first_line(error).rstrip('.')}). Set "
+            f"{path} itself, or restore what it refers to."
+        )
         return None
 
 
@@ -125,7 +141,8 @@ def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
         return cls()
     fields = schema.fields_of(cls)
     problems += [
-        f"{path}.{key}: no such setting.{did_you_mean(f'{path}.{key}', schema.all_paths())}"
+        f"{path}.{key}: no such setting."
+        f"{foreign_names.meant(f'{path}.{key}') or did_you_mean(f'{path}.{key}', schema.all_paths())}"
         for key in map(str, node)
         if key not in fields
     ]
@@ -153,9 +170,16 @@ def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
 
 def fit(value: Any, key: schema.Key) -> Any:
     """`value` as the setting `key` wants it; raises `Mismatch` for the wrong type or a value out of range."""
-    value = coerce(value, key.kind)
+    limits = str(key.bounds)
+    try:
+        value = coerce(value, key.kind)
+    except Mismatch:
+        raise Mismatch(f"expected {expected(key.kind, limits)}") from None
     if key.bounds.broken_by(value):
-        raise Mismatch(f"expected a number {key.bounds}")
+        finite = " and finite" if abs(value) == math.inf else ""
+        raise Mismatch(f"expected {expected(key.kind, limits + finite)}")
+    if type(value) is int and value > schema.LARGEST and key.bounds.at_most is None:
+        raise Mismatch(f"expected {expected(key.kind, f'{limits} and <= {schema.LARGEST}')}")
     if key.path == "train.output_dir" and not value.strip():
         raise Mismatch("expected the name of a folder, found nothing")
     return value

@@ -18,6 +18,8 @@ from libai.utils.errors import UserError
 
 Batch = dict[str, np.ndarray]
 
+MAX_WORKERS = 1024
+
 _RIGHT_CODE = 'return a dict whose keys are arguments of model.forward, e.g. {"images": image, "labels": label}'
 
 
@@ -52,8 +54,8 @@ class BatchReader:
     """
 
     def __init__(self, dataset: Any, num_workers: int = 0):
-        if num_workers < 0:
-            raise DataError(f"num_workers={num_workers} is negative: use 0 (no extra threads) or more.")
+        if not 0 <= num_workers <= MAX_WORKERS:
+            raise DataError(f"num_workers={num_workers}: use 0 (no extra threads) to {MAX_WORKERS} threads.")
         self.dataset = as_dataset(dataset)
         self._num_workers = num_workers
         self._pool = ThreadPoolExecutor(num_workers, "libai-data-worker") if num_workers else None

@@ -35,6 +35,8 @@ def prepare_once(folder: Path, is_complete: Callable[[Path], bool], write: Calla
         lock = FileLock(folder.with_name(f".{folder.name}.lock"))
         with _acquired(lock, folder):
             if not is_complete(folder):
+                if folder.exists():
+                    _logger.warning("the prepared data in %s is damaged or not complete: making it again", folder)
                 _write_and_rename(folder, write)
     except OSError as error:
         raise DataError(

@@ -20,6 +20,8 @@ _INLINE_SECONDS = 100e-6
 _GRACE_SECONDS = 10e-3
 _MAX_COUNTED_SECONDS = 3e-3
 
+MAX_PREFETCH = 10_000
+
 
 class ReadAhead(Generic[Request, Result], Iterator[Result]):
     """Iterate over `read(request)` for every request in order, up to `depth` of them computed ahead.
@@ -88,7 +90,7 @@ class ReadAhead(Generic[Request, Result], Iterator[Result]):
 
 
 def checked_prefetch(prefetch: int) -> int:
-    """`prefetch` itself; raises `DataError` when it is negative."""
-    if prefetch < 0:
-        raise DataError(f"prefetch={prefetch} is negative: use 0 (read when asked) or a number of micro-batches.")
+    """`prefetch` itself; raises `DataError` when it is no number of micro-batches that memory could hold."""
+    if not 0 <= prefetch <= MAX_PREFETCH:
+        raise DataError(f"prefetch={prefetch}: use 0 (read when asked) to {MAX_PREFETCH} micro-batches.")
     return prefetch

@@ -4,14 +4,17 @@
 train.bin validation.bin   token ids, one after the other, little-endian uint8, uint16 or uint32
 index.json                 dtype, vocabulary and per split: number of tokens, sha256, documents and where they begin
 tokenizer.json             read by libai.data.load_tokenizer
+verified.json              size, times and inode of each file when its content was last compared with its sha256
 ```
-Every document ends with the end-of-document token.
+Every document ends with the end-of-document token. A file that was changed since is compared again when it is opened.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,8 +24,12 @@ import numpy as np
 
 from libai.data.errors import DataError, describe_folder
 from libai.data.tokenizers import Tokenizer
+from libai.utils.rank_notes import note_progress
 
 FORMAT = 1
+_CHUNK_TOKENS = 2**22
+#: (path, stamp) of files compared by this process, for folders that nothing can be written into
+_verified: set[tuple[str, str]] = set()
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,8 @@ def write_token_files(
     index = TokenIndex(dtype.name, tokenizer.vocab_size, tokenizer.end_of_document, written)
     tokenizer.save(folder)
     (folder / "index.json").write_text(json.dumps(asdict(index)), encoding="utf-8")
+    for split in written:
+        _note_verified(folder / f"{split}.bin", _stamp(folder / f"{split}.bin", index, split))
     return written
 
 
@@ -79,14 +88,17 @@ def read_index(folder: Path) -> TokenIndex:
             raise DataError(f"{path} has format {content['format']}, this version reads {FORMAT}: prepare it again.")
         content["splits"] = {name: SplitIndex(**split) for name, split in content["splits"].items()}
         return TokenIndex(**content)
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except DataError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}): delete the folder and prepare it again.") from error
 
 
 def open_tokens(folder: Path, split: str, index: TokenIndex) -> np.ndarray:
     """The tokens of a split, memory-mapped and read-only, `(num_tokens,)`; nothing is copied into memory.
 
-    Raises `DataError` for an unknown split and for a file that is missing or has the wrong size.
+    Raises `DataError` for an unknown split and for a file that is missing, has the wrong size, or is not what was
+    written. The content is read for that only when the file has changed since it was compared last.
     """
     if split not in index.splits:
         raise DataError(f"split={split!r} was asked for and {folder} holds {sorted(index.splits)}: use one of them.")
@@ -98,13 +110,18 @@ def open_tokens(folder: Path, split: str, index: TokenIndex) -> np.ndarray:
         raise DataError(
             f"{path} {state} where index.json says {expected} bytes: delete the folder and prepare it again."
         )
-    if num_tokens == 0:  # an empty file cannot be mapped
-        return np.empty(0, dtype=index.dtype)
-    return np.memmap(path, dtype=np.dtype(index.dtype).newbyteorder("<"), mode="r")
+    tokens = _map(path, index, num_tokens)
+    stamp = _stamp(path, index, split)
+    if not _is_verified(path, stamp):
+        damage = _find_damage(tokens, index, split)
+        if damage:
+            raise DataError(f"{path} is damaged ({damage}): delete the folder {folder} and prepare it again.")
+        _note_verified(path, stamp)
+    return tokens
 
 
 def is_complete(folder: Path) -> bool:
-    """True when `folder` holds an index and every file that it lists, each of the right size."""
+    """True when `folder` holds an index and every file that it lists, with the content that was written."""
     try:
         index = read_index(folder)
         for split in index.splits:
@@ -119,10 +136,60 @@ def verify_token_files(folder: Path) -> list[str]:
     index = read_index(folder)
     damaged = []
     for split, expected in index.splits.items():
-        tokens = open_tokens(folder, split, index)
-        if hashlib.sha256(tokens.tobytes()).hexdigest() != expected.sha256:
-            damaged.append(f"{split}.bin")
+        path = folder / f"{split}.bin"
+        is_whole = path.is_file() and path.stat().st_size == expected.num_tokens * index.item_bytes
+        if not is_whole or _find_damage(_map(path, index, expected.num_tokens), index, split):
+            damaged.append(path.name)
     return damaged
+
+
+def _map(path: Path, index: TokenIndex, num_tokens: int) -> np.ndarray:
+    if num_tokens == 0:  # an empty file cannot be mapped
+        return np.empty(0, dtype=index.dtype)
+    return np.memmap(path, dtype=np.dtype(index.dtype).newbyteorder("<"), mode="r")
+
+
+def _find_damage(tokens: np.ndarray, index: TokenIndex, split: str) -> str:
+    """What is wrong with the tokens of a split, "" when nothing is; reads all of them, a part at a time."""
+    digest, largest = hashlib.sha256(), -1
+    for start in range(0, len(tokens), _CHUNK_TOKENS):
+        part = np.ascontiguousarray(tokens[start : start + _CHUNK_TOKENS])
+        digest.update(part.data)
+        largest = max(largest, int(part.max()))
+    if digest.hexdigest() != index.splits[split].sha256:
+        return "its SHA-256 is not the one in index.json"
+    if largest >= index.vocab_size:
+        return f"it holds the token id {largest}, and index.json says vocab_size={index.vocab_size}"
+    return ""
+
+
+def _stamp(path: Path, index: TokenIndex, split: str) -> str:
+    """What changes when the content of a file may have: its times (ctime cannot be set back), size and inode, and what
+    it was compared with."""
+    status = path.stat()
+    seen = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    return f"{'-'.join(map(str, seen))}-{index.splits[split].sha256}-{index.vocab_size}"
+
+
+def _is_verified(path: Path, stamp: str) -> bool:
+    return (str(path), stamp) in _verified or _read_stamps(path.parent).get(path.name) == stamp
+
+
+def _read_stamps(folder: Path) -> dict[str, str]:
+    try:
+        stamps = json.loads((folder / "verified.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # none yet, or somebody is writing
+        return {}
+    return stamps if isinstance(stamps, dict) else {}
+
+
+def _note_verified(path: Path, stamp: str) -> None:
+    _verified.add((str(path), stamp))
+    stamps = {**_read_stamps(path.parent), path.name: stamp}
+    temporary = path.with_name(f".verified-{os.getpid()}.json")
+    with contextlib.suppress(OSError):  # a folder that is read-only: the next process compares again
+        temporary.write_text(json.dumps(stamps), encoding="utf-8")
+        temporary.replace(path.with_name("verified.json"))
 
 
 def _write_split(
@@ -135,6 +202,7 @@ def _write_split(
             digest.update(data)
             file.write(data)
             offsets.append(offsets[-1] + len(tokens) + 1)
+            note_progress()
     return SplitIndex(offsets[-1], digest.hexdigest(), [name for name, _ in documents], offsets)
 
 

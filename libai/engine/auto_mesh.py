@@ -130,7 +130,7 @@ def propose_for(
         batch_for,
         trace,
         mode,
-        keeps_copy=train.replay_non_finite,
+        keeps_copy=train.replay_non_finite or train.non_finite != "raise",
         reduces_once=dist.gradient_reduction == "flat" or (dist.gradient_reduction == "auto" and device == "cpu"),
         blocks_per_stage=dist.blocks_per_stage,
     )

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from libai.config.batch import BatchSizes
+from libai.config.schema import LARGEST
 from libai.utils.errors import UserError
 
 
@@ -48,6 +49,11 @@ class BatchPlan:
                 )
             from_epochs = math.ceil(train_epoch * samples_per_epoch / sizes.global_)
             train_iter = min(train_iter, from_epochs) if train_iter else from_epochs
+            if train_iter > LARGEST:
+                raise UserError(
+                    f"train.train_epoch={train_epoch:g} of {samples_per_epoch} samples are {train_iter:g} iterations, "
+                    f"and a run has at most {LARGEST}. Lower train.train_epoch."
+                )
         return cls(
             micro_batch_size=sizes.micro,
             num_accumulation_steps=sizes.accumulation,

@@ -14,9 +14,19 @@ import oneflow as flow
 from libai.config import fill_unset, instantiate
 from libai.config.instantiation import target_of
 from libai.engine.batch_plan import BatchPlan
+from libai.engine.check_parts import (
+    check_batch_memory,
+    check_evaluator,
+    check_hook,
+    check_loader,
+    check_model,
+    check_optimizer,
+    check_schedule,
+)
 from libai.engine.hook_base import HookBase
+from libai.engine.layer_sizes import checked_sizes
 from libai.engine.model_trainer import ModelTrainer
-from libai.engine.support import amp_dtype
+from libai.engine.precision import amp_dtype
 from libai.engine.switching import TRAINERS
 from libai.optim import auto_scale_lr
 from libai.parallel import Mesh
@@ -33,12 +43,9 @@ def _instantiate_with(section: Any, **facts: Any) -> Any:
 
 def build_model(run: Any) -> flow.nn.Module:
     """The user's module, in training mode. Raises `UserError` when the target does not give a module."""
-    model = instantiate(run.model)
-    if not isinstance(model, flow.nn.Module):
-        raise UserError(
-            f"the config's model gives a {type(model).__name__}, not an oneflow.nn.Module. Set model = "
-            "LazyCall(YourModule)(...)."
-        )
+    with checked_sizes():
+        model = instantiate(run.model)
+    check_model(model, "the config's `model`")
     return model.train()
 
 
@@ -50,10 +57,12 @@ def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
             "LazyCall(flow.optim.AdamW)(lr=1e-3)."
         )
     if run.optim.get("params") is None:
-        return instantiate(run.optim, params=model.parameters())
-    return instantiate(
-        run.optim, **{f"params.{name}": v for name, v in fill_unset(run.optim.params, model=model).items()}
-    )
+        optimizer = instantiate(run.optim, params=model.parameters())
+    else:
+        facts = fill_unset(run.optim.params, model=model)
+        optimizer = instantiate(run.optim, **{f"params.{name}": value for name, value in facts.items()})
+    check_optimizer(optimizer, "the config's `optim`")
+    return optimizer
 
 
 def scale_lr(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> None:
@@ -75,23 +84,28 @@ def build_lr_scheduler(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPla
     """The schedule, or None. It is given `optimizer`, `max_iter` and `warmup_iter` where it takes them."""
     if run.lr_scheduler is None:
         return None
-    return _instantiate_with(
+    schedule = _instantiate_with(
         run.lr_scheduler,
         optimizer=optimizer,
         max_iter=plan.train_iter,
         warmup_iter=plan.warmup_iter,
     )
+    check_schedule(schedule, "the config's `lr_scheduler`")
+    return schedule
 
 
 def build_train_loader(run: Any, mesh: Mesh, micro_batch_size: int, seed: int) -> Any:
     """The training loader of this rank; see docs/contracts.md, Data."""
-    return _instantiate_with(
+    loader = _instantiate_with(
         run.dataloader.get("train"),
         micro_batch_size=micro_batch_size,
         data_rank=mesh.data_rank,
         num_data_ranks=mesh.data,
         seed=seed,
     )
+    check_loader(loader, "dataloader.train")
+    check_batch_memory(loader, run.train, mesh.data)
+    return loader
 
 
 def build_test_loaders(run: Any, mesh: Mesh, micro_batch_size: int) -> dict[str, Any]:
@@ -99,7 +113,7 @@ def build_test_loaders(run: Any, mesh: Mesh, micro_batch_size: int) -> dict[str,
     sections = run.dataloader.get("test") or {}
     if not isinstance(sections, Mapping):
         sections = {"test" if i == 0 else f"test{i + 1}": section for i, section in enumerate(sections)}
-    return {
+    loaders = {
         name: _instantiate_with(
             section,
             micro_batch_size=run.train.test_micro_batch_size or micro_batch_size,
@@ -108,6 +122,9 @@ def build_test_loaders(run: Any, mesh: Mesh, micro_batch_size: int) -> dict[str,
         )
         for name, section in sections.items()
     }
+    for name, loader in loaders.items():
+        check_loader(loader, f"dataloader.test.{name}")
+    return loaders
 
 
 def build_evaluators(run: Any) -> dict[str, Any]:
@@ -115,12 +132,17 @@ def build_evaluators(run: Any) -> dict[str, Any]:
     from libai.evaluation import MeanLossEvaluator
 
     evaluators = {name: instantiate(section) for name, section in (run.train.evaluation.evaluators or {}).items()}
+    for name, evaluator in evaluators.items():
+        check_evaluator(evaluator, f"train.evaluation.evaluators.{name}")
     return {"loss": MeanLossEvaluator(), **evaluators}
 
 
 def build_extra_hooks(run: Any) -> list[HookBase]:
     """The hooks of `train.extra_hooks`."""
-    return [instantiate(section) for i, section in enumerate(run.train.extra_hooks or [])]
+    built = [instantiate(section) for section in run.train.extra_hooks or []]
+    for index, hook in enumerate(built):
+        check_hook(hook, f"train.extra_hooks[{index}]")
+    return built
 
 
 def mode_options(run: Any, mode: str, device: str) -> dict[str, Any]:
@@ -167,5 +189,7 @@ def build_trainer(
         detect_anomalous_params=run.train.detect_anomalous_params,
         non_finite=run.train.non_finite,
         replay_non_finite=run.train.replay_non_finite,
+        batch_scope=run.train.dist.batch_scope,
+        check_batch_scope=run.train.dist.check_batch_scope,
         **mode_options(run, mode, mesh.device),
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import oneflow as flow
 
-from libai.utils.errors import UserError
+from libai.utils.errors import UserError, first_line
 
 _READS_A_VALUE = (
     "it reads the value of a tensor (.numpy(), .item(), float(), int(), `if tensor`), and in a graph tensors have no "
@@ -33,11 +33,6 @@ _REMEDIES = (
     (r"can not be applied to argwhere|boolean\(mask\)|argwhere|masked_select", _SHAPE_FROM_DATA),
     (_PLACEMENTS, _MEETS_TWO_STAGES),
     (
-        r"super\(type, obj\)",
-        "super() does not work in the forward of a graph (OneFlow 0.9 calls it with a stand-in for self). Write "
-        "Parent.forward(self, ...)",
-    ),
-    (
         r"input/output item only support types",
         "forward returns or takes something that is not a tensor. Return tensors and None only, and keep numbers and "
         "texts as attributes of the module",
@@ -49,12 +44,15 @@ _OWN_FOLDERS = (Path(flow.__file__).parent, Path(__file__).parent)
 class GraphBuildError(UserError):
     """A model could not be compiled; the text names the user's line, the operation and the usual remedy."""
 
+    #: whether it only says that another rank has failed
+    is_consequence = False
+
 
 def explain_build_error(error: Exception, model: Any) -> UserError:
     """The error to raise in place of what OneFlow raised while `model` was traced; a `UserError` stays what it is."""
     if isinstance(error, UserError):
         return error
-    message = _first_line(error)
+    message = first_line(error)
     frame = _user_frame(error)
     where = f" At {frame.filename}:{frame.lineno}: `{frame.line}`" if frame else ""
     remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, str(error))), None)
@@ -75,6 +73,41 @@ def explain_stage_error(error: RuntimeError, model: Any) -> UserError | None:
     return UserError(f"{type(model).__name__} does not fit its plan{where}: {_MEETS_TWO_STAGES}.")
 
 
+def explain_forward_error(error: Exception, model: Any, batch: Any, is_first: bool) -> UserError | None:
+    """The error to raise when an eager forward of `model` on `batch`, a dict of tensors, failed; None to leave it.
+
+    In the first forward, what OneFlow refuses means that model and data do not fit each other. What the user's own code
+    raises, and everything later, keeps its traceback.
+    """
+    if isinstance(error, UserError):
+        return None
+    if isinstance(error, RuntimeError) and (explained := explain_stage_error(error, model)) is not None:
+        return explained
+    if not is_first or not _is_from_oneflow(error):
+        return None
+    inputs = {name: f"{tuple(value.shape)} {value.dtype}".replace("oneflow.", "") for name, value in batch.items()}
+    frame = _user_frame(error)
+    where = f" At {frame.filename}:{frame.lineno}: `{frame.line}`." if frame else ""
+    doubles = [name for name, value in batch.items() if value.dtype is flow.float64]
+    change = (
+        f"Give {doubles} as float32: astype('float32') in the dataset"
+        if doubles
+        else "Make the sizes and arguments of `model` fit what the dataset gives, or the other way round"
+    )
+    return UserError(
+        f"{type(model).__name__}.forward does not fit the batch {inputs}: {first_line(error)} "
+        f"({type(error).__name__}).{where} {change}."
+    )
+
+
+def _is_from_oneflow(error: Exception) -> bool:
+    """True when OneFlow raised `error`, in C++ or in its Python code, and not the user's own code."""
+    if "\x1b[" in str(error) or "oneflow.ErrorProto" in str(error):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and _OWN_FOLDERS[0] in Path(frames[-1].filename).parents
+
+
 @contextlib.contextmanager
 def without_oneflow_error_lines() -> Iterator[None]:
     """Keep OneFlow's own `[ERROR](GRAPH:...)` lines off standard output; what the user's forward prints stays."""
@@ -86,13 +119,6 @@ def without_oneflow_error_lines() -> Iterator[None]:
         for line in captured.getvalue().splitlines():
             if not line.startswith("[ERROR]("):
                 print(line, file=sys.stdout)
-
-
-def _first_line(error: Exception) -> str:
-    """OneFlow's message without colours, C++ stack and build paths."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-    first = text.splitlines()[0].strip() if text else type(error).__name__
-    return re.sub(r"^Error:\s*", "", first).rstrip(". ") or type(error).__name__
 
 
 def _user_frame(error: Exception) -> traceback.FrameSummary | None:

@@ -1,19 +1,44 @@
-"""`graph.enabled=auto`: which mode makes an update faster here, measured without disturbing the run."""
+"""`graph.enabled=auto`: the mode that the hooks allow, or that makes an update faster here, tried without a trace."""
 
 from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
+from libai.engine.hook_base import HookBase
 from libai.engine.model_trainer import ModelTrainer
+from libai.engine.switching import TRAINERS
 from libai.utils.distributed import all_reduce
+from libai.utils.errors import UserError
 
 #: updates per timed block, and blocks per mode; the modes alternate, so that both see the machine in the same state
 UPDATES_PER_BLOCK = 3
 BLOCKS = 3
+
+
+def mode_of_hooks(hooks: Iterable[HookBase]) -> tuple[str, str] | None:
+    """The only mode that every hook works in, and why not the other; None when both will do.
+
+    Raises `UserError` when there is none.
+    """
+    refusals: dict[str, UserError] = {}
+    for hook in hooks:
+        for mode, trainer in TRAINERS.items():
+            try:
+                trainer.check_hook(hook)
+            except UserError as error:
+                refusals.setdefault(mode, error)
+    if not refusals:
+        return None
+    allowed = [mode for mode in TRAINERS if mode not in refusals]
+    if not allowed:
+        raise UserError("graph.enabled=auto finds no mode: " + " ".join(map(str, refusals.values())))
+    (refusal,) = refusals.values()
+    return allowed[0], str(refusal).partition(". ")[0]
 
 
 def time_modes(contenders: dict[str, ModelTrainer], micro_batches: list[Any]) -> dict[str, float]:

@@ -6,42 +6,45 @@ method, and drives the eager or graph trainer that the config asks for.
 
 from __future__ import annotations
 
-import json
 import logging
-import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import oneflow as flow
 
-from libai.config import LazyConfig, RunConfig, validate
+from libai.config import RunConfig, unused, validate
 from libai.config.batch import solve_batch_sizes
 from libai.engine import build, hooks
 from libai.engine.auto_mesh import settle_mesh
 from libai.engine.batch_plan import BatchPlan
+from libai.engine.batch_scope import BatchScopeError
 from libai.engine.build_errors import GraphBuildError
 from libai.engine.checkpointer import TrainerCheckpointer, require_checkpoint, saved_seed
-from libai.engine.choose_mode import time_modes
+from libai.engine.choose_mode import mode_of_hooks, time_modes
+from libai.engine.dry_run import dry_run
+from libai.engine.eval_metric import look_for
 from libai.engine.graph_trainer import GraphTrainer
 from libai.engine.hook_base import HookBase
 from libai.engine.model_contract import as_batch_dict
 from libai.engine.model_trainer import ModelTrainer
-from libai.engine.report import start_banner, write_summary
+from libai.engine.parity_start import check_at_start
+from libai.engine.report import start_banner, starting_files, write_summary
+from libai.engine.run_folder import ReleaseFolderHook, RunFolder, RunFolderHook, prepare_output_dir
 from libai.engine.stop import STOP, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
 from libai.engine.support import check_supported
 from libai.engine.switching import TRAINERS, switch_trainer
 from libai.engine.trainer import Interrupted
 from libai.engine.writers import AsyncWriter, ConsoleWriter, JSONLinesWriter, LogRecord, TensorBoardWriter, Writer
 from libai.parallel import Mesh, ParallelPlan, time_blocks
-from libai.utils.atomic import atomic_write_text
 from libai.utils.distributed import barrier, default_device, get_rank, get_world_size, is_main_process
-from libai.utils.env import collect_env
-from libai.utils.errors import UserError
+from libai.utils.errors import OutputLostError, UserError
 from libai.utils.logging import setup_logging
+from libai.utils.rank_notes import note_output_folder, phase
 from libai.utils.seeding import raise_open_file_limit, resolve_seed, seed_everything
 from libai.utils.startup import StartupTimes
 
@@ -49,37 +52,24 @@ logger = logging.getLogger("libai.engine")
 _UNSETTLED = "graph.enabled=auto"
 
 
-def default_setup(cfg: Any, overrides: list[str] | None = None) -> RunConfig:
-    """Check the config and prepare the process: output folder, logs, environment facts. Every rank must call it.
+def default_setup(cfg: Any, overrides: Sequence[str] | None = None, *, trains: bool = True) -> RunConfig:
+    """Check the config and prepare the process: output folder, logs, limits. Every rank must call it.
 
-    Writes `config.yaml` (the resolved config that really runs), `overrides.txt` and `env.json` to `train.output_dir`.
-    Returns the frozen `RunConfig`. Raises `ConfigError` before anything is written.
+    `overrides`: what was typed on the command line, for `overrides.txt`. `trains=False` (`--dry-run`, `--eval-only`)
+    leaves the output folder alone; else it is made, and refused when another job trains there. What it holds stays
+    until training begins. Returns the frozen `RunConfig`. Raises `UserError` before anything is written.
     """
     run = settle_mesh(cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size()))
+    run = replace(run, overrides=tuple(overrides or ()))
     output_dir = Path(run.train.output_dir)
-    if is_main_process():
-        _make_output_dir(output_dir)
+    if trains and is_main_process():
+        prepare_output_dir(output_dir)
     barrier()
+    if trains:
+        note_output_folder(output_dir)
     raise_open_file_limit()  # loaders, sockets of many ranks and shards together pass the usual 1024
-    setup_logging(output_dir, get_rank(), get_world_size())
-    if is_main_process():
-        LazyConfig.save(run.to_config(), output_dir / "config.yaml")
-        atomic_write_text(output_dir / "overrides.txt", "".join(f"{o}\n" for o in overrides or []))
-        atomic_write_text(output_dir / "env.json", json.dumps(collect_env(), indent=1, sort_keys=True) + "\n")
+    setup_logging(output_dir if trains else None, get_rank(), get_world_size(), holds_files=True)
     return run
-
-
-def _make_output_dir(path: Path) -> None:
-    """Create the output folder, or explain in one line why it cannot be used."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):  # an existing folder may still refuse files
-            pass
-    except OSError as error:
-        raise UserError(
-            f"train.output_dir={path} cannot be written ({error.strerror or error}), and a run keeps its config, logs "
-            "and checkpoints there. Set train.output_dir to a folder of yours."
-        ) from None
 
 
 class DefaultTrainer:
@@ -87,16 +77,18 @@ class DefaultTrainer:
 
     Args:
         cfg: a `RunConfig`, or a lazy config that is validated here.
-        resume: continue from the newest verified checkpoint in `train.output_dir`; an error when there is none.
+        resume: continue the run in `train.output_dir` from its newest verified checkpoint; an error when there is none.
+            Default: `train.resume`.
         import_seconds: what the process took until here, for the report of the start-up; None: not measured.
 
-    Attributes: `run`, `mesh`, `plan`, `model`, `optimizer`, `lr_scheduler`, `train_loader`, `test_loaders`,
+    Attributes: `run`, `folder`, `mesh`, `plan`, `model`, `optimizer`, `lr_scheduler`, `train_loader`, `test_loaders`,
     `evaluators`, `checkpointer` and `trainer`, the `EagerTrainer` or `GraphTrainer` that runs the loop.
 
     To change one part, subclass and override its `build_*` classmethod.
     """
 
-    def __init__(self, cfg: Any, *, resume: bool = False, import_seconds: float | None = None):
+    @phase("build")
+    def __init__(self, cfg: Any, *, resume: bool | None = None, import_seconds: float | None = None):
         began = time.perf_counter()
         run: Any = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
         self.run = run = settle_mesh(run)
@@ -108,7 +100,8 @@ class DefaultTrainer:
             device, dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size
         )
         self.output_dir = Path(run.train.output_dir)
-        resumed = require_checkpoint(self.output_dir / "checkpoints") if resume else None
+        self.folder = RunFolder(self.output_dir, run.train.resume if resume is None else resume)
+        resumed = self.folder.checkpoint
         self.seed = self._choose_seed(resumed)
         seed_everything(self.seed)
 
@@ -149,15 +142,19 @@ class DefaultTrainer:
             self.seed,
             block_costs,
         )
+        self.trainer.is_mode_settled = run.mode != "auto"
         #: as cut by measured time, also in a trainer that is only timed
         self._measured_block_costs = block_costs
         self.checkpointer = TrainerCheckpointer(
             self.trainer,
-            self.output_dir / "checkpoints",
+            self.folder.root,
             max_to_keep=run.train.checkpointer.max_to_keep,
             keep_every=run.train.checkpointer.keep_every,
             async_save=run.train.checkpointer.async_save,
+            among=self.folder.owns,
+            before_save=self.folder.check,
             facts={
+                "run_id": self.folder.run_id,
                 "seed": self.seed,
                 "mesh": self.mesh.describe(),
                 "batch": self.plan.describe(),
@@ -168,11 +165,12 @@ class DefaultTrainer:
         self.trainer.agreement.ask(STOP, self.stop)
         self.evaluation_tags: list[str] = []
         self.trainer.register_hooks(self.build_hooks())
-        self.start_iter = 0
+        self.start_iter, self._is_training = 0, False
         if resumed is not None:
             self.resume(resumed)
         elif run.train.load_weight:
             self.load_weights(run.train.load_weight)
+        self._warn_of_unused()
         self._import_seconds, self._build_seconds = import_seconds, time.perf_counter() - began
         self._compile_seconds: float | None = None
 
@@ -180,6 +178,11 @@ class DefaultTrainer:
     def startup(self) -> StartupTimes:
         """How long this process took to import, to build and, once it has, to compile."""
         return StartupTimes(self._import_seconds, self._build_seconds, self._compile_seconds)
+
+    def _warn_of_unused(self) -> None:
+        facts = unused.Facts(self.run, get_world_size(), self.plan.train_iter, self.start_iter)
+        for line in unused.warnings(facts) if is_main_process() else ():
+            logger.warning("%s", line)
 
     def _block_costs(self, micro_batch_size: int) -> list[float] | None:
         """The measured seconds of the model's blocks where `train.dist.stage_balance=time` asks for them."""
@@ -224,6 +227,9 @@ class DefaultTrainer:
             flops_per_iter=self._flops_per_iter(),
         )
         return [
+            RunFolderHook(self._begin),
+            ReleaseFolderHook(self._release),
+            hooks.DeterminismHook() if train.deterministic else None,
             hooks.RandomStateHook(self.seed),
             timer,
             hooks.EvalHook(evaluation.eval_period, self.evaluate, evaluation.eval_at_start, evaluation.eval_after_train)
@@ -249,14 +255,18 @@ class DefaultTrainer:
             )
             if profiler.enabled
             else None,
+            hooks.ShadowUpdateHook(self.run.graph.shadow_every) if self.run.graph.shadow_every else None,
             *build.build_extra_hooks(self.run),
-            hooks.WriterHook(self.build_writers(), train.log_period, timer, self._texts()),
+            hooks.WriterHook(self.build_writers(), train.log_period, timer, self.folder.texts),
         ]
 
-    def _texts(self) -> dict[str, str]:
-        """What TensorBoard shows beside the curves."""
-        files = {"config": self.output_dir / "config.yaml", "env": self.output_dir / "env.json"}
-        return {name: path.read_text() for name, path in files.items() if path.exists()} if is_main_process() else {}
+    def _begin(self) -> None:
+        """Take the output folder for this run; from here on it writes. Collective."""
+        self.folder.begin(lambda: starting_files(self.run, self.folder.run_id))
+
+    def _release(self) -> None:
+        if not self._is_training:  # `train` has the summary to write yet
+            self.folder.release()
 
     def _flops_per_iter(self) -> float | None:
         per_sample = getattr(self.model, "num_flops_per_sample", None)
@@ -264,6 +274,7 @@ class DefaultTrainer:
 
     # ------------------------------------------------------------------ what a run does
 
+    @phase("train")
     def train(self, until: int | None = None) -> None:
         """Train from where the run stands to `plan.train_iter`, or to iteration `until`; may be called again.
 
@@ -271,10 +282,15 @@ class DefaultTrainer:
         or two batches of an evaluation; then the state is saved and `StoppedFromOutside` is raised.
         """
         seed_everything(self.seed)  # what was drawn while building does not matter to training
-        with self.stop.handling_signals():
-            self._train(until)
-        if self.trainer.status == "interrupted":
-            raise self._stopped()
+        self._is_training = True
+        with self.stop.handling_signals():  # to the end: schedulers repeat their signals
+            try:
+                self._train(until)
+                if self.trainer.status == "interrupted":
+                    raise self._stopped()
+            finally:
+                self._is_training = False
+                self.folder.release()
 
     def _train(self, until: int | None) -> None:
         self.settle_mode()
@@ -282,7 +298,13 @@ class DefaultTrainer:
         if is_main_process():
             start_banner(self)
         with suppress(Interrupted):  # the loop will see it too, and ends properly
+            self.check_metric()
             self.check_evaluation(self.run.train.num_sanity_eval_batches)
+        if self.run.train.parity_check:
+            check_at_start(self, self.run.train.parity_check)
+        if self.run.train.checkpointer.enabled:
+            self.checkpointer.check_can_save(with_hooks=False)
+        self._begin()
         try:
             start = max(self.start_iter, self.trainer.completed_iters)
             self.trainer.train(start, min(until or self.plan.train_iter, self.plan.train_iter))
@@ -290,7 +312,7 @@ class DefaultTrainer:
                 self._switch(self._next_mode, "asked for in mid-run")
                 self.trainer.go_on()
         finally:
-            if is_main_process():
+            if is_main_process() and not isinstance(self.trainer.failure, OutputLostError):
                 write_summary(self)
 
     def _stopped(self) -> StoppedFromOutside:
@@ -322,18 +344,26 @@ class DefaultTrainer:
 
     def settle_mode(self) -> None:
         """Compile ahead of the loop, fall back to eager mode where the config allows it, and with
-        `graph.enabled=auto` keep the faster mode. The training state is as before. Collective."""
+        `graph.enabled=auto` keep the mode that all hooks work in, or the faster one. The training state is as before.
+        Collective."""
+        only = mode_of_hooks(self.trainer.hooks) if self.mode_reason == _UNSETTLED else None
+        if only is not None:
+            mode, reason = only
+            self.mode_reason = f"graph.enabled=auto: {reason}"
+            self._switch(mode, self.mode_reason)
+        self.trainer.is_mode_settled = True
         if not isinstance(self.trainer, GraphTrainer):
             return
         try:
             self.trainer.prepare()
             self._compile_seconds = self.trainer.build_seconds  # kept here: a switch to eager mode drops the trainer
-        except GraphBuildError as error:
+        except (GraphBuildError, BatchScopeError) as error:
             if self.run.mode != "auto" and self.run.graph.on_build_error != "eager":
                 raise
             if is_main_process():
                 logger.warning("%s", error)
-            self._switch("eager", "the graph could not be compiled")
+            could = "be compiled" if isinstance(error, GraphBuildError) else "honour train.dist.batch_scope"
+            self._switch("eager", f"the graph could not {could}")
             return
         if self.run.mode == "auto" and self.mode_reason == _UNSETTLED:
             self._keep_the_faster()
@@ -355,6 +385,8 @@ class DefaultTrainer:
             self.seed,
             self._measured_block_costs,
         )
+        eager.batch_scope.take_over(graph.batch_scope)
+        eager.batch_scope.settle(eager, graph.peek_micro_batches())
         seconds = time_modes({"graph": graph, "eager": eager}, graph.peek_micro_batches())
         seed_everything(self.seed)
         compared = ", ".join(f"{name} {value * 1e3:.1f}" for name, value in seconds.items())
@@ -419,6 +451,13 @@ class DefaultTrainer:
         if is_main_process():
             logger.info("evaluation works: tried on %d batch(es) of %s", num_batches, ", ".join(self.test_loaders))
 
+    def check_metric(self) -> None:
+        """Refuse a `train.evaluation.eval_metric` that the evaluation does not give. Collective."""
+        evaluation = self.run.train.evaluation
+        if evaluation.enabled and evaluation.eval_metric and not self.run.train.extra_hooks:
+            # a hook may put a metric of its own; whoever uses the metric looks for it after the first evaluation
+            look_for(evaluation.eval_metric, self.trainer, self.test_loaders, self.evaluators)
+
     def report_evaluation(self) -> dict[str, float]:
         """Evaluate once, log the result and return it (`--eval-only`). Collective."""
         start = time.perf_counter()
@@ -431,23 +470,8 @@ class DefaultTrainer:
         return metrics
 
     def dry_run(self) -> None:
-        """Show what would run and make one update and one evaluation batch, keeping nothing (`--dry-run`)."""
-        if is_main_process():
-            start_banner(self)
-        seconds = time.perf_counter()
-        self.trainer.hooks.clear()
-        self.trainer.register_hooks([])
-        self.trainer.train(self.start_iter, self.start_iter + 1)
-        numbers = self.trainer.fetch_metrics()
-        for name, loader in self.test_loaders.items():
-            self.trainer.evaluate(loader, self.evaluators, name, max_batches=1)
-        if is_main_process():
-            logger.info(
-                "dry run passed in %.1f s: one update (loss %.4f) and one evaluation batch of each dataset; nothing "
-                "was saved",
-                time.perf_counter() - seconds,
-                numbers["train/loss"],
-            )
+        """See `libai.engine.dry_run` (`--dry-run`). Collective."""
+        dry_run(self)
 
     def predict(self, batch: Mapping[str, Any]) -> Any:
         """See `ModelTrainer.predict`."""
@@ -455,7 +479,7 @@ class DefaultTrainer:
 
     def resume(self, path: Path | None = None) -> None:
         """Go on from a checkpoint of this run, by default the newest verified one; `UserError` when there is none."""
-        self.checkpointer.load(path or require_checkpoint(self.checkpointer.root))
+        self.checkpointer.load(path or require_checkpoint(self.checkpointer.root, self.folder.owns))
         self.start_iter = self.trainer.completed_iters
 
     def load_weights(self, path: str) -> None:

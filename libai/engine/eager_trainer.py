@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -10,15 +11,20 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.batch_statistics import share_batch_statistics
+from libai.engine.forward_effects import PythonState, own_buffers, with_line
 from libai.engine.model_contract import read_losses
 from libai.engine.model_trainer import Batch, ModelTrainer, StepResult
 from libai.engine.non_finite import num_bytes
+from libai.engine.traced_state import note_in_eager
 from libai.engine.trainer import NonFiniteLoss
 from libai.layers.cpu import heal, should_heal
 from libai.optim import clip_grad_norm, export_state, import_state
-from libai.parallel import Mesh
-from libai.parallel.data_parallel import GradientReduction, Reduction, build_reduction
+from libai.parallel import Mesh, parallelize
+from libai.parallel.data_parallel import GradientReduction, Reduction, build_reduction, renew_parameters
+from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
+
+logger = logging.getLogger("libai.engine")
 
 #: of input tensors that are kept until the next log point
 MAX_HELD_BYTES = 16 * 2**20
@@ -48,7 +54,7 @@ class EagerTrainer(ModelTrainer):
         gradient_reduction: Reduction = "auto",
         **kwargs: Any,
     ):
-        self.gradient_reduction = gradient_reduction
+        self.gradient_reduction: Reduction = gradient_reduction
         super().__init__(model, *args, **kwargs)
         if amp not in (None, "bf16"):
             raise UserError(
@@ -59,15 +65,31 @@ class EagerTrainer(ModelTrainer):
         num_parameters = sum(p.numel() for p in model.parameters())
         self._heals = self.device == "cpu" and num_parameters >= MIN_HEALED_PARAMETERS and should_heal()
         self._held: list[Batch] = []
+        self._python_state: PythonState | None = None
         self._max_held = 0
         self.ranks_see_parts = self.mesh.data > 1 and not self.layout.is_global
-        groups = self.optimizer.param_groups
-        self._parameters = [p for group in groups for p in group.parameters if p.requires_grad]
+        self._parameters = self._trained_parameters()
         self.reduction = self._reduce_with(gradient_reduction) if self.ranks_see_parts else None
         self._forward = self.reduction.forward if self.reduction else self.model
         self._set_to_none = self.reduction is None or self.reduction.set_to_none
         # the first optimizer update must not meet gradients of whatever the user tried before
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _trained_parameters(self) -> list[flow.Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group.parameters if p.requires_grad]
+
+    def use_global_tensors(self) -> None:
+        """See `ModelTrainer.use_global_tensors`. Training goes on as if `gradient_reduction` had been "global"."""
+        state = self.export_optimizer_state()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.reduction is not None and self.reduction.leaves_hooks:
+            renew_parameters(self.model, self.optimizer)
+        self.layout = parallelize(self.model, self.model_plan, self.mesh)
+        self.gradient_reduction, self.reduction, self.ranks_see_parts = "global", None, False
+        self._forward, self._set_to_none, self._parameters = self.model, True, self._trained_parameters()
+        self.import_optimizer_state(*state)
+        if self.guard is not None:
+            self.guard.forget()
 
     def _reduce_with(self, kind: Reduction) -> GradientReduction:
         share_batch_statistics(self._batch_norms)
@@ -91,8 +113,10 @@ class EagerTrainer(ModelTrainer):
             )
         if self.zero_grad_before_forward:
             self.optimizer.zero_grad(set_to_none=self._set_to_none)
-        batches = [self.to_device(batch) for batch in micro_batches]
-        result = self.accumulate_gradients(self._forward_with_autocast if self.amp else self._forward, batches)
+        named = [self.name_inputs(batch) for batch in micro_batches]
+        batches = [self.to_device(batch) for batch in named]
+        with self.index_check.watch(named, self.describe_batch):
+            result = self.accumulate_gradients(self._forward_with_autocast if self.amp else self._forward, batches)
         self._hold(batches)
         if self.reduction is not None:
             self.reduction.reduce()
@@ -127,11 +151,36 @@ class EagerTrainer(ModelTrainer):
     def inspect_first(self, micro_batches: list[Any]) -> None:
         """See `TrainerBase.inspect_first`."""
         super().inspect_first(micro_batches)
+        self._check_state_of_forward(micro_batches[0])
         self._max_held = MAX_HELD_BYTES // max(1, num_bytes(micro_batches[0])) if self.device == "cpu" else 0
+
+    def _check_state_of_forward(self, batch: Any) -> None:
+        """Find out what forward changes beside its outputs (docs/decisions/0012-state-in-forward.md).
+
+        Only a model with buffers is tried: a trial draws from OneFlow's random numbers, which cannot be put back. State
+        that Python keeps is looked at again when the first losses are read.
+        """
+        self._python_state = PythonState(self.model)
+        if not own_buffers(self.model):
+            return
+        changing = self.effects_of_forward(batch).buffers
+        if changing and self.ranks_see_parts:
+            if self.batch_scope.wanted == "global" and self.gradient_reduction == "auto":
+                self.use_global_tensors()
+                return
+            raise UserError(
+                f"forward changes the buffer {with_line(self.model, changing[0])}, and {self.mesh.data} data-parallel "
+                "ranks would each keep one of its own part of the batch. Set train.dist.gradient_reduction=global, "
+                "with which it is that of the whole batch, or use one data-parallel rank."
+            )
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `ModelTrainer.collect`."""
         self._held.clear()
+        if self._python_state is not None:
+            note, self._python_state = note_in_eager(self._python_state.changed()), None
+            if note is not None and is_main_process():
+                logger.warning("%s.%s", type(self.model).__name__, note)
         return super().collect(results)
 
     def _check_finite_before_update(self, result: StepResult) -> None:

@@ -140,6 +140,10 @@ class EventStorage:
                 self._latest[name] = (values[name], self._latest[name][1])
         return dict(self._latest)
 
+    def names(self, prefix: str = "") -> list[str]:
+        """The scalars put so far whose names begin with `prefix`. Waits for nothing."""
+        return [name for name in self._latest if name.startswith(prefix)]
+
     def get(self, name: str) -> tuple[float, int] | None:
         """The newest value of `name` and its iteration, or None; waits for the device only if this one is there."""
         found = self._latest.get(name)

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from libai.engine.graphs import MODULE_NAME, EvalGraph, StepInputs, TrainGraph
 from libai.engine.model_contract import as_batch_dict
 from libai.engine.model_trainer import Batch, ModelTrainer, StepResult
 from libai.engine.spinning import SpinningThread, thread_ids
+from libai.engine.traced_state import refuse_in_graph, same_buffers, write_buffers
 from libai.layers.random import draws_randomness, fold, random_context
 from libai.optim import (
     bias_corrections,
@@ -33,6 +34,7 @@ from libai.parallel import Mesh, whole
 from libai.utils.distributed import any_rank, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.logging import warn_once
+from libai.utils.rank_notes import note_progress, phase
 
 logger = logging.getLogger("libai.engine")
 Shapes = tuple[tuple[int, ...], ...]
@@ -71,9 +73,9 @@ class GraphTrainer(ModelTrainer):
         self.build_seconds: float | None = None
         groups = self.optimizer.param_groups
         self._corrects_bias = any("betas" in group for group in groups)
-        self._step_inputs = StepInputs(
-            len(groups), self.mesh.pipeline, self.num_accumulation_steps, self._corrects_bias, self.layout.constant
-        )
+        self._step_inputs = self._make_step_inputs(self.num_accumulation_steps)
+        #: the buffers that forward changes, known when the graph is compiled
+        self._changing: tuple[str, ...] = ()
         self._weighted = self._counts_items and self.num_accumulation_steps > 1
         self._train_graph: TrainGraph | None = None
         self._shapes: Shapes | None = None
@@ -83,6 +85,10 @@ class GraphTrainer(ModelTrainer):
             self._state_to_load = export_state(self.optimizer, dict(self.model.named_parameters()))
         self._eval_graphs: dict[Signature, EvalGraph] = {}
         self._spinning: SpinningThread | None = None
+
+    def _make_step_inputs(self, size: int) -> StepInputs:
+        groups = len(self.optimizer.param_groups)
+        return StepInputs(groups, self.mesh.pipeline, size, self._corrects_bias, self.layout.constant)
 
     @classmethod
     def needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
@@ -95,18 +101,25 @@ class GraphTrainer(ModelTrainer):
         """See `TrainerBase.update`. A batch of another shape than the compiled one is updated on eagerly."""
         batches = [self.name_inputs(batch) for batch in micro_batches]
         if self._is_ragged(batches):
-            return self._update_eagerly([self.to_device(batch) for batch in batches])
+            with self.index_check.watch(batches, self.describe_batch):
+                return self._update_eagerly([self.to_device(batch) for batch in batches])
+        if self._train_graph is None:
+            self._build(batches)
+        assert self._train_graph is not None
+        self.index_check.refuse(batches, self.describe_batch)
         self._set_step_inputs()
         inputs, shares = self._inputs(batches)
-        if self._train_graph is None:
-            self._build(inputs)
-        assert self._train_graph is not None
-        losses, metrics, norm = self._train_graph(**inputs)
+        losses, metrics, norm, buffers = self._train_graph(**inputs)
+        if buffers:
+            write_buffers(self.model, buffers)
         count_batches(self._batch_norms, self.num_accumulation_steps)
         self.optimizer._state["step"] += 1  # the compiled update counts for itself; this is the count the host sees
         self._step_schedule()
+        if self._changing:
+            return StepResult(losses, metrics, shares, norm)
         return StepResult([losses], [metrics], shares, norm)
 
+    @phase("compile")
     def prepare(self) -> None:
         """Compile for the next iteration's batch without making an update. Collective.
 
@@ -114,12 +127,16 @@ class GraphTrainer(ModelTrainer):
         """
         if self._train_graph is not None:
             return
+        self.effects_of_forward(self.peek_micro_batches()[0])  # before others try the batch: it checks the indices
+        self.batch_scope.settle(self, self.peek_micro_batches())
         batches = [as_batch_dict(batch, self.model) for batch in self.peek_micro_batches()]
         if not self._is_ragged(batches):
-            self._build(self._inputs(batches)[0])
+            self._build(batches)
 
     def _inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
         """`(keyword arguments of the graph, shares)` for the micro-batches of one iteration."""
+        if self._changing:
+            return self._separate_inputs(batches)
         steps = self.num_accumulation_steps
         batch = self.to_device(_join(batches))
         inputs: dict[str, Any] = {"batch": self.layout.lay_out_batch(batch), "step": self._step_inputs.tensors}
@@ -130,10 +147,27 @@ class GraphTrainer(ModelTrainer):
             shares = self.item_shares(parts)
             inputs["share"] = self.layout.replicate(shares)
         if self._takes_key:
-            # from_numpy runs no operation, which a launch would wait for (0.14 ms)
-            keys = np.array([fold(self.seed, self.iter, micro) for micro in range(steps)], np.int64)
-            inputs["key"] = self.layout.replicate(flow.from_numpy(keys))
+            inputs["key"] = self.layout.replicate(self._keys(range(steps)))
         return inputs, shares
+
+    def _separate_inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
+        """`_inputs` for a graph that traces the micro-batches one behind the other: lists with an entry for each."""
+        steps = self.num_accumulation_steps
+        parts = [self.to_device(batch) for batch in batches]
+        inputs: dict[str, Any] = {"batch": [self.layout.lay_out_batch(part) for part in parts]}
+        inputs["step"] = self._step_inputs.tensors
+        shares: Sequence[float] | flow.Tensor = [1.0 / steps] * steps
+        if self._weighted:
+            shares = self.item_shares(parts)
+            inputs["share"] = [self.layout.replicate(shares[i : i + 1]) for i in range(steps)]
+        if self._takes_key:
+            inputs["key"] = [self.layout.replicate(self._keys([micro])) for micro in range(steps)]
+        return inputs, shares
+
+    def _keys(self, micro_batches: Sequence[int]) -> flow.Tensor:
+        """The random keys of micro-batches of this iteration. from_numpy runs no operation, which a launch would wait
+        for (0.14 ms)."""
+        return flow.from_numpy(np.array([fold(self.seed, self.iter, micro) for micro in micro_batches], np.int64))
 
     @functools.cached_property
     def _takes_key(self) -> bool:
@@ -153,11 +187,21 @@ class GraphTrainer(ModelTrainer):
             f"iteration {self.iter + 1} has a batch of another shape ({'; '.join(map(describe, batches))}) than the "
             "graph was compiled for: such updates run op by op, with the same result.",
         )
+        return self._update_with(batches)
+
+    def update_op_by_op(self, micro_batches: list[Any]) -> StepResult:
+        """`update`, op by op, on the graph's weights and optimizer state. Collective."""
+        batches = [self.name_inputs(batch) for batch in micro_batches]
+        with self.index_check.watch(batches, self.describe_batch):
+            return self._update_with([self.to_device(batch) for batch in batches])
+
+    def _update_with(self, batches: Sequence[Batch]) -> StepResult:
         parameters = dict(self.model.named_parameters())
         import_state(self.optimizer, parameters, *self.export_optimizer_state())
         self._drop_gradients()
 
-        result = self.accumulate_gradients(self.model, batches)
+        with same_buffers(self.model):
+            result = self.accumulate_gradients(self.model, batches)
         if self.max_grad_norm is not None:
             result.grad_norm = clip_grad_norm(parameters.values(), self.max_grad_norm, self.norm_type)
         self.optimizer.step()
@@ -176,13 +220,22 @@ class GraphTrainer(ModelTrainer):
 
     # ------------------------------------------------------------------ compilation
 
-    def _build(self, inputs: dict[str, Any]) -> None:
+    @phase("compile")
+    def _build(self, batches: Sequence[dict[str, Any]]) -> None:
+        """Compile for the shapes of `batches`, the named micro-batches of one iteration."""
         if not self.model.training:
             raise UserError(
                 f"{type(self.model).__name__} is in eval mode while the training graph is compiled, and the mode is "
                 "frozen then. Call model.train() first."
             )
         start, threads = time.perf_counter(), thread_ids()
+        effects = self.effects_of_forward(batches[0])
+        refuse_in_graph(self.model, effects)
+        if effects.buffers and not self._changing:
+            self._changing = tuple(effects.buffers)
+            self._step_inputs = self._make_step_inputs(1)
+        self._set_step_inputs()
+        inputs, _ = self._inputs(batches)
         graph = TrainGraph(
             self.model,
             self.optimizer,
@@ -193,6 +246,7 @@ class GraphTrainer(ModelTrainer):
             amp=self.amp,
             recomputed_blocks=self.recomputed_blocks(),
             auto_parallel=self.auto_parallel,
+            buffers=self._changing,
             # not the bound method: a graph that holds its trainer would keep all of it alive
             random_scope=functools.partial(random_context, data_rank=self.mesh.data_rank) if self._takes_key else None,
         )
@@ -202,10 +256,11 @@ class GraphTrainer(ModelTrainer):
             state = self._graph_state(*self._state_to_load)
             graph.load_state_dict({**state, **self._loss_scale_tensors(graph, self._state_to_load[1])})
         self._trace(graph, inputs)
+        note_progress()
         graph.finish_complie_and_init_runtime()
+        self.index_check.learn(graph)
         self._train_graph, self._state_to_load = graph, None
-        parts = self.num_accumulation_steps * self.mesh.data
-        self._shapes = tuple((len(t) // parts, *t.shape[1:]) for t in inputs["batch"].values())
+        self._shapes = _shapes(batches[0])
         if self.mesh.size > 1 and self.mesh.device == "cpu":
             self._spinning = SpinningThread(threads)
         self.build_seconds = time.perf_counter() - start
@@ -226,7 +281,11 @@ class GraphTrainer(ModelTrainer):
         if failure is not None:
             raise explain_build_error(failure, self.model) from failure
         if has_failed_somewhere:
-            raise GraphBuildError(f"{type(self.model).__name__} could not be compiled on another rank; see its error.")
+            elsewhere = GraphBuildError(
+                f"{type(self.model).__name__} could not be compiled on another rank; see its error."
+            )
+            elsewhere.is_consequence = True  # the launcher shows the error that it follows from
+            raise elsewhere
 
     def _drop_gradients(self) -> None:
         """A gradient that is not None when a graph is compiled keeps its parameter out of the update for ever
@@ -239,13 +298,31 @@ class GraphTrainer(ModelTrainer):
     def eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
         """See `ModelTrainer.eval_batch`. Full batches run compiled; replicated remainders, of other shapes, eagerly."""
         if replicated or self._eval_signature_is_new(batch):
-            return self.run_eagerly(batch, replicated, everywhere)
-        outputs = self._eval_graphs[signature(batch)](self.layout.lay_out_batch(batch))
+            with same_buffers(self.model):
+                return self.run_eagerly(batch, replicated, everywhere)
+        graph, inputs = self._eval_graphs[signature(batch)], self.layout.lay_out_batch(batch)
+        if not graph._is_compiled:
+            graph._compile(inputs)
+            self.index_check.learn(graph)
+            self.index_check.refuse([batch], self.describe_batch)
+        outputs = graph(inputs)
         return self.localize_outputs(outputs, batch, replicated, everywhere)
+
+    def watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
+        """See `ModelTrainer.watch_indices`; compares with what is known of the graphs compiled so far."""
+        self.index_check.refuse(batches, self.describe_batch)
+        return nullcontext()
+
+    def run_eagerly(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
+        """See `ModelTrainer.run_eagerly`."""
+        with self.index_check.watch([batch], self.describe_batch):
+            return super().run_eagerly(batch, replicated, everywhere)
 
     def _eval_signature_is_new(self, batch: Mapping[str, Any]) -> bool:
         """Compile for the first shape only; whatever is ragged afterwards runs eagerly on the same weights."""
         shape = signature(batch)
+        if self.effects_of_forward(batch).eval_buffers:
+            return True  # a compiled forward would not write them
         if not self._eval_graphs:
             self._eval_graphs[shape] = EvalGraph(self.model, self.layout)
         return shape not in self._eval_graphs

@@ -9,8 +9,9 @@ the last bits. docs/decisions/0001-graph-reads-rates-from-inputs.md tells why an
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
-import os
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,8 +29,10 @@ from libai.engine.graph_variables import (
     remove_op,
     remove_step_count,
 )
+from libai.engine.launch_race import protect_graph_launches
 from libai.engine.model_contract import read_losses, total_loss
-from libai.engine.spinning import thread_ids
+from libai.engine.traced_state import TracedState
+from libai.engine.tracing import tracing
 from libai.optim import make_clip_norm_exact
 from libai.parallel import GlobalLayout, Layout, LocalLayout, Mesh, named_tensors
 from libai.utils.errors import UserError
@@ -75,29 +78,6 @@ class StepInputs:
                 self._values[scalar, group] = value
                 for stage in range(self._num_stages):
                     self.tensors[f"{scalar}_{group}_{stage}"] = self._constant(value, self._size, stage)
-
-
-class protect_graph_launches:
-    """Around the first launch of a graph in a process: keep the thread that launches from being preempted.
-
-    OneFlow 0.9 hands a job to its actor threads and only then notes that it is running. When the launching thread is
-    preempted in between and the job is over first, an empty queue is popped: the process crashes or hangs, about once
-    in ten thousand launches of a graph that takes 0.1 ms on a busy machine
-    (docs/decisions/0006-graph-launch-race.md). Real-time priority for that thread, which sleeps when idle, closes the
-    window. It needs the right to give it (root, or CAP_SYS_NICE); without it, and off Linux, nothing changes.
-    """
-
-    is_done = False
-
-    def __enter__(self) -> None:
-        self._before = thread_ids()
-
-    def __exit__(self, *_: object) -> None:
-        type(self).is_done = True
-        # The last one. The thread before it, of the critical sections, spins: with priority it would keep a core.
-        for thread_id in sorted(thread_ids() - self._before)[-1:]:
-            with contextlib.suppress(OSError):
-                os.sched_setscheduler(thread_id, os.SCHED_FIFO, os.sched_param(1))
 
 
 class _Graph(nn.Graph):
@@ -212,9 +192,12 @@ class TrainGraph(_Graph):
         recomputed_blocks: names of the modules whose activations the backward pass computes again.
         random_scope: context manager factory entered around the forward with the graph's `key` input.
         auto_parallel: let OneFlow choose the layout of every operation's output by its own cost model.
+        buffers: names of those that forward changes. With any, micro-batches are traced one behind the other, because
+            each reads what the one before has written: the inputs are then lists with one entry per micro-batch.
 
-    A call takes keyword tensors and returns `(losses, metrics, grad_norm | None)`; with accumulation the scalars have
-    one element per micro-batch. Raises what OneFlow raises when the model cannot be compiled.
+    A call takes keyword tensors and returns `(losses, metrics, grad_norm | None, buffers)`; with accumulation the
+    scalars have one element per micro-batch, or with `buffers` there is one dict of losses and metrics for each.
+    `buffers`: name → new value, which the caller writes. Raises what OneFlow raises when the model cannot be compiled.
     """
 
     def __init__(
@@ -230,11 +213,16 @@ class TrainGraph(_Graph):
         recomputed_blocks: Sequence[str] = (),
         random_scope: Any = None,
         auto_parallel: bool = False,
+        buffers: Sequence[str] = (),
     ):
         super().__init__()
         self.model = model
         self._layout = layout = layout or LocalLayout(Mesh())
         self._num_groups = len(optimizer.param_groups)
+        self._traced = TracedState(buffers)
+        self._num_micro_batches = num_accumulation_steps
+        if buffers:
+            num_accumulation_steps = 1
         self._accumulation = num_accumulation_steps
         self._clips = max_grad_norm is not None
         self._random_scope = random_scope or (lambda key: contextlib.nullcontext())
@@ -259,20 +247,33 @@ class TrainGraph(_Graph):
                 flow.amp.GradScaler(init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000)
             )
 
-    def build(self, batch: dict[str, Any], step: dict[str, Any], share: Any = None, key: Any = None) -> Any:
-        """Trace one micro-batch. `batch`: forward's arguments; `step`: `StepInputs.tensors`, which only the completed
-        job reads; `share`: the micro-batch's weight; `key`: its random key."""
+    def build(self, batch: Any, step: dict[str, Any], share: Any = None, key: Any = None) -> Any:
+        """Trace one micro-batch, or with changing buffers all of them. `batch`: forward's arguments; `step`:
+        `StepInputs.tensors`, which only the completed job reads; `share`: the micro-batch's weight; `key`: its random
+        key."""
+        with tracing(self.model):
+            if not self._traced.names:
+                losses, metrics, total = self._forward(batch, share, key)
+            else:
+                parts = [self._forward(*part) for part in _transposed(self._num_micro_batches, batch, share, key)]
+                losses, metrics, totals = zip(*parts)
+                losses, metrics = list(losses), list(metrics)
+                total = functools.reduce(operator.add, totals) / float(self._num_micro_batches)
+            buffers = self._traced.values(self.model)
+        total.backward()
+        # replaced by the norm that clipping computes once the job is complete
+        norm = total.detach() * 1.0 if self._clips else None
+        return losses, metrics, norm, buffers
+
+    def _forward(self, batch: dict[str, Any], share: Any, key: Any) -> tuple[Any, Any, flow.Tensor]:
+        """`(losses, metrics, what to differentiate)`, which OneFlow, or `build`, averages over micro-batches."""
         with self._random_scope(key), self._layout.source_ops():
             outputs = self.model(**batch)
         losses, metrics = read_losses(outputs, self.model.to(nn.Module))
         total = total_loss(losses)
-        if share is not None:
-            # OneFlow averages over micro-batches; a share is this one's weight in the mean over counted items
-            total = total * (share.sum() * float(self._accumulation))
-        total.backward()
-        # replaced by the norm that clipping computes once the job is complete
-        norm = total.detach() * 1.0 if self._clips else None
-        return losses, {name: value.detach() for name, value in metrics.items()}, norm
+        if share is not None:  # this one's weight in the mean over counted items
+            total = total * (share.sum() * float(self._num_micro_batches))
+        return losses, {name: value.detach() for name, value in metrics.items()}, total
 
     # ------------------------------------------------------------------ OneFlow 0.9.0 internals
 
@@ -297,6 +298,8 @@ class TrainGraph(_Graph):
 
     def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
         """OneFlow has completed the job: connect each parameter's update to its group's inputs and values."""
+        self._traced.require_repeatable(self._forward_job_proto, self.model)
+        self._traced.require_traced(self._forward_job_proto, self.model, f"{MODULE_NAME}.")
         make_clip_norm_exact(self._full_job_proto)
         if self._accumulation > 1 or self._layout.cuts_parameters:
             read_copies_of_variables(self._full_job_proto, _variable_names(self.model))
@@ -380,13 +383,18 @@ class EvalGraph(_Graph):
 
     def build(self, batch: dict[str, Any]) -> Any:
         """Trace the forward of one batch."""
-        with self._layout.source_ops():
+        with tracing(self.model), self._layout.source_ops():
             return self.model(**batch)
 
     def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
         if self._layout.cuts_parameters:
             read_copies_of_variables(self._full_job_proto, _variable_names(self.model))
         super()._Graph__rebuild_outputs(out2name)
+
+
+def _transposed(count: int, *inputs: Any) -> list[tuple[Any, ...]]:
+    """Lists with one entry per micro-batch as one tuple for each micro-batch; None stays None."""
+    return list(zip(*([None] * count if given is None else given for given in inputs)))
 
 
 def _variable_names(proxy: Any) -> set[str]:

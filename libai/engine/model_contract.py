@@ -10,9 +10,10 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import oneflow as flow
 
-from libai.utils.errors import UserError
+from libai.utils.errors import UserError, first_line
 
 _RIGHT_CODE = (
     'return {"losses": {"cls": loss}, "metrics": {"accuracy": acc}} from forward in training '
@@ -86,6 +87,24 @@ def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
+def as_tensor(value: Any) -> flow.Tensor:
+    """One entry of a batch (an array, a number or a list of them) as a local CPU tensor.
+
+    Raises `ModelContractError` for what no tensor can hold, such as text.
+    """
+    try:
+        array = value if type(value) is np.ndarray and value.flags.c_contiguous else np.ascontiguousarray(value)
+        if array.dtype.char == "H":  # uint16, a type that oneflow 0.9.0 has not
+            array = array.astype(np.int32)
+        return flow.from_numpy(array) if array.ndim else flow.tensor(array)
+    except Exception as error:
+        kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else _kind(value)
+        raise ModelContractError(
+            f"the batch holds {kind}, which cannot become a tensor ({first_line(error)}): let the dataset give arrays "
+            "of numbers or booleans, or leave the key out."
+        ) from error
+
+
 def forward_parameters(model: Any) -> tuple[list[str], bool]:
     """The argument names of `model.forward` and whether it takes any keyword (`**kwargs`)."""
     parameters = inspect.signature(model.forward).parameters.values()
@@ -106,10 +125,27 @@ def as_batch_dict(batch: Any, model: Any) -> dict[str, Any]:
                 f"the batch has the keys {sorted(batch)}, but {type(model).__name__}.forward takes {names}: "
                 f"rename {unknown} in the dataset or in forward."
             )
+        _check_missing(batch, model)
         return batch
     items = list(batch) if isinstance(batch, (tuple, list)) else [batch]
     if len(items) > len(names):
         raise ModelContractError(
             f"the batch has {len(items)} items, but {type(model).__name__}.forward takes {len(names)} ({names})."
         )
-    return dict(zip(names, items))
+    named = dict(zip(names, items))
+    _check_missing(named, model)
+    return named
+
+
+def _check_missing(batch: Mapping[str, Any], model: Any) -> None:
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    missing = [
+        name
+        for name, parameter in inspect.signature(model.forward).parameters.items()
+        if parameter.kind in named and parameter.default is parameter.empty and name not in batch
+    ]
+    if missing:
+        raise ModelContractError(
+            f"{type(model).__name__}.forward needs {missing}, and the batch has only {list(batch)}: add the missing to "
+            "what the dataset returns, or give the argument a default in forward."
+        )

@@ -5,7 +5,7 @@ The two trainers differ in `update`, `eval_batch` and where the optimizer state 
 
 from __future__ import annotations
 
-import copy
+import itertools
 import logging
 import math
 import operator
@@ -18,9 +18,13 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
+from libai.engine.batch_scope import BatchScope
 from libai.engine.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
-from libai.engine.build_errors import explain_stage_error
-from libai.engine.model_contract import as_batch_dict, read_losses, total_loss
+from libai.engine.build_errors import explain_forward_error
+from libai.engine.check_parts import check_arguments, check_metrics, check_sums
+from libai.engine.forward_effects import Effects, copy_module, find_effects
+from libai.engine.index_check import IndexCheck
+from libai.engine.model_contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss
 from libai.engine.non_finite import NonFiniteGuard
 from libai.engine.trainer import NonFiniteLoss, TrainerBase
 from libai.layers.random import assign_layer_ids, find_unseeded_dropouts, fold, random_context
@@ -34,9 +38,10 @@ from libai.parallel import (
     recompute_in_backward,
     whole,
 )
-from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
-from libai.utils.distributed import all_reduce, default_device, is_main_process
+from libai.scheduler import has_state, load_scheduler_state, needs_metric, scheduler_state
+from libai.utils.distributed import all_reduce, default_device, get_rank, is_main_process
 from libai.utils.errors import UserError
+from libai.utils.rank_notes import note_progress, phase
 from libai.utils.tensors import detached
 
 logger = logging.getLogger("libai.engine")
@@ -97,8 +102,11 @@ class ModelTrainer(TrainerBase):
         seed: of the dropout masks (`libai.layers.random`).
         detect_anomalous_params: log the trainable parameters that the first iteration's losses do not reach.
         non_finite: "raise", "skip" or "rollback", see `libai.engine.non_finite`.
-        replay_non_finite: keep a copy of the state in memory, so that a bad update can be undone and explained; "skip"
-            and "rollback" need it.
+        replay_non_finite: keep a second copy of the state on the device, so that with "raise" a bad update can be
+            undone and explained; "skip" and "rollback" keep one anyway.
+        batch_scope: what operations over the samples see where data-parallel ranks are several: "global", the batches
+            of all of them, as in one process, or "rank" (`libai.engine.batch_scope`).
+        check_batch_scope: find out with the first batch whether the model has such operations.
     """
 
     #: True when every rank holds its own share of the losses, so that metrics must be summed over ranks
@@ -130,8 +138,11 @@ class ModelTrainer(TrainerBase):
         check_finite_every_iter: bool = False,
         detect_anomalous_params: bool = False,
         non_finite: str = "raise",
-        replay_non_finite: bool = True,
+        replay_non_finite: bool = False,
+        batch_scope: str = "global",
+        check_batch_scope: bool = True,
     ):
+        check_arguments(type(self).__name__, model, data_loader, optimizer, lr_scheduler)
         super().__init__(
             data_loader,
             num_accumulation_steps=num_accumulation_steps,
@@ -148,19 +159,21 @@ class ModelTrainer(TrainerBase):
         self.seed = seed
         self.detect_anomalous_params = detect_anomalous_params
         self.lr = self._current_lr()
+        self.batch_scope = BatchScope(batch_scope, check_batch_scope)
         self._counts_items = hasattr(model, "num_loss_items")
+        self.index_check = IndexCheck(model)
         self._batch_norms = batch_norms(model)
         #: whether forward needs a random key; the masks of stock dropout layers ignore every seed (ONEFLOW.md 2.6)
         if non_finite not in ("raise", "skip", "rollback"):
             raise UserError(f"non_finite={non_finite!r} is no policy. Choose raise, skip or rollback.")
-        can_replay = replay_non_finite and not check_finite_every_iter and _has_state(lr_scheduler)
-        if non_finite != "raise" and not can_replay:
+        keeps_copy = replay_non_finite or non_finite != "raise"
+        if keeps_copy and (check_finite_every_iter or not (lr_scheduler is None or has_state(lr_scheduler))):
+            asked = f"non_finite={non_finite!r}" if non_finite != "raise" else "replay_non_finite=True"
             raise UserError(
-                f"non_finite={non_finite!r} undoes updates by a copy of the state in memory. Leave "
-                "replay_non_finite=True and check_finite_every_iter=False, give the schedule state_dict() and "
-                "load_state_dict(), or use non_finite='raise'."
+                f"{asked} undoes updates by a copy of the state in memory. Leave check_finite_every_iter=False, give "
+                "the schedule state_dict() and load_state_dict(), or use non_finite='raise' without replay_non_finite."
             )
-        self.guard = NonFiniteGuard(self, non_finite) if can_replay else None
+        self.guard = NonFiniteGuard(self, non_finite) if keeps_copy else None
         self.draws_randomness = bool(assign_layer_ids(model))
         if zero_stage not in (0, 1, 2, 3):
             raise UserError(f"zero_stage={zero_stage!r} is no stage of ZeRO. Choose 1, 2 or 3, or 0 for none.")
@@ -190,6 +203,10 @@ class ModelTrainer(TrainerBase):
         recompute_in_backward(self.model, self.recomputed_blocks())
         return LocalLayout(self.mesh)
 
+    def use_global_tensors(self) -> None:
+        """Lay a model that data-parallel ranks hold as local replicas out as global tensors. Collective."""
+        raise NotImplementedError(f"{type(self).__name__} has no local replicas")
+
     def recomputed_blocks(self) -> list[str]:
         """Names of the modules that activation checkpointing was asked for. Raises `UserError` when no plan has any."""
         if not self.activation_checkpoint:
@@ -217,6 +234,8 @@ class ModelTrainer(TrainerBase):
             "detect_anomalous_params": self.detect_anomalous_params,
             "non_finite": self.guard.policy if self.guard else "raise",
             "replay_non_finite": self.guard is not None,
+            "batch_scope": self.batch_scope.wanted,
+            "check_batch_scope": self.batch_scope.is_checked,
         }
 
     def random_scope(self, micro: int) -> AbstractContextManager[None]:
@@ -245,11 +264,33 @@ class ModelTrainer(TrainerBase):
                 "are not in the model: it was built for another model object. Build it from model.parameters()."
             )
 
+    # ------------------------------------------------------------------ what forward does beside its losses
+
+    def effects_of_forward(self, batch: Any) -> Effects:
+        """What a forward on this micro-batch of this rank changes, tried once on a copy of the model. Collective."""
+        if self._effects is None:
+            inputs = self.layout.lay_out_batch(self.to_device(batch))
+            named = [self.name_inputs(batch)]
+
+            def forward(model: flow.nn.Module, inputs: Mapping[str, flow.Tensor]) -> Any:
+                with self.index_check.watch(named, self.describe_batch, model):
+                    return self._try_forward(model, inputs)
+
+            self._effects = find_effects(self.model, inputs, forward)
+        return self._effects
+
+    _effects: Effects | None = None
+
+    def _try_forward(self, model: flow.nn.Module, inputs: Mapping[str, flow.Tensor]) -> Any:
+        with self.random_scope(0), self.layout.source_ops():
+            return model(**inputs)
+
     # ------------------------------------------------------------------ parameters that no loss reaches
 
     def inspect_first(self, micro_batches: list[Any]) -> None:
         """See `TrainerBase.inspect_first`: counts tokens, and names the parameters without gradient when asked to."""
         self.items_per_iter = self._count_tokens(micro_batches)
+        self.batch_scope.settle(self, micro_batches)
         if not self.detect_anomalous_params:
             return
         names = self.find_unreached_parameters(micro_batches[0])
@@ -276,10 +317,10 @@ class ModelTrainer(TrainerBase):
         buckets and a graph to be compiled stay as they are; takes the model's memory a second time. Collective when
         the parameters are global.
         """
-        twin = copy.deepcopy(self.model)
+        twin = copy_module(self.model)
         inputs = self.layout.lay_out_batch(self.to_device(batch))
-        with self.random_scope(0), self.layout.source_ops():
-            losses, _ = read_losses(twin(**inputs), self.model)
+        with self.index_check.watch([self.name_inputs(batch)], self.describe_batch, twin):
+            losses, _ = read_losses(self._try_forward(twin, inputs), self.model)
         total_loss(losses).backward()
         trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         return [name for name, parameter in twin.named_parameters() if name in trained and parameter.grad is None]
@@ -298,7 +339,13 @@ class ModelTrainer(TrainerBase):
         """`eval_batch` op by op."""
         lay_out = self.layout.lay_out_replicated_batch if replicated else self.layout.lay_out_batch
         with flow.no_grad(), self.layout.source_ops():
-            outputs = self.model(**lay_out(batch))
+            try:
+                outputs = self.model(**lay_out(batch))
+            except Exception as error:
+                explained = explain_forward_error(error, self.model, batch, self.evaluated_batches <= 1)
+                if explained is None:
+                    raise
+                raise explained from error
         return self.localize_outputs(outputs, batch, replicated, everywhere)
 
     def localize_outputs(self, outputs: Any, batch: Batch, replicated: bool, everywhere: bool) -> Any:
@@ -315,6 +362,10 @@ class ModelTrainer(TrainerBase):
     def import_optimizer_state(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
         """Take back what `export_optimizer_state` gave, from this mode or the other."""
         raise NotImplementedError(f"{type(self).__name__} must define import_optimizer_state")
+
+    def wait_for_device(self) -> None:
+        """See `TrainerBase.wait_for_device`; OneFlow 0.9 waits for graphs and single operations alike."""
+        flow._oneflow_internal.eager.Sync()
 
     def prepare(self) -> None:
         """Do ahead of the first update what can be done ahead; graph mode compiles. Collective."""
@@ -396,7 +447,7 @@ class ModelTrainer(TrainerBase):
                 optimizer=self.copy_optimizer_tensors(),
                 step=self.optimizer._state["step"],
                 rates=[group["lr"] for group in self.optimizer.param_groups],
-                schedule=None if scheduler is None else scheduler_state(scheduler),
+                schedule=None if scheduler is None else scheduler_state(scheduler, self.optimizer),
                 lr=self.lr,
             )
 
@@ -408,7 +459,7 @@ class ModelTrainer(TrainerBase):
             self.put_back_optimizer_tensors(snapshot.optimizer)
         self.optimizer._state["step"] = snapshot.step
         if snapshot.schedule is not None:
-            load_scheduler_state(self.lr_scheduler, snapshot.schedule)
+            load_scheduler_state(self.lr_scheduler, snapshot.schedule, self.optimizer)
         for group, rate in zip(self.optimizer.param_groups, snapshot.rates):
             group["lr"] = rate
         self.lr = snapshot.lr
@@ -417,6 +468,21 @@ class ModelTrainer(TrainerBase):
         return [p.data for p in self.model.parameters()] + list(self.model.buffers())
 
     # ------------------------------------------------------------------ batches and weights of micro-batches
+
+    _evaluated: tuple[str, int] | None = None
+
+    def watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
+        """What a forward over these batches of the loader runs in; raises `IndexOutOfRange` for an id or a label that
+        the model has no row for."""
+        return self.index_check.watch(batches, self.describe_batch)
+
+    def describe_batch(self) -> str:
+        """Which batch this rank is at, for errors."""
+        rank = f" on rank {get_rank()}" if self.mesh.size > 1 else ""
+        if self._evaluated is None:
+            return f"iteration {self.iter + 1}{rank}"
+        dataset, number = self._evaluated
+        return f"batch {number} of the evaluation dataset {dataset!r}{rank}"
 
     def to_device(self, batch: Any) -> Batch:
         """A loader's batch as keyword arguments of forward, local tensors on this rank's device."""
@@ -435,10 +501,7 @@ class ModelTrainer(TrainerBase):
         if isinstance(value, flow.Tensor):
             tensor = value
         else:
-            array = value if type(value) is np.ndarray and value.flags.c_contiguous else np.ascontiguousarray(value)
-            if array.dtype.char == "H":  # uint16, a type that oneflow 0.9.0 has not
-                array = array.astype(np.int32)
-            tensor = flow.from_numpy(array) if array.ndim else flow.tensor(array)
+            tensor = as_tensor(value)
         return tensor if self.device == "cpu" else tensor.to(self.device)
 
     def accumulate_gradients(self, forward: Callable[..., Any], batches: Sequence[Batch]) -> StepResult:
@@ -459,7 +522,16 @@ class ModelTrainer(TrainerBase):
             total = total_loss(step_losses)
             if isinstance(scale, flow.Tensor):
                 scale = self.layout.replicate(scale)
-            (total if scale is None else total * scale).backward()
+            try:
+                (total if scale is None else total * scale).backward()
+            except Exception as error:
+                if "does not require grad" not in str(error):
+                    raise
+                raise ModelContractError(
+                    f"the losses of {type(self.model).__name__}.forward ({list(step_losses)}) depend on no parameter, "
+                    "so there is no gradient. Compute them from the layers' outputs without detach(), no_grad() or "
+                    "numpy()."
+                ) from error
             losses.append({name: detached(value) for name, value in step_losses.items()})
             metrics.append({name: detached(value) for name, value in step_metrics.items()})
         return StepResult(losses, metrics, shares)
@@ -467,8 +539,8 @@ class ModelTrainer(TrainerBase):
     def _call(self, forward: Callable[..., Any], batch: Batch) -> Any:
         try:
             return forward(**self.layout.lay_out_batch(batch))
-        except RuntimeError as error:
-            explained = explain_stage_error(error, self.model)
+        except Exception as error:
+            explained = explain_forward_error(error, self.model, batch, self.iter == self.start_iter)
             if explained is None:
                 raise
             raise explained from error
@@ -564,6 +636,7 @@ class ModelTrainer(TrainerBase):
 
     # ------------------------------------------------------------------ evaluation
 
+    @phase("evaluate")
     def evaluate(
         self, loader: Iterable[Any], evaluators: Mapping[str, Any], dataset: str = "val", max_batches: int | None = None
     ) -> dict[str, float]:
@@ -574,6 +647,12 @@ class ModelTrainer(TrainerBase):
         added over batches and ranks in float64. Collective. The model is in training mode again afterwards. Raises
         `Interrupted` between two batches when the ranks have agreed to stop.
         """
+        with self.not_training():
+            return self._evaluate(loader, evaluators, dataset, max_batches)
+
+    def _evaluate(
+        self, loader: Iterable[Any], evaluators: Mapping[str, Any], dataset: str, max_batches: int | None
+    ) -> dict[str, float]:
         from libai.evaluation import add_sums
 
         start = time.perf_counter()
@@ -581,22 +660,29 @@ class ModelTrainer(TrainerBase):
         was_training = self.model.training
         self.model.eval()
         poll = self.agreement.poller()
+        items = iter(loader)
+        first = list(itertools.islice(items, 1))
+        self.batch_scope.settle_for_evaluation(self, *(_eval_item(item) for item in first))
         try:
-            for number, item in enumerate(loader):
+            for number, item in enumerate(itertools.chain(first, items)):
                 self.evaluated_batches += 1
+                note_progress()
                 poll()
                 self.raise_if_stopping()
                 if max_batches is not None and number >= max_batches:
                     break
-                batch, replicated = item if _is_eval_item(item) else (item, False)
-                batch = self.to_device(batch)
-                outputs = self.eval_batch(batch, replicated)
+                batch, replicated = _eval_item(item)
+                batch, self._evaluated = self.name_inputs(batch), (dataset, number + 1)
+                with self.watch_indices([batch]):
+                    batch = self.to_device(batch)
+                    outputs = self.eval_batch(batch, replicated)
                 if not self.layout.sees_outputs or (replicated and self.mesh.data_rank != 0):
                     continue
                 outputs = with_num_loss_items(outputs, self._item_counts([batch])[0])
                 for name, evaluator in evaluators.items():
-                    sums[name] = add_sums(sums[name], evaluator.process(batch, outputs))
+                    sums[name] = add_sums(sums[name], check_sums(evaluator.process(batch, outputs), evaluator))
         finally:
+            self._evaluated = None
             self.model.train(was_training)
             if self.guard is not None:
                 self.guard.forget()  # what follows an evaluation (a plateau schedule) could not be repeated
@@ -608,7 +694,8 @@ class ModelTrainer(TrainerBase):
                     f"the loader of the evaluation dataset {dataset!r} ({type(loader).__name__}) gave no batch on any "
                     "rank, so there is nothing to measure. Give it data, or an iterable that can be started again."
                 )
-            metrics.update({f"eval/{dataset}/{key}": float(value) for key, value in evaluator.compute(total).items()})
+            computed = check_metrics(evaluator.compute(total), evaluator)
+            metrics.update({f"eval/{dataset}/{key}": value for key, value in computed.items()})
         logger.debug("evaluated %s in %.2f s", dataset, time.perf_counter() - start)
         return metrics
 
@@ -617,17 +704,14 @@ class ModelTrainer(TrainerBase):
         was_training = self.model.training
         self.model.eval()
         try:
-            return self.eval_batch(self.to_device(batch), everywhere=True)
+            batch = self.name_inputs(batch)
+            with self.watch_indices([batch]):
+                return self.eval_batch(self.to_device(batch), everywhere=True)
         finally:
             self.model.train(was_training)
 
     def _reduce_sums(self, sums: dict[str, Any], evaluator: Any) -> dict[str, Any]:
         return sums if self.mesh.is_single else reduce_sums(sums)
-
-
-def _has_state(scheduler: Any) -> bool:
-    wanted = ("state_dict", "load_state_dict", "optimizer")
-    return scheduler is None or all(hasattr(scheduler, name) for name in wanted)
 
 
 def _shares_on_host(results: Sequence[StepResult]) -> list[list[float]]:
@@ -640,8 +724,11 @@ def _on_host(values: Sequence[float] | flow.Tensor) -> Any:
     return fetch_scalars([values])[0] if isinstance(values, flow.Tensor) else values
 
 
-def _is_eval_item(item: Any) -> bool:
-    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], dict) and isinstance(item[1], bool)
+def _eval_item(item: Any) -> tuple[Any, bool]:
+    """`(batch, whether all ranks have the same)` of what an evaluation loader yields."""
+    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], dict) and isinstance(item[1], bool):
+        return item
+    return item, False
 
 
 def with_num_loss_items(outputs: Any, count: Any) -> dict[str, Any]:

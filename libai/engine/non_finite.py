@@ -12,7 +12,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import oneflow as flow
@@ -20,7 +20,7 @@ from oneflow import nn
 
 from libai.engine.model_contract import total_loss
 from libai.parallel import whole
-from libai.utils.distributed import gather_objects, is_main_process
+from libai.utils.distributed import gather_objects, get_rank, is_main_process
 
 if TYPE_CHECKING:
     from libai.engine.model_trainer import Batch, ModelTrainer, Snapshot
@@ -154,25 +154,38 @@ def find_first_non_finite(trainer: ModelTrainer, micro_batches: list[Any]) -> st
     from the loss backwards. Collective. The model is left as it was, but for the buffers that a forward changes.
     """
     found = _first_on_this_rank(trainer, micro_batches)
-    if trainer.mesh.size > 1:
-        by_rank = gather_objects(found)
-        rank = next((r for r, text in enumerate(by_rank) if text), None)
-        found = None if rank is None else f"{by_rank[rank]} (rank {rank})"
-    return found or "every output and gradient of the replay in eager mode is finite"
+    by_rank = gather_objects(found) if trainer.mesh.size > 1 else [found]
+    seen: dict[int, _Found] = {rank: _Found(*one) for rank, one in enumerate(by_rank) if one is not None}
+    if not seen:
+        return "every output and gradient of the replay in eager mode is finite"
+    # a global tensor is not finite on every rank, but only those whose part it is have given rise to it
+    guilty = [rank for rank, one in seen.items() if one.is_here] or list(seen)
+    text = seen[guilty[0]].text
+    if len(guilty) == len(by_rank):
+        return text
+    return f"{text} (rank{'s' if len(guilty) > 1 else ''} {', '.join(map(str, guilty))})"
 
 
-def _first_on_this_rank(trainer: ModelTrainer, micro_batches: list[Any]) -> str | None:
+class _Found(NamedTuple):
+    """What is not finite first; `is_here`: in the part that this rank holds."""
+
+    text: str
+    is_here: bool = True
+
+
+def _first_on_this_rank(trainer: ModelTrainer, micro_batches: list[Any]) -> _Found | None:
     for name, parameter in trainer.model.named_parameters():
         if not _is_finite(parameter):
-            return f"the parameter {name} was not finite before the update"
-    first = None
+            return _Found(f"the parameter {name} was not finite before the update", not _is_finite_here(parameter))
+    first: _Found | None = None
     for micro, raw in enumerate(micro_batches):
         batch = trainer.to_device(raw)
         where = f" (micro-batch {micro + 1} of {len(micro_batches)})" if len(micro_batches) > 1 else ""
         bad_inputs = [name for name, tensor in batch.items() if not _is_finite(tensor)]
         found = _first_in_forward_and_backward(trainer, batch, micro)  # also with bad inputs: it may be collective
-        found = _inputs_text(bad_inputs) if bad_inputs else found
-        first = first or (found and found + where)
+        found = _Found(_inputs_text(bad_inputs)) if bad_inputs else found
+        if found is not None and (first is None or (found.is_here and not first.is_here)):
+            first = _Found(found.text + where, found.is_here)
     return first
 
 
@@ -180,27 +193,30 @@ def _inputs_text(names: list[str]) -> str:
     return f"the input {', '.join(names)} of the batch is not finite: look at the data"
 
 
-def _first_in_forward_and_backward(trainer: ModelTrainer, batch: Batch, micro: int) -> str | None:
+def _first_in_forward_and_backward(trainer: ModelTrainer, batch: Batch, micro: int) -> _Found | None:
     outputs: list[tuple[str, flow.Tensor]] = []
-    first: list[str] = []
+    first: list[_Found] = []
 
     def watch(name: str) -> Any:
         def after_forward(module: Any, _inputs: Any, output: Any) -> None:
+            named = f"{name or 'the model'} ({type(module).__name__})"
             for tensor in _tensors(output):
                 if not first and not _is_finite(tensor):
-                    first.append(f"the output of {name or 'the model'} ({type(module).__name__})")
+                    text = f"first the output of {named} is not finite"
+                    first.append(_Found(text, not _is_finite_here(tensor)))
                 if tensor.requires_grad:
-                    outputs.append((f"{name or 'the model'} ({type(module).__name__})", tensor))
+                    outputs.append((named, tensor))
 
         return after_forward
 
     with _forward_hooks(trainer.model, watch):
         losses = trainer.forward_eagerly(batch, micro)
     if first:
-        return f"first {first[0]} is not finite"
+        return first[0]
     bad_losses = [name for name, value in losses.items() if not _is_finite(value)]
     if bad_losses:
-        return f"the loss {', '.join(bad_losses)} is not finite, though every module's output is"
+        text = f"the loss {', '.join(bad_losses)} is not finite, though every module's output is"
+        return _Found(text, any(not _is_finite_here(losses[name]) for name in bad_losses))
     return _first_gradient(trainer, total_loss(losses), outputs)
 
 
@@ -218,18 +234,23 @@ def _forward_hooks(model: nn.Module, make: Callable[[str], Any]) -> Iterator[Non
             module._forward_hooks.update(hooks)
 
 
-def _first_gradient(trainer: ModelTrainer, total: flow.Tensor, outputs: list[tuple[str, flow.Tensor]]) -> str | None:
+def _first_gradient(trainer: ModelTrainer, total: flow.Tensor, outputs: list[tuple[str, flow.Tensor]]) -> _Found | None:
     # from the loss backwards
     for name, tensor in reversed(outputs):
         gradient = _gradient(total, tensor)
         if gradient is not None and not _is_finite(gradient):
-            return f"first the gradient of the output of {name} is not finite, though the forward pass is"
+            text = f"first the gradient of the output of {name} is not finite, though the forward pass is"
+            return _Found(text, not _is_finite_here(gradient))
     trainer.clear_gradients()
     total.backward()
     parameters = [(name, p.grad) for name, p in trainer.model.named_parameters() if p.grad is not None]
-    bad = [name for name, gradient in parameters if not _is_finite(gradient)]
+    bad = {name: gradient for name, gradient in parameters if not _is_finite(gradient)}
+    is_here = any(not _is_finite_here(gradient) for gradient in bad.values())
     trainer.clear_gradients()
-    return f"the gradient of {', '.join(bad[:3])} is not finite, though the forward pass is" if bad else None
+    if not bad:
+        return None
+    text = f"the gradient of {', '.join(list(bad)[:3])} is not finite, though the forward pass is"
+    return _Found(text, is_here)
 
 
 def _gradient(total: flow.Tensor, tensor: flow.Tensor) -> flow.Tensor | None:
@@ -257,6 +278,15 @@ def _is_finite(tensor: flow.Tensor) -> bool:
     if not tensor.dtype.is_floating_point:
         return True
     return bool(np.isfinite(whole(tensor).numpy()).all())
+
+
+def _is_finite_here(tensor: flow.Tensor) -> bool:
+    """Whether the part of a tensor that this rank holds is finite. Not collective."""
+    if tensor.is_global:
+        if get_rank() not in np.asarray(tensor.placement.ranks).reshape(-1):
+            return True
+        tensor = tensor.to_local()
+    return not tensor.dtype.is_floating_point or bool(np.isfinite(tensor.numpy()).all())
 
 
 def num_bytes(batch: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import oneflow as flow
@@ -17,6 +17,8 @@ from libai.engine.parity_runs import Bench, Observation, ObservationFailed, Run
 from libai.layers.random import find_unseeded_dropouts
 from libai.utils.distributed import default_device, get_world_size
 from libai.utils.errors import UserError
+
+Found = TypeVar("Found")
 
 
 def check_parity(
@@ -52,6 +54,38 @@ def check_parity(
 
     Raises `UserError` in a job of several processes, and for arguments or models that neither mode can train.
     """
+    return on_bench(
+        lambda bench, bound: _Check(bench, bound).report(),
+        build_model,
+        batches,
+        build_optimizer,
+        num_iters=num_iters,
+        bound=bound,
+        build_lr_scheduler=build_lr_scheduler,
+        num_accumulation_steps=num_accumulation_steps,
+        max_grad_norm=max_grad_norm,
+        norm_type=norm_type,
+        amp=amp,
+        seed=seed,
+        device=device,
+    )
+
+
+def on_bench(
+    look: Callable[[Bench, float], Found],
+    build_model: Callable[[], nn.Module],
+    batches: Iterable[Any],
+    build_optimizer: Callable[[nn.Module], flow.optim.Optimizer],
+    *,
+    num_iters: int = 10,
+    bound: float = 1e-5,
+    build_lr_scheduler: Callable[[flow.optim.Optimizer], Any] | None = None,
+    num_accumulation_steps: int = 1,
+    seed: int = 0,
+    device: str = "auto",
+    **options: Any,
+) -> Found:
+    """What `look` returns for the prepared runs and `bound`; the other arguments are those of `check_parity`."""
     _check_arguments(num_iters, bound, num_accumulation_steps)
     micro_batches = list(itertools.islice(batches, num_iters * num_accumulation_steps))
     if not micro_batches:
@@ -65,10 +99,10 @@ def check_parity(
         num_accumulation_steps=num_accumulation_steps,
         seed=seed,
         device=default_device(device),
-        options={"max_grad_norm": max_grad_norm, "norm_type": norm_type, "amp": amp},
+        options=options,
     )
     try:
-        return _Check(bench, bound).report()
+        return look(bench, bound)
     finally:
         bench.close()
 

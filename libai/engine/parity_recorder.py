@@ -7,7 +7,7 @@ by the gradients during the traced backward pass; `RecordingGraphTrainer` lets t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +63,8 @@ class Recorder:
     def __init__(self, model: nn.Module):
         self.is_on = False
         self.failed_in: str | None = None
+        #: called with the name of the module whose own code has just run, when it calls another one or returns
+        self.on_code: Callable[[str], None] = lambda name: None
         self._model = model
         self._parameter_names = [name for name, _ in model.named_parameters()]
         self._start_iteration()
@@ -76,7 +78,7 @@ class Recorder:
         self._values: list[dict[str, flow.Tensor]] = []
         self._output_gradients: list[dict[str, flow.Tensor]] = []
         self._unused_scalars: dict[str, None] = {}
-        self._traced: dict[str, flow.Tensor] = {}
+        self._traced: list[dict[str, flow.Tensor]] = []
         self._stack: list[str] = []
 
     # ------------------------------------------------------------------ an eager iteration
@@ -109,26 +111,34 @@ class Recorder:
 
     # ------------------------------------------------------------------ a compiled iteration
 
-    def take_traced(self) -> dict[str, flow.Tensor]:
-        """The tensors of the forward and backward pass just traced, to be returned by the graph."""
+    def start_trace(self) -> None:
+        """Forget what was recorded: the forwards that are traced from here on are those of one compiled step."""
+        self._start_iteration()
+
+    def take_traced(self) -> list[dict[str, flow.Tensor]]:
+        """The tensors of each forward just traced and of its backward pass, to be returned by the graph."""
         return self._traced
 
-    def graph_record(self, metrics: dict[str, flow.Tensor], num_micro_batches: int) -> Record:
-        """What the compiled step returned beside its own `metrics` in one iteration; takes it out of them."""
+    def graph_record(self, metrics: Sequence[dict[str, flow.Tensor]], num_micro_batches: int) -> Record:
+        """What the compiled step returned beside its own `metrics` in one iteration; takes it out of them.
+
+        `metrics`: one dict for all micro-batches, or one for each, as in `StepResult`.
+        """
         record = Record(events=self._forwards[0])
-        for name in [name for name in metrics if name.startswith(_PREFIX)]:
-            tensor = metrics.pop(name)
-            name = name.removeprefix(_PREFIX)
+        shapes = {name: tuple(parameter.shape) for name, parameter in self._model.named_parameters()}
+        found: dict[str, list[np.ndarray]] = {}
+        for part in metrics:
+            for name in [name for name in part if name.startswith(_PREFIX)]:
+                found.setdefault(name.removeprefix(_PREFIX), []).append(part.pop(name).numpy())
+        for name, arrays in found.items():
             kind, _, key = name.partition(":")
-            array = tensor.numpy()
-            rows = array.reshape(num_micro_batches, -1)
-            if kind == "value":
-                record.values[key] = rows
-            elif kind == "output_gradient":
-                record.output_gradients[key] = rows
-            elif kind == "gradient":
-                shape = (num_micro_batches, *dict(self._model.named_parameters())[key].shape)
-                record.gradients[key] = array.reshape(shape).mean(0)
+            if kind == "gradient":
+                record.gradients[key] = np.concatenate([a.reshape(-1, *shapes[key]) for a in arrays]).mean(0)
+                continue
+            rows = np.stack(arrays) if len(metrics) > 1 else arrays[0]
+            if rows.size % num_micro_batches == 0 and len(arrays) == len(metrics):
+                kept = record.values if kind == "value" else record.output_gradients
+                kept[key] = rows.reshape(num_micro_batches, -1)
         return record
 
     # ------------------------------------------------------------------ called by the modules
@@ -141,6 +151,8 @@ class Recorder:
             self._enter_root(module)
         if is_recording:
             self._event("enter", name, (args, kwargs))
+        if self._stack:
+            self.on_code(self._stack[-1])
         self._stack.append(name)
         try:
             outputs = base.forward(module, *args, **kwargs)  # type: ignore[attr-defined]
@@ -149,6 +161,7 @@ class Recorder:
             raise
         finally:
             self._stack.pop()
+        self.on_code(name)
         if is_recording:
             self._event("exit", name, outputs)
         if is_root and is_recording:
@@ -157,11 +170,11 @@ class Recorder:
 
     def _enter_root(self, module: Any) -> None:
         if is_tracing():
-            self._start_iteration()
-            for name in self._parameter_names:
+            self._traced.append({})
+            for name in self._parameter_names if len(self._traced) == 1 else ():
                 parameter = _stand_in(module, name)
                 if parameter is not None and parameter.requires_grad:
-                    parameter.register_hook(_keeper(self._traced, f"{_PREFIX}gradient:{name}"))
+                    parameter.register_hook(_keeper(self._traced[0], f"{_PREFIX}gradient:{name}"))
         self._calls: dict[str, int] = {}
         self._forwards.append([])
         self._values.append({})
@@ -183,12 +196,12 @@ class Recorder:
         # a copy: operations in place may change the tensor afterwards
         copied = flow._C.identity(tensor.detach()) if is_tracing() else tensor.detach().clone()
         if is_tracing():
-            self._traced[f"{_PREFIX}value:{key}"] = copied
+            self._traced[-1][f"{_PREFIX}value:{key}"] = copied
         else:
             self._values[-1][key] = copied
         if with_gradient and tensor.requires_grad:
             if is_tracing():
-                tensor.register_hook(_keeper(self._traced, f"{_PREFIX}output_gradient:{key}"))
+                tensor.register_hook(_keeper(self._traced[-1], f"{_PREFIX}output_gradient:{key}"))
             else:
                 tensor.register_hook(_keeper(self._output_gradients[-1], key))
 
@@ -211,8 +224,12 @@ class RecordingGraphTrainer(GraphTrainer):
 
         class RecordingGraph(TrainGraph):
             def build(self, *args: Any, **kwargs: Any) -> Any:
-                losses, metrics, norm = TrainGraph.build(self, *args, **kwargs)
-                return losses, {**metrics, **recorder.take_traced()}, norm
+                recorder.start_trace()
+                losses, metrics, norm, buffers = TrainGraph.build(self, *args, **kwargs)
+                traced = recorder.take_traced()
+                if isinstance(metrics, dict):
+                    return losses, {**metrics, **traced[0]}, norm, buffers
+                return losses, [{**own, **seen} for own, seen in zip(metrics, traced)], norm, buffers
 
         graph.__class__ = RecordingGraph
         super()._trace(graph, inputs)

@@ -76,7 +76,7 @@ class ParityReport:
 
     def to_json(self) -> str:
         """All attributes as one JSON object; numbers that JSON has no word for (NaN, infinity) become strings."""
-        return json.dumps(_strict(asdict(self) | {"ok": self.ok}), indent=1)
+        return json.dumps(strict(asdict(self) | {"ok": self.ok}), indent=1)
 
     def __str__(self) -> str:
         rows = [("verdict", f"{self.verdict.upper()}: {self.reason}")]
@@ -157,11 +157,12 @@ def _describe_noise(value: float) -> str:
     return "none: two runs have bitwise equal losses" if value == 0.0 else f"{value:.1e} between two runs"
 
 
-def _strict(value: Any) -> Any:
+def strict(value: Any) -> Any:
+    """`value` with text in place of the numbers that JSON has no word for (NaN, infinity)."""
     if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
+        return {key: strict(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_strict(item) for item in value]
+        return [strict(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -17,12 +17,14 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.build_errors import GraphBuildError
+from libai.engine.clocks import watched_clocks
 from libai.engine.eager_trainer import EagerTrainer
 from libai.engine.graph_trainer import GraphTrainer
 from libai.engine.hook_base import HookBase
 from libai.engine.model_trainer import ModelTrainer
 from libai.engine.parity_recorder import Record, Recorder, RecordingGraphTrainer
 from libai.engine.parity_state import PythonState, scan
+from libai.engine.python_state import SharedState, module_state
 from libai.parallel import Mesh
 from libai.utils.errors import UserError
 from libai.utils.seeding import seed_everything
@@ -99,6 +101,7 @@ class Bench:
         self.initial = arrays_of(self.model)
         self.initial_is_reproducible = True
         self._python_state = PythonState(self.model)
+        self._closures = SharedState(self.model)
 
     # ------------------------------------------------------------------ building
 
@@ -107,6 +110,7 @@ class Bench:
         return self._build({"eager": EagerTrainer, "graph": GraphTrainer}[mode])[0]
 
     def _build(self, trainer_class: type[Any], is_recording: bool = False) -> tuple[Any, Recorder | None]:
+        self._closures.restore()
         self._python_state.restore()
         seed_everything(self._seed)
         model = _checked_model(self._build_model())
@@ -135,6 +139,7 @@ class Bench:
 
     def close(self) -> None:
         """Leave the Python state of the user's modules as it was found, and no dead graphs behind."""
+        self._closures.restore()
         self._python_state.restore()
         gc.collect()
 
@@ -176,8 +181,9 @@ class Bench:
             except GraphBuildError as error:
                 run.failure = str(error)
                 break
-            except UserError:
-                raise
+            except UserError as error:
+                run.failure = f"{mode} training was refused in iteration {iteration + 1}: {error}"
+                break
             except Exception as error:
                 run.failure = f"{mode} training failed in iteration {iteration + 1}: {describe_failure(error)}"
                 break
@@ -226,6 +232,22 @@ class Bench:
             raise ObservationFailed(recorder.failed_in, error) from error
         return Observation(losses, before, arrays_of(trainer.model), record or recorder.eager_record())
 
+    def find_state(self) -> str | None:
+        """The innermost module whose forward changes what Python keeps outside of tensors, or reads a clock."""
+        trainer, recorder = self._build(EagerTrainer, is_recording=True)
+        assert recorder is not None
+        found: list[str] = []
+        shared, attributes = SharedState(trainer.model), module_state(trainer.model)
+
+        def look(name: str) -> None:
+            if not found and (clocks or shared.changed() or module_state(trainer.model) != attributes):
+                found.append(name)
+
+        recorder.on_code = look
+        with watched_clocks() as clocks, contextlib.suppress(Exception):
+            self._update(trainer, 0)
+        return found[0] if found else None
+
     def _update(
         self, trainer: ModelTrainer, iteration: int, recorder: Recorder | None = None
     ) -> tuple[dict[str, float], Record | None]:
@@ -234,7 +256,7 @@ class Bench:
         result = trainer.update(self._batches_of(iteration))
         record = None
         if recorder is not None and trainer.mode == "graph":
-            record = recorder.graph_record(result.metrics[0], self.num_accumulation_steps)
+            record = recorder.graph_record(result.metrics, self.num_accumulation_steps)
         numbers = trainer.collect([result])[0]
         total = numbers["train/loss"]
         names = {name: None for part in result.losses for name in part if name != "loss"}

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import oneflow as flow
 
 from libai import __version__
+from libai.config import fill_unset
+from libai.config.saving import to_yaml
 from libai.openblas import openblas_in_use
 from libai.utils.atomic import atomic_write_text
-from libai.utils.env import git_state
+from libai.utils.env import collect_env, git_state
 
 if TYPE_CHECKING:
     from libai.engine.default import DefaultTrainer
@@ -22,8 +24,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger("libai.engine")
 
 
-def start_banner(run: DefaultTrainer) -> None:
-    """Log what is about to run: mode, model, layout, batch, optimizer, software. Rank 0 only."""
+def starting_files(run: Any, run_id: str) -> dict[str, str]:
+    """What is written into the output folder when a run starts, by file name: the resolved config that really runs,
+    what was typed on the command line, and what it runs on."""
+    return {
+        "config.yaml": to_yaml(run.to_config()),
+        "overrides.txt": "".join(f"{override}\n" for override in run.overrides),
+        "env.json": json.dumps({"run_id": run_id, **collect_env()}, indent=1, sort_keys=True) + "\n",
+    }
+
+
+def start_banner(run: DefaultTrainer, length: str | None = None) -> None:
+    """Log what is about to run: mode, model, layout, batch, optimizer, software. Rank 0 only.
+
+    `length`: how much of it; default: a whole training.
+    """
     train = run.run.train
     other = "graph.enabled=true" if run.trainer.mode == "eager" else "graph.enabled=false"
     kind = "op by op" if run.trainer.mode == "eager" else "one compiled nn.Graph step"
@@ -33,11 +48,11 @@ def start_banner(run: DefaultTrainer) -> None:
         "model": _describe_model(run.model),
         "layout": run.trainer.layout.describe(),
         "batch": run.plan.describe(),
-        "length": f"{run.plan.train_iter} iterations, {run.plan.warmup_iter} of them warm-up; log every "
-        f"{train.log_period}, evaluate every {train.evaluation.eval_period}, save every {train.checkpointer.period}",
+        "length": length or describe_length(run),
         "data": _describe_data(run),
         "optimizer": _describe_optimizer(run),
         "seed": str(run.seed),
+        "run": _describe_run(run),
         "startup": run.startup.describe(),
         "software": _describe_software(),
     }
@@ -52,6 +67,7 @@ def write_summary(run: DefaultTrainer) -> None:
     rates = run.timer.throughput.summary()
     latest = {tag: found[0] for tag in run.evaluation_tags if (found := trainer.storage.get(tag))}
     summary: dict[str, Any] = {
+        "run_id": run.folder.run_id,
         "status": trainer.status,
         "mode": trainer.mode,
         "mode_reason": run.mode_reason,
@@ -92,6 +108,57 @@ def write_summary(run: DefaultTrainer) -> None:
     logger.info("%s  -> %s", "  ".join(parts), run.output_dir)
 
 
+def describe_length(run: DefaultTrainer) -> str:
+    """`400 iterations, 20 of them warm-up; log every 20, evaluate every 200, save every 200`: what will happen, from
+    where the run stands to its end, and nothing that will not."""
+    train, start, end = run.run.train, run.start_iter, run.plan.train_iter
+    warmup = min(_warmup_iters(run), end)
+    parts = [
+        f"{end} iterations"
+        + (f", {warmup} of them warm-up" if warmup else "")
+        + (f", from {start} on" if start else "")
+    ]
+    if start >= end:
+        return f"{parts[0]}: nothing is left to do"
+    evaluation, checkpointer = train.evaluation, train.checkpointer
+    evaluates = evaluation.enabled and bool(run.test_loaders)
+    saves_at = _times("save", checkpointer.period, start, end, at_end=True, seconds=checkpointer.period_seconds)
+    what = [
+        _times("log", train.log_period, start, end, at_end=True),
+        _times("evaluate", evaluation.eval_period, start, end, evaluation.eval_after_train) if evaluates else "",
+        saves_at if checkpointer.enabled else "",
+    ]
+    missing = [name for name, text in (("no evaluation", what[1]), ("no checkpoints", what[2])) if not text]
+    return f"{parts[0]}; {', '.join([text for text in what if text] + missing)}"
+
+
+def _times(verb: str, period: int, start: int, end: int, at_end: bool, seconds: float | None = None) -> str:
+    """`save every 200`, `save at the end`; "" when it never happens between `start` and `end`."""
+    has_period = period > 0 and (start // period + 1) * period <= end
+    times = [f"every {period}"] if has_period else []
+    if seconds is not None:
+        times.append(f"every {seconds:g} s")
+    if not times and at_end:
+        times.append("at the end")
+    return f"{verb} {' or '.join(times)}" if times else ""
+
+
+def _warmup_iters(run: DefaultTrainer) -> int:
+    """Iterations of warm-up of the schedule that really runs: the plan's, where the schedule takes them."""
+    section = run.run.lr_scheduler
+    if section is None:
+        return 0
+    if "warmup_iter" in fill_unset(section, warmup_iter=0):
+        return run.plan.warmup_iter
+    given = section.get("warmup_iter")
+    return given if isinstance(given, int) else 0
+
+
+def _describe_run(run: DefaultTrainer) -> str:
+    found = run.folder.checkpoint
+    return f"{run.folder.run_id}, {'new' if found is None else f'continued from {found.name}'}"
+
+
 def _describe_model(model: Any) -> str:
     total = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -102,8 +169,8 @@ def _describe_model(model: Any) -> str:
 def _describe_data(run: DefaultTrainer) -> str:
     samples = run.plan.samples_per_epoch
     train = f"{samples:,} samples" if samples else type(run.train_loader).__name__
-    tests = ", ".join(run.test_loaders) or "none"
-    return f"train {train}; evaluation on {tests}"
+    tests = ", ".join(run.test_loaders) if run.run.train.evaluation.enabled else ""
+    return f"train {train}; evaluation on {tests or 'none'}"
 
 
 def _describe_optimizer(run: DefaultTrainer) -> str:

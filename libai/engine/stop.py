@@ -17,6 +17,7 @@ from types import FrameType
 import numpy as np
 
 from libai.utils.distributed import all_reduce, get_world_size
+from libai.utils.rank_notes import own_folder
 
 #: the question "shall the job stop?"; its answer is a signal number or `TIME_LIMIT`
 STOP = "stop"
@@ -123,7 +124,7 @@ class StopRequest:
         self._max_seconds = max_seconds
         self._deadline: float | None = None
         self._code = 0
-        self._first_at = 0.0
+        self._interrupted_at: float | None = None
 
     def __call__(self) -> int:
         if self._deadline is not None and not self._code and time.monotonic() >= self._deadline:
@@ -136,10 +137,10 @@ class StopRequest:
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Turn SIGTERM and Ctrl-C into a request while the block runs; a second Ctrl-C ends the process at once.
+        """Turn SIGTERM and Ctrl-C into a request while the block runs; Ctrl-C again, later, ends the process at once.
 
-        What the process ignores (nohup) stays ignored. Outside of the main thread Python cannot handle signals, and
-        they keep their usual effect.
+        Under the launcher, which counts for itself, only the request counts. What the process ignores (nohup) stays
+        ignored. Outside of the main thread Python cannot handle signals, and they keep their usual effect.
         """
         if self._max_seconds is not None:
             self._deadline = time.monotonic() + self._max_seconds
@@ -156,11 +157,15 @@ class StopRequest:
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if signum == signal.SIGINT and self._code and now - self._first_at > _SAME_SIGNAL_SECONDS:
+        self._code = self._code or signum
+        if signum != signal.SIGINT:
+            return
+        if self._interrupted_at is None:
+            self._interrupted_at = now
+        # a rank leaves it to its launcher, which may have sent the first one a moment after the terminal has
+        elif now - self._interrupted_at > _SAME_SIGNAL_SECONDS and own_folder() is None:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-        if not self._code:
-            self._code, self._first_at = signum, now
 
 
 def describe_stop(code: int) -> str:

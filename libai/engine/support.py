@@ -1,21 +1,16 @@
 """The support table: which option works in which mode on which device, enforced before anything is built.
 
 An option that cannot be honoured is refused with the reason and what to change; nothing is silently ignored.
-`tools/train_net.py --support` prints the table.
+`tools/train_net.py --support` prints the table, in which an option that is honoured is *tested* or *not run*.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
-from libai.utils.logging import warn_once
-
-logger = logging.getLogger("libai.engine")
 
 YES = "yes"
 
@@ -24,7 +19,8 @@ YES = "yes"
 class Option:
     """One row: `is_asked(run)` says whether the config asks for it; the verdicts are `"yes"` or a reason.
 
-    A verdict may be a function of the device (`"cpu"`, `"cuda"`).
+    A verdict may be a function of the device (`"cpu"`, `"cuda"`). `tests`: "mode/device" -> the test of this repository
+    that covers the option there; what has none was written and never run.
     """
 
     name: str
@@ -32,11 +28,18 @@ class Option:
     eager: str | Callable[[str], str]
     graph: str | Callable[[str], str]
     remedy: str
+    tests: Mapping[str, str] = field(default_factory=dict)
 
     def verdict(self, mode: str, device: str) -> str:
         """`"yes"`, or why the option does not work in `mode` on `device`."""
         verdict = self.eager if mode == "eager" else self.graph
         return verdict(device) if callable(verdict) else verdict
+
+    def state(self, mode: str, device: str) -> str:
+        """`"tested"`, `"not run"` or `"no"`."""
+        if self.verdict(mode, device) != YES:
+            return "no"
+        return "tested" if f"{mode}/{device}" in self.tests else "not run"
 
 
 def _amp_in_graph(device: str) -> str:
@@ -57,6 +60,13 @@ def _bf16_in_eager(device: str) -> str:
     return "it does nothing on this device (OneFlow 0.9 has no autocast on CPU)"
 
 
+def verdict_on_amp(dtype: str, mode: str, device: str) -> str:
+    """`"yes"`, or why `mode` cannot compute in `dtype` ("fp16" or "bf16") on `device`."""
+    if mode == "graph":
+        return _amp_in_graph(device)
+    return _bf16_in_eager(device) if dtype == "bf16" else _fp16_in_eager(device)
+
+
 def _recompute_in_graph(device: str) -> str:
     if device == "cuda":
         return YES
@@ -67,6 +77,11 @@ def _deterministic(device: str) -> str:
     if device == "cpu":
         return YES  # one compute thread per process: two runs are equal to the last bit, see tests/parity
     return "OneFlow 0.9 has no switch that keeps to deterministic CUDA kernels"
+
+
+def _by(file: str, test: str, *modes: str) -> dict[str, str]:
+    """A test that covers `modes`, by default both, on CPU."""
+    return {f"{mode}/cpu": f"tests/{file}::{test}" for mode in modes or ("eager", "graph")}
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -90,6 +105,7 @@ OPTIONS: tuple[Option, ...] = (
         YES,
         _recompute_in_graph,
         "Run with graph.enabled=false, or with train.device=cuda.",
+        _by("parallel/test_recompute.py", "test_losses_weights_and_statistics_are_the_same_to_the_last_bit", "eager"),
     ),
     Option(
         "train.zero_optimization.enabled",
@@ -97,6 +113,7 @@ OPTIONS: tuple[Option, ...] = (
         YES,  # by the layout of the parameters, whatever the stage, see libai/parallel/zero.py
         YES,
         "It works as it is.",
+        _by("dist/test_zero.py", "test_two_ranks_hold_half_of_parameters_and_state_each"),
     ),
     Option(
         "train.dist.auto",
@@ -104,6 +121,10 @@ OPTIONS: tuple[Option, ...] = (
         YES,  # the planner's mesh alone: OneFlow's auto-parallel is a pass of its graph compiler
         YES,
         "It works as it is.",
+        {
+            **_by("parallel/test_auto.py", "test_auto_fills_the_sizes_that_are_null", "eager"),
+            **_by("parallel/test_auto.py", "test_two_ranks_train_alike_with_and_without_auto_in_graph_mode", "graph"),
+        },
     ),
     Option(
         "train.dist.tensor_parallel_size",
@@ -111,6 +132,7 @@ OPTIONS: tuple[Option, ...] = (
         YES,
         YES,
         "It works as it is.",
+        _by("dist/test_meshes.py", "test_all_meshes_were_there_in_both_modes"),
     ),
     Option(
         "train.dist.pipeline_parallel_size",
@@ -118,6 +140,7 @@ OPTIONS: tuple[Option, ...] = (
         YES,
         YES,
         "It works as it is.",
+        _by("dist/test_meshes.py", "test_all_meshes_were_there_in_both_modes"),
     ),
     Option(
         "train.zero_grad_before_forward",
@@ -125,6 +148,7 @@ OPTIONS: tuple[Option, ...] = (
         YES,
         "a compiled step keeps no gradients between iterations, so there is nothing to clear",
         "Remove it, or run with graph.enabled=false.",
+        _by("contract/test_contract_loop.py", "test_zero_grad_before_forward_leaves_gradients_to_look_at", "eager"),
     ),
     Option(
         "train.dist.gradient_reduction",
@@ -132,6 +156,14 @@ OPTIONS: tuple[Option, ...] = (
         YES,
         "the compiled step averages the gradients of all ranks itself",
         "Leave it at auto, or run with graph.enabled=false.",
+        _by("dist/test_data_parallel.py", "test_two_ranks_agree_on_odd_models", "eager"),
+    ),
+    Option(
+        "batch_scope=rank with coupled samples",
+        lambda run: False,  # only a model that mixes samples is refused, with its first batch, see BatchScope
+        YES,
+        "a compiled step computes with global tensors, so a model that mixes samples sees those of all data ranks",
+        "Set train.dist.batch_scope=global, or run with graph.enabled=false.",
     ),
     Option(
         "lr_scheduler (LambdaLR, plateau, any)",
@@ -139,6 +171,10 @@ OPTIONS: tuple[Option, ...] = (
         YES,  # the schedule runs on the host in both modes, see docs/decisions/0001
         YES,
         "It works as it is.",
+        _by(
+            "parity/test_metric_schedules.py",
+            "test_a_plateau_schedule_is_stepped_by_evaluations_and_equals_a_plain_loop",
+        ),
     ),
     Option(
         "hooks with after_backward",
@@ -146,6 +182,11 @@ OPTIONS: tuple[Option, ...] = (
         YES,
         "the compiled step goes from the gradients to the update without a stop",
         "Use after_step, or run with graph.enabled=false.",
+        _by(
+            "contract/test_contract_hooks.py",
+            "test_after_backward_sees_complete_unclipped_gradients_in_eager_mode",
+            "eager",
+        ),
     ),
     Option(
         "train.deterministic",
@@ -153,6 +194,7 @@ OPTIONS: tuple[Option, ...] = (
         _deterministic,
         _deterministic,
         "Remove it, or run with train.device=cpu.",
+        _by("engine/test_determinism.py", "test_seeded_draws_pass"),
     ),
     Option(
         "graph.on_build_error=eager",
@@ -160,6 +202,23 @@ OPTIONS: tuple[Option, ...] = (
         "there is no graph to build in eager mode",
         YES,
         "Remove it, or run with graph.enabled=true or auto.",
+        _by("contract/test_settled_mode.py", "test_on_build_error_eager_goes_on_with_the_eager_curve", "graph"),
+    ),
+    Option(
+        "graph.shadow_every",
+        lambda run: run.graph.shadow_every > 0,
+        "there is no compiled step to repeat in eager mode",
+        YES,
+        "Remove it, or run with graph.enabled=true.",
+        _by("contract/test_parity_in_training.py", "test_the_shadow_update_sees_a_wrong_step", "graph"),
+    ),
+    Option(
+        "train.parity_check",
+        lambda run: run.train.parity_check > 0,
+        YES,
+        YES,
+        "It works as it is.",
+        _by("contract/test_parity_in_training.py", "test_a_checked_run_has_the_same_curve"),
     ),
     Option(
         "graph.debug",
@@ -167,29 +226,9 @@ OPTIONS: tuple[Option, ...] = (
         "there is no graph to debug in eager mode",
         YES,
         "Remove it, or run with graph.enabled=true.",
+        _by("engine/test_support.py", "test_graph_debug_makes_the_compiler_talk", "graph"),
     ),
 )
-
-
-def amp_dtype(run: Any, mode: str, device: str) -> str | None:
-    """The dtype of mixed precision that `mode` computes in on `device`: "fp16", "bf16" or None for float32.
-
-    With `train.amp.enabled=auto` it is None where AMP does nothing; the log says so once.
-    """
-    amp = run.train.amp
-    if not amp.enabled:
-        return None
-    verdicts = {
-        "graph": _amp_in_graph(device),
-        "eager": _bf16_in_eager(device) if amp.dtype == "bf16" else _fp16_in_eager(device),
-    }
-    if verdicts[mode] == YES:
-        return amp.dtype
-    if is_main_process():
-        warn_once(
-            logger, f"amp-{mode}", f"train.amp.enabled=auto: this run computes in float32, because {verdicts[mode]}."
-        )
-    return None
 
 
 def check_supported(run: Any, mode: str, device: str) -> None:
@@ -204,19 +243,22 @@ def check_supported(run: Any, mode: str, device: str) -> None:
 
 
 def support_table() -> str:
-    """The table as text: option x mode x device."""
+    """The table as text: option x mode x device, and what its words mean."""
     columns = [(mode, device) for mode in ("eager", "graph") for device in ("cpu", "cuda")]
     notes: list[str] = []
     lines = [f"{'option':<40}" + "".join(f"{mode + '/' + device:<12}" for mode, device in columns)]
     for option in OPTIONS:
         cells = []
         for mode, device in columns:
-            verdict = option.verdict(mode, device)
-            if verdict == YES:
-                cells.append(YES)
-                continue
-            if verdict not in notes:
+            state, verdict = option.state(mode, device), option.verdict(mode, device)
+            if state == "no" and verdict not in notes:
                 notes.append(verdict)
-            cells.append(f"no ({notes.index(verdict) + 1})")
+            cells.append(f"no ({notes.index(verdict) + 1})" if state == "no" else state)
         lines.append(f"{option.name:<40}" + "".join(f"{cell:<12}" for cell in cells))
-    return "\n".join(line.rstrip() for line in [*lines, "", *(f"({i}) {note}" for i, note in enumerate(notes, 1))])
+    meanings = [
+        "tested   a test of this repository covers it on this device",
+        "not run  written for it and accepted, but nothing here has ever run it",
+        "no       refused at start, for the reason below",
+    ]
+    reasons = [f"({i}) {note}" for i, note in enumerate(notes, 1)]
+    return "\n".join(line.rstrip() for line in [*lines, "", *meanings, "", *reasons])

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import oneflow as flow
-from oneflow import nn
-
 from libai.engine.eager_trainer import EagerTrainer
 from libai.engine.graph_trainer import GraphTrainer
 from libai.engine.model_trainer import ModelTrainer
 from libai.parallel import localize
+from libai.parallel.data_parallel import renew_parameters
 from libai.utils.errors import UserError
 
 TRAINERS: dict[str, type[ModelTrainer]] = {"eager": EagerTrainer, "graph": GraphTrainer}
@@ -40,7 +38,7 @@ def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer
     if not keeps_layout and old.layout.is_global:
         localize(old.model)
     elif isinstance(old, EagerTrainer) and old.reduction is not None and old.reduction.leaves_hooks:
-        _renew_parameters(old.model, old.optimizer)
+        renew_parameters(old.model, old.optimizer)
     old.optimizer._state["step"] = 0  # the new trainer is given the state below, and must not look for it here
     new = TRAINERS[mode](
         old.model,
@@ -52,22 +50,5 @@ def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer
     )
     new.import_optimizer_state(tensors, scalars)
     new.take_over(old)
+    new.batch_scope.take_over(old.batch_scope)
     return new
-
-
-def _renew_parameters(model: nn.Module, optimizer: flow.optim.Optimizer) -> None:
-    """Replace every parameter by an equal new one, in the model and in the optimizer; tied ones stay tied."""
-    renewed: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            if id(parameter) not in renewed:
-                fresh = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
-                renewed[id(parameter)] = fresh
-            module._parameters[name] = renewed[id(parameter)]
-    for group in optimizer.param_groups:
-        for index, parameter in enumerate(group._parameters):
-            optimizer._state.pop(parameter, None)
-            group._parameters[index] = renewed[id(parameter)]
-            optimizer._state[group._parameters[index]] = {}

@@ -52,6 +52,13 @@ class Throughput:
         self.total_samples += samples
         self.total_items += items
 
+    def prolong(self, seconds: float) -> None:
+        """Add time to the newest update: what its iterations still took after it was made. Nothing without one."""
+        if self._updates:
+            newest = self._updates.pop()
+            self._updates.append((newest[0] + seconds, *newest[1:]))
+            self.total_seconds += seconds
+
     def rates(self) -> dict[str, float]:
         """Over the window; empty before the first update.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import sys
 import time
 import weakref
@@ -15,12 +16,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+import numpy as np
+
+from libai.engine.check_parts import check_iterations
 from libai.engine.events import EventStorage
 from libai.engine.hook_base import HOOK_POINTS, HookBase
 from libai.engine.stop import STOP, Agreement
+from libai.engine.training_clock import TrainingClock
 from libai.utils.distributed import get_rank, is_main_process
 from libai.utils.errors import UserError
-from libai.utils.rank_notes import report_progress
+from libai.utils.rank_notes import phase, report_progress
+from libai.utils.sizes import is_size
 
 logger = logging.getLogger("libai.engine")
 
@@ -59,9 +65,10 @@ class NonFiniteLoss(FloatingPointError):
             else "The update was not made, the weights are those of the iteration before"
         )
         found = f"iteration {iteration} is not finite: {dict(losses)}. {f'{diagnosis}. ' if diagnosis else ''}"
+        more = "" if diagnosis else " train.replay_non_finite=true undoes the update and names the first bad module."
         super().__init__(
             f"{found}{effect}. Lower the learning rate, clip the gradients (train.clip_grad.max_norm), or leave such "
-            "updates out (train.non_finite=skip)."
+            f"updates out (train.non_finite=skip).{more}"
         )
 
 
@@ -91,9 +98,12 @@ class TrainerBase:
         failure: what `train` raised, when it failed.
         is_whole: false while an iteration is under way, that is when data, weights and hooks do not belong together.
         agreement: how all ranks come to act on something in the same iteration.
+        clock: the time spent on training, see `not_training`.
     """
 
     mode: ClassVar[str] = "base"
+    #: false while another trainer may still take the place of this one: hooks are then judged when training starts
+    is_mode_settled = True
     #: see `quick_thread_switches`
     switch_seconds: ClassVar[float] = SWITCH_SECONDS
 
@@ -104,8 +114,11 @@ class TrainerBase:
         num_accumulation_steps: int = 1,
         check_finite_every_iter: bool = False,
     ):
-        if num_accumulation_steps < 1:
-            raise UserError(f"num_accumulation_steps={num_accumulation_steps}: at least one micro-batch per iteration.")
+        if not is_size(num_accumulation_steps):
+            raise UserError(
+                f"num_accumulation_steps={num_accumulation_steps!r}: it must be a whole number >= 1, the micro-batches "
+                "of an iteration."
+            )
         self.num_accumulation_steps = num_accumulation_steps
         self.check_finite_every_iter = check_finite_every_iter
         self.iter = self.start_iter = self.max_iter = self._completed_iters = 0
@@ -116,6 +129,7 @@ class TrainerBase:
         self.failure: BaseException | None = None
         self.is_whole = True
         self.agreement = Agreement()
+        self.clock = TrainingClock()
         self._unfinished_hooks: list[str] = []
         self._storage_state: Mapping[str, Any] | None = None
         self._hook_calls: dict[str, list[Callable[[], None]]] = {point: [] for point in HOOK_POINTS}
@@ -138,6 +152,9 @@ class TrainerBase:
         """
         raise NotImplementedError(f"{type(self).__name__} must define collect(results)")
 
+    def wait_for_device(self) -> None:
+        """Wait until everything that was launched is done. A trainer that computes on the host has nothing to do."""
+
     # ------------------------------------------------------------------ hooks
 
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
@@ -152,7 +169,8 @@ class TrainerBase:
                 raise TypeError(f"a hook must be an instance of HookBase, not {type(hook).__name__}: {hook!r}")
             if hook.only_on == "main" and not is_main_process():
                 continue
-            self.check_hook(hook)
+            if self.is_mode_settled:
+                self.check_hook(hook)
             hook.trainer = weakref.proxy(self)
             self.hooks.append(hook)
         self.hooks.sort(key=lambda hook: hook.priority)
@@ -188,13 +206,35 @@ class TrainerBase:
         self._data_iterator: Iterator[Any] | None = None
         self._peeked: list[Any] = []
         self._position_before_peek: Mapping[str, Any] | None = None
+        self._ahead: list[Any] = []
 
     def peek_micro_batches(self) -> list[Any]:
         """The micro-batches of the next iteration, which will still get them; a checkpoint counts them as unread."""
         if not self._peeked:
-            self._position_before_peek = self._data_position()
+            self._position_before_peek = self.data_position()
             self._peeked = [self._next_micro_batch() for _ in range(self.num_accumulation_steps)]
         return self._peeked
+
+    def read_ahead(self, num_iters: int) -> list[list[Any]]:
+        """The micro-batches of the next `num_iters` iterations, which will still get them.
+
+        A loader with a position goes back to it, and the random numbers of Python and NumPy with it; what any other
+        loader gave is kept.
+        """
+        loader, peeked = self.data_loader, self._peeked
+        missing = (num_iters - bool(peeked)) * self.num_accumulation_steps
+        generators, position = (random.getstate(), np.random.get_state()), self._position_of_loader()
+        read = [self._next_micro_batch() for _ in range(missing)]
+        if position is not None and hasattr(loader, "load_state_dict"):
+            loader.load_state_dict(position)
+            self._data_iterator = None
+            random.setstate(generators[0])
+            np.random.set_state(generators[1])
+        else:
+            self._ahead = [*read, *self._ahead]
+        micro_batches = [*peeked, *read]
+        steps = self.num_accumulation_steps
+        return [micro_batches[i : i + steps] for i in range(0, len(micro_batches), steps)]
 
     @property
     def data_loader(self) -> Any:
@@ -216,6 +256,8 @@ class TrainerBase:
             ) from None
 
     def _next_micro_batch(self) -> Any:
+        if self._ahead:
+            return self._ahead.pop(0)
         if self._data_iterator is None:
             self._data_iterator = self._open_data_loader()
         try:
@@ -233,11 +275,13 @@ class TrainerBase:
 
     # ------------------------------------------------------------------ the loop
 
-    def train(self, start_iter: int, max_iter: int) -> None:
+    def train(self, start_iter: int, max_iter: int | None = None) -> None:
         """Run iterations `start_iter ... max_iter - 1`. With nothing to do, only `before_train`/`after_train` run.
 
         An exception is logged with its iteration and raised again after the hooks' `after_train`.
         """
+        check_iterations(start_iter, max_iter)
+        assert max_iter is not None
         self.iter = self.start_iter = start_iter
         self.max_iter = max_iter
         self._completed_iters = start_iter
@@ -246,6 +290,14 @@ class TrainerBase:
             self.storage.load_state_dict(self._storage_state)
             self._storage_state, self.storage.iter = None, start_iter
         self._run(has_begun=False)
+
+    @contextmanager
+    def not_training(self) -> Iterator[None]:
+        """Leave the time of the block out of the rates: an evaluation, a save. The updates launched before are waited
+        for first, because their time is training's."""
+        self.wait_for_device()
+        with self.clock.paused():
+            yield
 
     def pause(self) -> None:
         """Leave the loop after the present iteration, without `after_train`; `status` is then "paused".
@@ -264,12 +316,12 @@ class TrainerBase:
             "storage",
             "hooks",
             "_latest_metrics",
-            "_wait_seconds",
             "agreement",
+            "clock",
             "_position_before_peek",
         ):
             setattr(self, name, getattr(old, name))
-        for name in ("_completed_iters", "_loader_builder", "_data_loader", "_data_iterator", "_peeked"):
+        for name in ("_completed_iters", "_loader_builder", "_data_loader", "_data_iterator", "_peeked", "_ahead"):
             setattr(self, name, getattr(old, name))
         self.hooks = []
         self.register_hooks(old.hooks)
@@ -280,9 +332,13 @@ class TrainerBase:
         self._run(has_begun=True)
 
     def _run(self, has_begun: bool) -> None:
+        if not self.is_mode_settled:
+            for hook in self.hooks:
+                self.check_hook(hook)
         self.status, self._is_pausing, self.failure = "running", False, None
         with (
             self.storage,
+            self.clock.running(),
             quick_thread_switches(self.switch_seconds),
             report_progress(lambda: (self._completed_iters, self.evaluated_batches)),
         ):
@@ -373,14 +429,15 @@ class TrainerBase:
     def _finish(self) -> None:
         """Run `after_train`; while an error is on its way up, an error of a hook must not hide it."""
         self.storage.iter = self.iter
-        if self.status != "failed":
-            self.call_hooks("after_train")
-            return
-        for call in self._hook_calls["after_train"]:
-            try:
-                call()
-            except Exception:
-                logger.exception("a hook failed in after_train, after training itself had failed")
+        with phase("finish"):
+            if self.status != "failed":
+                self.call_hooks("after_train")
+                return
+            for call in self._hook_calls["after_train"]:
+                try:
+                    call()
+                except Exception:
+                    logger.exception("a hook failed in after_train, after training itself had failed")
 
     def run_step(self) -> None:
         """One iteration: fetch the micro-batches, update, keep the result for the next log point."""
@@ -418,9 +475,7 @@ class TrainerBase:
         """
         if self._pending:
             pending, self._pending = self._pending, []
-            start = time.perf_counter()
             numbers = self.collect([result for _, result in pending])
-            self._wait_seconds += time.perf_counter() - start
             bad = next((i for i, values in enumerate(numbers) if not math.isfinite(values["train/loss"])), None)
             if bad is None:
                 self.on_finite_losses()
@@ -442,17 +497,11 @@ class TrainerBase:
     evaluated_batches = 0
 
     _latest_metrics: tuple[int, Mapping[str, float]] = (0, {})
-    _wait_seconds = 0.0
 
     @property
     def latest_metrics(self) -> dict[str, float]:
         """The numbers fetched last; waits for nothing and is not collective."""
         return dict(self._latest_metrics[1])
-
-    def pop_wait_seconds(self) -> float:
-        """Time spent waiting for the device in `fetch_metrics` since the last call of this."""
-        seconds, self._wait_seconds = self._wait_seconds, 0.0
-        return seconds
 
     def check_finite(self) -> None:
         """Raise `NonFiniteLoss` if any loss so far was not finite. Collective; called before anything is saved."""
@@ -474,7 +523,7 @@ class TrainerBase:
         Collective. Tensors are the business of subclasses.
         """
         state: dict[str, Any] = {"iteration": self.completed_iters, "events": self.storage.state_dict()}
-        position = self._position_before_peek if self._peeked else self._data_position()
+        position = self.data_position()
         if position is not None:
             state["data_loader"] = position
         state["hooks"] = {key: value for key, hook in self._keyed_hooks() if (value := hook.state_dict())}
@@ -485,7 +534,13 @@ class TrainerBase:
             state["unfinished_hooks"] = self._unfinished_hooks
         return state
 
-    def _data_position(self) -> Any:
+    def data_position(self) -> Any:
+        """What the loader needs to go on with the next iteration, as `state_dict` holds it; None when it cannot say."""
+        if self._peeked:
+            return self._position_before_peek
+        return self._position_of_loader()
+
+    def _position_of_loader(self) -> Any:
         return self.data_loader.state_dict() if hasattr(self.data_loader, "state_dict") else None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -506,7 +561,7 @@ class TrainerBase:
                 logger.warning("the checkpoint holds state of hook %s, which is not registered: dropped", key)
 
     def _load_data_position(self, position: Mapping[str, Any] | None) -> None:
-        self._data_iterator, self._peeked = None, []
+        self._data_iterator, self._peeked, self._ahead = None, [], []
         if hasattr(self.data_loader, "load_state_dict") and position is not None:
             self.data_loader.load_state_dict(position)
         elif self.iter:

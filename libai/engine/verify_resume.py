@@ -20,10 +20,11 @@ from libai.engine.hook_base import HookBase
 from libai.engine.hooks import RandomStateHook
 from libai.engine.stop import STOP
 from libai.scheduler import load_scheduler_state, scheduler_state
+from libai.utils.distributed import any_rank
 from libai.utils.errors import UserError
 
-#: what a negative control leaves out of the resume; the verdict must then be "broken"
-SABOTAGES = ("rng", "scheduler", "sample")
+#: what a negative control leaves out of the resume or changes in it, one thing each; the verdict must then be "broken"
+SABOTAGES = ("rng", "seed", "scheduler", "sample")
 _TIMINGS = "perf/"
 _NOT_OF_THE_CURVE = ("state.facts", "state.mode", "state.libai_version")
 
@@ -68,22 +69,36 @@ class Rehearsal(DefaultTrainer):
 
     def resume(self, path: Path | None = None) -> None:
         """As the run itself does it, and then without what the sabotage leaves out."""
-        schedule = None if self.lr_scheduler is None else scheduler_state(self.lr_scheduler)
+        schedule = None if self.lr_scheduler is None else scheduler_state(self.lr_scheduler, self.optimizer)
         super().resume(path)
         if self._sabotage == "rng":
             self._drop_random_states()
+        elif self._sabotage == "seed":
+            self._change_seed()
         elif self._sabotage == "scheduler":
             if schedule is None:
                 raise UserError("--sabotage scheduler finds nothing to leave out: the config has no lr_scheduler.")
-            load_scheduler_state(self.lr_scheduler, schedule)
+            load_scheduler_state(self.lr_scheduler, schedule, self.optimizer)
         elif self._sabotage == "sample":
             self._drop_sample()
 
     def _drop_random_states(self) -> None:
+        found = [hook for hook in self.trainer.hooks if isinstance(hook, RandomStateHook)]
+        if not any_rank(any(hook.has_drawn(self.seed) for hook in found)):
+            raise UserError(
+                "--sabotage rng finds nothing to leave out: up to the stop the run has drawn from none of the "
+                "generators of Python, NumPy and OneFlow (dropout of libai follows from the seed: --sabotage seed)."
+            )
+        for hook in found:
+            hook.forget()
+
+    def _change_seed(self) -> None:
+        if not self.trainer.draws_randomness:
+            raise UserError(
+                "--sabotage seed finds nothing to change: no layer of this model draws by the seed. A model with "
+                "libai.layers.Dropout does."
+            )
         self.trainer.seed += 1
-        for hook in self.trainer.hooks:
-            if isinstance(hook, RandomStateHook):
-                hook.forget()
 
     def _drop_sample(self) -> None:
         state = self.train_loader.state_dict() if hasattr(self.train_loader, "state_dict") else {}

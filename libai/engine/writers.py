@@ -18,13 +18,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 from libai.utils.atomic import atomic_write_bytes
-from libai.utils.errors import UserError
+from libai.utils.errors import OutputLostError, UserError
 
 logger = logging.getLogger("libai.engine")
 
@@ -230,14 +231,39 @@ class JSONLinesWriter(Writer):
         else:
             self._last, self._last_offset = {"iter": record.iter}, self._file.tell()
         self._last = _merge(self._last, record.scalars)
-        self._file.write(json.dumps(self._last, allow_nan=False).encode() + b"\n")
-        self._file.truncate()  # a line written again may have become shorter
+        self._write_line(self._file, json.dumps(self._last, allow_nan=False).encode() + b"\n")
+
+    def _write_line(self, file: io.FileIO, line: bytes) -> None:
+        """Write all of `line` where the last line begins, or nothing."""
+        self._check_present(file)
+        rest = memoryview(line)
+        try:
+            while len(rest):  # an unbuffered write may be short
+                rest = rest[file.write(rest) :]
+        except OSError as error:
+            with suppress(OSError):  # half a line would swallow the next one
+                file.truncate(self._last_offset)
+            raise OSError(
+                error.errno, f"{os.strerror(error.errno or 0)}: the metrics cannot be written", self._path
+            ) from None
+        file.truncate()  # a line written again may have become shorter
+
+    def _check_present(self, file: io.FileIO) -> None:
+        with suppress(OSError):
+            if os.path.samestat(os.stat(self._path), os.fstat(file.fileno())):
+                return
+        raise OutputLostError(
+            f"{self._path} was removed or renamed while the run wrote into it, so its metrics would be lost. The run "
+            "ends here. Leave the folder of a run in place until it is over."
+        )
 
     def close(self) -> None:
-        """See `Writer.close`."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """See `Writer.close`. Raises `OutputLostError` when the file is no longer there."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        with file:
+            self._check_present(file)
 
 
 def _merge(line: dict[str, Any], scalars: Mapping[str, float]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from libai.layers import Dropout, Linear
 from libai.models.init import he_std, init_weights
 from libai.models.outputs import classification_outputs
 from libai.utils.errors import UserError
+from libai.utils.sizes import check_sizes
 
 #: see `libai.models.gpt.GPT_PLAN`; of the dense layers, which hold most weights, the first is split by outputs and the
 #: second by inputs
@@ -43,6 +44,8 @@ class AlexNet(nn.Module):
         dropout: float = 0.5,
     ):
         super().__init__()
+        check_sizes(image_size=image_size, num_channels=num_channels, num_classes=num_classes)
+        check_sizes(width=width, hidden_size=hidden_size)
         self.image_size = image_size
         if image_size % 8:
             raise UserError(

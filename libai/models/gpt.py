@@ -13,10 +13,12 @@ from libai.models.outputs import token_cross_entropy
 from libai.models.transformer import (
     RESIDUAL_PROJECTIONS,
     Block,
+    check_transformer,
     embed_tokens,
     plan_of_blocks,
     transformer_flops,
 )
+from libai.utils.sizes import check_sizes
 
 #: how a mesh lays this model out, see `libai.parallel.ParallelPlan`
 GPT_PLAN = plan_of_blocks("blocks")
@@ -49,6 +51,8 @@ class GPT(nn.Module):
         ignore_index: int = -100,
     ):
         super().__init__()
+        check_sizes(vocab_size=vocab_size, max_seq_length=max_seq_length)
+        check_transformer(hidden_size, num_layers, num_heads, mlp_ratio)
         self.ignore_index = ignore_index
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
         self.position_embedding = nn.Parameter(flow.zeros(max_seq_length, hidden_size))

@@ -12,6 +12,7 @@ from libai.layers import Dropout, Linear
 from libai.models.init import he_std, init_weights
 from libai.models.outputs import classification_outputs
 from libai.utils.errors import UserError
+from libai.utils.sizes import check_sizes
 
 #: see `libai.models.gpt.GPT_PLAN`; pairs of layers would have to alternate axes, which two layers need not
 MLP_PLAN: dict[str, Any] = {"split": {}, "blocks": "layers"}
@@ -33,6 +34,7 @@ class MLP(nn.Module):
         self, input_size: int, hidden_sizes: Sequence[int] = (128, 128), num_classes: int = 10, dropout: float = 0.0
     ):
         super().__init__()
+        check_sizes(input_size=input_size, hidden_sizes=hidden_sizes, num_classes=num_classes)
         self.input_size = input_size
         widths = [input_size, *hidden_sizes]
         self.layers = nn.ModuleList(

@@ -11,6 +11,7 @@ from oneflow import nn
 from libai.models.init import he_std, init_weights
 from libai.models.outputs import classification_outputs
 from libai.utils.errors import UserError
+from libai.utils.sizes import check_sizes
 
 #: see `libai.models.gpt.GPT_PLAN`; convolutions are not split, data parallelism is what suits this family
 RESNET_PLAN: dict[str, Any] = {"split": {}, "blocks": "blocks"}
@@ -58,6 +59,7 @@ class ResNet(nn.Module):
         stem: str = "imagenet",
     ):
         super().__init__()
+        check_sizes(num_channels=num_channels, num_classes=num_classes, width=width, blocks_per_stage=blocks_per_stage)
         if stem == "cifar":
             self.stem = nn.Sequential(
                 nn.Conv2d(num_channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()

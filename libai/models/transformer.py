@@ -14,6 +14,7 @@ from oneflow import nn
 
 from libai.layers import GELU, Dropout, DropPath, LayerNorm, Linear, add_to_each, feed_forward, self_attention
 from libai.utils.errors import UserError
+from libai.utils.sizes import check_rate, check_sizes
 
 #: weight -> axis that tensor parallelism splits, relative to a block. Column-parallel layers split the outputs (axis 0
 #: of an (out, in) weight and of its bias), the row-parallel layer behind them the inputs, and keeps its bias whole.
@@ -43,6 +44,14 @@ def plan_of_blocks(blocks: str) -> dict[str, Any]:
     }
 
 
+def check_transformer(hidden_size: int, num_layers: int, num_heads: int, mlp_ratio: float) -> None:
+    """Raise `UserError` for sizes of blocks that no transformer can have."""
+    check_sizes(hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads)
+    check_rate(mlp_ratio=mlp_ratio)
+    if int(hidden_size * mlp_ratio) < 1:
+        raise UserError(f"mlp_ratio={mlp_ratio} of hidden_size={hidden_size} leaves no unit. Raise one of them.")
+
+
 class Attention(nn.Module):
     """Multi-head self-attention.
 
@@ -53,6 +62,7 @@ class Attention(nn.Module):
 
     def __init__(self, hidden_size: int, num_heads: int, causal_length: int | None = None):
         super().__init__()
+        check_sizes(hidden_size=hidden_size, num_heads=num_heads)
         if hidden_size % num_heads:
             raise UserError(
                 f"hidden_size={hidden_size} is not a multiple of num_heads={num_heads}, so heads cannot have equal "

@@ -10,8 +10,9 @@ from oneflow import nn
 from libai.layers import Dropout, LayerNorm, Linear, add_to_each, mean_over_tokens, repeat_for_each
 from libai.models.init import init_weights, transformer_std
 from libai.models.outputs import classification_outputs
-from libai.models.transformer import RESIDUAL_PROJECTIONS, Block, plan_of_blocks, transformer_flops
+from libai.models.transformer import RESIDUAL_PROJECTIONS, Block, check_transformer, plan_of_blocks, transformer_flops
 from libai.utils.errors import UserError
+from libai.utils.sizes import check_sizes
 
 #: see `libai.models.gpt.GPT_PLAN`
 VIT_PLAN = {**plan_of_blocks("blocks"), "last": ["norm", "head", "labels"]}
@@ -46,6 +47,8 @@ class ViT(nn.Module):
         pool: str = "cls",
     ):
         super().__init__()
+        check_sizes(image_size=image_size, patch_size=patch_size, num_channels=num_channels, num_classes=num_classes)
+        check_transformer(hidden_size, num_layers, num_heads, mlp_ratio)
         if image_size % patch_size:
             raise UserError(
                 f"image_size={image_size} is not a multiple of patch_size={patch_size}, so patches cannot tile it. "

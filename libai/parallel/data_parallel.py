@@ -267,3 +267,21 @@ def _functions_behind(tensors: Iterable[flow.Tensor]) -> set[Any]:
             found.add(function)
             waiting.extend(function.next_functions)
     return found
+
+
+def renew_parameters(model: nn.Module, optimizer: flow.optim.Optimizer) -> None:
+    """Replace every parameter by an equal new one, in the model and in the optimizer; tied ones stay tied."""
+    renewed: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in renewed:
+                fresh = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+                renewed[id(parameter)] = fresh
+            module._parameters[name] = renewed[id(parameter)]
+    for group in optimizer.param_groups:
+        for index, parameter in enumerate(group._parameters):
+            optimizer._state.pop(parameter, None)
+            group._parameters[index] = renewed[id(parameter)]
+            optimizer._state[group._parameters[index]] = {}

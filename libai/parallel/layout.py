@@ -16,9 +16,11 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from libai.parallel.meeting import StagesMeet, move_to
 from libai.parallel.mesh import Mesh
 from libai.parallel.plan import Arrangement, ParallelPlan, TensorLayout
 from libai.parallel.recompute import recompute_in_backward
+from libai.parallel.recurrent import give_initial_states
 from libai.parallel.wrapping import exchange_class
 from libai.parallel.zero import compute_with_whole_parameters
 
@@ -136,10 +138,11 @@ class GlobalLayout:
         return self._placements[stage]
 
     def source_ops(self) -> AbstractContextManager[Any]:
-        """See `LocalLayout`. With pipeline stages a source op cannot know its stage, so nothing is arranged there."""
+        """See `LocalLayout`. With pipeline stages a source op cannot know its stage, so nothing is arranged for those;
+        there tensors of two stages may meet."""
         if self.mesh.pipeline > 1:
-            return _NOTHING
-        return flow.utils.global_view.global_mode(True, placement=self._placements[0], sbp=self._whole)
+            return StagesMeet(self._placements)
+        return _SourceOps(self._placements[0], self._whole)
 
     def local_output(
         self, tensor: flow.Tensor, num_samples: int, is_replicated: bool = False, everywhere: bool = False
@@ -161,6 +164,26 @@ class GlobalLayout:
     def sees_outputs(self) -> bool:
         """See `LocalLayout`."""
         return self.mesh.pipeline_rank == self.arrangement.tail and self.mesh.tensor_rank == 0
+
+
+class _SourceOps:
+    """OneFlow's global mode, and an identity matrix that keeps to it: `flow.eye` of OneFlow 0.9.0 does not."""
+
+    def __init__(self, placement: Any, sbp: Any):
+        self._mode = flow.utils.global_view.global_mode(True, placement=placement, sbp=sbp)
+
+    def __enter__(self) -> None:
+        self._mode.__enter__()
+        self._eye, flow.eye = flow.eye, _eye
+
+    def __exit__(self, *error: Any) -> None:
+        flow.eye = self._eye
+        self._mode.__exit__(*error)
+
+
+def _eye(n: int, m: int | None = None, *_: Any, dtype: Any = flow.float32, **__: Any) -> flow.Tensor:
+    columns = n if m is None else m
+    return (flow.arange(n).unsqueeze(1) == flow.arange(columns).unsqueeze(0)).to(dtype)
 
 
 Layout = LocalLayout | GlobalLayout
@@ -193,6 +216,7 @@ def parallelize(
     for name in buffers:
         owner, attribute = _owner_of(module, name)
         owner._buffers[attribute] = _lay_out(buffers[name], arrangement.tensors[name], layout)
+    give_initial_states(module)
     _pin_outputs(module, plan, mesh)
     if arrangement.shares_parameters:
         wholes = {
@@ -263,13 +287,7 @@ class _MoveTo:
         self._placement = placement
 
     def __call__(self, tensor: flow.Tensor) -> flow.Tensor:
-        if not tensor.is_global or tensor.placement == self._placement:
-            return tensor
-        return tensor.to_global(placement=self._placement, sbp=_without_partial(tensor.sbp))
-
-
-def _without_partial(sbp: Sequence[Any]) -> list[Any]:
-    return [flow.sbp.broadcast if s == flow.sbp.partial_sum else s for s in sbp]
+        return move_to(tensor, self._placement)
 
 
 def _connect_stages(module: nn.Module, arrangement: Arrangement, layout: GlobalLayout) -> None:
@@ -280,8 +298,16 @@ def _connect_stages(module: nn.Module, arrangement: Arrangement, layout: GlobalL
             # every block and not only a stage's first: other inputs (a mask) come from the first stage each time
             _wrap_input(modules[name], _MoveTo(layout.placement(stage)))
     last = arrangement.block_names[-1]
+    tail = _MoveTo(layout.placement(arrangement.tail))
     if arrangement.stage_of_block(len(arrangement.block_names) - 1) != arrangement.tail:
-        _wrap_output(modules[last], _MoveTo(layout.placement(arrangement.tail)))
+        _wrap_output(modules[last], tail)
+    # a residual connection around the last block keeps its value on that block's stage: what follows fetches it
+    for name, child in modules.items():
+        own = layout.stage_of_module(name)
+        is_in_block = any(name == block or name.startswith(f"{block}.") for block in arrangement.block_names)
+        if own is not None and not is_in_block and next(child.children(), None) is None:
+            _wrap_input(child, _MoveTo(layout.placement(own)))
+    _wrap_output(module, tail)
 
 
 def _wrap_input(module: nn.Module, change: Any) -> None:

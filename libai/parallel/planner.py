@@ -45,7 +45,7 @@ class Workload:
         batch_for: number of data-parallel ranks -> batch; raises `UserError` where the batch cannot be divided so.
         trace: micro-batch size -> the operations of one forward.
         mode: "eager" or "graph".
-        keeps_copy: weights and optimizer state are held twice (`train.replay_non_finite`).
+        keeps_copy: weights and optimizer state are held twice (`train.replay_non_finite`, or skip or rollback).
         reduces_once: eager data-parallel ranks average gradients once per iteration, not once per micro-batch.
         blocks_per_stage: as in `ParallelPlan.arrange`.
     """
@@ -177,7 +177,7 @@ class Proposals:
         if least.batch.micro > 1:
             helps.append(f"a micro-batch below {least.batch.micro}")
         if least.memory.copy:
-            helps.append("train.replay_non_finite=false, which keeps no second copy")
+            helps.append("no second copy of the state (train.replay_non_finite=false, train.non_finite=raise)")
         return (
             f"nothing fits into {format_bytes(device_memory)} per rank, of which {usable} are planned with. The "
             f"smallest need on {least.mesh.size} rank(s) is {format_bytes(least.memory.total)}, by {least.describe()}. "

@@ -19,7 +19,7 @@ from libai.scheduler.builders import (
 from libai.scheduler.factor_lr import FactorLR
 from libai.scheduler.metric_driven import needs_metric
 from libai.scheduler.schedules import Schedule
-from libai.scheduler.state import load_scheduler_state, scheduler_state
+from libai.scheduler.state import has_state, load_scheduler_state, scheduler_state
 
 __all__ = [
     "FactorLR",
@@ -35,6 +35,7 @@ __all__ = [
     "WarmupPolynomialLR",
     "WarmupStableDecayLR",
     "WarmupStepLR",
+    "has_state",
     "load_scheduler_state",
     "needs_metric",
     "scheduler_state",

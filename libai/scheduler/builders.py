@@ -9,6 +9,7 @@ like classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from oneflow.optim import Optimizer
@@ -225,7 +226,7 @@ def OneCycleLR(
     if not 0 <= rise_ratio < 1:
         raise UserError(f"OneCycleLR: rise_ratio={rise_ratio} is the rising part of the run: give 0 <= rise_ratio < 1.")
     rise_iter = round(rise_ratio * (_positive("max_iter", max_iter) - 1))
-    return FactorLR(optimizer, schedules.one_cycle(max_iter, rise_iter, start_factor, end_factor))
+    return FactorLR(optimizer, _checked(schedules.one_cycle(max_iter, rise_iter, start_factor, end_factor), max_iter))
 
 
 def _bind(
@@ -250,7 +251,20 @@ def _bind(
         raise UserError(f"warmup_factor={warmup_factor} would make the learning rate negative. Use 0 or more.")
     if by == "epoch":
         schedule = schedules.held_per_epoch(schedule, _unit(by, iters_per_epoch))
-    return FactorLR(optimizer, schedules.with_warmup(schedule, warmup_iter, warmup_factor, warmup_method))
+    schedule = schedules.with_warmup(schedule, warmup_iter, warmup_factor, warmup_method)
+    return FactorLR(optimizer, _checked(schedule, max_iter))
+
+
+def _checked(schedule: Schedule, max_iter: int) -> Schedule:
+    """`schedule`, unless some rate of the run would be negative or not finite; looks at a hundred iterations."""
+    for step in range(0, max_iter + 1, max(1, max_iter // 100)):
+        factor = schedule(step)
+        if not 0 <= factor < math.inf:
+            raise UserError(
+                f"this schedule multiplies the learning rate with {factor:.6g} at iteration {step} of {max_iter}: a "
+                "rate is a finite number of at least 0. Check its final factor or rate, its gamma and its decay."
+            )
+    return schedule
 
 
 def _unit(by: str, iters_per_epoch: int | None) -> int:

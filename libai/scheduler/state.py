@@ -17,28 +17,55 @@ from libai.utils.errors import UserError
 _LEFT_OUT = object()
 
 
-def scheduler_state(scheduler: Any) -> dict[str, Any]:
+def scheduler_state(scheduler: Any, optimizer: Any = None) -> dict[str, Any]:
     """The state of `scheduler` and the current rates of its optimizer's groups, as JSON values.
 
-    `{"class": str, "lrs": [float], "state": {...}, "left_out": [names]}`. `left_out` names what JSON cannot hold, such
-    as the functions of a callable object; plain lambdas of `LambdaLR` are not state. Infinity (the initial `best` of
-    `ReduceLROnPlateau`) is kept as `{"float": "inf"}`, because JSON has no such number.
+    `optimizer`: whose rates it sets; default: `scheduler.optimizer`. Returns `{"class": str, "lrs": [float],
+    "state": {...}, "left_out": [names]}`. `left_out` names what JSON cannot hold in the state of OneFlow's own
+    schedulers, which is all of their attributes, such as the functions of a callable object; plain lambdas of
+    `LambdaLR` are not state. Infinity (the initial `best` of `ReduceLROnPlateau`) is kept as `{"float": "inf"}`,
+    because JSON has no such number.
 
-    Raises `UserError` for a scheduler of the user's own that has no state.
+    Raises `UserError` for a scheduler of the user's own that has no state, or one that JSON cannot hold exactly.
     """
-    if not all(hasattr(scheduler, name) for name in ("state_dict", "load_state_dict", "optimizer")):
+    if not has_state(scheduler):
         raise UserError(
-            f"The state of the scheduler {type(scheduler).__name__} is to be saved, but it lacks some of state_dict(), "
-            "load_state_dict(state) and the attribute optimizer, so a resumed run could not continue its curve. Add "
-            "them, or build it as libai.scheduler.FactorLR(optimizer, function_of_the_iteration)."
+            f"The state of the scheduler {type(scheduler).__name__} is to be saved, but it lacks state_dict() or "
+            "load_state_dict(state), so a resumed run could not continue its curve. Add both, or build it as "
+            "libai.scheduler.FactorLR(optimizer, function_of_the_iteration), or save nothing "
+            "(train.checkpointer.enabled=false)."
         )
     left_out: list[str] = []
     state = _encode(scheduler.state_dict(), "", left_out)
-    rates = [float(group["lr"]) for group in scheduler.optimizer.param_groups]
+    if left_out and not _is_oneflows(scheduler):
+        raise UserError(
+            f"{type(scheduler).__name__}.state_dict() holds {', '.join(left_out)}, which a checkpoint cannot hold, so "
+            "a resumed run could not continue its curve. Return numbers, text, lists and dicts only (array.tolist())."
+        )
+    groups = _optimizer_of(scheduler, optimizer).param_groups
+    rates = [float(group["lr"]) for group in groups]
     return {"class": type(scheduler).__name__, "lrs": rates, "state": state, "left_out": left_out}
 
 
-def load_scheduler_state(scheduler: Any, saved: Mapping[str, Any]) -> list[str]:
+def has_state(scheduler: Any) -> bool:
+    """Whether a scheduler can be saved and taken back."""
+    return all(callable(getattr(scheduler, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def _is_oneflows(scheduler: Any) -> bool:
+    return type(scheduler).state_dict.__module__.startswith("oneflow.")
+
+
+def _optimizer_of(scheduler: Any, optimizer: Any) -> Any:
+    found = getattr(scheduler, "optimizer", None) if optimizer is None else optimizer
+    if found is None:
+        raise UserError(
+            f"{type(scheduler).__name__} has no attribute optimizer, so its rates cannot be read. Give the optimizer."
+        )
+    return found
+
+
+def load_scheduler_state(scheduler: Any, saved: Mapping[str, Any], optimizer: Any = None) -> list[str]:
     """Restore what `scheduler_state` returned, and the rates in the optimizer's groups.
 
     Returns the names that were left out when saving and therefore keep the values of the config. Raises `UserError`
@@ -50,7 +77,7 @@ def load_scheduler_state(scheduler: Any, saved: Mapping[str, Any]) -> list[str]:
             f"The saved scheduler is a {found}, this run's is a {wanted}, so its state does not fit. "
             f"Configure lr_scheduler as in the saved run, or start the schedule anew without the scheduler's state."
         )
-    groups = scheduler.optimizer.param_groups
+    groups = _optimizer_of(scheduler, optimizer).param_groups
     if len(saved["lrs"]) != len(groups):
         raise UserError(
             f"The saved scheduler has {len(saved['lrs'])} parameter group(s), this run's optimizer has {len(groups)}, "

@@ -149,6 +149,11 @@ def _all_gather(array: np.ndarray) -> list[np.ndarray]:
     return [tensor.numpy().reshape(array.shape) for tensor in received]
 
 
+def gather_arrays(array: np.ndarray) -> list[np.ndarray]:
+    """The arrays of all ranks in rank order, on every rank; of one shape and dtype on all ranks. Collective."""
+    return [one.astype(array.dtype) for one in _all_gather(_widen(array))] if get_world_size() > 1 else [array]
+
+
 def any_rank(flag: bool) -> bool:
     """True on every rank when `flag` is true on at least one; how ranks agree to stop or save. Collective."""
     return bool(all_reduce(np.array([bool(flag)]), "sum")[0] > 0)

@@ -1,5 +1,7 @@
 """The error that means: the user asked for something that cannot be, and here is what to change."""
 
+import re
+
 
 class UserError(ValueError):
     """A mistake in config, arguments, data or model contract.
@@ -7,3 +9,26 @@ class UserError(ValueError):
     The tools print its text alone, without a traceback, and exit with code 2. The text says what was asked,
     what was found, why it cannot be and what to change.
     """
+
+    #: the exit code of a process that ends by it
+    exit_code = 2
+
+
+class OutputLostError(OSError):
+    """What a run writes to was removed or renamed under it; going on would lose what it finds (exit code 1)."""
+
+    #: the tools print its text without a traceback, which would tell nothing more
+    explains_itself = True
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, without colours and C++ stack of OneFlow's; its class when it has none.
+
+    >>> first_line(RuntimeError("\x1b[1mError\x1b[0m: no such tensor\n  File ..."))
+    'no such tensor'
+    """
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    first = text.splitlines()[0].strip() if text else ""
+    if unequal := re.fullmatch(r"\((\S+) vs (\S+)\)", first):  # of a check whose text OneFlow leaves out
+        return f"sizes that must be equal are {unequal[1]} and {unequal[2]}"
+    return re.sub(r"^Error:\s*", "", first).rstrip(". ") or type(error).__name__

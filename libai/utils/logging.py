@@ -44,11 +44,13 @@ def setup_logging(
     rank: int | None = None,
     world: int | None = None,
     level: int = logging.INFO,
+    holds_files: bool = False,
 ) -> logging.Logger:
     """Set the logger "libai" up for this rank and return it.
 
     Files are appended to, so a resumed run continues its log. May be called again (another folder, another level): the
     earlier handlers of this function are replaced. `output_dir=None`: screen only. `rank`, `world`: of the launcher.
+    `holds_files`: touch no file yet; what is logged is kept in memory until `open_log_files` writes it.
     """
     rank = get_rank() if rank is None else rank
     world = get_world_size() if world is None else world
@@ -61,12 +63,41 @@ def setup_logging(
     else:
         _attach(logger, logging.NullHandler())  # or Python prints warnings of this rank by itself
     if output_dir is not None:
-        folder = Path(output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(folder / ("log.txt" if rank == 0 else f"log_rank{rank}.txt"), encoding="utf-8")
-        file.setFormatter(logging.Formatter(_FILE_FORMAT if rank == 0 else f"[{rank}/{world}] {_FILE_FORMAT}"))
-        _attach(logger, file)
+        _attach(logger, _HeldRecords(Path(output_dir), rank, world))
+        if not holds_files:
+            open_log_files()
     return logger
+
+
+class _HeldRecords(logging.Handler):
+    """Keeps what is logged before the log file may be touched."""
+
+    def __init__(self, folder: Path, rank: int, world: int):
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+        self._path = folder / ("log.txt" if rank == 0 else f"log_rank{rank}.txt")
+        self._format = _FILE_FORMAT if rank == 0 else f"[{rank}/{world}] {_FILE_FORMAT}"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler.emit`."""
+        self.records.append(record)
+
+    def to_file(self) -> logging.FileHandler:
+        """The handler of the file, which holds the records now."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = logging.FileHandler(self._path, encoding="utf-8")
+        file.setFormatter(logging.Formatter(self._format))
+        for record in self.records:
+            file.handle(record)
+        return file
+
+
+def open_log_files() -> None:
+    """Write what was logged since `setup_logging(…, holds_files=True)` to the log file, and everything from now on."""
+    logger = logging.getLogger("libai")
+    for handler in [h for h in logger.handlers if isinstance(h, _HeldRecords)]:
+        logger.removeHandler(handler)
+        _attach(logger, handler.to_file())
 
 
 def reset_logging() -> None:

@@ -1,25 +1,30 @@
 """What a rank and the launcher of its machine tell each other, through small files in a folder that the launcher makes.
 
-Ranks note how they leave and how far they are, and can be asked for their Python stacks, also while they wait inside
-oneflow. Standard library only. Not here: what a rank failed with (libai.runtime), and who reads all this
-(tools/launch_ranks.py).
+Ranks note what they are at, how far they are and how they leave, and can be asked for their Python stacks, also while
+they wait inside oneflow. Standard library only. Not here: what a rank failed with (libai.guard), and who reads all
+this (tools/launch_ranks.py, tools/launch_watch.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 #: set by tools/launch.py: the folder of the notes, and the number of ranks on this machine
 FAILURE_DIR_VARIABLE = "LIBAI_FAILURE_DIR"
 LOCAL_RANKS_VARIABLE = "LIBAI_LOCAL_RANKS"
+#: names the job, the same one when its ranks are started again after a failure (`--max-restarts`)
+JOB_VARIABLE = "LIBAI_JOB"
+#: set by `begin_notes`: the process that is the rank; what it starts inherits all other variables and is none
+RANK_PID_VARIABLE = "LIBAI_RANK_PID"
 
 #: asks a rank for its stacks; a real-time signal, because users and schedulers have their own plans with SIGUSR1 and 2
 STACK_SIGNAL = signal.SIGRTMIN + 3
@@ -42,18 +47,32 @@ def drop_harmless(text: str) -> str:
 def own_folder() -> tuple[Path, int] | None:
     """The notes folder and this process's rank; None when it is no rank of tools/launch.py."""
     folder, rank = os.environ.get(FAILURE_DIR_VARIABLE), int(os.environ.get("RANK", -1))
-    return (Path(folder), rank) if folder and rank >= 0 else None
+    is_rank = os.environ.get(RANK_PID_VARIABLE, str(os.getpid())) == str(os.getpid())
+    return (Path(folder), rank) if folder and rank >= 0 and is_rank else None
 
 
 # ------------------------------------------------------------------------------------------------- leaving
 
+_CODE_WIDTH = 8
+
+
+def reserve_leaving(folder: str | os.PathLike[str], ranks: range) -> None:
+    """Make the files of `note_leaving` ahead, so that a disk that fills up cannot turn a good end into a failure."""
+    for rank in ranks:
+        Path(folder, f"leaving_{rank}").write_text(" " * _CODE_WIDTH, encoding="utf-8")
+
 
 def note_leaving(code: int) -> None:
-    """Tell the launcher that this rank's work is done, with this exit code, whatever oneflow does to it from now on."""
+    """Tell the launcher that this rank's work is done, with this exit code, whatever oneflow does to it from now on.
+
+    A rank that ends without this note has failed, whatever its exit code.
+    """
     own = own_folder()
     if own is not None:
         with contextlib.suppress(OSError):  # the exit code itself must come out whatever the disk does
-            Path(own[0], f"leaving_{own[1]}").write_text(str(code), encoding="utf-8")
+            descriptor = os.open(own[0] / f"leaving_{own[1]}", os.O_WRONLY | os.O_CREAT, 0o644)
+            with contextlib.closing(os.fdopen(descriptor, "w", encoding="utf-8")) as file:
+                file.write(str(code).ljust(_CODE_WIDTH))
 
 
 def read_leaving(folder: str | os.PathLike[str]) -> dict[int, int]:
@@ -67,52 +86,140 @@ def read_leaving(folder: str | os.PathLike[str]) -> dict[int, int]:
 
 # ------------------------------------------------------------------------------------------------ progress
 
+#: what a rank can be at, and how to say so. The first ones come in this order when a run starts, and ranks that are
+#: further wait there for the last one.
+PHASES = {
+    "import": "importing",
+    "meet": "meeting the other ranks",
+    "build": "building data and model",
+    "load": "loading a checkpoint",
+    "compile": "compiling",
+    "train": "training",
+    "evaluate": "evaluating",
+    "save": "saving",
+    "finish": "finishing",
+    "between": "between two phases",
+}
+STARTING = ("import", "meet", "build", "load", "compile")
+
+
+def phase_name(name: str) -> str:
+    """How a message calls a phase."""
+    return PHASES.get(name, name)
+
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a rank was: iterations completed, batches evaluated, and whether it is at work (or between two runs)."""
+    """How far a rank was: what it is at (one of `PHASES`), iterations completed, and pieces of other work done.
 
+    `is_working` is false outside of libai's trainers: before the first of them and between two runs.
+    """
+
+    phase: str
     iteration: int
-    evaluated: int
+    steps: int
     is_working: bool
+
+
+@dataclass
+class _Activity:
+    """What this process is at. `count() -> (iterations completed, batches evaluated)` while a trainer runs."""
+
+    phases: list[str] = field(default_factory=list)
+    base: str = "import"
+    steps: int = 0
+    count: Callable[[], tuple[int, int]] | None = None
+    iteration: int = 0
+
+    def progress(self) -> Progress:
+        evaluated = 0
+        if self.count is not None:
+            self.iteration, evaluated = self.count()
+        phase = self.phases[-1] if self.phases else self.base
+        return Progress(phase, self.iteration, self.steps + evaluated, bool(self.phases))
+
+
+_activity = _Activity()
+
+
+def begin_notes() -> None:
+    """Make this process the rank that the launcher's variables name, and note its progress from a thread from now on.
+
+    The thread looks twice a second, so that loops pay nothing for it. Does nothing without the launcher.
+    """
+    os.environ[RANK_PID_VARIABLE] = str(os.getpid())
+    if own_folder() is not None:
+        _write_progress()
+        threading.Thread(target=_sample, name="libai-progress", daemon=True).start()
+
+
+def _sample() -> None:
+    while True:
+        with contextlib.suppress(Exception):  # a trainer that is being replaced may have nothing to tell
+            _write_progress()
+        threading.Event().wait(SAMPLE_SECONDS)
+
+
+_written: Progress | None = None
+_write_lock = threading.Lock()
+
+
+def _write_progress() -> None:
+    """Write what this process is at, where that has changed."""
+    global _written
+    own = own_folder()
+    if own is None:
+        return
+    with _write_lock:  # what is written last must be the newest: the interpreter may be locked from then on
+        progress = _activity.progress()
+        if progress == _written:
+            return
+        with contextlib.suppress(OSError):
+            Path(own[0], f"progress_{own[1]}").write_text(json.dumps(asdict(progress)), encoding="utf-8")
+            _written = progress
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Tell the launcher what this rank is at while the block runs: one of `PHASES`; also a decorator.
+
+    The launcher limits how long a phase may go without progress (docs/distributed.md). An exception that leaves the
+    block keeps the name of the innermost phase as `left_phase`.
+    """
+    assert name in PHASES, name
+    _activity.phases.append(name)
+    _write_progress()
+    try:
+        yield
+    except BaseException as error:
+        if not hasattr(error, "left_phase"):
+            with contextlib.suppress(AttributeError):
+                error.left_phase = name  # type: ignore[attr-defined]
+        raise
+    finally:
+        _activity.phases.pop()
+        _activity.base = "import" if name == "meet" else "between"
+        _write_progress()
+
+
+def note_progress(count: int = 1) -> None:
+    """Say that a long piece of work goes on, such as reading a large corpus; costs nothing worth mentioning.
+
+    The launcher ends a job in which no rank has made progress for as long as its phase allows.
+    """
+    _activity.steps += count
 
 
 @contextlib.contextmanager
 def report_progress(count: Callable[[], tuple[int, int]]) -> Iterator[None]:
-    """Tell the launcher how far this rank is while the block runs.
-
-    `count() -> (iterations completed, batches evaluated)` is called from a thread, twice a second: the loop pays
-    nothing. Does nothing in a process that is no rank of the launcher.
-    """
-    own = own_folder()
-    if own is None:
-        yield
-        return
-    path = Path(own[0], f"progress_{own[1]}")
-    is_over = threading.Event()
-
-    def write(is_working: bool) -> None:
-        iteration, evaluated = count()
-        with contextlib.suppress(OSError):
-            path.write_text(f"{iteration} {evaluated} {int(is_working)} .", encoding="utf-8")
-
-    def sample() -> None:
-        written = None
-        while not is_over.is_set():
-            now = count()
-            if now != written:
-                write(is_working=True)
-                written = now
-            is_over.wait(SAMPLE_SECONDS)
-
-    thread = threading.Thread(target=sample, name="libai-progress", daemon=True)
-    thread.start()
+    """The phase "train", with `count() -> (iterations completed, batches evaluated)` as its progress."""
+    before, _activity.count = _activity.count, count
     try:
-        yield
+        with phase("train"):
+            yield
     finally:
-        is_over.set()
-        thread.join()
-        write(is_working=False)
+        _activity.progress()  # keeps the last iteration
+        _activity.count = before
 
 
 def read_progress(folder: str | os.PathLike[str]) -> dict[int, Progress]:
@@ -120,11 +227,33 @@ def read_progress(folder: str | os.PathLike[str]) -> dict[int, Progress]:
     found = {}
     for path in Path(folder).glob("progress_*"):
         with contextlib.suppress(ValueError, OSError):
-            iteration, evaluated, is_working, end = path.read_text(encoding="utf-8").split()
-            if end == ".":
-                number = int(path.name.removeprefix("progress_"))
-                found[number] = Progress(int(iteration), int(evaluated), is_working == "1")
+            found[int(path.name.removeprefix("progress_"))] = Progress(**json.loads(path.read_text(encoding="utf-8")))
     return found
+
+
+def read_failed_phase(folder: str | os.PathLike[str], rank: int) -> str | None:
+    """The phase that the error of a failed rank came out of (`libai.guard` notes it); None without one."""
+    with contextlib.suppress(ValueError, OSError):
+        return json.loads(Path(folder, f"rank_{rank}.json").read_text(encoding="utf-8")).get("phase")
+    return None
+
+
+# ----------------------------------------------------------------------------------------------- output folder
+
+
+def note_output_folder(path: str | os.PathLike[str]) -> None:
+    """Tell the launcher where this run keeps its files; the errors of its ranks are kept there."""
+    own = own_folder()
+    if own is not None:
+        with contextlib.suppress(OSError):
+            Path(own[0], "output_folder").write_text(os.path.abspath(path), encoding="utf-8")
+
+
+def read_output_folder(folder: str | os.PathLike[str]) -> Path | None:
+    """What a rank has told by `note_output_folder`."""
+    with contextlib.suppress(OSError):
+        return Path(Path(folder, "output_folder").read_text(encoding="utf-8"))
+    return None
 
 
 # -------------------------------------------------------------------------------------------------- stacks

@@ -16,6 +16,7 @@ def benchmark_docs(folder: Path, *arguments: str) -> jobs.Finished:
     return jobs.run(["bash", SCRIPT, *folders, *arguments], timeout=200)
 
 
+@pytest.mark.slow
 def test_a_page_of_configs_is_measured_and_written(tmp_path):
     result = benchmark_docs(tmp_path, "--quick", "--only", "benchmarks", str(jobs.ROOT / "configs" / "mlp_digits.py"))
     assert result.returncode == 0, result
@@ -32,6 +33,7 @@ def test_a_page_of_configs_is_measured_and_written(tmp_path):
 
 
 @pytest.mark.launch
+@pytest.mark.slow
 def test_processes_are_measured_and_drawn(tmp_path):
     result = benchmark_docs(tmp_path, "--quick", "--only", "scaling")
     assert result.returncode == 0, result

@@ -25,6 +25,7 @@ def contenders_of(folder: Path) -> dict:
     return {c["name"]: c for c in case["contenders"]}
 
 
+@pytest.mark.slow
 def test_modes_and_hand_written_loops_compute_the_same_and_are_reported(tmp_path):
     result = benchmark(
         CONFIG,
@@ -56,6 +57,7 @@ def test_modes_and_hand_written_loops_compute_the_same_and_are_reported(tmp_path
         assert str(tmp_path) not in text and str(jobs.ROOT) not in text
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_two_processes_take_turns_with_one(tmp_path):
     result = benchmark(

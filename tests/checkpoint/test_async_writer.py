@@ -118,9 +118,11 @@ def test_check_does_not_wait(tmp_path, gate):
     checkpointer.check()
     checkpointer.save(1, {"model": {}}, {})
     checkpointer.check()  # would hang until the gate opens
+    assert checkpointer.last_path is None, "the write is still under way"
     gate.set()
     checkpointer.close()
     checkpointer.close()
+    assert checkpointer.last_path is not None
 
 
 def test_memory_stays_between_saves_and_goes_at_the_end(tmp_path):

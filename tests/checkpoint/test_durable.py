@@ -96,6 +96,7 @@ def test_deleting_twice_is_no_error(tmp_path):
     _publish(tmp_path, "iter_0000001", b"x")
     remove_directory(tmp_path / "iter_0000001")
     remove_directory(tmp_path / "iter_0000001")
+    assert _names(tmp_path) == []
 
 
 def test_a_leftover_that_is_a_link_is_not_followed(tmp_path):

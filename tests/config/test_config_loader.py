@@ -203,3 +203,49 @@ def test_the_common_configs_hold_the_defaults_of_the_schema():
     assert get_config("common/train.py").train == defaults("train")
     assert get_config("common/graph.py").graph == defaults("graph")
     assert OmegaConf.is_dict(get_config("common/optim.py").optim.params)
+
+
+def test_plain_dicts_of_imported_config_files_have_attributes(folder):
+    """As in detectron2 and LiBai."""
+    write(folder, "common/train.py", "train = dict(train_iter=10, amp=dict(enabled=False))")
+    write(folder, "common/table.py", "TABLE = {(1, 2): 3}")
+    path = write(
+        folder,
+        "exp.py",
+        """
+        from .common.table import TABLE as _table
+        from .common.train import train
+        train.train_iter = 5
+        train.amp.enabled = "auto"
+        train["seed"] = _table[1, 2]
+        train.update(log_period=2)
+        optim = dict(lr=1, **train)
+        """,
+    )
+    wanted = {"train_iter": 5, "amp": {"enabled": "auto"}, "seed": 3, "log_period": 2}
+    assert LazyConfig.load(path) == {"train": wanted, "optim": {"lr": 1, **wanted}}
+    assert LazyConfig.load(folder / "common/train.py").train == {"train_iter": 10, "amp": {"enabled": False}}
+
+
+@pytest.mark.parametrize("written", ["from .base import *", "from . import base", "from base import train"])
+def test_however_they_are_imported(folder, written):
+    write(folder, "base.py", "train = dict(train_iter=10)")
+    train = "base.train" if "import base" in written else "train"
+    path = write(folder, "exp.py", f"{written}\n{train}.train_iter = 5\ntrain = {train}\n")
+    assert LazyConfig.load(path).train.train_iter == 5
+    assert LazyConfig.load(folder / "base.py").train.train_iter == 10
+    assert LazyConfig.load(path).train.train_iter == 5
+
+
+def test_dicts_of_modules_that_are_no_configs_stay_dicts(folder):
+    write(folder, "helpers.py", "COLOURS = {'red': 1}")
+    path = write(folder, "exp.py", "from helpers import COLOURS as _c\ntrain = dict(kind=type(_c).__name__)")
+    assert LazyConfig.load(path).train.kind == "dict"
+
+
+def test_an_attribute_of_a_dict_of_the_same_file_is_explained(folder):
+    path = write(folder, "exp.py", "train = dict(train_iter=1)\ntrain.train_iter = 5")
+    assert "exp.py:2: AttributeError" in failure(path)
+    assert 'A dict made in this file has keys, no attributes (an imported one has both): write ["train_iter"].' in (
+        failure(path)
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from pathlib import Path
 
 import contract_runs
 import jobs
@@ -14,8 +13,8 @@ import pytest
 import toy
 
 from libai.config import LazyConfig
-from libai.engine import DefaultTrainer, HookBase, NonFiniteLoss
-from libai.engine.support import OPTIONS, YES, check_supported, support_table
+from libai.engine import DefaultTrainer, HookBase, NonFiniteLoss, hooks
+from libai.engine.support import OPTIONS, YES, check_supported
 from libai.utils.errors import UserError
 
 
@@ -303,6 +302,7 @@ ASKED = {
     "train.dist.tensor_parallel_size": ["train.dist.tensor_parallel_size=2"],
     "train.dist.pipeline_parallel_size": ["train.dist.pipeline_parallel_size=2"],
     "train.dist.gradient_reduction": ["train.dist.gradient_reduction=flat"],
+    "train.parity_check": ["train.parity_check=2"],
     "train.amp.enabled=true (fp16)": ["train.amp.enabled=true", "train.amp.dtype=fp16"],
     "train.amp.enabled=true (bf16)": ["train.amp.enabled=true", "train.amp.dtype=bf16"],
 }
@@ -334,12 +334,51 @@ def test_a_refusal_comes_before_anything_is_built(mode, tmp_path):
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_the_support_table_lists_every_option():
-    table = support_table()
-    assert all(option.name in table for option in OPTIONS)
-    assert Path(__file__).name not in table and "(1)" in table
-
-
 def test_a_wrong_model_target_is_explained(mode, tmp_path):
-    with pytest.raises(UserError, match="model gives a dict, not an oneflow.nn.Module"):
+    with pytest.raises(UserError, match="the config's `model` is a dict, not an oneflow.nn.Module"):
         contract_runs.make_run(tmp_path, mode, "model={_target_: contract_runs.dataset, count: 3}")
+
+
+# ------------------------------------------------------------------------------------------- settings without effect
+
+
+def test_a_misspelt_metric_ends_the_run_before_the_first_update(mode, tmp_path):
+    """It used to switch off best checkpoint and early stopping without a word."""
+    metric, nearest = {"eager": ("val/los", "val/loss"), "graph": ("val/acuracy", "val/accuracy")}[mode]
+    run = contract_runs.make_run(
+        tmp_path, mode, f"train.evaluation.eval_metric={metric}", "train.evaluation.early_stop_patience=1"
+    )
+    with pytest.raises(UserError, match=f"eval_metric={metric} is not measured.*Did you mean {nearest}"):
+        run.train()
+    assert run.trainer.completed_iters == 0
+
+
+def test_the_metric_of_an_evaluator_is_found(mode, tmp_path):
+    """Negative control; and looking for it changes nothing."""
+    plain = contract_runs.train(tmp_path / "plain", mode)
+    named = contract_runs.train(tmp_path / "named", mode, "train.evaluation.eval_metric=val/accuracy")
+    assert named.trainer.status == plain.trainer.status == "finished"
+    assert jobs.read_column(tmp_path / "named") == jobs.read_column(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("kind", ["early stop", "best"])
+def test_a_hook_refuses_a_metric_that_the_first_evaluation_does_not_give(kind, tmp_path):
+    run = contract_runs.make_run(tmp_path, "eager")
+    best = hooks.BestCheckpointHook(run.checkpointer, "eval/val/los")
+    run.trainer.register_hooks([best if kind == "best" else hooks.EarlyStopHook("eval/val/los", 2)])
+    with pytest.raises(UserError, match="eval_metric=val/los is not measured.*Did you mean val/loss"):
+        run.train()
+    assert run.trainer.completed_iters == 4, "the first evaluation"
+
+
+def test_a_setting_without_effect_is_named_at_the_start_of_a_run(tmp_path, caplog):
+    contract_runs.make_run(tmp_path, "eager", "train.clip_grad.norm_type=1", "train.profiler.enabled=true")
+    told = [record.getMessage() for record in caplog.records if "nothing" in record.getMessage()]
+    assert len(told) == 2
+    assert told[0].startswith("train.clip_grad.norm_type=1.0 does nothing: train.clip_grad.max_norm is null")
+    assert told[1].startswith("train.profiler.enabled=true does nothing: the run ends after iteration 8")
+
+
+def test_a_deterministic_run_checks_its_model(mode, tmp_path):
+    run = contract_runs.train(tmp_path, mode, "train.deterministic=true")
+    assert any(isinstance(hook, hooks.DeterminismHook) for hook in run.trainer.hooks)

@@ -101,6 +101,18 @@ def test_a_damaged_folder_is_prepared_again(corpus, cache):
     assert (folder / "train.bin").read_bytes() == content
 
 
+def test_altered_tokens_of_unchanged_size_are_prepared_again(corpus, cache, caplog):
+    folder = prepare_tokens(f"{corpus}/**/*.txt", cache_dir=cache)
+    before = (folder / "train.bin").read_bytes()
+    altered = bytearray(before)
+    altered[100:150] = bytes(50)
+    (folder / "train.bin").write_bytes(altered)
+    assert prepare_tokens(f"{corpus}/**/*.txt", cache_dir=cache) == folder
+    assert (folder / "train.bin").read_bytes() == before
+    lines = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert lines == [f"the prepared data in {folder} is damaged or not complete: making it again"]
+
+
 def test_bpe_learns_from_the_training_files_only(cache, tmp_path):
     names = [f"{i}.txt" for i in range(10)]
     validation = {name for name, _ in split_by_file([(name, tmp_path) for name in names], 0.2)["validation"]}

@@ -1,11 +1,13 @@
 """Token files on disk: what is written is read back, and damage is noticed."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from libai.data import ByteTokenizer, DataError, verify_token_files
+from libai.data import ByteTokenizer, DataError, token_files, verify_token_files
 from libai.data.token_files import is_complete, open_tokens, read_index, write_token_files
 
 
@@ -51,13 +53,68 @@ def test_a_sound_folder_is_complete_and_verifies(folder):
     assert verify_token_files(folder) == []
 
 
-def test_a_flipped_bit_is_found_by_verify(folder):
-    path = folder / "validation.bin"
+def flip_a_bit(path):
+    """Without a trace in size or time of change."""
+    before = path.stat()
     content = bytearray(path.read_bytes())
     content[0] ^= 1
-    path.write_bytes(content)
-    assert is_complete(folder), "the size alone does not show it"
+    with path.open("r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_flipped_bit_is_found_when_the_file_is_opened(folder):
+    flip_a_bit(folder / "validation.bin")
+    assert not is_complete(folder)
     assert verify_token_files(folder) == ["validation.bin"]
+    open_tokens(folder, "train", read_index(folder))
+    with pytest.raises(DataError, match=r"validation\.bin is damaged \(its SHA-256 is not .* prepare it again"):
+        open_tokens(folder, "validation", read_index(folder))
+
+
+def test_an_id_beyond_the_vocabulary_is_found(folder):
+    content = json.loads((folder / "index.json").read_text())
+    (folder / "index.json").write_text(json.dumps({**content, "vocab_size": 100}))
+    with pytest.raises(DataError, match=r"token id 256, and index\.json says vocab_size=100"):
+        open_tokens(folder, "train", read_index(folder))
+
+
+@pytest.fixture
+def comparisons(monkeypatch):
+    """The splits whose content is read from here on, as by a new process."""
+    made = []
+    original = token_files._find_damage
+    monkeypatch.setattr(token_files, "_find_damage", lambda *args: made.append(args[2]) or original(*args))
+    monkeypatch.setattr(token_files, "_verified", set())
+    return made
+
+
+def test_what_was_just_written_or_compared_is_not_read_again(folder, comparisons):
+    assert is_complete(folder)
+    assert comparisons == []
+    os.utime(folder / "train.bin")
+    assert is_complete(folder)
+    assert is_complete(folder)
+    assert comparisons == ["train"]
+
+
+def test_in_a_folder_that_cannot_be_written_each_process_compares_once(folder, comparisons, monkeypatch):
+    (folder / "verified.json").unlink()
+
+    def refuse(*_args, **_options):
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert is_complete(folder)
+    assert is_complete(folder)
+    assert sorted(comparisons) == ["train", "validation"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_a_damaged_stamp_only_costs_a_comparison(folder, comparisons, content):
+    (folder / "verified.json").write_text(content)
+    assert is_complete(folder)
+    assert sorted(comparisons) == ["train", "validation"]
 
 
 @pytest.mark.parametrize("name", ["train.bin", "validation.bin", "index.json", "tokenizer.json"])

@@ -112,7 +112,7 @@ def test_only_delivered_batches_count_as_consumed():
     dataset = SlowDataset(100)
     loader = build_train_loader(dataset, micro_batch_size=1, prefetch=3)
     delivered = take(loader, PROOF)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while len(dataset.read) < PROOF + 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.1)
@@ -135,16 +135,19 @@ def test_reading_ahead_leaves_no_thread_behind():
     take(loader, PROOF)
     assert len(libai_threads()) == 1, "iterating again starts again"
     del loader
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while libai_threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert libai_threads() == [], "a dropped loader ends its thread"
 
 
-def test_a_single_slow_read_starts_no_thread():
+def test_a_single_slow_read_starts_no_thread(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("libai.data.read_ahead.time.perf_counter", lambda: clock[0])
+
     class ColdStart(InMemoryDataset):
         def get_batch(self, indices):
-            time.sleep(0.1 if 0 in indices else 0)
+            clock[0] += 0.1 if 0 in indices else 1e-5
             return super().get_batch(indices)
 
     loader = build_train_loader(ColdStart(x=np.arange(200)), micro_batch_size=4, prefetch=2, shuffle=False)
@@ -153,7 +156,15 @@ def test_a_single_slow_read_starts_no_thread():
 
 
 def test_workers_share_one_micro_batch():
-    dataset = SlowDataset(8, seconds=0.02)
+    together = threading.Barrier(4)  # a worker goes on only when four are reading
+
+    class Waiting(SlowDataset):
+        def __getitem__(self, index):
+            if index % 2 == 0:
+                together.wait(60)
+            return super().__getitem__(index)
+
+    dataset = Waiting(8, seconds=0)
     loader = build_train_loader(dataset, micro_batch_size=8, num_workers=4, prefetch=0, shuffle=False)
     assert take(loader, 1) == [list(range(8))]
     assert len(dataset.threads) == 4

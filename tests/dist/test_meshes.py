@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 import functools
-import json
-import socket
-import sys
-from pathlib import Path
 from typing import Any
 
-import jobs
 import pytest
+from mesh_launch import LIMIT, LOSS_BOUND, described, is_right, launch
 
-HERE = Path(__file__).parent
 WORLDS = (2, 4, 8)
-#: float32 rounding, which 20 AdamW updates may amplify. Measured: losses 1.8e-6, norms 3.1e-6,
-#: logits 5.2e-5
-LOSS_BOUND, NORM_BOUND, WEIGHT_BOUND, LOGIT_BOUND = 1e-5, 1e-5, 5e-5, 2e-4
-#: seconds, for a machine that does much other work as well
-LIMIT = {1: 120, 2: 480, 4: 480, 8: 360}
 
 pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(sum(LIMIT.values()))]
-
-
-def launch(script: str, processes: int, folder: Path, *arguments: str) -> dict[str, Any]:
-    """Run a script of this folder on that many ranks and return the JSON that it wrote."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    launcher = ["-m", "oneflow.distributed.launch", "--nproc_per_node", str(processes), "--master_port", port]
-    command = [sys.executable, *(launcher if processes > 1 else []), str(HERE / script), *arguments]
-    finished = jobs.run(command, cwd=folder, timeout=LIMIT[processes])
-    assert finished.returncode == 0, finished
-    return json.loads(Path(next(a for a in arguments if a.endswith(".json"))).read_text())
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +23,6 @@ def rows_of(tmp_path_factory):
         return launch("mesh_ranks.py", world, folder, str(folder / "rows.json"))
 
     return measured
-
-
-def described(row: dict[str, Any]) -> str:
-    numbers = " ".join(f"{key} {row[key]:.1e}" for key in ("loss", "norm", "weights", "metrics", "logits"))
-    return f"{row['name']}: {numbers}"
-
-
-def is_right(row: dict[str, Any]) -> bool:
-    trained = row["loss"] <= LOSS_BOUND and row["norm"] <= NORM_BOUND and row["weights"] <= WEIGHT_BOUND
-    return trained and row["metrics"] == 0 and row["logits"] <= LOGIT_BOUND
 
 
 @pytest.mark.parametrize("world", WORLDS)

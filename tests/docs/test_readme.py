@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 import sys
@@ -152,12 +151,6 @@ def test_every_path_and_link_exists(page):
 def test_every_training_command_would_start(page):
     for words in training_commands(page.read_text()):
         check_command(words)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
-def test_every_python_block_is_python(page):
-    for block in blocks(page.read_text(), "python"):
-        ast.parse(block)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))

@@ -9,7 +9,8 @@ import pytest
 import toy
 
 from libai.config import LazyCall, LazyConfig, defaults
-from libai.engine.support import amp_dtype, check_supported
+from libai.engine.precision import amp_dtype
+from libai.engine.support import check_supported
 from libai.engine.switching import switch_trainer
 from libai.utils.errors import UserError
 

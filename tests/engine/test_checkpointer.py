@@ -166,12 +166,12 @@ def test_hooks_keep_their_state(tmp_path):
     assert stop.state_dict()["bad_evaluations"] == 2
 
 
-def draws_of(folder, legs):
+def draws_of(folder, legs, mode="eager"):
     """What a hook of the user draws in each iteration, over sessions in which the generators start elsewhere."""
     drawn = []
     for number, (start, stop) in enumerate(legs):
         random.seed(number), np.random.seed(number), flow.manual_seed(number)
-        trainer = make()
+        trainer = make(mode)
         saver = TrainerCheckpointer(trainer, folder)
         draw = CallbackHook(
             after_step=lambda t: drawn.append((random.random(), np.random.rand(), float(flow.rand(1).numpy()[0]))),
@@ -184,9 +184,9 @@ def draws_of(folder, legs):
     return drawn
 
 
-def test_global_generators_go_on_where_they_were(tmp_path):
-    whole = draws_of(tmp_path / "whole", [(0, 6)])
-    assert draws_of(tmp_path / "legs", [(0, 3), (3, 6)]) == whole
+def test_global_generators_go_on_where_they_were(mode, tmp_path):
+    whole = draws_of(tmp_path / "whole", [(0, 6)], mode)
+    assert draws_of(tmp_path / "legs", [(0, 3), (3, 6)], mode) == whole
     assert len(set(whole)) == 6
 
 

@@ -70,6 +70,17 @@ def test_a_key_that_forward_does_not_take_is_named():
         as_batch_dict({"x": 1, "image": 2}, Net())
 
 
+def test_an_argument_that_the_batch_lacks_is_named():
+    class Strict(Net):
+        def forward(self, x, y, *, mask):
+            """Needs all three."""
+
+    with pytest.raises(
+        ModelContractError, match=r"Strict.forward needs \['mask'\], and the batch has only \['x', 'y'\]"
+    ):
+        as_batch_dict({"x": 1, "y": 2}, Strict())
+
+
 def test_too_many_items_are_counted():
     with pytest.raises(ModelContractError, match=r"batch has 3 items, but Net.forward takes 2 \(\['x', 'y'\]\)"):
         as_batch_dict((1, 2, 3), Net())

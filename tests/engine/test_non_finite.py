@@ -11,6 +11,7 @@ from oneflow import nn
 from libai.engine import NonFiniteLoss
 from libai.engine.hooks import CallbackHook
 from libai.scheduler import WarmupCosineLR
+from libai.utils.errors import UserError
 
 
 class Log(nn.Module):
@@ -70,6 +71,8 @@ def data_with_a_bad_batch(count, bad):
 
 
 def build(mode, data, policy="raise", model=Fragile, **options):
+    if policy == "raise":
+        options.setdefault("replay_non_finite", True)
     flow.manual_seed(0)
     net = model()
     optimizer = toy.optimizer_of("adamw", net)
@@ -169,8 +172,36 @@ def test_a_gradient_without_a_bad_loss_is_found_before_it_spoils_the_next_iterat
 
 def test_without_the_copy_the_error_still_names_the_iteration(mode):
     trainer = build(mode, data_with_a_bad_batch(8, [4]), replay_non_finite=False)
-    with pytest.raises(NonFiniteLoss, match="iteration 5.*spoilt"):
+    with pytest.raises(NonFiniteLoss, match="iteration 5.*spoilt.*replay_non_finite=true undoes"):
         trainer.train(0, 8)
+
+
+def test_nothing_is_copied_unless_it_is_asked_for(mode, monkeypatch):
+    """A second copy of weights and optimizer state on the device of everybody was the default."""
+    copies = []
+    for policy, replay in (("raise", None), ("raise", True), ("skip", None), ("rollback", None)):
+        flow.manual_seed(0)
+        net = toy.Classifier()
+        options = {} if replay is None else {"replay_non_finite": replay}
+        trainer = toy.trainer_of(
+            mode, net, toy.batches(4), toy.optimizer_of("adamw", net), non_finite=policy, **options
+        )
+        taken = []
+        monkeypatch.setattr(trainer, "snapshot", lambda trainer=trainer, taken=taken: taken.append(1) or None)
+        trainer.train(0, 1)
+        copies.append(len(taken))
+    assert copies[0] == 0 and min(copies[1:]) > 0
+
+
+def test_a_copy_that_cannot_be_put_back_is_refused():
+    class Bare:
+        def step(self):
+            pass
+
+    net = toy.Classifier()
+    with pytest.raises(UserError, match="replay_non_finite=True undoes updates.*give the schedule state_dict"):
+        toy.trainer_of("eager", net, [], toy.optimizer_of("sgd", net), lr_scheduler=Bare(), replay_non_finite=True)
+    toy.trainer_of("eager", net, [], toy.optimizer_of("sgd", net), lr_scheduler=Bare())  # negative control
 
 
 def test_a_run_that_is_always_bad_gives_up(mode):

@@ -3,57 +3,118 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-import textwrap
 from types import SimpleNamespace
 
 import oneflow as flow
 import pytest
 import toy
 
+from libai.engine import spinning
+from libai.engine.spinning import SpinningThread
+
+MAIN, OLD, POLLER, NEW = 100, 101, 102, 103
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A process whose clock and threads are set by hand: `seconds`, processor time of each thread, `priorities`."""
+    machine = SimpleNamespace(now=0.0, seconds={MAIN: 1.0, OLD: 1.0, POLLER: 1.0}, priorities={})
+
+    def set_priority(kind, thread, priority):
+        assert kind == os.PRIO_PROCESS
+        machine.priorities[thread] = priority
+
+    monkeypatch.setattr(spinning.time, "perf_counter", lambda: machine.now)
+    monkeypatch.setattr(spinning, "thread_seconds", lambda: dict(machine.seconds))
+    monkeypatch.setattr(spinning.os, "getpid", lambda: MAIN)
+    monkeypatch.setattr(spinning.os, "setpriority", set_priority)
+    return machine
+
+
+def run(machine, seconds, **busy):
+    """Let time pass, in which threads were busy."""
+    machine.now += seconds
+    for thread, share in busy.items():
+        number = globals()[thread]
+        machine.seconds[number] = machine.seconds.get(number, 0.0) + share * seconds
+
+
+@pytest.mark.parametrize(
+    "busy, calmed",
+    [
+        ({"POLLER": 0.95, "OLD": 0.01}, POLLER),
+        ({"POLLER": 0.95, "MAIN": 1.0}, POLLER),  # the main thread computes, and is no candidate
+        ({"POLLER": 0.41, "OLD": 0.4}, POLLER),
+        ({"POLLER": 0.39}, None),  # busy, but not all the time
+        ({"MAIN": 1.0}, None),
+        ({"NEW": 1.0}, None),  # as the threads of a graph, which compute
+        ({}, None),
+    ],
+)
+def test_only_a_thread_that_spins_is_calmed(machine, busy, calmed):
+    thread = SpinningThread(set(machine.seconds))
+    run(machine, 0.3, **busy)
+    assert thread.calm() == calmed
+    assert machine.priorities == ({} if calmed is None else {calmed: 19})
+
+
+def test_it_can_be_told_after_50_milliseconds(machine):
+    thread = SpinningThread(set(machine.seconds))
+    run(machine, 0.04, POLLER=1.0)
+    assert not thread.can_be_told
+    run(machine, 0.02, POLLER=1.0)
+    assert thread.can_be_told
+
+
+def test_a_thread_that_has_ended_is_no_candidate(machine):
+    thread = SpinningThread(set(machine.seconds))
+    run(machine, 0.3)
+    del machine.seconds[POLLER]
+    assert thread.calm() is None
+
+
+def test_a_priority_that_may_not_be_set_is_left(machine, monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(spinning.os, "setpriority", refuse)
+    thread = SpinningThread(set(machine.seconds))
+    run(machine, 0.3, POLLER=1.0)
+    assert thread.calm() is None
+
+
 PROGRAM = """
-import hashlib, json, os, sys, threading, time
-from libai.engine.spinning import SpinningThread, thread_ids
+import json, os, threading
+from libai.engine import spinning
 
-def spin():
-    while True:
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)  # without the GIL
-
-found = {}
-def begin(target):
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
-    return thread.native_id
-
-sleeper = begin(lambda: time.sleep(60))
-spinner = begin(spin) if sys.argv[1] == "early" else 0
-spinning = SpinningThread(thread_ids())
-if sys.argv[1] == "late":
-    spinner = begin(spin)  # as the threads of a graph, which compute
-at_once = spinning.can_be_told
-time.sleep(0.3)
-assert spinning.can_be_told
-calmed = spinning.calm()
-priority = lambda thread: os.getpriority(os.PRIO_PROCESS, thread) if thread else None
-print(json.dumps({"at_once": at_once, "is_spinner": calmed == spinner, "calmed": calmed is not None,
-                  "priorities": [priority(t) for t in (os.getpid(), sleeper, spinner)]}), flush=True)
+threads = []
+def start():
+    def stay():
+        threads.append(threading.get_native_id())
+        ready.set()
+        threading.Event().wait()
+    ready = threading.Event()
+    threading.Thread(target=stay, daemon=True).start()
+    ready.wait()
+start()
+start()
+assert set(threads) <= spinning.thread_ids() and set(threads) <= set(spinning.thread_seconds())
+found = spinning.SpinningThread(set(threads))
+real = spinning.thread_seconds()
+spinning.thread_seconds = lambda: {**real, threads[0]: real[threads[0]] + 1e6}
+assert found.calm() == threads[0]
+print(json.dumps([os.getpriority(os.PRIO_PROCESS, t) for t in (os.getpid(), *threads)]), flush=True)
 os._exit(0)
 """
 
 
-@pytest.mark.parametrize(
-    "when, expected",
-    [
-        ("early", {"is_spinner": True, "calmed": True, "priorities": [0, 0, 19]}),
-        ("late", {"is_spinner": False, "calmed": False, "priorities": [0, 0, 0]}),
-        ("never", {"is_spinner": False, "calmed": False, "priorities": [0, 0, None]}),
-    ],
-)
-def test_only_a_thread_that_spins_is_calmed(when, expected):
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), when]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert json.loads(done.stdout) == {"at_once": False, **expected}
+def test_the_priority_of_that_thread_alone_is_lowered_by_any_user():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert json.loads(done.stdout) == [own, 19, own]
 
 
 def test_a_trainer_waits_until_it_can_be_told_and_looks_once():

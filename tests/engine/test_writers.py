@@ -1,3 +1,5 @@
+import errno
+import io
 import json
 import logging
 import math
@@ -12,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from libai.engine import writers
 from libai.engine.writers import (
     AsyncWriter,
     ConsoleWriter,
@@ -23,7 +26,7 @@ from libai.engine.writers import (
     format_eval_lines,
     format_train_line,
 )
-from libai.utils.errors import UserError
+from libai.utils.errors import OutputLostError, UserError
 
 REPO = Path(__file__).parents[2]
 FULL = {
@@ -230,6 +233,51 @@ class TestJSONLines:
     def test_resuming_without_a_file_begins_one(self, path):
         self._run(path, 4, 5)
         assert [line["iter"] for line in lines_of(path)] == [5]
+
+    def test_a_short_write_is_completed(self, path, monkeypatch):
+        class Short(io.FileIO):
+            def write(self, data):
+                return super().write(bytes(data)[:7])
+
+        monkeypatch.setattr(writers.io, "FileIO", Short)
+        writer = JSONLinesWriter(path)
+        for i in (1, 2, 3):
+            writer.write(LogRecord(i, 9, {"train/loss": 1.5 * i}))
+        writer.close()
+        assert [json.loads(line) for line in path.read_text().splitlines()] == [
+            {"iter": i, "train/loss": 1.5 * i} for i in (1, 2, 3)
+        ]
+
+    def test_a_write_that_fails_in_its_middle_leaves_no_half_line(self, path, monkeypatch):
+        space = [70]
+
+        class Full(io.FileIO):
+            def write(self, data):
+                if not space[0]:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                done = super().write(bytes(data)[: space[0]])
+                space[0] -= done
+                return done
+
+        monkeypatch.setattr(writers.io, "FileIO", Full)
+        writer = JSONLinesWriter(path)
+        with pytest.raises(OSError, match="No space left on device: the metrics cannot be written") as error:
+            for i in range(1, 9):
+                writer.write(LogRecord(i, 9, {"train/loss": 0.5}))
+        assert error.value.errno == errno.ENOSPC
+        writer.close()
+        assert path.read_bytes().endswith(b"}\n") and len(path.read_text().splitlines()) == 2
+
+    @pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.rename(path.with_name("x"))])
+    def test_a_file_that_is_gone_is_an_error_and_not_written_into_the_void(self, path, lose):
+        writer = JSONLinesWriter(path)
+        writer.write(LogRecord(1, 9, {"train/loss": 0.5}))
+        lose(path)
+        with pytest.raises(OutputLostError, match="was removed or renamed while the run wrote into it"):
+            writer.write(LogRecord(2, 9, {"train/loss": 0.5}))
+        with pytest.raises(OutputLostError):
+            writer.close()
+        assert not path.exists()
 
     def test_constructing_touches_nothing(self, path):
         self._run(path, 0, 1)

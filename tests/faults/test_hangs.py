@@ -13,6 +13,8 @@ import jobs
 import pytest
 
 USER_FILES = Path(__file__).parents[1] / "launch"
+#: how long the start may take on a busy machine, where a test is about what comes later
+START = {f"LIBAI_STALL_TIMEOUT_{phase}": "300" for phase in ("IMPORT", "BUILD", "LOAD", "COMPILE", "EVALUATE", "SAVE")}
 pytestmark = pytest.mark.launch
 
 
@@ -24,6 +26,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.parametrize("mode", ["eager", pytest.param("graph", marks=pytest.mark.slow)])
 def test_a_rank_that_never_comes_to_the_collective_is_found(folder, mode):
     done = jobs.train_sh(
         "user_config.py",
@@ -33,6 +36,7 @@ def test_a_rank_that_never_comes_to_the_collective_is_found(folder, mode):
         "train.extra_hooks=[{_target_: user_models.SleepsOnRank, rank: 1}]",
         cwd=folder,
         LIBAI_STALL_TIMEOUT="8",
+        **START,
         timeout=100,
     )
     assert done.returncode == 1, done
@@ -44,6 +48,7 @@ def test_a_rank_that_never_comes_to_the_collective_is_found(folder, mode):
     assert "rank 1, innermost call first:" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named(folder):
     command = ["bash", jobs.TRAIN_SH, jobs.TRAIN_NET, "user_config.py", "2", "graph.enabled=false"]
     settings = [
@@ -54,7 +59,7 @@ def test_a_stopped_rank_is_named(folder):
     process = subprocess.Popen(
         [*command, *settings],
         cwd=folder,
-        env=jobs.clean_environment(LIBAI_STALL_TIMEOUT="5"),
+        env=jobs.clean_environment(LIBAI_STALL_TIMEOUT="5", **START),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -83,6 +88,7 @@ def rank_of(launcher: int, rank: int) -> int:
     raise AssertionError(f"no rank {rank} among the children of {launcher}")
 
 
+@pytest.mark.slow
 def test_a_job_that_goes_on_is_left_alone(folder):
     """Negative control: 8 s of iterations of 0.4 s each. Iterations and not the job are what the limit is for."""
     done = jobs.train_sh(
@@ -93,5 +99,50 @@ def test_a_job_that_goes_on_is_left_alone(folder):
         "train.extra_hooks=[{_target_: user_models.Slow, seconds: 0.4}]",
         cwd=folder,
         LIBAI_STALL_TIMEOUT="6",
+        **START,
     )
     assert done.returncode == 0 and "no rank made progress" not in done.stderr, done
+
+
+def hang(folder, name, *settings, **limits):
+    """The `launch:` line of a job of two ranks that is ended because it hangs."""
+    done = jobs.train_sh(
+        "user_config.py", 2, f"train.output_dir={name}", *settings, cwd=folder, timeout=120, **{**START, **limits}
+    )
+    assert done.returncode == 1, done
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("launch:")]
+    return line
+
+
+def test_a_rank_that_hangs_in_the_data_is_found_before_the_first_iteration(folder):
+    line = hang(
+        folder,
+        "hang_build",
+        "dataloader.train.dataset._target_=user_models.samples_that_hang",
+        "+dataloader.train.dataset.rank=1",
+        LIBAI_STALL_TIMEOUT_BUILD="5",
+    )
+    assert "no rank made progress for 5 s while building data and model: " in line, line
+    assert "rank 1, building data and model, at File" in line and "in samples_that_hang" in line, line
+    assert "LIBAI_STALL_TIMEOUT_BUILD=<seconds> waits longer" in line, line
+    kept = (folder / "hang_build" / "errors" / "rank_1.txt").read_text()
+    assert "in samples_that_hang" in kept, "the stack is kept as well"
+
+
+def test_a_rank_that_hangs_in_a_compilation_is_found(folder):
+    settings = ("graph.enabled=true", "model._target_=user_models.HangsWhenTraced")
+    line = hang(folder, "hang_compile", *settings, LIBAI_STALL_TIMEOUT_COMPILE="5")
+    assert "while compiling: " in line and "rank 1, compiling, at File" in line and "user_models.py" in line, line
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_come_to_meet_the_others_is_named(folder):
+    """Rank 0 sleeps in the user's program before oneflow is imported, so that rank 1 waits for it in vain."""
+    (folder / "late.py").write_text(
+        "import os, time\nif os.environ['RANK'] == '0':\n    time.sleep(1000)\nimport libai, oneflow\n"
+    )
+    done = jobs.train_sh("user_config.py", 2, file="late.py", cwd=folder, LIBAI_CONNECT_TIMEOUT="3")
+    assert done.returncode == 2, done
+    assert "error: rank 1: rank 1 could not reach rank 0" in done.stderr, done
+    assert "launch: missing where the ranks meet: rank 0, importing, at File" in done.stderr, done
+    assert 'late.py", line 3' in done.stderr, done

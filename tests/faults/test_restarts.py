@@ -43,6 +43,7 @@ def test_two_ranks_go_on_from_the_last_checkpoint_on_the_same_curve(folder):
     assert curve(folder / "again") == curve(folder / "whole")
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_of_its_own_a_job_begins_again(folder):
     """A checkpoint that an earlier run has left in the folder is not taken for one of this run."""
     first = jobs.train_sh(CONFIG, 1, "train.output_dir=o", "train.train_iter=2", cwd=folder)
@@ -53,8 +54,16 @@ def test_without_a_checkpoint_of_its_own_a_job_begins_again(folder):
     assert done.returncode == 0, done
     assert launch_lines(done)[1] == "launch: starting again from the beginning; 0 restarts left."
     assert "resumed" not in done.stdout
+    moved = list((folder / "o" / "previous").iterdir())  # the earlier run, once; the failed start is the same run
+    assert len(moved) == 1 and (moved[0] / "checkpoints" / "iter_0000002").is_dir()
+    assert (
+        done.stdout.count(", new") == 2
+        and "begins again: its job had failed before its first checkpoint" in done.stdout
+    )
+    assert [row["iter"] for row in jobs.read_metrics(folder / "o")] == list(range(1, 21))
 
 
+@pytest.mark.slow
 def test_the_same_non_finite_iteration_is_not_tried_a_third_time(folder):
     done = jobs.train_sh(CONFIG, 1, "model._target_=user_models.NotFinite", "--max-restarts=9", cwd=folder)
     assert done.returncode == 1, done
@@ -64,6 +73,7 @@ def test_the_same_non_finite_iteration_is_not_tried_a_third_time(folder):
     assert launch_lines(done)[-1] == "launch: NonFiniteLoss in iteration 1 came again: not started again."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "code"), [(["train.max_seconds=0.01"], 75), (["model._target_=nowhere.A"], 2)])
 def test_a_stop_and_a_mistake_are_not_tried_again(folder, settings, code):
     done = jobs.train_sh(CONFIG, 1, *settings, "train.train_iter=100000", "--max-restarts", "3", cwd=folder)

@@ -42,7 +42,7 @@ def train(folder, layout, until, *extra):
     "way",
     [
         ["eager, 1 process", "graph, 2 processes", "eager, 1 process"],
-        ["graph, 1 process", "eager, 2 processes", "graph, 2 processes"],
+        pytest.param(["graph, 1 process", "eager, 2 processes", "graph, 2 processes"], marks=pytest.mark.slow),
     ],
 )
 def test_mode_and_number_of_processes_may_change_at_every_resume(tmp_path, way):

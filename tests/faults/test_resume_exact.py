@@ -25,10 +25,16 @@ def verify(*arguments: str, timeout: float = 240) -> tuple[int, dict]:
     return done.returncode, json.loads(done.stdout)
 
 
-@pytest.mark.slow
 @pytest.mark.launch
-@pytest.mark.parametrize("procs", ["1", "2"])
-@pytest.mark.parametrize("graph", ["false", "true"])
+@pytest.mark.parametrize(
+    ("graph", "procs"),
+    [
+        ("true", "1"),
+        pytest.param("false", "1", marks=pytest.mark.slow),
+        pytest.param("false", "2", marks=pytest.mark.slow),
+        pytest.param("true", "2", marks=pytest.mark.slow),
+    ],
+)
 def test_a_resumed_run_is_the_same_to_the_last_byte(graph, procs):
     code, report = verify(*HARD, f"graph.enabled={graph}", "--procs", procs, "--iters", "4")
     assert (code, report["verdict"]) == (0, "exact"), report
@@ -41,8 +47,8 @@ def test_a_resumed_run_is_the_same_to_the_last_byte(graph, procs):
 @pytest.mark.parametrize(
     ("sabotage", "noticed_in"),
     [
-        ("rng", "numbers in metrics.jsonl"),
-        ("scheduler", "numbers in metrics.jsonl"),
+        pytest.param("seed", "numbers in metrics.jsonl", marks=pytest.mark.slow),
+        pytest.param("scheduler", "numbers in metrics.jsonl", marks=pytest.mark.slow),
         ("sample", "counters, schedule, data, random states, hooks"),
     ],
 )

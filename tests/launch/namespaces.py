@@ -1,4 +1,4 @@
-"""Two machines on one: network namespaces joined by a cable (veth). Needs root and iproute2."""
+"""Two machines on one: network namespaces joined by a cable (veth). Needs user namespaces and iproute2, not root."""
 
 from __future__ import annotations
 
@@ -13,34 +13,56 @@ import pytest
 ADDRESSES = ("198.18.0.1", "198.18.0.2")
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20)
-
-
 @contextlib.contextmanager
-def two_machines() -> Iterator[tuple[str, str]]:
-    """The names of two namespaces with `ADDRESSES`. Skips the test, with the reason, where they cannot be made."""
-    names = (f"libai-{os.getpid()}-0", f"libai-{os.getpid()}-1")
-    made = []
+def two_machines() -> Iterator[tuple[int, int]]:
+    """The process ids that hold two namespaces with `ADDRESSES`.
+
+    Where they cannot be made, skips the test with the reason; in continuous integration, fails.
+    """
+    holders: list[subprocess.Popen[str]] = []
     try:
         try:
-            for name in names:
-                _ip("netns", "add", name)
-                made.append(name)
-            _ip("-n", names[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", names[1])
-            for name, address in zip(names, ADDRESSES):
-                _ip("-n", name, "address", "add", f"{address}/30", "dev", "cable")
-                _ip("-n", name, "link", "set", "lo", "up")
-                _ip("-n", name, "link", "set", "cable", "up")
+            # the second network belongs to the user namespace of the first, else no cable may join them
+            holders.append(_hold(["unshare", "--user", "--map-root-user", "--net"]))
+            holders.append(_hold([*on_machine(holders[0].pid), "unshare", "--net"]))
+            first, second = machines = (holders[0].pid, holders[1].pid)
+            _run(first, "ip", "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", str(second))
+            for machine, address in zip(machines, ADDRESSES):
+                _run(machine, "ip", "address", "add", f"{address}/30", "dev", "cable")
+                _run(machine, "ip", "link", "set", "lo", "up")
+                _run(machine, "ip", "link", "set", "cable", "up")
         except (OSError, subprocess.SubprocessError) as error:
             reason = (getattr(error, "stderr", "") or str(error)).strip()
-            pytest.skip(f"network namespaces cannot be made here: {reason}")
-        yield names
+            give_up = pytest.fail if os.environ.get("CI") else pytest.skip
+            give_up(f"network namespaces cannot be made here: {reason}")
+        yield machines
     finally:
-        for name in made:
-            _ip("netns", "del", name)
+        for holder in holders:
+            holder.kill()
+            holder.communicate(timeout=60)
 
 
-def on_machine(name: str, *command: str) -> list[str]:
-    """`command` as it is started on the machine `name`."""
-    return ["ip", "netns", "exec", name, *command]
+def on_machine(machine: int, *command: str) -> list[str]:
+    """`command` as it is started on a machine."""
+    return ["nsenter", "--target", str(machine), "--user", "--net", "--preserve-credentials", *command]
+
+
+def _run(machine: int, *command: str) -> None:
+    subprocess.run(on_machine(machine, *command), check=True, capture_output=True, text=True, timeout=60)
+
+
+def _hold(command: list[str]) -> subprocess.Popen[str]:
+    """A process in new namespaces, which live as long as it does: to the end of this one at the latest."""
+    # each command replaces the one before it, so that the process id stays
+    holder = subprocess.Popen(
+        [*command, "sh", "-c", "echo ready; exec cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    if holder.stdout.readline() != "ready\n":
+        _, errors = holder.communicate(timeout=60)
+        raise subprocess.SubprocessError(errors)
+    return holder

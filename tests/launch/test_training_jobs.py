@@ -48,6 +48,7 @@ def assert_same_curve(expected, found):
     assert len(jobs.read_column(found)) == 20
 
 
+@pytest.mark.slow
 def test_a_user_model_outside_of_the_repository_trains_in_graph_mode(folder, one_process):
     start(folder, "one_graph", 1, "graph")
     assert_same_curve(one_process, folder / "one_graph")
@@ -62,14 +63,22 @@ def test_two_processes_equal_one(folder, one_process, mode):
     assert summary["mesh"].startswith("2 processes")
 
 
-def test_one_process_speaks_and_each_keeps_its_own_files(folder):
+@pytest.fixture(scope="module")
+def chatty(folder):
+    """A job in which every rank prints a line."""
+    return start(
+        folder, "files", 2, "eager", "train.train_iter=2", "train.extra_hooks=[{_target_: user_models.Chatty}]"
+    )
+
+
+def test_one_process_speaks_and_each_keeps_its_own_files(folder, chatty):
     """Also OneFlow's own lines about hardware that is not there: rank 0 drops them, the others keep them."""
-    result = start(folder, "files", 2, "eager", "train.train_iter=2")
-    assert result.stderr == "", result
+    assert chatty.stderr == "", chatty
     assert {"log.txt", "log_rank1.txt", "rank_1.stderr"} <= {path.name for path in (folder / "files").iterdir()}
     assert "libibverbs" in (folder / "files" / "rank_1.stderr").read_text()
 
 
+@pytest.mark.slow
 def test_four_processes_equal_one(folder, one_process):
     start(folder, "four", 4, "graph")
     assert_same_curve(one_process, folder / "four")
@@ -82,6 +91,7 @@ def test_another_seed_would_be_noticed(folder, one_process):
         assert_same_curve(one_process, folder / "seed")
 
 
+@pytest.mark.slow
 def test_two_processes_resume_exactly(folder, one_process):
     """LiBai's sampler resumes at the wrong sample with more than one rank (defect 2)."""
     options = ("train.checkpointer.period=7",)
@@ -95,6 +105,7 @@ def test_two_processes_resume_exactly(folder, one_process):
     assert {i: v for i, v in again.items() if i > 7} == {i: v for i, v in whole.items() if i > 7}
 
 
+@pytest.mark.parametrize("mode", ["eager", pytest.param("graph", marks=pytest.mark.slow)])
 def test_a_rank_that_raises_ends_the_job_in_seconds(folder, mode):
     """OneFlow's launcher alone waits for ever (LiBai defect 13)."""
     hook = "train.extra_hooks=[{_target_: user_models.FailsOnRank, rank: 1}]"
@@ -114,8 +125,6 @@ def test_a_rank_that_raises_ends_the_job_in_seconds(folder, mode):
     assert time.monotonic() - begin < 60  # seconds on an idle machine; a hang would last for ever
 
 
-def test_only_rank_0_prints_to_the_terminal(folder):
-    hook = "train.extra_hooks=[{_target_: user_models.Chatty}]"
-    result = start(folder, "chatty", 2, "eager", "train.train_iter=2", hook)
-    assert "rank 0 speaking" in result.stdout and "rank 1" not in result.stdout + result.stderr
-    assert "rank 1 speaking" in (folder / "chatty" / "rank_1.stderr").read_text()
+def test_only_rank_0_prints_to_the_terminal(folder, chatty):
+    assert "rank 0 speaking" in chatty.stdout and "rank 1" not in chatty.stdout + chatty.stderr
+    assert "rank 1 speaking" in (folder / "files" / "rank_1.stderr").read_text()

@@ -16,7 +16,7 @@ import pytest
 from namespaces import ADDRESSES, on_machine, two_machines
 
 HERE = Path(__file__).parent
-pytestmark = [pytest.mark.launch, pytest.mark.slow]
+pytestmark = pytest.mark.launch
 #: nobody listens there: what is sent to it is lost
 DEAD_PROXY = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
 
@@ -65,6 +65,7 @@ def test_two_machines_train_one_job_also_behind_a_proxy(folder, machines):
     assert "2 processes" in done[0].stdout
 
 
+@pytest.mark.slow
 def test_two_machines_train_in_graph_mode(folder, machines):
     done = start_both(folder, machines, "train.output_dir=graph", "graph.enabled=true")
     assert [d.returncode for d in done] == [0, 0], done
@@ -75,6 +76,7 @@ def test_two_machines_train_in_graph_mode(folder, machines):
     np.testing.assert_allclose(list(b.values()), list(a.values()), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("node_rank", [0, 1])
 def test_a_machine_that_does_not_come_is_an_error_in_time(folder, machines, node_rank):
     env = variables(node_rank, LIBAI_CONNECT_TIMEOUT="2")
@@ -83,6 +85,7 @@ def test_a_machine_that_does_not_come_is_an_error_in_time(folder, machines, node
     assert alone.returncode in (1, 2) and expected in alone.stderr and "LIBAI_CONNECT_TIMEOUT" in alone.stderr, alone
 
 
+@pytest.mark.slow
 def test_a_signal_on_one_machine_stops_and_saves_the_whole_job(folder, machines):
     hook = "train.extra_hooks=[{_target_: user_models.Slow}]"
     arguments = ("train.output_dir=stop", "graph.enabled=false", "train.train_iter=1000", hook)

@@ -1,6 +1,7 @@
 """What a user keeps outside of the repository: models, data and a hook; tests copy this file to a folder of theirs."""
 
 import os
+import sys
 import time
 
 import numpy as np
@@ -68,6 +69,46 @@ class SleepsOnRank(HookBase):
     def after_step(self):
         if get_rank() == self.rank and self.trainer.iter == 2:
             time.sleep(1000)
+
+
+def samples_that_hang(rank):
+    """A data set that one rank never finishes."""
+    if get_rank() == rank:
+        time.sleep(1000)
+    return samples()
+
+
+class HangsWhenTraced(Good):
+    """A model whose forward never comes back on one rank; a compilation begins with it."""
+
+    def forward(self, x, y):
+        if get_rank() == 1:
+            time.sleep(1000)
+        return Good.forward(self, x, y)
+
+
+class CannotCompileOnRank1(Good):
+    """A model that one rank cannot compile."""
+
+    def forward(self, x, y):
+        if get_rank() == 1 and x.is_lazy:
+            float(x.sum())
+        return Good.forward(self, x, y)
+
+
+class Does(HookBase):
+    """Runs a statement on one rank after iteration 3, once if a file is given that says whether it has."""
+
+    def __init__(self, rank, statement, once=""):
+        self.rank, self.statement, self.once = rank, statement, once
+
+    def after_step(self):
+        if get_rank() == self.rank and self.trainer.completed_iters == 3:
+            if self.once and os.path.exists(self.once):
+                return
+            if self.once:
+                open(self.once, "w").close()
+            exec(self.statement, {"os": os, "sys": sys})
 
 
 class FailsOnce(HookBase):

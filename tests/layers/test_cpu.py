@@ -54,11 +54,34 @@ def test_widened_columns_are_exact(dtype):
     assert (cpu.widen_column(column, 9).numpy() == np.repeat(column.numpy(), 9, axis=1)).all()
 
 
-def test_healing_changes_no_result_and_is_decided_once():
-    decision = cpu.should_heal()
-    assert decision in (True, False)
-    assert cpu.should_heal.cache_info().misses == 1
-    assert cpu.heal() is None
+def test_healing_changes_no_result():
+    """Of the kernels that it is for: an update by AdamW, bit for bit, healed before each step or not."""
+
+    def updated(before_step):
+        parameter = nn.Parameter(flow.tensor(np.random.default_rng(0).standard_normal((33, 17)).astype(np.float32)))
+        optimizer = flow.optim.AdamW([parameter], lr=0.01)
+        for _ in range(3):
+            (flow.matmul(parameter.T, parameter) ** 2).sum().backward()
+            before_step()
+            optimizer.step()
+            optimizer.zero_grad()
+        return parameter.numpy()
+
+    healed, plain = updated(cpu.heal), updated(lambda: None)
+    assert (healed == plain).all()
+    start = np.random.default_rng(0).standard_normal((33, 17)).astype(np.float32)
+    assert (plain != start).all(), "the updates were made"
+
+
+def test_healing_is_decided_once(monkeypatch):
+    calls = []
+    monkeypatch.setattr(cpu, "_seconds_of_scalar_kernel", lambda *args, **kwargs: calls.append(1) or 1.0)
+    cpu.should_heal.cache_clear()
+    assert cpu.should_heal() is False
+    measured = len(calls)
+    assert cpu.should_heal() is False and len(calls) == measured > 0
+    monkeypatch.undo()
+    cpu.should_heal.cache_clear()
 
 
 def test_healing_is_chosen_where_it_helps(monkeypatch):

@@ -75,5 +75,5 @@ def test_a_plateau_schedule_without_a_metric_is_refused(mode):
 
 def test_a_misspelt_metric_is_refused_with_those_that_there_are(mode):
     trainer, _ = trainer_with(mode, [LRHook("eval/val/los"), evaluation()])
-    with pytest.raises(UserError, match="follows eval/val/los, and the evaluation gives eval/val/loss"):
+    with pytest.raises(UserError, match="eval_metric=val/los is not measured.* gives val/loss.* Did you mean val/loss"):
         trainer.train(0, 4)

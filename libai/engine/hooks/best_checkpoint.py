@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from libai.engine.checkpointer import TrainerCheckpointer
+from libai.engine.eval_metric import latest_value
 from libai.engine.hook_base import HookBase
 
 
@@ -26,8 +27,8 @@ class BestCheckpointHook(HookBase):
         self._last_iter: int | None = None
 
     def after_step(self) -> None:
-        """Looks at the metric when it is new."""
-        found = self.trainer.storage.get(self._metric)
+        """Looks at the metric when it is new. Raises `UserError` when the evaluation does not give it."""
+        found = latest_value(self.trainer.storage, self._metric)
         if found is None or found[1] == self._last_iter:
             return
         value, self._last_iter = found
@@ -44,4 +45,5 @@ class BestCheckpointHook(HookBase):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `HookBase.load_state_dict`."""
         self.best, self.best_iter = state["best"], state["best_iter"]
+        self._checkpointer.protect_best(self.best_iter)
         self._last_iter = state.get("last_iter")

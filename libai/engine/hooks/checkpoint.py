@@ -9,6 +9,7 @@ from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.hook_base import HookBase
 from libai.engine.trainer import NonFiniteLoss
 from libai.utils.distributed import get_world_size, is_main_process
+from libai.utils.errors import OutputLostError
 
 logger = logging.getLogger("libai.engine")
 _TIME_TO_SAVE = "time to save"
@@ -44,7 +45,8 @@ class CheckpointHook(HookBase):
         self._saved_at = 0.0
 
     def before_train(self) -> None:
-        """Starts the clock of the time-based period."""
+        """Starts the clock of the time-based period. Raises what would make the first save fail."""
+        self._checkpointer.check_can_save()
         self._saved_at = time.monotonic()
         if self._period_seconds is not None:
             self.trainer.agreement.ask(_TIME_TO_SAVE, self._is_time_to_save)
@@ -96,5 +98,5 @@ class CheckpointHook(HookBase):
             and trainer.is_whole
             and trainer.completed_iters > 0
             and isinstance(trainer.failure, Exception)  # not Ctrl-C, which wants an end at once
-            and not isinstance(trainer.failure, (NonFiniteLoss, CheckpointError))
+            and not isinstance(trainer.failure, (NonFiniteLoss, CheckpointError, OutputLostError))
         )

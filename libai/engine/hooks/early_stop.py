@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from libai.engine.eval_metric import latest_value
 from libai.engine.hook_base import HookBase
 from libai.engine.trainer import StopTraining
 
@@ -27,8 +28,8 @@ class EarlyStopHook(HookBase):
         self._last_iter: int | None = None
 
     def after_step(self) -> None:
-        """Looks at the metric when it is new."""
-        found = self.trainer.storage.get(self._metric)
+        """Looks at the metric when it is new. Raises `UserError` when the evaluation does not give it."""
+        found = latest_value(self.trainer.storage, self._metric)
         if found is None or found[1] == self._last_iter:
             return
         value, self._last_iter = found

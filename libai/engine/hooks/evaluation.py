@@ -45,7 +45,9 @@ class EvalHook(HookBase):
         if completed == self._last_evaluated:
             return
         self.trainer.check_finite()  # so that spoilt weights are reported as that, and not as a strange metric
-        start = time.perf_counter()
-        metrics = self._function()
+        with self.trainer.not_training():
+            start = time.perf_counter()
+            metrics = self._function()
+            seconds = time.perf_counter() - start
         self._last_evaluated = completed
-        self.trainer.storage.put_scalars(**metrics, **{"perf/eval_s": time.perf_counter() - start})
+        self.trainer.storage.put_scalars(**metrics, **{"perf/eval_s": seconds})

@@ -11,10 +11,11 @@ from libai.engine.throughput import Throughput
 class IterationTimer(HookBase):
     """Measures training time, window by window, and feeds a `Throughput`.
 
-    The host runs ahead of the device, so the time of one iteration alone means nothing. A window's time is what the
-    host spent in its iterations plus what it waited for the device when the metrics were fetched; evaluation,
-    checkpoints and writers are not in it. The first iteration (compilation, first allocations) is kept apart in
-    `first_seconds`.
+    The host runs ahead of the device, and whoever reads a tensor waits for it: a log point, a hook, the loader. So no
+    part of an iteration tells its time, and a window is all the time from one log point to the next by the trainer's
+    clock: data, updates, hooks, waiting. Evaluation, saving and a change of mode stop that clock. The first iteration
+    after each start (compilation, first allocations) is kept apart in `first_seconds`; all windows and
+    `first_seconds` together are the time of training.
 
     Args:
         samples_per_iter: of all ranks.
@@ -27,46 +28,70 @@ class IterationTimer(HookBase):
         self.throughput = Throughput()
         self.first_seconds = 0.0
         self._samples, self._flops = samples_per_iter, flops_per_iter
-        self._train_start = self._start = self._seconds = self._data_seconds = 0.0
+        self._train_start = self._start = self._data_seconds = 0.0
         self._iters = 0
+        self._is_first = False
 
     def before_train(self) -> None:
         """Starts the clock of the whole run."""
         self._train_start = time.perf_counter()
+        self._begin_window()
 
     def before_step(self) -> None:
-        """Starts the clock of an iteration."""
-        self._start = time.perf_counter()
+        """Ends the time of a first iteration, in which its hooks count too, and begins that of the next."""
+        if self._is_first:
+            self._end_first()
+        trainer = self.trainer
+        if trainer.iter == trainer.start_iter:
+            self.close_window()  # with the iterations before a change of mode
+            self._is_first = True
 
     def after_step(self) -> None:
-        """Stops it."""
+        """Counts the iteration."""
         trainer = self.trainer
-        self._seconds += time.perf_counter() - self._start
         self._data_seconds += trainer.data_seconds
         self._iters += 1
-        if trainer.iter == trainer.start_iter:
+        if self._is_first:
             trainer.fetch_metrics()  # the only extra synchronisation: the next window begins with an idle device
-            self.first_seconds = self._seconds + trainer.pop_wait_seconds()
-            self._reset()
+
+    def after_train(self) -> None:
+        """Ends the last window, of a run that was stopped between two log points for instance."""
+        if self.trainer.status != "failed":
+            self.trainer.wait_for_device()
+            self._end()
 
     def close_window(self) -> None:
         """Hand the time since the last call to the `Throughput`. Call it after the metrics have been fetched."""
-        seconds = self._seconds + self.trainer.pop_wait_seconds()
-        if self._iters:
-            items = getattr(self.trainer, "items_per_iter", None)
-            self.throughput.update(
-                seconds,
-                samples=self._samples * self._iters,
-                items=items and items * self._iters,
-                flops=self._flops and self._flops * self._iters,
-                data_seconds=self._data_seconds,
-                iters=self._iters,
-            )
-        self._reset()
+        if self._is_first or not self._iters:
+            return
+        items = getattr(self.trainer, "items_per_iter", None)
+        self.throughput.update(
+            self._window_seconds(),
+            samples=self._samples * self._iters,
+            items=items and items * self._iters,
+            flops=self._flops and self._flops * self._iters,
+            data_seconds=self._data_seconds,
+            iters=self._iters,
+        )
+        self._begin_window()
 
-    def _reset(self) -> None:
-        self._seconds = self._data_seconds = 0.0
-        self._iters = 0
+    def _end(self) -> None:
+        if self._is_first:
+            self._end_first()
+        self.close_window()
+        self.throughput.prolong(self._window_seconds())  # by the hooks that ran after the last log point
+        self._begin_window()
+
+    def _end_first(self) -> None:
+        self.first_seconds += self._window_seconds()
+        self._is_first = False
+        self._begin_window()
+
+    def _window_seconds(self) -> float:
+        return self.trainer.clock.seconds - self._start
+
+    def _begin_window(self) -> None:
+        self._start, self._data_seconds, self._iters = self.trainer.clock.seconds, 0.0, 0
 
     @property
     def total_seconds(self) -> float:

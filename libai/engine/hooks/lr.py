@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from libai.engine.eval_metric import latest_value
 from libai.engine.hook_base import HookBase
 from libai.scheduler import needs_metric
 from libai.utils.errors import UserError
@@ -39,20 +40,10 @@ class LRHook(HookBase):
         """Steps the schedule when an evaluation has just given its metric; the next update uses the new rate."""
         if not self._is_needed or self._metric is None:
             return
-        found = self.trainer.storage.get(self._metric)
-        if found is None:
-            self._check_metric_exists(self._metric)
-        elif found[1] != self._last_iter:
+        found = latest_value(self.trainer.storage, self._metric)
+        if found is not None and found[1] != self._last_iter:
             value, self._last_iter = found
             self.trainer.lr_scheduler.step(value)  # type: ignore[attr-defined]
-
-    def _check_metric_exists(self, metric: str) -> None:
-        measured = [name for name in self.trainer.storage.latest() if name.startswith("eval/")]
-        if measured:
-            raise UserError(
-                f"the schedule follows {metric}, and the evaluation gives {', '.join(sorted(measured))}. Set "
-                "train.evaluation.eval_metric to one of them, without eval/ in front."
-            )
 
     def state_dict(self) -> dict[str, Any]:
         """See `HookBase.state_dict`."""

@@ -13,6 +13,7 @@ import oneflow as flow
 from libai.engine.hook_base import HookBase
 from libai.layers.random import fold
 from libai.utils.distributed import any_rank, gather_objects, get_rank
+from libai.utils.seeding import seed_everything
 
 
 class RandomStateHook(HookBase):
@@ -53,6 +54,14 @@ class RandomStateHook(HookBase):
         """Looks, after the first iteration, whether the run draws from oneflow's generator."""
         if self.trainer.iter == self.trainer.start_iter:
             self._look_for_draws()
+
+    def has_drawn(self, seed: int) -> bool:
+        """Whether the state that was loaded differs from that of a run which began from `seed` and drew nothing."""
+        present = _python_and_numpy()
+        seed_everything(seed)
+        fresh = _python_and_numpy()
+        _restore_python_and_numpy(present)
+        return self._seeds_every_iteration or self._restored not in (None, fresh)
 
     def forget(self) -> None:
         """Start as if nothing had been saved (what a resume without random states would do)."""

@@ -36,7 +36,7 @@ class WriterHook(HookBase):
         texts: Mapping[str, str] | None = None,
     ):
         self._writers = list(writers) if is_main_process() else []
-        self._texts = dict(texts or {})
+        self._texts: Mapping[str, str] = {} if texts is None else texts  # filled by the time training starts
         self._period, self._timer = period, timer
         self._written: dict[str, int] = {}
         self._evaluated_at: int | None = None

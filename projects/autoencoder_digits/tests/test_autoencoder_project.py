@@ -32,7 +32,8 @@ def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def train(folder: Path, *overrides: str) -> Path:
     """A short run in `folder`; returns its output folder."""
-    settings = ["train.output_dir=out", "train.train_iter=60", "train.log_period=1", "train.evaluation.eval_period=30"]
+    length = [] if any(word.startswith("train.train_iter=") for word in overrides) else ["train.train_iter=60"]
+    settings = ["train.output_dir=out", *length, "train.log_period=1", "train.evaluation.eval_period=30"]
     done = run(str(ROOT / "tools/train_net.py"), str(PROJECT / "config.py"), *settings, *overrides, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "out"

@@ -1,0 +1,132 @@
+"""What an earlier run has left in an output folder: is it one of ours, which, and moving it out of the way.
+
+Only names that a run of libai writes are touched. What else is in the folder is the user's and stays where it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from libai.checkpoint import list_checkpoints, recorded_run
+from libai.checkpoint.layout import MANIFEST
+
+RUN_FILE, ENV_FILE = "run.json", "env.json"
+PREVIOUS = "previous"
+#: they tell whose the others are, so they are moved last: a move that was cut short goes on where it stopped
+_IDENTITY = (ENV_FILE, RUN_FILE)
+_FILES = (
+    "config.yaml",
+    "overrides.txt",
+    "summary.json",
+    "metrics.jsonl",
+    "metrics.[0-9]*.jsonl",
+    "log.txt",
+    "log_rank[0-9]*.txt",
+    "rank_[0-9]*.stderr",
+)
+_IN_FOLDERS = {
+    "checkpoints": ("iter_[0-9]*", "best.json", ".saving-*", ".replaced-*", ".deleting-*"),
+    "tb": ("*tfevents*",),
+    "errors": ("rank_[0-9]*.txt",),
+    "profile": ("profile_rank[0-9]*",),
+}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, `{}` when there is none that can be read."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def find_run(folder: Path) -> str | None:
+    """The id of the run that `folder` holds, None when it holds none of ours.
+
+    `run.json` or `env.json` names it, else the newest checkpoint. A run of an older libai, which had no id, gets one
+    from the time of its files.
+    """
+    for name in (RUN_FILE, ENV_FILE):
+        run_id = read_json(folder / name).get("run_id")
+        if isinstance(run_id, str) and _is_plain(run_id):
+            return run_id
+    checkpoints = [path for path in list_checkpoints(folder / "checkpoints") if (path / MANIFEST).is_file()]
+    for path in reversed(checkpoints):
+        if (run_id := recorded_run(path)) is not None and _is_plain(run_id):
+            return run_id
+    env = folder / ENV_FILE
+    if not checkpoints and not {"libai", "oneflow"} <= read_json(env).keys():
+        return None
+    dated = env if env.is_file() else checkpoints[-1] / MANIFEST
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime(dated.stat().st_mtime))
+
+
+def move_aside(folder: Path, run_id: str) -> Path:
+    """Move what run `run_id` has left in `folder` to `folder/previous/<run_id>` and return that folder."""
+    target = _free_target(folder, run_id)
+    target.mkdir(parents=True, exist_ok=True)
+    for name, patterns in _IN_FOLDERS.items():
+        _move_folder(folder / name, patterns, target / name)
+    for path in sorted(folder.iterdir()):
+        if path.name not in _IDENTITY and not path.is_dir() and _matches(path.name, _FILES):
+            _rename(path, target / path.name)
+    for name in _IDENTITY:
+        if (folder / name).is_file():
+            _rename(folder / name, target / name)
+    return target
+
+
+def _free_target(folder: Path, run_id: str) -> Path:
+    """`previous/<run_id>`, or `…-2` when another move to it was finished, as by a folder that was copied back."""
+    number = 1
+    while True:
+        target = folder / PREVIOUS / (run_id if number == 1 else f"{run_id}-{number}")
+        if not any((target / name).exists() for name in _IDENTITY):
+            return target
+        number += 1
+
+
+def _move_folder(source: Path, patterns: tuple[str, ...], target: Path) -> None:
+    names = list(_own_names(source, patterns))
+    if not names:
+        return
+    if source.is_symlink():  # to another disk, perhaps: stay there
+        aside = source.resolve() / PREVIOUS / target.parent.name
+        aside.mkdir(parents=True, exist_ok=True)
+        if not target.is_symlink():
+            target.symlink_to(aside)
+    target.mkdir(exist_ok=True)
+    for name in names:
+        _rename(source / name, target / name)
+    if not source.is_symlink() and not any(source.iterdir()):
+        source.rmdir()
+
+
+def _own_names(folder: Path, patterns: tuple[str, ...]) -> Iterator[str]:
+    if folder.is_dir():
+        yield from (name for name in sorted(os.listdir(folder)) if _matches(name, patterns))
+
+
+def _rename(path: Path, target: Path) -> None:
+    link = os.readlink(path) if path.is_symlink() else None
+    if link is not None and not os.path.isabs(link):  # relative to where it was
+        target.symlink_to(path.parent.resolve() / link)
+        path.unlink()
+    else:
+        path.rename(target)
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _is_plain(run_id: str) -> bool:
+    """Whether an id may become the name of a folder."""
+    return 0 < len(run_id) <= 100 and not run_id.startswith(".") and "/" not in run_id and run_id.isprintable()

@@ -1,0 +1,223 @@
+"""What a model's forward changes beside its outputs: buffers, parameters, and state that Python keeps.
+
+Found by a trial: one forward on a copy of the model, before the first update. Graph mode writes the buffers that it
+names and refuses what a compiled step cannot repeat (docs/decisions/0012-state-in-forward.md).
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+from oneflow.nn.modules.batchnorm import _BatchNorm
+
+from libai.engine.clocks import watched_clocks
+from libai.engine.python_state import SharedState, line_of, module_state
+from libai.engine.rebinding import rebound
+from libai.parallel import map_tensors
+from libai.utils.distributed import gather_objects
+from libai.utils.errors import UserError
+
+#: runs the forward of a module on a batch, as an iteration would
+Forward = Callable[[nn.Module, Mapping[str, flow.Tensor]], Any]
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What one call of forward changes; names are dotted, equal on all ranks.
+
+    `buffers`: in training, but for those of batch normalization; `eval_buffers`: in eval mode. `parameters`: in either.
+    `python`: state outside of both that a later call depends on, in words, with the line. `clocks`: what it reads that
+    is different every time and makes its outputs different, with the line.
+    """
+
+    buffers: Sequence[str] = ()
+    eval_buffers: Sequence[str] = ()
+    parameters: Sequence[str] = ()
+    python: Sequence[str] = ()
+    clocks: Sequence[str] = ()
+
+
+def find_effects(model: nn.Module, batch: Mapping[str, flow.Tensor], forward: Forward) -> Effects:
+    """Try `forward` on copies of `model`; the model, Python's random numbers and what closures hold stay as they are.
+
+    Costs one forward in training and, for a model with buffers, one in eval mode; two more where something changes.
+    Where the model cannot be copied, or its forward fails, every buffer counts as changed in training: the trace then
+    shows which are. Collective for a global model. Raises `UserError` for a buffer that no mode can keep.
+    """
+    shared = SharedState(model)
+    try:
+        effects = _try(model, batch, forward, shared)
+    except UserError:
+        raise
+    except Exception:  # whatever it is, the first iteration will say it better
+        effects = Effects(buffers=tuple(own_buffers(model)))
+    finally:
+        shared.restore()
+    every = gather_objects([list(names) for names in vars(effects).values()])
+    return Effects(*(sorted({name for one in every for name in one[i]}) for i in range(len(vars(effects)))))
+
+
+def _try(model: nn.Module, batch: Mapping[str, flow.Tensor], forward: Forward, shared: SharedState) -> Effects:
+    twin = copy_module(model)
+    python, parameters, buffers = (
+        module_state(twin),
+        _values(twin.named_parameters()),
+        _values(own_buffers(twin).items()),
+    )
+    with watched_clocks() as clocks:
+        outputs = forward(twin, batch)
+    changed_python = _differing(module_state(twin), python)
+    changed_parameters = _differing(_values(twin.named_parameters()), parameters)
+    changed = _differing(_values(own_buffers(twin).items()), buffers)
+    changed_shared = shared.changed()
+    _require_plain_buffers(model, twin, changed)
+    if changed_python and not changed_shared:
+        changed_python = _remembered(model, twin, batch, forward, changed_python)
+    words = [*(with_line(model, n) for n in changed_python), *changed_shared]
+    if clocks:
+        shared.restore()
+        again, once = _numbers(forward(copy_module(model), batch)), _numbers(outputs)
+        if all(np.array_equal(a, b, equal_nan=True) for a, b in zip(once, again, strict=True)):
+            clocks = []  # it only measures
+    effects = Effects(changed, (), changed_parameters, words, clocks)
+    if not buffers:
+        return effects
+    shared.restore()
+    twin = copy_module(model).eval()
+    with flow.no_grad():
+        forward(twin, batch)
+    return replace(effects, eval_buffers=_differing(_values(own_buffers(twin).items()), buffers))
+
+
+def _remembered(
+    model: nn.Module, used: nn.Module, batch: Mapping[str, flow.Tensor], forward: Forward, names: Sequence[str]
+) -> list[str]:
+    """Those attributes of `names`, which one call has changed, that make a difference to the next call.
+
+    `used`: a copy of the model that has made one call. What every call writes anew, and a cache of a constant, make
+    none. Another batch and other weights show what depends on them.
+    """
+    other = {name: _other_values(tensor) for name, tensor in batch.items()}
+    fresh = copy_module(model)
+    sources = dict(fresh.named_buffers())
+    with flow.no_grad():
+        for twin in (used, fresh):
+            for module in twin.modules():
+                if isinstance(module, nn.Dropout):
+                    module.p = 0.0  # its masks would differ
+            for (_, parameter), (_, source) in zip(twin.named_parameters(), model.named_parameters()):
+                parameter.copy_(source * 0.9)
+        for name, buffer in used.named_buffers():
+            buffer.copy_(sources[name])
+    outputs = [_numbers(forward(twin, other)) for twin in (used, fresh)]
+    first, second = module_state(used), module_state(fresh)
+    changed = [name for name in names if first.get(name) != second.get(name)]
+    if not changed and not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(*outputs)):
+        return list(names)
+    return changed
+
+
+def _other_values(tensor: flow.Tensor) -> flow.Tensor:
+    """Values that are as good: samples in another order, and floats of another scale."""
+    rolled = tensor if tensor.ndim == 0 or tensor.is_global else flow.roll(tensor, 1, 0)
+    return rolled * 0.7 if tensor.dtype in (flow.float32, flow.float64) else rolled
+
+
+def _numbers(outputs: Any) -> list[np.ndarray]:
+    found: list[np.ndarray] = []
+    map_tensors(outputs, lambda t: found.append((t.to_local() if t.is_global else t).detach().numpy()))
+    return found
+
+
+class PythonState:
+    """What the forward of `model` keeps in Python, as it was when this was made."""
+
+    def __init__(self, model: nn.Module):
+        self._model, self._attributes, self._shared = model, module_state(model), SharedState(model)
+
+    def changed(self) -> list[str]:
+        """In words, with lines. Plain tensors are left out: to tell whether a later call reads them takes a trial."""
+        now = module_state(self._model)
+        names = [n for n in _differing(now, self._attributes) if not _is_tensor(now.get(n))]
+        return [*(with_line(self._model, name) for name in names), *self._shared.changed(randoms=False)]
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, tuple) and value[:1] == ("tensor",)
+
+
+def own_buffers(model: nn.Module) -> dict[str, flow.Tensor]:
+    """The buffers of `model` that its forward may change by itself: all but those of batch normalization (0005)."""
+    statistics = {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if isinstance(module, _BatchNorm)
+        for name in module._buffers
+    }
+    return {name: buffer for name, buffer in model.named_buffers() if name not in statistics}
+
+
+def copy_module(model: nn.Module) -> nn.Module:
+    """A deep copy of `model` with its forward hooks, which OneFlow 0.9 leaves out of copies."""
+    memo: dict[int, Any] = {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The module hooks will not be remained")
+        twin = copy.deepcopy(model, memo)
+        for module in model.modules():
+            for kind in ("_forward_pre_hooks", "_forward_hooks"):
+                hooks = copy.deepcopy(getattr(module, kind), memo)
+                for key, hook in hooks.items():
+                    hooks[key] = rebound(hook, lambda value: memo.get(id(value), value))
+                setattr(memo[id(module)], kind, hooks)
+    return twin
+
+
+def _require_plain_buffers(model: nn.Module, twin: nn.Module, changed: Sequence[str]) -> None:
+    after = dict(twin.named_buffers())
+    for name, before in model.named_buffers():
+        if name not in changed or name not in after:
+            continue
+        now = after[name]
+        problem, change = "", ""
+        if now.requires_grad and not before.requires_grad:
+            problem = "a value that carries a gradient, so that every later backward pass would reach back through it"
+            change = "Write `.detach()` behind what it is computed from"
+        elif tuple(now.shape) != tuple(before.shape) or now.dtype != before.dtype:
+            problem = (
+                f"{tuple(now.shape)} {now.dtype} where it was registered as {tuple(before.shape)} {before.dtype}, "
+                "which no checkpoint of the model can take back"
+            )
+            change = "Register it with the shape and type that it keeps, and convert what is written into it"
+        if problem:
+            raise UserError(f"forward gives the buffer {with_line(model, name)} {problem}. {change}.")
+
+
+def with_line(model: nn.Module, name: str) -> str:
+    """`layer.count (Counter, my_model.py:12: `self.count += 1`)`."""
+    path, _, attribute = name.rpartition(".")
+    module = dict(model.named_modules()).get(path)
+    if module is None:
+        return name
+    line = line_of(module, attribute)
+    return f"{name} ({', '.join(filter(None, [type(module).__name__, line]))})"
+
+
+def _values(named: Any) -> dict[str, np.ndarray]:
+    return {name: (t.to_local() if t.is_global else t).detach().numpy().copy() for name, t in named}
+
+
+def _differing(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name in {*now, *before} if not _equal(now.get(name), before.get(name)))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    return bool(one == other)

@@ -1,0 +1,88 @@
+"""`train.deterministic`: refuse a model that computes something else when it is run again from the same seed."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import random
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import oneflow as flow
+
+from libai.engine.hook_base import HookBase
+from libai.engine.model_contract import read_losses, total_loss
+from libai.parallel import whole
+from libai.utils.distributed import gather_objects
+from libai.utils.errors import UserError
+from libai.utils.seeding import seed_everything
+
+if TYPE_CHECKING:
+    from libai.engine.model_trainer import ModelTrainer
+
+
+class DeterminismHook(HookBase):
+    """Runs forward and backward twice on copies of the model, on the first micro-batch and from one seed, and compares
+    every output, loss and gradient bit by bit. Raises `UserError` before the first update for what differs.
+
+    The generators of Python and NumPy are left as they were; `RandomStateHook` seeds OneFlow's later. Collective.
+    """
+
+    priority = 1
+
+    def before_train(self) -> None:
+        """Makes the check."""
+        trainer = cast("ModelTrainer", self.trainer)
+        if trainer.start_iter >= trainer.max_iter:
+            return
+        generators = random.getstate(), np.random.get_state()
+        batch = trainer.peek_micro_batches()[0]
+        with trainer.not_training():
+            first, second = (_digests(trainer, batch) for _ in range(2))
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])
+        differing = [a[0] for a, b in zip(first, second) if a != b]
+        found = next(iter(filter(None, gather_objects(differing[0] if differing else ""))), None)
+        if found is not None:
+            raise UserError(
+                f"train.deterministic=true cannot be kept: run twice from one seed on the first micro-batch, {found} "
+                "is not the same. Draw random numbers from the generators of Python, NumPy or OneFlow, dropout from "
+                "libai.layers.Dropout, or remove train.deterministic."
+            )
+
+
+def _digests(trainer: ModelTrainer, batch: Any) -> list[tuple[str, bytes]]:
+    """What one forward and backward pass gives, in the order of execution: `(what, digest of its bytes)`."""
+    seed_everything(trainer.seed)
+    twin = copy.deepcopy(trainer.model)
+    found: list[tuple[str, bytes]] = []
+    for name, module in twin.named_modules():
+        module.register_forward_hook(_recorder(name, found))
+    inputs = trainer.layout.lay_out_batch(trainer.to_device(batch))
+    with trainer.random_scope(0), trainer.layout.source_ops():
+        losses, _ = read_losses(twin(**inputs), trainer.model)
+    total_loss(losses).backward()
+    found += [(f"the loss {name}", _digest(value)) for name, value in losses.items()]
+    gradients = ((name, parameter.grad) for name, parameter in twin.named_parameters())
+    return found + [(f"the gradient of {name}", _digest(value)) for name, value in gradients if value is not None]
+
+
+def _recorder(name: str, found: list[tuple[str, bytes]]) -> Any:
+    def after_forward(module: Any, _inputs: Any, output: Any) -> None:
+        what = f"the output of {name or 'the model'} ({type(module).__name__})"
+        found.extend((what, _digest(tensor)) for tensor in _tensors(output))
+
+    return after_forward
+
+
+def _tensors(value: Any) -> Iterator[flow.Tensor]:
+    if isinstance(value, flow.Tensor):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)
+
+
+def _digest(tensor: flow.Tensor) -> bytes:
+    return hashlib.blake2b(whole(tensor).numpy().tobytes(), digest_size=16).digest()

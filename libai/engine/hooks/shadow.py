@@ -1,0 +1,68 @@
+"""`graph.shadow_every=N`: every N iterations the compiled update is made a second time, op by op on a copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from libai.engine.hook_base import HookBase
+from libai.engine.parity_report import largest_difference, relative_difference
+from libai.parallel import whole
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from libai.engine.graph_trainer import GraphTrainer
+    from libai.engine.model_trainer import StepResult
+
+
+class ShadowUpdateHook(HookBase):
+    """Logs `parity/max_rel_diff`, the largest relative difference of a loss or an updated weight between the compiled
+    update and the same one made eagerly. Each weight is measured against the largest number in its tensor.
+
+    Costs an eager update, three copies of weights and optimizer state and their way to the host, every `every`
+    iterations; training itself is the same to the last bit. Collective. Graph mode only.
+    """
+
+    modes = ("graph",)
+    priority = 6  # behind RandomStateHook, which seeds what eager operations draw
+
+    def __init__(self, every: int):
+        self._every = every
+        self._expected: tuple[dict[str, float], dict[str, np.ndarray]] | None = None
+
+    def before_step(self) -> None:
+        """Makes the update eagerly and takes it back."""
+        trainer = cast("GraphTrainer", self.trainer)
+        self._expected = None
+        if (trainer.iter + 1) % self._every:
+            return
+        with trainer.not_training():
+            trainer.prepare()
+            batches = trainer.peek_micro_batches()
+            before = trainer.snapshot()
+            result = trainer.update_op_by_op(batches)
+            self._expected = _losses(trainer, result), _weights(trainer)
+            trainer.restore(before)
+
+    def after_step(self) -> None:
+        """Compares."""
+        if self._expected is None:
+            return
+        trainer = cast("GraphTrainer", self.trainer)
+        with trainer.not_training():
+            losses, weights = self._expected
+            now = trainer.fetch_metrics()
+            apart = [relative_difference(losses[name], now.get(name, float("nan"))) for name in losses]
+            apart.append(largest_difference(weights, _weights(trainer)).relative)
+            trainer.storage.put_scalar("parity/max_rel_diff", max(apart))
+        self._expected = None
+
+
+def _losses(trainer: GraphTrainer, result: StepResult) -> dict[str, float]:
+    numbers = trainer.collect([result])[0]
+    names = {name for part in result.losses for name in part}
+    return {tag: numbers[tag] for tag in {"train/loss", *(f"train/{name}" for name in names)}}
+
+
+def _weights(trainer: GraphTrainer) -> dict[str, np.ndarray]:
+    return {name: whole(parameter).numpy() for name, parameter in trainer.model.named_parameters()}

@@ -1,0 +1,116 @@
+"""While a model is built, sizes that would end the process inside of OneFlow are errors that name layer and argument.
+
+OneFlow 0.9.0 aborts (`Check failed: elem_cnt >= 0`, SIGABRT) or divides by zero when a layer or a tensor is made with a
+negative or missing size. That takes Python's exceptions away from whoever mistyped a number in a config.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+
+from libai.utils.sizes import available_bytes, is_size
+from libai.utils.units import format_bytes
+
+#: arguments of OneFlow's layers that are sizes, by how their names end
+_SIZE = re.compile(
+    r"(features|channels|_size|embeddings|embedding_dim|normalized_shape|num_layers|groups|stride|dilation"
+    r"|num_parameters)$"
+)
+#: those that multiply to the number of weights
+_WEIGHTS = re.compile(r"(features|channels|embeddings|embedding_dim)$")
+#: makers of tensors whose every whole number is a length
+_BY_LENGTHS = ("zeros", "ones", "empty", "rand", "randn")
+
+
+@contextlib.contextmanager
+def checked_sizes() -> Iterator[None]:
+    """Check the sizes of the layers and tensors that are made while the block runs; `ValueError` for a bad one."""
+    changed: list[tuple[Any, str, Any]] = []
+    try:
+        for layer in _layers():
+            init = vars(layer)["__init__"]
+            changed.append((layer, "__init__", init))
+            setattr(layer, "__init__", _checked_init(layer, init))  # noqa: B010
+        for name in (*_BY_LENGTHS, "full"):
+            maker = getattr(flow, name)
+            changed.append((flow, name, maker))
+            setattr(flow, name, _checked_maker(name, maker))
+        yield
+    finally:
+        for owner, name, original in changed:
+            setattr(owner, name, original)
+
+
+@functools.cache
+def _layers() -> list[type]:
+    """The layers of OneFlow that have a constructor of their own with sizes among its arguments."""
+    found = {
+        base
+        for layer in vars(nn).values()
+        if inspect.isclass(layer) and issubclass(layer, nn.Module)
+        for base in layer.__mro__
+        if "__init__" in vars(base) and base.__module__.startswith("oneflow.")
+    }
+    return [layer for layer in found if any(map(_SIZE.search, inspect.signature(vars(layer)["__init__"]).parameters))]
+
+
+def _checked_init(layer: type, init: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(init)
+    # a default of 0 or None means "none", so such an argument is no size that must be there
+    sizes = {
+        name: parameter
+        for name, parameter in signature.parameters.items()
+        if _SIZE.search(name) and parameter.default != 0
+    }
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        with contextlib.suppress(TypeError):  # the call itself tells what is wrong with it
+            given = signature.bind(self, *args, **kwargs).arguments
+            _check(layer.__name__, {name: given[name] for name in sizes if name in given}, sizes)
+        init(self, *args, **kwargs)
+
+    return checked
+
+
+def _check(layer: str, given: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
+    for name, value in given.items():
+        if value is None and parameters[name].default is None:
+            continue
+        items = value if isinstance(value, (list, tuple)) else [value]
+        if not all(is_size(item) or (item is None and len(items) > 1) for item in items):
+            raise ValueError(f"nn.{layer} needs whole numbers >= 1, and its {name} is {value!r}")
+    weights = [value for name, value in given.items() if _WEIGHTS.search(name) and is_size(value)]
+    _check_memory(f"nn.{layer}({', '.join(f'{n}={v}' for n, v in given.items())})", 4 * math.prod(map(int, weights)))
+
+
+def _checked_maker(name: str, maker: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(maker)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        lengths = args[:1] if name == "full" else args
+        if len(lengths) == 1 and isinstance(lengths[0], (list, tuple)):
+            lengths = tuple(lengths[0])
+        if any(isinstance(length, int) and length < 0 for length in lengths):
+            raise ValueError(f"flow.{name} needs lengths >= 0, found {list(lengths)}")
+        if all(isinstance(length, int) for length in lengths):
+            _check_memory(f"flow.{name} of {list(lengths)}", 4 * math.prod(lengths))
+        return maker(*args, **kwargs)
+
+    return checked
+
+
+def _check_memory(what: str, num_bytes: int) -> None:
+    if num_bytes < 2**30:
+        return
+    available = available_bytes()
+    if available is not None and num_bytes > available:
+        raise ValueError(f"{what} takes {format_bytes(num_bytes)}, and {format_bytes(available)} are free")

@@ -1,0 +1,264 @@
+"""What a forward keeps in Python: attributes of modules, closures, globals, and the states of Python's random numbers.
+
+A graph runs the Python code of a forward once, when it is traced, and a checkpoint holds none of this. So a state that
+changes from call to call must be known before the first update. Values are compared, not objects.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import functools
+import inspect
+import random
+import sysconfig
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+_MAX_DEPTH = 5
+#: kept by `nn.Module` itself
+_OF_MODULE = frozenset(vars(nn.Module())) - {"training"}
+#: parameters and modules are looked at elsewhere
+_NOT_COMPARED = (nn.Parameter, nn.Module, type(flow.default_generator), type, types.ModuleType)
+_PACKAGES = ("oneflow", "libai")
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where code outside of modules keeps a value."""
+
+    get: Callable[[], Any]
+    set: Callable[[Any], None]
+
+
+def module_state(model: nn.Module) -> dict[str, Any]:
+    """The plain attributes of every module of `model` by dotted name, as values that can be compared. Parameters,
+    buffers and submodules are left out."""
+    found = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name not in _OF_MODULE:
+                found[f"{path}.{name}" if path else name] = fingerprint(value)
+    return found
+
+
+class SharedState:
+    """What the code of `model` can change outside of its modules: class attributes, closures, globals, random states.
+
+    `changed()` names what differs from when this was made, and `restore()` puts it back: variables and the contents of
+    lists, dicts, sets and deques.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._places = dict(_places(model))
+        self._values = {name: place.get() for name, place in self._places.items()}
+        self._contents = {name: _copied(value) for name, value in self._values.items()}
+        self._fingerprints = {name: fingerprint(value) for name, value in self._values.items()}
+        self._python, self._numpy = random.getstate(), np.random.get_state(legacy=True)
+
+    def changed(self, randoms: bool = True) -> list[str]:
+        """What has changed, in words. `randoms`: random states as well, which others than the model use too."""
+        names = [n for n, place in self._places.items() if fingerprint(place.get()) != self._fingerprints[n]]
+        if not randoms:
+            return names
+        if random.getstate() != self._python:
+            names.append("the state of Python's random numbers")
+        if fingerprint(np.random.get_state(legacy=True)) != fingerprint(self._numpy):
+            names.append("the state of NumPy's random numbers")
+        return names
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for name, place in self._places.items():
+            if fingerprint(place.get()) != self._fingerprints[name]:
+                _refill(self._values[name], self._contents[name])
+                place.set(self._values[name])
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+
+
+def fingerprint(value: Any, depth: int = 0) -> Any:
+    """A value that equals another one's when `value` holds the same. Parameters, modules and functions count as one."""
+    if isinstance(value, _SIMPLE):
+        return (type(value).__name__, value if value == value else "nan")
+    if isinstance(value, _NOT_COMPARED) or depth > _MAX_DEPTH:
+        return type(value).__name__
+    if isinstance(value, flow.Tensor):
+        local = value.detach().to_local() if value.is_global else value.detach()
+        return ("tensor", tuple(local.shape), local.numpy().tobytes())
+    if isinstance(value, np.ndarray | np.generic):
+        return ("array", value.shape, value.tobytes())
+    if isinstance(value, dict):
+        return ("dict", *((fingerprint(k, depth + 1), fingerprint(v, depth + 1)) for k, v in value.items()))
+    if isinstance(value, list | tuple | collections.deque):
+        return (type(value).__name__, *(fingerprint(item, depth + 1) for item in value))
+    if isinstance(value, set | frozenset):
+        return ("set", frozenset(fingerprint(item, depth + 1) for item in value))
+    if isinstance(value, random.Random):
+        return ("random", value.getstate())
+    if isinstance(value, np.random.Generator | np.random.RandomState):
+        return (
+            "random",
+            repr(value.bit_generator.state if isinstance(value, np.random.Generator) else value.get_state()),
+        )
+    if not callable(value) and hasattr(value, "__dict__"):
+        return (type(value).__name__, fingerprint(vars(value), depth + 1))
+    return type(value).__name__
+
+
+def line_of(module: nn.Module, attribute: str) -> str:
+    """Where the code of `module` writes its `attribute`: `file:line: code`; empty when that cannot be found."""
+    for cls in type(module).__mro__:
+        if cls.__module__.split(".")[0] in _PACKAGES:
+            continue
+        for function in [f for f in vars(cls).values() if isinstance(f, types.FunctionType)]:
+            if function.__name__ in ("__init__", "__setstate__"):
+                continue
+            try:
+                lines, first = inspect.getsourcelines(function)
+                tree = ast.parse(textwrap.dedent("".join(lines)))
+            except (OSError, SyntaxError, TypeError):
+                continue
+            for node in ast.walk(tree):
+                if _writes(node, attribute):
+                    number = node.lineno  # type: ignore[attr-defined]
+                    return f"{inspect.getsourcefile(function)}:{first + number - 1}: `{lines[number - 1].strip()}`"
+    return ""
+
+
+def _writes(node: ast.AST, attribute: str) -> bool:
+    """Whether a statement assigns `<something>.<attribute>`, a part of it, or calls a method of it that changes it."""
+    if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return any(_mentions(target, attribute) for target in targets)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        changes = node.func.attr.endswith("_") or node.func.attr in (
+            "append",
+            "extend",
+            "add",
+            "update",
+            "pop",
+            "clear",
+        )
+        return changes and _mentions(node.func.value, attribute)
+    return False
+
+
+def _mentions(node: ast.AST, attribute: str) -> bool:
+    return any(isinstance(part, ast.Attribute) and part.attr == attribute for part in ast.walk(node))
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """The forward hooks of one module, those before its forward first."""
+    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+
+
+# ------------------------------------------------------------------------------------------------- places
+
+
+def _places(model: nn.Module) -> Iterator[tuple[str, _Place]]:
+    classes = dict.fromkeys(cls for module in model.modules() for cls in type(module).__mro__)
+    for cls in classes:
+        if cls is object or cls.__module__.split(".")[0] in _PACKAGES:
+            continue
+        for name, value in list(vars(cls).items()):
+            if isinstance(value, types.FunctionType):
+                yield from _places_of_function(value)
+            elif not name.startswith("__") and not callable(value) and not hasattr(value, "__get__"):
+                get, put = functools.partial(getattr, cls, name), functools.partial(setattr, cls, name)
+                yield f"the class attribute {cls.__name__}.{name}", _Place(get, put)
+    for path, module in model.named_modules():
+        for value in list(vars(module).values()):
+            if isinstance(value, types.FunctionType):
+                yield from _places_of_function(value)
+        for hook in hooks_of(module):
+            yield from _places_of_hook(hook, path)
+
+
+def _places_of_hook(hook: Any, path: str) -> Iterator[tuple[str, _Place]]:
+    while isinstance(hook, functools.partial):
+        yield (
+            f"an argument bound to the hook of {path or 'the model'}",
+            _Place(functools.partial(_arguments, hook), _ignore),
+        )
+        hook = hook.func
+    if isinstance(hook, types.MethodType):
+        if not isinstance(hook.__self__, nn.Module):
+            yield from _places_of_object(hook.__self__, path)
+        hook = hook.__func__
+    if isinstance(hook, types.FunctionType):
+        yield from _places_of_function(hook)
+    elif hasattr(hook, "__dict__"):
+        yield from _places_of_object(hook, path)
+        yield from _places_of_function(type(hook).__call__)
+
+
+def _places_of_object(owner: Any, path: str) -> Iterator[tuple[str, _Place]]:
+    for name in vars(owner):
+        get, put = functools.partial(getattr, owner, name), functools.partial(setattr, owner, name)
+        yield f"{type(owner).__name__}.{name} of the hook of {path or 'the model'}", _Place(get, put)
+
+
+def _places_of_function(function: Any, seen: set[int] | None = None) -> Iterator[tuple[str, _Place]]:
+    """The globals and closures of a function and of the functions in them, but for those of installed packages."""
+    code = getattr(function, "__code__", None)
+    if code is None or (function.__module__ or "").split(".")[0] in _PACKAGES:
+        return
+    seen = set() if seen is None else seen
+    if id(function) in seen or code.co_filename.startswith(_INSTALLED):
+        return
+    seen.add(id(function))
+    for called in _functions_named_in(function):
+        yield from _places_of_function(called, seen)
+    variables = function.__globals__
+    for name in code.co_names:
+        if name in variables and not callable(variables[name]) and not isinstance(variables[name], types.ModuleType):
+            get, put = functools.partial(variables.__getitem__, name), functools.partial(variables.__setitem__, name)
+            yield f"the global {name} of {code.co_filename}", _Place(get, put)
+    for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+        if name != "__class__":
+            where = f"the variable {name} around {code.co_filename}:{code.co_firstlineno}"
+            yield where, _Place(functools.partial(_cell_value, cell), functools.partial(setattr, cell, "cell_contents"))
+
+
+def _functions_named_in(function: types.FunctionType) -> list[types.FunctionType]:
+    globals_ = [function.__globals__.get(name) for name in function.__code__.co_names]
+    cells = [_cell_value(cell) for cell in function.__closure__ or ()]
+    return [value for value in [*globals_, *cells] if isinstance(value, types.FunctionType)]
+
+
+def _arguments(hook: functools.partial[Any]) -> Any:
+    return hook.args, hook.keywords
+
+
+def _cell_value(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _ignore(_: Any) -> None:
+    """For values that nothing can be assigned to."""
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, list | dict | set | collections.deque) else None
+
+
+def _refill(value: Any, contents: Any) -> None:
+    if isinstance(value, dict | set):
+        value.clear()
+        value.update(contents)
+    elif isinstance(value, list | collections.deque):
+        value.clear()
+        value.extend(contents)

@@ -1,0 +1,65 @@
+"""Tensors of two pipeline stages that meet in one operation outside of the blocks, as in `h = h + block(h)`.
+
+OneFlow refuses to compute with tensors on different ranks. While the forward of a model on stages runs, the operations
+that join tensors move what is on an earlier stage to the latest one among their inputs; the gradient goes the same way
+back. So a residual connection is sent along with what it is added to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import oneflow as flow
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "matmul")
+_FUNCTIONS = ("add", "sub", "mul", "div", "matmul", "bmm", "cat", "concat", "stack", "where", "maximum", "minimum")
+_MISSING = object()
+
+
+class StagesMeet:
+    """What the forward of a model on the stages `placements`, first to last, runs in, in both modes."""
+
+    def __init__(self, placements: Sequence[Any]):
+        self._placements = placements
+
+    def __enter__(self) -> None:
+        names = [f"__{side}{name}__" for name in _OPERATORS for side in ("", "r")]
+        targets = [(flow.Tensor, name) for name in (*names, *_FUNCTIONS)] + [(flow, name) for name in _FUNCTIONS]
+        self._before = [(owner, name, vars(owner).get(name, _MISSING)) for owner, name in targets]
+        for owner, name, operation in self._before:
+            if operation is not _MISSING:
+                setattr(owner, name, self._joining(operation))
+
+    def __exit__(self, *_: object) -> None:
+        for owner, name, operation in self._before:
+            if operation is not _MISSING:
+                setattr(owner, name, operation)
+
+    def _joining(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def joined(*args: Any, **kwargs: Any) -> Any:
+            given = [t for value in args for t in (value if isinstance(value, list | tuple) else (value,))]
+            placements = [t.placement for t in given if isinstance(t, flow.Tensor) and t.is_global]
+            if any(placement != placements[0] for placement in placements[1:]):
+                latest = self._placements[max(map(self._stage, placements))]
+                args = tuple(_moved(value, latest) for value in args)
+            return operation(*args, **kwargs)
+
+        return joined
+
+    def _stage(self, placement: Any) -> int:
+        return next((i for i, stage in enumerate(self._placements) if stage == placement), 0)
+
+
+def _moved(value: Any, placement: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_moved(item, placement) for item in value)
+    return move_to(value, placement) if isinstance(value, flow.Tensor) else value
+
+
+def move_to(tensor: flow.Tensor, placement: Any) -> flow.Tensor:
+    """A global tensor on the ranks of `placement`, laid out there as it was; others are given back as they are."""
+    if not tensor.is_global or tensor.placement == placement:
+        return tensor
+    sbp = [flow.sbp.broadcast if s == flow.sbp.partial_sum else s for s in tensor.sbp]
+    return tensor.to_global(placement=placement, sbp=sbp)

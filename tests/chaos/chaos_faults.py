@@ -1,0 +1,80 @@
+"""The faults of a campaign, drawn from a seed: number i of a seed is always the same, so that it can be replayed."""
+
+from __future__ import annotations
+
+import random
+import signal
+from dataclasses import asdict, dataclass
+from typing import Any
+
+POINTS = ("before_train", "before_step", "after_step", "after_train")
+ENOSPC, EIO, KILLED = 28, 5, -1
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault and the job that it strikes.
+
+    `kind`: "hook" (in the process, by `chaos_parts.Disturbed`), "signal" (from outside, to `target`, a rank's number or
+    "launcher"), or "damage" (of the newest checkpoint, after a stop in mid-run). `details`: see `draw`.
+    """
+
+    number: int
+    seed: int
+    mode: str
+    procs: int
+    kind: str
+    details: dict[str, Any]
+
+    def __str__(self) -> str:
+        details = " ".join(f"{key}={value}" for key, value in self.details.items())
+        return f"#{self.number} {self.mode} x{self.procs} {self.kind} {details}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a log."""
+        return asdict(self)
+
+
+def draw(seed: int, number: int) -> Fault:
+    """Fault `number` of the campaign with this seed."""
+    rng = random.Random(f"{seed}/{number}")
+    mode, procs = rng.choice(("eager", "graph")), rng.choice((1, 2))
+    kind = rng.choices(("hook", "write", "signal", "damage"), weights=(8, 4, 6, 3))[0]
+    details = {"hook": _hook, "write": _write, "signal": _signal, "damage": _damage}[kind](rng, procs)
+    return Fault(number, seed, mode, procs, kind, details)
+
+
+def _hook(rng: random.Random, procs: int) -> dict[str, Any]:
+    """Something that happens inside a rank at a hook point."""
+    acts = ("raise", "memory", "exit", "os_exit", "kill", "abort", "stop", "sleep", "nan")
+    point = rng.choice(POINTS)
+    return {
+        "act": rng.choice(acts),
+        "point": point,
+        "iteration": 0 if point == "before_train" else rng.randrange(0, 11),
+        "rank": rng.randrange(procs),
+        "code": rng.choice((0, 1, 3)),
+    }
+
+
+def _write(rng: random.Random, procs: int) -> dict[str, Any]:
+    """The numbered fsync of rank 0 fails once, or is the last thing that the rank does."""
+    return {"act": "write", "call": rng.randrange(1, 40), "rank": 0, "code": rng.choice((ENOSPC, EIO, KILLED))}
+
+
+def _signal(rng: random.Random, procs: int) -> dict[str, Any]:
+    """A signal to the launcher or a rank at a random moment, perhaps a second one soon after."""
+    names = [s.name for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)]
+    target = rng.choice(("launcher", "launcher", *range(procs)))
+    name = rng.choice(names) if target == "launcher" else rng.choice(("SIGKILL", "SIGSTOP", "SIGSEGV"))
+    # seconds since the start: in the middle of imports, of building, of compiling, or of the iterations
+    details = {"target": target, "signal": name, "iteration": rng.randrange(-1, 11), "delay": rng.random() * 1.5}
+    if target == "launcher" and name in ("SIGTERM", "SIGHUP") and rng.random() < 0.5:
+        details["again_after"] = rng.choice((0.01, 0.05, 0.3, 1.0))
+    return details
+
+
+def _damage(rng: random.Random, procs: int) -> dict[str, Any]:
+    """A file of the newest checkpoint is cut, changed in one bit, emptied or removed."""
+    how = rng.choice(("truncate", "flip", "empty", "remove"))
+    return {"how": how, "file": rng.random(), "where": rng.random(), "iteration": rng.randrange(4, 11)}

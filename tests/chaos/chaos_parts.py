@@ -1,0 +1,102 @@
+"""Model, data and the hook that plants a fault: what a user keeps outside of the library, copied beside the config.
+
+The fault comes in the environment variable CHAOS as JSON (`chaos_faults.Fault`), and strikes once: a file says that it
+has done so, so that a restarted or resumed job is left alone.
+"""
+
+import errno
+import json
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+from oneflow import nn
+
+from libai.engine import HookBase
+from libai.utils.distributed import get_rank
+
+
+def samples(count=64):
+    rng = np.random.RandomState(0)
+    return {"x": rng.randn(count, 8).astype("float32"), "y": rng.randint(0, 4, count)}
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x, y):
+        return {"losses": {"cls": nn.functional.cross_entropy(self.b(nn.functional.relu(self.a(x))), y)}}
+
+
+class Disturbed(HookBase):
+    """Does what CHAOS asks for at its hook point, iteration and rank; without it, makes iterations last a little."""
+
+    def __init__(self):
+        self.fault = json.loads(os.environ.get("CHAOS", "{}"))
+        if self.fault.get("rank") != get_rank() or os.path.exists(self._mark):
+            self.fault = {}
+        if self.fault.get("act") == "write":
+            self._fail_a_write()
+
+    _mark = property(lambda self: os.environ["CHAOS_MARK"])
+
+    def before_train(self):
+        self._strike("before_train")
+
+    def before_step(self):
+        self._strike("before_step")
+
+    def after_step(self):
+        time.sleep(0.02)  # so that signals find the run at work
+        self._strike("after_step")
+
+    def after_train(self):
+        self._strike("after_train")
+
+    def _strike(self, point):
+        if self.fault.get("point") != point or self.trainer.iter < self.fault["iteration"]:
+            return
+        fault, self.fault = self.fault, {}
+        open(self._mark, "w").close()
+        act = fault["act"]
+        if act == "raise":
+            raise RuntimeError("planted by the campaign")
+        if act == "memory":
+            raise MemoryError
+        if act == "exit":
+            sys.exit(fault["code"])
+        if act == "os_exit":
+            os._exit(fault["code"])
+        if act == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if act == "abort":
+            os.abort()
+        if act == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if act == "sleep":
+            time.sleep(10_000)
+        if act == "nan":
+            next(self.trainer.model.parameters()).data.fill_(float("nan"))
+
+    def _fail_a_write(self):
+        """The numbered call that makes data durable kills the process, or fails once."""
+        calls = [0]
+        fsync, fault = os.fsync, self.fault
+
+        def failing(descriptor):
+            calls[0] += 1
+            if calls[0] == fault["call"] and not os.path.exists(self._mark):
+                open(self._mark, "w").close()
+                if fault["code"] == -1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise OSError(fault["code"], os.strerror(fault["code"]))
+            return fsync(descriptor)
+
+        os.fsync = failing
+
+
+assert errno.ENOSPC == 28  # what the faults name by number

@@ -1,0 +1,61 @@
+"""Random faults strike real jobs: each is survived or ends with a clear error, and the training goes on as it was."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from campaign import Job, draw, judge, run
+
+#: of the campaign that runs here; `bash tools/chaos.sh 200 --seed S` runs others
+SEED, COUNT = 1, 20
+#: those of the default run: a full disk in graph mode, an exit in eager mode
+QUICK = (4, 8)
+
+GOOD = {1: 2.0, 2: 1.0}
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    "number", [pytest.param(number, marks=[] if number in QUICK else pytest.mark.slow) for number in range(COUNT)]
+)
+def test_a_fault_is_survived_or_a_clear_error(number):
+    fault = draw(SEED, number)
+    verdict = run(fault)
+    assert verdict.outcome in ("survived", "clean error"), f"{fault}: {verdict}"
+
+
+def ended(code=0, stderr="", left_behind=(), has_begun=True):
+    return Job(code, stderr, list(left_behind), has_begun=has_begun)
+
+
+@pytest.mark.parametrize(
+    "struck, resumed, losses, outcome",
+    [
+        (ended(), None, GOOD, "survived"),
+        (ended(1, "launch: rank 1 failed first"), ended(), GOOD, "clean error"),
+        (ended(-signal.SIGKILL), ended(), GOOD, "clean error"),  # the launcher itself cannot say a last word
+        (ended(-signal.SIGHUP, has_begun=False), ended(), GOOD, "clean error"),
+        (ended(-signal.SIGHUP), ended(), GOOD, "silent"),
+        (ended(None), None, GOOD, "hang"),
+        (ended(1, "error: x", [17]), None, GOOD, "hang"),
+        (ended(1, "error: x"), ended(None), GOOD, "hang"),
+        (ended(1), ended(), GOOD, "silent"),
+        (ended(1, "libibverbs not available"), ended(), GOOD, "silent"),
+        (ended(1, "error: x"), ended(2, "error: y"), GOOD, "silent"),
+        (ended(), None, {1: 2.0}, "silent"),
+        (ended(), None, {1: 2.0, 2: 1.1}, "silent"),
+        (ended(), None, {1: 2.0, 2: float("nan")}, "silent"),
+    ],
+)
+def test_the_judge_tells_good_ends_from_bad_ones(struck, resumed, losses, outcome):
+    assert judge(struck, resumed, losses, GOOD).outcome == outcome
+
+
+def test_a_campaign_can_be_replayed_and_reaches_every_kind_of_fault():
+    faults = [draw(3, number) for number in range(300)]
+    assert faults == [draw(3, number) for number in range(300)]
+    assert faults != [draw(4, number) for number in range(300)]
+    assert {fault.kind for fault in faults} == {"hook", "write", "signal", "damage"}
+    assert {(fault.mode, fault.procs) for fault in faults} == {(m, p) for m in ("eager", "graph") for p in (1, 2)}

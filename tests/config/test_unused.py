@@ -1,0 +1,288 @@
+"""A setting that would do nothing is refused or warned about by name, and a default never is."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from libai.config import ConfigError, LazyCall, LazyConfig, parse_args, schema, unused, validate, validation
+
+BASE = ["train.train_iter=100", "train.train_micro_batch_size=2"]
+
+
+class Optimizer:
+    def __init__(self, params=None, lr=0.1, weight_decay=0.0):
+        pass
+
+
+class Plateau:
+    """A schedule without warm-up."""
+
+    def __init__(self, optimizer=None):
+        pass
+
+
+class Warming:
+    def __init__(self, optimizer=None, max_iter=1, warmup_iter=0):
+        pass
+
+
+def groups(weight_decay=0.0):
+    pass
+
+
+def make(*overrides, test=True, schedule=Warming):
+    from omegaconf import OmegaConf
+
+    config = {
+        "model": LazyCall(dict)(),
+        "optim": LazyCall(Optimizer)(params=LazyCall(groups)()),
+        "lr_scheduler": schedule and LazyCall(schedule)(),
+        "dataloader": {"train": LazyCall(list)(), "test": {"val": LazyCall(list)()} if test else None},
+        "train": schema.defaults("train"),
+        "graph": schema.defaults("graph"),
+    }
+    config = OmegaConf.create(config, flags={"allow_objects": True})
+    return LazyConfig.apply_overrides(config, [*BASE, *overrides])
+
+
+@functools.cache
+def unrefused(*overrides, **options):
+    """The checked config, also of what would be refused."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation, "refused", lambda facts: [])
+        return validate(make(*overrides, **options))
+
+
+def warned(*overrides, world_size=1, train_iter=100, start_iter=0, **options):
+    run = unrefused(*overrides, **options)
+    assert unused.refused(unused.Facts.before_start(run, world_size)) == []
+    return unused.warnings(unused.Facts(run, world_size, train_iter, start_iter))
+
+
+def refusals(*overrides, **options):
+    with pytest.raises(ConfigError) as caught:
+        validate(make(*overrides, **options))
+    return caught.value.problems
+
+
+# overrides, options, what the line begins with, what it goes on with; then the overrides that make it right
+WARNED = [
+    (
+        ["train.clip_grad.norm_type=1"],
+        {},
+        "train.clip_grad.norm_type=1.0 does nothing: ",
+        ["train.clip_grad.max_norm=1"],
+    ),
+    (["train.amp.dtype=bf16"], {}, "train.amp.dtype=bf16 does nothing: ", ["train.amp.enabled=auto"]),
+    (
+        ["train.auto_scale_lr.base_batch_size=8"],
+        {},
+        "train.auto_scale_lr.base_batch_size=8 does nothing: train.auto_scale_lr.enabled is false",
+        ["train.auto_scale_lr.enabled=true"],
+    ),
+    (
+        ["train.evaluation.eval_mode=max"],
+        {},
+        "train.evaluation.eval_mode=max does nothing: there is no train.evaluation.eval_metric",
+        ["train.evaluation.eval_metric=val/loss"],
+    ),
+    (
+        ["train.evaluation.eval_metric=val/loss", "train.evaluation.eval_period=7", "train.evaluation.enabled=false"],
+        {},
+        "train.evaluation.eval_period=7, train.evaluation.eval_metric=val/loss do nothing: train.evaluation.enabled is",
+        ["train.evaluation.enabled=true"],
+    ),
+    (
+        ["train.evaluation.eval_iter=3", "train.test_micro_batch_size=2"],
+        {"test": False},
+        "train.evaluation.eval_iter=3, train.test_micro_batch_size=2 do nothing: dataloader.test names no dataset",
+        None,
+    ),
+    (
+        ["train.evaluation.eval_period=101", "train.evaluation.eval_after_train=false"],
+        {},
+        "train.evaluation.eval_period=101 does nothing: the run ends after iteration 100, and eval_after_train is",
+        ["train.evaluation.eval_period=100"],
+    ),
+    (
+        ["train.warmup_ratio=0.1"],
+        {"schedule": None},
+        "train.warmup_ratio=0.1 does nothing: lr_scheduler is null",
+        ["train.warmup_ratio=0"],
+    ),
+    (
+        ["train.warmup_ratio=0.001"],
+        {},
+        "train.warmup_ratio=0.001 does nothing: its share of 100 iterations",
+        ["train.warmup_ratio=0.01"],
+    ),
+    (
+        ["train.profiler.start_iter=3"],
+        {},
+        "train.profiler.start_iter=3 does nothing: train.profiler.enabled is false",
+        ["train.profiler.enabled=true"],
+    ),
+    (
+        ["train.profiler.enabled=true", "train.profiler.start_iter=100"],
+        {},
+        "train.profiler.enabled=true, train.profiler.start_iter=100 do nothing: the run ends after iteration 100",
+        ["train.profiler.start_iter=99"],
+    ),
+    (
+        ["train.profiler.enabled=true"],
+        {"start_iter": 50},
+        "train.profiler.enabled=true does nothing: the run is resumed after iteration 50",
+        ["train.profiler.start_iter=50"],
+    ),
+    (
+        ["train.checkpointer.enabled=false", "train.checkpointer.period=5", "train.checkpointer.keep_every=10"],
+        {},
+        "train.checkpointer.period=5, train.checkpointer.keep_every=10 do nothing: train.checkpointer.enabled is false",
+        ["train.checkpointer.enabled=true"],
+    ),
+    (
+        ["train.checkpointer.keep_every=10", "train.checkpointer.max_to_keep=null"],
+        {},
+        "train.checkpointer.keep_every=10 does nothing: train.checkpointer.max_to_keep is null",
+        ["train.checkpointer.max_to_keep=2"],
+    ),
+    (
+        ["train.load_weight=x"],
+        {"start_iter": 50},
+        "train.load_weight=x does nothing: the run goes on after iteration 50",
+        ["train.load_weight=''"],
+    ),
+    (
+        ["train.dist.plan={split: {}}"],
+        {},
+        "train.dist.plan={...} does nothing: nothing is cut",
+        ["train.activation_checkpoint.enabled=true"],
+    ),
+    (
+        ["train.dist.gradient_reduction=ddp"],
+        {},
+        "train.dist.gradient_reduction=ddp does nothing: one process",
+        ["train.dist.gradient_reduction=auto"],
+    ),
+    (
+        [
+            "train.dist.auto=true",
+            *[f"train.dist.{kind}_parallel_size=1" for kind in ("data", "tensor", "pipeline")],
+        ],
+        {},
+        "train.dist.auto=true does nothing: all three sizes are given",
+        ["graph.enabled=true"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "options", "text", "remedy"), WARNED, ids=lambda value: str(value)[:40])
+def test_what_does_nothing_is_warned_about_by_name_and_once(overrides, options, text, remedy):
+    lines = warned(*overrides, **options)
+    assert len(lines) == 1 and lines[0].startswith(text), lines
+    assert lines[0].count(". ") == 1 and lines[0].endswith("."), "a reason and a remedy"
+    if remedy is not None:  # negative control: it is acted on as soon as what it needs is there
+        assert warned(*overrides, *remedy, **options) == []
+
+
+REFUSED = [
+    (
+        [
+            "train.evaluation.early_stop_patience=2",
+            "train.evaluation.eval_metric=val/a",
+            "train.evaluation.enabled=false",
+        ],
+        {},
+        "train.evaluation.early_stop_patience=2 does nothing: train.evaluation.enabled is false",
+    ),
+    (
+        ["train.evaluation.eval_metric=val/loss"],
+        {"test": False},
+        "train.evaluation.eval_metric=val/loss does nothing: dataloader.test names no dataset",
+    ),
+    (
+        ["train.evaluation.eval_metric=vall/loss"],
+        {},
+        "train.evaluation.eval_metric=vall/loss: expected <dataset>/<metric>, with one of dataloader.test's datasets "
+        "(val). Did you mean val/loss?",
+    ),
+    (["train.evaluation.eval_metric=loss"], {}, "train.evaluation.eval_metric=loss: expected <dataset>/<metric>"),
+    (
+        ["train.warmup_ratio=0.1"],
+        {"schedule": Plateau},
+        "train.warmup_ratio=0.1 does nothing: lr_scheduler has no warm-up that is left open",
+    ),
+    (
+        ["train.warmup_ratio=0.1", "lr_scheduler.warmup_iter=5"],
+        {},
+        "train.warmup_ratio=0.1 does nothing: lr_scheduler has no warm-up that is left open",
+    ),
+    (["optim.weight_decay=-0.1"], {}, "optim.weight_decay=-0.1 would make the weights grow."),
+    (
+        ["train.deterministic=true", "train.seed=null"],
+        {},
+        "train.deterministic=true cannot be kept: train.seed is null",
+    ),
+    (["train.deterministic=true", "graph.enabled=auto"], {}, "train.deterministic=true cannot be kept: graph.enabled"),
+    (["optim.params.weight_decay=-1"], {}, "optim.params.weight_decay=-1.0 would make the weights grow."),
+]
+
+
+@pytest.mark.parametrize(("overrides", "options", "text"), REFUSED, ids=lambda value: str(value)[:40])
+def test_an_outcome_that_cannot_come_is_refused(overrides, options, text):
+    (problem,) = refusals(*overrides, **options)
+    assert problem.startswith(text)
+
+
+def test_what_can_be_honoured_is_not_refused():
+    """Negative control of the refusals."""
+    validate(
+        make(
+            "train.evaluation.early_stop_patience=2",
+            "train.evaluation.eval_metric=val/anything",
+            "train.warmup_ratio=0.1",
+            "optim.weight_decay=0.1",
+            "train.deterministic=true",
+        )
+    )
+    validate(make("train.evaluation.eval_metric=my/own", "train.extra_hooks=[{_target_: fractions.Fraction}]"))
+
+
+def test_defaults_are_never_warned_about():
+    for options in ({}, {"test": False}, {"schedule": None}):
+        for overrides in (["train.evaluation.enabled=false"], ["train.checkpointer.enabled=false"], []):
+            assert warned(*overrides, **options) == []
+
+
+def test_every_rule_has_a_case():
+    """A rule that no case above brings out could be wrong, or dead."""
+    seen = set()
+    for overrides, options, *_ in [*WARNED, *REFUSED]:
+        facts = {name: options[name] for name in ("start_iter",) if name in options}
+        rest = {name: value for name, value in options.items() if name not in facts}
+        run = unrefused(*overrides, **rest)
+        given = unused.Facts(run, 1, 100, facts.get("start_iter", 0))
+        seen |= {index for index, rule in enumerate(unused.RULES) if rule.text(given)}
+    assert seen == set(range(len(unused.RULES)))
+
+
+def test_every_rule_names_settings_that_exist():
+    named = {path for rule in unused.RULES for path in rule.settings}
+    assert all(isinstance(schema.find(path), schema.Key) for path in named)
+
+
+# ------------------------------------------------------------------------------------------- the command line
+
+
+def test_one_key_with_two_values_is_refused():
+    with pytest.raises(ConfigError, match=r"train\.seed is given twice, as 1 and as 2\. Give it once\."):
+        parse_args(["config.py", "train.seed=1", "train.seed=2"])
+    with pytest.raises(ConfigError, match="train.seed is given twice"):
+        parse_args(["config.py", "train.seed=1", "++train.seed=2"])
+
+
+def test_one_key_with_one_value_may_be_said_twice():
+    words = ["train.seed=1", "optim.lr=1", "train.seed=1"]
+    assert parse_args(["config.py", *words]).overrides == words

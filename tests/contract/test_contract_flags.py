@@ -1,0 +1,75 @@
+"""Flags of the training command, in both modes: `--dry-run`, `--eval-only`, `--fast-dev-run`.
+
+The command runs inside of the test process; `tests/launch` starts it as a user does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import jobs
+import pytest
+import train_net
+
+from libai.utils.errors import UserError
+
+CONFIG = str(jobs.ROOT / "configs" / "mlp_digits.py")
+
+
+@pytest.fixture
+def command(mode, monkeypatch, capsys):
+    """`command(folder, *words)` runs the training command on a small config and returns the lines that it printed."""
+
+    def run(folder: Path, *words: str) -> list[str]:
+        settings = [f"train.output_dir={folder}", f"graph.enabled={str(mode == 'graph').lower()}"]
+        settings += ["train.tensorboard.enabled=false", "train.seed=3"]
+        monkeypatch.setattr("sys.argv", ["train_net.py", CONFIG, *settings, *words])
+        capsys.readouterr()
+        assert train_net.main() == 0
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def files(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+
+
+def evaluated(lines: list[str]) -> list[float]:
+    """The losses of the evaluation lines."""
+    return [float(found[1]) for line in lines if (found := re.match(r"eval \w+ +loss (\S+)", line))]
+
+
+def test_dry_run_tries_everything_and_makes_no_file(tmp_path, command):
+    lines = command(tmp_path / "out", "--dry-run")
+    (passed,) = [line for line in lines if line.startswith("dry run passed")]
+    for part in ("one update (loss ", "a checkpoint written and read back", "one evaluation batch of "):
+        assert part in passed
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_dry_run_finds_what_only_an_update_shows(tmp_path, command):
+    with pytest.raises(UserError, match="the batch holds 64 numbers per sample .* Set input_size=64"):
+        command(tmp_path / "out", "--dry-run", "model.input_size=63")
+
+
+def test_eval_only_judges_the_weights_of_the_run_and_leaves_its_files_alone(tmp_path, command):
+    trained = command(tmp_path, "train.train_iter=4", "train.evaluation.eval_period=4")
+    before = files(tmp_path)
+    resumed = command(tmp_path, "--eval-only", "--resume")
+    fresh = command(tmp_path, "--eval-only")
+    assert files(tmp_path) == before
+    assert evaluated(resumed) == evaluated(trained)[-1:] != []
+    assert evaluated(fresh) != evaluated(trained)[-1:]  # those of the first weights: without --resume nothing is loaded
+    assert not [line for line in resumed + fresh if line.startswith("iter ")]
+
+
+def test_fast_dev_run_trains_evaluates_and_saves_a_little_of_any_config(tmp_path, command):
+    command(tmp_path, "--fast-dev-run", "train.train_iter=100000", "train.checkpointer.period=5000")
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iter"] for row in rows if "train/loss" in row] == list(range(1, 9))
+    assert [row["iter"] for row in rows if any(tag.startswith("eval/") for tag in row)] == [4, 8]
+    assert {path.name for path in (tmp_path / "checkpoints").glob("iter_*")} == {"iter_0000004", "iter_0000008"}
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "finished"

@@ -1,0 +1,499 @@
+"""The output folder: it holds one run at a time, an earlier one is moved aside, and nothing else writes into it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import contract_runs
+import jobs
+import numpy as np
+import pytest
+from contract_runs import make_config, make_run
+
+from libai import checkpoint
+from libai.config import LazyCall, validate
+from libai.engine import DefaultTrainer, default_setup
+from libai.engine.earlier_runs import find_run
+from libai.engine.hook_base import HookBase
+from libai.engine.hooks import CallbackHook
+from libai.guard import run_guarded
+from libai.utils.errors import OutputLostError, UserError
+from libai.utils.folder_lock import FolderLock, find_holder
+from libai.utils.rank_notes import JOB_VARIABLE
+
+
+def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file below `folder` with its time and content."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in checkpoint.list_checkpoints(folder / "checkpoints")]
+
+
+def weights(run) -> list[np.ndarray]:
+    return [parameter.numpy().copy() for parameter in run.model.parameters()]
+
+
+def run_until(folder, mode, until, *overrides):
+    """A run of 8 iterations that was stopped after `until`, with a checkpoint there."""
+    run = make_run(folder, mode, *overrides)
+    run.train(until)
+    return run
+
+
+# ---------------------------------------------------------------------- one run per folder
+
+
+def test_a_new_run_in_a_used_folder_is_not_mixed_with_the_old_one(mode, tmp_path):
+    alone = tmp_path / "alone"
+    contract_runs.train(alone, mode, "train.seed=5")
+    folder = tmp_path / "used"
+    first = make_run(folder, mode)
+    first.train()
+    (folder / "notes.txt").write_text("mine")
+    (folder / "checkpoints" / "mine.txt").write_text("mine")
+    before = tree(folder)
+    second = run_until(folder, mode, 6, "train.seed=5", "train.checkpointer.max_to_keep=1")
+    assert names(folder) == ["iter_0000006"]  # its own pruning; a run with higher numbers would have lost it
+    resumed = make_run(folder, mode, "train.seed=5", resume=True)
+    assert (resumed.start_iter, resumed.folder.run_id) == (6, second.folder.run_id)
+    resumed.train()
+    assert jobs.read_column(folder) == jobs.read_column(alone)
+
+    aside = folder / "previous" / first.folder.run_id
+    log = (folder / "log.txt").read_text()
+    assert f"{folder} held run {first.folder.run_id}: moved to {aside}" in log
+    assert f"iter_0000006 after iteration 6 of run {second.folder.run_id}" in log
+    mine = {"notes.txt", "checkpoints/mine.txt"}
+    assert tree(aside) == {name: found for name, found in before.items() if name not in mine}
+    assert {name: tree(folder)[name] for name in mine} == {name: before[name] for name in mine}
+
+
+def test_everything_of_a_run_names_it(tmp_path):
+    run = contract_runs.train(tmp_path, "eager")
+    found = [json.loads((tmp_path / name).read_text())["run_id"] for name in ("run.json", "env.json", "summary.json")]
+    found += [checkpoint.recorded_run(path) for path in checkpoint.list_checkpoints(tmp_path / "checkpoints")]
+    assert found == [run.folder.run_id] * 5
+    assert contract_runs.make_run(tmp_path / "other", "eager").folder.run_id != run.folder.run_id
+
+
+def test_a_checkpoint_of_another_run_is_neither_resumed_nor_pruned(tmp_path, caplog):
+    contract_runs.train(tmp_path / "other", "eager")
+    run_until(tmp_path / "own", "eager", 5, "train.seed=5")
+    shutil.copytree(tmp_path / "other/checkpoints/iter_0000008", tmp_path / "own/checkpoints/iter_0000008")
+    resumed = make_run(tmp_path / "own", "eager", "train.seed=5", "train.checkpointer.max_to_keep=1", resume=True)
+    assert resumed.start_iter == 5
+    assert any("left out iter_0000008: of another run" in message for message in caplog.messages)
+    resumed.train(until=6)
+    assert names(tmp_path / "own") == ["iter_0000006", "iter_0000008"]
+
+
+def test_train_resume_in_a_config_acts_without_the_command_line(mode, tmp_path):
+    run_until(tmp_path, mode, 4)
+    config = validate(make_config(tmp_path, mode, "train.resume=true"))
+    assert DefaultTrainer(default_setup(config)).start_iter == 4
+    assert DefaultTrainer(default_setup(config), resume=False).start_iter == 0
+
+
+def test_a_failed_check_leaves_the_earlier_run_where_it_is(tmp_path):
+    contract_runs.train(tmp_path, "eager")
+    before = tree(tmp_path)
+    for mistake in ("model._target_=toy.Nope", "dataloader.train.dataset.count=0", "train.load_weight=/nowhere"):
+        with pytest.raises(UserError):
+            make_run(tmp_path, "eager", mistake).train()
+        assert tree(tmp_path) == before, mistake
+    make_run(tmp_path, "eager").train()  # the control
+    assert tree(tmp_path) != before
+
+
+def test_a_folder_of_an_older_libai_is_resumed_and_moved(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    old = make_run(tmp_path, "eager")
+    del old.checkpointer._facts["run_id"]
+    old.train(4)
+    (tmp_path / "run.json").unlink()
+    env = json.loads((tmp_path / "env.json").read_text())
+    del env["run_id"]
+    (tmp_path / "env.json").write_text(json.dumps(env))
+    os.utime(tmp_path / "env.json", (1.7e9, 1.7e9))
+    resumed = make_run(tmp_path, "eager", resume=True)
+    assert (resumed.start_iter, resumed.folder.run_id) == (4, "20231114-221320")
+    assert any("names no run: taken as one of run 20231114-221320" in message for message in caplog.messages)
+    make_run(tmp_path, "eager").train(1)
+    assert (tmp_path / "previous/20231114-221320/checkpoints/iter_0000004").is_dir()
+
+
+def test_an_older_folder_with_two_runs_gives_the_one_that_its_config_names(tmp_path):
+    """What libai did before runs had ids: run A ended at 8, run B with another seed was stopped at 5."""
+    for name, seed, until in (("a", 3, 8), ("b", 5, 5)):
+        run = make_run(tmp_path / name, "eager", f"train.seed={seed}")
+        del run.checkpointer._facts["run_id"]
+        run.train(until)
+        (tmp_path / name / "run.json").unlink()
+    shutil.move(tmp_path / "a/checkpoints/iter_0000008", tmp_path / "b/checkpoints")
+    assert make_run(tmp_path / "b", "eager", "train.seed=5", resume=True).start_iter == 5
+
+
+def test_a_folder_of_the_user_is_no_run(tmp_path):
+    for name in ("config.yaml", "metrics.jsonl", "log.txt"):
+        (tmp_path / name).write_text("mine\n")
+    (tmp_path / "checkpoints").mkdir()
+    assert find_run(tmp_path) is None
+    make_run(tmp_path, "eager").train(1)
+    assert not (tmp_path / "previous").exists() and (tmp_path / "metrics.1.jsonl").read_text() == "mine\n"
+
+
+def test_a_move_that_was_cut_short_goes_on(tmp_path, monkeypatch):
+    first = contract_runs.train(tmp_path, "eager").folder.run_id
+    renamed = []
+
+    def rename_two(path, target):
+        renamed.append(path)
+        if len(renamed) > 2:
+            raise OSError("cut short")
+        os.rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename_two)
+    with pytest.raises(OSError, match="cut short"):
+        make_run(tmp_path, "eager").train()
+    monkeypatch.undo()
+    make_run(tmp_path, "eager").train(1)
+    assert [path.name for path in (tmp_path / "previous").iterdir()] == [first]
+    assert names(tmp_path / "previous" / first) == ["iter_0000004", "iter_0000008"] and names(tmp_path) == [
+        "iter_0000001"
+    ]
+
+
+def test_checkpoints_on_another_disk_stay_there(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/checkpoints").symlink_to(tmp_path / "disk")
+    first = contract_runs.train(tmp_path / "out", "eager").folder.run_id
+    make_run(tmp_path / "out", "eager").train(1)
+    assert names(tmp_path / "out/previous" / first) == ["iter_0000004", "iter_0000008"]
+    assert (tmp_path / "disk/previous" / first / "iter_0000008").is_dir() and (tmp_path / "disk/iter_0000001").is_dir()
+
+
+def test_a_job_that_is_started_again_continues_its_own_run(tmp_path, monkeypatch):
+    """tools/launch.py names the job; the first start fails before its first checkpoint."""
+    earlier = contract_runs.train(tmp_path, "eager").folder.run_id
+    monkeypatch.setenv(JOB_VARIABLE, "one")
+    fails = make_run(tmp_path, "eager", "train.checkpointer.save_on_exit=false")
+
+    def fail(trainer):
+        if trainer.iter == 2:
+            raise RuntimeError("planted")
+
+    fails.trainer.register_hooks([CallbackHook(after_step=fail)])
+    with pytest.raises(RuntimeError, match="planted"):
+        fails.train()
+    again = make_run(tmp_path, "eager")
+    again.train()
+    assert again.folder.run_id == fails.folder.run_id
+    assert [path.name for path in (tmp_path / "previous").iterdir()] == [earlier]
+    assert list(jobs.read_column(tmp_path)) == list(range(1, 9))
+    monkeypatch.setenv(JOB_VARIABLE, "two")  # the control: another job is another run
+    assert make_run(tmp_path, "eager").folder.run_id != again.folder.run_id
+
+
+# ---------------------------------------------------------------------- one job per folder
+
+
+def test_a_second_job_is_refused_and_changes_nothing(tmp_path):
+    run_until(tmp_path, "eager", 4)
+    ready = make_run(tmp_path, "eager")
+    lock = FolderLock(tmp_path)
+    before = tree(tmp_path)
+    expected = f"in use: process {os.getpid()} on {os.uname().nodename} trains there now"
+    with pytest.raises(UserError, match=expected):
+        make_run(tmp_path, "eager", resume=True)
+    with pytest.raises(UserError, match=expected):
+        ready.train()  # it was built before the other job began
+    run = default_setup(validate(make_config(tmp_path, "eager")), trains=False)
+    DefaultTrainer(run, resume=True).report_evaluation()  # a look is allowed
+    assert tree(tmp_path) == before
+    lock.release()
+    ready.train()
+    assert find_holder(tmp_path) is None and not (tmp_path / "run.lock").exists()
+
+
+def test_a_run_that_another_job_has_continued_meanwhile_is_not_resumed_from_before(tmp_path):
+    run_until(tmp_path, "eager", 4)
+    early, late = (make_run(tmp_path, "eager", resume=True) for _ in range(2))
+    early.train(6)
+    with pytest.raises(UserError, match="was continued by another job while this one was starting"):
+        late.train()
+    assert names(tmp_path) == ["iter_0000004", "iter_0000006"]
+
+
+def test_a_killed_job_leaves_no_lock_and_its_children_hold_none(tmp_path):
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        lock = FolderLock(tmp_path)  # noqa: F841 (held until the kill)
+        grandchild = os.fork()
+        if grandchild == 0:
+            os.write(write, str(os.getpid()).encode())
+            signal.pause()
+        os.waitpid(grandchild, 0)
+        os._exit(0)
+    grandchild = int(os.read(read, 20))
+    assert find_holder(tmp_path)["pid"] == child
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    try:
+        FolderLock(tmp_path).release()
+    finally:
+        os.kill(grandchild, signal.SIGKILL)
+
+
+def test_two_real_jobs_end_with_one_line_for_the_second(tmp_path):
+    lock = FolderLock(tmp_path)
+    done = jobs.train_net("configs/mlp_digits.py", f"train.output_dir={tmp_path}")
+    lock.release()
+    assert done.returncode == 2 and len(done.errors) == 1, done
+    assert done.errors[0].startswith(f"error: train.output_dir={tmp_path} is in use: process {os.getpid()}"), done
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------------- looking without touching
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_dry_run_and_an_evaluation_touch_no_file_and_no_weight(mode, tmp_path, caplog, resume):
+    caplog.set_level(logging.INFO)
+    contract_runs.train(tmp_path / "plain", mode)
+    run_until(tmp_path / "out", mode, 4)
+    before = tree(tmp_path / "out")
+    run = default_setup(validate(make_config(tmp_path / "out", mode)), ["typed=1"], trains=False)
+    run = DefaultTrainer(run, resume=resume)
+    at_first = weights(run)
+    run.dry_run()
+    assert all(np.array_equal(a, b) for a, b in zip(at_first, weights(run)))
+    run.report_evaluation()
+    assert tree(tmp_path / "out") == before
+    passed = next(message for message in caplog.messages if message.startswith("dry run passed"))
+    for part in ("one update (loss 1.", "a checkpoint written and read back (", "one evaluation batch of other"):
+        assert part in passed
+    (length,) = [m for m in caplog.messages if m.startswith("length") and "dry run, one update" in m]
+    assert "a training would be 8 iterations" in length
+    run.train()  # nothing of the dry run is left in the trainer
+    assert jobs.read_column(tmp_path / "out") == pytest.approx(jobs.read_column(tmp_path / "plain"), rel=1e-7)
+
+
+class CountedSchedule:
+    """A schedule of the user's own; `step()` is all that docs/training.md used to ask for."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.steps = optimizer, 0
+
+    def step(self):
+        self.steps += 1
+
+
+class SavedSchedule(CountedSchedule):
+    """One that can be saved, without an attribute `optimizer`."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer)
+        self._optimizer = self.__dict__.pop("optimizer")
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+class ArraySchedule(SavedSchedule):
+    def state_dict(self):
+        return {"steps": self.steps, "table": np.ones(3)}
+
+
+class SetHook(HookBase):
+    def before_train(self):
+        self.seen = set()
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+
+def with_part(tmp_path, mode, *overrides, trains=True, **parts):
+    config = make_config(tmp_path, mode, *overrides)
+    for name, part in parts.items():
+        config[name] = LazyCall(part)()
+    return DefaultTrainer(default_setup(validate(config), trains=trains))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (CountedSchedule, r"CountedSchedule .*lacks state_dict\(\) or load_state_dict\(state\)"),
+        (ArraySchedule, r"ArraySchedule.state_dict\(\) holds table"),
+    ],
+)
+def test_a_schedule_that_cannot_be_saved_is_refused_before_anything_happens(mode, tmp_path, schedule, expected):
+    contract_runs.train(tmp_path, mode)
+    before = tree(tmp_path)
+    with pytest.raises(UserError, match=expected):
+        with_part(tmp_path, mode, lr_scheduler=schedule).train()
+    with pytest.raises(UserError, match=expected):
+        with_part(tmp_path, mode, trains=False, lr_scheduler=schedule).dry_run()
+    assert tree(tmp_path) == before
+
+
+def test_without_checkpoints_a_schedule_needs_no_state(mode, tmp_path):
+    off = ["train.checkpointer.enabled=false", "train.replay_non_finite=false"]
+    run = with_part(tmp_path, mode, *off, lr_scheduler=CountedSchedule)
+    run.dry_run()
+    assert run.lr_scheduler.steps == 0
+    run.train()
+    assert run.lr_scheduler.steps == 8
+
+
+def test_a_schedule_with_state_alone_is_resumed(mode, tmp_path):
+    with_part(tmp_path, mode, lr_scheduler=SavedSchedule).train(4)
+    resumed = with_part(tmp_path, mode, "train.resume=true", lr_scheduler=SavedSchedule)
+    assert (resumed.start_iter, resumed.lr_scheduler.steps) == (4, 4)
+
+
+def test_a_hook_whose_state_cannot_be_saved_is_refused_before_the_first_iteration(mode, tmp_path):
+    run = make_run(tmp_path, mode)
+    run.trainer.register_hooks([SetHook()])
+    with pytest.raises(UserError, match=r"hooks.SetHook.seen is a set, which JSON cannot hold"):
+        run.train()
+    assert run.trainer.completed_iters == 0
+
+
+# ---------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize("lose", [shutil.rmtree, lambda folder: folder.rename(folder.with_name("elsewhere"))])
+@pytest.mark.parametrize("period", [1, 1000])  # found by the metrics, or only by the save
+def test_a_folder_that_is_lost_in_mid_run_ends_the_run(tmp_path, lose, period, capsys):
+    folder = tmp_path / "out"
+    run = make_run(folder, "eager", f"train.log_period={period}", "train.evaluation.enabled=false")
+
+    def lose_it(trainer):
+        if trainer.iter == 1:
+            lose(folder)
+
+    run.trainer.register_hooks([CallbackHook(before_step=lose_it)])
+    assert run_guarded(run.train) == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1 and "was removed or renamed while" in errors[0], errors
+    assert isinstance(run.trainer.failure, OutputLostError) and not folder.exists()
+    assert run.trainer.completed_iters == (2 if period == 1 else 4)
+
+
+def test_a_new_folder_of_the_same_name_is_not_taken_for_the_lost_one(tmp_path):
+    folder = tmp_path / "out"
+    run = make_run(folder, "eager", "train.log_period=1000", "train.evaluation.enabled=false")
+
+    def replace(trainer):
+        if trainer.iter == 1:
+            shutil.rmtree(folder)
+            folder.mkdir()
+
+    run.trainer.register_hooks([CallbackHook(before_step=replace)])
+    with pytest.raises(OutputLostError):
+        run.train()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_symlinked_checkpoint_is_resumed(mode, tmp_path):
+    run_until(tmp_path / "out", mode, 4)
+    place = tmp_path / "out/checkpoints/iter_0000004"
+    place.rename(tmp_path / "far")
+    place.symlink_to("../../far")
+    assert checkpoint.verify(place) == []
+    resumed = make_run(tmp_path / "out", mode, "train.checkpointer.max_to_keep=1", resume=True)
+    assert resumed.start_iter == 4
+    resumed.train()
+    assert names(tmp_path / "out") == ["iter_0000008"] and not place.is_symlink()
+    assert (tmp_path / "far/manifest.json").is_file()  # the link was pruned, not what it led to
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff", b"[]", b'{"checkpoint": "../x", "metric": "a", "value": 1}'])
+def test_a_damaged_best_file_only_warns(tmp_path, caplog, content):
+    def damage(trainer):
+        (tmp_path / "checkpoints/best.json").write_bytes(content)
+
+    metric = ["train.evaluation.eval_metric=val/loss", "train.evaluation.eval_period=2", "train.checkpointer.period=1"]
+    run = make_run(tmp_path, "eager", *metric, "train.checkpointer.max_to_keep=1", "optim.lr=100.0")
+    run.trainer.register_hooks([CallbackHook(after_step=damage, priority=95, every=3)])
+    run.train()
+    assert any("best.json" in message for message in caplog.messages)
+    (best,) = [h.best_iter for h in run.trainer.hooks if hasattr(h, "best_iter")]
+    assert (tmp_path / f"checkpoints/iter_{best:07d}").is_dir()  # kept, though the file does not name it any more
+
+
+@pytest.mark.parametrize("async_save", ["true", "false"])
+@pytest.mark.parametrize("error", [MemoryError(), OSError(28, "No space left on device"), OSError(5, "I/O error")])
+def test_a_save_that_the_system_refuses_is_no_mistake_of_the_user(tmp_path, monkeypatch, capsys, async_save, error):
+    from libai.checkpoint import writer
+
+    def fail(*arguments):
+        raise error
+
+    run = make_run(tmp_path, "eager", f"train.checkpointer.async_save={async_save}")
+    monkeypatch.setattr(writer, "_fill", fail)
+    assert run_guarded(run.train) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert "could not be written" in line and ("memory" in line or error.args[-1] in line), line
+
+
+# ---------------------------------------------------------------------- the banner
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], "8 iterations; log every 1, evaluate every 4, save every 4"),
+        (["train.warmup_ratio=0.25"], "8 iterations, 2 of them warm-up; log every 1, evaluate every 4, save every 4"),
+        (["train.warmup_ratio=0.25", "lr_scheduler=null"], "8 iterations; log every 1, evaluate every 4, save every 4"),
+        (
+            ["train.evaluation.eval_period=9", "train.checkpointer.period=100", "train.log_period=50"],
+            "8 iterations; log at the end, evaluate at the end, save at the end",
+        ),
+        (
+            ["train.evaluation.eval_period=9", "train.evaluation.eval_after_train=false"],
+            "8 iterations; log every 1, save every 4, no evaluation",
+        ),
+        (
+            ["train.evaluation.enabled=false", "train.checkpointer.enabled=false"],
+            "8 iterations; log every 1, no evaluation, no checkpoints",
+        ),
+        (["~dataloader.test"], "8 iterations; log every 1, save every 4, no evaluation"),
+        (
+            ["train.checkpointer.period_seconds=30"],
+            "8 iterations; log every 1, evaluate every 4, save every 4 or every 30 s",
+        ),
+        (
+            ["lr_scheduler.warmup_iter=3"],
+            "8 iterations, 3 of them warm-up; log every 1, evaluate every 4, save every 4",
+        ),
+    ],
+)
+def test_the_banner_says_what_will_happen(tmp_path, overrides, expected):
+    from libai.engine.report import describe_length
+
+    run = make_run(tmp_path, "eager", *overrides)
+    assert describe_length(run) == expected
+
+
+def test_the_banner_of_a_resumed_run_says_what_is_left(tmp_path):
+    from libai.engine.report import describe_length
+
+    run_until(tmp_path, "eager", 5)
+    resumed = make_run(tmp_path, "eager", "train.checkpointer.period=5", resume=True)
+    assert describe_length(resumed) == "8 iterations, from 5 on; log every 1, evaluate every 4, save at the end"
+    resumed.train()
+    assert "nothing is left to do" in describe_length(make_run(tmp_path, "eager", resume=True))

@@ -1,0 +1,112 @@
+"""Settings of a run, each held in both modes: when and how much is evaluated, the profiler, hooks of one rank, the
+time limit, preparation."""
+
+from __future__ import annotations
+
+import json
+import pstats
+from types import SimpleNamespace
+
+import contract_runs as cr
+import pytest
+import toy
+from oneflow.optim import SGD
+
+import libai.engine.stop as stop_module
+import libai.engine.trainer as trainer_module
+from libai.engine import HookBase
+from libai.engine.hooks import CallbackHook
+from libai.engine.stop import StoppedFromOutside
+
+
+def evaluated_at(output_dir):
+    lines = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
+    return sorted({line["iter"] for line in lines if any(tag.startswith("eval/") for tag in line)})
+
+
+@pytest.mark.parametrize(
+    ("at_start", "after_train", "expected"),
+    [("true", "true", [0, 4, 6]), ("false", "false", [4])],
+)
+def test_evaluation_at_start_and_after_training(tmp_path, mode, at_start, after_train, expected):
+    cr.train(
+        tmp_path,
+        mode,
+        "train.train_iter=6",
+        f"train.evaluation.eval_at_start={at_start}",
+        f"train.evaluation.eval_after_train={after_train}",
+    )
+    assert evaluated_at(tmp_path) == expected
+
+
+@pytest.mark.parametrize(("eval_iter", "count"), [("1", 2), ("null", 5)])
+def test_eval_iter_limits_the_batches_of_each_dataset(tmp_path, mode, eval_iter, count):
+    run = cr.make_run(tmp_path, mode, f"train.evaluation.eval_iter={eval_iter}", "train.train_iter=1")
+    seen = []
+    evaluator = run.evaluators["top"]
+    original = evaluator.process
+    evaluator.process = lambda batch, outputs: seen.append(1) or original(batch, outputs)
+    run.train()
+    assert len(seen) == count  # val has 19 samples in batches of 8, other 13
+
+
+def test_the_profiler_writes_its_window(tmp_path, mode):
+    overrides = ("train.profiler.enabled=true", "train.profiler.start_iter=2", "train.profiler.num_iters=3")
+    cr.train(tmp_path, mode, "train.train_iter=6", *overrides)
+    profile = pstats.Stats(str(tmp_path / "profile" / "profile_rank0.prof"))
+    steps = [calls for (_, _, name), (calls, *_) in profile.stats.items() if name == "run_step"]
+    assert steps == [3]
+    assert "function calls" in (tmp_path / "profile" / "profile_rank0.txt").read_text()
+
+
+def test_without_the_profiler_nothing_is_profiled(tmp_path, mode):
+    cr.train(tmp_path, mode, "train.train_iter=2")
+    assert not (tmp_path / "profile").exists()
+
+
+class OnMain(HookBase):
+    only_on = "main"
+    ran = 0
+
+    def after_step(self):
+        type(self).ran += 1
+
+
+@pytest.mark.parametrize(("is_main", "expected"), [(True, 2), (False, 0)])
+def test_a_hook_for_the_main_rank_is_left_out_on_the_others(mode, monkeypatch, is_main, expected):
+    model = toy.Classifier()
+    trainer = toy.trainer_of(mode, model, toy.batches(2), SGD(model.parameters(), lr=0.1))
+    everywhere = []
+    monkeypatch.setattr(OnMain, "ran", 0)
+    monkeypatch.setattr(trainer_module, "is_main_process", lambda: is_main)
+    trainer.register_hooks([OnMain(), CallbackHook(after_step=lambda t: everywhere.append(t.iter))])
+    trainer.train(0, 2)
+    assert (OnMain.ran, everywhere) == (expected, [0, 1])
+
+
+@pytest.mark.parametrize(("limit", "iterations"), [("2.5", 3), ("null", 8)])
+def test_the_time_limit_saves_and_stops_between_two_iterations(tmp_path, mode, monkeypatch, limit, iterations):
+    run = cr.make_run(tmp_path, mode, f"train.max_seconds={limit}")
+    # each iteration takes a second of this clock
+    monkeypatch.setattr(stop_module, "time", SimpleNamespace(monotonic=lambda: run.trainer.completed_iters))
+    if limit == "null":
+        run.train()
+    else:
+        with pytest.raises(StoppedFromOutside, match="75"):  # the exit code of what can be resumed
+            run.train()
+    assert run.trainer.completed_iters == iterations
+    assert (tmp_path / "checkpoints" / f"iter_{iterations:07d}").is_dir()
+
+
+def test_preparation_is_done_once_and_a_graph_compiles_once(tmp_path, mode, monkeypatch):
+    """However long the run: a longer one calls `forward` more often in eager mode, and not once more in graph mode."""
+    calls: list[int] = []
+    relu = toy.flow.relu
+    monkeypatch.setattr(toy.flow, "relu", lambda x: calls.append(1) or relu(x))
+    counts = []
+    for iterations in (4, 8):
+        calls.clear()
+        cr.train(tmp_path / str(iterations), mode, f"train.train_iter={iterations}", "train.evaluation.enabled=false")
+        counts.append(len(calls))
+    assert counts[0] > 0
+    assert counts[1] - counts[0] == (4 if mode == "eager" else 0)

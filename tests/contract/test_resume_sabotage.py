@@ -1,0 +1,88 @@
+"""The negative controls of `tools/verify_resume.py`: each changes the one thing that it names, and is noticed."""
+
+from __future__ import annotations
+
+import contract_runs
+import numpy as np
+import pytest
+import toy
+
+from libai.config import validate
+from libai.engine import default_setup
+from libai.engine.hooks import RandomStateHook
+from libai.engine.stop import StoppedFromOutside
+from libai.engine.verify_resume import SABOTAGES, Rehearsal, compare, is_exact, job_overrides
+from libai.layers import Dropout
+from libai.scheduler import scheduler_state
+from libai.utils.errors import UserError
+
+ITERS = 3
+
+
+class Drawing(toy.Classifier):
+    """Draws masks by the seed and noise from NumPy's generator, so that every kind of randomness matters."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = Dropout(0.3)
+
+    def forward(self, x, y):
+        scale = 1.0 + 0.1 * float(np.random.rand()) if self.training else 1.0
+        return toy.Classifier.forward(self, self.dropout(x) * scale, y)
+
+
+def rehearse(folder, model="Drawing", **options):
+    module = {"Drawing": "test_resume_sabotage", "Classifier": "toy"}[model]
+    overrides = [*job_overrides(ITERS, folder), f"model._target_={module}.{model}"]
+    run = default_setup(validate(contract_runs.make_config(folder, "eager", *overrides)))
+    return Rehearsal(run, **options)
+
+
+def first_half(folder, model="Drawing"):
+    with pytest.raises(StoppedFromOutside):
+        rehearse(folder, model, stop_after=ITERS).train()
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("straight")
+    rehearse(folder).train()
+    return folder
+
+
+def parts(run):
+    """What a resume gives back, by the name of the control that changes it."""
+    optimizer, _ = run.trainer.export_optimizer_state()
+    (hook,) = [hook for hook in run.trainer.hooks if isinstance(hook, RandomStateHook)]
+    return {
+        "rng": hook._restored,
+        "seed": run.trainer.seed,
+        "scheduler": (scheduler_state(run.lr_scheduler), [group["lr"] for group in run.optimizer.param_groups]),
+        "sample": run.train_loader.state_dict(),
+        "weights": {name: value.numpy().tobytes() for name, value in run.model.state_dict().items()},
+        "optimizer": {
+            name: np.asarray(value).tobytes() for name, value in run.trainer.export_optimizer_state()[0].items()
+        },
+        "iteration": run.trainer.completed_iters,
+    }
+
+
+@pytest.mark.parametrize("sabotage", [None, *SABOTAGES])
+def test_a_control_changes_its_one_thing_and_is_noticed(sabotage, straight, tmp_path):
+    first_half(tmp_path)
+    whole = parts(rehearse(tmp_path, resume=True))
+    run = rehearse(tmp_path, resume=True, sabotage=sabotage)
+    changed = [name for name, value in parts(run).items() if value != whole[name]]
+    assert changed == ([sabotage] if sabotage else [])
+    run.train()
+    findings = compare(straight, tmp_path, ITERS)
+    assert is_exact(findings) is (sabotage is None), findings
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "why"), [("rng", "has drawn from none"), ("seed", "no layer of this model draws")]
+)
+def test_a_control_that_would_change_nothing_is_refused(sabotage, why, tmp_path):
+    first_half(tmp_path, "Classifier")
+    with pytest.raises(UserError, match=f"--sabotage {sabotage} finds nothing to .*{why}"):
+        rehearse(tmp_path, "Classifier", resume=True, sabotage=sabotage)

@@ -1,0 +1,219 @@
+"""Plain models whose loss of a batch is not the mean of the losses of its samples, each by another operation; and some
+that only look like that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+from oneflow.nn import functional as F
+
+WIDTH, CLASSES = 6, 4
+
+
+class _Body(nn.Module):
+    """Features (B, WIDTH) -> hidden (B, WIDTH); `loss(h, x, y)` is what the models differ in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x, y):
+        return {"losses": {"loss": self.loss(flow.tanh(self.body(x)), x, y)}}
+
+    def loss(self, h, x, y):
+        return self.classify(h, y)
+
+    def classify(self, h, y):
+        return F.cross_entropy(self.head(h), y)
+
+
+class BatchMean(_Body):
+    """The square of a mean over the samples."""
+
+    def loss(self, h, x, y):
+        return self.classify(h, y) + h.mean(0).pow(2).sum()
+
+
+class BatchVariance(_Body):
+    """A variance over the samples, as in VICReg."""
+
+    def loss(self, h, x, y):
+        return self.classify(h, y) + F.relu(1.0 - h.var(0)).mean()
+
+
+class BatchStd(_Body):
+    """Standard deviations over the samples."""
+
+    def loss(self, h, x, y):
+        return self.classify(h, y) - 0.3 * h.std(0).mean()
+
+
+class SumLoss(_Body):
+    """A sum over the samples."""
+
+    def loss(self, h, x, y):
+        return F.cross_entropy(self.head(h), y, reduction="sum") * 0.05
+
+
+class Cumulative(_Body):
+    """Every sample sees those before it."""
+
+    def loss(self, h, x, y):
+        return self.classify(flow.cumsum(h, 0) * 0.2, y)
+
+
+class Chunked(_Body):
+    """The first half of the batch is pulled to the second."""
+
+    def loss(self, h, x, y):
+        a, b = flow.chunk(h, 2, 0)
+        return self.classify(h, y) + (a - b).pow(2).mean()
+
+
+class Contrastive(_Body):
+    """InfoNCE: every other sample is a negative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(WIDTH, WIDTH)
+
+    def loss(self, h, x, y):
+        a, b = F.normalize(h, dim=1), F.normalize(self.other(x), dim=1)
+        scores = flow.matmul(a, b.transpose(0, 1)) / 0.5
+        positives = (a * b).sum(1) / 0.5
+        return (flow.log(flow.exp(scores).sum(1)) - positives).mean()
+
+
+class Experts(_Body):
+    """Two experts under a gate with a loss that balances them, weighted so low that it hardly shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, 2)
+        self.experts = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(2)])
+        self.balance = SoftBalance()
+
+    def loss(self, h, x, y):
+        gates = F.softmax(self.gate(x), 1)
+        mixed = sum(gates[:, i : i + 1] * expert(h) for i, expert in enumerate(self.experts))
+        return self.classify(mixed, y) + self.balance(gates)
+
+
+class SoftBalance(nn.Module):
+    """Load balance of a mixture of experts (after Fedus et al. 2021): (B, experts) probabilities -> a scalar."""
+
+    def forward(self, gates):
+        return 0.01 * gates.shape[1] * gates.mean(0).pow(2).sum()
+
+
+class HardExamples(_Body):
+    """Only the worst examples of the batch count."""
+
+    def loss(self, h, x, y):
+        losses = F.cross_entropy(self.head(h), y, reduction="none")
+        return flow.topk(losses, 3)[0].mean()
+
+
+class Centred(_Body):
+    """Features without their mean over the batch."""
+
+    def loss(self, h, x, y):
+        return self.classify(h - h.mean(0, keepdim=True), y)
+
+
+class BatchSoftmax(_Body):
+    """A softmax over the samples: which sample of the batch is it?"""
+
+    def loss(self, h, x, y):
+        weights = F.softmax(self.head(h), 0)
+        return self.classify(h, y) + (weights * weights).sum()
+
+
+class ZeroGate(_Body):
+    """A coupled branch behind a gate that is zero at the start: no loss shows it, only a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centred = Centre()
+        self.gate = nn.Parameter(flow.zeros(1))
+
+    def loss(self, h, x, y):
+        return self.classify(h + self.gate * self.centred(h), y)
+
+
+class Centre(nn.Module):
+    """(B, D) minus its mean over the batch."""
+
+    def forward(self, h):
+        return h - h.mean(0, keepdim=True)
+
+
+class TokenMean(nn.Module):
+    """A mean over the labels that are not ignored, without a `num_loss_items` that says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x, y):
+        return {"losses": {"loss": F.cross_entropy(self.head(x), y, ignore_index=0)}}
+
+
+COUPLED: dict[str, Callable[[], nn.Module]] = {
+    "mean": BatchMean,
+    "variance": BatchVariance,
+    "std": BatchStd,
+    "sum": SumLoss,
+    "cumsum": Cumulative,
+    "chunk": Chunked,
+    "contrastive": Contrastive,
+    "experts": Experts,
+    "hard examples": HardExamples,
+    "centred": Centred,
+    "batch softmax": BatchSoftmax,
+    "zero gate": ZeroGate,
+    "token mean": TokenMean,
+}
+
+
+class CountedTokenMean(TokenMean):
+    """The same, and says over how many items it averages."""
+
+    def num_loss_items(self, x, y):
+        return (y != 0).sum()
+
+
+class KernelOfOneRank(_Body):
+    """Batch statistics in a kernel of OneFlow 0.9.0 that never sees another rank."""
+
+    def loss(self, h, x, y):
+        return self.classify(flow._C.normalization(h, None, None, None, None, axis=1, is_training=True), y)
+
+
+UNCOUPLED: dict[str, Callable[[], nn.Module]] = {"plain": _Body, "counted token mean": CountedTokenMean}
+
+
+def batches(count: int, size: int = 12, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    """`count` global batches."""
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "x": rng.standard_normal((size, WIDTH)).astype(np.float32),
+            "y": rng.integers(0, CLASSES, size),
+        }
+        for _ in range(count)
+    ]
+
+
+def build(make: Callable[[], nn.Module]) -> tuple[nn.Module, flow.optim.Optimizer]:
+    """A model with weights large enough to tell samples apart, the same every time, and its optimizer."""
+    model = make()
+    rng = np.random.default_rng(3)
+    for parameter in model.parameters():
+        if parameter.numel() > 1:  # the gate stays at zero
+            parameter.data.copy_(flow.tensor(rng.standard_normal(parameter.shape, dtype=np.float32) * 0.4))
+    return model, flow.optim.AdamW(model.parameters(), lr=0.02)

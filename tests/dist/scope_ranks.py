@@ -1,0 +1,228 @@
+"""Trains models that mix samples on the ranks of one job and writes how far each is from the plain loop of one process.
+
+python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/scope_ranks.py RESULT.json
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent, HERE)]
+
+from libai.utils.distributed import all_reduce, get_rank, get_world_size  # noqa: E402
+
+ITERATIONS = 4
+
+
+def main(target: str) -> None:
+    import coupled_models as cm
+
+    rows: dict[str, Any] = {}
+
+    def note(name: str, measured: Any) -> None:
+        rows[name] = measured
+        if get_rank() == 0:
+            print(name, measured, flush=True)
+            Path(target).write_text(json.dumps(rows))
+
+    for name, build in cm.COUPLED.items():
+        expected = plain_loop(build)
+        for mode in ("eager", "graph"):
+            note(f"{name}, {mode}", outcome(lambda b=build, m=mode, e=expected: distance(trained(b, m)[0], e)))
+        unchecked = trained(build, "eager", check_batch_scope=False)[0]
+        note(f"{name}, not checked", outcome(lambda u=unchecked, e=expected: distance(u, e)))
+    for name, build in cm.UNCOUPLED.items():
+        losses, trainer = trained(build, "eager")
+        note(f"{name}, stays local", [distance(losses, plain_loop(build)), bool(trainer.layout.is_global)])
+    rank_scope(note)
+    refusals(note)
+    accumulation(note)
+    evaluation(note)
+    switching(note)
+    single_samples(note)
+
+
+def outcome(run: Callable[[], Any]) -> Any:
+    """What `run` gives, or the text of the `UserError` that it raises."""
+    from libai.utils.errors import UserError
+
+    try:
+        return run()
+    except UserError as error:
+        return str(error)
+
+
+def rank_scope(note: Callable[[str, Any], None]) -> None:
+    """Every rank by itself: the mean of the losses of its part."""
+    import coupled_models as cm
+
+    for name in ("contrastive", "experts"):
+        build = cm.COUPLED[name]
+        by_rank = plain_loop(build, parts=get_world_size())
+        losses = trained(build, "eager", batch_scope="rank")[0]
+        note(f"{name}, rank, eager", [distance(losses, by_rank), distance(losses, plain_loop(build))])
+        note(f"{name}, rank, graph", outcome(lambda b=build: trained(b, "graph", batch_scope="rank")[0]))
+    plain = cm.UNCOUPLED["plain"]
+    note("plain, rank, graph", distance(trained(plain, "graph", batch_scope="rank")[0], plain_loop(plain)))
+
+
+def refusals(note: Callable[[str, Any], None]) -> None:
+    """What cannot be honoured."""
+    import coupled_models as cm
+
+    for how in ("flat", "ddp"):
+        note(f"refused {how}", outcome(lambda h=how: trained(cm.BatchMean, "eager", gradient_reduction=h)[0]))
+    options = {"gradient_reduction": "global", "batch_scope": "rank"}
+    note("refused rank over global tensors", outcome(lambda: trained(cm.BatchMean, "eager", **options)[0]))
+    for mode in ("eager", "graph"):
+        note(f"refused kernel, {mode}", outcome(lambda m=mode: trained(cm.KernelOfOneRank, m)[0]))
+
+
+def accumulation(note: Callable[[str, Any], None]) -> None:
+    """A micro-batch of all ranks is what one forward sees."""
+    import coupled_models as cm
+
+    for mode in ("eager", "graph"):
+        with heard() as lines:
+            losses = trained(cm.Contrastive, mode, accumulation=2)[0]
+        difference = distance(losses, plain_loop(cm.Contrastive, parts=2))
+        said = sum("accumulated micro-batches are another update" in line for line in lines)
+        note(f"accumulation, {mode}", [difference, said if get_rank() == 0 else None])
+
+
+def evaluation(note: Callable[[str, Any], None]) -> None:
+    """Before any update: an evaluation batch is that of all ranks together."""
+    import coupled_models as cm
+    from toy import split
+
+    batch = cm.batches(1, seed=5)[0]
+    expected = plain_loss(cm.build(cm.Contrastive)[0], batch).item()
+    mine = split(batch, get_world_size())[get_rank()]
+    for mode in ("eager", "graph"):
+        trainer = trainer_of(cm.Contrastive, mode)
+        found = trainer.evaluate([mine], {"loss": MeanLoss()})["eval/val/loss"]
+        note(f"evaluation, {mode}", abs(found / expected - 1))
+
+
+def MeanLoss() -> Any:
+    from libai.evaluation import MeanLossEvaluator
+
+    return MeanLossEvaluator()
+
+
+def switching(note: Callable[[str, Any], None]) -> None:
+    """Graph to eager and back in mid-run."""
+    import coupled_models as cm
+
+    from libai.engine.switching import switch_trainer
+
+    expected = plain_loop(cm.Contrastive, iterations=6)
+    for first, second in (("eager", "graph"), ("graph", "eager")):
+        trainer = trainer_of(cm.Contrastive, first, iterations=6)
+        losses = train(trainer, 3)
+        trainer = switch_trainer(trainer, second)
+        trainer.hooks.clear()
+        losses += train(trainer, 6, start=3)
+        note(f"switch from {first}", distance(losses, expected))
+
+
+def single_samples(note: Callable[[str, Any], None]) -> None:
+    """One sample on each rank cannot be exchanged there: the ranks put theirs together."""
+    import coupled_models as cm
+
+    expected = plain_loop(cm.BatchMean, size=get_world_size())
+    for mode in ("eager", "graph"):
+        losses = trained(cm.BatchMean, mode, size=get_world_size())[0]
+        note(f"single samples, {mode}", distance(losses, expected))
+
+
+# ------------------------------------------------------------------------------------------------------- training
+
+
+class heard:
+    """The lines that the engine logs while the block runs."""
+
+    def __enter__(self) -> list[str]:
+        self._lines: list[str] = []
+        self._handler = logging.Handler()
+        self._handler.emit = lambda record: self._lines.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("libai.engine").addHandler(self._handler)
+        return self._lines
+
+    def __exit__(self, *_: Any) -> None:
+        logging.getLogger("libai.engine").removeHandler(self._handler)
+
+
+def plain_loss(model: Any, batch: Any) -> Any:
+    import oneflow as flow
+
+    return sum(model(**{name: flow.from_numpy(array) for name, array in batch.items()})["losses"].values())
+
+
+def plain_loop(make: Any, parts: int = 1, iterations: int = ITERATIONS, size: int = 12) -> list[float]:
+    """The losses of full batches in one process, or of the mean over `parts` of each."""
+    import coupled_models as cm
+    from toy import split
+
+    model, optimizer = cm.build(make)
+    losses = []
+    for batch in cm.batches(iterations, size):
+        loss = sum(plain_loss(model, part) for part in split(batch, parts)) / parts
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+    return losses
+
+
+def trainer_of(make: Any, mode: str, iterations: int = ITERATIONS, size: int = 12, **options: Any) -> Any:
+    import coupled_models as cm
+    from toy import split
+
+    from libai.engine import EagerTrainer, GraphTrainer
+    from libai.parallel import Mesh
+
+    model, optimizer = cm.build(make)
+    steps, ranks = options.pop("accumulation", 1), get_world_size()
+    mine = [
+        split(batch, steps * ranks)[step * ranks + get_rank()]
+        for batch in cm.batches(iterations, size)
+        for step in range(steps)
+    ]
+    options = {"mesh": Mesh.of_this_job("cpu"), "device": "cpu", "num_accumulation_steps": steps, **options}
+    return {"eager": EagerTrainer, "graph": GraphTrainer}[mode](model, mine, optimizer, **options)
+
+
+def train(trainer: Any, until: int, start: int = 0) -> list[float]:
+    """The losses of iterations `start ... until - 1`."""
+    from libai.engine.hooks import CallbackHook
+
+    losses: list[float] = []
+    trainer.register_hooks([CallbackHook(after_step=lambda t: losses.append(t.fetch_metrics()["train/loss"]))])
+    trainer.train(start, until)
+    return losses
+
+
+def trained(make: Any, mode: str, **options: Any) -> tuple[list[float], Any]:
+    trainer = trainer_of(make, mode, **options)
+    return train(trainer, ITERATIONS), trainer
+
+
+def distance(losses: list[float], expected: list[float]) -> float:
+    """The largest relative difference on any rank."""
+    import numpy as np
+
+    assert len(losses) == len(expected)
+    return float(all_reduce(np.array(max(abs(a / b - 1) for a, b in zip(losses, expected))), "max"))
+
+
+if __name__ == "__main__":
+    from ranks import run_rank
+
+    run_rank(main, sys.argv[1])

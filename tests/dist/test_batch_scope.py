@@ -1,0 +1,91 @@
+"""What operations over the samples see on two ranks is one setting with one result in both modes, or refused."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import coupled_models as cm
+import jobs
+import pytest
+
+SCRIPT = Path(__file__).with_name("scope_ranks.py")
+#: the contract between modes and numbers of processes; measured: 1.4e-7
+BOUND = 1e-5
+LIMIT = 420
+pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(LIMIT + 60)]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """What the ranks of one job measured."""
+    folder = tmp_path_factory.mktemp("scope")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", "2", "--master_port", port]
+    finished = jobs.run([*command, str(SCRIPT), str(folder / "rows.json")], cwd=folder, timeout=LIMIT)
+    assert finished.returncode == 0, finished
+    return json.loads((folder / "rows.json").read_text())
+
+
+def test_models_that_mix_samples_train_on_two_ranks_as_in_one_process(rows, mode):
+    differences = {name: rows[f"{name}, {mode}"] for name in cm.COUPLED}
+    assert len(differences) >= 10
+    assert {name: found for name, found in differences.items() if not isinstance(found, float) or found > BOUND} == {}
+
+
+def test_each_of_them_would_train_differently_without_the_check(rows):
+    """Negative control."""
+    assert [name for name in cm.COUPLED if rows[f"{name}, not checked"] <= 10 * BOUND] == []
+
+
+def test_other_models_keep_their_local_replicas(rows):
+    for name in cm.UNCOUPLED:
+        difference, is_global = rows[f"{name}, stays local"]
+        assert difference <= BOUND and not is_global
+
+
+def test_with_the_scope_of_a_rank_eager_ranks_see_their_own_samples_and_graphs_refuse(rows):
+    for name, culprit in (("contrastive", "Contrastive.forward"), ("experts", "balance (SoftBalance)")):
+        from_ranks, from_one_process = rows[f"{name}, rank, eager"]
+        assert from_ranks <= BOUND < from_one_process
+        refusal = rows[f"{name}, rank, graph"]
+        assert refusal.startswith(f"train.dist.batch_scope=rank cannot be honoured: {culprit} mixes the samples of a")
+        assert refusal.endswith("Set train.dist.batch_scope=global, or train eagerly, data-parallel only, with "
+                                "train.dist.gradient_reduction=auto.")  # fmt: skip
+    assert rows["plain, rank, graph"] <= BOUND
+    assert "eager mode computes with global tensors here" in rows["refused rank over global tensors"]
+
+
+def test_a_reduction_that_leaves_each_rank_its_own_samples_is_refused(rows):
+    for how in ("flat", "ddp"):
+        assert (
+            f"with train.dist.gradient_reduction={how} its operations see the samples of one rank. Set"
+            in (rows[f"refused {how}"])
+        )
+
+
+def test_an_operation_that_cannot_see_other_ranks_is_refused(rows, mode):
+    found = rows[f"refused kernel, {mode}"]
+    assert "KernelOfOneRank.forward mixes the samples" in found
+    assert "an operation of OneFlow 0.9 in it sees only the samples of its rank" in found
+
+
+def test_accumulation_sees_the_micro_batch_of_all_ranks_and_says_so(rows, mode):
+    difference, warnings = rows[f"accumulation, {mode}"]
+    assert difference <= BOUND and warnings == 1
+
+
+def test_evaluation_sees_the_batches_of_all_ranks(rows, mode):
+    assert rows[f"evaluation, {mode}"] <= BOUND
+
+
+def test_a_switch_of_the_mode_keeps_the_scope(rows):
+    assert rows["switch from eager"] <= BOUND and rows["switch from graph"] <= BOUND
+
+
+def test_one_sample_on_each_rank_is_enough_to_find_out(rows, mode):
+    assert rows[f"single samples, {mode}"] <= BOUND

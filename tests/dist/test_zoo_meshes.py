@@ -1,0 +1,45 @@
+"""Every model of the zoo in both modes, on every mesh, with one and two micro-batches: equal to the plain loop of one
+process, or refused before the first update with a line that says why. There is no third outcome."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "zoo"))
+
+import zoo_jobs
+from zoo_runs import BOUND, MESHES, Cell, has_plan, zoo
+
+pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+#: (model, mode, mesh) → the words with which it is refused; everything else trains
+REFUSED: dict[tuple[str, str, str], str] = {}
+
+
+def is_right(cell: Cell, row: dict[str, Any]) -> bool:
+    """Equal, or refused where that is expected, with a line that says why."""
+    words = REFUSED.get((cell.model, cell.mode, cell.mesh))
+    if words is not None:
+        return row["outcome"] == "refused" and words in row["text"]
+    return row["outcome"] == "equal" and row["apart"] <= BOUND
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_every_model_is_equal_or_refused(mesh, tmp_path):
+    names = [name for name in zoo() if has_plan(name, mesh)]
+    cells = [Cell(name, mode, mesh, steps) for name in names for mode in ("eager", "graph") for steps in (1, 2)]
+    rows = zoo_jobs.run_cells(cells, 1 if mesh == "one" else 2, tmp_path)
+    wrong = [f"{cell}: {rows[str(cell)]}" for cell in cells if not is_right(cell, rows[str(cell)])]
+    assert wrong == [], "\n".join(wrong)
+
+
+@pytest.mark.parametrize("mesh", ["tp2", "pp2"])
+def test_a_mesh_that_no_plan_speaks_of_is_refused(mesh, tmp_path):
+    name = next(name for name in zoo() if not has_plan(name, mesh))
+    cells = [Cell(name, mode, mesh) for mode in ("eager", "graph")]
+    for row in zoo_jobs.run_cells(cells, 2, tmp_path).values():
+        assert row["outcome"] == "refused" and "plan" in row["text"], row

@@ -1,0 +1,159 @@
+"""The Python blocks of docs/ run as they are written, with what their page takes for granted. Those of README.md, the
+hook and the switch of modes run in jobs, see test_readme.py."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+import jobs
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+from test_readme import blocks
+
+from libai import checkpoint
+from libai.config import LazyCall, LazyConfig, defaults, instantiate, validate
+from libai.data import build_eval_loader, build_train_loader
+from libai.evaluation import Evaluator
+from libai.parallel import ParallelPlan
+
+#: page -> how many blocks it has, so that a new one is not forgotten; those in jobs are counted too
+COUNTS = {"hooks": 2, "quickstart": 1, "data": 2, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 5}
+COUNTS["checkpoints"] = 2
+
+
+def block(page: str, index: int = 0) -> str:
+    return blocks((jobs.ROOT / f"docs/{page}.md").read_text(), "python")[index]
+
+
+def run(source: str, **names):
+    exec(compile(source, "docs", "exec"), names)
+    return names
+
+
+class Net(nn.Module):
+    def __init__(self, width=64):
+        super().__init__()
+        self.head = nn.Linear(4, width)
+
+    def forward(self, x, y=None):
+        return {"losses": {"a": (self.head(x) ** 2).mean()}}
+
+
+def test_every_block_is_run_somewhere():
+    found = {page.stem: len(blocks(page.read_text(), "python")) for page in (jobs.ROOT / "docs").glob("*.md")}
+    assert {page: count for page, count in found.items() if count} == COUNTS
+
+
+def test_hooks():
+    made = run(block("hooks", 1), train=defaults("train"), LazyCall=LazyCall)
+    assert made["train"].extra_hooks[0].every == 20
+
+
+def test_quickstart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes/a").mkdir(parents=True)
+    for number in range(12):
+        (tmp_path / f"notes/a/{number}.md").write_text(f"some words of note {number}\n" * 100)
+    (tmp_path / "notes.py").write_text(block("quickstart"))
+    checked = validate(LazyConfig.load("notes.py"))
+    assert len(instantiate(checked.dataloader.train.dataset)) > 0
+    assert checked.train.output_dir == "out/notes"
+
+
+def test_data():
+    made = run(block("data"), read=lambda path: np.full((1, 2, 2), path, dtype=np.float32))
+    scans = made["Scans"]
+
+    def give(self, split):
+        self.paths, self.labels = list(range(8)), np.arange(8)
+
+    scans.__init__ = give
+    tools = {"build_train_loader": build_train_loader, "build_eval_loader": build_eval_loader}
+    made = run(block("data", 1), LazyCall=LazyCall, Scans=scans, **tools)
+    batch = next(iter(instantiate(made["dataloader"]["train"], micro_batch_size=4, seed=0)))
+    assert batch["images"].shape == (4, 1, 2, 2) and batch["labels"].shape == (4,)
+    evaluated, _ = next(iter(instantiate(made["dataloader"]["test"]["val"], micro_batch_size=4)))
+    assert np.asarray(evaluated["labels"]).tolist() == [0, 1, 2, 3]
+
+
+def test_parity():
+    batches = [{"x": np.ones((2, 4), dtype=np.float32) * i} for i in range(1, 4)]
+    made = run(block("parity"), MyModel=Net, my_batches=batches, flow=flow)
+    made["test_my_model_trains_alike_in_both_modes"]()
+
+
+def test_distributed_progress():
+    tokens = run(block("distributed"), corpus=["one", "two"], encode=len, tokens=[])["tokens"]
+    assert tokens == [3, 3]
+
+
+def test_distributed():
+    model = run(block("distributed", 1), nn=nn)["MyModel"]
+    assert ParallelPlan.of(model()).split["layers.*.up.weight"] == 0
+
+
+def test_config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_net.py").write_text(
+        "from test_blocks import Net as Net\n\n\ndef build_loader(split):\n    return []\n"
+    )
+    (tmp_path / "exp.py").write_text(block("config"))
+    made = run(block("config", 1))
+    assert made["run"].train.seed == 1 and made["optimizer"].param_groups[0]["lr"] == 3e-4
+    assert validate(LazyConfig.load("config.yaml"), world_size=2).train.train_iter == 1000
+    sys.modules.pop("my_net")
+
+
+def test_models():
+    head, body = nn.Linear(64, 10), nn.Flatten()
+    made = run(block("models", 1), F=nn.functional)
+    model = type("Model", (nn.Module,), {"forward": made["forward"]})()
+    model.head, model.body = head, body
+    images, labels = flow.randn(2, 1, 8, 8), flow.tensor([1, 2])
+    assert set(model(images, labels)) == {"losses", "metrics"} and set(model(images)) == {"logits"}
+    assert set(model.eval()(images, labels)) == {"losses", "logits"}
+    assert run(block("models", 0))["forward"](None, None) is None, "the signature that forward must have"
+    counts = run(block("models", 2))["num_loss_items"]
+    owner = type("Owner", (), {"ignore_index": -100})()
+    assert int(counts(owner, None, flow.tensor([1, -100, 2]))) == 2
+
+
+def test_optimizer_groups_of_models():
+    made = run("class C:\n    pass\n" + textwrap.dedent(block("models", 3)), LazyCall=LazyCall)
+    config = LazyConfig.apply_overrides(LazyConfig.load(jobs.ROOT / "configs/vit_digits.py"), [])
+    config.optim = made["optim"]
+    model = instantiate(config.model)
+    groups = instantiate(config.optim, **{"params.model": model}).param_groups
+    assert {group["weight_decay"] for group in groups} == {0.0, 0.05} and len({g["lr"] for g in groups}) > 2
+
+
+def test_evaluator_of_models():
+    train = defaults("train")
+    made = run(block("models", 4), Evaluator=Evaluator, LazyCall=LazyCall, train=train)
+    evaluator = instantiate(train.evaluation.evaluators["mae"])
+    assert isinstance(evaluator, made["MeanAbsoluteError"])
+    sums = evaluator.process({"y": flow.tensor([1.0, 2.0])}, {"predictions": flow.tensor([2.0, 4.0])})
+    assert evaluator.compute(sums) == {"mae": 1.5}
+
+
+def test_checkpoints(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    model = Net(3)
+    first = checkpoint.save("out/checkpoints", 100, {"model": model.state_dict()}, {})
+    checkpoint.mark_best("out/checkpoints", first, "eval/val/loss", 1.0)
+    made = run(block("checkpoints"), model=model)
+    assert made["loaded"].iteration == 200 and made["skipped"] == []
+    (weights,) = made["path"].glob("*.safetensors")
+    (tmp_path / "vit.safetensors").write_bytes(weights.read_bytes())
+    run(block("checkpoints", 1), model=model, checkpoint=checkpoint)
+    assert capsys.readouterr().out.strip()
+
+
+def test_a_block_that_does_not_run_would_be_noticed():
+    """Negative control."""
+    with pytest.raises(NameError):
+        run("nothing_of_that_name()")

@@ -1,0 +1,143 @@
+"""The library without a config: arguments of the wrong kind or order are errors that say what to change."""
+
+from __future__ import annotations
+
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+from oneflow import nn
+
+from libai.engine import EagerTrainer, GraphTrainer
+from libai.engine.layer_sizes import checked_sizes
+from libai.utils.errors import UserError
+
+TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
+
+
+@pytest.fixture
+def parts():
+    model = toy.Classifier()
+    return model, toy.batches(4), flow.optim.SGD(model.parameters(), lr=0.1)
+
+
+def trainer_of(mode, *parts, **options):
+    from libai.parallel import Mesh
+
+    return TRAINERS[mode](*parts, mesh=Mesh(), device="cpu", **options)
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (0, 2, 1), (2, 1, 0), (1, 2, 0)])
+def test_arguments_in_the_wrong_order(mode, parts, order):
+    with pytest.raises(UserError, match=r"Trainer\((model, data_loader, optimizer|.*): .*|not an oneflow"):
+        trainer_of(mode, *(parts[i] for i in order))
+
+
+def test_swapped_loader_and_model_are_named(mode, parts):
+    model, loader, optimizer = parts
+    with pytest.raises(UserError, match=r"the order is \w+\(model, data_loader, optimizer\). Swap them"):
+        trainer_of(mode, loader, model, optimizer)
+
+
+@pytest.mark.parametrize(
+    "index, value, text",
+    [
+        (0, None, "model is None, not an oneflow.nn.Module"),
+        (0, nn.ReLU(), "has no parameters"),
+        (1, 7, "data_loader is 7 .int., not an iterable"),
+        (2, None, "optimizer is None, not an oneflow.optim.Optimizer"),
+        (2, "adam", "optimizer is 'adam'"),
+    ],
+)
+def test_a_part_of_the_wrong_kind(mode, parts, index, value, text):
+    parts = [*parts]
+    parts[index] = value
+    with pytest.raises(UserError, match=text):
+        trainer_of(mode, *parts)
+
+
+def test_a_schedule_without_step(mode, parts):
+    with pytest.raises(UserError, match=r"lr_scheduler is a dict, which has no method step\(\)"):
+        trainer_of(mode, *parts, lr_scheduler={})
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, "2", True])
+def test_accumulation_must_be_a_whole_number(parts, steps):
+    with pytest.raises(UserError, match=r"num_accumulation_steps=.*whole number >= 1"):
+        trainer_of("eager", *parts, num_accumulation_steps=steps)
+
+
+@pytest.mark.parametrize("arguments", [(10,), (0, -1), (-1, 3), (0, 2.5), ("0", 3), (0, None)])
+def test_the_iterations_to_train_must_be_two_whole_numbers(parts, arguments):
+    trainer = trainer_of("eager", *parts)
+    with pytest.raises(UserError, match=r"train\(start_iter, max_iter\) with \w+=.*train\(0, 100\) makes 100"):
+        trainer.train(*arguments)
+    trainer.train(0, 1)  # and nothing is spoilt
+    assert trainer.completed_iters == 1
+
+
+def test_float64_batches_say_so(parts):
+    model, _, optimizer = parts
+    loader = [{"x": np.zeros((4, 8)), "y": np.zeros(4, np.int64)}]
+    with pytest.raises(UserError, match=r"does not fit the batch .*float64.*astype\('float32'\)"):
+        trainer_of("eager", model, loader, optimizer).train(0, 1)
+
+
+def test_tensors_and_arrays_are_both_batches(mode, parts):
+    model, loader, optimizer = parts
+    tensors = [{name: flow.tensor(value) for name, value in batch.items()} for batch in loader]
+    trainer = trainer_of(mode, model, tensors, optimizer)
+    trainer.train(0, 2)
+    assert trainer.completed_iters == 2
+
+
+def test_a_batch_of_text(parts):
+    model, _, optimizer = parts
+    loader = [{"x": np.array(["a", "b"]), "y": np.zeros(2, np.int64)}]
+    with pytest.raises(UserError, match="cannot become a tensor.*numbers or booleans"):
+        trainer_of("eager", model, loader, optimizer).train(0, 1)
+
+
+def test_a_later_batch_that_does_not_fit_keeps_its_traceback(parts):
+    """Control: only the first forward can tell that model and data do not belong together."""
+    model, loader, optimizer = parts
+    bad = {"x": np.zeros((8, 9), np.float32), "y": np.zeros(8, np.int64)}
+    with pytest.raises(Exception) as caught:
+        trainer_of("eager", model, [loader[0], bad], optimizer).train(0, 2)
+    assert not isinstance(caught.value, UserError)
+
+
+# ---------------------------------------------------------------------------------------------- sizes of layers
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(4, -3),
+        lambda: nn.Linear(0, 3),
+        lambda: nn.Linear(4, True),
+        lambda: nn.Embedding(-3, 4),
+        lambda: nn.Conv2d(3, -3, 3),
+        lambda: nn.Conv2d(3, 3, (3, 0)),
+        lambda: nn.Conv2d(3, 3, 3, groups=0),
+        lambda: nn.BatchNorm2d(-3),
+        lambda: nn.LSTM(-1, 4),
+        lambda: nn.Linear(10**6, 10**9),
+        lambda: flow.zeros(-3, 4),
+        lambda: flow.rand((-3, 4)),
+        lambda: flow.full((-3, 4), 1.0),
+    ],
+)
+def test_a_size_that_would_end_the_process_is_an_error(make):
+    with checked_sizes(), pytest.raises(ValueError, match="whole numbers >= 1|lengths >= 0|are free"):
+        make()
+
+
+def test_sound_sizes_pass_and_oneflow_is_as_before():
+    before = nn.Linear.__init__, flow.zeros
+    with checked_sizes():
+        nn.Sequential(nn.Linear(4, 3), nn.LayerNorm((3,)), nn.Dropout(0.0), nn.Flatten(1, -1), nn.Softmax(-1))
+        nn.Conv2d(3, 4, (3, 3), padding=0), nn.AdaptiveAvgPool2d((1, 1)), nn.MaxPool2d(2), nn.AvgPool2d(2)
+        nn.LSTM(4, 4, num_layers=2), nn.Upsample(scale_factor=2), nn.BatchNorm1d(4), nn.PixelShuffle(2)
+        assert flow.zeros(2, 0).shape == (2, 0) and flow.ones((2,)).shape == (2,)
+    assert (nn.Linear.__init__, flow.zeros) == before

@@ -1,0 +1,82 @@
+"""`train.deterministic` refuses a model that draws from what no seed reaches."""
+
+from __future__ import annotations
+
+import random
+import secrets
+
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+
+from libai.engine.hooks import DeterminismHook, RandomStateHook
+from libai.layers import Dropout
+from libai.utils.errors import UserError
+
+
+class Noise(flow.nn.Module):
+    """Adds a number that `draw` gives."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x):
+        return x + self.draw()
+
+
+class Noisy(toy.Classifier):
+    def __init__(self, noise):
+        super().__init__()
+        self.noise = noise
+
+    def forward(self, x, y):
+        return toy.Classifier.forward(self, self.noise(x), y)
+
+
+def train(mode, noise):
+    flow.manual_seed(0)
+    model = Noisy(noise)
+    trainer = toy.trainer_of(mode, model, toy.batches(4), toy.optimizer_of("adamw", model))
+    trainer.register_hooks([RandomStateHook(3), DeterminismHook()])
+    losses = toy.record_losses(trainer)
+    trainer.train(0, 3)
+    return losses
+
+
+def test_a_draw_that_no_seed_reaches_is_refused_by_the_name_of_its_module(mode):
+    with pytest.raises(
+        UserError, match=r"deterministic=true cannot be kept.* the output of noise \(Noise\) is not the"
+    ):
+        train(mode, Noise(lambda: float(secrets.randbelow(1000))))
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda: random.random(), lambda: float(np.random.rand()), lambda: 0.5], ids=["python", "numpy", "none"]
+)
+def test_seeded_draws_pass(draw):
+    assert len(train("eager", Noise(draw))) == 3
+
+
+def test_a_graph_refuses_draws_of_the_host_seeded_or_not():
+    with pytest.raises(UserError, match="Noisy.forward changes the state of Python's random numbers"):
+        train("graph", Noise(lambda: random.random()))
+    assert len(train("graph", Noise(lambda: 0.5))) == 3
+
+
+def test_draws_from_oneflow_and_libai_dropout_pass():
+    assert len(train("eager", Noise(lambda: flow.rand(1)))) == 3
+    assert len(train("eager", Dropout(0.5))) == 3
+
+
+def test_the_check_changes_nothing(mode):
+    """Generators, weights and data are where they were."""
+    checked = train(mode, Dropout(0.5))
+    flow.manual_seed(0)
+    model = Noisy(Dropout(0.5))
+    trainer = toy.trainer_of(mode, model, toy.batches(4), toy.optimizer_of("adamw", model))
+    trainer.register_hooks([RandomStateHook(3)])
+    losses = toy.record_losses(trainer)
+    trainer.train(0, 3)
+    assert losses == checked

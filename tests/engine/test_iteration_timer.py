@@ -1,0 +1,246 @@
+"""Rates count all the time that iterations take, hooks and waiting included, and nothing that is not training."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+
+from libai.engine.hooks import CallbackHook, CheckpointHook, EvalHook, IterationTimer, WriterHook
+from libai.engine.switching import switch_trainer
+from libai.engine.trainer import StopTraining
+from libai.engine.training_clock import TrainingClock
+from libai.engine.writers import Writer
+
+
+class Recording(Writer):
+    def __init__(self):
+        self.records = []
+
+    def write(self, record):
+        self.records.append(record)
+
+
+class FakeTime:
+    """A clock that only `pass_by` moves."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def pass_by(self, seconds):
+        return lambda *_: setattr(self, "now", self.now + seconds)
+
+
+class Slow(flow.nn.Module):
+    """Some milliseconds of kernels for next to nothing on the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = flow.nn.Linear(8, 768), flow.nn.Linear(768, 4)
+        self.body = flow.nn.Sequential(*[flow.nn.Linear(768, 768) for _ in range(4)])
+
+    def forward(self, x, y):
+        logits = self.last(self.body(self.first(x)))
+        return {"losses": {"a": flow.nn.functional.cross_entropy(logits, y)}}
+
+
+def timed(mode, *hooks, period=4, model=None, size=8):
+    """A trainer with a timer and a writer, and both; `hooks` come on top."""
+    model = model or toy.Classifier()
+    trainer = toy.trainer_of(mode, model, toy.batches(2, size), toy.optimizer_of("adamw", model))
+    timer, writer = IterationTimer(samples_per_iter=size), Recording()
+    trainer.register_hooks([timer, *hooks, WriterHook([writer], period, timer)])
+    return trainer, timer, writer
+
+
+def counted(timer):
+    return timer.first_seconds + timer.throughput.total_seconds
+
+
+# ------------------------------------------------------------------------------------------- against a stopwatch
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_waiting_for_a_tensor_in_a_hook_is_time_of_the_iteration(mode, every):
+    """The issue's case: `.item()` waits for the device after the update has only been launched."""
+    model = Slow()
+    reads = CallbackHook(after_step=lambda trainer: float(trainer.model.last.weight.sum().item()), every=every)
+    trainer, timer, writer = timed(mode, reads, model=model, size=96)
+    trainer.train(0, 4)  # compiled and warm: what follows is updates and waiting
+    before = counted(timer)
+    start = time.perf_counter()
+    trainer.train(4, 16)
+    seconds = time.perf_counter() - start
+    # the host's part of an iteration, which is what used to be counted, is below a tenth of it
+    assert 0.7 * seconds < counted(timer) - before <= seconds
+    assert trainer.status == "finished" and timer.throughput.total_iters == 16 - 2, "the two first ones are apart"
+    assert writer.records[-1].scalars["perf/step_ms"] > 0
+
+
+def test_iterations_without_a_hook_agree_with_the_stopwatch_too(mode):
+    trainer, timer, _ = timed(mode, model=Slow(), size=96)
+    start = time.perf_counter()
+    trainer.train(0, 10)
+    seconds = time.perf_counter() - start
+    assert 0.7 * seconds < counted(timer) <= seconds
+
+
+# ------------------------------------------------------------------------------------------- by a clock of the test
+
+
+def run_by(clock, mode, *hooks, iters=8, period=4):
+    trainer, timer, writer = timed(mode, *hooks, period=period)
+    trainer.clock = TrainingClock(clock)
+    trainer.train(0, iters)
+    return trainer, timer, writer
+
+
+@pytest.mark.parametrize("priority", [5, 50, 85, 99])
+@pytest.mark.parametrize("point", ["before_step", "after_step"])
+def test_a_hook_that_takes_a_second_makes_iterations_of_a_second(mode, point, priority):
+    clock = FakeTime()
+    hook = CallbackHook(**{point: clock.pass_by(1.0)}, priority=priority)
+    _, timer, writer = run_by(clock, mode, hook, iters=8)
+    assert counted(timer) == clock.now == 8.0
+    assert timer.throughput.total_iters == 7
+    assert writer.records[-1].scalars["perf/step_ms"] == pytest.approx(
+        1000, rel=0.15
+    )  # a hook may fall behind the point
+    assert timer.throughput.summary()["step_ms"] == pytest.approx(1000, rel=0.15)
+
+
+def test_waiting_for_data_is_time_of_the_iteration(mode):
+    clock = FakeTime()
+
+    def loader():
+        for batch in toy.batches(8):
+            clock.pass_by(0.5)()
+            yield batch
+
+    trainer, timer, _ = timed(mode)
+    trainer.reset_data_loader(loader)
+    trainer.clock = TrainingClock(clock)
+    trainer.train(0, 8)
+    assert counted(timer) == clock.now == 4.0
+
+
+def test_evaluation_and_saving_are_no_time_of_training(mode):
+    clock = FakeTime()
+
+    def evaluate():
+        clock.pass_by(100.0)()
+        return {"eval/val/loss": 1.0}
+
+    class Saves:
+        def __init__(self):
+            self.trainer = None
+
+        def save(self):
+            with self.trainer.not_training():
+                clock.pass_by(1000.0)()
+
+        def check(self, **_):
+            pass
+
+        close = wait = check_can_save = check
+
+    saves = Saves()
+    steps = CallbackHook(after_step=clock.pass_by(1.0))
+    trainer, timer, _ = timed(mode, steps, EvalHook(2, evaluate, at_start=True), CheckpointHook(saves, 4))
+    saves.trainer = trainer
+    trainer.clock = TrainingClock(clock)
+    trainer.train(0, 8)
+    assert counted(timer) == 8.0
+    assert clock.now == 8.0 + 5 * 100 + 2 * 1000, "negative control: it was there to be counted"
+
+
+def test_updates_still_running_when_an_evaluation_begins_are_time_of_training(mode):
+    """They are waited for before the clock stops: the evaluation would wait for them, and hide them."""
+    order = []
+    trainer, _, _ = timed(mode, EvalHook(4, lambda: order.append("evaluation") or {"eval/a/b": 0.0}))
+    waits = type(trainer).wait_for_device
+
+    def wait_for_device():
+        order.append(("wait", trainer.clock.is_running))
+        waits(trainer)
+
+    trainer.wait_for_device = wait_for_device
+    trainer.train(0, 5)
+    evaluated = order.index("evaluation")
+    assert order[evaluated - 1] == ("wait", True)
+    assert order.count(("wait", True)) == 3, "two evaluations and the end: none in the loop itself"
+
+
+def test_a_run_that_stops_between_two_log_points_counts_all_its_iterations(mode):
+    clock = FakeTime()
+
+    def stop(trainer):
+
+        if trainer.iter == 5:
+            raise StopTraining("enough")
+
+    _, timer, _ = run_by(
+        clock, mode, CallbackHook(after_step=clock.pass_by(1.0)), CallbackHook(after_step=stop), period=4
+    )
+    assert (timer.throughput.total_iters, counted(timer)) == (5, 6.0)
+
+
+def test_a_change_of_mode_is_no_time_of_training(mode):
+    """Neither the rebuilding nor the iterations before it are lost or counted twice."""
+    clock = FakeTime()
+    pause = CallbackHook(after_step=lambda trainer: trainer.pause() if trainer.iter == 5 else None)
+    trainer, timer, _ = run_by(clock, mode, CallbackHook(after_step=clock.pass_by(1.0)), pause, iters=12, period=20)
+    clock.pass_by(50.0)()
+    other = switch_trainer(trainer, {"eager": "graph", "graph": "eager"}[mode])
+    clock.pass_by(50.0)()
+    other.go_on()
+    assert other.status == "finished" and other.mode != mode
+    assert (timer.throughput.total_iters, counted(timer), timer.first_seconds) == (10, 12.0, 2.0)
+
+
+# ------------------------------------------------------------------------------------------- the clock itself
+
+
+def test_the_clock_counts_inside_and_stands_still_in_pauses():
+    time_ = FakeTime()
+    clock = TrainingClock(time_)
+    time_.pass_by(5)()
+    assert clock.seconds == 0
+    with clock.running():
+        time_.pass_by(1)()
+        with clock.paused():
+            time_.pass_by(10)()
+            with clock.paused():
+                time_.pass_by(10)()
+            assert not clock.is_running, "the outer pause goes on"
+        time_.pass_by(2)()
+        assert clock.seconds == 3
+    time_.pass_by(5)()
+    assert clock.seconds == 3
+
+
+def test_the_clock_goes_on_after_an_error_in_a_pause():
+    time_ = FakeTime()
+    clock = TrainingClock(time_)
+    with clock.running():
+        with pytest.raises(ValueError, match="x"), clock.paused():
+            raise ValueError("x")
+        time_.pass_by(1)()
+    assert clock.seconds == 1
+
+
+def test_time_added_to_the_newest_update_changes_the_rates():
+    from libai.engine.throughput import Throughput
+
+    throughput = Throughput()
+    throughput.prolong(1.0)  # nothing to prolong yet
+    throughput.update(1.0, samples=4)
+    throughput.prolong(1.0)
+    assert throughput.rates()["samples_per_s"] == 2.0
+    assert np.isclose(throughput.summary()["seconds"], 2.0)

@@ -1,0 +1,81 @@
+"""Ranks that leave, die or fail in mid-run, in real jobs: the job fails, names the first rank, and can go on."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import jobs
+import pytest
+
+USER_FILES = Path(__file__).parents[1] / "launch"
+pytestmark = pytest.mark.launch
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("user")
+    for name in ("user_models.py", "user_config.py"):
+        shutil.copy(USER_FILES / name, folder)
+    return folder
+
+
+def do(statement, once=""):
+    return f"train.extra_hooks=[{{_target_: user_models.Does, rank: 1, statement: '{statement}', once: '{once}'}}]"
+
+
+def curve(folder):
+    return [{tag: v for tag, v in row.items() if not tag.startswith("perf/")} for row in jobs.read_metrics(folder)]
+
+
+LEFT = ("os._exit(0)", "it left after iteration 3 with exit code 0 before its work was done")
+CALLED = ("sys.exit(0)", "sys.exit(0) was called at <string>:1 while training: the run was not over")
+
+
+@pytest.mark.parametrize(
+    ("mode", "statement", "said"),
+    [
+        ("eager", *LEFT),
+        ("graph", *CALLED),
+        pytest.param("graph", *LEFT, marks=pytest.mark.slow),
+        pytest.param("eager", *CALLED, marks=pytest.mark.slow),
+    ],
+)
+def test_one_of_two_ranks_that_exits_with_0_in_mid_run_is_a_failure(folder, mode, statement, said):
+    enabled = f"graph.enabled={str(mode == 'graph').lower()}"
+    name = f"exits_{mode}_{statement[:3]}"
+    # the rank notes its progress twice a second
+    statement = f"import time; time.sleep(1); {statement}"
+    done = jobs.train_sh("user_config.py", 2, enabled, f"train.output_dir={name}", do(statement), cwd=folder)
+    assert done.returncode == 1, done
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("launch:")]
+    if statement.endswith("os._exit(0)"):
+        said = said.replace("after iteration 3 ", "after iteration ").split("with")[0]  # 2 or 3
+    assert line.startswith(f"launch: rank 1 failed first: {said}"), line
+
+
+@pytest.mark.slow
+def test_the_error_of_a_rank_that_cannot_compile_is_shown_and_kept(folder):
+    settings = ("graph.enabled=true", "model._target_=user_models.CannotCompileOnRank1", "train.output_dir=compile")
+    done = jobs.train_sh("user_config.py", 2, *settings, cwd=folder)
+    assert done.returncode == 2, done
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "user_models.py" in errors[0] and errors[0].startswith("error: rank 1: Cannot"), done
+    kept = folder / "compile" / "errors"
+    assert "user_models.py" in (kept / "rank_1.txt").read_text()
+    assert "on another rank" in (kept / "rank_0.txt").read_text()
+
+
+@pytest.mark.slow
+def test_after_a_killed_rank_the_job_goes_on_to_the_same_curve(folder):
+    settings = ("graph.enabled=false", "train.checkpointer.period=2")
+    whole = jobs.train_sh("user_config.py", 2, *settings, "train.output_dir=whole", cwd=folder)
+    assert whole.returncode == 0, whole
+    kill = do("os.kill(os.getpid(), 9)", once=str(folder / "killed"))
+    options = (*settings, kill, "train.output_dir=again", "--max-restarts", "1")
+    done = jobs.train_sh("user_config.py", 2, *options, cwd=folder)
+    assert done.returncode == 0, done
+    said = [line for line in done.stderr.splitlines() if line.startswith("launch:")]
+    assert "rank 1 failed first: killed by SIGKILL (out of memory?)" in said[0], done
+    assert said[1] == "launch: starting again from iter_0000002; 0 restarts left.", done
+    assert curve(folder / "again") == curve(folder / "whole")

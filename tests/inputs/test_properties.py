@@ -1,0 +1,260 @@
+"""Properties that hold for every input that can be drawn: overrides, samplers, batches, retention, files, names."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from libai import checkpoint
+from libai.checkpoint.layout import checkpoint_name
+from libai.config import ConfigError, LazyCall, LazyConfig, defaults, solve_batch_sizes, validate
+from libai.config.lazy import OBJECTS
+from libai.config.schema import all_paths
+from libai.data import ByteTokenizer, DataError, verify_token_files
+from libai.data.layout import DataLayout
+from libai.data.sampling import SampleStream
+from libai.data.token_files import open_tokens, read_index, write_token_files
+
+
+def drawn(count):
+    """The same `count` examples in every run, however slow the machine."""
+    checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
+    return settings(derandomize=True, deadline=None, database=None, max_examples=count, suppress_health_check=checks)
+
+
+# ------------------------------------------------------------------------------------------------- overrides
+
+
+class Net:
+    """Stands for a model."""
+
+    def __init__(self, width: int = 4, rates=(0.1, 0.2), inner=None, name: str = "net"):
+        pass
+
+
+def config():
+    sections = {
+        "model": LazyCall(Net)(width=8, inner=LazyCall(Net)()),
+        "optim": LazyCall(Net)(rates=[0.1, 0.2]),
+        "dataloader": {"train": LazyCall(Net)(), "test": {"val": LazyCall(Net)()}},
+        "train": defaults("train"),
+        "graph": defaults("graph"),
+    }
+    cfg = OmegaConf.create(sections, flags=OBJECTS)
+    cfg.train.train_iter, cfg.train.train_micro_batch_size = 10, 4
+    return cfg
+
+
+CONFIG = config()
+KEYS = st.sampled_from([*all_paths(), "model.width", "model.inner.rates", "optim.rates.0", "dataloader.test.val.name"])
+NUMBERS = st.one_of(st.integers(), st.floats()).map(str)
+WORDS = st.sampled_from(["null", "true", "off", "auto", "cpu", "abc", "???", "1e30", "[]", "{}", "''", "${train.seed}"])
+JUNK = st.text(st.sampled_from(list("abz019.,=+~-_ []{}'\"$:\\/@#()\t\n\0éß\u2028")), max_size=12)
+VALUES = st.recursive(
+    NUMBERS | WORDS | JUNK,
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda items: f"[{','.join(items)}]")
+        | st.dictionaries(st.sampled_from(["enabled", "_target_", "a", "width"]), inner, max_size=2).map(
+            lambda items: "{" + ", ".join(f"{key}: {value}" for key, value in items.items()) + "}"
+        )
+    ),
+    max_leaves=4,
+)
+
+
+@st.composite
+def mutated(draw):
+    """A sound line with one character removed, doubled or replaced."""
+    line = f"{draw(KEYS)}={draw(NUMBERS | WORDS)}"
+    at = draw(st.integers(0, len(line) - 1))
+    put = draw(st.sampled_from(["", line[at] * 2, "=", ".", ",", "[", "'", "x", "0", "-", " "]))
+    return line[:at] + put + line[at + 1 :]
+
+
+LINES = st.one_of(
+    mutated(),
+    JUNK,
+    st.builds(lambda sign, key, value: f"{sign}{key}={value}", st.sampled_from(["", "+", "++", "~"]), KEYS, VALUES),
+    KEYS.map(lambda key: f"~{key}"),
+)
+
+
+@drawn(1000)
+@given(st.lists(LINES, min_size=1, max_size=1))
+def test_any_override_gives_a_valid_config_or_one_clear_error(lines):
+    try:
+        run = validate(LazyConfig.apply_overrides(CONFIG, lines))
+    except ConfigError as error:
+        assert error.problems and all(problem.strip() for problem in error.problems)
+    else:
+        assert validate(run.to_config()) == run
+
+
+def test_sound_overrides_are_among_them():
+    """Control: the error is not the only outcome."""
+    assert validate(LazyConfig.apply_overrides(CONFIG, ["train.seed=7", "model.width=3"])).train.seed == 7
+
+
+# ------------------------------------------------------------------------------------------- samples and batches
+
+
+@drawn(150)
+@given(
+    st.integers(1, 60),
+    st.integers(1, 7),
+    st.integers(1, 5),
+    st.integers(0, 2**32 - 1),
+    st.booleans(),
+    st.integers(0, 9),
+)
+def test_each_sample_comes_once_per_epoch_on_any_ranks_from_any_point(samples, micro, ranks, seed, shuffle, resumed):
+    def visits(first_step, num_steps):
+        """The samples of all ranks in the order of the stream, read by streams that know of nothing before."""
+        found = []
+        for step in range(first_step, first_step + num_steps):
+            for rank in range(ranks):
+                layout = DataLayout(micro, rank, ranks)
+                start, stop = layout.slice_of_step(step * layout.samples_per_step)
+                found += SampleStream(samples, seed=seed, shuffle=shuffle).indices(start, stop).tolist()
+        return found
+
+    steps = -(-2 * samples // (micro * ranks))
+    whole = visits(0, steps)
+    for epoch in range(2):
+        assert sorted(whole[epoch * samples : (epoch + 1) * samples]) == list(range(samples))
+    resumed = min(resumed, steps)
+    assert visits(resumed, steps - resumed) == whole[resumed * micro * ranks :]
+    one_rank = SampleStream(samples, seed=seed, shuffle=shuffle).indices(0, 2 * samples)
+    assert whole[: 2 * samples] == one_rank.tolist()
+
+
+SIZE = st.none() | st.integers(1, 10**6)
+
+
+@drawn(300)
+@given(SIZE, SIZE, SIZE, st.integers(1, 64))
+def test_batch_sizes_multiply_out_or_are_refused(micro, total, steps, ranks):
+    try:
+        solved = solve_batch_sizes(micro, total, steps, ranks)
+    except ConfigError as error:
+        assert "train." in str(error)
+        return
+    assert solved.micro * solved.accumulation * ranks == solved.global_
+    for given_size, found in ((micro, solved.micro), (total, solved.global_), (steps, solved.accumulation)):
+        assert given_size in (None, found)
+
+
+# ---------------------------------------------------------------------------------------------------- checkpoints
+
+
+@drawn(40)
+@given(
+    st.sets(st.integers(1, 40), min_size=1, max_size=6),
+    st.none() | st.integers(1, 5),
+    st.none() | st.integers(1, 7),
+    st.data(),
+)
+def test_pruning_keeps_what_it_promises(tmp_path, iterations, max_to_keep, keep_every, data):
+    root = tmp_path / "root"
+    shutil.rmtree(root, ignore_errors=True)
+    for iteration in sorted(iterations):
+        checkpoint.save(root, iteration, {"model": {"a": np.zeros(1, np.float32)}}, {})
+    damaged = data.draw(st.sets(st.sampled_from(sorted(iterations)), max_size=3))
+    for iteration in damaged:
+        (root / checkpoint_name(iteration) / "trainer.json").unlink()
+    protected = data.draw(st.sampled_from(sorted(iterations)))
+    checkpoint.prune(root, max_to_keep, keep_every, protect=[checkpoint_name(protected)])
+    left = {checkpoint.iteration_of(path.name) for path in checkpoint.list_checkpoints(root)}
+    newest = sorted(iterations)[-max_to_keep:] if max_to_keep else sorted(iterations)
+    sound = iterations - damaged
+    must_stay = {*newest, protected, *([max(sound)] if sound else iterations)}
+    must_stay |= {iteration for iteration in iterations if keep_every and iteration % keep_every == 0}
+    assert left == must_stay
+
+
+@drawn(300)
+@given(st.integers(0, 10**15 - 1), st.integers(0, 10**15 - 1))
+def test_names_of_checkpoints_are_read_back_and_order_as_numbers(first, second):
+    names = checkpoint_name(first), checkpoint_name(second)
+    assert [checkpoint.iteration_of(name) for name in names] == [first, second]
+    assert (names[0] == names[1]) == (first == second)
+
+
+NAMES = st.text(st.sampled_from(list("iter_0123456789.best tmp~-é")), min_size=1, max_size=14)
+
+
+@drawn(40)
+@given(st.sets(NAMES.filter(lambda name: name.strip(".")), max_size=6), st.sets(st.integers(0, 10**8), max_size=3))
+def test_strange_files_beside_checkpoints_are_no_checkpoints(tmp_path, names, iterations):
+    root = tmp_path / "names"
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    for name in names:
+        (root / name).write_text("x")
+    folders = [i for i in iterations if checkpoint_name(i) not in names]
+    for iteration in folders:
+        (root / checkpoint_name(iteration)).mkdir()
+    found = [checkpoint.iteration_of(path.name) for path in checkpoint.list_checkpoints(root)]
+    assert found == sorted(folders)
+
+
+# ---------------------------------------------------------------------------------------------------- token files
+
+
+def written(folder: Path, documents: list[bytes]) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    sources = []
+    for number, content in enumerate(documents):
+        (folder / f"source{number}").write_bytes(content)
+        sources.append((f"source{number}", folder / f"source{number}"))
+    write_token_files(folder, ByteTokenizer(), {"train": sources})
+    return folder
+
+
+DOCUMENTS = st.lists(st.binary(max_size=30), min_size=1, max_size=4)
+
+
+@drawn(60)
+@given(DOCUMENTS)
+def test_token_files_are_read_back(tmp_path, documents):
+    folder = written(tmp_path / "tokens", documents)
+    tokens = open_tokens(folder, "train", read_index(folder))
+    expected = [token for document in documents for token in (*document.decode("utf-8", "replace").encode(), 256)]
+    assume(all(document.decode("utf-8", "replace").encode() == document for document in documents))
+    assert tokens.tolist() == expected and verify_token_files(folder) == []
+
+
+@drawn(80)
+@given(DOCUMENTS, st.data())
+def test_damaged_token_files_are_refused(tmp_path, documents, data):
+    folder = written(tmp_path / "tokens", documents)
+    file = folder / "train.bin"
+    content = bytearray(file.read_bytes())
+    at = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        content[at] ^= data.draw(st.integers(1, 255))
+        file.write_bytes(content)
+        assert verify_token_files(folder) == ["train.bin"]
+    else:
+        file.write_bytes(content[:at])
+        with pytest.raises(DataError, match="has .* bytes where"):
+            open_tokens(folder, "train", read_index(folder))
+
+
+@drawn(80)
+@given(st.data())
+def test_a_damaged_index_is_refused_or_says_the_same(tmp_path, data):
+    folder = written(tmp_path / "tokens", [b"abc", b"de"])
+    file, sound = folder / "index.json", read_index(folder)
+    content = bytearray(file.read_bytes())
+    at = data.draw(st.integers(0, len(content) - 1))
+    file.write_bytes(content[:at] if data.draw(st.booleans()) else content[:at] + b"\xff" + content[at + 1 :])
+    with pytest.raises(DataError):
+        assert read_index(folder) != sound

@@ -1,0 +1,90 @@
+"""Programs of a test's own, launched by `tools/train.sh`: without oneflow unless they import it."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+from libai import runtime
+
+ROOT = Path(__file__).resolve().parents[1]
+NOT_INHERITED = {*runtime.RENDEZVOUS_VARIABLES, "NODE", "NODE_RANK", "ADDR", "PORT", "OMP_NUM_THREADS", "VENV"}
+
+
+def load_launch():
+    spec = importlib.util.spec_from_file_location("libai_tools_launch", ROOT / "tools" / "launch.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+launch = load_launch()  # also makes the modules beside it importable
+
+
+def make_environment(**extra: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+    return {**kept, "NO_VENV": "1", "PYTHON": sys.executable, **extra}
+
+
+class Script:
+    """A rank's program, without oneflow unless it imports it, and the command that launches it."""
+
+    def __init__(self, folder: Path, body: str) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen] = []
+        self.path = folder / "rank program.py"
+        head = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
+        # the note that says which processes exist, for the tests about orphans
+        head += f"open({str(folder)!r} + f'/pid_{{rank}}', 'w').write(str(os.getpid()))\n"
+        self.path.write_text(head + textwrap.dedent(body))
+        self.config = folder / "config.py"
+        self.config.write_text("")
+
+    def command(self, processes: int, *arguments: str) -> list[str]:
+        train = str(ROOT / "tools" / "train.sh")
+        return ["bash", train, str(self.path), str(self.config), str(processes), *arguments]
+
+    def run(self, processes: int = 2, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            self.command(processes, *arguments), cwd=self.folder, env=make_environment(**environment),
+            capture_output=True, text=True, timeout=100,
+        )  # fmt: skip
+
+    def start(self, processes: int = 2, **environment: str) -> subprocess.Popen:
+        """Start the job and return once every rank runs."""
+        process = subprocess.Popen(
+            self.command(processes), cwd=self.folder, env=make_environment(**environment),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.started.append(process)
+        assert wait_until(lambda: len(self.pids()) >= processes)
+        return process
+
+    def pids(self) -> list[int]:
+        texts = [path.read_text() for path in self.folder.glob("pid_*")]
+        return [int(text) for text in texts if text]
+
+    def survivors(self) -> list[int]:
+        """Ranks that are still there after the seconds in which the kernel takes a killed process apart."""
+        wait_until(lambda: not any(map(is_running, self.pids())), seconds=8)
+        return [pid for pid in self.pids() if is_running(pid)]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds: float = 30.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True

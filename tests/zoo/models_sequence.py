@@ -1,0 +1,208 @@
+"""Recurrent and attention models of the zoo, as their users would write them."""
+
+from __future__ import annotations
+
+import oneflow as flow
+import oneflow.nn.functional as F
+from oneflow import nn
+
+
+class LSTMClassifier(nn.Module):
+    """Two layers, batch first; the last time step decides."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(6, 12, num_layers=2, batch_first=True)
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, steps, y):
+        out, _ = self.rnn(steps)
+        return {"losses": {"cls": F.cross_entropy(self.head(out[:, -1]), y)}}
+
+
+class GRUClassifier(nn.Module):
+    """A bidirectional GRU, averaged over time."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(6, 8, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, steps, y):
+        out, _ = self.rnn(steps)
+        return {"losses": {"cls": F.cross_entropy(self.head(out.mean(dim=1)), y)}}
+
+
+class TimeFirstRNN(nn.Module):
+    """A plain RNN that wants time as the first axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.RNN(6, 12)
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, steps, y):
+        _, hidden = self.rnn(steps.transpose(0, 1))
+        return {"losses": {"cls": F.cross_entropy(self.head(hidden[-1]), y)}}
+
+
+class UnrolledLSTM(nn.Module):
+    """A cell in a Python loop; its initial state is made from the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTMCell(6, 12)
+        self.start = nn.Linear(6, 12)
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, steps, y):
+        hidden = flow.tanh(self.start(steps[:, 0]))
+        memory = hidden * 0.5
+        for t in range(steps.shape[1]):
+            hidden, memory = self.cell(steps[:, t], (hidden, memory))
+        return {"losses": {"cls": F.cross_entropy(self.head(hidden), y)}}
+
+
+class GRUWithLearnedStart(nn.Module):
+    """A GRU whose initial state is a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(6, 12, batch_first=True)
+        self.start = nn.Parameter(flow.zeros(1, 1, 12))
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, steps, y):
+        out, _ = self.rnn(steps, self.start.repeat(1, steps.shape[0], 1))
+        return {"losses": {"cls": F.cross_entropy(self.head(out[:, -1]), y)}}
+
+
+class HandmadeRecurrence(nn.Module):
+    """A loop as long as the sequence, which differs from batch to batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(12, 12), nn.Linear(6, 12)
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, steps, y):
+        hidden = self.outer(steps[:, 0])
+        for t in range(1, steps.shape[1]):
+            hidden = flow.tanh(self.inner(hidden) + self.outer(steps[:, t]))
+        return {"losses": {"cls": F.cross_entropy(self.head(hidden), y)}}
+
+
+class CrossAttention(nn.Module):
+    """Queries from one sequence, keys and values from another."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
+        self.value, self.out = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x, memory):
+        scores = flow.matmul(self.query(x), self.key(memory).transpose(1, 2)) * 0.25
+        return self.out(flow.matmul(F.softmax(scores, dim=-1), self.value(memory)))
+
+
+class Translator(nn.Module):
+    """Encoder and decoder over token ids, joined by cross attention; a loss over the labels that count."""
+
+    plan = {
+        "split": {
+            "*.query.*": 0,
+            "*.key.*": 0,
+            "*.value.*": 0,
+            "*.out.weight": 1,
+        }
+    }
+
+    def __init__(self, width=16, vocab=20):
+        super().__init__()
+        self.source, self.target = nn.Embedding(vocab, width), nn.Embedding(vocab, width)
+        self.encode, self.attend = CrossAttention(width), CrossAttention(width)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocab)
+
+    def forward(self, source, target, labels):
+        memory = self.source(source)
+        memory = self.norm1(memory + self.encode(memory, memory))
+        x = self.target(target)
+        x = self.norm2(x + self.attend(x, memory))
+        logits = self.head(x).reshape(-1, 20)
+        return {"losses": {"token": F.cross_entropy(logits, labels.reshape(-1), ignore_index=-100)}}
+
+    def num_loss_items(self, source, target, labels):
+        return (labels != -100).sum()
+
+
+class DecoderBlock(nn.Module):
+    """Causal self-attention and a feed-forward part, each with a residual."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x, mask):
+        q, k, v = self.attention(self.norm1(x)).chunk(3, dim=-1)
+        scores = flow.matmul(q, k.transpose(1, 2)) * 0.25 + mask
+        x = x + self.out(flow.matmul(F.softmax(scores, dim=-1), v))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class TinyDecoder(nn.Module):
+    """A language model whose embedding is its output layer too."""
+
+    plan = {"split": {"layers.*.up.*": 0, "layers.*.down.weight": 1}, "blocks": "layers"}
+
+    def __init__(self, width=16, vocab=20, length=6):
+        super().__init__()
+        self.tokens = nn.Embedding(vocab, width)
+        self.positions = nn.Parameter(flow.zeros(1, length, width))
+        self.layers = nn.ModuleList([DecoderBlock(width) for _ in range(2)])
+        mask = flow.zeros(length, length)
+        for row in range(length):
+            mask[row, row + 1 :] = -1e4
+        self.register_buffer("mask", mask)
+
+    def forward(self, target, labels):
+        x = self.tokens(target) + self.positions
+        for layer in self.layers:
+            x = layer(x, self.mask)
+        logits = flow.matmul(x, self.tokens.weight.transpose(0, 1)).reshape(-1, 20)
+        return {"losses": {"token": F.cross_entropy(logits, labels.reshape(-1), ignore_index=-100)}}
+
+    def num_loss_items(self, target, labels):
+        return (labels != -100).sum()
+
+
+class PooledAttention(nn.Module):
+    """A learned query looks at a masked sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.key, self.value = nn.Linear(6, 12), nn.Linear(6, 12)
+        self.query = nn.Parameter(flow.ones(12) * 0.1)
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, steps, keep, y):
+        scores = (self.key(steps) * self.query).sum(dim=-1)
+        scores = flow.where(keep > 0, scores, flow.zeros_like(scores) - 1e4)
+        weights = F.softmax(scores, dim=1).unsqueeze(-1)
+        return {"losses": {"cls": F.cross_entropy(self.head((weights * self.value(steps)).sum(dim=1)), y)}}
+
+
+MODELS = {
+    "lstm": (LSTMClassifier, "sequences"),
+    "gru_bidirectional": (GRUClassifier, "sequences"),
+    "rnn_time_first": (TimeFirstRNN, "sequences"),
+    "lstm_cell_loop": (UnrolledLSTM, "sequences"),
+    "gru_learned_start": (GRUWithLearnedStart, "sequences"),
+    "loop_of_variable_length": (HandmadeRecurrence, "sequences_of_two_lengths"),
+    "translator": (Translator, "translations"),
+    "tiny_decoder": (TinyDecoder, "texts"),
+    "pooled_attention": (PooledAttention, "masked_sequences"),
+}

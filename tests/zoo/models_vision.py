@@ -1,0 +1,159 @@
+"""Convolutional models of the zoo, as their users would write them."""
+
+from __future__ import annotations
+
+import oneflow as flow
+import oneflow.nn.functional as F
+from oneflow import nn
+
+
+class SkipNet(nn.Module):
+    """Convolutions with a skip connection around each block."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(1, 6, 3, padding=1)
+        self.blocks = nn.ModuleList([nn.Conv2d(6, 6, 3, padding=1) for _ in range(2)])
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, images, y):
+        x = flow.relu(self.stem(images))
+        for block in self.blocks:
+            x = x + flow.relu(block(x))
+        return {"losses": {"cls": F.cross_entropy(self.head(x.mean(dim=(2, 3))), y)}}
+
+
+class UpsamplingAutoencoder(nn.Module):
+    """Down by strides, up by transposed convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv2d(1, 4, 2, stride=2), nn.Tanh(), nn.Conv2d(4, 6, 2, stride=2), nn.Tanh())
+        self.up = nn.Sequential(nn.ConvTranspose2d(6, 4, 2, stride=2), nn.Tanh(), nn.ConvTranspose2d(4, 1, 2, stride=2))
+
+    def forward(self, images):
+        return {"losses": {"mse": F.mse_loss(self.up(self.down(images)), images)}}
+
+
+class SmallUNet(nn.Module):
+    """Features of the way down are joined to those of the way up."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 3, padding=1)
+        self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
+        self.last = nn.Conv2d(8, 1, 1)
+
+    def forward(self, images):
+        high = flow.relu(self.first(images))
+        low = flow.relu(self.second(F.max_pool2d(high, 2, 2)))
+        joined = flow.cat([high, self.up(low)], dim=1)
+        return {"losses": {"mse": F.mse_loss(self.last(joined), images * 0.5)}}
+
+
+class DepthwiseNet(nn.Module):
+    """Grouped and pointwise convolutions, group normalization and average pooling."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(1, 8, 3, padding=1)
+        self.depth, self.point = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 8, 1)
+        self.norm = nn.GroupNorm(2, 8)
+        self.pool = nn.AdaptiveAvgPool2d(2)
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, images, y):
+        x = self.norm(self.point(self.depth(self.stem(images))))
+        x = self.pool(flow.relu(x)).flatten(1)
+        return {"losses": {"cls": F.cross_entropy(self.head(x), y)}}
+
+
+class WaveformNet(nn.Module):
+    """Dilated convolutions over one axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv1d(1, 6, 3, padding=1), nn.Conv1d(6, 6, 3, padding=2, dilation=2)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, images, y):
+        x = flow.relu(self.a(images.flatten(2)))
+        x = flow.relu(self.b(x))
+        return {"losses": {"cls": F.cross_entropy(self.head(x.max(dim=2)[0]), y)}}
+
+
+class PatchMixer(nn.Module):
+    """Mixes tokens with one layer and channels with another; a stack of residual blocks."""
+
+    plan = {"split": {"blocks.*.up.*": 0, "blocks.*.down.weight": 1}, "blocks": "blocks"}
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(16, 12)
+        self.blocks = nn.ModuleList([MixerBlock(4, 12) for _ in range(2)])
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, images, y):
+        patches = images.reshape(-1, 2, 4, 2, 4).permute(0, 1, 3, 2, 4).reshape(-1, 4, 16)
+        x = self.embed(patches)
+        for block in self.blocks:
+            x = block(x)
+        return {"losses": {"cls": F.cross_entropy(self.head(x.mean(dim=1)), y)}}
+
+
+class MixerBlock(nn.Module):
+    """One block of `PatchMixer`."""
+
+    def __init__(self, tokens, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.mix = nn.Linear(tokens, tokens)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        x = x + self.mix(self.norm(x).transpose(1, 2)).transpose(1, 2)
+        return x + self.down(F.silu(self.up(x)))
+
+
+class NormalizedConv(nn.Module):
+    """Batch normalization between convolutions."""
+
+    sees_ranks = True  # batch statistics are those of a rank (docs/decisions/0005-batchnorm.md)
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, images, y):
+        x = F.leaky_relu(self.norm(self.conv(images)), 0.1)
+        return {"losses": {"cls": F.cross_entropy(self.head(x.mean(dim=(2, 3))), y)}}
+
+
+class InstanceStyle(nn.Module):
+    """Per-image statistics made by hand, and a hard sigmoid gate."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.gate = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(6, 6, 1)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, images, y):
+        x = self.conv(images)
+        mean = x.mean(dim=(2, 3), keepdim=True)
+        scale = ((x - mean) ** 2).mean(dim=(2, 3), keepdim=True)
+        x = (x - mean) / flow.sqrt(scale + 1e-5)
+        x = x * flow.sigmoid(self.gate(x))
+        return {"losses": {"cls": F.cross_entropy(self.head(x.mean(dim=(2, 3))), y)}}
+
+
+MODELS = {
+    "conv_skips": (SkipNet, "labelled_images"),
+    "transposed_convolutions": (UpsamplingAutoencoder, "images"),
+    "unet": (SmallUNet, "images"),
+    "depthwise": (DepthwiseNet, "labelled_images"),
+    "dilated_1d": (WaveformNet, "labelled_images"),
+    "patch_mixer": (PatchMixer, "labelled_images"),
+    "batch_norm": (NormalizedConv, "labelled_images"),
+    "instance_statistics": (InstanceStyle, "labelled_images"),
+}

@@ -146,23 +146,31 @@ class BatchScope:
 
 def _look(trainer: ModelTrainer, batches: list[Batch]) -> Coupling | None:
     """What any rank finds with its first batch. Collective."""
-    coupling, doubt = None, ""
-    try:
-        coupling = _look_here(trainer, batches)
-    except CannotTell as reason:
-        doubt = str(reason)
-    found = gather_objects([coupling.module, coupling.evidence] if coupling else None)
-    seen = [Coupling(*fields) for fields in found if fields]
-    # a rank of another stage than the module's can only say that it is somewhere in the model
-    first = min(seen, key=lambda coupling: coupling.module.endswith(".forward"), default=None)
-    if first is None and doubt and is_main_process():
+    coupling, doubt = find_coupling_of(trainer, batches)
+    if coupling is None and doubt and is_main_process():
         logger.warning(
             "whether %s mixes the samples of a batch could not be found out: %s. If it does, set "
             "train.dist.gradient_reduction=global (eager mode), or one process.",
             type(trainer.model).__name__,
             doubt,
         )
-    return first
+    return coupling
+
+
+def find_coupling_of(trainer: ModelTrainer, micro_batches: Sequence[Any]) -> tuple[Coupling | None, str]:
+    """`(what mixes the samples of a batch in the model of `trainer`, why this rank could not tell)`. Collective.
+
+    `micro_batches`: of this rank.
+    """
+    coupling, doubt = None, ""
+    try:
+        coupling = _look_here(trainer, [trainer.to_device(batch) for batch in micro_batches])
+    except CannotTell as reason:
+        doubt = str(reason)
+    found = gather_objects([coupling.module, coupling.evidence] if coupling else None)
+    seen = [Coupling(*fields) for fields in found if fields]
+    # a rank of another stage than the module's can only say that it is somewhere in the model
+    return min(seen, key=lambda coupling: coupling.module.endswith(".forward"), default=None), doubt
 
 
 def _look_here(trainer: ModelTrainer, batches: list[Batch]) -> Coupling | None:

@@ -44,9 +44,11 @@ def share_batch_statistics(layers: Sequence[nn.Module]) -> None:
 
 
 def count_batches(layers: Sequence[nn.Module], number: int) -> None:
-    """Count `number` more batches in `layers`: a compiled step updates the statistics, but not their count."""
+    """Count `number` more batches in those of `layers` that are in training mode: a compiled step updates the
+    statistics, but not their count."""
     for layer in layers:
-        part = None if layer.num_batches_tracked is None else _on_this_rank(layer.num_batches_tracked)
+        counts = layer.training and layer.num_batches_tracked is not None
+        part = _on_this_rank(layer.num_batches_tracked) if counts else None
         if part is not None:
             part.add_(number)
 

@@ -177,7 +177,7 @@ class _Check:
             noise=self.noise,
             differences=self._differences(),
             findings=tuple(findings),
-            notes=tuple(self._notes(is_broken=verdict == "broken")),
+            notes=tuple(self._notes()),
             losses={run.mode: [losses["loss"] for losses in run.losses] for run in (self.eager, self.graph)},
         )
 
@@ -272,7 +272,7 @@ class _Check:
 
     # ------------------------------------------------------------------ facts
 
-    def _notes(self, is_broken: bool) -> list[str]:
+    def _notes(self) -> list[str]:
         notes = list(self.unwatched)
         dropouts = [n for n in find_unseeded_dropouts(self.bench.model) if self._submodule(n).p > 0]
         if dropouts:
@@ -280,8 +280,8 @@ class _Check:
                 f"{', '.join(dropouts)}: OneFlow 0.9's own dropout ignores every seed and draws one mask sequence for "
                 "all layers and ranks; that the modes agree on it is luck. Use libai.layers.Dropout."
             )
-        if is_broken:
-            notes += self._python_notes()
+        if self.eager.losses:
+            notes += self.bench.forward_notes()
         if self.observed.get("eager"):
             reached = self.observed["eager"].record.gradients
             unreached = [n for n, p in self.bench.model.named_parameters() if p.requires_grad and n not in reached]
@@ -292,26 +292,6 @@ class _Check:
             notes.append(f"the loss is not finite from iteration {not_finite[0]} on in eager mode.")
         if not self.bench.initial_is_reproducible:
             notes.append("build_model draws other initial weights every time; all runs were given those of the first.")
-        return notes
-
-    def _python_notes(self) -> list[str]:
-        """Python state that a graph, which runs the Python of a forward once, cannot follow."""
-        notes = []
-        if self.eager.kept:
-            notes.append(
-                f"{', '.join(self.eager.kept[:5])}: computed in the first forward and kept. Eager mode reuses that "
-                "tensor, a graph computes it again in every iteration. Make it a buffer, or compute it every time."
-            )
-        if self.eager.moving:
-            notes.append(
-                f"{', '.join(self.eager.moving[:5])}: a Python number that changes in every eager forward; a graph "
-                "keeps the value it had when it was compiled. Make it a tensor that comes with the batch."
-            )
-        if self.eager.draws:
-            notes.append(
-                f"the forward draws from {', '.join(self.eager.draws)}; a graph keeps what was drawn when it was "
-                "compiled. Draw in the dataset, or use the seeded layers of libai.layers."
-            )
         return notes
 
     def _label(self, module: str | None) -> str:

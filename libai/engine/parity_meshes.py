@@ -53,7 +53,8 @@ class CellResult:
     """What became of a cell. `verdict`: "reference", "same", "within bound", "broken" or "refused"; `text`: why.
 
     `losses`: total loss of every iteration; `loss`: the largest relative difference of a loss; `buffers`: buffer →
-    relative difference after the last iteration, of those that differ by more than the bound.
+    relative difference after the last iteration, of those that differ by more than the bound; `notes`: what explains
+    it. The notes of the reference are on the model (`libai.engine.forward_notes`).
     """
 
     cell: Cell
@@ -62,6 +63,7 @@ class CellResult:
     losses: list[float] = field(default_factory=list)
     loss: float = 0.0
     buffers: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,9 @@ class MeshReport:
         for result in self.results:
             apart = "" if result.verdict in ("reference", "refused") or not result.losses else _describe(result.loss)
             lines.append(f"{result.cell.mode:<7}{result.cell.mesh:<24}{result.verdict:<14}{apart}".rstrip())
-            lines += [f"       {text}" for text in _explanations(result)]
+            if result.verdict != "reference":
+                lines += [f"       {text}" for text in [*_explanations(result), *result.notes]]
+        lines += [f"note   {text}" for result in self.results if result.verdict == "reference" for text in result.notes]
         return "\n".join(lines)
 
 
@@ -157,8 +161,9 @@ def check_meshes(
             wrong = outcomes[0].get("refused") or outcomes[0].get("failed")
             if wrong:
                 raise UserError(f"eager mode on one process cannot train this config: {wrong}")
-    results = [_compare(cell, outcome, outcomes[0], bound) for cell, outcome in zip(cells, outcomes)]
-    return MeshReport((CellResult(cells[0], "reference", losses=outcomes[0]["losses"]), *results[1:]), bound, num_iters)
+    reference = CellResult(cells[0], "reference", losses=outcomes[0]["losses"], notes=outcomes[0].get("notes", []))
+    results = [_compare(cell, outcome, outcomes[0], bound) for cell, outcome in zip(cells[1:], outcomes[1:])]
+    return MeshReport((reference, *results), bound, num_iters)
 
 
 def _run_job(config: str, overrides: Sequence[str], cell: Cell, num_iters: int, folder: Path) -> dict[str, Any]:
@@ -194,7 +199,7 @@ def _compare(cell: Cell, outcome: Mapping[str, Any], reference: Mapping[str, Any
     }
     buffers = {name: difference for name, difference in apart.items() if difference > bound}
     verdict = "broken" if loss > bound or buffers else "same" if loss <= ROUNDING else "within bound"
-    return CellResult(cell, verdict, losses=losses, loss=loss, buffers=buffers)
+    return CellResult(cell, verdict, losses=losses, loss=loss, buffers=buffers, notes=outcome.get("notes", []))
 
 
 # ------------------------------------------------------------------------------------------------ on the ranks
@@ -226,6 +231,8 @@ def _train(config: str, overrides: Sequence[str], cell: Cell, num_iters: int) ->
     from libai.config import LazyConfig, validate
     from libai.config.batch import BatchSizes, solve_batch_sizes
     from libai.engine import BatchPlan, build
+    from libai.engine.forward_notes import forward_notes
+    from libai.engine.hooks import CallbackHook
     from libai.engine.support import check_supported
     from libai.parallel import Mesh, whole
     from libai.utils.distributed import default_device
@@ -265,8 +272,9 @@ def _train(config: str, overrides: Sequence[str], cell: Cell, num_iters: int) ->
     parts = [_part_of(batch, mesh.data_rank, mesh.data) for batch in batches]
     trainer = build.build_trainer(run, cell.mode, model, parts, optimizer, schedule, plan, mesh, seed)
 
+    is_reference = cell == Cell("eager")
+    notes = forward_notes(trainer, parts[0]) if is_reference else []
     losses: list[float] = []
-    from libai.engine.hooks import CallbackHook
 
     trainer.register_hooks([CallbackHook(after_step=lambda t: losses.append(t.fetch_metrics()["train/loss"]))])
     seed_everything(seed)
@@ -276,8 +284,22 @@ def _train(config: str, overrides: Sequence[str], cell: Cell, num_iters: int) ->
         if trainer.completed_iters:
             return {"failed": f"in iteration {trainer.completed_iters + 1}: {error}", "losses": losses}
         raise
+    notes += [] if is_reference else _notes_on_scope(trainer)
     buffers = {name: whole(buffer).numpy() for name, buffer in model.named_buffers()}
-    return {"losses": losses, "arrays": buffers}
+    return {"losses": losses, "arrays": buffers, "notes": notes}
+
+
+def _notes_on_scope(trainer: Any) -> list[str]:
+    """Over which samples a model that mixes them has been computed on these ranks."""
+    scope, ranks = trainer.batch_scope, trainer.mesh.data
+    if scope.coupling is None or ranks == 1:
+        return []
+    if trainer.layout.is_global:
+        return [f"{scope.coupling}: computed over the samples of all {ranks} data-parallel ranks"]
+    return [
+        f"{scope.coupling}: with train.dist.batch_scope={scope.wanted} each of the {ranks} data-parallel ranks "
+        "computes it over its own samples, which is another training than one process"
+    ]
 
 
 def _part_of(batch: Any, rank: int, num_ranks: int) -> Any:

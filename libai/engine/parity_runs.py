@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import random
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +18,12 @@ from oneflow import nn
 from libai.engine.build_errors import GraphBuildError
 from libai.engine.clocks import watched_clocks
 from libai.engine.eager_trainer import EagerTrainer
+from libai.engine.forward_notes import forward_notes
 from libai.engine.graph_trainer import GraphTrainer
 from libai.engine.hook_base import HookBase
 from libai.engine.model_trainer import ModelTrainer
 from libai.engine.parity_recorder import Record, Recorder, RecordingGraphTrainer
-from libai.engine.parity_state import PythonState, scan
+from libai.engine.parity_state import PythonState
 from libai.engine.python_state import SharedState, module_state
 from libai.parallel import Mesh
 from libai.utils.errors import UserError
@@ -35,8 +35,7 @@ Arrays = dict[str, np.ndarray]
 @dataclass
 class Run:
     """What one mode did. `losses`: per iteration, name -> value, with the total as "loss"; `digests`: of the weights
-    after each iteration; `failure`: why it ended early; `kept`, `moving`: Python state that stayed the tensor of the
-    first iteration, and numbers that changed in each; `draws`: generators of the host that the forward read."""
+    after each iteration; `failure`: why it ended early."""
 
     mode: str
     losses: list[dict[str, float]] = field(default_factory=list)
@@ -45,9 +44,6 @@ class Run:
     buffers: Arrays = field(default_factory=dict)
     optimizer: Arrays = field(default_factory=dict)
     failure: str | None = None
-    kept: list[str] = field(default_factory=list)
-    moving: list[str] = field(default_factory=list)
-    draws: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -173,9 +169,7 @@ class Bench:
     def _run(self, mode: str) -> Run:
         trainer = self.build(mode)
         run = Run(mode)
-        states = [scan(trainer.model)]
         for iteration in range(self.num_iters):
-            host_generators = _host_generators()
             try:
                 losses, _ = self._update(trainer, iteration)
             except GraphBuildError as error:
@@ -189,13 +183,6 @@ class Bench:
                 break
             run.losses.append(losses)
             run.digests.append(_digest(trainer.model))
-            if iteration < 2:
-                states.append(scan(trainer.model))
-                run.draws = [name for name, state in _host_generators().items() if state != host_generators[name]]
-        if len(states) == 3:
-            before, first, second = states
-            run.kept = _kept_tensors(before, first, second)
-            run.moving = [n for n, value in second.items() if _is_number(value) and first.get(n, value) != value]
         if run.failure is None:
             tensors = arrays_of(trainer.model)
             run.weights = {name: tensors.pop(name) for name, _ in trainer.model.named_parameters()}
@@ -231,6 +218,11 @@ class Bench:
         except Exception as error:
             raise ObservationFailed(recorder.failed_in, error) from error
         return Observation(losses, before, arrays_of(trainer.model), record or recorder.eager_record())
+
+    def forward_notes(self) -> list[str]:
+        """What the forward does beside computing losses, see `libai.engine.forward_notes`."""
+        with _garbage_kept():
+            return forward_notes(self.build("eager"), self._micro_batches[0])
 
     def find_state(self) -> str | None:
         """The innermost module whose forward changes what Python keeps outside of tensors, or reads a clock."""
@@ -326,24 +318,6 @@ def _checked_model(model: Any) -> nn.Module:
             "new model, such as `lambda: MyModel(width=64)`."
         )
     return model
-
-
-def _host_generators() -> dict[str, Any]:
-    _, keys, position, *_ = np.random.get_state(legacy=True)
-    return {"random": random.getstate(), "numpy.random": (keys.tobytes(), position)}  # type: ignore[union-attr]
-
-
-def _kept_tensors(before: Mapping[str, Any], first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Names whose tensor appeared in the first iteration and was the same object after the second."""
-    return [
-        name
-        for name, value in first.items()
-        if isinstance(value, flow.Tensor) and before.get(name) is not value and second.get(name) is value
-    ]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (bool, int, float))
 
 
 def describe_failure(error: Exception) -> str:

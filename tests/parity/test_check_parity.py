@@ -227,7 +227,7 @@ class GlobalClosure(nn.Module):
         (Jitter, "changes the state of Python's random numbers"),
         (Listing, "self.seen.append(self.seen[-1] * 0.5)"),
         (Clocked, "return x * (1 + time.perf_counter() % 1.0)"),
-        (Toggling, "changes middle.norm.training"),
+        (Toggling, "changes middle.norm.training (BatchNorm1d)"),
         (Closure, "changes the variable calls around "),
         (GlobalClosure, "changes the variable calls around "),
     ],
@@ -237,6 +237,8 @@ def test_python_that_a_graph_runs_only_once_is_named(layer, text):
     report = check(lambda: Net(layer()), num_iters=2)
     assert (report.verdict, report.module, report.stage) == ("broken", "middle", "build"), report
     assert text in report.reason, report.reason
+    assert [text in note and "graph" in note for note in report.notes].count(True) == 1, report.notes
+    assert not any("samples of a batch" in note for note in report.notes), "other forwards, other losses: no coupling"
     assert (report.noise["eager"] == 0.0) == (layer is not Clocked)
     assert not SCALES, "the variables of the user's module must be as they were"
 
@@ -260,7 +262,46 @@ def test_a_counter_in_a_buffer_is_the_same_training_and_its_modules_are_watched(
     report = check(lambda: Net(CountingBuffer()), num_accumulation_steps=2, batches=toy.batches(6))
     assert (report.verdict, report.module, report.findings) == ("same", None, ()), report
     assert report.differences["buffers"] == Difference()
-    assert not any("could not be watched" in note for note in report.notes), report
+    (note,) = report.notes
+    assert note.startswith("forward changes the buffer middle.count (CountingBuffer, ") and "self.count += 1" in note
+
+
+class Centre(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0, keepdim=True)
+
+
+class Frozen(nn.Module):
+    """Batch normalization that stays as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x):
+        return self.norm(x)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+def test_what_couples_samples_hooks_and_batch_statistics_is_named():
+    coupled = check(lambda: Net(Centre()), num_iters=2)
+    assert coupled.verdict == "same" and len(coupled.notes) == 1, coupled
+    assert coupled.notes[0].startswith("middle (Centre) mixes the samples of a batch (its mean loss changes by")
+
+    def with_a_hook():
+        model = Net(nn.Linear(16, 16))
+        nn.utils.weight_norm(model.middle)
+        return model
+
+    hooked = check(with_a_hook, num_iters=2)
+    assert hooked.verdict == "same" and "middle has forward hooks (WeightNorm)" in hooked.notes[0], hooked
+    frozen = check(lambda: Net(Frozen()), num_iters=2)
+    assert frozen.differences["buffers"] == Difference(), "a compiled step counts no batches for a frozen layer"
+    assert any(note.startswith("middle.norm: batch normalization takes its stat") for note in frozen.notes), frozen
 
 
 class WrongBuffer(CountingBuffer):

@@ -57,6 +57,20 @@ def test_a_loss_a_buffer_and_a_job_that_died_break_it_and_a_refusal_does_not(mon
         assert words in text
 
 
+def test_notes_on_the_model_and_on_what_became_of_it_are_shown(monkeypatch):
+    losses, seen = [2.0, 1.0], {"seen": np.ones(3)}
+    report = outcomes(
+        monkeypatch,
+        **{
+            "eager one process": {"losses": losses, "arrays": seen, "notes": ["head (Centre) mixes"]},
+            "eager data=2": {"losses": losses, "arrays": seen, "notes": ["computed over the samples of all 2"]},
+        },
+    )
+    assert str(report).splitlines()[-1] == "note   head (Centre) mixes"
+    assert "       computed over the samples of all 2" in str(report).splitlines()
+    assert json.loads(report.to_json())["cells"][0]["notes"] == ["head (Centre) mixes"]
+
+
 def test_a_reference_that_cannot_train_is_an_error_and_no_verdict(monkeypatch):
     with pytest.raises(UserError, match="eager mode on one process cannot train this config: no loss"):
         outcomes(monkeypatch, **{"eager one process": {"refused": "no loss"}})

@@ -12,9 +12,10 @@ differ from run to run. docs/decisions/0007-graph-variables.md tells how both we
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+from libai.job_edit import JobEdit
 from libai.optim.graph_state import TRAIN_STEP
 
 #: arguments through which batch normalization writes its running statistics; in a copy they would be lost
@@ -24,137 +25,74 @@ _COUNT_OPS = ("", "-Identity", "-ScalarAdd", "-Assign")
 _MADE_FROM_THE_COUNT = ("learning_rate_schedule_conf", "adam_bias_correction_factor")
 
 
-def read_copies_of_variables(job: Any, names: Collection[str]) -> int:
+def read_copies_of_variables(job: JobEdit, names: Collection[str]) -> int:
     """Put an `identity` op behind each variable of `names` and let every reader but the updates read its output.
 
-    `job`: the graph's `_full_job_proto`, in place, before OneFlow compiles it. Returns how many variables got one.
+    Returns how many variables got one.
     """
-    readers: dict[str, list[tuple[Any, str, int]]] = {}
-    repeats: dict[str, Any] = {}
-    for op in job.net.op:
-        if not op.HasField("user_conf") or _is_update(op):
-            continue
-        if op.user_conf.op_type_name == "repeat":
-            repeats[op.user_conf.input["in"].s[0]] = op
-        for argument, sources in op.user_conf.input.items():
-            if argument in _WRITTEN:
-                continue
-            for index, source in enumerate(sources.s):
-                readers.setdefault(source, []).append((op, argument, index))
     count = 0
-    for variable in [op for op in job.net.op if op.HasField("variable_conf") and op.name in names]:
-        source, result = f"{variable.name}/out", "out"
-        if source in repeats:  # accumulation: only the repeat may read the variable itself
-            source, result = repeats[source].user_conf.output["out"].s[0], "out_0"
-        if source in readers:
-            copied = _add_identity(job, variable, source, result)
-            for reader, argument, index in readers[source]:
-                reader.user_conf.input[argument].s[index] = copied
+    for variable in [op for op in job.ops.values() if op.HasField("variable_conf") and op.name in names]:
+        source, result, maker = f"{variable.name}/out", "out", variable
+        for op in job.readers(variable.name):
+            if job.kind(op) == "repeat":  # accumulation: only the repeat may read the variable itself
+                source, result, maker = op.user_conf.output["out"].s[0], "out_0", op
+        places = list(_places_that_read(job, maker.name, source))
+        if places:
+            copy = job.append(variable, "copy", "identity", "in", [source], "out")
+            job.lay_out(copy, job.layout_of(maker.name, result))
+            value = copy.user_conf.output["out"].s[0]
+            job.shapes[value].CopyFrom(job.shapes[source])
+            for reader, argument, index in places:
+                job.set_source(reader, argument, index, value)
             count += 1
     return count
 
 
-def _is_update(op: Any) -> bool:
+def _places_that_read(job: JobEdit, maker: str, source: str) -> Iterator[tuple[Any, str, int]]:
+    """Where the forward and backward read the value `source`: operation, argument and index."""
+    for op in job.readers(maker):
+        if not op.HasField("user_conf") or is_update(op):
+            continue
+        for argument, sources in op.user_conf.input.items():
+            if argument not in _WRITTEN:
+                yield from ((op, argument, index) for index, value in enumerate(sources.s) if value == source)
+
+
+def is_update(op: Any) -> bool:
+    """Whether an operation of a model is the update of a parameter."""
     return "model" in op.user_conf.input and "learning_rate" in op.user_conf.input
 
 
-def remove_step_count(job: Any) -> int:
+def remove_step_count(job: JobEdit) -> int:
     """Take the operations out of a completed job that count its steps and make rates and bias corrections from the
     count, where no update reads them. Returns how many that were.
 
     Each is an actor that runs in every step. What is still read (loss scaling counts with them) stays.
     """
-    texts = {op.name: op.SerializeToString() for op in job.net.op}
-    counting = {f"{TRAIN_STEP}{end}" for end in _COUNT_OPS} & set(texts)
-    unread = {op.name for op in job.net.op if _kind(op) in _MADE_FROM_THE_COUNT}
+    counting = {f"{TRAIN_STEP}{end}" for end in _COUNT_OPS} & set(job.ops)
+    unread = {name for name, op in job.ops.items() if job.kind(op) in _MADE_FROM_THE_COUNT}
 
     def are_read(names: Iterable[str]) -> bool:
-        wanted = [f"{name}/".encode() for name in names]
-        staying = [text for name, text in texts.items() if name not in unread and name not in counting]
-        return any(name in text for name in wanted for text in staying)
+        return any(op.name not in unread and op.name not in counting for name in names for op in job.readers(name))
 
     unread = {name for name in unread if not are_read([name])}
     if not are_read(counting):  # Adagrad's update reads the count itself
         unread |= counting
     for name in unread:
-        remove_op(job, name)
+        job.remove(name)
     return len(unread)
 
 
-def _kind(op: Any) -> str:
-    kind = op.WhichOneof("op_type")
-    return op.user_conf.op_type_name if kind == "user_conf" else kind
-
-
-def remove_op(job: Any, name: str) -> None:
-    """Take an operation that nothing reads any more out of a job."""
-    for i, op in enumerate(job.net.op):
-        if op.name == name:
-            del job.net.op[i]
-            break
-    for group in job.placement.placement_group:
-        if name in group.op_set.op_name:
-            group.op_set.op_name.remove(name)
-    views = job.job_parallel_view_conf
-    for table in (
-        views.op_name2sbp_signature_conf,
-        views.op_name2nd_sbp_signature_conf,
-        views.op_name2is_local_parallel_view,
-    ):
-        table.pop(name, None)
-
-
-def first_of_equal(job: Any, source: Any) -> str:
+def first_of_equal(job: JobEdit, source: Any) -> str:
     """Let a completed job reduce a vector of equal elements, the output of its input op `source`, to `(1,)`.
 
     Returns the name of the value, which updates may read. It is made once per step, whatever the accumulation.
     """
-    reduced = _append_op(job, source, "reduce_max", f"{source.name}/out", "out", "input_tensor", "output_tensor")
-    op = job.net.op[-1]
+    op = job.append(source, "reduce_max", "reduce_max", "input_tensor", [f"{source.name}/out"], "output_tensor")
     op.user_conf.attr["axis"].at_list_int32.val.append(0)
     op.user_conf.attr["keepdims"].at_bool = True
-    shape = job.helper.lbn2logical_blob_desc[reduced].shape
-    shape.dim[:] = [1]
+    job.lay_out(op, job.layout_of(source.name, "out"))
+    reduced: str = op.user_conf.output["output_tensor"].s[0]
+    job.shapes[reduced].CopyFrom(job.shapes[f"{source.name}/out"])
+    job.shapes[reduced].shape.dim[:] = [1]
     return reduced
-
-
-def _add_identity(job: Any, variable: Any, source: str, result: str) -> str:
-    """Append an identity of the value `source`; returns the name of its output."""
-    return _append_op(job, variable, "identity", source, result, "in", "out")
-
-
-def _append_op(job: Any, like: Any, kind: str, source: str, result: str, argument: str, output: str) -> str:
-    """Append an operation that reads `source`, laid out and placed as it; returns the name of its output.
-
-    `like`: the operation that `source` comes from or belongs to; `result`: what its output is called in the tables of
-    layouts; `argument`, `output`: the names that the operation has for what it reads and makes.
-    """
-    op = job.net.op.add()
-    op.name = f"{like.name}-{'copy' if kind == 'identity' else kind}"
-    op.device_tag = like.device_tag
-    op.scope_symbol_id = like.scope_symbol_id
-    op.user_conf.op_type_name = kind
-    op.user_conf.input[argument].s.append(source)
-    op.user_conf.output[output].s.append(f"{op.name}/{output}_0")
-    op.user_conf.input_order.append(argument)
-    op.user_conf.output_order.append(output)
-    views = job.job_parallel_view_conf
-    layout = views.op_name2nd_sbp_signature_conf[source.split("/")[0]].bn_in_op2nd_sbp[result]
-    for name in (f"{argument}_0", f"{output}_0"):
-        views.op_name2nd_sbp_signature_conf[op.name].bn_in_op2nd_sbp[name].CopyFrom(layout)
-        if len(layout.sbp_parallel) == 1:  # a placement in one row has its layout in a second table as well
-            flat = views.op_name2sbp_signature_conf[op.name].bn_in_op2sbp_parallel
-            flat[name].CopyFrom(layout.sbp_parallel[0])
-    for group in job.placement.placement_group:
-        if like.name in group.op_set.op_name:
-            group.op_set.op_name.append(op.name)
-            break
-    job.helper.lbn2logical_blob_desc[f"{op.name}/{output}_0"].CopyFrom(job.helper.lbn2logical_blob_desc[source])
-    return f"{op.name}/{output}_0"
-
-
-def copied(message: Any) -> Any:
-    """A protobuf message of its own, equal to `message`."""
-    duplicate = type(message)()
-    duplicate.CopyFrom(message)
-    return duplicate

@@ -22,17 +22,12 @@ from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
 
 from libai.engine.graph_constants import fold_constants
 from libai.engine.graph_idle import remove_idle_ops
-from libai.engine.graph_variables import (
-    copied,
-    first_of_equal,
-    read_copies_of_variables,
-    remove_op,
-    remove_step_count,
-)
+from libai.engine.graph_variables import first_of_equal, is_update, read_copies_of_variables, remove_step_count
 from libai.engine.launch_race import protect_graph_launches
 from libai.engine.model_contract import read_losses, total_loss
 from libai.engine.traced_state import TracedState
 from libai.engine.tracing import tracing
+from libai.job_edit import JobEdit, copied
 from libai.optim import make_clip_norm_exact
 from libai.parallel import GlobalLayout, Layout, LocalLayout, Mesh, named_tensors
 from libai.utils.errors import UserError
@@ -300,40 +295,44 @@ class TrainGraph(_Graph):
         """OneFlow has completed the job: connect each parameter's update to its group's inputs and values."""
         self._traced.require_repeatable(self._forward_job_proto, self.model)
         self._traced.require_traced(self._forward_job_proto, self.model, f"{MODULE_NAME}.")
-        make_clip_norm_exact(self._full_job_proto)
+        with JobEdit(self._full_job_proto) as job:
+            self._connect(job, out2name)
+        super()._Graph__rebuild_outputs(out2name)
+
+    def _connect(self, job: JobEdit, out2name: Any) -> None:
+        make_clip_norm_exact(job)
         if self._accumulation > 1 or self._layout.cuts_parameters:
-            read_copies_of_variables(self._full_job_proto, _variable_names(self.model))
+            read_copies_of_variables(job, _variable_names(self.model))
         norm_source = None
-        step_values = self._step_values()
-        for op in list(self._full_job_proto.net.op):
+        step_values = self._step_values(job)
+        for op in job.ops.values():
             if not op.HasField("user_conf"):
                 continue
             if op.name.startswith(_CLIP_NORM_READER):
                 norm_source = op.user_conf.input["in"].s[0]
-            elif "learning_rate" in op.user_conf.input and "model" in op.user_conf.input:
-                self._connect_update(op.user_conf, step_values)
+            elif is_update(op):
+                self._connect_update(job, op, step_values)
         if self._clips:
-            self._return_norm(norm_source, out2name)
+            self._return_norm(job, norm_source, out2name)
         if not self._scales_loss:
-            remove_step_count(self._full_job_proto)
+            remove_step_count(job)
         if self._layout.mesh.is_single:
-            remove_idle_ops(self._full_job_proto)
+            remove_idle_ops(job)
             if self._accumulation == 1:
-                fold_constants(self._full_job_proto)
-        super()._Graph__rebuild_outputs(out2name)
+                fold_constants(job)
 
-    def _step_values(self) -> dict[str, str]:
+    def _step_values(self, job: JobEdit) -> dict[str, str]:
         """Where the completed job has each of the step's inputs as a `(1,)` value: name → output of an operation."""
         found = {}
-        for op in list(self._full_job_proto.net.op):
+        for op in list(job.ops.values()):
             # nn.Graph calls an input `_<graph>_input.<path>_<name>`, and no name of ours has a dot
             name = _STEP_INPUT.search(op.name) if op.HasField("input_conf") else None
             if name is not None:
-                source = f"{op.name}/out"
-                found[name[1]] = first_of_equal(self._full_job_proto, op) if self._accumulation > 1 else source
+                found[name[1]] = first_of_equal(job, op) if self._accumulation > 1 else f"{op.name}/out"
         return found
 
-    def _connect_update(self, update: Any, step_values: Mapping[str, str]) -> None:
+    def _connect_update(self, job: JobEdit, op: Any, step_values: Mapping[str, str]) -> None:
+        update = op.user_conf
         variable = update.input["model"].s[0].split("/")[0]
         group = self._group_of[variable]
         conf = self._group_confs[group]
@@ -344,7 +343,7 @@ class TrainGraph(_Graph):
             inputs.update(bias_correction1=f"bias1_{place}", bias_correction2=f"bias2_{place}")
         for argument, name in inputs.items():
             if argument in update.input:
-                update.input[argument].s[0] = step_values[name]
+                job.set_source(op, argument, 0, step_values[name])
         update.attr["learning_rate_scale"].at_float = 1.0
         # AdamW and LAMB decay in the update op; the others through a regularizing op made for each variable
         update.attr["weight_decay"].at_float = conf.weight_decay_conf.weight_decay_rate
@@ -353,20 +352,16 @@ class TrainGraph(_Graph):
                 attribute = update.attr[field.name]
                 setattr(attribute, attribute.WhichOneof("value"), value)
 
-    def _return_norm(self, norm_source: str | None, out2name: Any) -> None:
+    def _return_norm(self, job: JobEdit, norm_source: str | None, out2name: Any) -> None:
         """Let the last output of the graph give the norm that clipping computed, instead of its placeholder."""
         if norm_source is None:
             raise RuntimeError("oneflow 0.9.0 makes a global-norm op when clipping is on, but none was found")
         placeholder = self._eager_outputs[0][2]
         output_name = out2name[placeholder]
-        job = self._full_job_proto
-        for op in job.net.op:
-            if op.name == output_name:
-                unused = getattr(op.output_conf, "in")
-                setattr(op.output_conf, "in", norm_source)
-                del op.output_conf.blob_conf.shape.dim[:]
-        del job.helper.lbn2logical_blob_desc[f"{output_name}/out"].shape.dim[:]
-        remove_op(job, unused.split("/")[0])
+        unused = job.redirect_output(job.ops[output_name], norm_source)
+        del job.ops[output_name].output_conf.blob_conf.shape.dim[:]
+        del job.shapes[f"{output_name}/out"].shape.dim[:]
+        job.remove(unused.split("/")[0])
 
 
 class EvalGraph(_Graph):
@@ -388,7 +383,8 @@ class EvalGraph(_Graph):
 
     def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
         if self._layout.cuts_parameters:
-            read_copies_of_variables(self._full_job_proto, _variable_names(self.model))
+            with JobEdit(self._full_job_proto) as job:
+                read_copies_of_variables(job, _variable_names(self.model))
         super()._Graph__rebuild_outputs(out2name)
 
 

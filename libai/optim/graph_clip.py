@@ -8,72 +8,34 @@ summed by ops of its own (pairwise sums, relative error 1e-7), and their results
 
 from __future__ import annotations
 
-from typing import Any
+from libai.job_edit import JobEdit
 
 _SUM_OP = "multi_reduce_sum_pow_abs"
 _ELEMENTWISE = {1.0: "abs", 2.0: "square"}
 
 
-def make_clip_norm_exact(job: Any) -> int:
-    """Rewrite the clip norm in a completed `job` (the graph's `_full_job_proto`), in place.
+def make_clip_norm_exact(job: JobEdit) -> int:
+    """Rewrite the clip norm in a completed `job`.
 
     Call it before OneFlow compiles the job. Returns how many gradients were rewritten: 0 without clipping, and for
     norms other than p = 1 and p = 2, which keep OneFlow's op (the largest absolute value is exact anyway).
     """
     num_rewritten = 0
     # OneFlow makes one such op for each layout of parameters
-    for total in [op for op in job.net.op if op.HasField("user_conf") and op.user_conf.op_type_name == _SUM_OP]:
+    for total in [op for op in job.ops.values() if job.kind(op) == _SUM_OP]:
         elementwise = _ELEMENTWISE.get(total.user_conf.attr["p"].at_float)
         if elementwise is None:
             continue
         results = []
         for index, gradient in enumerate(total.user_conf.input["x"].s):
-            terms = _add_op(job, total, f"terms-{index}", elementwise, ("x", [gradient]), "y")
-            results.append(
-                _add_op(job, total, f"sum-{index}", "reduce_sum", ("input_tensor", [terms]), "output_tensor")
-            )
-            attributes = job.net.op[-1].user_conf.attr
-            num_axes = len(job.helper.lbn2logical_blob_desc[gradient].shape.dim)
-            attributes["axis"].at_list_int32.val.extend(range(num_axes))
-            attributes["keepdims"].at_bool = False
+            terms = job.append(total, f"terms-{index}", elementwise, "x", [gradient], "y").user_conf.output["y"].s
+            added = job.append(total, f"sum-{index}", "reduce_sum", "input_tensor", terms, "output_tensor").user_conf
+            added.attr["axis"].at_list_int32.val.extend(range(len(job.shapes[gradient].shape.dim)))
+            added.attr["keepdims"].at_bool = False
+            results.append(added.output["output_tensor"].s[0])
         num_rewritten += len(results)
-        joined = results[0] if len(results) == 1 else _add_op(job, total, "joined", "add_n", ("in", results), "out")
-        _redirect(job, total.user_conf.output["y"].s[0], joined)
-        _remove_op(job, total.name)
+        if len(results) > 1:
+            results[:] = job.append(total, "joined", "add_n", "in", results, "out").user_conf.output["out"].s
+        job.redirect(total.user_conf.output["y"].s[0], results[0])
+        job.remove(total.name)
     return num_rewritten
-
-
-def _add_op(job: Any, like: Any, suffix: str, kind: str, inputs: tuple[str, list[str]], output_name: str) -> str:
-    """Append an op of `kind`, named and placed after the op `like`; returns the name of its output."""
-    op = job.net.op.add()
-    op.name = f"{like.name}-{suffix}"
-    op.device_tag = like.device_tag
-    op.scope_symbol_id = like.scope_symbol_id
-    op.user_conf.op_type_name = kind
-    op.user_conf.input[inputs[0]].s.extend(inputs[1])
-    op.user_conf.output[output_name].s.append(f"{op.name}/{output_name}_0")
-    op.user_conf.input_order.append(inputs[0])
-    op.user_conf.output_order.append(output_name)
-    for group in job.placement.placement_group:
-        if like.name in group.op_set.op_name:
-            group.op_set.op_name.append(op.name)
-            break
-    return f"{op.name}/{output_name}_0"
-
-
-def _redirect(job: Any, old: str, new: str) -> None:
-    """Let whoever reads the value `old` read `new`."""
-    for op in job.net.op:
-        if op.HasField("user_conf"):
-            for sources in op.user_conf.input.values():
-                for index, source in enumerate(sources.s):
-                    if source == old:
-                        sources.s[index] = new
-
-
-def _remove_op(job: Any, name: str) -> None:
-    """Take the op `name` out of the job, with its placement; a layout left in the job for it has no effect."""
-    del job.net.op[next(index for index, op in enumerate(job.net.op) if op.name == name)]
-    for group in job.placement.placement_group:
-        if name in group.op_set.op_name:
-            group.op_set.op_name.remove(name)

@@ -12,6 +12,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from libai.job_edit import JobEdit
 from libai.optim import (
     clip_grad_norm,
     export_graph_state,
@@ -140,7 +141,8 @@ def check_state():
 
 class ClippingGraph(TrainGraph):
     def _Graph__rebuild_outputs(self, out2name=None):
-        assert make_clip_norm_exact(self._full_job_proto) == 4
+        with JobEdit(self._full_job_proto) as job:
+            assert make_clip_norm_exact(job) == 4
         super()._Graph__rebuild_outputs(out2name)
 
 

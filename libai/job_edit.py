@@ -1,0 +1,197 @@
+"""Changes a compiled job of OneFlow (the `_full_job_proto` of an `nn.Graph`) before OneFlow plans it.
+
+`JobEdit` reads the job once and keeps who makes and who reads what, so that a pass over the job takes time in
+proportion to the operations that it looks at. docs/decisions/0018-linear-job-passes.md has the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+
+class JobEdit:
+    """A completed job under change, with an index of its operations that every change keeps true.
+
+    Attributes:
+        ops: name → operation, in the order of the job. An entry must only be added and removed by methods.
+        shapes: name of a value (`operation/output_0`) → its description, with shape and data type.
+        layouts: the job's tables of layouts.
+
+    Removed operations leave the job itself at the end of the `with` block.
+    """
+
+    def __init__(self, job: Any):
+        self._job = job
+        self.ops: dict[str, Any] = {op.name: op for op in job.net.op}
+        self.shapes = job.helper.lbn2logical_blob_desc
+        self.layouts = job.job_parallel_view_conf
+        self._removed: set[str] = set()
+        self._mentions: dict[str, set[str]] = {}
+        self._readers: dict[str, dict[str, None]] = {}
+        for op in self.ops.values():
+            self._learn(op)
+        self._placement: dict[str, Any] = {}
+        for group in job.placement.placement_group:
+            for name in group.op_set.op_name:
+                self._placement.setdefault(name, group)
+
+    def __enter__(self) -> JobEdit:
+        return self
+
+    def __exit__(self, failure: Any, *_: object) -> None:
+        if failure is None and self._removed:
+            self._take_out()
+
+    def kind(self, op: Any) -> str:
+        """The type of an operation of a model, `variable_conf`, `input_conf`, ... for the others."""
+        kind: str = op.WhichOneof("op_type")
+        return op.user_conf.op_type_name if kind == "user_conf" else kind
+
+    def readers(self, name: str) -> list[Any]:
+        """The operations that read an output of the operation `name`, or wait for its end."""
+        return [self.ops[reader] for reader in self._readers.get(name, ())]
+
+    def redirect(self, old: str, new: str) -> None:
+        """Let every operation of a model that reads the value `old` read `new`."""
+        for op in self.readers(_maker(old)):
+            if op.HasField("user_conf"):
+                for sources in op.user_conf.input.values():
+                    sources.s[:] = [new if source == old else source for source in sources.s]
+                self._learn(op)
+
+    def set_source(self, op: Any, argument: str, index: int, source: str) -> None:
+        """Let the `index`-th value of one argument of an operation of a model be `source`."""
+        op.user_conf.input[argument].s[index] = source
+        self._learn(op)
+
+    def redirect_output(self, op: Any, source: str) -> str:
+        """Let an output of the job (an operation with `output_conf`) give the value `source`; what it gave before."""
+        before: str = getattr(op.output_conf, "in")
+        setattr(op.output_conf, "in", source)
+        self._learn(op)
+        return before
+
+    def append(
+        self, like: Any, suffix: str, kind: str, argument: str, sources: Sequence[str], output: str, count: int = 1
+    ) -> Any:
+        """Append an operation of a model, placed and named after the operation `like`.
+
+        `argument`, `output`: the names that the operation has for what it reads and makes. Its outputs are
+        `NAME/OUTPUT_0` to `count` - 1. Their layouts are OneFlow's to choose, unless `lay_out` tells them.
+        """
+        op = self._job.net.op.add()
+        op.name = f"{like.name}-{suffix}"
+        op.device_tag = like.device_tag
+        op.scope_symbol_id = like.scope_symbol_id
+        op.user_conf.op_type_name = kind
+        op.user_conf.input[argument].s.extend(sources)
+        op.user_conf.output[output].s.extend(f"{op.name}/{output}_{index}" for index in range(count))
+        op.user_conf.input_order.append(argument)
+        op.user_conf.output_order.append(output)
+        group = self._placement.get(like.name)
+        if group is not None:
+            group.op_set.op_name.append(op.name)
+            self._placement[op.name] = group
+        self.ops[op.name] = op
+        self._learn(op)
+        return op
+
+    def lay_out(self, op: Any, layout: Any) -> None:
+        """Give all that an appended operation reads and makes one layout (an `NdSbp`)."""
+        conf = op.user_conf
+        names = [f"{key}_{index}" for key, entry in conf.input.items() for index in range(len(entry.s))]
+        names += [name.split("/")[1] for entry in conf.output.values() for name in entry.s]
+        for name in names:
+            self.layouts.op_name2nd_sbp_signature_conf[op.name].bn_in_op2nd_sbp[name].CopyFrom(layout)
+            if len(layout.sbp_parallel) == 1:  # a placement in one row has its layout in a second table as well
+                flat = self.layouts.op_name2sbp_signature_conf[op.name].bn_in_op2sbp_parallel
+                flat[name].CopyFrom(layout.sbp_parallel[0])
+
+    def layout_of(self, op_name: str, output: str) -> Any:
+        """The layout (an `NdSbp`) of an operation's output, such as `out_0`."""
+        return self.layouts.op_name2nd_sbp_signature_conf[op_name].bn_in_op2nd_sbp[output]
+
+    def become(self, op: Any, kind: str, output: str) -> None:
+        """Turn an operation into one of another kind that reads nothing and makes `output`; without attributes and
+        layout."""
+        conf = op.user_conf
+        self._forget_layouts(op.name)
+        for field in ("input", "output", "attr", "input_order", "output_order"):
+            conf.ClearField(field)
+        conf.op_type_name = kind
+        conf.output[output].s.append(f"{op.name}/{output}_0")
+        conf.output_order.append(output)
+        self._learn(op)
+
+    def remove(self, name: str) -> None:
+        """Take an operation that nothing reads any more out of the job."""
+        del self.ops[name]
+        for maker in self._mentions.pop(name):
+            self._readers[maker].pop(name, None)
+        self._forget_layouts(name)
+        self.layouts.op_name2is_local_parallel_view.pop(name, None)
+        self._removed.add(name)
+
+    def _forget_layouts(self, name: str) -> None:
+        self.layouts.op_name2sbp_signature_conf.pop(name, None)
+        self.layouts.op_name2nd_sbp_signature_conf.pop(name, None)
+
+    def _learn(self, op: Any) -> None:
+        """Note what an operation reads, in place of what was noted before."""
+        mentions = set(_mentioned(op)) - {op.name}
+        for maker in self._mentions.get(op.name, set()) - mentions:
+            self._readers[maker].pop(op.name, None)
+        for maker in mentions:
+            self._readers.setdefault(maker, {})[op.name] = None
+        self._mentions[op.name] = mentions
+
+    def _take_out(self) -> None:
+        """Drop the removed operations from the lists of the job, in one walk over each."""
+        operations = self._job.net.op
+        operations.sort(key=lambda op: op.name in self._removed)  # stable: the others keep their order
+        del operations[len(operations) - len(self._removed) :]
+        for group in self._job.placement.placement_group:
+            names = group.op_set.op_name
+            if not self._removed.isdisjoint(names):
+                names[:] = [name for name in names if name not in self._removed]
+        self._removed = set()
+
+
+def copied(message: Any) -> Any:
+    """A protobuf message of its own, equal to `message`."""
+    duplicate = type(message)()
+    duplicate.CopyFrom(message)
+    return duplicate
+
+
+def _maker(value: str) -> str:
+    """The operation that makes a value."""
+    return value.split("/", 1)[0]
+
+
+def _mentioned(op: Any) -> Iterator[str]:
+    """The operations whose outputs `op` reads, and those that it waits for."""
+    yield from op.ctrl_in_op_name
+    if op.HasField("user_conf"):
+        for sources in op.user_conf.input.values():
+            yield from map(_maker, sources.s)
+        return
+    conf = getattr(op, op.WhichOneof("op_type"))
+    yield from (_maker(text) for text in _texts(conf) if "/" in text)
+
+
+def _texts(message: Any) -> Iterator[str]:
+    """All strings in a protobuf message."""
+    for field, value in message.ListFields():
+        if field.label == field.LABEL_REPEATED and _is_map(field):
+            continue  # maps in these operations are from names within an operation to layouts
+        for item in value if field.label == field.LABEL_REPEATED else [value]:
+            if field.type == field.TYPE_MESSAGE:
+                yield from _texts(item)
+            elif field.type == field.TYPE_STRING:
+                yield item
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry

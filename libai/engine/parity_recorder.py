@@ -19,6 +19,7 @@ from libai.engine.graph_trainer import GraphTrainer
 from libai.engine.graphs import TrainGraph
 from libai.engine.parity_state import scan
 from libai.layers.cpu import is_tracing
+from libai.parallel import whole
 
 #: of the names of recorded tensors among the metrics that a compiled step returns
 _PREFIX = "recorded:"
@@ -96,7 +97,7 @@ class Recorder:
             if self.is_on and parameter.grad is not None:
                 earlier = self._earlier[name]
                 gradient = parameter.grad if earlier is None else parameter.grad - earlier
-                self._gradients[name] = gradient.numpy().copy()
+                self._gradients[name] = whole(gradient).numpy()
 
     def eager_record(self) -> Record:
         """What was recorded since `start`. Forwards of other micro-batches that ran other modules keep the first's."""
@@ -129,7 +130,7 @@ class Recorder:
         found: dict[str, list[np.ndarray]] = {}
         for part in metrics:
             for name in [name for name in part if name.startswith(_PREFIX)]:
-                found.setdefault(name.removeprefix(_PREFIX), []).append(part.pop(name).numpy())
+                found.setdefault(name.removeprefix(_PREFIX), []).append(whole(part.pop(name)).numpy())
         for name, arrays in found.items():
             kind, _, key = name.partition(":")
             if kind == "gradient":
@@ -271,5 +272,5 @@ def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, flow.Tensor]]:
 def _rows(parts: list[dict[str, flow.Tensor]]) -> dict[str, np.ndarray]:
     """Key -> (micro-batches, elements); a key that some micro-batch lacks is left out."""
     common = [key for key in parts[0] if all(key in part for part in parts)]
-    arrays = {key: [part[key].numpy().reshape(-1) for part in parts] for key in common}
+    arrays = {key: [whole(part[key]).numpy().reshape(-1) for part in parts] for key in common}
     return {key: np.stack(rows) for key, rows in arrays.items() if len({row.size for row in rows}) == 1}

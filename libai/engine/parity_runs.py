@@ -25,7 +25,7 @@ from libai.engine.model_trainer import ModelTrainer
 from libai.engine.parity_recorder import Record, Recorder, RecordingGraphTrainer
 from libai.engine.parity_state import PythonState
 from libai.engine.python_state import SharedState, module_state
-from libai.parallel import Mesh
+from libai.parallel import Mesh, named_tensors, whole
 from libai.utils.errors import UserError
 from libai.utils.seeding import seed_everything
 
@@ -67,7 +67,9 @@ class ObservationFailed(Exception):
 class Bench:
     """Runs a training from the same initial bytes, again and again, in either mode.
 
-    Args: see `check_parity`. The first model that `build_model` gives supplies the initial weights of all runs.
+    Args: see `check_parity`. The first model that `build_model` gives supplies the initial weights of all runs. With a
+        `mesh` of several ranks every method is collective, `micro_batches` are those of this rank, and both modes
+        compute with global tensors. `begin` brings a new trainer to where its training begins, at `start_iter`.
     """
 
     def __init__(
@@ -82,6 +84,9 @@ class Bench:
         seed: int,
         device: str,
         options: Mapping[str, Any],
+        mesh: Mesh | None = None,
+        begin: Callable[[ModelTrainer], None] = lambda trainer: None,
+        start_iter: int = 0,
     ):
         self._build_model = build_model
         self._build_optimizer = build_optimizer
@@ -92,6 +97,9 @@ class Bench:
         self._seed = seed
         self._device = device
         self._options = dict(options)
+        self._mesh = mesh or Mesh(device=device)
+        self._begin = begin
+        self._start_iter = start_iter
         seed_everything(seed)
         self.model = _checked_model(build_model())
         self.initial = arrays_of(self.model)
@@ -120,17 +128,22 @@ class Bench:
         recorder = Recorder(model) if is_recording else None
         optimizer = self._build_optimizer(model)
         schedule = self._build_lr_scheduler(optimizer) if self._build_lr_scheduler else None
+        of_mode = {}
+        if not self._mesh.is_single and issubclass(trainer_class, EagerTrainer):
+            of_mode["gradient_reduction"] = "global"  # a rank's own part would be compared with the whole
         trainer = trainer_class(
             model,
             [],
             optimizer,
             lr_scheduler=schedule,
             num_accumulation_steps=self.num_accumulation_steps,
-            mesh=Mesh(device=self._device),
+            mesh=self._mesh,
             device=self._device,
             seed=self._seed,
+            **of_mode,
             **self._options,
         )
+        self._begin(trainer)
         return trainer, recorder
 
     def close(self) -> None:
@@ -244,7 +257,7 @@ class Bench:
         self, trainer: ModelTrainer, iteration: int, recorder: Recorder | None = None
     ) -> tuple[dict[str, float], Record | None]:
         """One update: the losses by name with their total as "loss", and what a recording graph returned."""
-        trainer.iter = iteration
+        trainer.iter = self._start_iter + iteration
         result = trainer.update(self._batches_of(iteration))
         record = None
         if recorder is not None and trainer.mode == "graph":
@@ -281,15 +294,21 @@ class _AfterBackward(HookBase):
 
 
 def arrays_of(model: nn.Module) -> Arrays:
-    """Copies of all parameters and buffers, by qualified name."""
-    return {name: tensor.numpy().copy() for name, tensor in _named_tensors(model)}
+    """Copies of all parameters and buffers, by qualified name. Collective for a global model."""
+    return {name: whole(tensor).numpy() for name, tensor in named_tensors(model)}
 
 
 def put_arrays(model: nn.Module, arrays: Arrays) -> None:
-    """Write `arrays_of` back into a model, in place, so that a compiled graph sees it."""
+    """Write `arrays_of` back into a model, in place, so that a compiled graph sees it. Collective as `arrays_of`."""
     with flow.no_grad():
-        for name, tensor in _named_tensors(model):
-            tensor.copy_(flow.tensor(arrays[name], dtype=tensor.dtype, device=tensor.device))
+        for name, tensor in named_tensors(model):
+            value = flow.tensor(arrays[name], dtype=tensor.dtype)
+            if tensor.is_global:
+                kind = tensor.placement.type
+                value = value.to(kind).to_global(placement=flow.placement.all(kind), sbp=flow.sbp.broadcast)
+                tensor.data.copy_(value.to_global(placement=tensor.placement, sbp=tensor.sbp))
+            else:
+                tensor.data.copy_(value.to(tensor.device))
 
 
 def _optimizer_arrays(trainer: ModelTrainer) -> Arrays:
@@ -298,10 +317,6 @@ def _optimizer_arrays(trainer: ModelTrainer) -> Arrays:
     except UserError:  # a graph that updates nothing has no state, which the comparison then shows
         return {}
     return {name: tensor.numpy().copy() for name, tensor in state.items()}
-
-
-def _named_tensors(model: nn.Module) -> list[tuple[str, flow.Tensor]]:
-    return [(n, p.data) for n, p in model.named_parameters()] + [(n, b) for n, b in model.named_buffers()]
 
 
 def _digest(model: nn.Module) -> str:

@@ -25,7 +25,7 @@ from libai.engine.python_state import SharedState
 from libai.engine.support import check_supported
 from libai.parallel import named_tensors, whole
 from libai.scheduler import has_state, load_scheduler_state, scheduler_state
-from libai.utils.distributed import is_main_process
+from libai.utils.distributed import broadcast_object, gather_objects, is_main_process
 from libai.utils.errors import UserError
 
 logger = logging.getLogger("libai.engine")
@@ -39,7 +39,8 @@ def check_at_start(trained: Any, num_iters: int) -> None:
 
     Weights, optimizer, schedule, random numbers and data position are afterwards as before, bit for bit. Takes the
     memory of a second model and of these batches for as long. Where the other mode refuses the model or the mesh, a
-    line says so. Collective. Raises `UserError` when a loss differs by more than `BOUND`.
+    line says so; what else it raises is its fault, and goes up as it is. Collective: all ranks come to the same end.
+    Raises `UserError` when a loss differs by more than `BOUND`.
     """
     trainer: ModelTrainer = trained.trainer
     left = trained.plan.train_iter - max(trained.start_iter, trainer.completed_iters)
@@ -49,37 +50,45 @@ def check_at_start(trained: Any, num_iters: int) -> None:
     batches = trainer.read_ahead(num_iters)
     with _nothing_left(trainer):
         other = "eager" if trainer.mode == "graph" else "graph"
-        mine = _losses_of(trained, trainer.mode, batches)
+        mine = _losses_of(trained, batches)
         try:
-            theirs = _losses_of(trained, other, batches)
-        except Exception as error:
-            if is_main_process():
-                reason = str(error).strip().splitlines()
-                logger.warning(
-                    "train.parity_check=%d has nothing to compare with: %s mode refuses this run (%s)",
-                    num_iters,
-                    other,
-                    reason[0] if reason else type(error).__name__,
-                )
-            return
-        _compare(trained, mine, theirs, batches)
+            twin, reason = _twin_or_reason(trained, other, batches)
+            theirs = _train(twin, trainer.completed_iters, batches) if twin is not None else []
+        except Exception:
+            logger.error(
+                "train.parity_check=%d: %s mode, which would train, is not to blame: what follows is from %s mode",
+                num_iters,
+                trainer.mode,
+                other,
+            )
+            raise
+        if twin is not None:
+            _compare(trained, mine, theirs, batches)
+        elif is_main_process():
+            logger.warning(
+                "train.parity_check=%d has nothing to compare with: %s mode refuses this run (%s)",
+                num_iters,
+                other,
+                reason.splitlines()[0],
+            )
 
 
 def _compare(trained: Any, mine: list[dict[str, float]], theirs: list[dict[str, float]], batches: Batches) -> None:
     mode = trained.trainer.mode
     other = "eager" if mode == "graph" else "graph"
     worst = 0.0
+    mine, theirs = broadcast_object([mine, theirs])  # one verdict
     for number, (ours, others) in enumerate(zip(mine, theirs), 1):
         relative, name = loss_difference(ours, others)
         worst = max(worst, relative)
         if relative > BOUND:
             asked = f"train.parity_check={trained.run.train.parity_check}"
+            values = [losses.get(name, float("nan")) for losses in (ours, others)]
             raise UserError(
                 f"{asked}: {other} mode is another training. In iteration {trained.trainer.completed_iters + number} "
-                f"the loss {name!r} is {ours.get(name, float('nan')):.8g} in {mode} mode and "
-                f"{others.get(name, float('nan')):.8g} in {other} mode, {relative:.1e} apart, and {BOUND:g} is allowed"
-                f"{_culprit(trained, batches, number)}. No update has been made. tools/parity.py shows more; leave "
-                f"train.parity_check out to train in {mode} mode all the same."
+                f"the loss {name!r} is {values[0]:.8g} in {mode} mode and {values[1]:.8g} in {other} mode, "
+                f"{relative:.1e} apart, and {BOUND:g} is allowed; {_culprit(trained, batches, number)}. No update has "
+                f"been made. Leave train.parity_check out to train in {mode} mode all the same."
             )
     if is_main_process():
         logger.info(
@@ -90,26 +99,45 @@ def _compare(trained: Any, mine: list[dict[str, float]], theirs: list[dict[str, 
 # ------------------------------------------------------------------------------------------------ the two runs
 
 
-def _losses_of(trained: Any, mode: str, batches: Batches) -> list[dict[str, float]]:
-    """The losses of every iteration in `mode`, by name with their total as "loss".
+def _losses_of(trained: Any, batches: Batches) -> list[dict[str, float]]:
+    """The losses of every iteration in the run's own mode, by name with their total as "loss".
 
     A compiled step of the run's own is used again: it keeps no state but tensors. Else a second model is trained.
     """
     live: ModelTrainer = trained.trainer
-    if isinstance(live, GraphTrainer) and mode == "graph":
-        live.prepare()
-        before, iteration = live.snapshot(), live.iter
+    if not isinstance(live, GraphTrainer):
+        twin = _twin(trained, trained.run, live.mode, batches)
+        twin.inspect_first(list(batches[0]))
+        return _train(twin, live.completed_iters, batches)
+    live.prepare()
+    before, iteration = live.snapshot(), live.iter
+    try:
+        return _train(live, live.completed_iters, batches)
+    finally:
+        live.restore(before)
+        live.iter = iteration
+
+
+def _twin_or_reason(trained: Any, mode: str, batches: Batches) -> tuple[ModelTrainer | None, str]:
+    """A trainer of the other `mode` that stands where the run stands, or why that mode refuses the run. Collective:
+    where one rank is refused, all are."""
+    run = _without_settings_of_one_mode(trained.run)
+    twins: list[ModelTrainer] = []
+    for step in (  # the ranks agree after each: in the next one they would wait for each other
+        lambda: check_supported(run, mode, trained.mesh.device),
+        lambda: twins.append(_twin(trained, run, mode, batches)),
+        lambda: twins[0].inspect_first(list(batches[0])),
+        lambda: twins[0].prepare(),
+    ):
+        reason = None
         try:
-            return _train(live, live.completed_iters, batches)
-        finally:
-            live.restore(before)
-            live.iter = iteration
-    run = _without_settings_of_one_mode(trained.run) if mode != live.mode else trained.run
-    check_supported(run, mode, trained.mesh.device)
-    twin = _twin(trained, run, mode)
-    twin.detect_anomalous_params = False  # the run itself says it
-    twin.inspect_first(list(batches[0]))
-    return _train(twin, live.completed_iters, batches)
+            step()
+        except UserError as error:
+            reason = str(error)
+        reasons = [text for text in gather_objects(reason) if text is not None]
+        if reasons:
+            return None, reasons[0]
+    return twins[0], ""
 
 
 def _without_settings_of_one_mode(run: Any) -> Any:
@@ -131,22 +159,32 @@ def _train(trainer: ModelTrainer, start: int, batches: Batches) -> list[dict[str
     return rows
 
 
-def _twin(trained: Any, run: Any, mode: str) -> ModelTrainer:
+def _twin(trained: Any, run: Any, mode: str, batches: Batches) -> ModelTrainer:
     """A trainer of `mode` with a model of its own that stands where the run stands."""
     live = trained.trainer
     model = _same_model(trained)
     optimizer = _optimizer(trained, model)
     schedule = trained.build_lr_scheduler(run, optimizer, trained.plan)
     twin = build.build_trainer(
-        run, mode, model, [], optimizer, schedule, trained.plan, trained.mesh, trained.seed,
+        run, mode, model, _flat(batches), optimizer, schedule, trained.plan, trained.mesh, trained.seed,
         trained._measured_block_costs,
     )  # fmt: skip
-    twin.import_optimizer_state(*live.export_optimizer_state())
-    if schedule is not None and has_state(schedule):
-        load_scheduler_state(schedule, scheduler_state(live.lr_scheduler, live.optimizer), optimizer)
-    for group, now in zip(optimizer.param_groups, live.optimizer.param_groups):
-        group["lr"] = now["lr"]
+    _bring_to(live, twin)
+    twin.detect_anomalous_params = False  # the run itself says it
     return twin
+
+
+def _bring_to(live: ModelTrainer, twin: ModelTrainer) -> None:
+    """Give `twin` the optimizer state, schedule and rates of `live`."""
+    twin.import_optimizer_state(*live.export_optimizer_state())
+    if twin.lr_scheduler is not None and has_state(twin.lr_scheduler):
+        load_scheduler_state(twin.lr_scheduler, scheduler_state(live.lr_scheduler, live.optimizer), twin.optimizer)
+    for group, now in zip(twin.optimizer.param_groups, live.optimizer.param_groups):
+        group["lr"] = now["lr"]
+
+
+def _flat(batches: Batches) -> list[Any]:
+    return [batch for micro_batches in batches for batch in micro_batches]
 
 
 def _same_model(trained: Any) -> flow.nn.Module:
@@ -186,25 +224,42 @@ def _nothing_left(trainer: ModelTrainer) -> Iterator[None]:
 
 
 def _culprit(trained: Any, batches: Batches, iteration: int) -> str:
-    """`; it begins in <module> (...)` where that can be found out: on one process, from the first iteration on."""
-    if not trained.mesh.is_single or trained.trainer.completed_iters:
-        return ""
-    clip = trained.run.train.clip_grad
-    bench = Bench(
-        lambda: _same_model(trained),
-        [batch for micro_batches in batches for batch in micro_batches],
-        lambda model: _optimizer(trained, model),
-        build_lr_scheduler=lambda optimizer: trained.build_lr_scheduler(trained.run, optimizer, trained.plan),
-        num_iters=len(batches),
-        num_accumulation_steps=trained.plan.num_accumulation_steps,
-        seed=trained.seed,
-        device=trained.mesh.device,
-        options={"max_grad_norm": clip.max_norm, "norm_type": clip.norm_type},
-    )
+    """`it begins in <module> (...)`, or how to find that out. Collective."""
+    live: ModelTrainer = trained.trainer
+    mesh, steps = trained.mesh, trained.plan.num_accumulation_steps
+    how = "tools/parity.py with this config tells where"
+    if not mesh.is_single:
+        axes = [f"{axis}={getattr(mesh, axis)}" for axis in ("data", "tensor", "pipeline") if getattr(mesh, axis) > 1]
+        how = (
+            f"tools/parity.py with this config, --procs {mesh.size} and --mesh {','.join(axes)} tells which mode it is"
+        )
+        logger.warning("train.parity_check: the modes part; looking for the module")
+    if mesh.data > 1 and steps > 1:  # a compiled step records the micro-batches of each rank one behind the other
+        return how
+    run, shared = trained.run.train, live.options()
+    names = ("plan", "zero_stage", "max_grad_norm", "norm_type")
     try:
-        found = diagnose(bench, iteration, BOUND)
-    finally:
-        bench.close()
+        bench = Bench(
+            lambda: _same_model(trained),
+            _flat(batches),
+            lambda model: _optimizer(trained, model),
+            build_lr_scheduler=lambda optimizer: trained.build_lr_scheduler(trained.run, optimizer, trained.plan),
+            num_iters=len(batches),
+            num_accumulation_steps=steps,
+            seed=trained.seed,
+            device=mesh.device,
+            options={name: shared[name] for name in names} | {"blocks_per_stage": run.dist.blocks_per_stage},
+            mesh=mesh,
+            begin=lambda twin: _bring_to(live, twin),
+            start_iter=live.completed_iters,
+        )
+        try:
+            found = diagnose(bench, iteration, BOUND)
+        finally:
+            bench.close()
+    except Exception as error:  # the difference that was found is the news
+        logger.debug("no module could be named: %s", error)
+        return how
     if found is None or found.module is None:
-        return ""
-    return f"; it begins in {found.module or type(bench.model).__name__} ({found.stage}: {found.text})"
+        return how
+    return f"it begins in {found.module or type(bench.model).__name__} ({found.stage}: {found.text})"

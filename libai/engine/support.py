@@ -79,6 +79,15 @@ def _deterministic(device: str) -> str:
     return "OneFlow 0.9 has no switch that keeps to deterministic CUDA kernels"
 
 
+def _comparison_with_amp(device: str) -> str:
+    if device == "cpu":
+        return YES  # AMP does nothing there, and is refused or leaves float32
+    return (
+        "AMP rounds to 5e-4 (fp16) or 4e-3 (bf16), which would hide what the modes are compared to 1e-5 for, and eager "
+        "mode has no fp16"
+    )
+
+
 def _by(file: str, test: str, *modes: str) -> dict[str, str]:
     """A test that covers `modes`, by default both, on CPU."""
     return {f"{mode}/cpu": f"tests/{file}::{test}" for mode in modes or ("eager", "graph")}
@@ -219,6 +228,14 @@ OPTIONS: tuple[Option, ...] = (
         YES,
         "It works as it is.",
         _by("contract/test_parity_in_training.py", "test_a_checked_run_has_the_same_curve"),
+    ),
+    Option(
+        "parity_check, shadow_every with amp",
+        lambda run: bool(run.train.amp.enabled) and (run.train.parity_check > 0 or run.graph.shadow_every > 0),
+        _comparison_with_amp,
+        _comparison_with_amp,
+        "Compare with train.amp.enabled=false.",
+        _by("engine/test_support.py", "test_the_modes_are_compared_in_float32_only"),
     ),
     Option(
         "graph.debug",

@@ -12,8 +12,9 @@ from contract_runs import make_config, make_run, train
 from oneflow import nn
 
 from libai.config import LazyCall, validate
-from libai.engine import DefaultTrainer, default_setup
+from libai.engine import DefaultTrainer, GraphTrainer, default_setup
 from libai.engine.graphs import StepInputs
+from libai.engine.hooks import ShadowUpdateHook
 from libai.layers import Dropout
 from libai.layers.cpu import is_tracing
 from libai.utils.errors import UserError
@@ -34,6 +35,13 @@ class Averaging(toy.Classifier):
         self.average.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
         logits = self.b(hidden - self.average.clone())
         return {"losses": {"cls": nn.functional.cross_entropy(logits, y)}}
+
+
+class Centred(toy.Classifier):
+    """Mixes the samples of a batch."""
+
+    def forward(self, x, y):
+        return super().forward(x - x.mean(0, keepdim=True), y)
 
 
 def drawing(count=3):
@@ -87,9 +95,9 @@ class TwiceInGraphs(nn.Module):
 
 
 class Wrong(toy.Classifier):
-    def __init__(self):
+    def __init__(self, is_wrong=True):
         super().__init__()
-        self.middle = TwiceInGraphs()
+        self.middle = TwiceInGraphs() if is_wrong else nn.Identity()
 
     def forward(self, x, y):
         return {"losses": {"cls": nn.functional.cross_entropy(self.b(self.middle(flow.relu(self.a(x)))), y)}}
@@ -125,6 +133,40 @@ def test_the_shadow_update_sees_a_wrong_step(tmp_path, monkeypatch):
     monkeypatch.setattr(StepInputs, "set", write_once)
     _, rows, _ = curve(tmp_path, "graph", "run", "graph.shadow_every=1")
     assert max(numbers(rows, "parity/max_rel_diff")) > 1e-4
+
+
+def test_the_shadow_update_refuses_another_precision():
+    trainer = toy.trainer_of("graph", *two_parts(), amp="fp16")
+    trainer.register_hooks([ShadowUpdateHook(1)])
+    with pytest.raises(UserError, match=r"repeats the update op by op in float32, and amp=fp16 computes in fp16"):
+        trainer.train(0, 1)
+
+
+def two_parts():
+    model = toy.Classifier()
+    return model, toy.batches(2), toy.optimizer_of("sgd", model)
+
+
+def test_a_failure_of_the_other_mode_is_no_refusal(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(GraphTrainer, "update", lambda self, batches: {}["planted"])
+    with pytest.raises(KeyError, match="planted"):
+        curve(tmp_path, "eager", "run", "train.parity_check=2")
+    assert "eager mode, which would train, is not to blame: what follows is from graph mode" in caplog.text
+    assert "nothing to compare with" not in caplog.text
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_the_module_is_named_in_a_resumed_run_too(mode, tmp_path):
+    def run_of(is_wrong, *overrides):
+        config = make_config(tmp_path, mode, NO_EVALUATION, *overrides)
+        config.model = LazyCall(Wrong)(is_wrong=is_wrong)
+        return DefaultTrainer(default_setup(validate(config)), resume=is_wrong)
+
+    run_of(False).train(until=3)
+    with pytest.raises(UserError, match="another training") as raised:
+        run_of(True, "train.parity_check=2").train()
+    assert "In iteration 4 the loss" in str(raised.value), raised.value
+    assert "it begins in middle (forward: its inputs are equal" in str(raised.value), raised.value
 
 
 def test_a_resumed_run_is_checked_where_it_stands(mode, tmp_path):

@@ -50,6 +50,20 @@ def test_amp_needs_cuda(option):
     assert "no autocast on CPU" in option.verdict("eager", "cpu")
 
 
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("enabled", [True, "auto"])
+def test_the_modes_are_compared_in_float32_only(mode, enabled):
+    """`train.parity_check` and `graph.shadow_every` with train.amp."""
+    run = make_run(shadow_every=2) if mode == "graph" else make_run()
+    run.train = replace(run.train, parity_check=2)
+    support.check_supported(run, mode, "cuda")
+    run.train = replace(run.train, amp=replace(run.train.amp, enabled=enabled))
+    with pytest.raises(UserError, match=r"with amp cannot be honoured.*Compare with train\.amp\.enabled=false\.$"):
+        support.check_supported(run, mode, "cuda")
+    if enabled == "auto":
+        support.check_supported(run, mode, "cpu")  # float32 there
+
+
 def rows_and_notes():
     """Option -> its four cells as they are printed, and number -> reason."""
     rows, _, rest = support.support_table().partition("\n\n")
@@ -118,6 +132,7 @@ CALLED = {
     "lr_scheduler (LambdaLR, plateau, any)": "ReduceLROnPlateau",
     "hooks with after_backward": "after_backward",
     "train.deterministic": "DeterminismHook",
+    "parity_check, shadow_every with amp": "parity_check",
     "graph.on_build_error=eager": "on_build_error",
 }
 

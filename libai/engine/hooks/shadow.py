@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 from libai.engine.hook_base import HookBase
 from libai.engine.parity_report import largest_difference, relative_difference
 from libai.parallel import whole
+from libai.utils.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +21,8 @@ class ShadowUpdateHook(HookBase):
     update and the same one made eagerly. Each weight is measured against the largest number in its tensor.
 
     Costs an eager update, three copies of weights and optimizer state and their way to the host, every `every`
-    iterations; training itself is the same to the last bit. Collective. Graph mode only.
+    iterations; training itself is the same to the last bit. Collective. Graph mode in float32 only: raises `UserError`
+    with AMP, where the eager update would have another precision.
     """
 
     modes = ("graph",)
@@ -29,6 +31,15 @@ class ShadowUpdateHook(HookBase):
     def __init__(self, every: int):
         self._every = every
         self._expected: tuple[dict[str, float], dict[str, np.ndarray]] | None = None
+
+    def before_train(self) -> None:
+        """Refuses AMP."""
+        amp = cast("GraphTrainer", self.trainer).amp
+        if amp is not None:
+            raise UserError(
+                f"graph.shadow_every={self._every} repeats the update op by op in float32, and amp={amp} computes in "
+                f"{amp}: the difference would be that of the precisions. Compare without AMP (train.amp.enabled=false)."
+            )
 
     def before_step(self) -> None:
         """Makes the update eagerly and takes it back."""

@@ -1,0 +1,86 @@
+"""Runs with `train.parity_check` and `graph.shadow_every` on two ranks, for test_parity_in_training_ranks.py.
+
+python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/parity_start_ranks.py FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent, HERE.parent / "contract")]
+
+from test_parity_in_training import NO_EVALUATION, Averaging, Centred, Wrong  # noqa: E402
+from toy import Classifier  # noqa: E402
+
+from libai.config import LazyCall, validate  # noqa: E402
+from libai.engine import DefaultTrainer, default_setup, parity_start  # noqa: E402
+from libai.engine.graphs import StepInputs  # noqa: E402
+from libai.utils.distributed import barrier, gather_objects, get_rank  # noqa: E402
+from libai.utils.errors import UserError  # noqa: E402
+
+SHADOW = "graph.shadow_every=1"
+
+
+def main(folder: str) -> None:
+    rows: dict[str, Any] = {}
+    for mode in ("eager", "graph"):
+        words = ["train.parity_check=2", *([SHADOW] if mode == "graph" else [])]
+        rows[f"plain, {mode}"] = run(folder, mode, Averaging)
+        rows[f"checked, {mode}"] = run(folder, mode, Averaging, *words)
+        rows[f"coupled, {mode}"] = run(folder, mode, Centred, *words)
+        rows[f"wrong, {mode}"] = run(folder, mode, Wrong, "train.parity_check=2")
+        with mock.patch.object(parity_start, "check_supported", refuse_on_rank_1):
+            rows[f"refused, {mode}"] = run(folder, mode, Classifier, "train.parity_check=2")
+    accumulating = ["train.num_accumulation_steps=2", "train.parity_check=2"]
+    rows["wrong, accumulation"] = run(folder, "eager", Wrong, *accumulating)
+    with mock.patch.object(StepInputs, "set", write_once):
+        rows["wrong step"] = run(folder, "graph", Classifier, SHADOW)
+    if get_rank() == 0:
+        Path(folder, "rows.json").write_text(json.dumps(rows))
+
+
+def run(folder: str, mode: str, model: Any, *words: str) -> dict[str, Any]:
+    """The losses and shadow differences of a run of four iterations, what it logged, and the error of every rank."""
+    from contract_runs import make_config
+
+    run.count = getattr(run, "count", 0) + 1  # type: ignore[attr-defined]
+    out = Path(folder, f"run_{run.count}")  # type: ignore[attr-defined]
+    config = make_config(out, mode, NO_EVALUATION, "train.train_iter=4", "train.checkpointer.enabled=false", *words)
+    config.model = LazyCall(model)()
+    error = None
+    try:
+        DefaultTrainer(default_setup(validate(config, world_size=2))).train()
+    except UserError as raised:
+        error = str(raised)
+    barrier()
+    found = {"errors": gather_objects(error), "log": "", "loss": [], "shadow": []}
+    if get_rank() == 0 and error is None:
+        numbers = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        found["loss"] = [row["train/loss"] for row in numbers if "train/loss" in row]
+        found["shadow"] = [row["parity/max_rel_diff"] for row in numbers if "parity/max_rel_diff" in row]
+        found["log"] = (out / "log.txt").read_text()
+    return found
+
+
+def refuse_on_rank_1(run: Any, mode: str, device: str) -> None:
+    if get_rank() == 1:
+        raise UserError("planted: refused on one rank")
+
+
+_set = StepInputs.set
+
+
+def write_once(self: Any, group: int, **values: float) -> None:
+    """Rates that stay what they were in the first iteration."""
+    _set(self, group, **{name: value for name, value in values.items() if (name, group) not in self._values})
+
+
+if __name__ == "__main__":
+    from ranks import run_rank
+
+    run_rank(main, sys.argv[1])

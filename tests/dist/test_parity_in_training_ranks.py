@@ -1,0 +1,114 @@
+"""`train.parity_check` and `graph.shadow_every` on two data-parallel ranks: no trace, one verdict, never a hang."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import jobs
+import pytest
+
+# half a minute on two idle cores; the limits are for machines that do other work as well
+LIMIT = 400
+pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(LIMIT + 60)]
+SCRIPT = Path(__file__).with_name("parity_start_ranks.py")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", "2", "--master_port", port]
+    finished = jobs.run([*command, str(SCRIPT), str(folder)], cwd=folder, timeout=LIMIT)
+    assert finished.returncode == 0, finished
+    return json.loads((folder / "rows.json").read_text())
+
+
+def test_a_checked_run_has_the_same_curve(rows, mode):
+    plain, checked = rows[f"plain, {mode}"], rows[f"checked, {mode}"]
+    assert plain["errors"] == checked["errors"] == [None, None]
+    assert len(plain["loss"]) == 4 and checked["loss"] == plain["loss"]
+    assert "parity_check: eager and graph mode agree over 2 iteration(s)" in checked["log"]
+    assert "parity_check" not in plain["log"]
+    if mode == "graph":
+        assert len(checked["shadow"]) == 4 and max(checked["shadow"]) < 1e-5
+
+
+def test_a_model_that_mixes_samples_is_the_same_training(rows, mode):
+    row = rows[f"coupled, {mode}"]
+    assert row["errors"] == [None, None] and "agree over 2 iteration(s)" in row["log"]
+    assert mode == "eager" or max(row["shadow"]) < 1e-5
+
+
+def test_another_training_ends_every_rank_with_one_message_that_names_the_module(rows, mode):
+    first, second = rows[f"wrong, {mode}"]["errors"]
+    assert first == second and "\n" not in first
+    assert "is another training. In iteration 1 the loss" in first
+    assert "it begins in middle (forward: its inputs are equal, its output differs" in first
+
+
+def test_where_no_module_can_be_named_the_message_says_how_to_find_it(rows):
+    first, second = rows["wrong, accumulation"]["errors"]
+    assert first == second and "tools/parity.py with this config, --procs 2 and --mesh data=2 tells" in first
+
+
+def test_a_refusal_on_one_rank_is_one_for_all_and_the_run_goes_on(rows, mode):
+    row = rows[f"refused, {mode}"]
+    assert row["errors"] == [None, None] and len(row["loss"]) == 4
+    assert "mode refuses this run (planted: refused on one rank)" in row["log"]
+
+
+def test_the_shadow_update_sees_a_wrong_step(rows):
+    assert rows["wrong step"]["errors"] == [None, None] and max(rows["wrong step"]["shadow"]) > 1e-4
+
+
+PARTS = """
+import numpy as np
+import oneflow as flow
+from libai.layers.cpu import is_tracing
+
+
+class Twice(flow.nn.Module):
+    def forward(self, x):
+        return x * 2 if is_tracing() else x
+
+
+class Model(flow.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.middle = flow.nn.Linear(8, 4), Twice()
+
+    def forward(self, x, y):
+        return {"losses": {"cls": flow.nn.functional.cross_entropy(self.middle(self.dense(x)), y)}}
+
+
+def loader():
+    rng = np.random.RandomState(0)
+    return [{"x": rng.randn(4, 8).astype("float32"), "y": rng.randint(0, 4, 4)} for _ in range(3)]
+"""
+CONFIG = """
+import oneflow as flow
+from my_parts import Model, loader
+from libai.config import LazyCall, defaults
+
+model = LazyCall(Model)()
+dataloader = {"train": LazyCall(loader)()}
+optim = LazyCall(flow.optim.SGD)(lr=0.1)
+train, graph = defaults("train"), defaults("graph")
+train.update(output_dir="out", train_iter=3, train_micro_batch_size=4, seed=1, parity_check=2)
+"""
+
+
+def test_a_job_of_two_ranks_ends_with_one_line_and_exit_code_2(tmp_path, mode):
+    (tmp_path / "config.py").write_text(CONFIG)
+    (tmp_path / "my_parts.py").write_text(PARTS)
+    enabled = f"graph.enabled={str(mode == 'graph').lower()}"
+    done = jobs.train_sh("config.py", 2, enabled, cwd=tmp_path, timeout=200)
+    assert done.returncode == 2, done
+    assert len([line for line in done.errors if "is another training" in line]) == 1, done
+    assert "it begins in middle" in done.stderr and "Traceback" not in done.stderr, done
+    assert not (tmp_path / "out" / "metrics.jsonl").exists()

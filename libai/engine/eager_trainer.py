@@ -15,7 +15,8 @@ from libai.engine.forward_effects import PythonState, own_buffers, with_line
 from libai.engine.model_contract import read_losses
 from libai.engine.model_trainer import Batch, ModelTrainer, StepResult
 from libai.engine.non_finite import num_bytes
-from libai.engine.traced_state import note_in_eager
+from libai.engine.python_state import writes_state
+from libai.engine.traced_state import note_in_eager, refuse_in_eager
 from libai.engine.trainer import NonFiniteLoss
 from libai.layers.cpu import heal, should_heal
 from libai.optim import clip_grad_norm, export_state, import_state
@@ -157,13 +158,15 @@ class EagerTrainer(ModelTrainer):
     def _check_state_of_forward(self, batch: Any) -> None:
         """Find out what forward changes beside its outputs (docs/decisions/0012-state-in-forward.md).
 
-        Only a model with buffers is tried: a trial draws from OneFlow's random numbers, which cannot be put back. State
-        that Python keeps is looked at again when the first losses are read.
+        Only a model with buffers, or whose code writes attributes, is tried: a trial draws from OneFlow's random
+        numbers, which cannot be put back. State that Python keeps is looked at again when the first losses are read.
         """
         self._python_state = PythonState(self.model)
-        if not own_buffers(self.model):
+        if not (own_buffers(self.model) or writes_state(self.model)):
             return
-        changing = self.effects_of_forward(batch).buffers
+        effects = self.effects_of_forward(batch)
+        refuse_in_eager(self.model, effects, self.ranks_see_parts)
+        changing = effects.buffers
         if changing and self.ranks_see_parts:
             if self.batch_scope.wanted == "global" and self.gradient_reduction == "auto":
                 self.use_global_tensors()
@@ -178,7 +181,9 @@ class EagerTrainer(ModelTrainer):
         """See `ModelTrainer.collect`."""
         self._held.clear()
         if self._python_state is not None:
-            note, self._python_state = note_in_eager(self._python_state.changed()), None
+            known = self._effects.python if self._effects else ()
+            note = note_in_eager(list(dict.fromkeys([*known, *self._python_state.changed()])))
+            self._python_state = None
             if note is not None and is_main_process():
                 logger.warning("%s.%s", type(self.model).__name__, note)
         return super().collect(results)

@@ -7,8 +7,9 @@ names and refuses what a compiled step cannot repeat (docs/decisions/0012-state-
 from __future__ import annotations
 
 import copy
+import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +19,11 @@ from oneflow import nn
 from oneflow.nn.modules.batchnorm import _BatchNorm
 
 from libai.engine.clocks import watched_clocks
-from libai.engine.python_state import SharedState, line_of, module_state
+from libai.engine.in_place import values_kept, watch_changes
+from libai.engine.python_state import SharedState, line_of, module_state, plain_attributes
 from libai.engine.rebinding import rebound
 from libai.parallel import map_tensors
-from libai.utils.distributed import gather_objects
+from libai.utils.distributed import any_rank, gather_objects
 from libai.utils.errors import UserError
 
 #: runs the forward of a module on a batch, as an iteration would
@@ -34,7 +36,10 @@ class Effects:
 
     `buffers`: in training, but for those of batch normalization; `eval_buffers`: in eval mode. `parameters`: in either.
     `python`: state outside of both that a later call depends on, in words, with the line. `clocks`: what it reads that
-    is different every time and makes its outputs different, with the line.
+    is different every time and makes its outputs different, with the line. `written`: buffers, and frozen parameters,
+    that are changed in place, in training. `views`: those that are changed through a view, or of which an older view
+    is read afterwards; `captured`: those of them that the backward pass reads. `of_rank`: plain attributes, and frozen
+    parameters, that the ranks' batches make different. `failures`: why there was no trial.
     """
 
     buffers: Sequence[str] = ()
@@ -42,36 +47,61 @@ class Effects:
     parameters: Sequence[str] = ()
     python: Sequence[str] = ()
     clocks: Sequence[str] = ()
+    written: Sequence[str] = ()
+    views: Sequence[str] = ()
+    captured: Sequence[str] = ()
+    of_rank: Sequence[str] = ()
+    failures: Sequence[str] = ()
 
 
 def find_effects(model: nn.Module, batch: Mapping[str, flow.Tensor], forward: Forward) -> Effects:
     """Try `forward` on copies of `model`; the model, Python's random numbers and what closures hold stay as they are.
 
-    Costs one forward in training and, for a model with buffers, one in eval mode; two more where something changes.
-    Where the model cannot be copied, or its forward fails, every buffer counts as changed in training: the trace then
-    shows which are. Collective for a global model. Raises `UserError` for a buffer that no mode can keep.
+    Costs one forward in training and, for a model with buffers, one in eval mode; two more where something changes, and
+    two where a buffer is changed in place. Where the model cannot be copied, or its forward fails, every buffer counts
+    as changed in training: the trace then shows which are. Collective for a global model. Raises `UserError` for a
+    buffer that no mode can keep.
     """
     shared = SharedState(model)
+    attributes: dict[str, str] = {}
     try:
-        effects = _try(model, batch, forward, shared)
+        effects = _try(model, batch, forward, shared, attributes)
     except UserError:
         raise
-    except Exception:  # whatever it is, the first iteration will say it better
-        effects = Effects(buffers=tuple(own_buffers(model)))
+    except Exception as error:  # whatever it is, the first iteration will say it better
+        lines = str(error).strip().splitlines()
+        failure = f"{type(error).__name__}: {lines[-1] if lines else ''}"[:200]
+        names = tuple(own_buffers(model))
+        effects = Effects(buffers=names, written=names, failures=(failure,))
     finally:
         shared.restore()
-    every = gather_objects([list(names) for names in vars(effects).values()])
-    return Effects(*(sorted({name for one in every for name in one[i]}) for i in range(len(vars(effects)))))
+    every = gather_objects([attributes, *(list(names) for names in vars(effects).values())])
+    effects = Effects(*(sorted({name for one in every for name in one[i]}) for i in range(1, 1 + len(vars(effects)))))
+    apart = [name for name in attributes if any(one[0].get(name) != attributes[name] for one in every)]
+    effects = replace(effects, of_rank=[with_line(model, name) for name in apart])
+    if effects.failures:
+        return effects
+    try:
+        return _look_at_views(model, batch, forward, shared, effects)
+    finally:
+        shared.restore()
 
 
-def _try(model: nn.Module, batch: Mapping[str, flow.Tensor], forward: Forward, shared: SharedState) -> Effects:
+def _try(
+    model: nn.Module,
+    batch: Mapping[str, flow.Tensor],
+    forward: Forward,
+    shared: SharedState,
+    attributes: dict[str, str],
+) -> Effects:
+    """`attributes` takes the values, as a digest, of the plain attributes that a later call depends on."""
     twin = copy_module(model)
     python, parameters, buffers = (
         module_state(twin),
         _values(twin.named_parameters()),
         _values(own_buffers(twin).items()),
     )
-    with watched_clocks() as clocks:
+    with watched_clocks() as clocks, watch_changes(twin, [*buffers, *_frozen(twin)]) as in_place:
         outputs = forward(twin, batch)
     changed_python = _differing(module_state(twin), python)
     changed_parameters = _differing(_values(twin.named_parameters()), parameters)
@@ -79,14 +109,20 @@ def _try(model: nn.Module, batch: Mapping[str, flow.Tensor], forward: Forward, s
     changed_shared = shared.changed()
     _require_plain_buffers(model, twin, changed)
     if changed_python and not changed_shared:
+        after = module_state(twin)
         changed_python = _remembered(model, twin, batch, forward, changed_python)
+        attributes.update((n, _digest(repr(after.get(n)).encode())) for n in changed_python)
     words = [*(with_line(model, n) for n in changed_python), *changed_shared]
     if clocks:
         shared.restore()
         again, once = _numbers(forward(copy_module(model), batch)), _numbers(outputs)
-        if all(np.array_equal(a, b, equal_nan=True) for a, b in zip(once, again, strict=True)):
+        if _are_equal(once, again):
             clocks = []  # it only measures
-    effects = Effects(changed, (), changed_parameters, words, clocks)
+    attributes.update(
+        (n, _digest(p.numpy())) for n, p in _frozen(twin).items() if n in changed_parameters and p.is_local
+    )
+    written, views = sorted(in_place.written), sorted(in_place.views)
+    effects = Effects(changed, (), changed_parameters, words, clocks, written, views)
     if not buffers:
         return effects
     shared.restore()
@@ -94,6 +130,70 @@ def _try(model: nn.Module, batch: Mapping[str, flow.Tensor], forward: Forward, s
     with flow.no_grad():
         forward(twin, batch)
     return replace(effects, eval_buffers=_differing(_values(own_buffers(twin).items()), buffers))
+
+
+def _look_at_views(
+    model: nn.Module, batch: Mapping[str, flow.Tensor], forward: Forward, shared: SharedState, effects: Effects
+) -> Effects:
+    """`effects`, which all ranks share, with what views of buffers do. Collective."""
+
+    def results(kept: Sequence[str]) -> list[np.ndarray]:
+        shared.restore()
+        twin = copy_module(model)
+        _leave_out_dropout(twin)
+        with values_kept(twin, kept):
+            return [*_numbers(forward(twin, batch)), *_values(own_buffers(twin).items()).values()]
+
+    if effects.written:
+        # if each change gets memory of its own, a view that was made before it and is read behind it is another
+        plain = results(())
+        differ = any_rank(not _are_equal(plain, results(effects.written)))
+        if differ and not any_rank(not _are_equal(plain, results(()))):  # a forward may never repeat itself
+            effects = replace(effects, written=(), views=sorted({*effects.views, *effects.written}))
+    if effects.views:
+        shared.restore()
+        captured = _read_by_backward(copy_module(model), batch, forward, effects.views)
+        effects = replace(effects, captured=sorted({name for one in gather_objects(captured) for name in one}))
+    return effects
+
+
+def _read_by_backward(
+    twin: nn.Module, batch: Mapping[str, flow.Tensor], forward: Forward, names: Sequence[str]
+) -> list[str]:
+    """Those buffers of `names` on whose memory, as forward has left it, the gradients depend."""
+    losses: list[flow.Tensor] = []
+    map_tensors(forward(twin, batch), lambda t: losses.append(t.sum()) if t.requires_grad else None)
+    if not losses:
+        return []
+    total = sum(losses[1:], losses[0])
+
+    def gradients() -> list[np.ndarray]:
+        for parameter in twin.parameters():
+            parameter.grad = None
+        total.backward(retain_graph=True)
+        return [*_values((str(i), p.grad) for i, p in enumerate(twin.parameters()) if p.grad is not None).values()]
+
+    before, found, buffers = gradients(), [], {**_frozen(twin), **dict(twin.named_buffers())}
+    for name in names:
+        with flow.no_grad():
+            buffers[name].add_(1)
+        now = gradients()
+        if not _are_equal(before, now):
+            found.append(name)
+        before = now
+    return found
+
+
+def _are_equal(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
+    return len(one) == len(other) and all(
+        np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(one, other)
+    )
+
+
+def _leave_out_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # its masks would differ
 
 
 def _remembered(
@@ -109,9 +209,7 @@ def _remembered(
     sources = dict(fresh.named_buffers())
     with flow.no_grad():
         for twin in (used, fresh):
-            for module in twin.modules():
-                if isinstance(module, nn.Dropout):
-                    module.p = 0.0  # its masks would differ
+            _leave_out_dropout(twin)
             for (_, parameter), (_, source) in zip(twin.named_parameters(), model.named_parameters()):
                 parameter.copy_(source * 0.9)
         for name, buffer in used.named_buffers():
@@ -119,7 +217,7 @@ def _remembered(
     outputs = [_numbers(forward(twin, other)) for twin in (used, fresh)]
     first, second = module_state(used), module_state(fresh)
     changed = [name for name in names if first.get(name) != second.get(name)]
-    if not changed and not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(*outputs)):
+    if not changed and not _are_equal(*outputs):
         return list(names)
     return changed
 
@@ -164,12 +262,26 @@ def own_buffers(model: nn.Module) -> dict[str, flow.Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name not in statistics}
 
 
+def _frozen(model: nn.Module) -> dict[str, flow.Tensor]:
+    return {name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(value).hexdigest()
+
+
 def copy_module(model: nn.Module) -> nn.Module:
-    """A deep copy of `model` with its forward hooks, which OneFlow 0.9 leaves out of copies."""
+    """A deep copy of `model` with its forward hooks and frozen parameters, which OneFlow 0.9 leaves out of copies."""
     memo: dict[int, Any] = {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The module hooks will not be remained")
-        twin = copy.deepcopy(model, memo)
+        try:
+            twin = copy.deepcopy(model, memo)
+        except Exception:
+            memo = {id(value): value for module in model.modules() for value in _not_copied(module)}
+            twin = copy.deepcopy(model, memo)
+        for one, original in zip(twin.parameters(), model.parameters()):
+            one.requires_grad_(original.requires_grad)
         for module in model.modules():
             for kind in ("_forward_pre_hooks", "_forward_hooks"):
                 hooks = copy.deepcopy(getattr(module, kind), memo)
@@ -177,6 +289,16 @@ def copy_module(model: nn.Module) -> nn.Module:
                     hooks[key] = rebound(hook, lambda value: memo.get(id(value), value))
                 setattr(memo[id(module)], kind, hooks)
     return twin
+
+
+def _not_copied(module: nn.Module) -> Iterator[Any]:
+    """Attributes that nothing can copy and that a copy of `module` may share: locks, files, but nothing that counts."""
+    for value in plain_attributes(module).values():
+        try:
+            copy.deepcopy(value)
+        except Exception:
+            if not hasattr(value, "__next__"):
+                yield value
 
 
 def _require_plain_buffers(model: nn.Module, twin: nn.Module, changed: Sequence[str]) -> None:

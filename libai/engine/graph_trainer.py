@@ -20,7 +20,7 @@ from libai.engine.graphs import MODULE_NAME, EvalGraph, StepInputs, TrainGraph
 from libai.engine.model_contract import as_batch_dict
 from libai.engine.model_trainer import Batch, ModelTrainer, StepResult
 from libai.engine.spinning import SpinningThread, thread_ids
-from libai.engine.traced_state import refuse_in_graph, same_buffers, write_buffers
+from libai.engine.traced_state import refuse_in_graph, refuse_untried, same_buffers, write_buffers
 from libai.layers.random import draws_randomness, fold, random_context
 from libai.optim import (
     bias_corrections,
@@ -256,6 +256,7 @@ class GraphTrainer(ModelTrainer):
             state = self._graph_state(*self._state_to_load)
             graph.load_state_dict({**state, **self._loss_scale_tensors(graph, self._state_to_load[1])})
         self._trace(graph, inputs)
+        refuse_untried(self.model, effects)
         note_progress()
         graph.finish_complie_and_init_runtime()
         self.index_check.learn(graph)

@@ -20,12 +20,13 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
 
+from libai.engine.gradient_hooks import watch_gradient_hooks
 from libai.engine.graph_constants import fold_constants
 from libai.engine.graph_idle import remove_idle_ops
 from libai.engine.graph_variables import first_of_equal, is_update, read_copies_of_variables, remove_step_count
 from libai.engine.launch_race import protect_graph_launches
 from libai.engine.model_contract import read_losses, total_loss
-from libai.engine.traced_state import TracedState
+from libai.engine.traced_state import TracedState, refuse_in_backward
 from libai.engine.tracing import tracing
 from libai.job_edit import JobEdit, copied
 from libai.optim import make_clip_norm_exact
@@ -255,7 +256,9 @@ class TrainGraph(_Graph):
                 losses, metrics = list(losses), list(metrics)
                 total = functools.reduce(operator.add, totals) / float(self._num_micro_batches)
             buffers = self._traced.values(self.model)
-        total.backward()
+        with watch_gradient_hooks() as changed:
+            total.backward()
+        refuse_in_backward(self.model, changed)
         # replaced by the norm that clipping computes once the job is complete
         norm = total.detach() * 1.0 if self._clips else None
         return losses, metrics, norm, buffers

@@ -23,6 +23,7 @@ from libai.engine.batch_statistics import batch_norms, refuse_split_statistics, 
 from libai.engine.build_errors import explain_forward_error
 from libai.engine.check_parts import check_arguments, check_metrics, check_sums
 from libai.engine.forward_effects import Effects, copy_module, find_effects
+from libai.engine.in_place import values_kept
 from libai.engine.index_check import IndexCheck
 from libai.engine.model_contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss
 from libai.engine.non_finite import NonFiniteGuard
@@ -512,29 +513,33 @@ class ModelTrainer(TrainerBase):
         scales, shares = self._scales(batches)
         losses, metrics = [], []
         needs_scope = self.draws_randomness or self.layout.is_global
+        written = self._effects.written if self._effects else ()
         for micro, (batch, scale) in enumerate(zip(batches, scales)):
-            if needs_scope:
-                with self.random_scope(micro), self.layout.source_ops():
+            with values_kept(self.model, written) if written else _NO_SCOPE:
+                if needs_scope:
+                    with self.random_scope(micro), self.layout.source_ops():
+                        outputs = self._call(forward, batch)
+                else:
                     outputs = self._call(forward, batch)
-            else:
-                outputs = self._call(forward, batch)
-            step_losses, step_metrics = read_losses(outputs, self.model)
-            total = total_loss(step_losses)
-            if isinstance(scale, flow.Tensor):
-                scale = self.layout.replicate(scale)
-            try:
-                (total if scale is None else total * scale).backward()
-            except Exception as error:
-                if "does not require grad" not in str(error):
-                    raise
-                raise ModelContractError(
-                    f"the losses of {type(self.model).__name__}.forward ({list(step_losses)}) depend on no parameter, "
-                    "so there is no gradient. Compute them from the layers' outputs without detach(), no_grad() or "
-                    "numpy()."
-                ) from error
+                step_losses, step_metrics = read_losses(outputs, self.model)
+                self._differentiate(step_losses, scale)
             losses.append({name: detached(value) for name, value in step_losses.items()})
             metrics.append({name: detached(value) for name, value in step_metrics.items()})
         return StepResult(losses, metrics, shares)
+
+    def _differentiate(self, losses: dict[str, flow.Tensor], scale: Any) -> None:
+        total = total_loss(losses)
+        if isinstance(scale, flow.Tensor):
+            scale = self.layout.replicate(scale)
+        try:
+            (total if scale is None else total * scale).backward()
+        except Exception as error:
+            if "does not require grad" not in str(error):
+                raise
+            raise ModelContractError(
+                f"the losses of {type(self.model).__name__}.forward ({list(losses)}) depend on no parameter, so there "
+                "is no gradient. Compute them from the layers' outputs without detach(), no_grad() or numpy()."
+            ) from error
 
     def _call(self, forward: Callable[..., Any], batch: Batch) -> Any:
         try:

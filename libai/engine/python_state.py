@@ -43,12 +43,16 @@ class _Place:
 def module_state(model: nn.Module) -> dict[str, Any]:
     """The plain attributes of every module of `model` by dotted name, as values that can be compared. Parameters,
     buffers and submodules are left out."""
-    found = {}
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if name not in _OF_MODULE:
-                found[f"{path}.{name}" if path else name] = fingerprint(value)
-    return found
+    return {
+        f"{path}.{name}" if path else name: fingerprint(value)
+        for path, module in model.named_modules()
+        for name, value in plain_attributes(module).items()
+    }
+
+
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """The attributes of `module` that are no parameters, buffers, submodules or hooks."""
+    return {name: value for name, value in vars(module).items() if name not in _OF_MODULE}
 
 
 class SharedState:
@@ -93,6 +97,8 @@ def fingerprint(value: Any, depth: int = 0) -> Any:
     if isinstance(value, _NOT_COMPARED) or depth > _MAX_DEPTH:
         return type(value).__name__
     if isinstance(value, flow.Tensor):
+        if value.is_lazy:
+            return ("traced", id(value))
         local = value.detach().to_local() if value.is_global else value.detach()
         return ("tensor", tuple(local.shape), local.numpy().tobytes())
     if isinstance(value, np.ndarray | np.generic):
@@ -117,26 +123,44 @@ def fingerprint(value: Any, depth: int = 0) -> Any:
 
 def line_of(module: nn.Module, attribute: str) -> str:
     """Where the code of `module` writes its `attribute`: `file:line: code`; empty when that cannot be found."""
-    for cls in type(module).__mro__:
-        if cls.__module__.split(".")[0] in _PACKAGES:
+    for function, lines, first, tree in _code_of(type(module)):
+        for node in ast.walk(tree):
+            if _writes(node, attribute):
+                number = node.lineno  # type: ignore[attr-defined]
+                return f"{inspect.getsourcefile(function)}:{first + number - 1}: `{lines[number - 1].strip()}`"
+    return ""
+
+
+def writes_state(model: nn.Module) -> bool:
+    """Whether the code of `model` has a statement that may change an attribute or a parameter. True without code."""
+    for cls in {type(module) for module in model.modules()}:
+        code = list(_code_of(cls))
+        if any(_writes(node, None) for _, _, _, tree in code for node in ast.walk(tree)):
+            return True
+        if not code and cls.__module__.split(".")[0] not in _PACKAGES:
+            return True
+    return any(hooks_of(module) or getattr(module, "max_norm", None) is not None for module in model.modules())
+
+
+def _code_of(cls: type) -> Iterator[tuple[types.FunctionType, list[str], int, ast.AST]]:
+    """`(function, its lines, number of the first, syntax tree)` of what users have written for modules of a class, but
+    for constructors."""
+    for base in cls.__mro__:
+        if base.__module__.split(".")[0] in _PACKAGES:
             continue
-        for function in [f for f in vars(cls).values() if isinstance(f, types.FunctionType)]:
+        for function in [f for f in vars(base).values() if isinstance(f, types.FunctionType)]:
             if function.__name__ in ("__init__", "__setstate__"):
                 continue
             try:
                 lines, first = inspect.getsourcelines(function)
-                tree = ast.parse(textwrap.dedent("".join(lines)))
+                yield function, lines, first, ast.parse(textwrap.dedent("".join(lines)))
             except (OSError, SyntaxError, TypeError):
                 continue
-            for node in ast.walk(tree):
-                if _writes(node, attribute):
-                    number = node.lineno  # type: ignore[attr-defined]
-                    return f"{inspect.getsourcefile(function)}:{first + number - 1}: `{lines[number - 1].strip()}`"
-    return ""
 
 
-def _writes(node: ast.AST, attribute: str) -> bool:
-    """Whether a statement assigns `<something>.<attribute>`, a part of it, or calls a method of it that changes it."""
+def _writes(node: ast.AST, attribute: str | None) -> bool:
+    """Whether a statement assigns `<something>.<attribute>`, a part of it, or calls a method of it that changes it;
+    None: any attribute, and a method of anything."""
     if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         return any(_mentions(target, attribute) for target in targets)
@@ -149,12 +173,12 @@ def _writes(node: ast.AST, attribute: str) -> bool:
             "pop",
             "clear",
         )
-        return changes and _mentions(node.func.value, attribute)
+        return changes and (attribute is None or _mentions(node.func.value, attribute))
     return False
 
 
-def _mentions(node: ast.AST, attribute: str) -> bool:
-    return any(isinstance(part, ast.Attribute) and part.attr == attribute for part in ast.walk(node))
+def _mentions(node: ast.AST, attribute: str | None) -> bool:
+    return any(isinstance(part, ast.Attribute) and attribute in (None, part.attr) for part in ast.walk(node))
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
@@ -208,13 +232,16 @@ def _places_of_object(owner: Any, path: str) -> Iterator[tuple[str, _Place]]:
         yield f"{type(owner).__name__}.{name} of the hook of {path or 'the model'}", _Place(get, put)
 
 
+def is_users_code(code: types.CodeType, module: str) -> bool:
+    """Whether `code` of a `module` is neither this project's nor OneFlow's, nor that of an installed package."""
+    return module.split(".")[0] not in _PACKAGES and not code.co_filename.startswith((*_INSTALLED, "<frozen"))
+
+
 def _places_of_function(function: Any, seen: set[int] | None = None) -> Iterator[tuple[str, _Place]]:
     """The globals and closures of a function and of the functions in them, but for those of installed packages."""
     code = getattr(function, "__code__", None)
-    if code is None or (function.__module__ or "").split(".")[0] in _PACKAGES:
-        return
     seen = set() if seen is None else seen
-    if id(function) in seen or code.co_filename.startswith(_INSTALLED):
+    if code is None or id(function) in seen or not is_users_code(code, function.__module__ or ""):
         return
     seen.add(id(function))
     for called in _functions_named_in(function):

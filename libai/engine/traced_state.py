@@ -18,6 +18,7 @@ from libai.engine.build_errors import GraphBuildError
 from libai.engine.forward_effects import Effects, with_line
 from libai.engine.tracing import walk
 from libai.layers.random import find_unseeded_dropouts
+from libai.utils.errors import UserError
 
 #: kinds of operations that draw; OneFlow's own dropout layers are named in a warning instead
 _RANDOM = {"uniform", "uniform_int", "normal", "bernoulli", "randperm", "multinomial_with_replacement", "rrelu"}
@@ -106,11 +107,13 @@ def same_buffers(model: nn.Module) -> Iterator[None]:
 def refuse_in_graph(model: nn.Module, effects: Effects) -> None:
     """Raise `GraphBuildError` naming what one call of the forward changes and a compiled step cannot change again."""
     name = type(model).__name__
-    if effects.parameters:
+    _refuse_changed_parameters(model, effects.parameters)
+    if effects.views:
         raise GraphBuildError(
-            f"{name}.forward changes the parameter {with_line(model, effects.parameters[0])} itself. In a compiled "
-            "step only the optimizer does that. Use a function of the parameter in forward "
-            "(`self.weight.clamp(min=0)`), change it in a hook's after_step, or run with graph.enabled=false."
+            f"{name}.forward changes the buffer {with_line(model, effects.views[0])} through a view or a part of it, "
+            "or reads a view of it that was made before the change. In a compiled step a view is a copy. Assign a new "
+            "value (`self.name = ...`), or change all of it (`add_`, `mul_`, `copy_`, `self.name[index] = ...`) and "
+            "make views afterwards. Or run with graph.enabled=false."
         )
     if effects.clocks:
         raise GraphBuildError(
@@ -123,6 +126,56 @@ def refuse_in_graph(model: nn.Module, effects: Effects) -> None:
             f"{name}.forward changes {', '.join(effects.python)}. A graph runs the Python code of forward once, when "
             "it is traced, and repeats the operations on tensors only, so this would stay as it is then. Keep a number "
             'in a buffer (`self.register_buffer("count", flow.zeros(()))`), or run with graph.enabled=false.'
+        )
+
+
+def refuse_in_backward(proxy: Any, changed: Sequence[str]) -> None:
+    """Raise `GraphBuildError` naming what hooks of gradients have changed while the `proxy` of a model was traced."""
+    if changed:
+        raise GraphBuildError(
+            f"a gradient hook (`register_hook`) of {type(proxy.to(nn.Module)).__name__} changes {', '.join(changed)}. "
+            "A graph runs the Python code of a hook once, when it is traced, so this would stay as it is then. Let the "
+            "hook only compute the gradient that it returns, or run with graph.enabled=false."
+        )
+
+
+def refuse_untried(model: nn.Module, effects: Effects) -> None:
+    """Raise `GraphBuildError` for a model that could be compiled, but not tried before."""
+    if effects.failures:
+        raise GraphBuildError(
+            f"what {type(model).__name__}.forward changes beside its losses could not be found out by a trial on a "
+            f"copy of the model ({effects.failures[0]}), and a compiled step would leave out what Python keeps. "
+            "Give the model attributes that `copy.deepcopy` can copy and no iterators, or run with graph.enabled=false."
+        )
+
+
+def _refuse_changed_parameters(model: nn.Module, names: Sequence[str]) -> None:
+    if names:
+        raise GraphBuildError(
+            f"{type(model).__name__}.forward changes the parameter {with_line(model, names[0])} itself, which only the "
+            "optimizer does in a compiled step and on several ranks. Use a function of the parameter in forward "
+            "(`self.weight.clamp(min=0)`), or change it in a hook's after_step."
+        )
+
+
+def refuse_in_eager(model: nn.Module, effects: Effects, ranks_see_parts: bool) -> None:
+    """Raise `UserError` naming what one call of the forward changes so that an eager update would be wrong.
+    `ranks_see_parts`: each rank has a replica of its own."""
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    _refuse_changed_parameters(model, [name for name in effects.parameters if name in trained])
+    name = type(model).__name__
+    if effects.captured:
+        raise UserError(
+            f"{name}.forward changes the buffer {with_line(model, effects.captured[0])} through a view or a part of "
+            "it, and the backward pass reads the same memory: it may find the changed values. Read a copy "
+            "(`self.name.clone()`), assign a new value (`self.name = ...`), or change all of it (`mul_`, `copy_`, "
+            "`self.name[index] = ...`)."
+        )
+    if ranks_see_parts and effects.of_rank:
+        raise UserError(
+            f"{name}.forward keeps {', '.join(effects.of_rank)} from call to call, and every data-parallel rank would "
+            "have another one, of its part of the batch. Keep it in a buffer (`self.register_buffer`), which is over "
+            "the global batch, or use one data-parallel rank."
         )
 
 

@@ -20,6 +20,9 @@ from libai.layers.random import current_random_scope
 from libai.parallel.wrapping import wrap_forward
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
+_data, _detach = flow.Tensor.data, flow.Tensor.detach
+#: `(module, name, tensor, another one of the same memory)`
+_Buffers = list[tuple[nn.Module, str, flow.Tensor, flow.Tensor]]
 
 
 def recompute_in_backward(model: nn.Module, blocks: Sequence[str]) -> None:
@@ -39,6 +42,7 @@ def recompute_in_backward(model: nn.Module, blocks: Sequence[str]) -> None:
 def _recomputed(block: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if is_tracing() or not flow.is_grad_enabled():
         return forward(block, *args, **kwargs)
+    earlier = _buffers(block)
     surroundings = [plain_operations, current_random_scope(), *_autocast(), *_source_ops()]
     is_first = True
 
@@ -49,6 +53,7 @@ def _recomputed(block: Any, forward: Callable[..., Any], args: Any, kwargs: Any)
                 stack.enter_context(enter())
             if not is_first:
                 stack.enter_context(_statistics_kept(block))
+                stack.enter_context(_with_buffers(block, earlier))
             is_first = False
             return forward(block, *args, **kwargs)
 
@@ -81,3 +86,32 @@ def _statistics_kept(block: nn.Module) -> Iterator[None]:
         with flow.no_grad():
             for buffer, value in zip(buffers, before):
                 buffer.copy_(value)
+
+
+def _buffers(block: nn.Module) -> _Buffers:
+    """What the forward of `block` may change, but for batch norms. A trainer gives each change memory of its own, so
+    that the old values stay in the memory that is held here."""
+    return [
+        (module, name, buffer, _detach(buffer))
+        for module in block.modules()
+        if not isinstance(module, _BatchNorm)
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+
+
+@contextmanager
+def _with_buffers(block: nn.Module, earlier: _Buffers) -> Iterator[None]:
+    """The buffers that the first pass has started from; afterwards those that it has left."""
+    now = _buffers(block)
+    _put_back(earlier)
+    try:
+        yield
+    finally:
+        _put_back(now)
+
+
+def _put_back(buffers: _Buffers) -> None:
+    for module, name, buffer, memory in buffers:
+        module._buffers[name] = buffer
+        _data.__set__(buffer, memory)

@@ -189,6 +189,11 @@ class Dist:
         "What operations that mix samples see: the batches of all data-parallel ranks, as in one process, or one "
         "rank's; the same in both modes, or refused (docs/distributed.md).",
     )
+    sync_batch_norm: bool = _key(
+        False,
+        "Batch normalization with the statistics of all data-parallel ranks, as in one process, instead of each "
+        "rank's (docs/distributed.md); slower.",
+    )
     check_batch_scope: bool = _key(
         True, "Find out, by a trial with the first batch, whether the model mixes samples; false leaves it to you."
     )

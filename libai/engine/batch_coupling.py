@@ -18,11 +18,11 @@ from unittest import mock
 import numpy as np
 import oneflow as flow
 from oneflow import nn
-from oneflow.nn.modules.batchnorm import _BatchNorm
 
 from libai.engine.forward_effects import copy_module
 from libai.engine.model_contract import read_losses, total_loss
 from libai.engine.python_state import SharedState
+from libai.layers import is_batch_norm_of_rank
 from libai.layers.random import SeededLayer
 from libai.parallel import Layout, map_tensors, whole
 from libai.utils.errors import UserError
@@ -267,9 +267,9 @@ def _take(batch: Mapping[str, flow.Tensor], rows: Sequence[int]) -> Batch:
 
 def _make_quiet(model: nn.Module) -> None:
     for module in model.modules():
-        if isinstance(module, (SeededLayer, _BatchNorm, *_STOCK_DROPOUTS)):
+        if isinstance(module, (SeededLayer, *_STOCK_DROPOUTS)) or is_batch_norm_of_rank(module):
             module.eval()
-        if isinstance(module, _BatchNorm) and module.running_mean is None and module.weight is not None:
+        if is_batch_norm_of_rank(module) and module.running_mean is None and module.weight is not None:
             module.running_mean, module.running_var = flow.zeros_like(module.weight), flow.ones_like(module.weight)
 
 

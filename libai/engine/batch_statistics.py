@@ -15,13 +15,14 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.nn.modules.batchnorm import _BatchNorm
 
+from libai.layers import is_batch_norm_of_rank
 from libai.utils.distributed import all_reduce, get_rank, get_world_size
 from libai.utils.errors import UserError
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:
-    """The layers of `model` that keep running statistics of batches."""
-    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    """The layers of `model` that keep running statistics of the batches of this rank."""
+    return [m for m in model.modules() if is_batch_norm_of_rank(m) and m.running_mean is not None]
 
 
 def share_batch_statistics(layers: Sequence[nn.Module]) -> None:

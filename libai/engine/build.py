@@ -28,6 +28,7 @@ from libai.engine.layer_sizes import checked_sizes
 from libai.engine.model_trainer import ModelTrainer
 from libai.engine.precision import amp_dtype
 from libai.engine.switching import TRAINERS
+from libai.layers import synchronize_batch_norms
 from libai.optim import auto_scale_lr
 from libai.parallel import Mesh
 from libai.utils.distributed import is_main_process
@@ -46,7 +47,14 @@ def build_model(run: Any) -> flow.nn.Module:
     with checked_sizes():
         model = instantiate(run.model)
     check_model(model, "the config's `model`")
+    apply_sync_batch_norm(run, model)
     return model.train()
+
+
+def apply_sync_batch_norm(run: Any, model: flow.nn.Module) -> None:
+    """Do what `train.dist.sync_batch_norm` says, in place; again is no harm."""
+    if run.train.dist.sync_batch_norm and not synchronize_batch_norms(model) and is_main_process():
+        logger.warning("train.dist.sync_batch_norm=true finds no batch normalization in %s", type(model).__name__)
 
 
 def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:

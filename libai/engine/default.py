@@ -126,6 +126,7 @@ class DefaultTrainer:
         )
         flow.manual_seed(self.seed)  # initial weights depend on nothing that the loaders drew
         self.model = self.build_model(run)
+        build.apply_sync_batch_norm(run, self.model)
         self.optimizer = self.build_optimizer(run, self.model)
         build.scale_lr(run, self.optimizer, self.plan)
         self.lr_scheduler = self.build_lr_scheduler(run, self.optimizer, self.plan)
@@ -371,6 +372,7 @@ class DefaultTrainer:
     def _keep_the_faster(self) -> None:
         graph = self.trainer
         model = self.build_model(self.run)
+        build.apply_sync_batch_norm(self.run, model)
         optimizer = self.build_optimizer(self.run, model)
         schedule = self.build_lr_scheduler(self.run, optimizer, self.plan)
         eager = build.build_trainer(

@@ -173,8 +173,8 @@ class EagerTrainer(ModelTrainer):
                 return
             raise UserError(
                 f"forward changes the buffer {with_line(self.model, changing[0])}, and {self.mesh.data} data-parallel "
-                "ranks would each keep one of its own part of the batch. Set train.dist.gradient_reduction=global, "
-                "with which it is that of the whole batch, or use one data-parallel rank."
+                "ranks would each keep one of its own part of the batch. Set train.dist.batch_scope=global and "
+                "train.dist.gradient_reduction=auto, with which it is that of the whole batch, or use one rank."
             )
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 from oneflow import nn
-from oneflow.nn.modules.batchnorm import _BatchNorm
 
 from libai.engine.clocks import watched_clocks
 from libai.engine.in_place import values_kept, watch_changes
 from libai.engine.python_state import SharedState, line_of, module_state, plain_attributes
 from libai.engine.rebinding import rebound
+from libai.layers import is_batch_norm_of_rank
 from libai.parallel import map_tensors
 from libai.utils.distributed import any_rank, gather_objects
 from libai.utils.errors import UserError
@@ -252,14 +252,26 @@ def _is_tensor(value: Any) -> bool:
 
 
 def own_buffers(model: nn.Module) -> dict[str, flow.Tensor]:
-    """The buffers of `model` that its forward may change by itself: all but those of batch normalization (0005)."""
+    """The buffers of `model` that its forward may change by itself: not those of a rank's batch norms (0005)."""
     statistics = {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
-        if isinstance(module, _BatchNorm)
+        if is_batch_norm_of_rank(module)
         for name in module._buffers
     }
     return {name: buffer for name, buffer in model.named_buffers() if name not in statistics}
+
+
+def note_unsaved_buffers(model: nn.Module, effects: Effects) -> str | None:
+    """What to tell the user about buffers that forward changes and no checkpoint holds; None when there are none."""
+    unsaved = set(own_buffers(model)) - set(model.state_dict())
+    names = [with_line(model, name) for name in effects.buffers if name in unsaved]
+    if not names or effects.failures:
+        return None
+    return (
+        f"forward changes the buffer {', '.join(names)}, which was registered with persistent=False, so that no "
+        "checkpoint holds it: a resumed run starts it anew. Leave persistent=False out if the losses depend on it."
+    )
 
 
 def _frozen(model: nn.Module) -> dict[str, flow.Tensor]:

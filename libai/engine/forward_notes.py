@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from oneflow import nn
-from oneflow.nn.modules.batchnorm import _BatchNorm
 
 from libai.engine.batch_scope import find_coupling_of
 from libai.engine.forward_effects import copy_module, with_line
 from libai.engine.model_trainer import ModelTrainer
 from libai.engine.python_state import hooks_of
+from libai.layers import is_batch_norm_of_rank
 from libai.utils.errors import UserError
 
 
@@ -76,11 +76,11 @@ def _notes_on_hooks(model: nn.Module) -> list[str]:
 
 
 def _notes_on_batch_norms(model: nn.Module) -> list[str]:
-    names = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    names = [name for name, module in model.named_modules() if is_batch_norm_of_rank(module)]
     if not names:
         return []
     return [
         f"{', '.join(names[:3])}{' and more' if len(names) > 3 else ''}: batch normalization takes its statistics of "
-        "one rank's micro-batch, so several data-parallel ranks are another training than one "
-        "(docs/decisions/0005-batchnorm.md)."
+        "one rank's micro-batch, so several data-parallel ranks are another training than one: "
+        "train.dist.sync_batch_norm=true makes it the same (docs/decisions/0005-batchnorm.md)."
     ]

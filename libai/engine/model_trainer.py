@@ -22,7 +22,7 @@ from libai.engine.batch_scope import BatchScope
 from libai.engine.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
 from libai.engine.build_errors import explain_forward_error
 from libai.engine.check_parts import check_arguments, check_metrics, check_sums
-from libai.engine.forward_effects import Effects, copy_module, find_effects
+from libai.engine.forward_effects import Effects, copy_module, find_effects, note_unsaved_buffers
 from libai.engine.in_place import values_kept
 from libai.engine.index_check import IndexCheck
 from libai.engine.model_contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss
@@ -278,6 +278,9 @@ class ModelTrainer(TrainerBase):
                     return self._try_forward(model, inputs)
 
             self._effects = find_effects(self.model, inputs, forward)
+            note = note_unsaved_buffers(self.model, self._effects)
+            if note is not None and is_main_process():
+                logger.warning("%s", note)
         return self._effects
 
     _effects: Effects | None = None

@@ -175,6 +175,14 @@ OPTIONS: tuple[Option, ...] = (
         "Set train.dist.batch_scope=global, or run with graph.enabled=false.",
     ),
     Option(
+        "train.dist.sync_batch_norm",
+        lambda run: bool(run.train.dist.sync_batch_norm),
+        YES,
+        YES,
+        "It works as it is.",
+        _by("dist/test_stateful_meshes.py", "test_two_ranks_normalize_as_one_process_does"),
+    ),
+    Option(
         "lr_scheduler (LambdaLR, plateau, any)",
         lambda run: run.lr_scheduler is not None,
         YES,  # the schedule runs on the host in both modes, see docs/decisions/0001

@@ -6,6 +6,9 @@ from libai.layers.attention import attention_scores as attention_scores
 from libai.layers.attention import causal_mask as causal_mask
 from libai.layers.attention import scaled_dot_product_attention as scaled_dot_product_attention
 from libai.layers.attention import self_attention as self_attention
+from libai.layers.batch_norm import SyncBatchNorm as SyncBatchNorm
+from libai.layers.batch_norm import is_batch_norm_of_rank as is_batch_norm_of_rank
+from libai.layers.batch_norm import synchronize_batch_norms as synchronize_batch_norms
 from libai.layers.dropout import Dropout as Dropout
 from libai.layers.dropout import DropPath as DropPath
 from libai.layers.dropout import seeded_dropout as seeded_dropout

@@ -64,14 +64,14 @@ def is_written_out(x: flow.Tensor, *parameters: flow.Tensor | None) -> bool:
     return all(parameter is not None and parameter.requires_grad for parameter in parameters)
 
 
-def full_beside(x: flow.Tensor, shape: tuple[int, ...], value: float) -> flow.Tensor:
-    """A constant of `x`'s dtype, on its device or (broadcast) over its placement.
+def full_beside(x: flow.Tensor, shape: tuple[int, ...], value: float, sbp: tuple[Any, ...] = ()) -> flow.Tensor:
+    """A constant of `x`'s dtype, on its device or over its placement (broadcast, or as `sbp` says).
 
     Reused between eager calls; inside a graph it is recorded as a constant operation of that graph.
     """
     make = _constant if is_tracing() else _reused_constant
     if x.is_global:
-        return make(shape, value, x.dtype, placement=x.placement, sbp=(flow.sbp.broadcast,) * len(x.sbp))
+        return make(shape, value, x.dtype, placement=x.placement, sbp=sbp or (flow.sbp.broadcast,) * len(x.sbp))
     return make(shape, value, x.dtype, device=x.device)
 
 

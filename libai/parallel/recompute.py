@@ -15,11 +15,11 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.utils.checkpoint import checkpoint
 
+from libai.layers.batch_norm import is_batch_norm_of_rank
 from libai.layers.cpu import is_tracing, plain_operations
 from libai.layers.random import current_random_scope
 from libai.parallel.wrapping import wrap_forward
 
-_BatchNorm = nn.modules.batchnorm._BatchNorm
 _data, _detach = flow.Tensor.data, flow.Tensor.detach
 #: `(module, name, tensor, another one of the same memory)`
 _Buffers = list[tuple[nn.Module, str, flow.Tensor, flow.Tensor]]
@@ -78,7 +78,7 @@ def _source_ops() -> list[Callable[[], Any]]:
 @contextmanager
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
     """The batch has been counted by the first pass."""
-    buffers = [b for m in block.modules() if isinstance(m, _BatchNorm) for b in m._buffers.values() if b is not None]
+    buffers = [b for m in block.modules() if is_batch_norm_of_rank(m) for b in m._buffers.values() if b is not None]
     before = [buffer.clone() for buffer in buffers]
     try:
         yield
@@ -94,7 +94,7 @@ def _buffers(block: nn.Module) -> _Buffers:
     return [
         (module, name, buffer, _detach(buffer))
         for module in block.modules()
-        if not isinstance(module, _BatchNorm)
+        if not is_batch_norm_of_rank(module)
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]

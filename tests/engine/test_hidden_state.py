@@ -8,7 +8,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 from oneflow import nn
-from test_forward_state import STEPS, Remembers, built, data, plain_loop, trained
+from test_forward_state import STEPS, Averaging, Remembers, built, data, plain_loop, trained
 
 from libai.utils.errors import UserError
 
@@ -86,6 +86,12 @@ def test_what_cannot_be_copied_does_not_hide_state():
         trained("graph", Untried("generator"), data(2))
     expected = plain_loop(built(lambda: Untried("generator")), data(4))
     np.testing.assert_allclose(trained("eager", built(lambda: Untried("generator")), data(4))[0], expected, rtol=1e-5)
+
+
+def test_a_changing_buffer_that_is_not_saved_is_named(mode, caplog):
+    trained(mode, Averaging("assign"), data(1))
+    assert "changes the buffer count (Averaging, " in caplog.text
+    assert "persistent=False" in caplog.text and "buffer average" not in caplog.text
 
 
 @pytest.mark.parametrize(("kind", "named"), [("tensor", True), ("first batch", True), ("cache", False)])

@@ -125,6 +125,7 @@ def why_not_covered(test_id: str, setting: str, mode: str) -> str:
 CALLED = {
     "train.activation_checkpoint.enabled": "recompute",
     "train.zero_optimization.enabled": "zero_stage",
+    "train.dist.sync_batch_norm": "synchronize_batch_norms",
     "train.dist.auto": r"dist\.auto",
     "train.dist.tensor_parallel_size": "tensor",
     "train.dist.pipeline_parallel_size": "pipeline",

@@ -1,0 +1,119 @@
+"""Batch normalization over the samples of all data-parallel ranks, made of plain operations.
+
+OneFlow's kernel computes with the samples of its rank, also on global tensors, and its own `SyncBatchNorm` is for CUDA
+and DDP. Plain operations on global tensors see the global batch, in both modes (docs/decisions/0005-batchnorm.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+from oneflow.nn.modules.batchnorm import _BatchNorm
+
+from libai.layers.cpu import full_beside
+from libai.utils.errors import UserError
+
+
+class SyncBatchNorm(_BatchNorm):
+    """`oneflow.nn.BatchNorm1d`, `2d` and `3d` (same arguments, names and values) with statistics of the global batch.
+
+    Ioffe & Szegedy 2015: (x - mean) / sqrt(variance + eps) * weight + bias for each channel, with mean and biased
+    variance over the samples that one forward sees on all data-parallel ranks together; the running variance is the
+    unbiased one. The trainers compute a model that has it with global tensors; local tensors are one rank's batch.
+    """
+
+    running_mean: Any
+    running_var: Any
+    num_batches_tracked: Any
+
+    def _check_input_dim(self, x: flow.Tensor) -> None:
+        if not 2 <= x.ndim <= 5:
+            raise ValueError(f"SyncBatchNorm normalizes (samples, channels, ...) of 2 to 5 axes, not {tuple(x.shape)}")
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """Normalize `x`, of shape (samples, num_features, ...) with 2 to 5 axes."""
+        if not self.training and self.running_mean is not None:
+            return _BatchNorm.forward(self, x)
+        self._check_input_dim(x)
+        y, mean, variance, count = _normalize(x, self.weight, self.bias, self.eps)
+        if self.training and self.running_mean is not None:
+            if count < 2:
+                raise ValueError(f"SyncBatchNorm needs more than one value per channel, not {tuple(x.shape)}")
+            keep, mean, variance = 1.0 - self.momentum, mean.detach(), variance.detach()
+            self.running_mean = self.running_mean * keep + mean * self.momentum
+            self.running_var = self.running_var * keep + variance * (self.momentum * count / (count - 1))
+            self.num_batches_tracked = self.num_batches_tracked + 1
+        return y
+
+
+def is_batch_norm_of_rank(module: nn.Module) -> bool:
+    """True for a batch normalization whose statistics are those of one rank: all but `SyncBatchNorm`."""
+    return isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm)
+
+
+def synchronize_batch_norms(model: nn.Module) -> int:
+    """Make every `nn.BatchNorm1d`, `2d`, `3d` of `model` a `SyncBatchNorm`, in place; returns how many there are now.
+
+    Parameters, buffers and their names stay, so that optimizers and checkpoints fit. Raises `UserError` for a batch
+    normalization of another class, whose forward is not known.
+    """
+    for name, module in model.named_modules():
+        if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm):
+            module.__class__ = SyncBatchNorm
+        elif is_batch_norm_of_rank(module):
+            raise UserError(
+                f"{name} is a {type(module).__name__}, and train.dist.sync_batch_norm=true knows nn.BatchNorm1d, 2d "
+                "and 3d. Use one of these or libai.layers.SyncBatchNorm, or leave sync_batch_norm=false."
+            )
+    return sum(isinstance(module, SyncBatchNorm) for module in model.modules())
+
+
+def _normalize(
+    x: flow.Tensor, weight: flow.Tensor | None, bias: flow.Tensor | None, eps: float
+) -> tuple[flow.Tensor, flow.Tensor, flow.Tensor, int]:
+    """`(normalized x, mean (C,), biased variance (C,), values per channel)`.
+
+    Everything per channel is a row (1, C). Sums and the way back to the shape of `x` are products with ones, since
+    OneFlow's CPU kernels reduce and broadcast other axes than the last 3 times slower.
+    """
+    samples, channels = x.shape[0], x.shape[1]
+    width = x.numel() // max(1, samples * channels)
+    count = samples * width
+    rows = x if x.ndim == 2 else x.reshape(samples * channels, width)
+    column = full_beside(x, (samples, 1), 1.0, _over_samples(x))
+
+    def mean_of(values: flow.Tensor) -> flow.Tensor:
+        if x.ndim > 2:
+            values = flow.matmul(values, full_beside(x, (width, 1), 1.0)).reshape(samples, channels)
+        total = flow._C.matmul(column, values, True, False)
+        return _on_every_rank(total) / float(count)
+
+    def widened(row: flow.Tensor) -> flow.Tensor:
+        if x.ndim == 2:
+            return row
+        of_samples = flow.matmul(column, row).reshape(samples * channels, 1)
+        return flow.matmul(of_samples, full_beside(x, (1, width), 1.0))
+
+    mean = mean_of(rows)
+    centred = rows - widened(mean)
+    variance = mean_of(flow.square(centred))
+    scale = flow.rsqrt(variance + eps)
+    y = centred * widened(scale if weight is None else scale * weight.reshape(1, channels))
+    if bias is not None:
+        y = y + widened(bias.reshape(1, channels))
+    return y.reshape(*x.shape), mean.reshape(channels), variance.reshape(channels), count
+
+
+def _over_samples(x: flow.Tensor) -> tuple[Any, ...]:
+    """Laid out as the samples of `x` are, and for the rest whole everywhere."""
+    split, broadcast = flow.sbp.split(0), flow.sbp.broadcast
+    return tuple(split if sbp == split else broadcast for sbp in x.sbp) if x.is_global else ()
+
+
+def _on_every_rank(row: flow.Tensor) -> flow.Tensor:
+    if not row.is_global:
+        return row
+    whole = (flow.sbp.broadcast,) * len(row.sbp)
+    return row.to_global(placement=row.placement, sbp=whole, grad_sbp=whole)

@@ -2,7 +2,8 @@
 
 Runs the config's own model, data, optimizer and schedule in both modes from one seed and reports the modes' own noise,
 the largest differences, and the module that diverges first. With --procs and --mesh it compares both modes, on one
-process and on each of these meshes, with eager mode on one process. Nothing is written to the output folder.
+process and on each of these meshes, with eager mode on one process. --bisect looks for what makes the modes differ, and
+--minify FILE writes it as a program of bare OneFlow. Nothing is written to the output folder.
 
 Exit codes: 0 the same training (or within the bound, which the report says); 1 broken; 2 a mistake in config or
 arguments. docs/parity.md explains the report.
@@ -12,8 +13,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import itertools
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,8 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clo
 from libai.config import LazyConfig, validate
 from libai.config.batch import solve_batch_sizes
 from libai.engine.parity import check_parity, on_bench
-from libai.engine.parity_bisect import find_culprit
+from libai.engine.parity_bisect import Culprit, find_culprit
+from libai.engine.parity_journal import Journal, supervise
 from libai.engine.parity_meshes import check_meshes, run_cell
+from libai.engine.parity_minify import minify, require_writable
+from libai.engine.parity_runs import Bench
 from libai.runtime import guarded_main
 from libai.utils.distributed import default_device, get_world_size
 from libai.utils.errors import UserError
@@ -33,8 +39,12 @@ from libai.utils.seeding import resolve_seed
 
 def main() -> int:
     args = _parser().parse_intermixed_args()
+    args.bisect = args.bisect or args.minify is not None
     if args.cell:  # a rank of a job that check_meshes has started
         run_cell(args.config_file, [*filter(None, [args.config]), *args.overrides], args.cell)
+        return 0
+    if args.search:  # a process that _bisect has started
+        _search(args)
         return 0
     if args.config is None:
         raise UserError("tools/parity.py needs a config file: python tools/parity.py CONFIG [key=value …].")
@@ -47,15 +57,38 @@ def main() -> int:
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         report: Any
         if args.bisect and (args.procs > 1 or args.mesh):
-            raise UserError("--bisect compares the modes on one process. Leave --procs and --mesh out.")
-        if args.procs > 1 or args.mesh:
+            raise UserError("--bisect and --minify compare the modes on one process. Leave --procs and --mesh out.")
+        if args.bisect:
+            report = _bisect(args)
+        elif args.procs > 1 or args.mesh:
             meshes = args.mesh or [f"data={args.procs}"]
             report = check_meshes(args.config, args.overrides, args.procs, meshes, args.iters, args.bound)
         else:
-            check = functools.partial(on_bench, find_culprit) if args.bisect else check_parity
-            report = check_config(args.config, args.overrides, args.iters, args.bound, check)
+            report = check_config(args.config, args.overrides, args.iters, args.bound)
     print(report.to_json() if args.json else report)
     return report.exit_code
+
+
+def _bisect(args: argparse.Namespace) -> Culprit:
+    """Search in a process of its own, or in several where a training ends its process."""
+    if args.minify is not None:
+        require_writable(args.minify)
+    given = [args.config, *args.overrides, f"--iters={args.iters}", f"--bound={args.bound}"]
+    given += [f"--minify={args.minify}"] if args.minify else []
+    command = [sys.executable, str(Path(__file__).resolve()), *given, "--search"]
+    return Culprit.of(supervise(command, lambda trial: print(f"parity: {trial} …", file=sys.stderr, flush=True)))
+
+
+def _search(args: argparse.Namespace) -> None:
+    """One process of `_bisect`; the last two arguments are the paths of the journal and of the result."""
+    *overrides, journal, result = args.overrides
+
+    def look(bench: Bench, bound: float) -> Culprit:
+        found = find_culprit(bench, bound, Journal(Path(journal)))
+        return minify(bench, bound, found, args.minify) if args.minify else found
+
+    found = check_config(args.config, overrides, args.iters, args.bound, functools.partial(on_bench, look))
+    Path(result).write_text(json.dumps(dataclasses.asdict(found)), encoding="utf-8")
 
 
 def check_config(config: str, overrides: list[str], num_iters: int, bound: float, check: Any = check_parity) -> Any:
@@ -107,6 +140,7 @@ def check_config(config: str, overrides: list[str], num_iters: int, bound: float
         num_accumulation_steps=sizes.accumulation,
         max_grad_norm=run.train.clip_grad.max_norm,
         norm_type=run.train.clip_grad.norm_type,
+        activation_checkpoint=run.train.activation_checkpoint.enabled,
         amp=amp,
         seed=seed,
         device=device,
@@ -131,10 +165,19 @@ def _parser() -> argparse.ArgumentParser:
         help="data=2, tensor=2, pipeline=2 or several joined by commas; may be given again (default data=N of --procs)",
     )
     parser.add_argument(
-        "--bisect", action="store_true", help="switch our passes over the compiled job off, and name the guilty one"
+        "--bisect",
+        action="store_true",
+        help="name the smallest set of passes, compile options and repairs, or the module, that makes the modes differ",
+    )
+    parser.add_argument(
+        "--minify",
+        type=Path,
+        metavar="FILE",
+        help="bisect, and write what differs as one program with bare OneFlow that ends with 1 while it does",
     )
     parser.add_argument("--config-file", help=argparse.SUPPRESS)  # what the launcher passes on
     parser.add_argument("--cell", help=argparse.SUPPRESS)
+    parser.add_argument("--search", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
 

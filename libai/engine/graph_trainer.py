@@ -49,6 +49,8 @@ class GraphTrainer(ModelTrainer):
     """
 
     mode = "graph"
+    #: the micro-batches of an iteration are traced one behind the other; OneFlow accumulates otherwise
+    _in_turn = False
     switch_seconds = math.inf  # its operations run without the interpreter; to switch more often only costs (0009)
 
     def __init__(
@@ -115,7 +117,7 @@ class GraphTrainer(ModelTrainer):
         count_batches(self._batch_norms, self.num_accumulation_steps)
         self.optimizer._state["step"] += 1  # the compiled update counts for itself; this is the count the host sees
         self._step_schedule()
-        if self._changing:
+        if self._in_turn:
             return StepResult(losses, metrics, shares, norm)
         return StepResult([losses], [metrics], shares, norm)
 
@@ -135,7 +137,7 @@ class GraphTrainer(ModelTrainer):
 
     def _inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
         """`(keyword arguments of the graph, shares)` for the micro-batches of one iteration."""
-        if self._changing:
+        if self._in_turn:
             return self._separate_inputs(batches)
         steps = self.num_accumulation_steps
         batch = self.to_device(_join(batches))
@@ -231,8 +233,9 @@ class GraphTrainer(ModelTrainer):
         start, threads = time.perf_counter(), thread_ids()
         effects = self.effects_of_forward(batches[0])
         refuse_in_graph(self.model, effects)
-        if effects.buffers and not self._changing:
-            self._changing = tuple(effects.buffers)
+        if effects.buffers:
+            self._changing, self._in_turn = tuple(effects.buffers), True
+        if self._in_turn:
             self._step_inputs = self._make_step_inputs(1)
         self._set_step_inputs()
         inputs, _ = self._inputs(batches)
@@ -247,6 +250,7 @@ class GraphTrainer(ModelTrainer):
             recomputed_blocks=self.recomputed_blocks(),
             auto_parallel=self.auto_parallel,
             buffers=self._changing,
+            in_turn=self._in_turn,
             # not the bound method: a graph that holds its trainer would keep all of it alive
             random_scope=functools.partial(random_context, data_rank=self.mesh.data_rank) if self._takes_key else None,
         )

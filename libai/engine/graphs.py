@@ -188,11 +188,13 @@ class TrainGraph(_Graph):
         recomputed_blocks: names of the modules whose activations the backward pass computes again.
         random_scope: context manager factory entered around the forward with the graph's `key` input.
         auto_parallel: let OneFlow choose the layout of every operation's output by its own cost model.
-        buffers: names of those that forward changes. With any, micro-batches are traced one behind the other, because
-            each reads what the one before has written: the inputs are then lists with one entry per micro-batch.
+        buffers: names of those that forward changes; they need `in_turn`, because each micro-batch reads what the one
+            before has written.
+        in_turn: trace the micro-batches one behind the other instead of letting OneFlow accumulate. The inputs are
+            then lists with one entry per micro-batch.
 
     A call takes keyword tensors and returns `(losses, metrics, grad_norm | None, buffers)`; with accumulation the
-    scalars have one element per micro-batch, or with `buffers` there is one dict of losses and metrics for each.
+    scalars have one element per micro-batch, or with `in_turn` there is one dict of losses and metrics for each.
     `buffers`: name → new value, which the caller writes. Raises what OneFlow raises when the model cannot be compiled.
     """
 
@@ -210,6 +212,7 @@ class TrainGraph(_Graph):
         random_scope: Any = None,
         auto_parallel: bool = False,
         buffers: Sequence[str] = (),
+        in_turn: bool = False,
     ):
         super().__init__()
         self.model = model
@@ -217,7 +220,8 @@ class TrainGraph(_Graph):
         self._num_groups = len(optimizer.param_groups)
         self._traced = TracedState(buffers)
         self._num_micro_batches = num_accumulation_steps
-        if buffers:
+        self._in_turn = in_turn
+        if in_turn:
             num_accumulation_steps = 1
         self._accumulation = num_accumulation_steps
         self._clips = max_grad_norm is not None
@@ -244,11 +248,11 @@ class TrainGraph(_Graph):
             )
 
     def build(self, batch: Any, step: dict[str, Any], share: Any = None, key: Any = None) -> Any:
-        """Trace one micro-batch, or with changing buffers all of them. `batch`: forward's arguments; `step`:
+        """Trace one micro-batch, or with `in_turn` all of them. `batch`: forward's arguments; `step`:
         `StepInputs.tensors`, which only the completed job reads; `share`: the micro-batch's weight; `key`: its random
         key."""
         with tracing(self.model):
-            if not self._traced.names:
+            if not self._in_turn:
                 losses, metrics, total = self._forward(batch, share, key)
             else:
                 parts = [self._forward(*part) for part in _transposed(self._num_micro_batches, batch, share, key)]
@@ -304,7 +308,7 @@ class TrainGraph(_Graph):
 
     def _connect(self, job: JobEdit, out2name: Any) -> None:
         make_clip_norm_exact(job)
-        if self._accumulation > 1 or self._layout.cuts_parameters:
+        if self._needs_copies:
             read_copies_of_variables(job, _variable_names(self.model))
         norm_source = None
         step_values = self._step_values(job)
@@ -323,6 +327,11 @@ class TrainGraph(_Graph):
             remove_idle_ops(job)
             if self._accumulation == 1:
                 fold_constants(job)
+
+    @property
+    def _needs_copies(self) -> bool:
+        """Whether reading the variables themselves is not safe (docs/decisions/0007-graph-variables.md)."""
+        return self._accumulation > 1 or self._layout.cuts_parameters
 
     def _step_values(self, job: JobEdit) -> dict[str, str]:
         """Where the completed job has each of the step's inputs as a `(1,)` value: name → output of an operation."""

@@ -72,7 +72,7 @@ class Recorder:
         for name, module in list(model.named_modules()):
             # containers have no forward, and the graph tells them apart by their classes
             if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
-                module.__class__ = _recording_class(type(module), name, self)
+                module.__class__ = recording_class(type(module), name, self)
 
     def _start_iteration(self) -> None:
         self._forwards: list[list[Event]] = []
@@ -236,7 +236,9 @@ class RecordingGraphTrainer(GraphTrainer):
         super()._trace(graph, inputs)
 
 
-def _recording_class(base: type, name: str, recorder: Recorder) -> type:
+def recording_class(base: type, name: str, recorder: Any) -> type:
+    """A subclass of a module's class whose forward is `recorder.run(base, name, module, args, kwargs)`."""
+
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return recorder.run(base, name, self, args, kwargs)
 

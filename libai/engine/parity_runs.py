@@ -96,7 +96,7 @@ class Bench:
         self.num_accumulation_steps = num_accumulation_steps
         self._seed = seed
         self._device = device
-        self._options = dict(options)
+        self.options = dict(options)
         self._mesh = mesh or Mesh(device=device)
         self._begin = begin
         self._start_iter = start_iter
@@ -141,7 +141,7 @@ class Bench:
             device=self._device,
             seed=self._seed,
             **of_mode,
-            **self._options,
+            **self.options,
         )
         self._begin(trainer)
         return trainer, recorder
@@ -164,7 +164,8 @@ class Bench:
             self.initial_is_reproducible = False
         put_arrays(model, self.initial)
 
-    def _batches_of(self, iteration: int) -> list[Any]:
+    def batches_of(self, iteration: int) -> list[Any]:
+        """The micro-batches of an iteration; 0 = the first."""
         steps = self.num_accumulation_steps
         return [
             self._micro_batches[i % len(self._micro_batches)]
@@ -258,7 +259,7 @@ class Bench:
     ) -> tuple[dict[str, float], Record | None]:
         """One update: the losses by name with their total as "loss", and what a recording graph returned."""
         trainer.iter = self._start_iter + iteration
-        result = trainer.update(self._batches_of(iteration))
+        result = trainer.update(self.batches_of(iteration))
         record = None
         if recorder is not None and trainer.mode == "graph":
             record = recorder.graph_record(result.metrics, self.num_accumulation_steps)

@@ -1,16 +1,25 @@
-"""`find_culprit` names the pass over the compiled job, or the module, that makes the modes part."""
+"""`find_culprit` names what makes the modes part: of fourteen planted faults, the right one each time."""
 
 from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import oneflow as flow
 import pytest
 import toy
 from oneflow import nn
 
-from libai.engine import graphs
+import libai.layers
+from libai.engine import graphs, tracing
 from libai.engine.parity import on_bench
 from libai.engine.parity_bisect import find_culprit
 from libai.layers.cpu import is_tracing
+
+ROOT = Path(__file__).resolve().parents[2]
+SLOW = pytest.mark.slow
 
 
 class Net(toy.Classifier):
@@ -22,19 +31,63 @@ class Net(toy.Classifier):
         return {"losses": {"cls": nn.functional.cross_entropy(self.b(self.middle(flow.relu(self.a(x)))), y)}}
 
 
-def culprit(build_model=toy.Classifier):
+def culprit(build_model=toy.Classifier, optimizer="adamw", **options):
     return on_bench(
         find_culprit,
         build_model,
         toy.batches(4),
-        lambda model: toy.optimizer_of("adamw", model),
-        num_iters=2,
-        max_grad_norm=0.1,
-        device="cpu",
+        lambda model: toy.optimizer_of(optimizer, model, lr=0.1 if optimizer == "sgd" else 0.01),
+        **{"num_iters": 2, "max_grad_norm": 0.1, "device": "cpu", **options},
     )
 
 
-SLOW = pytest.mark.slow
+def spoil_updates(job, **values):
+    """Other options for every update of a completed job, a `JobEdit`."""
+    for op in job.ops.values():
+        if op.HasField("user_conf") and "learning_rate" in op.user_conf.input and "model" in op.user_conf.input:
+            for name, value in values.items():
+                op.user_conf.attr[name].at_float = value
+
+
+def plant_in_pass(monkeypatch, name, **values):
+    original = getattr(graphs, name)
+
+    def wrong(job, *rest):
+        result = original(job, *rest)
+        spoil_updates(job, **values)
+        return result
+
+    monkeypatch.setattr(graphs, name, wrong)
+
+
+def plant_in_option(monkeypatch, is_on, **values):
+    """What the compiler makes of an option is wrong."""
+    original = graphs.TrainGraph._step_values
+
+    def wrong(graph, job):
+        if is_on(graph.config.proto):
+            spoil_updates(job, **values)
+        return original(graph, job)
+
+    monkeypatch.setattr(graphs.TrainGraph, "_step_values", wrong)
+
+
+def switch_on(monkeypatch, choose):
+    """`choose(graph)` sets options of every training graph, as a user may."""
+    original = graphs.TrainGraph.__init__
+
+    def init(graph, *args, **kwargs):
+        original(graph, *args, **kwargs)
+        choose(graph)
+
+    monkeypatch.setattr(graphs.TrainGraph, "__init__", init)
+
+
+def test_equal_curves_have_no_culprit():
+    assert culprit().kind == "none"
+
+
+# ------------------------------------------------------------------------------------------ passes
 
 
 @pytest.mark.parametrize(
@@ -47,20 +100,62 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_a_wrong_pass_is_named(name, monkeypatch):
-    """The pass also writes other options into the updates."""
-    original = getattr(graphs, name)
-
-    def wrong(job, *rest):
-        result = original(job, *rest)
-        for op in job.net.op:
-            if op.HasField("user_conf") and "learning_rate" in op.user_conf.input and "model" in op.user_conf.input:
-                op.user_conf.attr["l2"].at_float = 0.5
-                op.user_conf.attr["beta1"].at_float = 0.5
-        return result
-
-    monkeypatch.setattr(graphs, name, wrong)
+    plant_in_pass(monkeypatch, name, l2=0.5, beta1=0.5)
     found = culprit()
     assert (found.kind, found.names) == ("pass", (name,)), found
+    assert f"pass {name} is at fault (libai/" in str(found) and "graph.enabled=false" in str(found)
+
+
+# ------------------------------------------------------------------------------------------ options
+
+
+class Loud(toy.Classifier):
+    """A loss so large that a scale of 2^127 makes its gradients infinite."""
+
+    def forward(self, x, y):
+        return {"losses": {"cls": super().forward(x, y)["losses"]["cls"] * 100.0}}
+
+
+def test_a_loss_scale_that_skips_updates_is_named(monkeypatch):
+    scaler = {"init_scale": 2.0**127, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
+    switch_on(monkeypatch, lambda graph: graph.set_grad_scaler(flow.amp.GradScaler(**scaler)))
+    found = culprit(Loud, max_grad_norm=None)
+    assert (found.kind, found.names) == ("option", ("config.dynamic_loss_scale_policy",)), found
+    assert "Leave it out" in found.text and "initial_loss_scale: 1.7" in found.text
+
+
+@SLOW
+def test_the_wrong_one_of_three_options_is_named(monkeypatch):
+    def choose(graph):
+        graph.config.allow_fuse_add_to_output()
+        graph.config.allow_fuse_cast_scale()
+        graph.config.enable_straighten_algorithm()
+
+    switch_on(monkeypatch, choose)
+    plant_in_option(monkeypatch, lambda config: config.enable_fuse_cast_scale, l2=0.5)
+    found = culprit()
+    assert (found.kind, found.names) == ("option", ("config.enable_fuse_cast_scale",)), found
+
+
+@SLOW
+def test_accumulation_by_oneflow_is_named_where_it_is_wrong(monkeypatch):
+    plant_in_option(monkeypatch, lambda config: config.num_gradient_accumulation_steps > 1, l2=0.5)
+    found = culprit(num_accumulation_steps=2)
+    assert (found.kind, found.names) == ("option", ("config.set_gradient_accumulation_steps",)), found
+
+
+@SLOW
+def test_a_pass_and_an_option_that_are_both_wrong_are_named_together(monkeypatch):
+    switch_on(monkeypatch, lambda graph: graph.config.allow_fuse_add_to_output())
+    plant_in_pass(monkeypatch, "remove_idle_ops", beta1=0.5)
+    plant_in_option(monkeypatch, lambda config: config.enable_fuse_add_to_output, l2=0.5)
+    found = culprit()
+    assert found.kind == "pass and option", found
+    assert found.names == ("remove_idle_ops", "config.enable_fuse_add_to_output"), found
+    assert str(found).count("is at fault") == 2 and "all 2 together" in str(found)
+
+
+# ------------------------------------------------------------------------------------------ modules
 
 
 class Twice(nn.Module):
@@ -77,7 +172,72 @@ class Detached(nn.Module):
 def test_a_wrong_operation_or_backward_is_named_by_its_module(layer):
     found = culprit(lambda: Net(layer()))
     assert (found.kind, found.names) == ("module", ("middle",)), found
+    assert f"middle ({layer.__name__}, " in found.text
 
 
-def test_equal_curves_have_no_culprit():
-    assert culprit().kind == "none"
+# ------------------------------------------------------------------------------------------ repairs
+
+
+class LateReader(toy.Classifier):
+    """The gradient of `v` reads the weight of `b` long after the gradient of that weight is known."""
+
+    def __init__(self):
+        super().__init__()
+        self.v = nn.Parameter(flow.ones(4, 16))
+
+    def forward(self, x, y):
+        late = self.v * self.b.weight.detach()
+        for _ in range(20):
+            late = late * 1.01
+        return {"losses": {"cls": super().forward(x, y)["losses"]["cls"] + late.sum()}}
+
+
+@SLOW
+def test_missing_copies_of_weights_are_named(monkeypatch):
+    options = {"num_accumulation_steps": 2, "max_grad_norm": None, "num_iters": 3}
+    assert culprit(LateReader, "sgd", **options).kind == "none"
+    monkeypatch.setattr(graphs.TrainGraph, "_needs_copies", False)
+    found = culprit(LateReader, "sgd", **options)
+    assert (found.kind, found.names) == ("repair", ("read_copies_of_variables",)), found
+    assert "is missing" in found.text and "decision 0007" in found.text
+
+
+@SLOW
+def test_a_wrong_repair_of_tracing_is_named(monkeypatch):
+    class Stopped(nn.Module):
+        def forward(self, x):
+            return x + x.detach()
+
+    wrong = [(o, n, (lambda self: self) if n == "detach" else v) for o, n, v in tracing._REPLACEMENTS]
+    monkeypatch.setattr(tracing, "_REPLACEMENTS", wrong)
+    found = culprit(lambda: Net(Stopped()), "sgd", max_grad_norm=None)
+    assert (found.kind, found.names) == ("repair", ("tracing of data and detach",)), found
+
+
+@SLOW
+def test_a_wrong_gradient_of_a_layer_of_libai_is_named(monkeypatch):
+    import libai.layers.linear as linear
+
+    original = linear.sum_over_rows
+    monkeypatch.setattr(linear, "sum_over_rows", lambda rows: original(rows) * 2.0)
+    found = culprit(lambda: Net(libai.layers.Linear(16, 16)), "sgd", max_grad_norm=None)
+    assert (found.kind, found.names) == ("repair", ("layers written out",)), found
+
+
+def run_tool(*words):
+    command = [sys.executable, str(ROOT / "tools" / "parity.py"), *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 1, done.stderr
+    return json.loads(done.stdout)
+
+
+@SLOW
+def test_the_open_race_of_launches_is_named_though_it_ends_the_process(tmp_path):
+    """`planted_race.py` delays every entry of a job, so that each training ends its process or hangs."""
+    words = ["--bisect", "--iters=30", "--json", f"--minify={tmp_path / 'case.py'}"]
+    found = run_tool(Path(__file__).with_name("planted_race.py"), *words)
+    assert (found["kind"], found["names"]) == ("repair", ["launch_race"]), found
+    assert found["failure"].startswith("the process was ended")
+    assert "launch_race is missing" in found["text"] and "decision 0006" in found["text"]
+    assert "no program was written: launch_race repairs OneFlow itself" in found["case"]
+    assert not (tmp_path / "case.py").exists()

@@ -138,8 +138,11 @@ class Recorder:
                 continue
             rows = np.stack(arrays) if len(metrics) > 1 else arrays[0]
             if rows.size % num_micro_batches == 0 and len(arrays) == len(metrics):
-                kept = record.values if kind == "value" else record.output_gradients
-                kept[key] = rows.reshape(num_micro_batches, -1)
+                rows = rows.reshape(num_micro_batches, -1)
+                if kind == "value":
+                    record.values[key] = rows
+                else:  # OneFlow takes the mean over micro-batches behind the backward pass, eager mode before it
+                    record.output_gradients[key] = rows / (num_micro_batches if len(metrics) == 1 else 1)
         return record
 
     # ------------------------------------------------------------------ called by the modules

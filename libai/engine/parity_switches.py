@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from libai.engine import graph_trainer, graph_variables, graphs, launch_race, tracing
-from libai.engine.model_trainer import ModelTrainer
+from libai.engine import graph_trainer, graph_variables, graphs, launch_race, model_trainer, tracing
 from libai.layers.cpu import plain_operations
 from libai.openblas import VARIABLE as OPENBLAS
 from libai.openblas import openblas_in_use
@@ -166,7 +165,7 @@ def _compile_options(seen: Seen, options: Mapping[str, Any]) -> Iterator[Switch]
             "off",
             "train.activation_checkpoint.enabled",
             "Leave it out, or keep the blocks' forward free of what a second call computes otherwise.",
-            functools.partial(_patched, ModelTrainer, "recomputed_blocks", lambda self: []),
+            functools.partial(_patched, model_trainer.ModelTrainer, "recomputed_blocks", lambda self: []),
             is_eager=True,
         )
 
@@ -244,6 +243,9 @@ def _repairs_in_force(seen: Seen) -> Iterator[Switch]:
         flip = functools.partial(_patched, graph_trainer, "write_buffers", _do_nothing)
         where = "libai/engine/traced_state.py: buffers take what the step returned, decision 0012"
         yield Switch("repair", "writing of buffers", "off", where, _REPORT, flip)
+    flip = functools.partial(_patched, model_trainer, "values_kept", lambda *_: contextlib.nullcontext())
+    where = "libai/engine/in_place.py: eager backward reads buffers as forward did, decision 0012"
+    yield Switch("repair", "values of buffers kept", "off", where, _REPORT, flip, is_eager=True)
     if launch_race.is_race_open() is False:
         race = "libai/engine/launch_race.py: a job that is over waits for its entry, decision 0006"
         yield Switch("repair", "launch_race", "off", race, _REPORT, functools.partial(_guard, False), needs_crash=True)

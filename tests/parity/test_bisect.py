@@ -168,9 +168,11 @@ class Detached(nn.Module):
         return x.detach() if is_tracing() else x
 
 
-@pytest.mark.parametrize("layer", [Twice, pytest.param(Detached, marks=SLOW)])
-def test_a_wrong_operation_or_backward_is_named_by_its_module(layer):
-    found = culprit(lambda: Net(layer()))
+@pytest.mark.parametrize(
+    ("layer", "steps"), [(Twice, 1), pytest.param(Detached, 1, marks=SLOW), pytest.param(Detached, 2, marks=SLOW)]
+)
+def test_a_wrong_operation_or_backward_is_named_by_its_module(layer, steps):
+    found = culprit(lambda: Net(layer()), num_accumulation_steps=steps)
     assert (found.kind, found.names) == ("module", ("middle",)), found
     assert f"middle ({layer.__name__}, " in found.text
 

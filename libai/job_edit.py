@@ -6,7 +6,7 @@ proportion to the operations that it looks at. docs/decisions/0018-linear-job-pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -73,21 +73,23 @@ class JobEdit:
         return before
 
     def append(
-        self, like: Any, suffix: str, kind: str, argument: str, sources: Sequence[str], output: str, count: int = 1
+        self, like: Any, name: str, kind: str, inputs: Mapping[str, Sequence[str]], output: str, count: int = 1
     ) -> Any:
-        """Append an operation of a model, placed and named after the operation `like`.
+        """Append an operation of a model, placed as the operation `like`.
 
-        `argument`, `output`: the names that the operation has for what it reads and makes. Its outputs are
-        `NAME/OUTPUT_0` to `count` - 1. Their layouts are OneFlow's to choose, unless `lay_out` tells them.
+        `inputs`: by the names that the operation has for what it reads; `output`: the name that it has for what it
+        makes, which are `NAME/OUTPUT_0` to `count` - 1. Their layouts are OneFlow's to choose, unless `lay_out` tells
+        them.
         """
         op = self._job.net.op.add()
-        op.name = f"{like.name}-{suffix}"
+        op.name = name
         op.device_tag = like.device_tag
         op.scope_symbol_id = like.scope_symbol_id
         op.user_conf.op_type_name = kind
-        op.user_conf.input[argument].s.extend(sources)
+        for argument, sources in inputs.items():
+            op.user_conf.input[argument].s.extend(sources)
+            op.user_conf.input_order.append(argument)
         op.user_conf.output[output].s.extend(f"{op.name}/{output}_{index}" for index in range(count))
-        op.user_conf.input_order.append(argument)
         op.user_conf.output_order.append(output)
         group = self._placement.get(like.name)
         if group is not None:
@@ -97,20 +99,21 @@ class JobEdit:
         self._learn(op)
         return op
 
-    def lay_out(self, op: Any, layout: Any) -> None:
-        """Give all that an appended operation reads and makes one layout (an `NdSbp`)."""
+    def lay_out(self, op: Any, layout: Any, **others: Any) -> None:
+        """Give all that an appended operation reads and makes one layout (an `NdSbp`), but for the inputs `others`."""
         conf = op.user_conf
-        names = [f"{key}_{index}" for key, entry in conf.input.items() for index in range(len(entry.s))]
-        names += [name.split("/")[1] for entry in conf.output.values() for name in entry.s]
-        for name in names:
-            self.layouts.op_name2nd_sbp_signature_conf[op.name].bn_in_op2nd_sbp[name].CopyFrom(layout)
-            if len(layout.sbp_parallel) == 1:  # a placement in one row has its layout in a second table as well
+        entries = [*conf.input.items(), *conf.output.items()]
+        for key, name in [(key, f"{key}_{index}") for key, entry in entries for index in range(len(entry.s))]:
+            chosen = others.get(key, layout)
+            self.layouts.op_name2nd_sbp_signature_conf[op.name].bn_in_op2nd_sbp[name].CopyFrom(chosen)
+            if len(chosen.sbp_parallel) == 1:  # a placement in one row has its layout in a second table as well
                 flat = self.layouts.op_name2sbp_signature_conf[op.name].bn_in_op2sbp_parallel
-                flat[name].CopyFrom(layout.sbp_parallel[0])
+                flat[name].CopyFrom(chosen.sbp_parallel[0])
 
-    def layout_of(self, op_name: str, output: str) -> Any:
-        """The layout (an `NdSbp`) of an operation's output, such as `out_0`."""
-        return self.layouts.op_name2nd_sbp_signature_conf[op_name].bn_in_op2nd_sbp[output]
+    def layout_of(self, op_name: str, name: str) -> Any:
+        """The layout (an `NdSbp`) of what an operation reads or makes, such as `out_0`; None where none is set."""
+        signature = self.layouts.op_name2nd_sbp_signature_conf.get(op_name)  # [] would add one
+        return signature.bn_in_op2nd_sbp.get(name) if signature is not None else None
 
     def become(self, op: Any, kind: str, output: str) -> None:
         """Turn an operation into one of another kind that reads nothing and makes `output`; without attributes and

@@ -77,8 +77,7 @@ def find_effects(model: nn.Module, batch: Mapping[str, flow.Tensor], forward: Fo
         shared.restore()
     every = gather_objects([attributes, *(list(names) for names in vars(effects).values())])
     effects = Effects(*(sorted({name for one in every for name in one[i]}) for i in range(1, 1 + len(vars(effects)))))
-    kept: list[dict[str, str]] = [one[0] for one in every]
-    apart = [n for n in sorted({n for one in kept for n in one}) if len({one.get(n) for one in kept}) > 1]
+    apart = [name for name in attributes if any(one[0].get(name) != attributes[name] for one in every)]
     effects = replace(effects, of_rank=[with_line(model, name) for name in apart])
     if effects.failures:
         return effects

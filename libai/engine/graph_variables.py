@@ -38,7 +38,7 @@ def read_copies_of_variables(job: JobEdit, names: Collection[str]) -> int:
                 source, result, maker = op.user_conf.output["out"].s[0], "out_0", op
         places = list(_places_that_read(job, maker.name, source))
         if places:
-            copy = job.append(variable, "copy", "identity", "in", [source], "out")
+            copy = job.append(variable, f"{variable.name}-copy", "identity", {"in": [source]}, "out")
             job.lay_out(copy, job.layout_of(maker.name, result))
             value = copy.user_conf.output["out"].s[0]
             job.shapes[value].CopyFrom(job.shapes[source])
@@ -88,7 +88,9 @@ def first_of_equal(job: JobEdit, source: Any) -> str:
 
     Returns the name of the value, which updates may read. It is made once per step, whatever the accumulation.
     """
-    op = job.append(source, "reduce_max", "reduce_max", "input_tensor", [f"{source.name}/out"], "output_tensor")
+    op = job.append(
+        source, f"{source.name}-reduce_max", "reduce_max", {"input_tensor": [f"{source.name}/out"]}, "output_tensor"
+    )
     op.user_conf.attr["axis"].at_list_int32.val.append(0)
     op.user_conf.attr["keepdims"].at_bool = True
     job.lay_out(op, job.layout_of(source.name, "out"))

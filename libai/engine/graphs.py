@@ -22,6 +22,7 @@ from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
 
 from libai.engine.gradient_hooks import watch_gradient_hooks
 from libai.engine.graph_constants import fold_constants
+from libai.engine.graph_gradients import join_gradients
 from libai.engine.graph_idle import remove_idle_ops
 from libai.engine.graph_variables import first_of_equal, is_update, read_copies_of_variables, remove_step_count
 from libai.engine.launch_race import protect_graph_launches
@@ -218,6 +219,8 @@ class TrainGraph(_Graph):
         self.model = model
         self._layout = layout = layout or LocalLayout(Mesh())
         self._num_groups = len(optimizer.param_groups)
+        mesh = layout.mesh
+        self._joins_gradients = mesh.data > 1 and mesh.device == "cpu" and not (layout.cuts_parameters or auto_parallel)
         self._traced = TracedState(buffers)
         self._num_micro_batches = num_accumulation_steps
         self._in_turn = in_turn
@@ -307,6 +310,8 @@ class TrainGraph(_Graph):
         super()._Graph__rebuild_outputs(out2name)
 
     def _connect(self, job: JobEdit, out2name: Any) -> None:
+        if self._joins_gradients:
+            join_gradients(job)
         make_clip_norm_exact(job)
         if self._needs_copies:
             read_copies_of_variables(job, _variable_names(self.model))

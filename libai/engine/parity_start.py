@@ -190,7 +190,6 @@ def _flat(batches: Batches) -> list[Any]:
 def _same_model(trained: Any) -> flow.nn.Module:
     """Another model of the run's config, on this rank alone, with the weights and buffers that the run has now."""
     model = trained.build_model(trained.run)
-    build.apply_sync_batch_norm(trained.run, model)
     values = {name: whole(tensor) for name, tensor in named_tensors(trained.trainer.model)}
     with flow.no_grad():
         for name, tensor in named_tensors(model):

@@ -28,14 +28,17 @@ def make_clip_norm_exact(job: JobEdit) -> int:
             continue
         results = []
         for index, gradient in enumerate(total.user_conf.input["x"].s):
-            terms = job.append(total, f"terms-{index}", elementwise, "x", [gradient], "y").user_conf.output["y"].s
-            added = job.append(total, f"sum-{index}", "reduce_sum", "input_tensor", terms, "output_tensor").user_conf
+            name = f"{total.name}-{index}"
+            terms = job.append(total, f"{name}-terms", elementwise, {"x": [gradient]}, "y").user_conf.output["y"].s
+            added = job.append(total, f"{name}-sum", "reduce_sum", {"input_tensor": terms}, "output_tensor").user_conf
             added.attr["axis"].at_list_int32.val.extend(range(len(job.shapes[gradient].shape.dim)))
             added.attr["keepdims"].at_bool = False
             results.append(added.output["output_tensor"].s[0])
         num_rewritten += len(results)
         if len(results) > 1:
-            results[:] = job.append(total, "joined", "add_n", "in", results, "out").user_conf.output["out"].s
+            results[:] = (
+                job.append(total, f"{total.name}-joined", "add_n", {"in": results}, "out").user_conf.output["out"].s
+            )
         job.redirect(total.user_conf.output["y"].s[0], results[0])
         job.remove(total.name)
     return num_rewritten

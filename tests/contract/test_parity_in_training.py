@@ -103,22 +103,6 @@ class Wrong(toy.Classifier):
         return {"losses": {"cls": nn.functional.cross_entropy(self.b(self.middle(flow.relu(self.a(x)))), y)}}
 
 
-class WrongInBlocks(nn.Module):
-    """For pipeline stages and tensor-parallel ranks."""
-
-    plan = {"blocks": "layers", "split": {"layers.*.weight": 0, "layers.*.bias": 0}}
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
-        self.middle, self.head = TwiceInGraphs(), nn.Linear(8, 4)
-
-    def forward(self, x, y):
-        for layer in self.layers:
-            x = layer(x)
-        return {"losses": {"cls": nn.functional.cross_entropy(self.head(self.middle(x)), y)}}
-
-
 def test_another_training_ends_before_its_first_update(mode, tmp_path):
     with pytest.raises(UserError, match="another training") as raised:
         curve(tmp_path, mode, "run", "train.parity_check=2", model=Wrong)

@@ -14,7 +14,7 @@ from unittest import mock
 HERE = Path(__file__).parent
 sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent, HERE.parent / "contract")]
 
-from test_parity_in_training import NO_EVALUATION, Averaging, Centred, Wrong, WrongInBlocks  # noqa: E402
+from test_parity_in_training import NO_EVALUATION, Averaging, Centred, Wrong  # noqa: E402
 from toy import Classifier  # noqa: E402
 
 from libai.config import LazyCall, validate  # noqa: E402
@@ -36,9 +36,6 @@ def main(folder: str) -> None:
         rows[f"wrong, {mode}"] = run(folder, mode, Wrong, "train.parity_check=2")
         with mock.patch.object(parity_start, "check_supported", refuse_on_rank_1):
             rows[f"refused, {mode}"] = run(folder, mode, Classifier, "train.parity_check=2")
-    for axis in ("tensor", "pipeline"):
-        words = [f"train.dist.{axis}_parallel_size=2", "train.parity_check=2"]
-        rows[f"wrong, {axis}"] = run(folder, "graph", WrongInBlocks, *words)
     accumulating = ["train.num_accumulation_steps=2", "train.parity_check=2"]
     rows["wrong, accumulation"] = run(folder, "eager", Wrong, *accumulating)
     with mock.patch.object(StepInputs, "set", write_once):

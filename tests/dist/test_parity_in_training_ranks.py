@@ -51,12 +51,6 @@ def test_another_training_ends_every_rank_with_one_message_that_names_the_module
     assert "it begins in middle (forward: its inputs are equal, its output differs" in first
 
 
-@pytest.mark.parametrize("axis", ["tensor", "pipeline"])
-def test_the_module_is_named_where_ranks_share_the_model(rows, axis):
-    first, second = rows[f"wrong, {axis}"]["errors"]
-    assert first == second and "it begins in middle (forward: its inputs are equal, its output differs" in first
-
-
 def test_where_no_module_can_be_named_the_message_says_how_to_find_it(rows):
     first, second = rows["wrong, accumulation"]["errors"]
     assert first == second and "tools/parity.py with this config, --procs 2 and --mesh data=2 tells" in first

@@ -121,7 +121,7 @@ def test_an_operation_that_was_appended_can_be_read_redirected_and_removed():
     value = f"{variable.name}/out"
     with JobEdit(job) as edit:
         readers = {op.name for op in edit.readers(variable.name)}
-        copy = edit.append(variable, "copy", "identity", "in", [value], "out")
+        copy = edit.append(variable, "a-copy", "identity", {"in": [value]}, "out")
         assert {op.name for op in edit.readers(variable.name)} == readers | {copy.name}
         edit.redirect(value, f"{copy.name}/out_0")
         edit.set_source(copy, "in", 0, value)

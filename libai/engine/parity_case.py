@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,7 +91,8 @@ os._exit(int(differ))
 @dataclass
 class Call:
     """One call of a module in eager training: what it got, `gradients` of its `outputs` by their place, and `weights`,
-    its parameters and buffers at that time. `is_on`: the next call is the one."""
+    its parameters and buffers at that time. `is_on`: the next call is the one. `left_out`: modules inside
+    that the program replaces by the identity."""
 
     module: nn.Module
     args: tuple[Any, ...] = ()
@@ -101,6 +102,7 @@ class Call:
     weights: Arrays = field(default_factory=dict)
     is_on: bool = False
     path: str = ""
+    left_out: tuple[str, ...] = ()
 
     def run(self, base: type, name: str, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Called instead of the module's forward, see `recording_class`."""
@@ -155,13 +157,14 @@ def write_program(call: Call, stage: str | None, file: str, iterations: int, bou
         arrays[f"g{i}"] = np.ones_like(output) if gradient is None else gradient
     own = list(arrays)
     parameters = {name for name in own if name[0] == "x" and arrays[name].dtype.kind == "f"}
-    arrays.update(call.weights)
-    named = dict(call.module.named_parameters())
+    skipped = tuple(f"{name}." for name in call.left_out)
+    arrays.update({name: array for name, array in call.weights.items() if not name.startswith(skipped)})
+    named = {n: p for n, p in call.module.named_parameters() if n in arrays}
     parameters |= set(named)
     frozen = {name for name, parameter in named.items() if not parameter.requires_grad}
     given = [sources.expression(value, inputs) for value in call.args]
     given += [f"{name}={sources.expression(value, inputs)}" for name, value in call.kwargs.items()]
-    module = _construction(call.module, "", sources)
+    module = _construction(call.module, "", sources, call.left_out)
     rate, floor = _rate(call)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
@@ -189,8 +192,10 @@ def _title(call: Call, stage: str | None, file: str) -> str:
     )
 
 
-def _construction(module: nn.Module, path: str, sources: Sources) -> str:
+def _construction(module: nn.Module, path: str, sources: Sources, left_out: Sequence[str]) -> str:
     """Code that makes `module` anew from its attributes and the tensors `t`."""
+    if path.rstrip(".") in left_out:
+        return "nn.Identity()"
     tensors = {id(p): f"t[{f'{path}{name}'!r}]" for name, p in module.named_parameters()}
     tensors.update({id(b): f"t[{f'{path}{name}'!r}]" for name, b in module.named_buffers()})
     attributes = {n: v for n, v in module.__dict__.items() if n not in _OF_EVERY_MODULE or n == "training"}
@@ -199,7 +204,7 @@ def _construction(module: nn.Module, path: str, sources: Sources) -> str:
     absent = [name for kind in (module._parameters, module._buffers) for name, value in kind.items() if value is None]
     attributes.update(dict.fromkeys(absent))
     children = {name: child for name, child in module._modules.items() if child is not None}
-    members += [f"{name!r}: {_construction(c, f'{path}{name}.', sources)}" for name, c in children.items()]
+    members += [f"{name!r}: {_construction(c, f'{path}{name}.', sources, left_out)}" for name, c in children.items()]
     for name, value in attributes.items():
         try:
             sources.expression(value, tensors)

@@ -8,6 +8,7 @@ written: it does not show with OneFlow alone, or needs no program to be repaired
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
@@ -79,20 +80,26 @@ class _Minifier:
         return dict(self.bench.model.named_modules())
 
     def _smallest(self, module: str) -> str | None:
-        """The program of `module` with as few iterations and samples as show it; None when it shows with none."""
+        """The program of `module` with as few inner modules, iterations and samples as show it; None when none does."""
         call = self._record(module)
-        for iterations in (1, 3):
-            program = self._written(call, iterations)
-            if self._shows(program):
+        children = tuple(name for name, child in call.module.named_children() if child is not None)
+        trials = itertools.product((1, 3), [children, ()] if children else [()])
+        for iterations, left_out in trials:
+            call = dataclasses.replace(call, left_out=left_out)
+            if self._shows_in(call, iterations):
                 break
         else:
+            self._written(call, 1)  # raises where it could not be tried
             return None
+        for name in children if not call.left_out else ():
+            smaller = dataclasses.replace(call, left_out=(*call.left_out, name))
+            call = smaller if self._shows_in(smaller, iterations) else call
         size = call.batch_size
-        for smaller in [n for n in (1, 2, size // 4, size // 2) if 0 < n < size]:
-            candidate = self._written(call.sliced(size, smaller), iterations)
-            if self._shows(candidate):
-                program = candidate
+        for fewer in [n for n in (1, 2, size // 4, size // 2) if 0 < n < size]:
+            if self._shows_in(call.sliced(size, fewer), iterations):
+                call = call.sliced(size, fewer)
                 break
+        program = self._written(call, iterations)
         lines = len(program.splitlines())
         if lines > MOST_LINES or len(program) > MOST_BYTES:
             raise Unwritable(f"{lines} lines and {len(program)} bytes are more than {MOST_LINES} and {MOST_BYTES}")
@@ -120,6 +127,12 @@ class _Minifier:
         if not call.outputs:
             raise Unwritable("it was not called, or returned no tensor, in that iteration")
         return call
+
+    def _shows_in(self, call: Call, iterations: int) -> bool:
+        try:
+            return self._shows(self._written(call, iterations))
+        except Unwritable:
+            return False
 
     def _shows(self, program: str) -> bool:
         code, text = self._result_of(program)

@@ -56,12 +56,10 @@ class Sources:
         raise Unwritable(f"{type(value).__name__} values cannot be written down")
 
     def _definition(self, name: str, value: Any) -> str:
-        """Make `name` mean `value` in the program; returns `name`."""
-        if name in self._names:
-            if self._names[name] is not value and self._names[name] != value:
-                raise Unwritable(f"two different things are called {name}")
+        """Make `name`, or one like it when that is taken, mean `value` in the program; returns the name."""
+        name, is_new = self._reserve(name, value)
+        if not is_new:
             return name
-        self._names[name] = value
         if isinstance(value, types.ModuleType):
             if value.__name__.split(".")[0] not in _KNOWN:
                 raise Unwritable(f"the module {value.__name__} is used as a whole")
@@ -73,6 +71,17 @@ class Sources:
         else:
             raise Unwritable(f"{name} is a {type(value).__name__}, which cannot be written down")
         return name
+
+    def _reserve(self, name: str, value: Any) -> tuple[str, bool]:
+        """`(name, whether it is new)`: files may call different things by one name."""
+        number, free = 1, name
+        while free in self._names:
+            if self._names[free] is value or (is_literal(value) and self._names[free] == value):
+                return free, False
+            number += 1
+            free = f"{name}_{number}"
+        self._names[free] = value
+        return free, True
 
     def _define_code(self, name: str, value: Any) -> None:
         module, own = value.__module__ or "", value.__name__
@@ -89,15 +98,17 @@ class Sources:
             raise Unwritable(f"{own} of {module} is no statement of its own")
         _prune(tree)
         scope = _scope_of(value)
-        for needed in _global_names(tree):
-            self._need(needed, scope, tree, own)
+        renamed = {needed: self._need(needed, scope, tree, own) for needed in _global_names(tree)}
+        renamed[own] = tree.body[0].name = name
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                node.id = renamed.get(node.id, node.id)
         self.definitions.append("\n".join(line for line in ast.unparse(tree).splitlines() if line.strip()))
-        if tree.body[0].name != name:
-            self.definitions.append(f"{name} = {tree.body[0].name}")
 
-    def _need(self, name: str, scope: Mapping[str, Any], tree: ast.AST, own: str) -> None:
-        if name == own or hasattr(builtins, name):
-            return
+    def _need(self, name: str, scope: Mapping[str, Any], tree: ast.AST, own: str) -> str:
+        """What `name` is called in the program, where the code of `own` reads it."""
+        if name == own or (hasattr(builtins, name) and name not in scope):
+            return name
         if name not in scope:
             raise Unwritable(f"{own} uses {name}, which is not defined")
         value = scope[name]
@@ -106,9 +117,10 @@ class Sources:
             used = sorted({n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and _is_name(n.value, name)})
             parts = [f"{one}={self._definition(one, getattr(value, one))}" for one in used]
             self.imports["import types"] = None
+            name, _ = self._reserve(name, parts)
             self.definitions.append(f"{name} = types.SimpleNamespace({', '.join(parts)})")
-            return
-        self._definition(name, value)
+            return name
+        return self._definition(name, value)
 
 
 def is_literal(value: Any) -> bool:

@@ -59,15 +59,31 @@ class Detached(nn.Module):
         return x.detach() if is_tracing() else x
 
 
-class Held(nn.Module):
-    """A lock, which no program can hold: what is around it cannot be written either."""
+class Holder(nn.Module):
+    """Holds what no program can hold."""
 
     def __init__(self):
         super().__init__()
         self.lock = contextlib.ExitStack()
 
     def forward(self, x):
+        return x
+
+
+class Held(Holder):
+    def forward(self, x):
         return x * 2 if is_tracing() else x
+
+
+class Around(nn.Module):
+    """At fault itself, around a module that cannot be written."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = Holder()
+
+    def forward(self, x):
+        return self.inside(x) * (2 if is_tracing() else 1)
 
 
 def minified(build_model, path, **options):
@@ -151,6 +167,15 @@ def test_what_cannot_be_written_is_said(tmp_path):
     assert not (tmp_path / "case.py").exists()
 
 
+@SLOW
+def test_modules_inside_that_are_not_at_fault_are_left_out(tmp_path):
+    found = minified(lambda: Net(Around()), tmp_path / "case.py")
+    assert found.names == ("middle",) and "module middle with OneFlow alone" in found.case, found
+    text = (tmp_path / "case.py").read_text()
+    assert "'inside': nn.Identity()" in text and "Holder" not in text
+    assert run(tmp_path / "case.py")[0] == 1
+
+
 @pytest.mark.parametrize(("name", "text"), [("absent/case.py", "no such folder"), (".", "a folder of that name")])
 def test_a_path_that_cannot_be_written_is_refused_before_the_search(name, text, tmp_path):
     with pytest.raises(UserError, match=text):
@@ -193,6 +218,22 @@ def test_variables_around_a_class_are_written():
 
     _, text = sources_of(Local)
     assert "width = 3" in text
+
+
+def test_two_things_of_one_name_are_told_apart():
+    def make(factor):
+        def helper(x):
+            return x * factor
+
+        return helper
+
+    first, second = make(2.0), make(3.0)
+    sources = Sources()
+    names = [sources.expression(one, {}) for one in (first, second)]
+    scope = {}
+    exec("\n".join(sources.definitions), scope)
+    assert names == ["helper", "helper_2"]
+    assert [scope[name](1.0) for name in names] == [2.0, 3.0]
 
 
 @pytest.mark.parametrize("value", [object(), functools.partial(twice), flow.ones(2)])

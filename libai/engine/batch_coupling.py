@@ -33,6 +33,7 @@ Batch = dict[str, flow.Tensor]
 LOSS_TOLERANCE = 2e-6
 GRADIENT_TOLERANCE = 1e-5
 MODULE_TOLERANCE = 1e-4
+METRIC_TOLERANCE = 1e-4
 #: by how much the weights of the copy are moved, so that nothing hides behind a gate that starts at zero
 _JITTER = 0.02
 _STOCK_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -95,15 +96,22 @@ class Trial:
 
     def loss(self, batch: Batch, is_replicated: bool = False) -> flow.Tensor:
         """The sum of the losses of this rank's `batch`, or of one that all ranks hold alike."""
+        return total_loss(self._forward(batch, is_replicated)[0])
+
+    def metrics(self, batch: Batch, is_replicated: bool = False) -> dict[str, float]:
+        """The metrics that forward returns for such a batch."""
+        with flow.no_grad():
+            return {name: _number(value) for name, value in self._forward(batch, is_replicated)[1].items()}
+
+    def _forward(self, batch: Batch, is_replicated: bool) -> tuple[dict[str, flow.Tensor], dict[str, flow.Tensor]]:
         for buffers, name, start in self._buffers:
             buffers[name] = start.clone()  # what a forward writes there must not reach the next one
         lay_out = self._layout.lay_out_replicated_batch if is_replicated else self._layout.lay_out_batch
         try:
             with self._layout.source_ops(), _without_dropout():
-                losses, _ = read_losses(self._model(**lay_out(batch)), self._original)
+                return read_losses(self._model(**lay_out(batch)), self._original)
         finally:
             self._outside.restore()
-        return total_loss(losses)
 
     def loss_value(self, batch: Batch, is_replicated: bool = False) -> float:
         """`loss` as a number, without gradients."""
@@ -160,12 +168,7 @@ def find_coupling(
     """
     exchanges = exchanged_rows(_num_samples(batch))
     mixed = [_take(batch, rows) for rows in exchanges]
-    counts = [count(one) for one in mixed]
-    if not sum(counts) > 0:
-        raise CannotTell("nothing in its first batch counts for the loss")
-    # a batch without any counted item has a loss of 0 / 0
-    counted = [one for one, number in zip(mixed, counts) if number > 0]
-    shares = [number / sum(counts) for number in counts if number > 0]
+    counted, shares = _counted(mixed, count)
     try:
         loss, gradients = trial.gradients([batch], [1.0], is_replicated)
         mean, of_mixed = trial.gradients(counted, shares, is_replicated)
@@ -181,6 +184,45 @@ def find_coupling(
     if _apart(trial.loss_value(batch, is_replicated), loss) > LOSS_TOLERANCE:
         raise CannotTell("two forwards with the same batch give two losses: it draws random numbers, or remembers")
     return Coupling(_culprit(trial, batch, mixed, exchanges, is_replicated) or _name(trial), evidence)
+
+
+def find_odd_metrics(
+    trial: Trial, batch: Batch, count: Callable[[Batch], float], is_replicated: bool = False
+) -> list[str]:
+    """Names of the metrics that are no mean over samples (or counted items): a sum, a maximum, a standard deviation.
+
+    Arguments and errors as for `find_coupling`; up to five forwards.
+    """
+    try:
+        own = trial.metrics(batch, is_replicated)
+        if not own:
+            return []
+        size = _num_samples(batch)
+        counted, shares = _counted([_take(batch, rows) for rows in exchanged_rows(size)], count)
+        parts = [trial.metrics(one, is_replicated) for one in counted]
+        twice = trial.metrics(_take(batch, [*range(size), *range(size)]), is_replicated)
+    except UserError:
+        raise
+    except Exception as error:
+        raise CannotTell(f"its forward fails in a trial ({_first_line(error)})") from None
+    odd = []
+    for name, value in own.items():
+        values = [value, twice.get(name, value), *(part.get(name, value) for part in parts)]
+        mean = sum(share * part for share, part in zip(shares, values[2:]))
+        # a mean that happens to be nearly zero is measured against the others
+        bound = METRIC_TOLERANCE * max(map(abs, values))
+        if np.isfinite(values).all() and max(abs(value - mean), abs(value - values[1])) > bound:
+            odd.append(name)
+    return odd
+
+
+def _counted(mixed: Sequence[Batch], count: Callable[[Batch], float]) -> tuple[list[Batch], list[float]]:
+    """Those batches that hold counted items (the loss of the others is 0 / 0), and the share of each."""
+    counts = [count(one) for one in mixed]
+    if not sum(counts) > 0:
+        raise CannotTell("nothing in its first batch counts for the loss")
+    counted = [one for one, number in zip(mixed, counts) if number > 0]
+    return counted, [number / sum(counts) for number in counts if number > 0]
 
 
 def _evidence(trial: Trial, batch: Batch, is_replicated: bool, loss: float, mean: float, distance: float) -> str:

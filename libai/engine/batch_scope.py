@@ -8,14 +8,22 @@ setting says, or refuses. docs/decisions/0014-batch-scope.md has the reasons.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import oneflow as flow
 
-from libai.engine.batch_coupling import LOSS_TOLERANCE, Batch, CannotTell, Coupling, Trial, find_coupling
+from libai.engine.batch_coupling import (
+    LOSS_TOLERANCE,
+    Batch,
+    CannotTell,
+    Coupling,
+    Trial,
+    find_coupling,
+    find_odd_metrics,
+)
 from libai.engine.model_contract import ModelContractError
 from libai.utils.distributed import all_reduce, any_rank, gather_arrays, gather_objects, is_main_process
 from libai.utils.errors import UserError
@@ -68,6 +76,8 @@ class BatchScope:
             self._is_known = True
         if self.coupling is not None:
             self._act(trainer, batches[0])
+        elif trainer.mesh.data > 1 and not trainer.layout.is_global:
+            _warn_of_odd_metrics(trainer, batches)
         self._is_settled = True
 
     def settle_for_evaluation(self, trainer: ModelTrainer, item: tuple[Any, bool] = (None, False)) -> None:
@@ -174,6 +184,32 @@ def find_coupling_of(trainer: ModelTrainer, micro_batches: Sequence[Any]) -> tup
 
 
 def _look_here(trainer: ModelTrainer, batches: list[Batch]) -> Coupling | None:
+    batch, count, is_replicated = _sample(trainer, batches)
+    return find_coupling(Trial(trainer.model, trainer.layout), batch, count, is_replicated)
+
+
+def _warn_of_odd_metrics(trainer: ModelTrainer, batches: list[Batch]) -> None:
+    """Name the metrics that ranks with local replicas log differently from one process. Collective."""
+    names: list[str] = []
+    with suppress(CannotTell):
+        batch, count, is_replicated = _sample(trainer, batches)
+        names = find_odd_metrics(Trial(trainer.model, trainer.layout), batch, count, is_replicated)
+    odd = sorted({name for of_rank in gather_objects(names) for name in of_rank})
+    if odd and is_main_process():
+        logger.warning(
+            "%s of %s: no mean over samples (or counted items). Eager data-parallel ranks log the mean of their own "
+            "values, graph mode and one process the value over the samples of all ranks; training is the same. Set "
+            "train.dist.gradient_reduction=global for the latter.",
+            ", ".join(f"metric {name!r}" for name in odd),
+            type(trainer.model).__name__,
+        )
+
+
+def _sample(trainer: ModelTrainer, batches: list[Batch]) -> tuple[Batch, Callable[[Batch], float], bool]:
+    """`(a batch whose samples can be exchanged, how to count its items, whether all ranks have the same)`. Collective.
+
+    Raises `CannotTell`.
+    """
     batch, is_replicated = batches[0], False
     if not _all_ranks_can_exchange(batch) and len(batches) > 1:
         batch = {name: flow.cat([one[name] for one in batches]) for name in batch}
@@ -187,7 +223,7 @@ def _look_here(trainer: ModelTrainer, batches: list[Batch]) -> Coupling | None:
         number = np.array([float(np.asarray(_host(trainer._item_counts([one])[0])))])
         return float((all_reduce(number) if trainer.layout.is_global and not is_replicated else number)[0])
 
-    return find_coupling(Trial(trainer.model, trainer.layout), batch, count, is_replicated)
+    return batch, count, is_replicated
 
 
 def _host(count: Any) -> Any:

@@ -187,6 +187,33 @@ class CountedTokenMean(TokenMean):
         return (y != 0).sum()
 
 
+class Metered(_Body):
+    """Losses that are means, and metrics of which some are not."""
+
+    def forward(self, x, y):
+        h = flow.tanh(self.body(x))
+        losses = F.cross_entropy(self.head(h), y, reduction="none")
+        metrics = {
+            "mean": h.mean(),
+            "bias": self.body.bias.sum(),
+            "sum": losses.sum(),
+            "largest": losses.max(),
+            "std": h.std(0).mean(),
+            "count": (y * 0 + 1).sum(),
+        }
+        return {"losses": {"loss": losses.mean()}, "metrics": {n: v.detach() for n, v in metrics.items()}}
+
+
+class CountedMetric(CountedTokenMean):
+    """One metric over the counted items, and one over the samples."""
+
+    def forward(self, x, y):
+        logits, counted = self.head(x), (y != 0).to(flow.float32)
+        sure = F.softmax(logits, 1).max(1)[0]
+        metrics = {"of items": (sure * counted).sum() / counted.sum(), "of samples": sure.mean()}
+        return {"losses": {"loss": F.cross_entropy(logits, y, ignore_index=0)}, "metrics": metrics}
+
+
 class KernelOfOneRank(_Body):
     """Batch statistics in a kernel of OneFlow 0.9.0 that never sees another rank."""
 

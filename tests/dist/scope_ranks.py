@@ -46,6 +46,7 @@ def main(target: str) -> None:
     evaluation(note)
     switching(note)
     single_samples(note)
+    metrics(note)
 
 
 def outcome(run: Callable[[], Any]) -> Any:
@@ -140,6 +141,39 @@ def single_samples(note: Callable[[str, Any], None]) -> None:
     for mode in ("eager", "graph"):
         losses = trained(cm.BatchMean, mode, size=get_world_size())[0]
         note(f"single samples, {mode}", distance(losses, expected))
+
+
+def metrics(note: Callable[[str, Any], None]) -> None:
+    """Sums, maxima and the like: the value over the samples of all ranks, or the mean of theirs with a warning."""
+    import coupled_models as cm
+    from toy import split
+
+    batch = cm.batches(1)[0]
+    expected = metrics_of(cm.build(cm.Metered)[0], batch)
+    of_ranks = [metrics_of(cm.build(cm.Metered)[0], part) for part in split(batch, get_world_size())]
+    means = {name: sum(one[name] for one in of_ranks) / get_world_size() for name in expected}
+    for how, mode, options in (
+        ("graph", "graph", {}),
+        ("eager, global", "eager", {"gradient_reduction": "global"}),
+        ("eager", "eager", {}),
+    ):
+        with heard() as lines:
+            trainer = trainer_of(cm.Metered, mode, iterations=1, **options)
+            trainer.train(0, 1)
+        found = trainer.fetch_metrics()
+        told = [line for line in lines if "no mean over samples" in line]
+        apart = [
+            max(abs(found[f"train/{name}"] / value - 1) for name, value in numbers.items())
+            for numbers in (expected, means)
+        ]
+        note(f"metrics, {how}", [*apart, told])
+
+
+def metrics_of(model: Any, batch: Any) -> dict[str, float]:
+    import oneflow as flow
+
+    outputs = model(**{name: flow.from_numpy(array) for name, array in batch.items()})
+    return {name: float(value.numpy()) for name, value in outputs["metrics"].items()}
 
 
 # ------------------------------------------------------------------------------------------------------- training

@@ -89,3 +89,13 @@ def test_a_switch_of_the_mode_keeps_the_scope(rows):
 
 def test_one_sample_on_each_rank_is_enough_to_find_out(rows, mode):
     assert rows[f"single samples, {mode}"] <= BOUND
+
+
+def test_metrics_are_those_of_one_process_or_their_difference_is_told(rows):
+    for how in ("graph", "eager, global"):
+        from_one_process, _, told = rows[f"metrics, {how}"]
+        assert from_one_process <= BOUND and told == []
+    from_one_process, from_mean_of_ranks, told = rows["metrics, eager"]
+    assert from_mean_of_ranks <= BOUND < from_one_process
+    assert len(told) == 1
+    assert told[0].startswith("metric 'count', metric 'largest', metric 'std', metric 'sum' of Metered: no mean over")

@@ -15,7 +15,7 @@ from oneflow.nn import functional as F
 
 from libai.config import LazyConfig, validate
 from libai.engine import EagerTrainer, GraphTrainer, batch_coupling, build
-from libai.engine.batch_coupling import CannotTell, Trial, exchanged_rows, find_coupling
+from libai.engine.batch_coupling import CannotTell, Trial, exchanged_rows, find_coupling, find_odd_metrics
 from libai.layers import Dropout
 from libai.parallel import LocalLayout, Mesh
 from libai.utils.errors import UserError
@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tests" / "dist"))
 import coupled_models as cm  # noqa: E402
 
 
-def look(model: nn.Module, batch: dict[str, np.ndarray]) -> batch_coupling.Coupling | None:
+def look(model: nn.Module, batch: dict[str, np.ndarray], find=find_coupling):
     tensors = {name: flow.tensor(np.asarray(array)) for name, array in batch.items()}
 
     def count(one: dict[str, flow.Tensor]) -> float:
@@ -33,12 +33,19 @@ def look(model: nn.Module, batch: dict[str, np.ndarray]) -> batch_coupling.Coupl
             return float(model.num_loss_items(**one).numpy())
         return float(len(next(iter(one.values()))))
 
-    return find_coupling(Trial(model, LocalLayout(Mesh())), tensors, count)
+    return find(Trial(model, LocalLayout(Mesh())), tensors, count)
 
 
 @pytest.mark.parametrize("name", cm.COUPLED)
 def test_every_kind_of_coupling_is_seen(name):
     assert look(cm.build(cm.COUPLED[name])[0], cm.batches(1)[0]) is not None
+
+
+def test_metrics_that_are_no_means_are_told_from_means():
+    model = cm.build(cm.Metered)[0]
+    assert look(model, cm.batches(1)[0]) is None
+    assert look(model, cm.batches(1)[0], find_odd_metrics) == ["sum", "largest", "std", "count"]
+    assert look(cm.build(cm.CountedMetric)[0], cm.batches(1)[0], find_odd_metrics) == ["of samples"]
 
 
 def test_the_module_that_mixes_is_named():

@@ -18,7 +18,7 @@ from libai.engine.parity_diagnosis import Diagnosis, diagnose, diagnose_failure,
 from libai.engine.parity_journal import Journal
 from libai.engine.parity_report import strict
 from libai.engine.parity_runs import Bench, Run
-from libai.engine.parity_switches import Seen, Switch, find_switches, flipped, probing
+from libai.engine.parity_switches import Seen, Switch, environment_facts, find_switches, flipped, probing
 
 #: sets of several switches that are tried at most
 _MOST_SETS = 60
@@ -109,6 +109,8 @@ class _Search:
         self.tried: list[tuple[tuple[str, ...], float]] = []
 
     def culprit(self) -> Culprit:
+        facts = self.journal.recall("environment", environment_facts() if self.journal.path else {})
+        self.journal.remember("environment", facts)
         with probing(lambda seen: self.journal.remember("seen", asdict(seen))):
             before = self._compare(())
         again = before if before.is_crash else self._compare((), repeat=1)
@@ -117,7 +119,7 @@ class _Search:
         if self.before.worst <= self.bound:
             return Culprit("none", worst=self.before.worst)
         seen = Seen(**self.journal.recall("seen", {}))
-        switches = find_switches(seen, self.bench.options, in_new_processes=self.journal.path is not None)
+        switches = find_switches(seen, self.bench.options, facts)
         guilty = self._smallest([one for one in switches if self.before.is_crash or not one.needs_crash])
         if guilty:
             kinds = list(dict.fromkeys(one.kind for one in guilty))
@@ -191,6 +193,7 @@ class _Search:
     # ------------------------------------------------------------------ modules
 
     def _module(self) -> Culprit:
+        self.journal.run("modules", lambda: None)  # in the environment as it was
         if self.before.is_crash:
             text = f"{self.before.failure}, and with every switch changed it does so as well"
             return self._found("unknown", (), text)

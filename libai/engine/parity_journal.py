@@ -22,7 +22,7 @@ from libai.utils.errors import UserError
 #: a trial that takes longer than this many seconds and this many times the longest one before hangs
 HANG_SECONDS, HANG_TIMES = 90.0, 20.0
 #: processes that one search may need: each ends one trial, or has another environment than the one before
-_MOST_PROCESSES = 40
+_MOST_PROCESSES = 150
 
 
 class Journal:

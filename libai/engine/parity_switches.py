@@ -112,14 +112,15 @@ def probing(note: Callable[[Seen], object]) -> Iterator[None]:
         yield
 
 
-def find_switches(seen: Seen, options: Mapping[str, Any], in_new_processes: bool) -> list[Switch]:
+def find_switches(seen: Seen, options: Mapping[str, Any], environment: Mapping[str, str]) -> list[Switch]:
     """What can be changed about the graphs that were `seen`, the likeliest first: missing repairs, passes, options,
-    repairs in force. `options`: of the trainers; `in_new_processes`: whether the environment can be changed as well."""
+    repairs in force. `options`: of the trainers; `environment`: what `environment_facts` told the first process, or
+    nothing where no new process can be started."""
     return [
         *_missing_repairs(seen),
         *_passes(seen),
         *_compile_options(seen, options),
-        *(_environment() if in_new_processes else ()),
+        *_environment(environment),
         *_repairs_in_force(seen),
     ]
 
@@ -185,21 +186,24 @@ def _without_option(name: str) -> Iterator[None]:
         yield
 
 
-def _environment() -> Iterator[Switch]:
-    """Variables that OneFlow reads when it is imported, and the OpenBLAS, which is chosen then."""
-    for name in sorted(name for name in os.environ if name.startswith("ONEFLOW_")):
-        advice = "Leave it out: without it the curves are equal."
+def environment_facts() -> dict[str, str]:
+    """The variables that OneFlow reads when it is imported, and under "openblas" the OpenBLAS, which is chosen then."""
+    return {
+        **{name: value for name, value in os.environ.items() if name.startswith("ONEFLOW_") or name == OPENBLAS},
+        "openblas": openblas_in_use(),
+    }
+
+
+def _environment(facts: Mapping[str, str]) -> Iterator[Switch]:
+    """Not from the process's own environment: it may be one that a trial has asked for."""
+    for name in sorted({*facts} - {"openblas"}):
+        advice = f"Leave it out: without it the curves are equal. It was {facts[name]}."
         yield Switch("option", name, "off", "environment", advice, is_eager=True, environment=((name, None),))
-    if openblas_in_use() != "bundled":
-        advice = (
-            f"Set {OPENBLAS}=bundled, and report it with this output: the OpenBLAS that came with OneFlow is right."
-        )
+    if facts.get("openblas", "bundled") != "bundled":
+        advice = f"With OneFlow's own the curves are equal: set {OPENBLAS}=bundled, and report it with this output."
+        where = f"libai/openblas.py: matrix products of OpenBLAS {facts['openblas']}, decision 0010"
         other: tuple[tuple[str, str | None], ...] = ((OPENBLAS, "bundled"),)
-        where = f"libai/openblas.py: matrix products of OpenBLAS {openblas_in_use()}, decision 0010"
         yield Switch("repair", "current OpenBLAS", "off", where, advice, is_eager=True, environment=other)
-    elif os.environ.get(OPENBLAS):
-        advice = f"Do not set {OPENBLAS}: with a current OpenBLAS the curves are equal."
-        yield Switch("option", OPENBLAS, "off", "environment", advice, is_eager=True, environment=((OPENBLAS, None),))
 
 
 # ------------------------------------------------------------------------------------------------ repairs

@@ -226,6 +226,30 @@ def test_a_wrong_gradient_of_a_layer_of_libai_is_named(monkeypatch):
     assert (found.kind, found.names) == ("repair", ("layers written out",)), found
 
 
+CONFIG = """
+import numpy as np, oneflow as flow
+from oneflow import nn
+from libai.config import LazyCall, defaults
+class Sharp(nn.Module):
+    def forward(self, x):
+        return x * 1.5 if flow._oneflow_internal.lazy_mode.is_enabled() else x
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.sharp = nn.Linear(8, 4), Sharp()
+    def forward(self, x, y):
+        return {"losses": {"cls": nn.functional.cross_entropy(self.sharp(self.a(x)), y)}}
+def loader():
+    rng = np.random.RandomState(0)
+    return [{"x": rng.randn(8, 8).astype("float32"), "y": rng.randint(0, 4, 8)} for _ in range(8)]
+model = LazyCall(Model)()
+optim = LazyCall(flow.optim.SGD)(lr=0.1)
+dataloader = {"train": LazyCall(loader)()}
+train, graph = defaults("train"), defaults("graph")
+train.train_iter, train.train_micro_batch_size = 8, 8
+"""
+
+
 def run_tool(*words):
     command = [sys.executable, str(ROOT / "tools" / "parity.py"), *map(str, words)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
@@ -243,3 +267,14 @@ def test_the_open_race_of_launches_is_named_though_it_ends_the_process(tmp_path)
     assert "launch_race is missing" in found["text"] and "decision 0006" in found["text"]
     assert "no program was written: launch_race repairs OneFlow itself" in found["case"]
     assert not (tmp_path / "case.py").exists()
+
+
+@SLOW
+def test_the_tool_changes_the_environment_as_well_and_writes_the_program(tmp_path, monkeypatch):
+    (tmp_path / "config.py").write_text(CONFIG)
+    monkeypatch.setenv("ONEFLOW_ENABLE_NHWC", "1")
+    found = run_tool(tmp_path / "config.py", "--iters=3", "--json", f"--minify={tmp_path / 'case.py'}")
+    assert (found["kind"], found["names"]) == ("module", ["sharp"]), found
+    tried = [names for names, _ in found["tried"]]
+    assert ["ONEFLOW_ENABLE_NHWC off"] in tried
+    assert "module sharp with OneFlow alone" in found["case"] and (tmp_path / "case.py").exists()

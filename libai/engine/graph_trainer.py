@@ -16,6 +16,7 @@ from oneflow import nn
 
 from libai.engine.batch_statistics import count_batches
 from libai.engine.build_errors import GraphBuildError, explain_build_error, without_oneflow_error_lines
+from libai.engine.graph_memory import warn_if_too_large
 from libai.engine.graphs import MODULE_NAME, EvalGraph, StepInputs, TrainGraph
 from libai.engine.model_contract import as_batch_dict
 from libai.engine.model_trainer import Batch, ModelTrainer, StepResult
@@ -35,6 +36,7 @@ from libai.utils.distributed import any_rank, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.logging import warn_once
 from libai.utils.rank_notes import note_progress, phase
+from libai.utils.units import format_bytes
 
 logger = logging.getLogger("libai.engine")
 Shapes = tuple[tuple[int, ...], ...]
@@ -45,7 +47,8 @@ class GraphTrainer(ModelTrainer):
     """`ModelTrainer` that compiles the whole update; in a multi-process job parameters and batches are global tensors.
 
     Input shapes are frozen when the graph is compiled, at the first update. `amp`: see `TrainGraph`. `debug`:
-    OneFlow's graph debug level (-1 off, 0 ... 3). `build_seconds` is the duration of that first call.
+    OneFlow's graph debug level (-1 off, 0 ... 3). `build_seconds` is the duration of that first call,
+    `graph_bytes` what the results of all operations take on a rank.
     """
 
     mode = "graph"
@@ -73,6 +76,7 @@ class GraphTrainer(ModelTrainer):
         self.debug = debug
         self.auto_parallel = auto_parallel
         self.build_seconds: float | None = None
+        self.graph_bytes: int | None = None
         groups = self.optimizer.param_groups
         self._corrects_bias = any("betas" in group for group in groups)
         self._step_inputs = self._make_step_inputs(self.num_accumulation_steps)
@@ -262,6 +266,7 @@ class GraphTrainer(ModelTrainer):
         self._trace(graph, inputs)
         refuse_untried(self.model, effects)
         note_progress()
+        self.graph_bytes = warn_if_too_large(graph._full_job_proto, self.mesh)
         graph.finish_complie_and_init_runtime()
         self.index_check.learn(graph)
         self._train_graph, self._state_to_load = graph, None
@@ -270,7 +275,8 @@ class GraphTrainer(ModelTrainer):
             self._spinning = SpinningThread(threads)
         self.build_seconds = time.perf_counter() - start
         if is_main_process():
-            logger.info("compiled the training graph in %.1f s", self.build_seconds)
+            text = "compiled the training graph in %.1f s; the results of its operations take about %s on each rank"
+            logger.info(text, self.build_seconds, format_bytes(self.graph_bytes))
 
     def _trace(self, graph: TrainGraph, inputs: dict[str, Any]) -> None:
         """Trace the model. All ranks learn whether one has failed, for the next step waits for all of them."""

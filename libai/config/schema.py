@@ -282,6 +282,9 @@ class Graph:
         False, "Compile the iteration into a graph; `auto` keeps the mode that is faster here."
     )
     debug: int = _key(-1, "Verbosity of OneFlow's graph compiler: -1 silent, 0 to 3.", at_least=-1, at_most=3)
+    check_first_step: bool = _key(
+        True, "Compare the losses of the first compiled update with those of the same update op by op."
+    )
     shadow_every: int = _key(
         0,
         "Every so many iterations the update is repeated op by op on a copy, and `parity/max_rel_diff` logs how far "

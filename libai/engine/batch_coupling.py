@@ -109,7 +109,8 @@ class Trial:
         lay_out = self._layout.lay_out_replicated_batch if is_replicated else self._layout.lay_out_batch
         try:
             with self._layout.source_ops(), _without_dropout():
-                return read_losses(self._model(**lay_out(batch)), self._original)
+                inputs = {name: tensor.clone() for name, tensor in lay_out(batch).items()}  # forward may change them
+                return read_losses(self._model(**inputs), self._original)
         finally:
             self._outside.restore()
 

@@ -157,7 +157,12 @@ def mode_options(run: Any, mode: str, device: str) -> dict[str, Any]:
     """The arguments that the trainers of the two modes do not share."""
     amp = amp_dtype(run, mode, device)
     if mode == "graph":
-        return {"amp": amp, "debug": run.graph.debug, "auto_parallel": run.train.dist.auto}
+        return {
+            "amp": amp,
+            "debug": run.graph.debug,
+            "auto_parallel": run.train.dist.auto,
+            "check_first_step": run.graph.check_first_step and not run.train.parity_check,  # which checks more
+        }
     return {
         "amp": amp,
         "zero_grad_before_forward": run.train.zero_grad_before_forward,

@@ -16,6 +16,7 @@ from oneflow import nn
 
 from libai.engine.batch_statistics import count_batches
 from libai.engine.build_errors import GraphBuildError, explain_build_error, without_oneflow_error_lines
+from libai.engine.first_step import FirstStep
 from libai.engine.graph_memory import warn_if_too_large
 from libai.engine.graphs import MODULE_NAME, EvalGraph, StepInputs, TrainGraph
 from libai.engine.model_contract import as_batch_dict
@@ -47,8 +48,9 @@ class GraphTrainer(ModelTrainer):
     """`ModelTrainer` that compiles the whole update; in a multi-process job parameters and batches are global tensors.
 
     Input shapes are frozen when the graph is compiled, at the first update. `amp`: see `TrainGraph`. `debug`:
-    OneFlow's graph debug level (-1 off, 0 ... 3). `build_seconds` is the duration of that first call,
-    `graph_bytes` what the results of all operations take on a rank.
+    OneFlow's graph debug level (-1 off, 0 ... 3). `check_first_step`: compare the first compiled update with the same
+    one op by op (`libai.engine.first_step`). `build_seconds` is the duration of that first call, `graph_bytes` what the
+    results of all operations take on a rank.
     """
 
     mode = "graph"
@@ -63,6 +65,7 @@ class GraphTrainer(ModelTrainer):
         amp: str | None = None,
         debug: int = -1,
         auto_parallel: bool = False,
+        check_first_step: bool = True,
         **kwargs: Any,
     ):
         if kwargs.get("check_finite_every_iter"):
@@ -91,6 +94,7 @@ class GraphTrainer(ModelTrainer):
             self._state_to_load = export_state(self.optimizer, dict(self.model.named_parameters()))
         self._eval_graphs: dict[Signature, EvalGraph] = {}
         self._spinning: SpinningThread | None = None
+        self._first_step: FirstStep | None = FirstStep(self) if check_first_step and not amp else None
 
     def _make_step_inputs(self, size: int) -> StepInputs:
         groups = len(self.optimizer.param_groups)
@@ -115,7 +119,12 @@ class GraphTrainer(ModelTrainer):
         self.index_check.refuse(batches, self.describe_batch)
         self._set_step_inputs()
         inputs, shares = self._inputs(batches)
+        if self._first_step is not None:
+            self._first_step.compute(batches[0])
         losses, metrics, norm, buffers = self._train_graph(**inputs)
+        if self._first_step is not None:
+            self._first_step.require_same(losses[0] if self._in_turn else losses, norm)
+            self._first_step = None
         if buffers:
             write_buffers(self.model, buffers)
         count_batches(self._batch_norms, self.num_accumulation_steps)
@@ -241,6 +250,8 @@ class GraphTrainer(ModelTrainer):
             self._changing, self._in_turn = tuple(effects.buffers), True
         if self._in_turn:
             self._step_inputs = self._make_step_inputs(1)
+        if self._first_step is not None:
+            self._first_step.compute(batches[0])  # before the graph takes its memory
         self._set_step_inputs()
         inputs, _ = self._inputs(batches)
         graph = TrainGraph(

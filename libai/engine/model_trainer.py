@@ -27,6 +27,7 @@ from libai.engine.in_place import values_kept
 from libai.engine.index_check import IndexCheck
 from libai.engine.model_contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss
 from libai.engine.non_finite import NonFiniteGuard
+from libai.engine.saved_values import SavedValues, refuse_wrong_gradients
 from libai.engine.trainer import NonFiniteLoss, TrainerBase
 from libai.layers.random import assign_layer_ids, find_unseeded_dropouts, fold, random_context
 from libai.parallel import (
@@ -40,7 +41,7 @@ from libai.parallel import (
     whole,
 )
 from libai.scheduler import has_state, load_scheduler_state, needs_metric, scheduler_state
-from libai.utils.distributed import all_reduce, default_device, get_rank, is_main_process
+from libai.utils.distributed import all_reduce, any_rank, default_device, get_rank, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import note_progress, phase
 from libai.utils.tensors import detached
@@ -163,6 +164,8 @@ class ModelTrainer(TrainerBase):
         self.batch_scope = BatchScope(batch_scope, check_batch_scope)
         self._counts_items = hasattr(model, "num_loss_items")
         self.index_check = IndexCheck(model)
+        #: watches the first gradients that are computed op by op
+        self._saved_values: SavedValues | None = SavedValues()
         self._batch_norms = batch_norms(model)
         #: whether forward needs a random key; the masks of stock dropout layers ignore every seed (ONEFLOW.md 2.6)
         if non_finite not in ("raise", "skip", "rollback"):
@@ -285,7 +288,16 @@ class ModelTrainer(TrainerBase):
 
     _effects: Effects | None = None
 
+    def try_step(self, model: flow.nn.Module, batch: Batch) -> dict[str, flow.Tensor]:
+        """The losses that `model`, a copy of this trainer's, gives for the iteration's first micro-batch; their
+        gradients are added to those of its parameters."""
+        with values_kept(model, self._effects.written if self._effects else ()):
+            losses, _ = read_losses(self._try_forward(model, self.layout.lay_out_batch(batch)), model)
+            total_loss(losses).backward()
+        return losses
+
     def _try_forward(self, model: flow.nn.Module, inputs: Mapping[str, flow.Tensor]) -> Any:
+        inputs = {name: tensor.clone() for name, tensor in inputs.items()}  # forward may change them in place
         with self.random_scope(0), self.layout.source_ops():
             return model(**inputs)
 
@@ -515,6 +527,9 @@ class ModelTrainer(TrainerBase):
         """
         scales, shares = self._scales(batches)
         losses, metrics = [], []
+        saved, self._saved_values = self._saved_values, None
+        if saved is not None:
+            forward = saved.watching(forward)
         needs_scope = self.draws_randomness or self.layout.is_global
         written = self._effects.written if self._effects else ()
         for micro, (batch, scale) in enumerate(zip(batches, scales)):
@@ -528,6 +543,8 @@ class ModelTrainer(TrainerBase):
                 self._differentiate(step_losses, scale)
             losses.append({name: detached(value) for name, value in step_losses.items()})
             metrics.append({name: detached(value) for name, value in step_metrics.items()})
+        if saved is not None and any_rank(saved.has_changed):
+            refuse_wrong_gradients(self.model, lambda model: self.try_step(model, batches[0]))
         return StepResult(losses, metrics, shares)
 
     def _differentiate(self, losses: dict[str, flow.Tensor], scale: Any) -> None:

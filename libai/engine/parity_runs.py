@@ -128,9 +128,11 @@ class Bench:
         recorder = Recorder(model) if is_recording else None
         optimizer = self._build_optimizer(model)
         schedule = self._build_lr_scheduler(optimizer) if self._build_lr_scheduler else None
-        of_mode = {}
+        of_mode: dict[str, Any] = {}
         if not self._mesh.is_single and issubclass(trainer_class, EagerTrainer):
             of_mode["gradient_reduction"] = "global"  # a rank's own part would be compared with the whole
+        if issubclass(trainer_class, GraphTrainer):
+            of_mode["check_first_step"] = False  # the comparison is ours
         trainer = trainer_class(
             model,
             [],

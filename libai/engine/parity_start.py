@@ -143,7 +143,7 @@ def _twin_or_reason(trained: Any, mode: str, batches: Batches) -> tuple[ModelTra
 def _without_settings_of_one_mode(run: Any) -> Any:
     """`run` with the defaults of settings that one mode alone has, and that change no loss."""
     dist = replace(run.train.dist, gradient_reduction="auto")
-    graph = replace(run.graph, debug=-1, on_build_error="raise", shadow_every=0)
+    graph = replace(run.graph, debug=-1, on_build_error="raise", shadow_every=0, check_first_step=False)
     return replace(run, train=replace(run.train, dist=dist, zero_grad_before_forward=False), graph=graph)
 
 

@@ -24,6 +24,7 @@ from oneflow import nn
 
 from libai.layers.cpu import is_tracing
 from libai.parallel.wrapping import wrap_forward
+from libai.utils.tensors import saved_tensor_hooks
 
 
 @dataclass
@@ -112,7 +113,7 @@ def _not_kept_for_backward(parameters: Sequence[flow.Tensor], copies: Sequence[f
                 return source
         return saved
 
-    return flow.autograd.graph.saved_tensors_hooks(pack, _unpack)
+    return saved_tensor_hooks(pack, _unpack)
 
 
 def _unpack(saved: Any) -> flow.Tensor:

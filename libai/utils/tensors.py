@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
 import oneflow as flow
 
 
@@ -15,3 +20,34 @@ def detached(tensor: flow.Tensor) -> flow.Tensor:
     if tensor.is_local and not tensor.is_lazy and tensor.storage_offset():
         tensor = tensor.clone()
     return tensor.detach()
+
+
+_around: list[tuple[Callable[[flow.Tensor], Any], Callable[[Any], flow.Tensor]]] = []
+
+
+@dataclass(frozen=True)
+class _LeftToOthers:
+    packed: Any
+
+
+@contextmanager
+def saved_tensor_hooks(pack: Callable[[flow.Tensor], Any], unpack: Callable[[Any], flow.Tensor]) -> Iterator[None]:
+    """Inside, operations keep `pack(tensor)` for their backward pass, which gets `unpack` of it.
+
+    What `pack` gives back as it is goes to the hooks around these; OneFlow 0.9.0 itself asks the innermost ones only.
+    """
+    others = _around[-1] if _around else None
+
+    def pack_or_pass(tensor: flow.Tensor) -> Any:
+        packed = pack(tensor)
+        return _LeftToOthers(others[0](tensor)) if others and packed is tensor else packed
+
+    def unpack_or_pass(packed: Any) -> flow.Tensor:
+        return others[1](packed.packed) if others and isinstance(packed, _LeftToOthers) else unpack(packed)
+
+    _around.append((pack_or_pass, unpack_or_pass))
+    try:
+        with flow.autograd.graph.saved_tensors_hooks(pack_or_pass, unpack_or_pass):
+            yield
+    finally:
+        _around.pop()

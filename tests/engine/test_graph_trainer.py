@@ -140,9 +140,9 @@ class DropsAGraph(toy.Classifier):
 def test_the_end_of_another_graph_does_not_disturb_a_build(monkeypatch):
     connect = TrainGraph._connect_update
 
-    def connect_amid_garbage(graph, update, values):
+    def connect_amid_garbage(*args):
         [[] for _ in range(10_000)]  # so many new containers make the collector run, unless it waits
-        connect(graph, update, values)
+        connect(*args)
 
     monkeypatch.setattr(TrainGraph, "_connect_update", connect_amid_garbage)
     built = DropsAGraph()

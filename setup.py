@@ -23,11 +23,18 @@ def read_version() -> str:
     return found.group(1)
 
 
+def list_native_sources() -> list:
+    """Return the C++ files of libai/native, which are compiled where they are used."""
+    folder = ROOT / "libai" / "native"
+    return [str(path.relative_to(folder)) for path in sorted((folder / "src").rglob("*")) if path.is_file()]
+
+
 setup(
     name="libai",
     version=read_version(),
     description="An eager/graph dual-mode trainer for OneFlow",
     packages=find_packages(include=["libai", "libai.*"]),
+    package_data={"libai.native": list_native_sources()},
     # oneflow 0.9.0 has wheels for CPython 3.7 to 3.10; libai is written for and tested on 3.10
     python_requires=">=3.10,<3.11",
     install_requires=read_requirements("core.in"),

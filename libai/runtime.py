@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 
-from libai import openblas
+from libai import kernels, openblas
 from libai.guard import guarded_main as guarded_main
 from libai.guard import open_missing_streams, world_size
 from libai.utils.rank_notes import FAILURE_DIR_VARIABLE, phase, without_harmless_lines
@@ -44,7 +44,7 @@ _TOO_NEW = (
 def prepare_environment() -> None:
     """Set what oneflow 0.9.0 needs before its first import. Cheap, idempotent; never overrides the user.
 
-    Where oneflow has been imported already, only its matrix products can still be made faster.
+    Where oneflow has been imported already, only its matrix products and other CPU kernels can still be made faster.
     """
     open_missing_streams()
     core_type = choose_openblas_core(_read_cpuinfo())
@@ -52,8 +52,8 @@ def prepare_environment() -> None:
         os.environ.setdefault("OPENBLAS_CORETYPE", core_type)
     if not any(isinstance(finder, _OneFlowFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _OneFlowFinder())
-    if "oneflow" in sys.modules and openblas.is_wanted():
-        openblas.use_current()
+    if "oneflow" in sys.modules:
+        _make_faster(openblas.is_wanted(), kernels.wanted_levels())
 
 
 # ---------------------------------------------------------------------------------------------------- the CPU
@@ -123,7 +123,7 @@ class _OneFlowLoader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         if (text := explain_versions()) is not None:
             raise _oneflow_import_error(text)
-        wants_other_openblas = openblas.is_wanted()
+        wanted = openblas.is_wanted(), kernels.wanted_levels()
         try:
             with phase("meet") if world_size() > 1 else contextlib.nullcontext():
                 if "MASTER_PORT" in os.environ:
@@ -137,8 +137,13 @@ class _OneFlowLoader(importlib.abc.Loader):
             raise _oneflow_import_error(text) from error
         if (text := explain_versions()) is not None:  # of modules that are loaded now
             raise _oneflow_import_error(text)
-        if wants_other_openblas:
-            openblas.use_current()
+        _make_faster(*wanted)
+
+
+def _make_faster(wants_other_openblas: bool, kernel_levels: tuple[str, ...]) -> None:
+    if wants_other_openblas:
+        openblas.use_current()
+    kernels.use_kernels(kernel_levels)
 
 
 def _prepare_to_meet(rank: int) -> None:

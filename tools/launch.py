@@ -39,7 +39,7 @@ from launch_ranks import (  # noqa: E402
 )
 from launch_watch import read_stall_limits  # noqa: E402
 
-from libai import guard, runtime  # noqa: E402
+from libai import guard, kernels, runtime  # noqa: E402
 from libai.utils.errors import UserError  # noqa: E402
 
 # Several nodes cannot agree on a free port, so they share this one unless PORT says otherwise.
@@ -321,6 +321,7 @@ def main(arguments: Sequence[str]) -> int:
     if "output_dir" in facts and not WRITES_NOTHING & set(job.arguments):
         job = replace(job, output_dir=Path(str(facts["output_dir"])).absolute())
     os.environ.update(choose_environment(job, os.environ, facts))
+    kernels.compile_kernels()
     return run(job, limits, new_port=None if os.environ.get("PORT") else find_free_port)
 
 

@@ -22,6 +22,7 @@ def describe_machine(repository: Path) -> dict[str, Any]:
         "libai": facts["libai"],
         "oneflow": facts["oneflow"]["version"],
         "openblas": facts["oneflow"]["openblas"],
+        "cpu_kernels": facts["oneflow"]["cpu_kernels"],
         "python": facts["python"],
         "commit": commit,
         "load": load,

@@ -32,6 +32,7 @@ class Mode:
                 "OPENBLAS_CORETYPE": None,
                 "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD": None,
                 "LIBAI_OPENBLAS": "bundled",
+                "LIBAI_NATIVE": "0",
             }
         on_cpu = device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
         if self.base != "graph" and on_cpu and "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD" not in given:

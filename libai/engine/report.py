@@ -14,6 +14,7 @@ import oneflow as flow
 from libai import __version__
 from libai.config import fill_unset
 from libai.config.saving import to_yaml
+from libai.kernels import kernels_in_use
 from libai.openblas import openblas_in_use
 from libai.utils.atomic import atomic_write_text
 from libai.utils.env import collect_env, git_state
@@ -35,7 +36,7 @@ def starting_files(run: Any, run_id: str) -> dict[str, str]:
 
 
 def start_banner(run: DefaultTrainer, length: str | None = None) -> None:
-    """Log what is about to run: mode, model, layout, batch, optimizer, software. Rank 0 only.
+    """Log what is about to run: mode, model, layout, batch, optimizer, software, kernels. Rank 0 only.
 
     `length`: how much of it; default: a whole training.
     """
@@ -55,6 +56,7 @@ def start_banner(run: DefaultTrainer, length: str | None = None) -> None:
         "run": _describe_run(run),
         "startup": run.startup.describe(),
         "software": _describe_software(),
+        "kernels": f"{kernels_in_use()} on CPU",
     }
     width = max(map(len, lines)) + 2
     for title, text in lines.items():

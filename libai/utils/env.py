@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from libai.kernels import kernels_in_use
 from libai.openblas import openblas_in_use
 from libai.utils.distributed import get_local_rank, get_rank, get_world_size
 
@@ -56,7 +57,12 @@ def _oneflow() -> dict[str, Any]:
     import oneflow as flow
 
     commit = getattr(flow, "__git_commit__", None)
-    return {"version": flow.__version__, "commit": commit, "openblas": openblas_in_use()}
+    return {
+        "version": flow.__version__,
+        "commit": commit,
+        "openblas": openblas_in_use(),
+        "cpu_kernels": kernels_in_use(),
+    }
 
 
 def _machine() -> dict[str, Any]:

@@ -13,6 +13,7 @@ PACKAGE = ROOT / "libai"
 #: a package may import from packages of a lower number, and from itself
 LEVEL = {
     "runtime": 2,
+    "native": 1,
     "utils": 1,
     "config": 2,
     "layers": 2,

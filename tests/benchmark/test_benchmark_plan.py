@@ -69,7 +69,7 @@ def test_processes_get_the_settings_of_their_mode():
     assert find_mode("eager").environment("cpu", {variable: "1"}) == {}, "the user's own choice stays"
     assert find_mode("eager").environment("cuda", {}) == {}
     stock = find_mode("eager-stock").environment("cpu", {})
-    assert stock == {variable: None, "OPENBLAS_CORETYPE": None, "LIBAI_OPENBLAS": "bundled"}
+    assert stock == {variable: None, "OPENBLAS_CORETYPE": None, "LIBAI_OPENBLAS": "bundled", "LIBAI_NATIVE": "0"}
 
 
 def test_a_command_gets_the_config_and_the_overrides():

@@ -1,0 +1,40 @@
+// Registers the kernels when the library is loaded, and has the functions that libai/native calls.
+#include "pointwise_kernels.h"
+#include "row_kernels.h"
+#include "shape_kernels.h"
+#include "update_kernels.h"
+
+namespace libai {
+namespace {
+
+__attribute__((constructor)) void RegisterAll() {
+  g_maths = &kMathsSse2;
+  RegisterPointwise();
+  RegisterRows();
+  RegisterShapes();
+  RegisterUpdates();
+}
+
+bool HasAvx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"); }
+bool HasAvx512() {
+  return HasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")
+         && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+}
+
+}  // namespace
+}  // namespace libai
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+// Uses the loops of an instruction set: 0 SSE2, 1 AVX2, 2 AVX-512. False where the CPU or the system lacks it.
+EXPORTED bool libai_native_use_level(int level) {
+  using namespace libai;
+  if ((level >= 1 && !HasAvx2()) || (level >= 2 && !HasAvx512())) return false;
+  g_maths = level == 2 ? &kMathsAvx512 : level == 1 ? &kMathsAvx2 : &kMathsSse2;
+  return true;
+}
+// False: operations take OneFlow's own kernels again.
+EXPORTED void libai_native_enable(bool is_enabled) { libai::g_is_enabled = is_enabled; }
+EXPORTED int libai_native_count() { return static_cast<int>(libai::Entries().size()); }
+EXPORTED const char* libai_native_op(int index) { return libai::Entries()[index]->op.c_str(); }
+EXPORTED int64_t libai_native_calls(int index) { return libai::Entries()[index]->calls; }

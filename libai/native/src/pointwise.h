@@ -1,0 +1,146 @@
+// Loops over numbers that do not depend on each other; outputs may be the same memory as an input. Included by level.cpp only.
+
+void Gelu(const float* x, float* y, int64_t n) {
+  SIMD for (int64_t i = 0; i < n; ++i) {
+    const float v = x[i], a = Abs(v);
+    float tail = Exp(-0.5f * a * a) * ScaledTail(a);
+    tail = a > 13.0f ? 0.0f : tail;  // smaller than the normal numbers
+    const float phi = v > 0.0f ? 1.0f - tail : tail;
+    y[i] = v * phi;
+  }
+}
+
+void GeluGrad(const float* x, const float* dy, float* dx, int64_t n) {
+  SIMD for (int64_t i = 0; i < n; ++i) {
+    float v = x[i];
+    v = v > 20.0f ? 20.0f : v;  // where the slope is 1 and 0; inf has no digits left for the formula
+    v = v < -20.0f ? -20.0f : v;
+    const float a = Abs(v), e = Exp(-0.5f * a * a), tail = e * ScaledTail(a);
+    const float phi = v > 0.0f ? 1.0f - tail : tail;
+    dx[i] = dy[i] * Fma(v, e * 0.3989422804014327f, phi);
+  }
+}
+
+// y = f(x), v the number x
+#define UNARY(NAME, EXPRESSION)                             \
+  void NAME(const float* x, float* y, int64_t n) {          \
+    SIMD for (int64_t i = 0; i < n; ++i) {                  \
+      const float v = x[i];                                 \
+      y[i] = (EXPRESSION);                                  \
+    }                                                       \
+  }
+// dx = dy f'(x), v the number x and g the gradient
+#define UNARY_GRAD(NAME, EXPRESSION)                                      \
+  void NAME(const float* x, const float* dy, float* dx, int64_t n) {      \
+    SIMD for (int64_t i = 0; i < n; ++i) {                                \
+      const float v = x[i], g = dy[i];                                    \
+      dx[i] = (EXPRESSION);                                               \
+    }                                                                     \
+  }
+
+// x sigmoid(2 z) = x (1 + tanh(z)) / 2 with z = sqrt(2 / pi) (x + 0.044715 x^3) (Hendrycks & Gimpel 2016)
+constexpr float kTanhLinear = 1.5957691216057308f, kTanhCubic = 0.07135481282f;
+INLINE float TanhArgument(float v) { return v * Fma(kTanhCubic * v, v, kTanhLinear); }
+INLINE float TanhGeluSlope(float v) {
+  v = v > 20.0f ? 20.0f : v;  // where the slope is 1 and 0
+  v = v < -20.0f ? -20.0f : v;
+  return GateSlope(v, TanhArgument(v), Fma(3.0f * kTanhCubic * v, v, kTanhLinear));
+}
+INLINE float SiluSlope(float v, float k) {
+  v = v > 120.0f ? 120.0f : v;
+  v = v < -120.0f ? -120.0f : v;
+  return GateSlope(v, k * v, k);
+}
+
+UNARY(FastGelu, v * Sigmoid(TanhArgument(v)))
+UNARY_GRAD(FastGeluGrad, g * TanhGeluSlope(v))
+UNARY(QuickGelu, v * Sigmoid(1.702f * v))
+UNARY_GRAD(QuickGeluGrad, g * SiluSlope(v, 1.702f))
+UNARY(Silu, v * Sigmoid(v))
+UNARY_GRAD(SiluGrad, g * SiluSlope(v, 1.0f))
+UNARY(TanhAll, Tanh(v))
+UNARY_GRAD(TanhGrad, g * (1.0f - Tanh(v) * Tanh(v)))
+UNARY(ExpAll, ExpFull(v))
+UNARY_GRAD(ExpGrad, g * ExpFull(v))
+UNARY(ErfAll, Erf(v))
+UNARY_GRAD(ErfGrad, g * (1.1283791670955126f * ExpFull(-v * v)))
+UNARY(SqrtAll, Sqrt(v))
+UNARY_GRAD(SqrtGrad, g * (0.5f / Sqrt(v)))
+UNARY(Rsqrt, 1.0f / Sqrt(v))
+UNARY_GRAD(RsqrtGrad, g * (-0.5f / (v * Sqrt(v))))
+UNARY(Square, v * v)
+UNARY(Cube, v * v * v)
+UNARY_GRAD(SquareGrad, 2.0f * v * g)
+UNARY_GRAD(CubeGrad, 3.0f * (v * v) * g)
+#undef UNARY
+#undef UNARY_GRAD
+
+void LeakyRelu(const float* x, float* y, int64_t n, float alpha) {
+  SIMD for (int64_t i = 0; i < n; ++i) y[i] = x[i] > 0.0f ? x[i] : alpha * x[i];
+}
+
+void LeakyReluGrad(const float* x, const float* dy, float* dx, int64_t n, float alpha) {
+  SIMD for (int64_t i = 0; i < n; ++i) dx[i] = x[i] > 0.0f ? dy[i] : alpha * dy[i];
+}
+
+// A step of 0 repeats the first number, else it is 1.
+void Where(const bool* condition, int c_step, const float* x, int x_step, const float* y, int y_step, float* z, int64_t n) {
+  const uint8_t* is_x = reinterpret_cast<const uint8_t*>(condition);
+  if (c_step != 0 && x_step != 0 && y_step != 0) {
+    SIMD for (int64_t i = 0; i < n; ++i) z[i] = is_x[i] != 0 ? x[i] : y[i];
+  } else {
+    for (int64_t i = 0; i < n; ++i) z[i] = is_x[i * c_step] != 0 ? x[i * x_step] : y[i * y_step];
+  }
+}
+
+void MaskedFill(const bool* mask, const float* x, float value, float* y, int64_t n) {
+  const uint8_t* is_filled = reinterpret_cast<const uint8_t*>(mask);
+  SIMD for (int64_t i = 0; i < n; ++i) y[i] = is_filled[i] != 0 ? value : x[i];
+}
+
+// z = x op y; a step of 0 repeats the first number, else it is 1.
+#define BINARY(NAME, OP)                                                                               \
+  void NAME(const float* x, int x_step, const float* y, int y_step, float* z, int64_t n) {             \
+    if (x_step != 0 && y_step != 0) {                                                                  \
+      SIMD for (int64_t i = 0; i < n; ++i) z[i] = x[i] OP y[i];                                        \
+    } else if (x_step != 0) {                                                                          \
+      const float v = y[0];                                                                            \
+      SIMD for (int64_t i = 0; i < n; ++i) z[i] = x[i] OP v;                                           \
+    } else if (y_step != 0) {                                                                          \
+      const float v = x[0];                                                                            \
+      SIMD for (int64_t i = 0; i < n; ++i) z[i] = v OP y[i];                                           \
+    } else {                                                                                           \
+      const float same = x[0] OP y[0];                                                                 \
+      SIMD for (int64_t i = 0; i < n; ++i) z[i] = same;                                                \
+    }                                                                                                  \
+  }
+BINARY(AddLine, +)
+BINARY(SubLine, -)
+BINARY(MulLine, *)
+BINARY(DivLine, /)
+#undef BINARY
+
+// As above, with truth values.
+#define COMPARISON(NAME, OP)                                                                           \
+  void NAME(const float* x, int x_step, const float* y, int y_step, bool* truth, int64_t n) {          \
+    uint8_t* z = reinterpret_cast<uint8_t*>(truth);                                                    \
+    if (x_step != 0 && y_step != 0) {                                                                  \
+      SIMD for (int64_t i = 0; i < n; ++i) z[i] = x[i] OP y[i];                                        \
+    } else if (x_step != 0) {                                                                          \
+      const float v = y[0];                                                                            \
+      SIMD for (int64_t i = 0; i < n; ++i) z[i] = x[i] OP v;                                           \
+    } else if (y_step != 0) {                                                                          \
+      const float v = x[0];                                                                            \
+      SIMD for (int64_t i = 0; i < n; ++i) z[i] = v OP y[i];                                           \
+    } else {                                                                                           \
+      const uint8_t same = x[0] OP y[0];                                                               \
+      SIMD for (int64_t i = 0; i < n; ++i) z[i] = same;                                                \
+    }                                                                                                  \
+  }
+COMPARISON(EqualLine, ==)
+COMPARISON(NotEqualLine, !=)
+COMPARISON(LessLine, <)
+COMPARISON(LessEqualLine, <=)
+COMPARISON(GreaterLine, >)
+COMPARISON(GreaterEqualLine, >=)
+#undef COMPARISON

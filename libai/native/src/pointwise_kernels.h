@@ -1,0 +1,89 @@
+// Kernels over numbers that do not depend on each other.
+#pragma once
+#include <cmath>
+
+#include "register.h"
+
+namespace libai {
+
+// OneFlow calls the arguments of some functions x and y, and those of others in and out.
+template<Unary Maths::*function>
+void RunXy(KernelComputeContext* c) { (g_maths->*function)(In(c, "x"), Out(c, "y"), Size(c, "x")); }
+template<Unary Maths::*function>
+void RunInOut(KernelComputeContext* c) { (g_maths->*function)(In(c, "in"), Out(c, "out"), Size(c, "in")); }
+template<UnaryGrad Maths::*function>
+void RunGrad(KernelComputeContext* c) {
+  (g_maths->*function)(In(c, "x"), In(c, "dy"), Out(c, "dx"), Size(c, "x"));
+}
+
+inline void RunLeakyRelu(KernelComputeContext* c) {
+  g_maths->LeakyRelu(In(c, "x"), Out(c, "y"), Size(c, "x"), c->Attr<float>("alpha"));
+}
+inline void RunLeakyReluGrad(KernelComputeContext* c) {
+  g_maths->LeakyReluGrad(In(c, "x"), In(c, "dy"), Out(c, "dx"), Size(c, "x"), c->Attr<float>("alpha"));
+}
+
+// The number of an operation with one, which is kept as an integer or as a floating-point number.
+inline double Operand(KernelComputeContext* c) {
+  return c->Attr<bool>("has_int_operand") ? static_cast<double>(c->Attr<int64_t>("int_operand"))
+                                          : c->Attr<double>("float_operand");
+}
+inline void RunPower(KernelComputeContext* c) {
+  const double exponent = Operand(c);
+  const float* x = In(c, "in");
+  float* y = Out(c, "out");
+  const int64_t n = Size(c, "in");
+  if (exponent == 2.0) return g_maths->Square(x, y, n);
+  if (exponent == 3.0) return g_maths->Cube(x, y, n);
+  if (exponent == 0.5) return g_maths->SqrtAll(x, y, n);
+  if (exponent == -0.5) return g_maths->Rsqrt(x, y, n);
+  for (int64_t i = 0; i < n; ++i) y[i] = std::pow(x[i], static_cast<float>(exponent));
+}
+inline void RunPowerGrad(KernelComputeContext* c) {
+  const double exponent = Operand(c);
+  const float *x = In(c, "x"), *dy = In(c, "dy");
+  float* dx = Out(c, "dx");
+  const int64_t n = Size(c, "x");
+  if (exponent == 2.0) return g_maths->SquareGrad(x, dy, dx, n);
+  if (exponent == 3.0) return g_maths->CubeGrad(x, dy, dx, n);
+  if (exponent == 0.5) return g_maths->SqrtGrad(x, dy, dx, n);
+  if (exponent == -0.5) return g_maths->RsqrtGrad(x, dy, dx, n);
+  const float k = static_cast<float>(exponent), less = static_cast<float>(exponent - 1.0);
+  for (int64_t i = 0; i < n; ++i) dx[i] = k * std::pow(x[i], less) * dy[i];
+}
+
+inline bool IsBool(const KernelRegContext& c, const char* name) {
+  return c.TensorDesc4ArgNameAndIndex(name, 0)->data_type() == DataType::kBool;
+}
+inline void RunMaskedFill(KernelComputeContext* c) {
+  const bool* mask = c->Tensor4ArgNameAndIndex("mask", 0)->dptr<bool>();
+  g_maths->MaskedFill(mask, In(c, "x"), static_cast<float>(Operand(c)), Out(c, "out"), Size(c, "x"));
+}
+
+inline void RegisterPointwise() {
+  Register("gelu", "in", &RunInOut<&Maths::Gelu>);
+  Register("fast_gelu", "in", &RunInOut<&Maths::FastGelu>);
+  Register("quick_gelu", "x", &RunXy<&Maths::QuickGelu>);
+  Register("silu", "in", &RunInOut<&Maths::Silu>);
+  Register("tanh", "x", &RunXy<&Maths::TanhAll>);
+  Register("exp", "x", &RunXy<&Maths::ExpAll>);
+  Register("erf", "x", &RunXy<&Maths::ErfAll>);
+  Register("sqrt", "x", &RunXy<&Maths::SqrtAll>);
+  Register("rsqrt", "x", &RunXy<&Maths::Rsqrt>);
+  Register("gelu_grad", "x", &RunGrad<&Maths::GeluGrad>);
+  Register("fast_gelu_grad", "x", &RunGrad<&Maths::FastGeluGrad>);
+  Register("quick_gelu_grad", "x", &RunGrad<&Maths::QuickGeluGrad>);
+  Register("silu_grad", "x", &RunGrad<&Maths::SiluGrad>);
+  Register("tanh_grad", "x", &RunGrad<&Maths::TanhGrad>);
+  Register("exp_grad", "x", &RunGrad<&Maths::ExpGrad>);
+  Register("erf_grad", "x", &RunGrad<&Maths::ErfGrad>);
+  Register("sqrt_grad", "x", &RunGrad<&Maths::SqrtGrad>);
+  Register("rsqrt_grad", "x", &RunGrad<&Maths::RsqrtGrad>);
+  Register("leaky_relu", "x", &RunLeakyRelu);
+  Register("leaky_relu_grad", "x", &RunLeakyReluGrad);
+  Register("scalar_pow", "in", &RunPower);
+  Register("scalar_pow_grad", "x", &RunPowerGrad);
+  Register("masked_fill", "out", &RunMaskedFill, [](const KernelRegContext& c) { return IsBool(c, "mask"); });
+}
+
+}  // namespace libai

@@ -1,0 +1,257 @@
+// Broadcast arithmetic, sums over axes, strided copies: what walks over shapes.
+#pragma once
+#include "pointwise_kernels.h"
+#include "register.h"
+
+namespace libai {
+
+// ---- strided copies -----------------------------------------------------------------------------------------------
+
+// y, which is contiguous, = x over merged axes
+inline void CopyMerged(const float* x, float* y, const int64_t* size, const int64_t* step, int n, int64_t count) {
+  if (n == 0) {
+    *y = *x;
+  } else if (n == 1 && step[0] == 1) {
+    std::memcpy(y, x, size[0] * sizeof(float));
+  } else if (n == 1) {
+    for (int64_t i = 0; i < size[0]; ++i) y[i] = x[i * step[0]];
+  } else if (n == 2 && step[0] == 1 && step[1] != 0) {
+    g_maths->Transpose(x, step[1], y, size[1], size[1], size[0]);
+  } else {
+    const int64_t inner = count / size[0];
+    for (int64_t i = 0; i < size[0]; ++i) CopyMerged(x + i * step[0], y + i * inner, size + 1, step + 1, n - 1, inner);
+  }
+}
+
+// y, which is contiguous and not empty, = x with these sizes and steps
+inline void CopyStrided(const float* x, float* y, const int64_t* size, const int64_t* step, int64_t num_axes) {
+  int64_t merged_size[kMaxAxes], merged_step[kMaxAxes], count = 1;
+  int n = 0;
+  for (int64_t i = 0; i < num_axes; ++i) {
+    count *= size[i];
+    if (size[i] == 1) continue;
+    if (n > 0 && merged_step[n - 1] == step[i] * size[i]) {  // one lies behind the other
+      merged_size[n - 1] *= size[i];
+      merged_step[n - 1] = step[i];
+    } else {
+      merged_size[n] = size[i];
+      merged_step[n++] = step[i];
+    }
+  }
+  CopyMerged(x, y, merged_size, merged_step, n, count);
+}
+
+// ---- broadcasting ---------------------------------------------------------------------------------------------------
+
+// N shapes that are broadcast to one: from its last axis on, with neighbours of one kind merged.
+template<int N>
+struct Broadcast {
+  int n = 0;
+  int64_t size[kMaxAxes], step[N][kMaxAxes];
+
+  Broadcast(KernelComputeContext* c, const char* const (&names)[N], const char* out) {
+    const auto zs = c->Tensor4ArgNameAndIndex(out, 0)->shape_view();
+    int64_t count[N];
+    for (int k = 0; k < N; ++k) count[k] = 1;
+    for (int64_t i = 1; i <= zs.NumAxes(); ++i) {
+      const int64_t d = zs.At(zs.NumAxes() - i);
+      if (d == 1) continue;
+      bool is_merged = n > 0;
+      for (int k = 0; k < N; ++k) {
+        const auto shape = c->Tensor4ArgNameAndIndex(names[k], 0)->shape_view();
+        const int64_t own = i <= shape.NumAxes() ? shape.At(shape.NumAxes() - i) : 1;
+        step[k][n] = own == 1 ? 0 : count[k];
+        count[k] *= own;
+        is_merged = is_merged && (step[k][n] != 0) == (step[k][n - 1] != 0);
+      }
+      if (is_merged) {
+        size[n - 1] *= d;
+      } else {
+        size[n++] = d;
+      }
+    }
+  }
+};
+
+// Number: float, or bool for a comparison
+template<typename Number, typename Function, Function Maths::*line>
+void Walk(const Broadcast<2>& b, int n, const float* x, const float* y, Number* z, int64_t count) {
+  if (n == 0) return (g_maths->*line)(x, 1, y, 1, z, 1);
+  if (n == 1) return (g_maths->*line)(x, b.step[0][0] != 0, y, b.step[1][0] != 0, z, b.size[0]);
+  const int64_t inner = count / b.size[n - 1];
+  for (int64_t i = 0; i < b.size[n - 1]; ++i)
+    Walk<Number, Function, line>(b, n - 1, x + i * b.step[0][n - 1], y + i * b.step[1][n - 1], z + i * inner, inner);
+}
+
+template<typename Number, typename Function, Function Maths::*line>
+void RunLine(KernelComputeContext* c) {
+  const int64_t count = Size(c, "z");
+  if (count == 0) return;
+  const Broadcast<2> shapes(c, {"x", "y"}, "z");
+  Number* z = c->Tensor4ArgNameAndIndex("z", 0)->mut_dptr<Number>();
+  Walk<Number, Function, line>(shapes, shapes.n, In(c, "x"), In(c, "y"), z, count);
+}
+
+template<Binary Maths::*line>
+constexpr Run kRunBinary = &RunLine<float, Binary, line>;
+template<Comparison Maths::*line>
+constexpr Run kRunComparison = &RunLine<bool, Comparison, line>;
+
+template<Comparison Maths::*line>
+void RunScalarComparison(KernelComputeContext* c) {
+  const float operand = static_cast<float>(Operand(c));
+  bool* z = c->Tensor4ArgNameAndIndex("out", 0)->mut_dptr<bool>();
+  (g_maths->*line)(In(c, "in"), 1, &operand, 0, z, Size(c, "in"));
+}
+
+inline void WalkWhere(const Broadcast<3>& b, int n, const bool* condition, const float* x, const float* y, float* z,
+                      int64_t count) {
+  if (n == 0) return g_maths->Where(condition, 1, x, 1, y, 1, z, 1);
+  const int64_t *sc = b.step[0], *sx = b.step[1], *sy = b.step[2];
+  if (n == 1) return g_maths->Where(condition, sc[0] != 0, x, sx[0] != 0, y, sy[0] != 0, z, b.size[0]);
+  const int64_t inner = count / b.size[n - 1];
+  for (int64_t i = 0; i < b.size[n - 1]; ++i)
+    WalkWhere(b, n - 1, condition + i * sc[n - 1], x + i * sx[n - 1], y + i * sy[n - 1], z + i * inner, inner);
+}
+inline void RunWhere(KernelComputeContext* c) {
+  const int64_t count = Size(c, "out");
+  if (count == 0) return;
+  const Broadcast<3> shapes(c, {"condition", "x", "y"}, "out");
+  const bool* condition = c->Tensor4ArgNameAndIndex("condition", 0)->dptr<bool>();
+  WalkWhere(shapes, shapes.n, condition, In(c, "x"), In(c, "y"), Out(c, "out"), count);
+}
+
+// y = x repeated along the axes that a sum over them has taken away
+inline void RunBroadcastLike(KernelComputeContext* c) {
+  const auto ys = c->Tensor4ArgNameAndIndex("y", 0)->shape_view();
+  const auto xs = c->Tensor4ArgNameAndIndex("x", 0)->shape_view();
+  if (ys.elem_cnt() == 0) return;
+  const auto& axes = c->Attr<std::vector<int32_t>>("broadcast_axes");
+  const int64_t n = ys.NumAxes();
+  int64_t size[kMaxAxes], step[kMaxAxes], x_size = 1;
+  for (int64_t i = n - 1; i >= 0; --i) {
+    const int64_t from_right = n - 1 - i;
+    int64_t d = from_right < xs.NumAxes() ? xs.At(xs.NumAxes() - 1 - from_right) : 1;
+    if (!axes.empty()) {
+      d = ys.At(i);
+      for (int32_t axis : axes) d = axis == i || axis + n == i ? 1 : d;
+    }
+    size[i] = ys.At(i);
+    step[i] = d == 1 ? 0 : x_size;
+    x_size *= d;
+  }
+  CopyStrided(In(c, "x"), Out(c, "y"), size, step, n);
+}
+
+// ---- sums ---------------------------------------------------------------------------------------------------------
+
+// A sum over axes as blocks [size] that are either kept or reduced in turn, from the first axis on.
+struct Reduction {
+  int n = 0;
+  int64_t size[kMaxAxes];
+  bool is_reduced[kMaxAxes];
+
+  template<typename Shape>
+  Reduction(const Shape& shape, const std::vector<int32_t>& axes) {
+    const int64_t num_axes = shape.NumAxes();
+    for (int64_t i = 0; i < num_axes; ++i) {
+      if (shape.At(i) == 1) continue;
+      bool reduced = false;
+      for (int32_t axis : axes) reduced = reduced || axis == i || axis + num_axes == i;
+      if (n > 0 && is_reduced[n - 1] == reduced) {
+        size[n - 1] *= shape.At(i);
+        continue;
+      }
+      size[n] = shape.At(i);
+      is_reduced[n++] = reduced;
+    }
+  }
+};
+
+// y, which holds zeros, += x summed over the blocks from `b` on. `x_count` and `y_count` numbers lie below them.
+inline void AddUp(const Reduction& r, int b, const float* x, int64_t x_count, float* y, int64_t y_count) {
+  if (b == r.n) {
+    *y += *x;
+    return;
+  }
+  const int64_t size = r.size[b], x_inner = x_count / size;
+  if (r.is_reduced[b]) {
+    if (b + 1 == r.n) {
+      *y += static_cast<float>(g_maths->SumAll(x, size));
+    } else if (b + 2 == r.n) {
+      g_maths->AddRows(x, y, size, x_inner);
+    } else {
+      for (int64_t i = 0; i < size; ++i) AddUp(r, b + 1, x + i * x_inner, x_inner, y, y_count);
+    }
+    return;
+  }
+  if (b + 1 == r.n) return g_maths->AddRows(x, y, 1, size);
+  const int64_t y_inner = y_count / size;
+  for (int64_t i = 0; i < size; ++i) AddUp(r, b + 1, x + i * x_inner, x_inner, y + i * y_inner, y_inner);
+}
+
+inline void SumOver(KernelComputeContext* c, const char* x_name, const char* y_name) {
+  const int64_t x_count = Size(c, x_name), y_count = Size(c, y_name);
+  float* y = Out(c, y_name);
+  std::memset(y, 0, y_count * sizeof(float));
+  if (x_count == 0) return;
+  const Reduction reduction(c->Tensor4ArgNameAndIndex(x_name, 0)->shape_view(), c->Attr<std::vector<int32_t>>("axis"));
+  AddUp(reduction, 0, In(c, x_name), x_count, y, y_count);
+}
+inline void RunSum(KernelComputeContext* c) { SumOver(c, "input_tensor", "output_tensor"); }
+inline void RunSumLike(KernelComputeContext* c) { SumOver(c, "x", "y"); }
+
+// ---- copies -------------------------------------------------------------------------------------------------------
+
+inline void RunCopy(KernelComputeContext* c) {
+  const oneflow::user_op::Tensor* in = c->Tensor4ArgNameAndIndex("in", 0);
+  const auto shape = in->shape_view();
+  int64_t size[kMaxAxes], step[kMaxAxes];
+  for (int64_t i = 0; i < shape.NumAxes(); ++i) {
+    size[i] = shape.At(i);
+    step[i] = in->stride()[i];
+  }
+  if (shape.elem_cnt() != 0) CopyStrided(In(c, "in"), Out(c, "out"), size, step, shape.NumAxes());
+}
+// In graphs; eager tensors are transposed by their strides.
+inline void RunTranspose(KernelComputeContext* c) {
+  const auto xs = c->Tensor4ArgNameAndIndex("input", 0)->shape_view();
+  const auto& order = c->Attr<std::vector<int32_t>>("perm");
+  int64_t x_step[kMaxAxes], size[kMaxAxes], step[kMaxAxes], x_size = 1;
+  for (int64_t i = xs.NumAxes() - 1; i >= 0; --i) {
+    x_step[i] = x_size;
+    x_size *= xs.At(i);
+  }
+  for (int64_t i = 0; i < xs.NumAxes(); ++i) {
+    size[i] = xs.At(order[i]);
+    step[i] = x_step[order[i]];
+  }
+  if (x_size != 0) CopyStrided(In(c, "input"), Out(c, "output"), size, step, xs.NumAxes());
+}
+
+inline void RegisterShapes() {
+  Register("broadcast_add", "x", kRunBinary<&Maths::AddLine>);
+  Register("broadcast_sub", "x", kRunBinary<&Maths::SubLine>);
+  Register("broadcast_mul", "x", kRunBinary<&Maths::MulLine>);
+  Register("broadcast_div", "x", kRunBinary<&Maths::DivLine>);
+  Register("broadcast_equal", "x", kRunComparison<&Maths::EqualLine>);
+  Register("broadcast_not_equal", "x", kRunComparison<&Maths::NotEqualLine>);
+  Register("broadcast_less", "x", kRunComparison<&Maths::LessLine>);
+  Register("broadcast_less_equal", "x", kRunComparison<&Maths::LessEqualLine>);
+  Register("broadcast_greater", "x", kRunComparison<&Maths::GreaterLine>);
+  Register("broadcast_greater_equal", "x", kRunComparison<&Maths::GreaterEqualLine>);
+  Register("scalar_logical_equal", "in", &RunScalarComparison<&Maths::EqualLine>);
+  Register("scalar_logical_not_equal", "in", &RunScalarComparison<&Maths::NotEqualLine>);
+  Register("scalar_logical_less", "in", &RunScalarComparison<&Maths::LessLine>);
+  Register("scalar_logical_less_equal", "in", &RunScalarComparison<&Maths::LessEqualLine>);
+  Register("scalar_logical_greater", "in", &RunScalarComparison<&Maths::GreaterLine>);
+  Register("scalar_logical_greater_equal", "in", &RunScalarComparison<&Maths::GreaterEqualLine>);
+  Register("where", "out", &RunWhere, [](const KernelRegContext& c) { return IsBool(c, "condition"); });
+  Register("broadcast_like", "x", &RunBroadcastLike);
+  Register("reduce_sum", "input_tensor", &RunSum);
+  Register("reduce_sum_like", "x", &RunSumLike);
+  Register("to_contiguous", "in", &RunCopy);
+  Register("transpose", "input", &RunTranspose);
+}
+
+}  // namespace libai

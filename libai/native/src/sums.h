@@ -1,0 +1,36 @@
+// Sums and transposed copies. Included by level.cpp only.
+
+// y (d) += the sum of the rows of x
+void AddRows(const float* x, float* y, int64_t rows, int64_t d) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    const float *a = x + r * d, *b = a + d, *c = b + d, *e = c + d;
+    SIMD for (int64_t i = 0; i < d; ++i) y[i] += (a[i] + b[i]) + (c[i] + e[i]);
+  }
+  for (; r < rows; ++r) {
+    const float* a = x + r * d;
+    SIMD for (int64_t i = 0; i < d; ++i) y[i] += a[i];
+  }
+}
+
+double SumAll(const float* x, int64_t n) {
+  double total = 0.0;
+  for (int64_t begin = 0; begin < n; begin += 4096) {  // float32 in between: 4096 numbers in 4 to 16 lanes
+    const int64_t end = begin + 4096 < n ? begin + 4096 : n;
+    float s = 0.0f;
+#pragma omp simd reduction(+ : s)
+    for (int64_t i = begin; i < end; ++i) s += x[i];
+    total += s;
+  }
+  return total;
+}
+
+// y[c][r] = x[r][c], in tiles
+void Transpose(const float* x, int64_t x_stride, float* y, int64_t y_stride, int64_t rows, int64_t cols) {
+  for (int64_t r0 = 0; r0 < rows; r0 += 16)
+    for (int64_t c0 = 0; c0 < cols; c0 += 16) {
+      const int64_t r1 = r0 + 16 < rows ? r0 + 16 : rows, c1 = c0 + 16 < cols ? c0 + 16 : cols;
+      for (int64_t c = c0; c < c1; ++c)
+        for (int64_t r = r0; r < r1; ++r) y[c * y_stride + r] = x[r * x_stride + c];
+    }
+}

@@ -1,0 +1,39 @@
+"""The library of this process, and instruction sets as a parameter."""
+
+from __future__ import annotations
+
+import pytest
+
+from libai import kernels
+from libai.native.library import LEVELS
+
+
+@pytest.fixture
+def library():
+    """The loaded library; a test is skipped where there is none (no compiler, LIBAI_NATIVE=0)."""
+    found = kernels.loaded_library()
+    if found is None:
+        pytest.skip(f"CPU kernels: {kernels.kernels_in_use()}")
+    return found
+
+
+@pytest.fixture(params=LEVELS)
+def level(request, library):
+    """Each instruction set that this CPU has, in use during the test."""
+    if not library.use_level(request.param):
+        pytest.skip(f"this CPU has no {request.param}")
+    yield request.param
+    best = next(level for level in kernels.wanted_levels() if library.use_level(level))
+    assert best in LEVELS
+
+
+@pytest.fixture
+def counted(library):
+    """`counted("op", …)` fails when an operation has not been computed by the library since the test began."""
+    before = library.calls()
+
+    def check(*ops):
+        after = library.calls()
+        assert [op for op in ops if after[op] == before[op]] == []
+
+    return check

@@ -1,0 +1,211 @@
+"""A library is compiled once, tested before it is used, and never used when anything about it is not as it was."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from libai.native import build, cache
+from libai.symbol_table import Unavailable
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Compiler:
+    """A program in the place of g++ that notes its calls and gives out a library that is there already.
+
+    `content`: another file to give out. `fails`: it says so and makes nothing.
+    """
+
+    def __init__(self, folder: Path, monkeypatch):
+        folder.mkdir()
+        self._log, self._program, self._made = folder / "calls", folder / "fake-g++", folder / "made.so"
+        self.give(cache.find_library())
+        monkeypatch.setenv("CXX", str(self._program))
+
+    def give(self, library: Path) -> None:
+        shutil.copyfile(library, self._made)
+        # the last argument of a call is what it makes
+        self._write(f'for target; do :; done; echo "$target" >> {self._log}; cp {self._made} "$target"')
+
+    def fail(self) -> None:
+        self._write(f"echo call >> {self._log}; echo 'x.cpp:1: error: no such thing' >&2; exit 1")
+
+    def _write(self, body: str) -> None:
+        self._program.write_text(f"#!/bin/sh\n{body}\n")
+        self._program.chmod(0o755)
+
+    def times_linked(self) -> int:
+        return self._log.read_text().count("libai_native.so") if self._log.exists() else 0
+
+    def calls(self) -> int:
+        return len(self._log.read_text().splitlines()) if self._log.exists() else 0
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, library):
+    """The only folder that libraries are kept in: empty."""
+    found = tmp_path / "kept"
+    monkeypatch.setattr(cache, "cache_folders", lambda: [found])
+    return found
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch, library):
+    return Compiler(tmp_path / "compiler", monkeypatch)
+
+
+@pytest.fixture
+def untested(monkeypatch):
+    """The test of a library, which takes seconds, counted and taken as passed."""
+    calls: list[Path] = []
+    monkeypatch.setattr(cache, "test_library", calls.append)
+    return calls
+
+
+def test_it_is_compiled_and_tested_once(compiler, folder, untested):
+    path = cache.find_library()
+    assert path == cache.find_library()
+    assert path.parent.parent == folder and compiler.times_linked() == 1 and len(untested) == 1
+    assert [entry.name for entry in folder.iterdir() if entry.is_dir()] == [path.parent.name], "nothing is left behind"
+
+
+def test_without_a_compiler_the_remedy_is_told(folder, monkeypatch, tmp_path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unavailable, match=r"no g\+\+ or clang\+\+; install one"):
+        cache.find_library()
+    monkeypatch.setenv("CXX", "no-such-compiler -O2")
+    with pytest.raises(Unavailable, match="CXX=no-such-compiler -O2 is not there"):
+        cache.find_library()
+
+
+def test_without_a_compiler_a_library_that_is_there_is_used(compiler, folder, untested, monkeypatch, tmp_path):
+    path = cache.find_library()
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cache.find_library() == path
+    monkeypatch.setattr(cache, "_cpu", lambda: "another")  # an image that was made on another machine
+    assert cache.find_library() == path and len(untested) == 2
+    assert json.loads((path.parent / "tested.json").read_text())["cpus"][-1] == "another"
+    assert cache.find_library() == path and len(untested) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "no verdict", "torn verdict"])
+def test_a_damaged_library_is_made_again(compiler, folder, untested, damage):
+    path = cache.find_library()
+    whole = path.read_bytes()
+    if damage == "cut":
+        path.write_bytes(whole[:1000])
+    elif damage == "changed":
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    else:
+        (path.parent / "tested.json").write_text("{" if damage == "torn verdict" else "[]")
+    assert cache.find_library() == path and path.read_bytes() == whole
+    assert compiler.times_linked() == 2 and len(untested) == 2
+
+
+def test_another_wheel_compiler_or_source_has_a_library_of_its_own(compiler, folder, untested, monkeypatch, tmp_path):
+    paths = [cache.find_library()]
+    other_sources = tmp_path / "src"
+    shutil.copytree(build.SOURCES, other_sources)
+    (other_sources / "sums.h").write_text("// changed")
+    for name, change in {
+        "wheel": (build.Wheel, "identity", lambda self: ["0.9.0", "liboneflow-0000.so 1"]),
+        "compiler": (cache, "describe_compiler", lambda command: b"another version"),
+        "source": (build, "SOURCES", other_sources),
+    }.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(*change)
+            path = cache.find_library()
+            assert path not in paths, name
+            paths.append(path)
+    assert cache.find_library() == paths[0] and compiler.times_linked() == 4
+
+
+def test_another_oneflow_is_refused(monkeypatch):
+    monkeypatch.setattr(build.importlib.metadata, "version", lambda name: "0.10.0+cu117")
+    with pytest.raises(Unavailable, match=r"for oneflow 0\.9\.0, and this is 0\.10\.0"):
+        cache.find_library()
+
+
+def test_a_failure_is_not_tried_again_in_every_run(compiler, folder, untested):
+    compiler.fail()
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=r"could not compile them \(x\.cpp:1: error: no such thing\)"):
+            cache.find_library()
+    assert compiler.calls() == 1
+    (failure,) = folder.glob("*/failed.txt")
+    long_ago = time.time() - 2 * cache._RETRY_SECONDS
+    os.utime(failure, (long_ago, long_ago))
+    compiler.give(kernels_library())
+    # the program is another one now, so the same key needs its old description
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "_keys", lambda wheel, command: (failure.parent.name[:16], failure.parent.name))
+        assert cache.find_library().parent == failure.parent
+    assert not failure.exists()
+
+
+def kernels_library() -> Path:
+    """The library of this process: the first file of that name that it has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return Path(next(line.split(maxsplit=5)[5] for line in lines if line.endswith("libai_native.so")))
+
+
+def test_a_library_that_fails_its_test_is_not_used(compiler, folder, tmp_path):
+    broken = tmp_path / "broken.so"
+    broken.write_text("no library")
+    compiler.give(broken)
+    with pytest.raises(Unavailable, match="failed their test .*cannot be loaded"):
+        cache.find_library()
+    assert not list(folder.glob("*/libai_native.so"))
+
+
+def test_a_folder_that_cannot_be_written_to_is_passed_over(compiler, folder, untested, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(cache, "cache_folders", lambda: [tmp_path / "file" / "kept", folder])
+    assert cache.find_library().is_relative_to(folder)
+    monkeypatch.setattr(cache, "cache_folders", lambda: [tmp_path / "file" / "kept"])
+    with pytest.raises(Unavailable, match="no folder to keep them in .*set XDG_CACHE_HOME"):
+        cache.find_library()
+
+
+def test_a_builder_that_takes_too_long_is_not_waited_for(compiler, folder, untested, monkeypatch):
+    key = cache._keys(build.Wheel.find(), build.find_compiler())[1]
+    folder.mkdir()
+    monkeypatch.setattr(cache, "_WAIT_SECONDS", 0.2)
+    with open(folder / f"{key}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(Unavailable, match="another process has been compiling them"):
+            cache.find_library()
+    assert cache.find_library().exists(), "the lock goes with its holder"
+
+
+def test_two_processes_that_compile_at_once_make_one_library(compiler, tmp_path):
+    code = "import libai.native.cache as c; c.test_library = lambda path: None; print(c.find_library())"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "home"), "LIBAI_NATIVE": "0"}
+    environment["PYTHONPATH"] = str(ROOT)
+    command = [sys.executable, "-c", code]
+    ranks = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    paths = {rank.communicate(timeout=60)[0] for rank in ranks}
+    assert [rank.returncode for rank in ranks] == [0, 0, 0]
+    assert len(paths) == 1 and compiler.times_linked() == 1
+
+
+def test_the_sources_are_installed_with_the_package(tmp_path):
+    for name in ("setup.py", "pyproject.toml", "requirements", "libai"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+        copy(ROOT / name, tmp_path / name)
+    command = [sys.executable, "setup.py", "-q", "build_py", "-d", str(tmp_path / "built")]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    names = {str(path.relative_to(build.SOURCES)) for path in build.SOURCES.rglob("*") if path.is_file()}
+    built = tmp_path / "built" / "libai" / "native" / "src"
+    assert {str(path.relative_to(built)) for path in built.rglob("*") if path.is_file()} == names

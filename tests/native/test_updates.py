@@ -1,0 +1,90 @@
+"""The optimizers' updates are those of OneFlow's own kernels, bit for bit, in both modes."""
+
+from __future__ import annotations
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+#: operation, optimizer
+OPTIMIZERS = {
+    "sgd": ("sgd_update", lambda p: flow.optim.SGD(p, lr=1e-2)),
+    "sgd, weight decay": ("sgd_update", lambda p: flow.optim.SGD(p, lr=1e-2, weight_decay=0.1)),
+    "momentum": ("momentum_update", lambda p: flow.optim.SGD(p, lr=1e-2, momentum=0.9, weight_decay=0.1)),
+    "dampening": ("momentum_update", lambda p: flow.optim.SGD(p, lr=1e-2, momentum=0.9, dampening=0.3)),
+    "nesterov": ("momentum_update", lambda p: flow.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True)),
+    "maximize": ("momentum_update", lambda p: flow.optim.SGD(p, lr=1e-2, momentum=0.9, maximize=True)),
+    "adam": ("adam_update", lambda p: flow.optim.Adam(p, lr=1e-2)),
+    "adamw": ("adam_update", lambda p: flow.optim.AdamW(p, lr=1e-2, weight_decay=0.1)),
+    "adam, weight decay": ("adam_update", lambda p: flow.optim.Adam(p, lr=1e-2, weight_decay=0.1)),
+    "adam, no correction": ("adam_update", lambda p: flow.optim.Adam(p, lr=1e-2, do_bias_correction=False)),
+    "amsgrad": ("adam_update", lambda p: flow.optim.AdamW(p, lr=1e-2, amsgrad=True)),
+}
+
+
+def train(build_optimizer, mode):
+    """The weights after 5 updates, with gradients of very different sizes."""
+    rng = np.random.default_rng(0)
+    start = [rng.standard_normal(shape).astype(np.float32) for shape in ((33, 17), (1,), (5,))]
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.ParameterList([nn.Parameter(flow.tensor(array)) for array in start])
+
+        def forward(self, scale):
+            weights = [self.weights[i] for i in range(3)]
+            return sum(((w * w * w).sum() * scale for w in weights), start=scale * 0.0)
+
+    model = Model()
+    optimizer = build_optimizer(model.parameters())
+
+    class Graph(nn.Graph):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+            self.add_optimizer(optimizer)
+
+        def build(self, scale):
+            loss = self.model(scale)
+            loss.backward()
+            return loss
+
+    graph = Graph() if mode == "graph" else None
+    for size in (1.0, 1e-3, 100.0, 0.0, 1e-12):
+        scale = flow.tensor(size, dtype=flow.float32)
+        if graph is not None:
+            graph(scale)
+            continue
+        optimizer.zero_grad()
+        model(scale).backward()
+        optimizer.step()
+    return np.concatenate([p.numpy().reshape(-1) for p in model.parameters()])
+
+
+@pytest.mark.filterwarnings("ignore:Only Momentum")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_are_bit_equal(level, library, name):
+    check_bit_equal(library, name, "eager")
+
+
+@pytest.mark.filterwarnings("ignore:Only Momentum")
+@pytest.mark.parametrize("name", ["sgd", "nesterov", "adamw"])
+def test_updates_of_a_graph_are_bit_equal(library, name):
+    check_bit_equal(library, name, "graph")
+
+
+def check_bit_equal(library, name, mode):
+    op, build_optimizer = OPTIMIZERS[name]
+    before = library.calls()[op]
+    found = train(build_optimizer, mode)
+    assert library.calls()[op] - before == 15
+    library.enable(False)
+    try:
+        expected = train(build_optimizer, mode)
+    finally:
+        library.enable(True)
+    assert library.calls()[op] - before == 15, "the second training was oneflow's own"
+    assert np.isfinite(found).all()
+    np.testing.assert_array_equal(found, expected)

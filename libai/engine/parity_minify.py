@@ -71,7 +71,8 @@ class _Minifier:
                 continue
             if program is not None:
                 self.path.write_text(program, encoding="utf-8")
-                shown = self._result_of(program)[1].strip().splitlines()[0]
+                lines = self._result_of(program)[1].splitlines()
+                shown = next((one for one in lines if "between eager" in one or "cannot be built" in one), "it fails")
                 return f"{self.path}: module {label} with OneFlow alone, {len(program.splitlines())} lines; {shown}"
             reasons.append(f"{label}: with OneFlow alone both modes agree")
         return f"no program was written: {'; '.join(reasons)}"

@@ -69,11 +69,11 @@ def test_bias_corrections_of_the_compiled_job_in_float32(monkeypatch):
     """OneFlow's own: beyond our bound within 20 iterations, though within the contract's at this rate."""
     connect = TrainGraph._connect_update
 
-    def connect_rates_only(self, update, values):
-        own = {name: list(update.input[name].s) for name in ("bias_correction1", "bias_correction2")}
-        connect(self, update, values)
-        for name, sources in own.items():
-            update.input[name].s[:] = sources
+    def connect_rates_only(self, job, op, values):
+        own = {name: op.user_conf.input[name].s[0] for name in ("bias_correction1", "bias_correction2")}
+        connect(self, job, op, values)
+        for name, source in own.items():
+            job.set_source(op, name, 0, source)
 
     case = Case(ADAMW)
     assert compare(trained(case, "graph"), expected_of(case)).is_rounding(case)

@@ -213,6 +213,7 @@ def test_the_config_is_refused_in_graph_mode_on_cpu_only():
     support.check_supported(run, "eager", "cpu")
 
 
+@pytest.mark.slow
 def test_less_memory_is_used():
     grown = {}
     for asked in (False, True):

@@ -94,6 +94,11 @@ class Trial:
             parameter.grad = None
             _move(parameter, rng)
 
+    @property
+    def is_global(self) -> bool:
+        """Whether one forward sees the samples of all ranks."""
+        return self._layout.is_global
+
     def loss(self, batch: Batch, is_replicated: bool = False) -> flow.Tensor:
         """The sum of the losses of this rank's `batch`, or of one that all ranks hold alike."""
         return total_loss(self._forward(batch, is_replicated)[0])
@@ -232,10 +237,10 @@ def _evidence(trial: Trial, batch: Batch, is_replicated: bool, loss: float, mean
         return f"its mean loss changes by {_apart(loss, mean):.1e} when batches exchange samples"
     if not distance <= GRADIENT_TOLERANCE:
         return f"its mean gradient changes by {distance:.1e} when batches exchange samples"
-    # no more samples than the batch has: a queue of fixed length may have no room for them, and an empty slice of a
-    # global tensor ends the process (OneFlow 0.9.0)
+    # A forward may be made for sizes between a rank's part and the whole batch, and OneFlow 0.9.0 may end the process
+    # for others (a topk of none, an empty slice of a global tensor): a global batch is halved, a rank's part doubled.
     size = _num_samples(batch)
-    rows = [*range(size // 2 if size >= 4 else size)]
+    rows = [*range(size // 2 if trial.is_global and size >= 4 else size)]
     try:
         once, twice = (trial.loss_value(_take(batch, taken), is_replicated) for taken in (rows, rows * 2))
     except Exception:

@@ -249,6 +249,23 @@ class HalvesAgainstEachOther(nn.Module):
         return {"losses": {"alike": ((first - second) ** 2).mean() + 0.1 * first.abs().mean()}}
 
 
+class MemoryQueue(nn.Module):
+    """Contrast with the keys of the last batches, in a queue that has no room for two batches at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(8, 6)
+        self.register_buffer("queue", 0.1 * flow.ones(32, 6))
+
+    def forward(self, x, near):
+        query, key = F.normalize(self.encoder(x), dim=1), F.normalize(self.encoder(near), dim=1).detach()
+        logits = flow.cat([(query * key).sum(dim=1, keepdim=True), query @ self.queue.transpose(0, 1)], dim=1)
+        loss = -F.log_softmax(logits / 0.5, dim=1)[:, 0].mean()
+        if self.training:
+            self.queue = flow.cat([key, self.queue[: 32 - key.shape[0]]], dim=0)
+        return {"losses": {"nce": loss}}
+
+
 MODELS = {
     "activation_average": (ActivationAverage, "vectors"),
     "step_counter": (StepCounter, "vectors"),
@@ -265,4 +282,5 @@ MODELS = {
     "balanced_experts": (BalancedExperts, "vectors"),
     "running_sum": (RunningSum, "vectors"),
     "halves": (HalvesAgainstEachOther, "points"),
+    "memory_queue": (MemoryQueue, "pairs"),
 }

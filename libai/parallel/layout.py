@@ -16,6 +16,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from libai.parallel.indexing import index_with_all_ranks
 from libai.parallel.meeting import StagesMeet, move_to
 from libai.parallel.mesh import Mesh
 from libai.parallel.plan import Arrangement, ParallelPlan, TensorLayout
@@ -86,6 +87,7 @@ class GlobalLayout:
     is_global = True
 
     def __init__(self, arrangement: Arrangement):
+        index_with_all_ranks()
         self.arrangement = arrangement
         self.mesh = arrangement.mesh
         self.cuts_parameters = arrangement.shares_parameters or not self.mesh.is_data_parallel_only

@@ -266,6 +266,20 @@ class MemoryQueue(nn.Module):
         return {"losses": {"nce": loss}}
 
 
+class ClassCenters(nn.Module):
+    """Features are drawn to the center of their class: a parameter that the labels index."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 5), nn.Linear(5, 4)
+        self.centers = nn.Parameter(flow.zeros(4, 5))
+
+    def forward(self, x, y):
+        h = self.body(x)
+        apart = ((h - self.centers[y]) ** 2).sum(dim=1)
+        return {"losses": {"cls": F.cross_entropy(self.head(h), y), "center": 0.1 * apart.mean()}}
+
+
 MODELS = {
     "activation_average": (ActivationAverage, "vectors"),
     "step_counter": (StepCounter, "vectors"),
@@ -283,4 +297,5 @@ MODELS = {
     "running_sum": (RunningSum, "vectors"),
     "halves": (HalvesAgainstEachOther, "points"),
     "memory_queue": (MemoryQueue, "pairs"),
+    "class_centers": (ClassCenters, "vectors"),
 }

@@ -243,8 +243,8 @@ def _evidence(trial: Trial, batch: Batch, is_replicated: bool, loss: float, mean
     rows = [*range(size // 2 if trial.is_global and size >= 4 else size)]
     try:
         once, twice = (trial.loss_value(_take(batch, taken), is_replicated) for taken in (rows, rows * 2))
-    except Exception:
-        return ""  # made for one size of batch
+    except Exception:  # the forward is made for one size of batch, so that no other can be tried
+        return ""
     is_other = np.isfinite([once, twice]).all() and _apart(once, twice) > LOSS_TOLERANCE
     return f"its loss goes from {once:.6g} to {twice:.6g} with every sample twice" if is_other else ""
 
@@ -322,7 +322,7 @@ def _culprit(
     """
     try:
         calls, *of_mixed = [trial.record(one, is_replicated) for one in (batch, *mixed)]
-    except Exception:
+    except Exception:  # of the recording: that the model couples is known, only the module goes unnamed
         return None
     first: dict[str, tuple[str, bool, bool]] = {}  # name -> class, whether inputs and outputs are mixed
     for call, *others in zip(calls, *of_mixed):

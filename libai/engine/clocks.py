@@ -6,7 +6,6 @@ A graph reads it once, when it is traced. The calls are seen by Python's profile
 from __future__ import annotations
 
 import datetime
-import linecache
 import os
 import sys
 import sysconfig
@@ -18,6 +17,8 @@ from types import FrameType
 from typing import Any
 
 import oneflow as flow
+
+from libai.engine.python_state import describe_line
 
 _CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time")
 _SOURCES = {getattr(time, name): f"time.{name}" for name in _CLOCKS} | {os.urandom: "os.urandom"}
@@ -61,6 +62,6 @@ def _line_of_user(frame: FrameType | None) -> str | None:
         if file.startswith(_OWN):
             return None
         if not file.startswith(_LIBRARIES) and not file.startswith("<"):
-            return f"{file}:{frame.f_lineno}: `{linecache.getline(file, frame.f_lineno).strip()}`"
+            return describe_line(frame)
         frame = frame.f_back
     return None

@@ -289,7 +289,7 @@ def copy_module(model: nn.Module) -> nn.Module:
         warnings.filterwarnings("ignore", "The module hooks will not be remained")
         try:
             twin = copy.deepcopy(model, memo)
-        except Exception:
+        except Exception:  # a lock or a file among the attributes; what else fails, fails again below
             memo = {id(value): value for module in model.modules() for value in _not_copied(module)}
             twin = copy.deepcopy(model, memo)
         for one, original in zip(twin.parameters(), model.parameters()):
@@ -308,7 +308,7 @@ def _not_copied(module: nn.Module) -> Iterator[Any]:
     for value in plain_attributes(module).values():
         try:
             copy.deepcopy(value)
-        except Exception:
+        except Exception:  # whatever deepcopy raises for a value: the copy of the model shares it
             if not hasattr(value, "__next__"):
                 yield value
 

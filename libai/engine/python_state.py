@@ -10,6 +10,7 @@ import ast
 import collections
 import functools
 import inspect
+import linecache
 import random
 import sysconfig
 import textwrap
@@ -235,6 +236,12 @@ def _places_of_object(owner: Any, path: str) -> Iterator[tuple[str, _Place]]:
 def is_users_code(code: types.CodeType, module: str) -> bool:
     """Whether `code` of a `module` is neither this project's nor OneFlow's, nor that of an installed package."""
     return module.split(".")[0] not in _PACKAGES and not code.co_filename.startswith((*_INSTALLED, "<frozen"))
+
+
+def describe_line(frame: types.FrameType) -> str:
+    """`file:line: code` of what a frame is at."""
+    file, number = frame.f_code.co_filename, frame.f_lineno
+    return f"{file}:{number}: `{linecache.getline(file, number).strip()}`"
 
 
 def _places_of_function(function: Any, seen: set[int] | None = None) -> Iterator[tuple[str, _Place]]:

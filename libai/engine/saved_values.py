@@ -7,13 +7,11 @@ raises an error there, and so does this project.
 
 from __future__ import annotations
 
-import linecache
 import sys
-import sysconfig
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -21,19 +19,13 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.forward_effects import copy_module
+from libai.engine.python_state import describe_line, is_users_code
 from libai.utils.distributed import any_rank
 from libai.utils.errors import UserError
 from libai.utils.tensors import saved_tensor_hooks
 
 #: a forward and a backward pass of a module
 Step = Callable[[nn.Module], Any]
-#: Python, OneFlow and its neighbours, and this project but for its models and layers
-_OTHERS_FOLDERS = (
-    Path(sysconfig.get_path("stdlib")),
-    Path(flow.__file__).parents[1],
-    Path(__file__).parent,
-    Path(__file__).parents[1] / "utils",
-)
 
 
 class SavedValues:
@@ -94,7 +86,7 @@ class _KeptValues:
         self._kept: list[tuple[flow.Tensor, int, str]] = []
 
     def pack(self, tensor: flow.Tensor) -> Any:
-        self._kept.append((tensor, _checksum(tensor), _line(_user_frame())))
+        self._kept.append((tensor, _checksum(tensor), _line_of_user()))
         with flow.no_grad():
             return tensor, tensor.detach().clone()
 
@@ -114,13 +106,13 @@ def _after_each_line(look: Callable[[str], None]) -> Iterator[None]:
     lines: dict[Any, str] = {}
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
-        if not _is_users(frame.f_code.co_filename):
+        if not _is_users(frame):
             return None
         if event in ("line", "return"):
             if frame in lines:
                 look(lines.pop(frame))
             if event == "line":
-                lines[frame] = _line(frame)
+                lines[frame] = describe_line(frame)
         return trace
 
     sys.settrace(trace)
@@ -131,22 +123,15 @@ def _after_each_line(look: Callable[[str], None]) -> Iterator[None]:
         lines.clear()
 
 
-def _user_frame() -> Any:
-    frame: Any = sys._getframe(1)
-    while frame is not None and not _is_users(frame.f_code.co_filename):
+def _line_of_user() -> str:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_users(frame):
         frame = frame.f_back
-    return frame
+    return describe_line(frame) if frame is not None else "an operation"
 
 
-def _is_users(filename: str) -> bool:
-    return not filename.startswith("<") and not any(folder in Path(filename).parents for folder in _OTHERS_FOLDERS)
-
-
-def _line(frame: Any) -> str:
-    if frame is None:
-        return "an operation"
-    filename, number = frame.f_code.co_filename, frame.f_lineno
-    return f"{filename}:{number}: `{linecache.getline(filename, number).strip()}`"
+def _is_users(frame: FrameType) -> bool:
+    return is_users_code(frame.f_code, frame.f_globals.get("__name__", ""))
 
 
 def _checksum(tensor: flow.Tensor) -> Any:

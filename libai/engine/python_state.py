@@ -28,7 +28,9 @@ _MAX_DEPTH = 5
 #: kept by `nn.Module` itself
 _OF_MODULE = frozenset(vars(nn.Module())) - {"training"}
 #: parameters and modules are looked at elsewhere
-_NOT_COMPARED = (nn.Parameter, nn.Module, type(flow.default_generator), type, types.ModuleType)
+#: what an autograd.Function is given for one call; reading its `__dict__` corrupts the memory of OneFlow 0.9.0
+_CONTEXT = flow._oneflow_internal.autograd.Function.FunctionCtx
+_NOT_COMPARED = (nn.Parameter, nn.Module, type(flow.default_generator), type, types.ModuleType, _CONTEXT)
 _PACKAGES = ("oneflow", "libai")
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 

@@ -266,6 +266,33 @@ class MemoryQueue(nn.Module):
         return {"losses": {"nce": loss}}
 
 
+class ReversedGradient(flow.autograd.Function):
+    """The identity, whose gradient is turned round and halved."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * -0.5 + x * 0.0
+
+
+class DomainAdversarial(nn.Module):
+    """Features that tell classes apart, and domains not."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head, self.domain = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x, y):
+        h = flow.tanh(self.body(x))
+        domain = F.cross_entropy(self.domain(ReversedGradient.apply(h)), 3 - y)
+        return {"losses": {"cls": F.cross_entropy(self.head(h), y), "domain": domain}}
+
+
 class ClassCenters(nn.Module):
     """Features are drawn to the center of their class: a parameter that the labels index."""
 
@@ -298,4 +325,5 @@ MODELS = {
     "halves": (HalvesAgainstEachOther, "points"),
     "memory_queue": (MemoryQueue, "pairs"),
     "class_centers": (ClassCenters, "vectors"),
+    "domain_adversarial": (DomainAdversarial, "vectors"),
 }

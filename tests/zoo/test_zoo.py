@@ -26,6 +26,7 @@ FAST = (
     "residual_outside",
     "contrastive",
     "variance_penalty",
+    "domain_adversarial",
 )
 
 

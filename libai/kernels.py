@@ -14,7 +14,7 @@ from libai.symbol_table import Unavailable
 if TYPE_CHECKING:
     from libai.native.library import Library
 
-#: not set or `0`: oneflow keeps its own; `1`: ours; an instruction set: ours, with no more than that
+#: not set or `1`: ours; `0`: oneflow keeps its own; an instruction set: ours, with no more than that
 VARIABLE = "LIBAI_NATIVE"
 _LEVELS = ("avx512", "avx2", "sse2")
 
@@ -23,15 +23,15 @@ _description = "oneflow's own"
 
 
 def wanted_levels() -> tuple[str, ...]:
-    """The instruction sets that LIBAI_NATIVE allows, best first, none without it; `UserError` for any other value."""
+    """The instruction sets that LIBAI_NATIVE allows, best first, none with 0; `UserError` for any other value."""
     from libai.utils.errors import UserError
 
     asked = os.environ.get(VARIABLE, "")
-    if asked == "1":
+    if asked in ("", "1"):
         return _LEVELS
     if asked in _LEVELS:
         return _LEVELS[_LEVELS.index(asked) :]
-    if asked in ("", "0"):
+    if asked == "0":
         return ()
     raise UserError(
         f"{VARIABLE} is {asked!r}; it must be 0 (oneflow's own CPU kernels), 1 (ours where they can be compiled) or "

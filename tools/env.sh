@@ -186,5 +186,7 @@ if ! { uv_fits && install_with_uv; }; then
 fi
 ( unset RANK WORLD_SIZE; "$venv/bin/python" -c 'import oneflow' ) > "$log" 2>&1 || { tail -n 5 "$log" >&2; die "installed, but 'import oneflow' fails (above)."; }
 printf '%s\n' "$wanted" > "$venv/.ready"
+# 10 s; where it fails, runs use oneflow's own CPU kernels and say so
+PYTHONPATH=$root run_long "$venv/bin/python" -m libai.native || say "$(tail -n 1 "$log")"
 say "ready in $((SECONDS - start)) s"
 finish

@@ -1,7 +1,9 @@
 """`python -m libai.native`: compile the kernels now, into the environment where that can be written to.
 
-For tools/env.sh, and for images that have no compiler when they run.
+For tools/env.sh, and for images that have no compiler when they run. Exit code 1 and one line where that cannot be.
 """
+
+import sys
 
 from libai.native.cache import cache_folders, find_library
 from libai.symbol_table import Unavailable
@@ -9,4 +11,4 @@ from libai.symbol_table import Unavailable
 try:
     print(f"CPU kernels in {find_library(cache_folders()[::-1]).parent}")
 except Unavailable as reason:
-    print(f"no CPU kernels of libai, oneflow's own are slower: {reason}")
+    sys.exit(f"no CPU kernels of libai, oneflow's own are slower: {reason}")

@@ -7,10 +7,6 @@ import pytest
 from libai import kernels
 from libai.native.library import LEVELS
 
-if not kernels.wanted_levels():
-    # test_switched_on.py runs them in a process that has the kernels
-    collect_ignore = ["test_functions.py", "test_rows.py", "test_shapes.py", "test_updates.py"]
-
 
 @pytest.fixture
 def library():
@@ -27,8 +23,7 @@ def level(request, library):
     if not library.use_level(request.param):
         pytest.skip(f"this CPU has no {request.param}")
     yield request.param
-    best = next(level for level in kernels.wanted_levels() if library.use_level(level))
-    assert best in LEVELS
+    assert any(library.use_level(level) for level in kernels.wanted_levels())
 
 
 @pytest.fixture

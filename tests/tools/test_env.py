@@ -115,6 +115,19 @@ def test_environment_is_made_once_and_reused(checkout):
     assert (checkout.venv / ".ready").stat().st_mtime_ns == made
 
 
+@pytest.mark.parametrize(
+    ("source", "said"), [("print('made', sys.prefix)", ""), ("sys.exit('no CPU kernels')", "env: no CPU kernels\n")]
+)
+def test_a_new_environment_gets_cpu_kernels_and_does_without_where_they_fail(checkout, source, said):
+    package = checkout.root / "libai" / "native"
+    package.mkdir(parents=True)
+    (package / "__main__.py").write_text(f"import sys\nopen(sys.prefix + '/called', 'w')\n{source}\n")
+    result = checkout.run(PYTHON=sys.executable)
+    assert result.returncode == 0 and (checkout.venv / "called").exists(), result.stderr
+    assert "".join(line for line in result.stderr.splitlines(True) if "CPU kernels" in line) == said
+    assert "made" not in result.stderr.replace("made-by", "")
+
+
 def test_two_runs_at_once_make_one_environment(checkout):
     first = checkout.start(PYTHON=sys.executable)
     assert wait_until((checkout.venv / ".made-by-libai").exists)

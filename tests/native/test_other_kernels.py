@@ -1,0 +1,48 @@
+"""A training computes the same with OneFlow's own kernels and with lower instruction sets than the best."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import train_both_modes
+
+ROOT = Path(__file__).resolve().parents[2]
+NO_COMPILER = (
+    "oneflow's own, which are slower (CXX=no-such-compiler is not there; install one, such as `apt install g++`)"
+)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The losses of this process, in eager mode."""
+    return train_both_modes.train("eager")
+
+
+@pytest.mark.parametrize(
+    ("environment", "kernels"),
+    [
+        ({"LIBAI_NATIVE": "0"}, "oneflow's own"),
+        ({"CXX": "no-such-compiler"}, NO_COMPILER),
+        ({"LIBAI_NATIVE": "avx2"}, "libai's for avx2"),
+        ({"LIBAI_NATIVE": "sse2"}, "libai's for sse2"),
+    ],
+    ids=["off", "no_compiler", "avx2", "sse2"],
+)
+def test_both_modes_train_alike_with(environment, kernels, expected, library, tmp_path):
+    program = [sys.executable, str(ROOT / "tests" / "native" / "train_both_modes.py")]
+    if "CXX" in environment:  # as where nobody has ever compiled them
+        environment = {**environment, "XDG_CACHE_HOME": str(tmp_path)}
+        program.append(str(tmp_path))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["kernels"] == kernels
+    assert found["eager"] == pytest.approx(expected, rel=1e-5)
+    assert found["graph"] == pytest.approx(expected, rel=1e-5)
+    assert len(set(expected)) == len(expected) > 1, "it learns"

@@ -284,8 +284,8 @@ class Graph:
     debug: int = _key(-1, "Verbosity of OneFlow's graph compiler: -1 silent, 0 to 3.", at_least=-1, at_most=3)
     check_first_step: bool = _key(
         True,
-        "Compare the losses of the first compiled update with those of the same update op by op. Left out with AMP, "
-        "which rounds differently, and where `train.parity_check` compares more.",
+        "Compare losses and gradients of the first compiled update with those of the same update op by op. Left out "
+        "with AMP, which rounds differently, and where `train.parity_check` compares more.",
     )
     shadow_every: int = _key(
         0,

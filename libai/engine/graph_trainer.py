@@ -120,10 +120,11 @@ class GraphTrainer(ModelTrainer):
         self._set_step_inputs()
         inputs, shares = self._inputs(batches)
         if self._first_step is not None:
-            self._first_step.compute(batches[0])
+            self._first_step.compute(batches)
         losses, metrics, norm, buffers = self._train_graph(**inputs)
         if self._first_step is not None:
-            self._first_step.require_same(losses[0] if self._in_turn else losses, norm)
+            with self._graph_variables():  # it reads them
+                self._first_step.require_same(losses if self._in_turn else [losses])
             self._first_step = None
         if buffers:
             write_buffers(self.model, buffers)
@@ -251,7 +252,7 @@ class GraphTrainer(ModelTrainer):
         if self._in_turn:
             self._step_inputs = self._make_step_inputs(1)
         if self._first_step is not None:
-            self._first_step.compute(batches[0])  # before the graph takes its memory
+            self._first_step.compute(batches)  # before the graph takes its memory
         self._set_step_inputs()
         inputs, _ = self._inputs(batches)
         graph = TrainGraph(

@@ -9,7 +9,7 @@ are changed in ways that it cannot follow: through views and other tensors of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,10 @@ import oneflow as flow
 from oneflow import nn
 
 _NOT_CHANGES = {"requires_grad_", "contiguous_", "_zero_grad_"}
-#: what writes into a tensor
 _NAMES = [n for n in dir(flow.Tensor) if n.endswith("_") and not n.endswith("__") and n not in _NOT_CHANGES]
 _NAMES += ["__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__setitem__"]
-_METHODS = {name: getattr(flow.Tensor, name) for name in _NAMES}
+#: what writes into a tensor
+WRITING_METHODS = {name: getattr(flow.Tensor, name) for name in _NAMES}
 _data, _detach = flow.Tensor.data, flow.Tensor.detach
 
 
@@ -96,19 +96,26 @@ def _changes_announced(
     def detach(self: flow.Tensor) -> flow.Tensor:
         return _detach(self) if places.name_of(self) is None else self
 
-    replacements = {name: announced(operation) for name, operation in _METHODS.items()}
+    replacements = {name: announced(operation) for name, operation in WRITING_METHODS.items()}
     replacements |= {"data": property(get_data, announced(_data.__set__)), "detach": detach}
-    before = {name: vars(flow.Tensor).get(name) for name in replacements}
-    for name, replacement in replacements.items():
-        setattr(flow.Tensor, name, replacement)
+    with ExitStack() as stack:
+        for name, replacement in replacements.items():
+            stack.enter_context(patched(flow.Tensor, name, replacement))
+        yield
+
+
+@contextmanager
+def patched(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    """`replacement` as `owner.name`, inside."""
+    original = vars(owner).get(name)
+    setattr(owner, name, replacement)
     try:
         yield
     finally:
-        for name, original in before.items():
-            if original is None:
-                delattr(flow.Tensor, name)
-            else:
-                setattr(flow.Tensor, name, original)
+        if original is None:
+            delattr(owner, name)  # it has inherited it
+        else:
+            setattr(owner, name, original)
 
 
 class Changes:

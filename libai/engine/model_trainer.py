@@ -25,6 +25,7 @@ from libai.engine.check_parts import check_arguments, check_metrics, check_sums
 from libai.engine.forward_effects import Effects, copy_module, find_effects, note_unsaved_buffers
 from libai.engine.in_place import values_kept
 from libai.engine.index_check import IndexCheck
+from libai.engine.lost_views import ViewWrites, refuse_lost_changes
 from libai.engine.model_contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss
 from libai.engine.non_finite import NonFiniteGuard
 from libai.engine.saved_values import SavedValues, refuse_wrong_gradients
@@ -520,20 +521,25 @@ class ModelTrainer(TrainerBase):
             tensor = as_tensor(value)
         return tensor if self.device == "cpu" else tensor.to(self.device)
 
-    def accumulate_gradients(self, forward: Callable[..., Any], batches: Sequence[Batch]) -> StepResult:
+    def accumulate_gradients(
+        self, forward: Callable[..., Any], batches: Sequence[Batch], model: flow.nn.Module | None = None
+    ) -> StepResult:
         """Forward and backward op by op over the micro-batches of one iteration, each with its share of the loss.
 
-        `batches`: of this rank, local tensors.
+        `batches`: of this rank, local tensors; `model`: whose forward it is; default: the trainer's. The first call is
+        watched: raises `UserError` for a forward whose losses or gradients OneFlow gets wrong.
         """
+        model = model or self.model
         scales, shares = self._scales(batches)
         losses, metrics = [], []
         saved, self._saved_values = self._saved_values, None
+        writes = ViewWrites()
         if saved is not None:
-            forward = saved.watching(forward)
+            forward = saved.watching(writes.watching(forward) if self.layout.is_global else forward)
         needs_scope = self.draws_randomness or self.layout.is_global
         written = self._effects.written if self._effects else ()
         for micro, (batch, scale) in enumerate(zip(batches, scales)):
-            with values_kept(self.model, written) if written else _NO_SCOPE:
+            with values_kept(model, written) if written else _NO_SCOPE:
                 if needs_scope:
                     with self.random_scope(micro), self.layout.source_ops():
                         outputs = self._call(forward, batch)
@@ -543,8 +549,12 @@ class ModelTrainer(TrainerBase):
                 self._differentiate(step_losses, scale)
             losses.append({name: detached(value) for name, value in step_losses.items()})
             metrics.append({name: detached(value) for name, value in step_metrics.items()})
-        if saved is not None and any_rank(saved.has_changed):
-            refuse_wrong_gradients(self.model, lambda model: self.try_step(model, batches[0]))
+        if saved is not None:
+            if self.layout.is_global and any_rank(bool(writes.lines)):
+                inputs = self.layout.lay_out_batch(batches[0])
+                refuse_lost_changes(self.model, lambda model: self._try_forward(model, inputs), list(writes.lines))
+            if any_rank(saved.has_changed):
+                refuse_wrong_gradients(self.model, lambda model: self.try_step(model, batches[0]))
         return StepResult(losses, metrics, shares)
 
     def _differentiate(self, losses: dict[str, flow.Tensor], scale: Any) -> None:

@@ -86,7 +86,7 @@ class _KeptValues:
         self._kept: list[tuple[flow.Tensor, int, str]] = []
 
     def pack(self, tensor: flow.Tensor) -> Any:
-        self._kept.append((tensor, _checksum(tensor), _line_of_user()))
+        self._kept.append((tensor, _checksum(tensor), line_of_user()))
         with flow.no_grad():
             return tensor, tensor.detach().clone()
 
@@ -123,7 +123,8 @@ def _after_each_line(look: Callable[[str], None]) -> Iterator[None]:
         lines.clear()
 
 
-def _line_of_user() -> str:
+def line_of_user() -> str:
+    """The line of the user's code that is running, in words."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not _is_users(frame):
         frame = frame.f_back

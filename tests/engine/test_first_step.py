@@ -1,5 +1,7 @@
 """Changes in place that one mode would get wrong: refused before the first update, or as harmless as they look."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import oneflow as flow
 import oneflow.nn.functional as F
@@ -171,19 +173,71 @@ def through_transpose(h, x):
     return h
 
 
-@pytest.mark.parametrize("between", [through_view, through_transpose])
-def test_a_graph_is_refused_that_loses_a_change_through_a_view(between):
-    with pytest.raises(UserError, match="the loss 'cls' of the first batch is .* compiled and .* op by op"):
+@pytest.mark.parametrize(
+    ("between", "line"), [(through_view, "`h.view(-1, 4).mul_(2)`"), (through_transpose, "`h.transpose(0, 1)[0] = 1`")]
+)
+def test_a_graph_is_refused_that_loses_a_change_through_a_view(between, line):
+    with pytest.raises(UserError, match="the loss 'cls' of the first batch is .* compiled and .* op by op") as error:
         losses_of("graph", Net(between))
+    assert f"loses ({__file__}:" in str(error.value) and line in str(error.value)
     np.testing.assert_allclose(losses_of("eager", Net(between)), plain_loop(Net(between)), rtol=1e-6)
 
 
-def test_a_graph_is_refused_whose_gradients_are_others(monkeypatch):
-    """The first loss is right: only the norm of its gradients shows it."""
-    from libai.engine import first_step
+class LeansOnTheMode(flow.autograd.Function):
+    """Another gradient while a graph is traced."""
 
-    norm = first_step.clip_grad_norm
-    monkeypatch.setattr(first_step, "clip_grad_norm", lambda *args: norm(*args) * 1.01)
-    with pytest.raises(UserError, match="the gradient norm of the first batch"):
-        losses_of("graph", Net(relu_in_place), max_grad_norm=1.0)
-    assert len(losses_of("graph", Net(relu_in_place))) == 3, "no norm, nothing to compare"
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * (1.05 if grad.is_lazy else 1)
+
+
+def gradient_of_the_mode(h, x):
+    return LeansOnTheMode.apply(h)
+
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: flow.optim.SGD(parameters, lr=0.1, weight_decay=0.1),
+    "momentum": lambda parameters: flow.optim.SGD(parameters, lr=0.0, momentum=0.9),
+    "adamw": lambda parameters: flow.optim.AdamW(parameters, lr=1e-3),
+    "lamb": lambda parameters: flow.optim.LAMB(parameters, lr=1e-3),
+    "adagrad": lambda parameters: flow.optim.Adagrad(parameters, lr=1e-3),
+    "rmsprop": lambda parameters: flow.optim.RMSprop(parameters, lr=1e-3),
+    "adadelta": lambda parameters: flow.optim.Adadelta(parameters, lr=1e-3),
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [*((name, {}) for name in OPTIMIZERS), ("adamw", {"max_grad_norm": 100.0}), ("sgd", {"num_accumulation_steps": 3})],
+)
+def test_a_graph_is_refused_whose_gradients_are_others(optimizer, options):
+    """The first losses are right; the weights move otherwise, or with a rate of 0 the momentum."""
+
+    def train(between):
+        model, _ = build(Net(between))
+        GraphTrainer(model, batches(), OPTIMIZERS[optimizer](model.parameters()), device="cpu", **options).train(0, 1)
+
+    with pytest.raises(UserError, match="the gradient of first.* differs by about .* % compiled and op by op"):
+        train(gradient_of_the_mode)
+    train(relu_in_place)
+
+
+def test_gradients_are_compared_where_training_goes_on():
+    """The state that a graph starts from is that of the updates before it."""
+    for between in (relu_in_place, gradient_of_the_mode):
+        model, _ = build(Net(between))
+        optimizer = flow.optim.Adam(model.parameters(), lr=1e-3)
+        EagerTrainer(model, batches(), optimizer, device="cpu").train(0, 2)
+        trainer = GraphTrainer(model, batches(), optimizer, device="cpu")
+        refused = pytest.raises(UserError, match="the gradient of first")
+        with refused if between is gradient_of_the_mode else nullcontext():
+            trainer.train(0, 2)
+
+
+def test_no_first_step_is_compared_where_that_is_left_out():
+    model, optimizer = build(Net(gradient_of_the_mode))
+    GraphTrainer(model, batches(), optimizer, device="cpu", check_first_step=False).train(0, 2)

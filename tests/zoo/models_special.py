@@ -307,6 +307,19 @@ class ClassCenters(nn.Module):
         return {"losses": {"cls": F.cross_entropy(self.head(h), y), "center": 0.1 * apart.mean()}}
 
 
+class GatedInPlace(nn.Module):
+    """Every second feature is halved through a view: only eager mode on local tensors keeps that."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x, y):
+        h = self.body(x) * 1.0
+        h.view(-1, 4, 2)[:, :, 0].mul_(0.5)
+        return {"losses": {"cls": F.cross_entropy(self.head(flow.tanh(h)), y)}}
+
+
 MODELS = {
     "activation_average": (ActivationAverage, "vectors"),
     "step_counter": (StepCounter, "vectors"),
@@ -326,4 +339,5 @@ MODELS = {
     "memory_queue": (MemoryQueue, "pairs"),
     "class_centers": (ClassCenters, "vectors"),
     "domain_adversarial": (DomainAdversarial, "vectors"),
+    "gated_in_place": (GatedInPlace, "vectors"),
 }

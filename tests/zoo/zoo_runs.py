@@ -38,6 +38,7 @@ _TOWER = {"split": {"tower.0.*": 0, "tower.2.weight": 1}}
 #: plans given from outside, as a config gives them; other models carry their own or have none
 PLANS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("frozen_body", "where_clamp", "centred", "squared_mean", "running_sum"), _BODY_AND_HEAD),
+    "gated_in_place": _BODY_AND_HEAD,
     **dict.fromkeys(("range_observer", "learned_temperature"), {"split": {"body.*": 0}}),
     **dict.fromkeys(("step_counter", "hard_examples", "focal_loss"), _FIRST_AND_THIRD),
     **dict.fromkeys(("shared_tower", "contrastive", "halves"), _TOWER),

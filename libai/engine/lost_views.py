@@ -25,8 +25,9 @@ from libai.parallel import map_tensors
 from libai.utils.distributed import any_rank, gather_objects
 from libai.utils.errors import UserError
 
-_VIEWS = """view reshape transpose permute narrow squeeze unsqueeze flatten chunk split expand t unbind diagonal swapaxes
-    swapdims view_as reshape_as unfold expand_as as_strided movedim broadcast_to atleast_1d atleast_2d atleast_3d"""
+_VIEWS = """view reshape transpose permute narrow squeeze unsqueeze flatten chunk split expand t unbind diagonal
+    swapaxes swapdims view_as reshape_as unfold expand_as as_strided movedim broadcast_to
+    atleast_1d atleast_2d atleast_3d"""
 #: functions that write into their first argument when they are called with `inplace`
 _WRITING = "relu dropout hardsigmoid celu leaky_relu elu hardtanh threshold add sub mul div"
 #: how many lines are tried one by one

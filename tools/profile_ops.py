@@ -9,6 +9,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,9 @@ from libai.runtime import guarded_main
 from libai.utils.distributed import default_device, get_world_size
 from libai.utils.errors import UserError
 from libai.utils.seeding import resolve_seed, seed_everything
+
+_SMALLEST = ["relu", "forward", [{"shape": [1], "dtype": "float32", "grad": False}], {}]
+_ROUNDS, _BURST_SECONDS = 12, 3e-3  # of the comparison with PyTorch
 
 
 def main() -> int:
@@ -35,9 +41,81 @@ def main() -> int:
             raise UserError(f"{name}={value}: at least 1 is needed. Leave it out for the default.")
     # with --json, standard output holds the JSON and nothing else, whatever a model prints
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-        profile = profile_config(args.config, args.overrides, args.updates, args.shapes)
+        profile = profile_config(args.config, args.overrides, args.updates, args.shapes or args.torch is not None)
     print(profile.to_json() if args.json else profile.table(args.lines))
+    if args.torch:
+        print(compare_with_torch(profile, args.torch, args.lines))
     return 0
+
+
+class OpServer:
+    """tools/op_server.py in a process of its own; `python` has the library `kind`."""
+
+    def __init__(self, python: str, kind: str):
+        command = [python, str(Path(__file__).with_name("op_server.py")), kind]
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **threads}
+        )
+
+    def seconds(self, request: list[Any], calls: int) -> float:
+        """Of a call; `ValueError` with the reason where this library cannot make it."""
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps([*request, calls]) + "\n")
+            process.stdin.flush()
+        answer = json.loads(process.stdout.readline() or '"the process has ended"')
+        if isinstance(answer, str):
+            raise ValueError(answer)
+        return float(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        with contextlib.suppress(BrokenPipeError), self._process as process:
+            process.kill()
+
+
+def compare_with_torch(profile: Any, python: str, num_lines: int) -> str:
+    """A table in Markdown of the operations that take longest, with PyTorch's time at equal shapes.
+
+    `python` has PyTorch. Both libraries have one thread and take turns in bursts of some milliseconds; of each the best
+    burst counts, since a busy machine can only make them longer.
+    """
+    servers = [OpServer(sys.executable, "oneflow"), OpServer(python, "torch")]
+    try:
+        servers[1].seconds(_SMALLEST, 1)
+    except ValueError as error:
+        for server in servers:
+            server.close()
+        raise UserError(f"--torch {python}: {error}. Name a Python that has PyTorch.") from None
+    lines = [
+        "| phase | operation | shapes | calls | share | µs | PyTorch | ratio |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
+    ]
+    try:
+        for op in [op for op in profile.ops if (op.name, op.shapes) in profile.examples][:num_lines]:
+            request = [op.name, op.phase, *profile.examples[op.name, op.shapes]]
+            try:
+                ours, theirs = (seconds * 1e6 for seconds in _best_in_turns(servers, request))
+                figures = f"{ours:.1f} | {theirs:.1f} | {ours / theirs:.2f}"
+            except ValueError:
+                figures = "n/a | n/a | n/a"
+            head = f"| {op.phase} | {op.name} | {op.shapes} | {op.calls:.0f} | {op.us / profile.op_us:.1%}"
+            lines.append(f"{head} | {figures} |")
+    finally:
+        for server in servers:
+            server.close()
+    return "\n".join(lines)
+
+
+def _best_in_turns(servers: list[OpServer], request: list[Any]) -> list[float]:
+    calls = []
+    for server in servers:
+        server.seconds(request, 2)
+        calls.append(max(1, min(200, int(_BURST_SECONDS / server.seconds(request, 2)))))
+    rounds = [[server.seconds(request, count) for server, count in zip(servers, calls)] for _ in range(_ROUNDS)]
+    return [min(each) for each in zip(*rounds)]
 
 
 def profile_config(config: str, overrides: list[str], num_updates: int, with_shapes: bool) -> Any:
@@ -96,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--updates", type=int, default=10, metavar="N", help="timed updates (default 10)")
     parser.add_argument("--lines", type=int, default=30, metavar="N", help="operations in the table (default 30)")
     parser.add_argument("--shapes", action="store_true", help="tell calls of one operation apart by their shapes")
+    parser.add_argument("--torch", metavar="PYTHON", help="compare the first lines with the PyTorch that PYTHON has")
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     return parser
 

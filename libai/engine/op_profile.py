@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -73,6 +73,8 @@ class OpTimer:
     def __init__(self) -> None:
         #: (phase, operation, shapes of its tensors) -> seconds of each call
         self.seconds: dict[tuple[str, str, str], list[float]] = {}
+        #: (operation, shapes of its tensors) -> the arguments of one call, see `_described`
+        self.examples: dict[tuple[str, str], list[Any]] = {}
         self.phase = PHASES[0]
         self._inner = [0.0]  # seconds spent on timed calls inside each open call
         self._functions: list[str] = []  # the open `autograd.Function`s
@@ -115,6 +117,8 @@ class OpTimer:
             entered = time.perf_counter()
             label = f"{name} in {self._functions[-1]}" if self._functions else name
             key = (self.phase, label, _shapes(args))
+            if key[1:] not in self.examples:
+                self.examples[key[1:]] = [_described(args), _described(kwargs)]
             begin = self._open()
             result = op(*args, **kwargs)
             self._close(key, begin)
@@ -201,7 +205,7 @@ class OpProfile:
 
     `step_us`: an update as it runs, median; `timed_step_us`: the same with every operation waited for; `op_us`: the sum
     of the operations, which is what the shares are shares of; `empty_call_us`: what timing an operation that does
-    nothing reports, contained in every call. `updates`: how many of each kind were made.
+    nothing reports, contained in every call. `updates`: how many of each kind were made. `examples`: see `OpTimer`.
     """
 
     ops: list[OpTime]
@@ -209,6 +213,7 @@ class OpProfile:
     timed_step_us: float
     empty_call_us: float
     updates: int
+    examples: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
 
     @property
     def op_us(self) -> float:
@@ -223,7 +228,7 @@ class OpProfile:
     def to_json(self) -> str:
         """All figures as one JSON object; `factor` and `us_per_call` are included."""
         ops = [{**asdict(op), "us_per_call": op.us_per_call, "share": op.us / self.op_us} for op in self.ops]
-        head = {name: value for name, value in asdict(self).items() if name != "ops"}
+        head = {name: value for name, value in asdict(self).items() if name not in ("ops", "examples")}
         return json.dumps({**head, "op_us": self.op_us, "factor": self.factor, "ops": ops}, indent=1)
 
     def table(self, num_lines: int = 30) -> str:
@@ -286,7 +291,9 @@ def profile_ops(
         if handle is not None:
             handle.remove()
     ops = summarize(timer.seconds, num_updates, with_shapes)
-    return OpProfile(ops, median(plain) * 1e6, median(timed) * 1e6, _empty_call_seconds() * 1e6, num_updates)
+    return OpProfile(
+        ops, median(plain) * 1e6, median(timed) * 1e6, _empty_call_seconds() * 1e6, num_updates, timer.examples
+    )
 
 
 def summarize(
@@ -321,6 +328,18 @@ def _empty_call_seconds() -> float:
 
 def _wait() -> None:
     flow._oneflow_internal.eager.Sync()
+
+
+def _described(value: Any) -> Any:
+    """Arguments in JSON, tensors as what is needed to make others like them; None for what cannot be said so."""
+    if isinstance(value, flow.Tensor):
+        dtype = str(value.dtype).rpartition(".")[2]
+        return {"shape": list(value.shape), "dtype": dtype, "grad": value.requires_grad}
+    if isinstance(value, (tuple, list)):
+        return [_described(each) for each in value]
+    if isinstance(value, dict):
+        return {str(key): _described(each) for key, each in value.items()}
+    return value if isinstance(value, (bool, int, float, str)) else None
 
 
 def _shapes(args: tuple[Any, ...]) -> str:

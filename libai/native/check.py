@@ -44,6 +44,8 @@ def _problems(library: Library) -> list[str]:
     unit = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5)
     slope = phi + wide * np.exp(-0.5 * wide * wide) / math.sqrt(2.0 * math.pi)
 
+    images = wide.reshape(1, 6, 8, 8)
+
     def tensor(array: np.ndarray) -> Any:
         return flow.tensor(array.astype(np.float32))
 
@@ -71,6 +73,8 @@ def _problems(library: Library) -> list[str]:
         "reduce_sum": (tensor(x).sum(1).numpy(), wide.sum(1)),
         "broadcast_div": ((tensor(x) / tensor(column)).numpy(), wide / column),
         "to_contiguous": (tensor(x).transpose(0, 1).contiguous().numpy(), wide.T),
+        "conv2d": (flow._C.conv2d(tensor(images), flow.ones(1, 6, 1, 1)).numpy(), images.sum(1, keepdims=True)),
+        "bias_add": (flow._C.bias_add(tensor(x), tensor(wide[0]), axis=1).numpy(), wide + wide[0]),
         "adam_update": (updated(), np.full(64, -0.5)),
     }
     tolerances = {"adam_update": _ADAM_TOLERANCE}

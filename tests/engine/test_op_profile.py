@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
 import sys
 
 import jobs
@@ -138,6 +139,35 @@ def test_the_tool_prints_one_json_object():
     result = tool("configs/mlp_digits.py", "train.train_micro_batch_size=4", "--updates", "1", "--json")
     assert result.returncode == 0, result
     assert json.loads(result.stdout)["updates"] == 1
+
+
+def test_calls_are_described_so_that_others_can_make_them():
+    x, timer = flow.ones(4, 2, requires_grad=True), OpTimer()
+    with timer.installed():
+        flow._C.matmul(x, flow.ones(3, 2), transpose_b=True)
+    args, kwargs = timer.examples["matmul", "(4,2) (3,2)"]
+    assert args == [{"shape": s, "dtype": "float32", "grad": g} for s, g in (([4, 2], True), ([3, 2], False))]
+    assert kwargs == {"transpose_b": True}
+
+
+def test_the_server_of_operations_times_a_call_and_its_gradient():
+    tensor = {"shape": [4, 2], "dtype": "float32", "grad": True}
+    requests = [["matmul", phase, [tensor, tensor], {"transpose_b": True}, 2] for phase in ("forward", "backward")]
+    requests += [["no_such_operation", "forward", [], {}, 1]]
+    server = subprocess.run(
+        [sys.executable, str(jobs.ROOT / "tools" / "op_server.py"), "oneflow"],
+        input="".join(json.dumps(request) + "\n" for request in requests),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    forward, backward, refused = map(json.loads, server.stdout.splitlines())
+    assert forward > 0 and backward > 0 and "no_such_operation" in refused
+
+
+def test_a_python_without_torch_is_one_error():
+    result = tool("configs/mlp_digits.py", "--updates", "1", "--torch", "/bin/false")
+    assert result.returncode == 2 and result.stderr.count("Name a Python that has PyTorch") == 1, result
 
 
 @pytest.mark.parametrize(

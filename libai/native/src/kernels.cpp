@@ -1,4 +1,6 @@
 // Registers the kernels when the library is loaded, and has the functions that libai/native calls.
+#include "channel_kernels.h"
+#include "conv_kernels.h"
 #include "pointwise_kernels.h"
 #include "row_kernels.h"
 #include "shape_kernels.h"
@@ -13,6 +15,8 @@ __attribute__((constructor)) void RegisterAll() {
   RegisterRows();
   RegisterShapes();
   RegisterUpdates();
+  RegisterChannels();
+  RegisterConvolutions();
 }
 
 bool HasAvx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"); }

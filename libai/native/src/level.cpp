@@ -1,6 +1,8 @@
 // One table of loops, for the instruction set that the compiler is told and LIBAI_LEVEL names. Without functions of
 // other headers: a copy of one that was compiled for AVX-512 must not be linked for a machine without.
 // Products and sums are joined (fma) only where `Fma` says so: -ffp-contract=off.
+#include <immintrin.h>
+
 #include "maths.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -9,9 +11,11 @@
 namespace libai {
 namespace {
 #include "vector.h"
+#include "batch_norm.h"
 #include "pointwise.h"
 #include "rows.h"
 #include "sums.h"
+#include "tiles.h"
 #include "updates.h"
 }  // namespace
 

@@ -14,6 +14,28 @@ struct MomentumArgs {
   bool is_nesterov, maximizes;
 };
 
+// A tap of a filter: where its inputs lie from a pixel's base, and its weights.
+struct ConvTap {
+  int64_t x_shift, w_shift;
+};
+
+// Pixels that see the same taps. `x`: rows of channels; `w`: rows of `width` weights, `w_step` from channel to channel;
+// `start`: what each pixel begins with, null for what is in `y`.
+struct ConvRun {
+  const float *x, *w, *start;
+  float* y;
+  const ConvTap* taps;
+  int64_t num_taps, channels, w_step, width;
+};
+
+// For one tap, `lines` of `count` pixels that lie `dy_step` and `x_step` apart, beginning at `dy_at` and `x_at`.
+struct FilterRun {
+  const float *dy, *x;
+  float* dw;
+  const int64_t *dy_at, *x_at;
+  int64_t lines, count, dy_step, x_step, dw_step, rows, width;
+};
+
 #define LIBAI_UNARY(X) \
   X(Gelu) X(FastGelu) X(QuickGelu) X(Silu) X(TanhAll) X(ExpAll) X(ErfAll) X(SqrtAll) X(Rsqrt) \
   X(Square) X(Cube)
@@ -46,6 +68,15 @@ struct MomentumArgs {
   X(void, LogSoftmaxGrad, (const float* y, const float* dy, float* dx, int64_t rows, int64_t d))                \
   X(void, AddRows, (const float* x, float* y, int64_t rows, int64_t d))                                         \
   X(double, SumAll, (const float* x, int64_t n))                                                                \
+  X(double, SumSquares, (const float* x, float mean, int64_t n))                                                \
+  X(double, SumProducts, (const float* dy, const float* x, float mean, int64_t n))                              \
+  X(void, AddProducts, (const float* dy, const float* x, const float* mean, float* y, int64_t rows, int64_t d)) \
+  X(void, Affine, (const float* x, const float* mean, const float* scale, const float* shift, int step,         \
+                   float* y, int64_t n))                                                                        \
+  X(void, AffineGrad, (const float* dy, const float* x, const float* mean, const float* a, const float* b,      \
+                       const float* c, int step, float* dx, int64_t n))                                         \
+  X(void, ConvPixels, (const ConvRun* run, const int64_t* x_at, const int64_t* y_at, int64_t pixels))           \
+  X(void, ConvFilter, (const FilterRun* run))                                                                   \
   X(void, Transpose, (const float* x, int64_t x_stride, float* y, int64_t y_stride, int64_t rows, int64_t cols))
 
 using Unary = void (*)(const float* x, float* y, int64_t n);

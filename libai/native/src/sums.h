@@ -1,4 +1,4 @@
-// Sums and transposed copies. Included by level.cpp only.
+// Sums. Included by level.cpp only.
 
 // y (d) += the sum of the rows of x
 void AddRows(const float* x, float* y, int64_t rows, int64_t d) {
@@ -23,14 +23,4 @@ double SumAll(const float* x, int64_t n) {
     total += s;
   }
   return total;
-}
-
-// y[c][r] = x[r][c], in tiles
-void Transpose(const float* x, int64_t x_stride, float* y, int64_t y_stride, int64_t rows, int64_t cols) {
-  for (int64_t r0 = 0; r0 < rows; r0 += 16)
-    for (int64_t c0 = 0; c0 < cols; c0 += 16) {
-      const int64_t r1 = r0 + 16 < rows ? r0 + 16 : rows, c1 = c0 + 16 < cols ? c0 + 16 : cols;
-      for (int64_t c = c0; c < c1; ++c)
-        for (int64_t r = r0; r < r1; ++r) y[c * y_stride + r] = x[r * x_stride + c];
-    }
 }

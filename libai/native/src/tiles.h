@@ -1,0 +1,122 @@
+// Vector registers by name: convolutions and transposed copies. Included by level.cpp only.
+
+#if defined(__AVX512F__)
+using Vector = __m512;
+constexpr int kLanes = 16, kTileRows = 8;
+INLINE Vector Load(const float* p) { return _mm512_loadu_ps(p); }
+INLINE void Store(float* p, Vector v) { _mm512_storeu_ps(p, v); }
+INLINE Vector All(float x) { return _mm512_set1_ps(x); }
+INLINE Vector AddProduct(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+#elif defined(__AVX2__)
+using Vector = __m256;
+constexpr int kLanes = 8, kTileRows = 6;
+INLINE Vector Load(const float* p) { return _mm256_loadu_ps(p); }
+INLINE void Store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
+INLINE Vector All(float x) { return _mm256_set1_ps(x); }
+INLINE Vector AddProduct(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+#else
+using Vector = __m128;
+constexpr int kLanes = 4, kTileRows = 4;
+INLINE Vector Load(const float* p) { return _mm_loadu_ps(p); }
+INLINE void Store(float* p, Vector v) { _mm_storeu_ps(p, v); }
+INLINE Vector All(float x) { return _mm_set1_ps(x); }
+INLINE Vector AddProduct(Vector a, Vector b, Vector c) { return _mm_add_ps(_mm_mul_ps(a, b), c); }
+#endif
+
+#define UNROLL _Pragma("GCC unroll 8")
+
+// y = start (or y itself where that is null) + sums over taps and channels, for kTileRows pixels and V vectors of channels
+template<int V>
+INLINE void ConvTile(const ConvRun& r, const int64_t* x_at, const int64_t* y_at, int64_t column) {
+  Vector sum[kTileRows][V];
+  UNROLL for (int m = 0; m < kTileRows; ++m) {
+    const float* from = (r.start != nullptr ? r.start : r.y + y_at[m]) + column;
+    UNROLL for (int v = 0; v < V; ++v) sum[m][v] = Load(from + v * kLanes);
+  }
+  for (int64_t t = 0; t < r.num_taps; ++t) {
+    const float* x[kTileRows];
+    UNROLL for (int m = 0; m < kTileRows; ++m) x[m] = r.x + x_at[m] + r.taps[t].x_shift;
+    const float* w = r.w + r.taps[t].w_shift + column;
+    for (int64_t c = 0; c < r.channels; ++c, w += r.w_step) {
+      Vector factor[V];
+      UNROLL for (int v = 0; v < V; ++v) factor[v] = Load(w + v * kLanes);
+      UNROLL for (int m = 0; m < kTileRows; ++m) {
+        const Vector number = All(x[m][c]);
+        UNROLL for (int v = 0; v < V; ++v) sum[m][v] = AddProduct(number, factor[v], sum[m][v]);
+      }
+    }
+  }
+  UNROLL for (int m = 0; m < kTileRows; ++m) {
+    UNROLL for (int v = 0; v < V; ++v) Store(r.y + y_at[m] + column + v * kLanes, sum[m][v]);
+  }
+}
+
+void ConvPixels(const ConvRun* run, const int64_t* x_at, const int64_t* y_at, int64_t pixels) {
+  const ConvRun r = *run;
+  for (int64_t i = 0; i < pixels; i += kTileRows) {
+    int64_t x[kTileRows], y[kTileRows];
+    for (int m = 0; m < kTileRows; ++m) {
+      const int64_t pixel = i + m < pixels ? i + m : pixels - 1;  // the last one again gives the same
+      x[m] = x_at[pixel];
+      y[m] = y_at[pixel];
+    }
+    int64_t column = 0;
+    for (; column + 2 * kLanes <= r.width; column += 2 * kLanes) ConvTile<2>(r, x, y, column);
+    if (column < r.width) ConvTile<1>(r, x, y, column);
+  }
+}
+
+// dw (rows of `width`) += products of a pixel's dy and x, for kTileRows channels of dy and V vectors of x
+template<int V>
+INLINE void FilterTile(const FilterRun& r, const float* dy, const float* x, float* dw) {
+  Vector sum[kTileRows][V];
+  UNROLL for (int m = 0; m < kTileRows; ++m)
+    UNROLL for (int v = 0; v < V; ++v) sum[m][v] = Load(dw + m * r.dw_step + v * kLanes);
+  for (int64_t line = 0; line < r.lines; ++line) {
+    const float *g = dy + r.dy_at[line], *in = x + r.x_at[line];
+    for (int64_t i = 0; i < r.count; ++i, g += r.dy_step, in += r.x_step) {
+      Vector number[V];
+      UNROLL for (int v = 0; v < V; ++v) number[v] = Load(in + v * kLanes);
+      UNROLL for (int m = 0; m < kTileRows; ++m) {
+        const Vector factor = All(g[m]);
+        UNROLL for (int v = 0; v < V; ++v) sum[m][v] = AddProduct(factor, number[v], sum[m][v]);
+      }
+    }
+  }
+  UNROLL for (int m = 0; m < kTileRows; ++m)
+    UNROLL for (int v = 0; v < V; ++v) Store(dw + m * r.dw_step + v * kLanes, sum[m][v]);
+}
+
+void ConvFilter(const FilterRun* run) {
+  const FilterRun r = *run;
+  for (int64_t row = 0; row < r.rows; row += kTileRows) {
+    int64_t column = 0;
+    for (; column + 2 * kLanes <= r.width; column += 2 * kLanes)
+      FilterTile<2>(r, r.dy + row, r.x + column, r.dw + row * r.dw_step + column);
+    if (column < r.width) FilterTile<1>(r, r.dy + row, r.x + column, r.dw + row * r.dw_step + column);
+  }
+}
+
+// y[c][r] = x[r][c], in tiles
+void Transpose(const float* x, int64_t x_stride, float* y, int64_t y_stride, int64_t rows, int64_t cols) {
+  const int64_t whole_rows = rows & ~3, whole_cols = cols & ~3;
+  for (int64_t r0 = 0; r0 < whole_rows; r0 += 16) {
+    const int64_t r1 = r0 + 16 < whole_rows ? r0 + 16 : whole_rows;
+    for (int64_t c = 0; c < whole_cols; c += 4)
+      for (int64_t r = r0; r < r1; r += 4) {
+        const float* in = x + r * x_stride + c;
+        float* out = y + c * y_stride + r;
+        __m128 a = _mm_loadu_ps(in), b = _mm_loadu_ps(in + x_stride);
+        __m128 d = _mm_loadu_ps(in + 2 * x_stride), e = _mm_loadu_ps(in + 3 * x_stride);
+        _MM_TRANSPOSE4_PS(a, b, d, e);
+        _mm_storeu_ps(out, a);
+        _mm_storeu_ps(out + y_stride, b);
+        _mm_storeu_ps(out + 2 * y_stride, d);
+        _mm_storeu_ps(out + 3 * y_stride, e);
+      }
+  }
+  for (int64_t c = whole_cols; c < cols; ++c)
+    for (int64_t r = 0; r < whole_rows; ++r) y[c * y_stride + r] = x[r * x_stride + c];
+  for (int64_t r = whole_rows; r < rows; ++r)
+    for (int64_t c = 0; c < cols; ++c) y[c * y_stride + r] = x[r * x_stride + c];
+}

@@ -14,7 +14,7 @@ class Mode:
     """A kind of contender.
 
     base: "eager", "graph" or "gemm". is_raw: a hand-written loop instead of our trainer. syncs: reads the loss in every
-    iteration. is_stock: OneFlow's own layers in a process without our settings. nudges: the weights start off by their
+    iteration. is_stock: a process without our settings and CPU kernels. nudges: the weights start off by their
     last bit.
     """
 

@@ -21,10 +21,7 @@ def work(config: str, overrides: list[str], mode_name: str, folder: Path) -> int
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the model or a library prints must not meet the protocol
     if mode.is_stock:
-        from libai.benchmark.stock import forget_process_settings, use_stock_layers
-
-        forget_process_settings()
-        use_stock_layers()
+        os.environ.pop("OPENBLAS_CORETYPE", None)  # that `import libai` has set; oneflow is not imported yet
     run = validate(LazyConfig.apply_overrides(LazyConfig.load(config), overrides), get_world_size())
 
     def build() -> Contender:

@@ -18,7 +18,6 @@ from libai.engine.non_finite import num_bytes
 from libai.engine.python_state import writes_state
 from libai.engine.traced_state import note_in_eager, refuse_in_eager
 from libai.engine.trainer import NonFiniteLoss
-from libai.layers.cpu import heal, should_heal
 from libai.optim import clip_grad_norm, export_state, import_state
 from libai.parallel import Mesh, parallelize
 from libai.parallel.data_parallel import GradientReduction, Reduction, build_reduction, renew_parameters
@@ -29,8 +28,6 @@ logger = logging.getLogger("libai.engine")
 
 #: of input tensors that are kept until the next log point
 MAX_HELD_BYTES = 16 * 2**20
-#: healing takes 15 us, and saves 2 (SGD) to 16 ns (AdamW) for each parameter
-MIN_HEALED_PARAMETERS = 5000
 
 
 class EagerTrainer(ModelTrainer):
@@ -40,8 +37,7 @@ class EagerTrainer(ModelTrainer):
     lays model and batches out as global tensors and leaves it to OneFlow.
     `zero_grad_before_forward`: clear the gradients at the start of an iteration instead of after the update, so that
     they can be looked at in `after_step`. `amp`: None, or "bf16" for autocast on CUDA; "fp16" needs loss scaling, which
-    OneFlow 0.9 has in graphs only. On CPU the state of the vector unit that slows the update down is healed first
-    (docs/decisions/0003-fast-cpu-layers.md), where a probe has shown that it helps.
+    OneFlow 0.9 has in graphs only.
     """
 
     mode = "eager"
@@ -63,8 +59,6 @@ class EagerTrainer(ModelTrainer):
             )
         self.zero_grad_before_forward = zero_grad_before_forward
         self.amp = amp
-        num_parameters = sum(p.numel() for p in model.parameters())
-        self._heals = self.device == "cpu" and num_parameters >= MIN_HEALED_PARAMETERS and should_heal()
         self._held: list[Batch] = []
         self._python_state: PythonState | None = None
         self._max_held = 0
@@ -126,8 +120,6 @@ class EagerTrainer(ModelTrainer):
             self._check_finite_before_update(result)
         if self.max_grad_norm is not None:
             result.grad_norm = clip_grad_norm(self._parameters, self.max_grad_norm, self.norm_type)
-        if self._heals:
-            heal()
         self.optimizer.step()
         if not self.zero_grad_before_forward:
             self.optimizer.zero_grad(set_to_none=self._set_to_none)

@@ -90,20 +90,8 @@ def trace_forward(model: nn.Module, batch: Mapping[str, Any]) -> list[TracedOp]:
     process alone. Raises what OneFlow raises for a forward that cannot be compiled.
     """
     graph = _Outline(model)
-    with _native_layers():
-        graph.build_graph(dict(batch), flow.zeros(1, dtype=flow.int64))
+    graph.build_graph(dict(batch), flow.zeros(1, dtype=flow.int64))
     return read_job(graph._full_job_proto)
-
-
-@contextlib.contextmanager
-def _native_layers() -> Iterator[None]:
-    """The layers of libai use OneFlow's own operations inside, one `gelu` and not the dozen that are fast on CPU, most
-    of whose outputs an eager backward pass does not keep."""
-    with contextlib.ExitStack() as stack:
-        for name, module in list(sys.modules.items()):
-            if name.startswith("libai.layers.") and "is_on_cpu" in module.__dict__:
-                stack.enter_context(mock.patch.object(module, "is_on_cpu", lambda tensor: False))
-        yield
 
 
 class _Outline(_Graph):

@@ -124,9 +124,6 @@ class _Search:
         if guilty:
             kinds = list(dict.fromkeys(one.kind for one in guilty))
             text = "\n".join(map(str, guilty))
-            found = self._diagnose() if guilty[0].names_layers else None
-            if found is not None and found.module is not None:
-                text += f" It shows first in module {found.module} ({found.stage})."
             return self._found(" and ".join(kinds), tuple(one.name for one in guilty), text)
         return self._module()
 

@@ -16,7 +16,8 @@ from typing import Any
 from unittest import mock
 
 from libai.engine import graph_trainer, graph_variables, graphs, launch_race, model_trainer, tracing
-from libai.layers.cpu import plain_operations
+from libai.kernels import VARIABLE as KERNELS
+from libai.kernels import kernels_in_use
 from libai.openblas import VARIABLE as OPENBLAS
 from libai.openblas import openblas_in_use
 from libai.symbol_table import Unavailable, address_of, find_slot, open_oneflow
@@ -31,7 +32,7 @@ class Switch:
     `kind`: "pass" (over the compiled job), "option" or "repair"; `turn`: "off" or "on", what the context does to it;
     `where`: its place; `advice`: what to do when it is guilty. `flip()`: the context, entered before models are built.
     `is_eager`: it changes eager training too. `environment`: variables that only a new process takes; None unsets.
-    `needs_crash`: worth trying only where the training ends the process. `names_layers`: some layer is at fault.
+    `needs_crash`: worth trying only where the training ends the process.
     """
 
     kind: str
@@ -43,7 +44,6 @@ class Switch:
     is_eager: bool = False
     environment: tuple[tuple[str, str | None], ...] = ()
     needs_crash: bool = False
-    names_layers: bool = False
 
     def __str__(self) -> str:
         state = "is at fault" if self.turn == "off" else "is missing"
@@ -187,23 +187,31 @@ def _without_option(name: str) -> Iterator[None]:
 
 
 def environment_facts() -> dict[str, str]:
-    """The variables that OneFlow reads when it is imported, and under "openblas" the OpenBLAS, which is chosen then."""
+    """The variables that are read when OneFlow is imported, and under "openblas" and "kernels" what is chosen then."""
     return {
-        **{name: value for name, value in os.environ.items() if name.startswith("ONEFLOW_") or name == OPENBLAS},
+        **{name: os.environ[name] for name in os.environ if name.startswith("ONEFLOW_") or name in (OPENBLAS, KERNELS)},
         "openblas": openblas_in_use(),
+        "kernels": kernels_in_use(),
     }
 
 
 def _environment(facts: Mapping[str, str]) -> Iterator[Switch]:
     """Not from the process's own environment: it may be one that a trial has asked for."""
-    for name in sorted({*facts} - {"openblas"}):
+    for name in sorted({*facts} - {"openblas", "kernels"}):
         advice = f"Leave it out: without it the curves are equal. It was {facts[name]}."
         yield Switch("option", name, "off", "environment", advice, is_eager=True, environment=((name, None),))
     if facts.get("openblas", "bundled") != "bundled":
         advice = f"With OneFlow's own the curves are equal: set {OPENBLAS}=bundled, and report it with this output."
         where = f"libai/openblas.py: matrix products of OpenBLAS {facts['openblas']}, decision 0010"
-        other: tuple[tuple[str, str | None], ...] = ((OPENBLAS, "bundled"),)
-        yield Switch("repair", "current OpenBLAS", "off", where, advice, is_eager=True, environment=other)
+        yield _other_process("current OpenBLAS", where, advice, OPENBLAS, "bundled")
+    if facts.get("kernels", "").startswith("libai's"):
+        advice = f"With OneFlow's own the curves are equal: set {KERNELS}=0, and report it with this output."
+        where = "libai/native: CPU kernels of libai inside OneFlow, decision 0015"
+        yield _other_process("CPU kernels", where, advice, KERNELS, "0")
+
+
+def _other_process(name: str, where: str, advice: str, variable: str, value: str) -> Switch:
+    return Switch("repair", name, "off", where, advice, is_eager=True, environment=((variable, value),))
 
 
 # ------------------------------------------------------------------------------------------------ repairs
@@ -227,10 +235,6 @@ def _missing_repairs(seen: Seen) -> Iterator[Switch]:
 
 
 def _repairs_in_force(seen: Seen) -> Iterator[Switch]:
-    layers = "libai/layers: functions with gradients of their own in eager training on CPU, decision 0003"
-    eagerly = "Until then train with graph.enabled=true. It is a fault of libai: please report it with this output."
-    name = "layers written out"
-    yield Switch("repair", name, "off", layers, eagerly, plain_operations, is_eager=True, names_layers=True)
     groups = {
         "stand-ins of modules": [one for one in tracing._REPLACEMENTS if one[0].__name__ in _STAND_INS],
         "copy_ and zero_": [one for one in tracing._REPLACEMENTS if one[1] in ("copy_", "zero_")],

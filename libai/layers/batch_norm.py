@@ -12,7 +12,6 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.nn.modules.batchnorm import _BatchNorm
 
-from libai.layers.cpu import full_beside
 from libai.utils.errors import UserError
 
 
@@ -73,43 +72,18 @@ def synchronize_batch_norms(model: nn.Module) -> int:
 def _normalize(
     x: flow.Tensor, weight: flow.Tensor | None, bias: flow.Tensor | None, eps: float
 ) -> tuple[flow.Tensor, flow.Tensor, flow.Tensor, int]:
-    """`(normalized x, mean (C,), biased variance (C,), values per channel)`.
-
-    Everything per channel is a row (1, C). Sums and the way back to the shape of `x` are products with ones, since
-    OneFlow's CPU kernels reduce and broadcast other axes than the last 3 times slower.
-    """
-    samples, channels = x.shape[0], x.shape[1]
-    width = x.numel() // max(1, samples * channels)
-    count = samples * width
-    rows = x if x.ndim == 2 else x.reshape(samples * channels, width)
-    column = full_beside(x, (samples, 1), 1.0, _over_samples(x))
-
-    def mean_of(values: flow.Tensor) -> flow.Tensor:
-        if x.ndim > 2:
-            values = flow.matmul(values, full_beside(x, (width, 1), 1.0)).reshape(samples, channels)
-        total = flow._C.matmul(column, values, True, False)
-        return _on_every_rank(total) / float(count)
-
-    def widened(row: flow.Tensor) -> flow.Tensor:
-        if x.ndim == 2:
-            return row
-        of_samples = flow.matmul(column, row).reshape(samples * channels, 1)
-        return flow.matmul(of_samples, full_beside(x, (1, width), 1.0))
-
-    mean = mean_of(rows)
-    centred = rows - widened(mean)
-    variance = mean_of(flow.square(centred))
+    """`(normalized x, mean (C,), biased variance (C,), values per channel)`."""
+    channels = x.shape[1]
+    count = x.numel() // max(1, channels)
+    axes = [0, *range(2, x.ndim)]
+    shape = [1, channels] + [1] * (x.ndim - 2)
+    mean = _on_every_rank(x.sum(axes, keepdim=True)) / float(count)
+    centred = x - mean
+    variance = _on_every_rank(flow.square(centred).sum(axes, keepdim=True)) / float(count)
     scale = flow.rsqrt(variance + eps)
-    y = centred * widened(scale if weight is None else scale * weight.reshape(1, channels))
-    if bias is not None:
-        y = y + widened(bias.reshape(1, channels))
-    return y.reshape(*x.shape), mean.reshape(channels), variance.reshape(channels), count
-
-
-def _over_samples(x: flow.Tensor) -> tuple[Any, ...]:
-    """Laid out as the samples of `x` are, and for the rest whole everywhere."""
-    split, broadcast = flow.sbp.split(0), flow.sbp.broadcast
-    return tuple(split if sbp == split else broadcast for sbp in x.sbp) if x.is_global else ()
+    y = centred * (scale if weight is None else scale * weight.reshape(*shape))
+    y = y if bias is None else y + bias.reshape(*shape)
+    return y, mean.reshape(channels), variance.reshape(channels), count
 
 
 def _on_every_rank(row: flow.Tensor) -> flow.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers import Dropout, Linear
+from libai.layers import Dropout
 from libai.models.init import he_std, init_weights
 from libai.models.outputs import classification_outputs
 from libai.utils.errors import UserError
@@ -61,13 +61,13 @@ class AlexNet(nn.Module):
         self.features = nn.ModuleList(layers)
         self.classifier = nn.Sequential(
             Dropout(dropout),
-            Linear(channels[-1] * (image_size // 8) ** 2, hidden_size),
+            nn.Linear(channels[-1] * (image_size // 8) ** 2, hidden_size),
             nn.ReLU(),
             Dropout(dropout),
-            Linear(hidden_size, hidden_size),
+            nn.Linear(hidden_size, hidden_size),
             nn.ReLU(),
         )
-        self.head = Linear(hidden_size, num_classes)
+        self.head = nn.Linear(hidden_size, num_classes)
         init_weights(self, he_std)
 
     def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:

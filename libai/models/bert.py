@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 from oneflow import nn
+from oneflow.nn import functional as F
 
-from libai.layers import GELU, Dropout, LayerNorm, Linear, apply_linear
+from libai.layers import Dropout
 from libai.models.init import init_weights, transformer_std
 from libai.models.outputs import token_cross_entropy
 from libai.models.transformer import (
@@ -60,8 +61,8 @@ class BERT(nn.Module):
         self.position_embedding = nn.Parameter(flow.zeros(max_seq_length, hidden_size))
         self.embedding_dropout = Dropout(dropout)
         self.blocks = nn.ModuleList([Block(hidden_size, num_heads, mlp_ratio, dropout) for _ in range(num_layers)])
-        self.norm = LayerNorm(hidden_size)
-        self.head = nn.Sequential(Linear(hidden_size, hidden_size), GELU(), LayerNorm(hidden_size))
+        self.norm = nn.LayerNorm(hidden_size)
+        self.head = nn.Sequential(nn.Linear(hidden_size, hidden_size), nn.GELU(), nn.LayerNorm(hidden_size))
         self.head_bias = nn.Parameter(flow.zeros(vocab_size))
         init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))
 
@@ -79,7 +80,7 @@ class BERT(nn.Module):
         for block in self.blocks:
             x = block(x, mask)
         x = self.head(self.norm(x))
-        logits = apply_linear(x, self.token_embedding.weight, self.head_bias)
+        logits = F.linear(x, self.token_embedding.weight, self.head_bias)
         if labels is None:
             return {"logits": logits}
         return {"losses": {"mlm": token_cross_entropy(logits, labels, self.ignore_index)}}

@@ -7,7 +7,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers import Dropout, LayerNorm, Linear
+from libai.layers import Dropout
 from libai.models.init import init_weights, transformer_std
 from libai.models.outputs import token_cross_entropy
 from libai.models.transformer import (
@@ -60,8 +60,8 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(
             [Block(hidden_size, num_heads, mlp_ratio, dropout, causal_length=max_seq_length) for _ in range(num_layers)]
         )
-        self.norm = LayerNorm(hidden_size)
-        self.head = None if tie_head else Linear(hidden_size, vocab_size, bias=False)
+        self.norm = nn.LayerNorm(hidden_size)
+        self.head = None if tie_head else nn.Linear(hidden_size, vocab_size, bias=False)
         init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))
 
     def forward(self, input_ids: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:

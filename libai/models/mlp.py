@@ -8,7 +8,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers import Dropout, Linear
+from libai.layers import Dropout
 from libai.models.init import he_std, init_weights
 from libai.models.outputs import classification_outputs
 from libai.utils.errors import UserError
@@ -38,9 +38,9 @@ class MLP(nn.Module):
         self.input_size = input_size
         widths = [input_size, *hidden_sizes]
         self.layers = nn.ModuleList(
-            [nn.Sequential(Linear(n, m), nn.ReLU(), Dropout(dropout)) for n, m in zip(widths, widths[1:])]
+            [nn.Sequential(nn.Linear(n, m), nn.ReLU(), Dropout(dropout)) for n, m in zip(widths, widths[1:])]
         )
-        self.head = Linear(widths[-1], num_classes)
+        self.head = nn.Linear(widths[-1], num_classes)
         init_weights(self, he_std)
 
     def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:

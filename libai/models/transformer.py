@@ -12,7 +12,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers import GELU, Dropout, DropPath, LayerNorm, Linear, add_to_each, feed_forward, self_attention
+from libai.layers import Dropout, DropPath, causal_mask, scaled_dot_product_attention
 from libai.utils.errors import UserError
 from libai.utils.sizes import check_rate, check_sizes
 
@@ -70,10 +70,10 @@ class Attention(nn.Module):
                 f"{(hidden_size // num_heads + 1) * num_heads}."
             )
         self.num_heads = num_heads
-        self.q = Linear(hidden_size, hidden_size)
-        self.k = Linear(hidden_size, hidden_size)
-        self.v = Linear(hidden_size, hidden_size)
-        self.out = Linear(hidden_size, hidden_size)
+        self.q = nn.Linear(hidden_size, hidden_size)
+        self.k = nn.Linear(hidden_size, hidden_size)
+        self.v = nn.Linear(hidden_size, hidden_size)
+        self.out = nn.Linear(hidden_size, hidden_size)
         self.is_causal = causal_length is not None
         if causal_length is not None:
             # A buffer of each block and not a source operation in forward: it follows its block to any mesh and stage.
@@ -87,7 +87,14 @@ class Attention(nn.Module):
             if length != causal.shape[0]:
                 causal = causal[:length, :length]
             mask = causal if mask is None else mask + causal
-        return self.out(self_attention(x, self.q, self.k, self.v, self.num_heads, mask))
+        q, k, v = (self._split_heads(layer(x)) for layer in (self.q, self.k, self.v))
+        heads = scaled_dot_product_attention(q, k, v, mask)
+        return self.out(heads.transpose(1, 2).reshape(*x.shape))
+
+    def _split_heads(self, x: flow.Tensor) -> flow.Tensor:
+        """(batch, length, width) to (batch, heads, length, head width)."""
+        batch, length, width = x.shape
+        return x.reshape(batch, length, self.num_heads, width // self.num_heads).transpose(1, 2)
 
 
 class MLPBlock(nn.Module):
@@ -96,13 +103,13 @@ class MLPBlock(nn.Module):
     def __init__(self, hidden_size: int, mlp_ratio: float):
         super().__init__()
         inner = int(hidden_size * mlp_ratio)
-        self.up = Linear(hidden_size, inner)
-        self.activation = GELU()
-        self.down = Linear(inner, hidden_size)
+        self.up = nn.Linear(hidden_size, inner)
+        self.activation = nn.GELU()
+        self.down = nn.Linear(inner, hidden_size)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """`x` (…, hidden_size) to the same shape."""
-        return feed_forward(x, self.up, self.activation, self.down)
+        return self.down(self.activation(self.up(x)))
 
 
 class Block(nn.Module):
@@ -124,10 +131,10 @@ class Block(nn.Module):
         causal_length: int | None = None,
     ):
         super().__init__()
-        self.attention_norm = LayerNorm(hidden_size)
+        self.attention_norm = nn.LayerNorm(hidden_size)
         self.attention = Attention(hidden_size, num_heads, causal_length)
         self.attention_dropout = Dropout(dropout)
-        self.mlp_norm = LayerNorm(hidden_size)
+        self.mlp_norm = nn.LayerNorm(hidden_size)
         self.mlp = MLPBlock(hidden_size, mlp_ratio)
         self.mlp_dropout = Dropout(dropout)
         self.attention_drop_path = DropPath(drop_path)
@@ -137,14 +144,6 @@ class Block(nn.Module):
         """`x` (batch, length, hidden_size) to the same shape; `mask` as in `Attention`."""
         x = x + self.attention_drop_path(self.attention_dropout(self.attention(self.attention_norm(x), mask)))
         return x + self.mlp_drop_path(self.mlp_dropout(self.mlp(self.mlp_norm(x))))
-
-
-def causal_mask(length: int) -> flow.Tensor:
-    """The (length, length) float mask that is 0 where column <= row and -1e9 elsewhere, to be added to the scores.
-
-    Added and not selected: `where` costs 50 times as much on OneFlow's CPU kernels.
-    """
-    return flow.triu(flow.full((length, length), -1e9), diagonal=1)
 
 
 def transformer_flops(multiplied: Iterable[nn.Module], num_layers: int, hidden_size: int, length: int) -> int:
@@ -167,4 +166,4 @@ def embed_tokens(input_ids: flow.Tensor, tokens: nn.Embedding, positions: flow.T
             f"the batch holds sequences of {length} tokens, but the model has {max_length} learned positions "
             f"(max_seq_length). Cut the sequences to {max_length}, or set max_seq_length={length}."
         )
-    return add_to_each(tokens(input_ids), positions if length == max_length else positions[:length])
+    return tokens(input_ids) + (positions if length == max_length else positions[:length])

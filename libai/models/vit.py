@@ -7,7 +7,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers import Dropout, LayerNorm, Linear, add_to_each, mean_over_tokens, repeat_for_each
+from libai.layers import Dropout
 from libai.models.init import init_weights, transformer_std
 from libai.models.outputs import classification_outputs
 from libai.models.transformer import RESIDUAL_PROJECTIONS, Block, check_transformer, plan_of_blocks, transformer_flops
@@ -61,15 +61,15 @@ class ViT(nn.Module):
         self.patch_size = patch_size
         self.pool = pool
         num_patches = (image_size // patch_size) ** 2
-        self.patch_embedding = Linear(num_channels * patch_size**2, hidden_size)
+        self.patch_embedding = nn.Linear(num_channels * patch_size**2, hidden_size)
         if pool == "cls":
             self.class_token = nn.Parameter(flow.zeros(1, 1, hidden_size))
         self.position_embedding = nn.Parameter(flow.zeros(num_patches + (pool == "cls"), hidden_size))
         self.embedding_dropout = Dropout(dropout)
         rates = [drop_path * i / max(1, num_layers - 1) for i in range(num_layers)]
         self.blocks = nn.ModuleList([Block(hidden_size, num_heads, mlp_ratio, dropout, rate) for rate in rates])
-        self.norm = LayerNorm(hidden_size)
-        self.head = Linear(hidden_size, num_classes)
+        self.norm = nn.LayerNorm(hidden_size)
+        self.head = nn.Linear(hidden_size, num_classes)
         init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))
 
     def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
@@ -83,12 +83,12 @@ class ViT(nn.Module):
         """The pooled output of the last block, (batch, hidden_size)."""
         x = self.patch_embedding(self._patches(images))
         if self.pool == "cls":
-            x = flow.cat([repeat_for_each(self.class_token, x.shape[0]), x], dim=1)
-        x = self.embedding_dropout(add_to_each(x, self.position_embedding))
+            x = flow.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1)
+        x = self.embedding_dropout(x + self.position_embedding)
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)
-        return x[:, 0] if self.pool == "cls" else mean_over_tokens(x)
+        return x[:, 0] if self.pool == "cls" else x.mean(dim=1)
 
     def _patches(self, images: flow.Tensor) -> flow.Tensor:
         """(batch, channels, height, width) to (batch, patches, channels * patch_size^2): a strided convolution is then

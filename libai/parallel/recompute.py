@@ -16,7 +16,7 @@ from oneflow import nn
 from oneflow.utils.checkpoint import checkpoint
 
 from libai.layers.batch_norm import is_batch_norm_of_rank
-from libai.layers.cpu import is_tracing, plain_operations
+from libai.layers.cpu import is_tracing
 from libai.layers.random import current_random_scope
 from libai.parallel.wrapping import wrap_forward
 
@@ -29,8 +29,7 @@ def recompute_in_backward(model: nn.Module, blocks: Sequence[str]) -> None:
     """Let the modules named `blocks` keep their inputs only, and compute the rest again in the backward pass.
 
     In place; a module that does so already is left alone. In a graph nothing changes: there the compiler has a switch
-    of its own. Results are the same, running statistics of batch norms included: to the last bit for blocks of
-    OneFlow's own layers, up to rounding where `libai.layers` would use a function (`plain_operations`).
+    of its own. Results are the same to the last bit, running statistics of batch norms included.
     """
     modules = dict(model.named_modules())
     for name in blocks:
@@ -43,7 +42,7 @@ def _recomputed(block: Any, forward: Callable[..., Any], args: Any, kwargs: Any)
     if is_tracing() or not flow.is_grad_enabled():
         return forward(block, *args, **kwargs)
     earlier = _buffers(block)
-    surroundings = [plain_operations, current_random_scope(), *_autocast(), *_source_ops()]
+    surroundings = [current_random_scope(), *_autocast(), *_source_ops()]
     is_first = True
 
     def run() -> Any:

@@ -15,7 +15,6 @@ import toy
 from oneflow import nn
 
 from libai.engine.op_profile import OpProfile, OpTime, OpTimer, profile_ops, summarize
-from libai.layers import LayerNorm
 
 TOOL = str(jobs.ROOT / "tools" / "profile_ops.py")
 
@@ -83,7 +82,7 @@ def test_oneflow_is_as_before_afterwards():
 def test_timed_training_equals_plain_training():
     def train(timed):
         flow.manual_seed(3)
-        model = nn.Sequential(nn.Linear(6, 6), LayerNorm(6), nn.Linear(6, 1))
+        model = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 1))
         optimizer = flow.optim.AdamW(model.parameters(), lr=0.1)
         x, timer = flow.randn(4, 6), OpTimer()
         for _ in range(3):

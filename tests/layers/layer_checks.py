@@ -39,17 +39,6 @@ class _WithInput(nn.Module):
         return self.layer(x + self.shift)
 
 
-class Apply(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 def run(layer: nn.Module, x: np.ndarray, grad: np.ndarray, way: str) -> dict[str, np.ndarray]:
     """Output `y`, and the gradients `x`, and of each parameter, by the name it has in `layer`."""
     module = _WithInput(layer, x.shape)

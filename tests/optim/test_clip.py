@@ -75,7 +75,7 @@ def test_a_large_gradient_is_summed_exactly_where_oneflow_is_not():
     assert abs(nn.utils.clip_grad_norm_(parameters, 1e9).numpy().item() / expected - 1) > 1e-5
 
 
-LAYERS = [(48,)] * 30 + [(48, 49)] * 20  # as those of a small model, which are joined
+LAYERS = [(48,)] * 30 + [(48, 49)] * 20  # as those of a small model
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ LAYERS = [(48,)] * 30 + [(48, 49)] * 20  # as those of a small model, which are 
         *(LAYERS, [(257, 257)], [*LAYERS, (257, 257), (300, 300)]),
     ],
 )
-def test_every_size_takes_an_exact_path(shapes):
+def test_the_norm_of_every_size_is_exact(shapes):
     parameters = parameters_with_gradients(*shapes)
     expected = exact_norm(parameters, 2.0)
     assert grad_norm(parameters).numpy().item() == pytest.approx(expected, rel=5e-7)

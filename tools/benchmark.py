@@ -1,6 +1,6 @@
 """Benchmark configs: `python tools/benchmark.py CONFIG... [--modes eager,graph,...] [--procs 1,2] [key=value ...]`.
 
-The contenders (our trainers in both modes, hand-written OneFlow loops, stock layers, commands of yours) run as
+The contenders (our trainers in both modes, hand-written OneFlow loops, stock OneFlow, commands of yours) run as
 processes of their own and take turns in short blocks. docs/performance.md explains the report.
 
     python tools/benchmark.py compare OLD.json NEW.json     regression or noise?

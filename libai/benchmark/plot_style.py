@@ -14,7 +14,7 @@ COLOURS = {
     "graph-stock": "#a8651f",
     "command": "#9873b8",
 }
-#: (marker, line) of a curve: our trainers solid, hand-written loops dashed, stock layers dotted, compiled ones square
+#: (marker, line) of a curve: our trainers solid, hand-written loops dashed, stock ones dotted, compiled ones square
 LINES = {
     "eager": ("o", "-"),
     "graph": ("s", "-"),

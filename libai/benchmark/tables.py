@@ -213,7 +213,7 @@ def machine_lines(report: Mapping[str, Any]) -> list[str]:
         f"{machine.get('os')}; devices: {machine.get('devices') or 'none but the CPU'}",
         f"* Software: libai {machine.get('libai')} ({machine.get('commit')}), oneflow {machine.get('oneflow')} "
         f"(OpenBLAS {machine.get('openblas', 'bundled')}, CPU kernels {machine.get('cpu_kernels', 'its own')}; "
-        f"contenders of stock layers have those of the wheel), python {machine.get('python')}",
+        f"stock contenders have those of the wheel), python {machine.get('python')}",
         f"* Load average when it began: {machine.get('load')}",
         f"* Every contender is a process of its own; they take turns, {settings['rounds']} rounds of blocks of about "
         f"{settings['block_seconds']:g} s. Figures are medians over blocks, ratios medians over rounds of paired "

@@ -1,4 +1,4 @@
-"""tools/benchmark.py with real contenders: both modes, two processes, stock layers, refusals and exit codes."""
+"""tools/benchmark.py with real contenders: both modes, two processes, stock contenders, refusals and exit codes."""
 
 from __future__ import annotations
 

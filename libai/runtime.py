@@ -144,6 +144,7 @@ def _make_faster(wants_other_openblas: bool, kernel_levels: tuple[str, ...]) -> 
     if wants_other_openblas:
         openblas.use_current()
     kernels.use_kernels(kernel_levels)
+    openblas.use_threads(kernels.loaded_library())
 
 
 def _prepare_to_meet(rank: int) -> None:

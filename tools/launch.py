@@ -39,7 +39,7 @@ from launch_ranks import (  # noqa: E402
 )
 from launch_watch import read_stall_limits  # noqa: E402
 
-from libai import guard, kernels, runtime  # noqa: E402
+from libai import guard, kernels, openblas, runtime  # noqa: E402
 from libai.utils.errors import UserError  # noqa: E402
 
 # Several nodes cannot agree on a free port, so they share this one unless PORT says otherwise.
@@ -266,7 +266,8 @@ def choose_environment(job: Job, environment: Mapping[str, str], facts: Mapping[
         # a proxy for web pages does not know the ranks, and grpc would send all their calls to it
         extra["no_grpc_proxy"] = ",".join(filter(None, [environment.get("no_grpc_proxy"), NO_GRPC_PROXY, job.address]))
     if job.num_processes > 1 and "OMP_NUM_THREADS" not in environment:
-        extra["OMP_NUM_THREADS"] = "1"  # also keeps oneflow's launcher from printing a banner about it
+        # for matrix products; also keeps oneflow's launcher from setting 1, with a banner about it
+        extra["OMP_NUM_THREADS"] = str(max(1, openblas.usable_cores() // job.num_processes))
     device = facts.get("device")
     if device != "cpu" and (warning := runtime.check_gpu()) is not None:
         if device == "cuda":

@@ -15,7 +15,7 @@ from libai import __version__
 from libai.config import fill_unset
 from libai.config.saving import to_yaml
 from libai.kernels import kernels_in_use
-from libai.openblas import openblas_in_use
+from libai.openblas import openblas_in_use, threads_in_use
 from libai.utils.atomic import atomic_write_text
 from libai.utils.env import collect_env, git_state
 
@@ -192,7 +192,9 @@ def _describe_software() -> str:
 
     state = git_state(Path.cwd())
     git = f"  git {state['commit'][:9]}{' (changed)' if state.get('dirty') else ''}" if state else ""
-    return f"oneflow {flow.__version__}  OpenBLAS {openblas_in_use()}  python {platform.python_version()}{git}"
+    threads = f"({threads_in_use()} thread{'s' if threads_in_use() > 1 else ''})"
+    blas = f"OpenBLAS {openblas_in_use()} {threads}"
+    return f"oneflow {flow.__version__}  {blas}  python {platform.python_version()}{git}"
 
 
 def _without_nan(value: Any) -> Any:

@@ -33,6 +33,7 @@ _KERNELS += ("-DLLVM_DISABLE_ABI_BREAKING_CHECKS_ENFORCING=1",)
 _UNITS: dict[str, tuple[str, tuple[str, ...]]] = {
     "kernels": ("kernels.cpp", (*_COMMON, *_KERNELS)),
     "second_order": ("second_order.cpp", (*_COMMON, *_KERNELS)),
+    "products": ("products.cpp", (*_COMMON, "-O2")),
     "sse2": ("level.cpp", (*_COMMON, *_LOOPS, "-DLIBAI_LEVEL=kMathsSse2")),
     "avx2": ("level.cpp", (*_COMMON, *_LOOPS, *_AVX2, "-DLIBAI_LEVEL=kMathsAvx2")),
     "avx512": ("level.cpp", (*_COMMON, *_LOOPS, *_AVX2, *_AVX512, "-DLIBAI_LEVEL=kMathsAvx512")),
@@ -118,7 +119,14 @@ def compile_library(wheel: Wheel, compiler: list[str], library: Path) -> None:
             _run([*compiler, "-shared", "-xc", str(folder / "empty.c"), f"-Wl,-soname,{stub.name}", "-o", str(stub)])
         with ThreadPoolExecutor(2) as pool:
             objects = list(pool.map(compile_unit, _UNITS))
-        linked = [*map(str, objects), "-Wl,--no-as-needed", *map(str, stubs), "-Wl,--strip-all", "-static-libgcc"]
+        linked = [
+            *map(str, objects),
+            "-Wl,--no-as-needed",
+            *map(str, stubs),
+            "-Wl,--strip-all",
+            "-static-libgcc",
+            "-pthread",
+        ]
         _run([*compiler, "-shared", *linked, "-o", str(library)])
 
 

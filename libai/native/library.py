@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from libai.symbol_table import Unavailable, open_oneflow
+from libai.symbol_table import Unavailable, address_of, open_oneflow
 
 #: the instruction sets, lowest first: the library knows them by their index
 LEVELS = ("sse2", "avx2", "avx512")
+
+
+class SharedProducts(NamedTuple):
+    """Of the products that are large enough to share: how many were, how many were not, and what is faster now."""
+
+    num_shared: int
+    num_alone: int
+    prefers_sharing: bool
 
 
 class Library:
@@ -27,6 +37,10 @@ class Library:
         self._library.libai_native_use_level.restype = ctypes.c_bool
         self._library.libai_native_op.restype = ctypes.c_char_p
         self._library.libai_native_calls.restype = ctypes.c_int64
+        self._library.libai_products_in_parts.restype = ctypes.c_bool
+        self._library.libai_products_shared.restype = ctypes.c_int64
+        self._library.libai_products_alone.restype = ctypes.c_int64
+        self._library.libai_products_prefers_sharing.restype = ctypes.c_bool
 
     def use_level(self, level: str) -> bool:
         """Compute with this instruction set from now on; False, and no change, where the CPU lacks it."""
@@ -35,6 +49,40 @@ class Library:
     def enable(self, is_enabled: bool) -> None:
         """False: every operation takes OneFlow's own kernel again."""
         self._library.libai_native_enable(ctypes.c_bool(is_enabled))
+
+    def share_products(self, sgemm: int, num_threads: int) -> int:
+        """The address of a `cblas_sgemm` that shares large products out among threads (src/products.cpp).
+
+        `sgemm`: the address of OpenBLAS's, which must use one thread from now on. Once per process.
+        """
+        self._library.libai_products_start(ctypes.c_void_p(sgemm), num_threads)
+        return address_of(self._library, "libai_products_sgemm")
+
+    def multiply_in_parts(self, sgemm: int, num_threads: int, a: Any, b: Any, c: Any, beta: float = 0.0) -> bool:
+        """`c = a b + beta c` as threads would do it, one part after another; False, and nothing, for a small product.
+
+        float32 arrays of NumPy; `a` and `b` may be transposed views of contiguous ones.
+        """
+        trans = [111 if x.flags.c_contiguous else 112 for x in (a, b)]
+        pointers = [x.ctypes.data_as(ctypes.c_void_p) for x in (a, b, c)]
+        sizes = (*c.shape, a.shape[1])
+        factor = ctypes.c_float(beta)
+        function = self._library.libai_products_in_parts
+        return bool(function(ctypes.c_void_p(sgemm), num_threads, *trans, *sizes, *pointers[:2], factor, pointers[2]))
+
+    def shared_products(self) -> SharedProducts:
+        """How products have been computed since `share_products`."""
+        library = self._library
+        return SharedProducts(
+            library.libai_products_shared(), library.libai_products_alone(), library.libai_products_prefers_sharing()
+        )
+
+    def simulate_sharing(self, shared: Sequence[float], alone: Sequence[float]) -> list[bool]:
+        """Which products of equal work would be shared out if they took so many seconds either way; for tests."""
+        count, numbers = len(shared), ctypes.c_double * len(shared)
+        found = (ctypes.c_bool * count)()
+        self._library.libai_products_simulate(numbers(*shared), numbers(*alone), count, found)
+        return list(found)
 
     def calls(self) -> dict[str, int]:
         """How often each operation has been computed by it, for tests."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from libai.kernels import kernels_in_use
-from libai.openblas import openblas_in_use
+from libai.openblas import openblas_in_use, threads_in_use
 from libai.utils.distributed import get_local_rank, get_rank, get_world_size
 
 _PACKAGES = ("numpy", "omegaconf", "hydra-core", "tensorboardX", "safetensors", "protobuf")
@@ -61,6 +61,7 @@ def _oneflow() -> dict[str, Any]:
         "version": flow.__version__,
         "commit": commit,
         "openblas": openblas_in_use(),
+        "openblas_threads": threads_in_use(),
         "cpu_kernels": kernels_in_use(),
     }
 

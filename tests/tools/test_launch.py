@@ -138,9 +138,11 @@ def test_worker_threads_are_off_only_for_eager_on_cpu(script, facts, environment
     assert launch.choose_environment(read_job(script("pass")), environment, facts).get(SPIN) == value
 
 
-def test_one_thread_per_rank_unless_set(script):
+@pytest.mark.parametrize(("cores", "threads"), [(1, "1"), (2, "1"), (9, "4")])
+def test_ranks_share_the_cores_unless_set(script, monkeypatch, cores, threads):
     program = script("pass")
-    assert launch.choose_environment(read_job(program), {}, {})["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setattr(launch.openblas, "usable_cores", lambda: cores)
+    assert launch.choose_environment(read_job(program), {}, {})["OMP_NUM_THREADS"] == threads
     assert "OMP_NUM_THREADS" not in launch.choose_environment(read_job(program), {"OMP_NUM_THREADS": "3"}, {})
     assert "OMP_NUM_THREADS" not in launch.choose_environment(read_job(program, "1"), {}, {})
 

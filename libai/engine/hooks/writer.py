@@ -10,6 +10,7 @@ from libai.engine.hook_base import HookBase
 from libai.engine.hooks.iteration_timer import IterationTimer
 from libai.engine.throughput import memory_gb
 from libai.engine.writers import LogRecord, Writer, close_all
+from libai.openblas import tell_of_busy_cores
 from libai.utils.distributed import all_reduce, is_main_process
 
 
@@ -73,6 +74,8 @@ class WriterHook(HookBase):
     def _train_scalars(self) -> dict[str, float]:
         trainer = self.trainer
         scalars = trainer.fetch_metrics()
+        if is_main_process():
+            tell_of_busy_cores()
         if self._timer is not None:
             self._timer.close_window()
             rates = self._timer.throughput.rates()

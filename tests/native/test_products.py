@@ -1,0 +1,230 @@
+"""Large products are shared out among threads where that is faster, and have the same bits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from libai import openblas
+from libai.native.library import SharedProducts
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = {"Nehalem": "sse4_2", "Sandybridge": "avx", "Haswell": "avx2", "SkylakeX": "avx512vl"}
+
+
+def in_new_process(code: str, **environment: str) -> str:
+    """What a process of its own with the kernels prints."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LIBAI_NATIVE": "1", **environment}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+SETUP = """
+import ctypes, os
+import libai, numpy as np, oneflow as flow
+from libai import kernels, openblas, symbol_table
+library, blas = kernels.loaded_library(), openblas._openblas
+sgemm = symbol_table.address_of(blas, "scipy_cblas_sgemm")
+rng = np.random.default_rng(0)
+
+def whole(a, b, c, beta):
+    def layout(x): return (111, x.shape[1]) if x.flags.c_contiguous else (112, x.shape[0])
+    pointer = lambda x: x.ctypes.data_as(ctypes.c_void_p)
+    (trans_a, lda), (trans_b, ldb), number = layout(a), layout(b), ctypes.c_float
+    blas.scipy_cblas_sgemm(101, trans_a, trans_b, *c.shape, a.shape[1], number(1.0), pointer(a), lda, pointer(b), ldb,
+                           number(beta), pointer(c), c.shape[1])
+
+def drawn(rows, columns, is_transposed):
+    numbers = rng.standard_normal((columns, rows) if is_transposed else (rows, columns)).astype(np.float32)
+    return numbers.T if is_transposed else numbers
+"""
+
+# sizes at which OpenBLAS changes its ways: multiples of its blocks and one more, long and short
+COMPARE = (
+    SETUP
+    + """
+sizes = (17, 31, 48, 65, 96, 97, 128, 192, 255, 384, 500, 1000, 1024, 1537)
+equal = different = by_its_own_threads = 0
+for _ in range(250):
+    m, n, k = (int(size) for size in rng.choice(sizes, 3))
+    ways, beta = rng.integers(0, 2, 2), float(rng.integers(0, 2))
+    a, b = drawn(m, k, ways[0]), drawn(k, n, ways[1])
+    start = rng.standard_normal((m, n)).astype(np.float32)
+    results = [start.copy() for _ in range(3)]
+    if not library.multiply_in_parts(sgemm, 1 + int(rng.integers(1, 9)), a, b, results[0], beta):
+        continue
+    blas.scipy_openblas_set_num_threads(1)
+    whole(a, b, results[1], beta)
+    blas.scipy_openblas_set_num_threads(3)
+    whole(a, b, results[2], beta)
+    blas.scipy_openblas_set_num_threads(1)
+    is_equal = results[0].tobytes() == results[1].tobytes()
+    equal, different = equal + is_equal, different + (not is_equal)
+    by_its_own_threads += results[1].tobytes() != results[2].tobytes()
+print(equal, different, by_its_own_threads, flush=True)
+"""
+)
+
+
+@pytest.mark.parametrize("core", FLAGS)
+def test_parts_have_the_bits_of_the_whole(library, core):
+    if f" {FLAGS[core]} " not in Path("/proc/cpuinfo").read_text():
+        pytest.skip(f"this CPU has no {FLAGS[core]}")
+    said = in_new_process(COMPARE, OPENBLAS_CORETYPE=core, OPENBLAS_NUM_THREADS="3")
+    equal, different, by_its_own_threads = map(int, said.split())
+    assert equal > 60 and different == 0, said
+    if core in ("Haswell", "SkylakeX"):  # what the parts are for
+        assert by_its_own_threads > 0, said
+
+
+SHARE = (
+    SETUP
+    + """
+print(openblas.threads_in_use())
+a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((500, 300), (300, 200)))
+expected = np.empty((500, 200), np.float32)
+whole(a, b, expected, 0.0)
+left, right = flow.from_numpy(a), flow.from_numpy(b)
+print(all(flow.matmul(left, right).numpy().tobytes() == expected.tobytes() for _ in range(60)))
+done = library.shared_products()
+print(done.num_shared >= 8, done.num_alone >= 8, done.num_shared + done.num_alone)
+flow.matmul(flow.ones(8, 8), flow.ones(8, 8)).numpy()
+print(sum(library.shared_products()[:2]))
+shared = symbol_table.find_slot(symbol_table.open_oneflow(), "cblas_sgemm").value
+child = os.fork()
+if child == 0:
+    found = np.empty((500, 200), np.float32)
+    at = [array.ctypes.data_as(ctypes.c_void_p) for array in (a, b, found)]
+    multiply = ctypes.CFUNCTYPE(None)(shared)
+    one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+    multiply(101, 111, 111, 500, 200, 300, one, at[0], 300, at[1], 200, zero, at[2], 200)
+    os._exit(0 if found.tobytes() == expected.tobytes() else 1)
+print(os.waitpid(child, 0)[1], flush=True)
+"""
+)
+
+
+def test_products_are_shared_out_and_the_same_also_after_a_fork(library):
+    said = in_new_process(SHARE, OPENBLAS_NUM_THREADS="3").splitlines()
+    assert said == ["3", "True", "True True 60", "60", "0"]
+
+
+TRAIN = """
+import libai, sys, oneflow as flow, numpy as np
+from libai import openblas
+from libai.engine import EagerTrainer, GraphTrainer
+rng = np.random.RandomState(0)
+batches = [{"x": rng.randn(512, 96).astype("float32"), "y": rng.randn(512, 8).astype("float32")} for _ in range(8)]
+
+class Model(flow.nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = flow.nn.Linear(96, 384), flow.nn.ReLU(), flow.nn.Linear(384, 96), flow.nn.Linear(96, 8)
+        self.net = flow.nn.Sequential(*layers)
+
+    def forward(self, x, y):
+        return {"losses": {"square": flow.mean(flow.square(self.net(x) - y))}}
+
+for kind in (EagerTrainer, GraphTrainer):
+    flow.manual_seed(0)
+    model = Model()
+    trainer = kind(model, batches, flow.optim.SGD(model.parameters(), lr=0.1), device="cpu")
+    trainer.train(0, 8)
+    print(model.net[0].weight.numpy().tobytes().hex()[:2000])
+print(openblas.threads_in_use(), file=sys.stderr, flush=True)
+"""
+
+
+def test_training_has_the_same_bits_with_any_number_of_threads_in_both_modes(library):
+    one, three = (in_new_process(TRAIN, OPENBLAS_NUM_THREADS=count) for count in ("1", "3"))
+    eager, graph = three.splitlines()
+    assert one == three and len(eager) == 2000 and eager == graph
+
+
+def shares(library, shared, alone):
+    """Of 4000 products that take so long by turns of 1000: the part of each 1000 that is shared out, and the time."""
+    each = [seconds for seconds in shared for _ in range(1000)], [seconds for seconds in alone for _ in range(1000)]
+    chosen = library.simulate_sharing(*each)
+    seconds = sum(a if is_shared else b for is_shared, a, b in zip(chosen, *each))
+    return [sum(chosen[i : i + 1000]) / 1000 for i in range(0, len(chosen), 1000)], seconds
+
+
+def test_idle_cores_are_used(library):
+    parts, _ = shares(library, [0.6] * 4, [1.0] * 4)
+    assert min(parts) > 0.95
+
+
+def test_busy_cores_are_left_alone_at_the_price_of_a_few_trials(library):
+    parts, seconds = shares(library, [3.0] * 4, [1.0] * 4)
+    assert max(parts) < 0.05 and seconds < 1.06 * 4000
+
+
+def test_the_choice_follows_the_machine(library):
+    parts, _ = shares(library, [0.6, 5.0, 5.0, 0.6, 0.6, 0.6], [1.0] * 6)
+    assert parts[0] > 0.95 and parts[2] < 0.05 and parts[-1] > 0.95
+
+
+def test_a_small_gain_is_no_reason_to_take_a_second_core(library):
+    parts, _ = shares(library, [0.95] * 4, [1.0] * 4)
+    assert max(parts) < 0.05
+
+
+def test_trials_never_end(library):
+    parts, _ = shares(library, [1.0] * 4, [1.0] * 4)
+    assert min(parts) > 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "threads"),
+    [
+        ({}, 8),
+        ({"LIBAI_LOCAL_RANKS": "2"}, 4),
+        ({"LIBAI_LOCAL_RANKS": "16"}, 1),
+        ({"OMP_NUM_THREADS": "3", "LIBAI_LOCAL_RANKS": "2"}, 3),
+        ({"OMP_NUM_THREADS": "3,2"}, 3),
+        ({"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "3"}, 1),
+        ({"OPENBLAS_NUM_THREADS": "all"}, 8),
+    ],
+)
+def test_the_number_is_the_users_else_that_of_the_cores(monkeypatch, environment, threads):
+    monkeypatch.setattr(openblas, "usable_cores", lambda: 8)
+    assert openblas.wanted_threads(environment) == threads
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("max 100000", 8), ("250000 100000", 3), ("10000 100000", 1), ("?", 8)])
+def test_a_containers_share_of_time_counts(monkeypatch, tmp_path, quota, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(openblas, "_QUOTA", tmp_path / "cpu.max")
+    assert openblas.usable_cores() == 8
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert openblas.usable_cores() == cores
+
+
+def test_one_line_says_that_threads_do_not_pay(monkeypatch, caplog):
+    class Fake:
+        products = SharedProducts(7, 100, False)
+
+        def shared_products(self):
+            return self.products
+
+    library = Fake()
+    monkeypatch.setattr(openblas, "_library", library)
+    monkeypatch.setattr(openblas, "_has_told", False)
+    monkeypatch.setattr(openblas, "_num_threads", 4)
+    with caplog.at_level(logging.INFO, "libai"):
+        for library.products in (SharedProducts(7, 9, False), SharedProducts(99, 9, True)):
+            openblas.tell_of_busy_cores()
+        assert not caplog.messages
+        library.products = SharedProducts(99, 300, False)
+        openblas.tell_of_busy_cores()
+        openblas.tell_of_busy_cores()
+    (message,) = caplog.messages
+    assert message.startswith("matrix products take one thread: 4 of them are no faster now")

@@ -50,6 +50,7 @@ class Rank:
     last_progress: rank_notes.Progress | None = None
     absent: str = ""
     stack: str = ""
+    crash: list[str] = field(default_factory=list)
     stderr: Path | None = None
     stderr_start: int = 0
     stderr_inode: int = 0
@@ -88,6 +89,7 @@ class Rank:
         has_stopped = was_asked_to_stop and self.process.returncode == EXIT_RESUMABLE
         self.has_left_early = self.intended is None and self.process.returncode >= 0 and not has_stopped
         self.last_progress = rank_notes.read_progress(folder).get(self.number)
+        self.crash = rank_notes.read_stack(folder, self.number, "crash")
 
     def send(self, signum: int) -> None:
         """Signal the rank and whatever it has started (loader workers)."""

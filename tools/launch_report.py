@@ -5,6 +5,7 @@ For tools/launch_job.py. Standard library only.
 
 import contextlib
 import json
+import linecache
 import signal
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launch_ranks import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE, Rank
+from launch_watch import telling_frame
 
 from libai import runtime
 from libai.utils import rank_notes
@@ -99,6 +101,9 @@ def _describe_end(rank: Rank, note: Mapping | None, num_machines: int) -> str:
         why = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
         if name == "SIGABRT" and num_machines > 1:
             why += " (oneflow does that when it loses a rank of another machine: look at its output)"
+        elif rank.crash:
+            line = _place(telling_frame(rank.crash, *_NOT_USERS))
+            why += f" in native code, with Python at {line}. {_NATIVE_HINT}"
         return why
     if rank.has_left_early:
         done = f" after iteration {at.iteration}" if at is not None and at.iteration else ""
@@ -106,6 +111,20 @@ def _describe_end(rank: Rank, note: Mapping | None, num_machines: int) -> str:
     return f"exit code {code}"
 
 
+def _place(frame: str) -> str:
+    """`File "a.py", line 3 in forward` as `a.py:3: `the line``."""
+    path, _, rest = frame.removeprefix('File "').partition('", line ')
+    number = rest.partition(" ")[0]
+    line = linecache.getline(path, int(number)).strip() if number.isdecimal() else ""
+    return f"{path}:{number}: `{line}`" if line else frame
+
+
+_NATIVE_HINT = (
+    "Some operations of oneflow end the process for inputs that they cannot take (counts that do not match, an empty "
+    "part, k=0): look at what that line, or one shortly before it, computes"
+)
+#: parts of the paths of code that the user has not written
+_NOT_USERS = ("/libai/", "/site-packages/", str(Path(__file__).parent))
 _START_PHASES = ("build", "load", "compile")
 
 

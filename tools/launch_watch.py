@@ -163,13 +163,14 @@ def describe_place(rank: "Rank", progress: rank_notes.Progress | None, stack: Se
         return f"{done} was stopped by a signal (SIGSTOP)"
     if not stack:
         return f"{done} did not answer"
-    return f"{done} at {_telling_frame(stack)}"
+    return f"{done} at {telling_frame(stack)}"
 
 
-def _telling_frame(stack: Sequence[str]) -> str:
-    """Where the user's code or libai is: the frames inside oneflow, Python's own library and its start say less."""
-    silent = ("/oneflow/", "<frozen ", f"{sys.base_prefix}/lib/python")
-    for names in (silent, silent[:1]):
+def telling_frame(stack: Sequence[str], *silent: str) -> str:
+    """Where the user's code or libai is: the frames inside oneflow, Python's own library and its start say less, and
+    those that `silent` names as well, if there are others."""
+    usual = ("/oneflow/", "<frozen ", f"{sys.base_prefix}/lib/python")
+    for names in ((*usual, *silent), usual, usual[:1]):
         found = next((frame for frame in stack if not any(name in frame for name in names)), None)
         if found is not None and "/libai/guard.py" not in found:
             return found

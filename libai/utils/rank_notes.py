@@ -260,18 +260,24 @@ def read_output_folder(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def dump_stacks_on_signal() -> None:
-    """Let `STACK_SIGNAL` write the Python stacks of this rank into the notes folder; also while it waits in C++."""
+    """Let `STACK_SIGNAL`, and what ends this rank in native code, write its Python stacks into the notes folder."""
     own = own_folder()
     if own is not None:
-        file = open(Path(own[0], f"stack_{own[1]}"), "w")  # noqa: SIM115  # open for as long as the process lives
-        faulthandler.register(STACK_SIGNAL, file=file, all_threads=True)
+        # open for as long as the process lives
+        asked, last = (open(Path(own[0], f"{name}_{own[1]}"), "w") for name in ("stack", "crash"))  # noqa: SIM115
+        faulthandler.register(STACK_SIGNAL, file=asked, all_threads=True)
+        faulthandler.enable(file=last, all_threads=True)
 
 
-def read_stack(folder: str | os.PathLike[str], rank: int) -> list[str]:
-    """The frames of a rank's main thread, innermost first, as `faulthandler` writes them. Empty when it gave none."""
+def read_stack(folder: str | os.PathLike[str], rank: int, name: str = "stack") -> list[str]:
+    """The frames of a rank's main thread, innermost first, as `faulthandler` writes them. Empty when it gave none.
+
+    `name`: "crash" for those from when native code ended the rank (SIGSEGV, SIGABRT, SIGFPE, SIGBUS, SIGILL).
+    """
     with contextlib.suppress(OSError):
-        text = Path(folder, f"stack_{rank}").read_text(encoding="utf-8", errors="replace")
-        main_thread = text.strip().split("\n\n")[-1]  # faulthandler writes the newest thread first
+        text = Path(folder, f"{name}_{rank}").read_text(encoding="utf-8", errors="replace")
+        threads = [block for block in text.split("\n\n") if "  File " in block]
+        main_thread = threads[-1] if threads else ""  # faulthandler writes the newest thread first
         return [line.strip() for line in main_thread.splitlines() if line.strip().startswith("File ")]
     return []
 

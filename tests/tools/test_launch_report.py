@@ -101,6 +101,16 @@ def test_an_alarm_of_the_programs_own_is_no_failed_rendezvous(script):
     )
 
 
+@pytest.mark.parametrize("end", ["ctypes.string_at(0)", "os.abort()"])
+def test_a_rank_that_native_code_ends_is_told_with_the_line(script, end):
+    program = script(f"import ctypes\ndef forward():\n    if rank == 1: {end}\nforward()\ntime.sleep(60)")
+    result = program.run()
+    assert result.returncode == 1
+    name = "SIGSEGV" if "ctypes" in end else "SIGABRT"
+    assert f"rank 1 failed first: killed by {name} in native code, with Python at {program.path}:" in result.stderr
+    assert f": `if rank == 1: {end}`. Some operations" in result.stderr
+
+
 @pytest.mark.parametrize("code", [0, 3, 75])
 def test_a_rank_that_leaves_without_a_note_has_failed_whatever_its_code(script, code):
     result = script(f"if rank == 1: os._exit({code})\ntime.sleep(60)").run()

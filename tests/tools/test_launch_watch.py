@@ -119,5 +119,5 @@ def test_the_frame_that_tells_most_is_the_users():
         'File "/home/me/my_data.py", line 7 in build',
         'File "/repo/libai/engine/build.py", line 9 in build_model',
     ]
-    assert "my_data.py" in launch_watch._telling_frame(stack)
-    assert "oneflow" in launch_watch._telling_frame(stack[:1])
+    assert "my_data.py" in launch_watch.telling_frame(stack)
+    assert "oneflow" in launch_watch.telling_frame(stack[:1])

@@ -5,8 +5,8 @@
 
 Runs in an environment of its own with torch, numpy and safetensors; imports neither libai nor oneflow. Reads JSON lines
 from standard input: `{"command": "run", "iterations": N, "losses": bool}` and `{"command": "quit"}`, and answers each
-with one line (`libai/benchmark/protocol.py` describes the fields). Eager PyTorch with `--threads` 1 by default: one
-compute thread is what OneFlow 0.9 has on CPU. The batches of the case are used in turn, again and again.
+with one line (`libai/benchmark/protocol.py` describes the fields). Eager PyTorch with its own number of threads by
+default: a core each, or OMP_NUM_THREADS. The batches of the case are used in turn, again and again.
 """
 
 from __future__ import annotations
@@ -254,10 +254,11 @@ def main() -> int:
     parser.add_argument("words", nargs="*", metavar="CONFIG key=value", help="what to export and train")
     parser.add_argument("--case", type=Path, metavar="FOLDER", help="an exported case instead")
     parser.add_argument("--python", default="python", help="interpreter of the environment with libai")
-    parser.add_argument("--threads", type=int, default=1, help="compute threads (default 1)")
+    parser.add_argument("--threads", type=int, help="compute threads (default: PyTorch's)")
     parser.add_argument("--plain-attention", action="store_true", help="not scaled_dot_product_attention")
     args = parser.parse_intermixed_args()
-    torch.set_num_threads(args.threads)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # nothing but answers on standard output
 
@@ -278,7 +279,7 @@ def main() -> int:
         processes=1,
         parameters=sum(p.numel() for p in trainer.model.parameters()),
         global_batch_size=case["micro_batch_size"] * case["num_accumulation_steps"],
-        settings=f"torch {torch.__version__}, {args.threads} thread(s)",
+        settings=f"torch {torch.__version__}, {torch.get_num_threads()} thread(s)",
         rss_bytes=_status("VmRSS"),
     )
     commands: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

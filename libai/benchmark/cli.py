@@ -158,6 +158,7 @@ def _commands(args: argparse.Namespace) -> dict[str, tuple[str, ...]]:
         raise UserError("--torch-python PATH and --torch-script FILE belong together: an interpreter and what it runs.")
     if args.torch_python is not None:
         commands["torch"] = (args.torch_python, args.torch_script)
+        commands["torch-1"] = ("env", "OMP_NUM_THREADS=1", *commands["torch"])
     return commands
 
 
@@ -201,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--sweep", metavar="KEY=V1,V2", help="one case for each value of a setting")
     add("--contender", action="append", default=[], metavar="NAME=COMMAND", help="a command that speaks the protocol")
     add("--torch-python", metavar="PATH", help="interpreter of an environment with PyTorch, for --torch-script")
-    add("--torch-script", metavar="FILE", help="a contender that it runs, named torch")
+    add("--torch-script", metavar="FILE", help="a contender that it runs: torch, and torch-1 on one thread")
     add("--rounds", type=int, default=Settings.rounds, help="blocks of each contender (default %(default)s)")
     add("--block-seconds", type=float, default=Settings.block_seconds, help="length of a block (default %(default)s)")
     add("--check-iterations", type=int, default=Settings.check_iterations, help="losses compared (default %(default)s)")

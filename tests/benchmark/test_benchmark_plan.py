@@ -101,3 +101,14 @@ def test_python_in_a_command_is_the_interpreter_of_the_benchmark(monkeypatch):
     assert torch.environment["PATH"] == os.pathsep.join([str(Path(sys.executable).parent), "/nowhere"])
     assert shutil.which("python", path=torch.environment["PATH"]), "the contender could not export its case"
     assert torch.command[:3] == ("elsewhere/python", "script.py", CONFIG)
+
+
+def test_pytorch_takes_part_with_its_own_threads_and_with_one():
+    from libai.benchmark import cli
+
+    args = cli._parser().parse_args([CONFIG, "--torch-python", "elsewhere/python", "--torch-script", "script.py"])
+    commands = cli._commands(args)
+    assert commands == {
+        "torch": ("elsewhere/python", "script.py"),
+        "torch-1": ("env", "OMP_NUM_THREADS=1", "elsewhere/python", "script.py"),
+    }

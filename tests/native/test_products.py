@@ -51,7 +51,7 @@ def drawn(rows, columns, is_transposed):
 COMPARE = (
     SETUP
     + """
-sizes = (17, 31, 48, 65, 96, 97, 128, 192, 255, 384, 500, 1000, 1024, 1537)
+sizes = (17, 48, 65, 96, 97, 128, 192, 255, 384, 500, 1000, 1025)
 equal = different = by_its_own_threads = 0
 for _ in range(250):
     m, n, k = (int(size) for size in rng.choice(sizes, 3))
@@ -63,12 +63,13 @@ for _ in range(250):
         continue
     blas.scipy_openblas_set_num_threads(1)
     whole(a, b, results[1], beta)
-    blas.scipy_openblas_set_num_threads(3)
-    whole(a, b, results[2], beta)
-    blas.scipy_openblas_set_num_threads(1)
     is_equal = results[0].tobytes() == results[1].tobytes()
     equal, different = equal + is_equal, different + (not is_equal)
-    by_its_own_threads += results[1].tobytes() != results[2].tobytes()
+    if by_its_own_threads == 0:  # they are slow where others keep the cores busy
+        blas.scipy_openblas_set_num_threads(3)
+        whole(a, b, results[2], beta)
+        blas.scipy_openblas_set_num_threads(1)
+        by_its_own_threads += results[1].tobytes() != results[2].tobytes()
 print(equal, different, by_its_own_threads, flush=True)
 """
 )

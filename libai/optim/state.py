@@ -184,7 +184,7 @@ def like_parameter(value: Any, parameter: flow.Tensor) -> flow.Tensor:
         return (moved.clone() if moved is value else moved + 0).to(parameter.dtype)
     if isinstance(value, flow.Tensor):
         value = value.detach().numpy()
-    array = np.ascontiguousarray(value)
+    array = np.ascontiguousarray(value).reshape(np.shape(value))  # which makes a number an array of one
     if not parameter.is_global:
         return flow.tensor(array, dtype=parameter.dtype, device=parameter.device)
     broadcast = [flow.sbp.broadcast] * len(parameter.sbp)

@@ -7,18 +7,19 @@ mesh: `LocalLayout` for a module of local tensors (one process, or one replica p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.parallel.indexing import index_with_all_ranks
 from libai.parallel.meeting import StagesMeet, move_to
 from libai.parallel.mesh import Mesh
+from libai.parallel.operations import SourceOps, repair_global_operations
 from libai.parallel.plan import Arrangement, ParallelPlan, TensorLayout
 from libai.parallel.recompute import recompute_in_backward
 from libai.parallel.recurrent import give_initial_states
@@ -87,7 +88,7 @@ class GlobalLayout:
     is_global = True
 
     def __init__(self, arrangement: Arrangement):
-        index_with_all_ranks()
+        repair_global_operations()
         self.arrangement = arrangement
         self.mesh = arrangement.mesh
         self.cuts_parameters = arrangement.shares_parameters or not self.mesh.is_data_parallel_only
@@ -144,7 +145,7 @@ class GlobalLayout:
         there tensors of two stages may meet."""
         if self.mesh.pipeline > 1:
             return StagesMeet(self._placements)
-        return _SourceOps(self._placements[0], self._whole)
+        return SourceOps(self._placements[0], self._whole)
 
     def local_output(
         self, tensor: flow.Tensor, num_samples: int, is_replicated: bool = False, everywhere: bool = False
@@ -166,26 +167,6 @@ class GlobalLayout:
     def sees_outputs(self) -> bool:
         """See `LocalLayout`."""
         return self.mesh.pipeline_rank == self.arrangement.tail and self.mesh.tensor_rank == 0
-
-
-class _SourceOps:
-    """OneFlow's global mode, and an identity matrix that keeps to it: `flow.eye` of OneFlow 0.9.0 does not."""
-
-    def __init__(self, placement: Any, sbp: Any):
-        self._mode = flow.utils.global_view.global_mode(True, placement=placement, sbp=sbp)
-
-    def __enter__(self) -> None:
-        self._mode.__enter__()
-        self._eye, flow.eye = flow.eye, _eye
-
-    def __exit__(self, *error: Any) -> None:
-        flow.eye = self._eye
-        self._mode.__exit__(*error)
-
-
-def _eye(n: int, m: int | None = None, *_: Any, dtype: Any = flow.float32, **__: Any) -> flow.Tensor:
-    columns = n if m is None else m
-    return (flow.arange(n).unsqueeze(1) == flow.arange(columns).unsqueeze(0)).to(dtype)
 
 
 Layout = LocalLayout | GlobalLayout
@@ -214,10 +195,11 @@ def parallelize(
     layout = GlobalLayout(arrangement)
     for name, parameter in module.named_parameters():
         parameter.data = _lay_out(parameter.data, arrangement.tensors[name], layout)
-    buffers = dict(module.named_buffers())
-    for name in buffers:
-        owner, attribute = _owner_of(module, name)
-        owner._buffers[attribute] = _lay_out(buffers[name], arrangement.tensors[name], layout)
+    _exchange_tensors(
+        module,
+        lambda name, buffer: _lay_out(buffer, arrangement.tensors[name], layout),
+        lambda name, constant: layout.replicate(constant, layout.stage_of_module(name) or 0),
+    )
     give_initial_states(module)
     _pin_outputs(module, plan, mesh)
     if arrangement.shares_parameters:
@@ -252,9 +234,32 @@ def _sbp_of(where: TensorLayout, mesh: Mesh, is_shared: bool = True) -> list[Any
     return mesh.sbp(over_data, flow.sbp.broadcast if where.axis is None else flow.sbp.split(where.axis))
 
 
-def _owner_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, attribute = name.rpartition(".")
-    return dict(module.named_modules())[path], attribute
+#: a name, of a buffer or of a module, and a tensor → the one to hold in its place
+_Change = Callable[[str, flow.Tensor], flow.Tensor]
+
+
+def _exchange_tensors(module: nn.Module, change_buffer: _Change, change_constant: _Change) -> None:
+    """Exchange the buffers, which modules may share, and the constants that modules hold as plain attributes."""
+    buffers = dict(module.named_buffers())
+    renewed = {id(buffer): change_buffer(name, buffer) for name, buffer in buffers.items()}
+
+    def exchanged(name: str, tensor: flow.Tensor) -> flow.Tensor:
+        if id(tensor) in renewed:
+            return renewed[id(tensor)]
+        return tensor if tensor.requires_grad else change_constant(name, tensor)
+
+    for name, child in module.named_modules():
+        child._buffers.update({key: renewed.get(id(buffer), buffer) for key, buffer in child._buffers.items()})
+        for attribute in sorted(vars(child).keys() - vars(nn.Module()).keys()):  # on all ranks in the same order
+            value = vars(child)[attribute]
+            if type(value) in (flow.Tensor, list, tuple, dict) and _holds_constants(value):
+                vars(child)[attribute] = map_tensors(value, partial(exchanged, name))
+
+
+def _holds_constants(value: Any) -> bool:
+    tensors: list[flow.Tensor] = []
+    map_tensors(value, tensors.append)
+    return any(not tensor.requires_grad for tensor in tensors)
 
 
 # ---------------------------------------------------------------------------------- changing how modules are called
@@ -360,10 +365,11 @@ def localize(module: nn.Module) -> None:
         parameter.grad = None
         if parameter.is_global:
             parameter.data = whole(parameter)
-    for name, buffer in list(module.named_buffers()):
-        if buffer.is_global:
-            owner, attribute = _owner_of(module, name)
-            owner._buffers[attribute] = whole(buffer)
+    _exchange_tensors(module, lambda _, buffer: _localized(buffer), lambda _, constant: _localized(constant))
+
+
+def _localized(tensor: flow.Tensor) -> flow.Tensor:
+    return whole(tensor) if tensor.is_global else tensor
 
 
 def whole(tensor: flow.Tensor) -> flow.Tensor:

@@ -197,3 +197,22 @@ def test_an_optimizer_of_the_users_own_resumes_bitwise():
     resumed = CountingSGD(model.parameters(), 0.5)
     assert import_state(resumed, model.named_parameters(), as_arrays(tensors), scalars).is_exact
     assert losses + train(model, resumed, 3) == whole
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_the_state_of_a_parameter_without_axes_resumes(kind):
+    """A learned temperature, `nn.Parameter(flow.tensor(1.0))`: numpy makes an array of one element of such a number."""
+    temperature = nn.Parameter(flow.tensor(1.0))
+
+    def train_alone(optimizer, num_iters):
+        for _ in range(num_iters):
+            ((FEATURES * temperature) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    optimizer, resumed = (BUILDERS[kind]([temperature]) for _ in range(2))
+    train_alone(optimizer, 2)
+    tensors, scalars = export_state(optimizer, {"temperature": temperature})
+    assert import_state(resumed, {"temperature": temperature}, as_arrays(tensors), scalars).is_exact
+    assert all(value.shape == () for value in export_state(resumed, {"temperature": temperature})[0].values())
+    train_alone(resumed, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import oneflow as flow
 import oneflow.nn.functional as F
 from oneflow import nn
@@ -320,6 +321,44 @@ class GatedInPlace(nn.Module):
         return {"losses": {"cls": F.cross_entropy(self.head(flow.tanh(h)), y)}}
 
 
+class ClassWeights(nn.Module):
+    """Constants that modules hold as plain attributes, and a learned temperature without axes."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 6), nn.Linear(6, 4)
+        self.temperature = nn.Parameter(flow.tensor(0.0))
+        self.masks = [flow.ones(8), flow.tensor([1.0, 0.5] * 4)]
+        self.register_buffer("weights", flow.tensor([1.0, 2.0, 0.5, 1.5]))
+        self.loss = nn.CrossEntropyLoss(weight=self.weights)
+
+    def forward(self, x, y):
+        logits = sum(self.head(flow.tanh(self.body(x * mask))) for mask in self.masks)
+        return {"losses": {"cls": self.loss(logits * self.temperature.exp(), y)}}
+
+
+class Rotary(nn.Module):
+    """Attention with rotated pairs of features, stacked on a new last axis, and the median over time."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(6, 4), nn.Linear(6, 4), nn.Linear(6, 4)
+        self.head = nn.Linear(8, 4)
+        angles = np.outer(np.arange(5), [1.0, 0.1]).astype(np.float32)
+        self.register_buffer("cos", flow.tensor(np.cos(angles)))
+        self.register_buffer("sin", flow.tensor(np.sin(angles)))
+
+    def rotated(self, x):
+        a, b = x[..., ::2], x[..., 1::2]
+        return flow.stack([a * self.cos - b * self.sin, a * self.sin + b * self.cos], dim=-1).flatten(-2)
+
+    def forward(self, steps, y):
+        scores = self.rotated(self.query(steps)) @ self.rotated(self.key(steps)).transpose(1, 2)
+        h = F.softmax(scores / 2, dim=-1) @ self.value(steps)
+        pooled = flow.cat([h.median(dim=1)[0], h[:, [0, 4]].mean(dim=1)], dim=-1)
+        return {"losses": {"cls": F.cross_entropy(self.head(pooled), y)}}
+
+
 MODELS = {
     "activation_average": (ActivationAverage, "vectors"),
     "step_counter": (StepCounter, "vectors"),
@@ -340,4 +379,6 @@ MODELS = {
     "class_centers": (ClassCenters, "vectors"),
     "domain_adversarial": (DomainAdversarial, "vectors"),
     "gated_in_place": (GatedInPlace, "vectors"),
+    "class_weights": (ClassWeights, "vectors"),
+    "rotary": (Rotary, "sequences"),
 }

@@ -75,9 +75,9 @@ def batches(kind: str) -> list[Batch]:
 def initial_value(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """The initial value of a parameter, from its name alone: matrices by fan-in, norms near one, the rest small."""
     rng = np.random.RandomState(zlib.crc32(name.encode()) % 2**31)
-    noise = rng.randn(*shape).astype(np.float32)
+    noise = np.asarray(rng.randn(*shape), np.float32)
     if len(shape) > 1:
         return noise / np.float32(np.sqrt(np.prod(shape[1:])))
     if "norm" in name and name.endswith("weight"):
         return 1 + np.float32(0.1) * noise
-    return np.float32(0.1) * noise
+    return np.asarray(np.float32(0.1) * noise)

@@ -37,7 +37,9 @@ _FIRST_AND_THIRD = {"split": {"layers.0.*": 0, "layers.2.weight": 1}}
 _TOWER = {"split": {"tower.0.*": 0, "tower.2.weight": 1}}
 #: plans given from outside, as a config gives them; other models carry their own or have none
 PLANS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("frozen_body", "where_clamp", "centred", "squared_mean", "running_sum"), _BODY_AND_HEAD),
+    **dict.fromkeys(
+        ("frozen_body", "where_clamp", "centred", "squared_mean", "running_sum", "class_weights"), _BODY_AND_HEAD
+    ),
     "gated_in_place": _BODY_AND_HEAD,
     **dict.fromkeys(("range_observer", "learned_temperature"), {"split": {"body.*": 0}}),
     **dict.fromkeys(("step_counter", "hard_examples", "focal_loss"), _FIRST_AND_THIRD),

@@ -1,0 +1,184 @@
+"""Computes operations over global tensors on two ranks, and writes how far values and gradients are from one process.
+
+    python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/operations_on_ranks.py RESULT.json eager|graph
+
+Each takes activations `x` (8, 6, 4), a parameter `w` (6, 4) and ids `i` (8, 3), as a model's forward has them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent)]
+
+import numpy as np  # noqa: E402
+import oneflow as flow  # noqa: E402
+import oneflow.nn.functional as F  # noqa: E402
+from oneflow import nn  # noqa: E402
+from ranks import run_rank  # noqa: E402
+
+from libai.parallel import Mesh, ParallelPlan, parallelize, whole  # noqa: E402
+from libai.utils.distributed import get_rank  # noqa: E402
+
+#: what libai makes of other operations, because OneFlow's own are wrong or refused with global tensors
+REPAIRED = {
+    "stack, last axis": lambda x, w, i: flow.stack([x, x * 2], dim=-1),
+    "stack, middle axis": lambda x, w, i: flow.stack([x, x * 2], dim=1),
+    "stack of samples": lambda x, w, i: flow.stack([x[0], x[5]]),
+    "stack of rows": lambda x, w, i: x + flow.stack([w[row] for row in range(6)]),
+    "stack of numbers": lambda x, w, i: flow.stack([x.mean(), x.sum()]),
+    "list of columns": lambda x, w, i: x[:, [0, 2]],
+    "list of samples": lambda x, w, i: x[[0, 7]],
+    "two lists": lambda x, w, i: x[[[0, 1], [2, 3]]],
+    "array of columns": lambda x, w, i: x[:, np.array([1, 2])],
+    "list of rows": lambda x, w, i: x + w[[0, 2, 1, 3, 4, 5]],
+    "rows by ids": lambda x, w, i: w[i],
+    "numbers by two ids": lambda x, w, i: w[i[:, 0], i[:, 1] % 4],
+    "gather_nd": lambda x, w, i: flow.gather_nd(w, i[:, :1]),
+    "scatter_nd": lambda x, w, i: flow.scatter_nd(i[:, :1], x[:, 0], [6, 4]),
+    "tensor_scatter_nd_update": lambda x, w, i: flow.tensor_scatter_nd_update(w, flow.tensor([[1], [3]]), x[:2, 0]),
+    "median": lambda x, w, i: flow.median(x, 1)[0],
+    "median, method": lambda x, w, i: x.median(dim=0, keepdim=True)[0],
+    "repeat_interleave": lambda x, w, i: x.repeat_interleave(2, dim=1),
+    "repeat_interleave of samples": lambda x, w, i: flow.repeat_interleave(x, 2, 0),
+    "repeat_interleave of all": lambda x, w, i: x.repeat_interleave(2),
+    "select": lambda x, w, i: flow.select(x, 1, -1),
+    "select a sample": lambda x, w, i: flow.select(x, 0, 1),
+    "new_ones": lambda x, w, i: x * x.new_ones(8, 1, 1),
+    "new_tensor": lambda x, w, i: x * x.new_tensor([1.0, 2.0, 3.0, 4.0]),
+    "from_numpy": lambda x, w, i: x * flow.from_numpy(np.arange(4, dtype=np.float32)),
+    "eye": lambda x, w, i: x @ flow.eye(4),
+    "affine_grid": lambda x, w, i: F.affine_grid(x[:, :2, :3], (8, 1, 5, 3)),
+    "affine_grid, corners": lambda x, w, i: F.affine_grid(x[:, :2, :3], (8, 1, 5, 3), align_corners=True),
+    "affine_grid of volumes": lambda x, w, i: F.affine_grid(x[:, :3], (8, 1, 2, 3, 4)),
+}
+#: a sample of what OneFlow does right, and what models cannot do without
+OTHERS = {
+    "cat": lambda x, w, i: flow.cat([x, w.expand(8, 6, 4)], dim=1),
+    "cat of samples": lambda x, w, i: flow.cat([x[:3], x[4:]]),
+    "chunk": lambda x, w, i: x.chunk(2, dim=1)[1],
+    "split samples": lambda x, w, i: x.split(3)[1],
+    "unbind": lambda x, w, i: x.unbind(1)[2],
+    "every other": lambda x, w, i: x[::2, 1::2],
+    "differences": lambda x, w, i: x[1:] - x[:-1],
+    "flip": lambda x, w, i: x.flip(0),
+    "roll": lambda x, w, i: flow.roll(x, (1, 2), (0, 1)),
+    "cumsum": lambda x, w, i: x.cumsum(0) + x.cumsum(1),
+    "var": lambda x, w, i: x.var(0) + x.var(1).mean(),
+    "std": lambda x, w, i: x.std(0) + x.std(),
+    "max": lambda x, w, i: x.max(0)[0] + x.max(1)[0].mean() + x.max(),
+    "prod": lambda x, w, i: x.prod(1),
+    "norm": lambda x, w, i: x.norm(dim=0) + x.norm(),
+    "logsumexp": lambda x, w, i: flow.logsumexp(x, dim=0),
+    "softmax over samples": lambda x, w, i: F.softmax(x, 0),
+    "einsum": lambda x, w, i: flow.einsum("btd,btc->dc", x, x),
+    "einsum with a parameter": lambda x, w, i: flow.einsum("btd,td->bt", x, w),
+    "similarities": lambda x, w, i: x.reshape(8, -1) @ x.reshape(8, -1).T,
+    "triangle": lambda x, w, i: flow.triu(x.reshape(8, -1) @ x.reshape(8, -1).T, 1),
+    "diagonal": lambda x, w, i: flow.diagonal(x.reshape(8, -1) @ x.reshape(8, -1).T),
+    "gather": lambda x, w, i: flow.gather(x, 1, i.unsqueeze(-1).expand(-1, -1, 4)),
+    "index_select": lambda x, w, i: flow.index_select(x, 0, i[:, 0]) + flow.index_select(w, 0, i[0]).mean(),
+    "one of each sample": lambda x, w, i: x[flow.arange(8), i[:, 0]],
+    "embedding": lambda x, w, i: F.embedding(i, w),
+    "scatter_add": lambda x, w, i: flow.scatter_add(flow.zeros(6, 4), 0, i[:, :1].expand(-1, 4), x[:, 0]),
+    "topk": lambda x, w, i: flow.topk(x, 2, dim=1)[0],
+    "sort samples": lambda x, w, i: flow.sort(x, dim=0)[0],
+    "argsort": lambda x, w, i: x[flow.argsort(x[:, 0, 0])],
+    "where": lambda x, w, i: flow.where(x.mean(0) > 0, x, w),
+    "masked_fill": lambda x, w, i: x.masked_fill(w > 0, 0.3),
+    "maximum": lambda x, w, i: flow.maximum(x, w) - flow.minimum(x, x.mean(0)),
+    "repeat": lambda x, w, i: x.repeat(2, 1, 1) + w.repeat(1, 1),
+    "expand": lambda x, w, i: x.unsqueeze(0).expand(3, -1, -1, -1),
+    "groups of samples": lambda x, w, i: x.reshape(2, 4, 6, 4).mean(1),
+    "axes in another order": lambda x, w, i: x.permute(2, 0, 1).reshape(4, -1),
+    "pad samples": lambda x, w, i: F.pad(x, (0, 0, 0, 0, 1, 0)),
+    "layer_norm": lambda x, w, i: F.layer_norm(x, (4,)),
+    "grid_sample": lambda x, w, i: F.grid_sample(x.unsqueeze(1), x[..., :2].unsqueeze(1).tanh(), align_corners=False),
+    "a mean twice": lambda x, w, i: x.mean(0) * x.mean(0) + x.sum(0),
+    "sum over itself": lambda x, w, i: x.sum() / x.abs().sum(),
+    "one_hot": lambda x, w, i: F.one_hot(i, 6).float() @ x,
+    "new_zeros": lambda x, w, i: x + x.new_zeros(8, 1, 1) + flow.zeros_like(x) + flow.ones_like(x[0]),
+    "arange": lambda x, w, i: x * flow.arange(8).float()[:, None, None] + flow.linspace(0, 1, 4),
+    "a mean of a parameter": lambda x, w, i: x * w.mean() + w / w.norm(dim=1, keepdim=True),
+}
+OPERATIONS = REPAIRED | OTHERS
+#: what OneFlow itself gives, which the test must see to be wrong
+CONTROL = {"stack, last axis": lambda x, w, i: flow.stack.__wrapped__([x, x * 2], dim=-1)}
+
+
+class Applied(nn.Module):
+    """An operation on activations that have a gradient."""
+
+    def __init__(self, operation: Any):
+        super().__init__()
+        self.operation = operation
+        rng = np.random.RandomState(1)
+        self.scale = nn.Parameter(flow.tensor(rng.rand(4).astype(np.float32) + 0.5))
+        self.w = nn.Parameter(flow.tensor(rng.randn(6, 4).astype(np.float32)))
+
+    def forward(self, x: flow.Tensor, i: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
+        found = self.operation(x * self.scale, self.w, i)
+        return found.pow(2).mean() + 0 * self.w.sum(), found
+
+
+class Step(nn.Graph):
+    """A compiled update."""
+
+    def __init__(self, model: nn.Module, optimizer: Any, source_ops: Any):
+        super().__init__()
+        self.model, self.source_ops = model, source_ops
+        self.add_optimizer(optimizer)
+
+    def build(self, x: flow.Tensor, i: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
+        with self.source_ops():
+            loss, found = self.model(x, i)
+        loss.backward()
+        return loss, found
+
+
+def updated(operation: Any, mode: str, mesh: Mesh | None) -> list[np.ndarray]:
+    """The operation's value, and the parameters after an update: on all ranks together, or on this one alone."""
+    rng = np.random.RandomState(0)
+    batch = {"x": rng.randn(8, 6, 4).astype(np.float32), "i": rng.randint(0, 6, (8, 3)).astype(np.int64)}
+    model = Applied(operation)
+    if mesh is None:
+        loss, found = model(**{name: flow.tensor(array) for name, array in batch.items()})
+        loss.backward()
+        flow.optim.SGD(model.parameters(), lr=0.1).step()
+    else:
+        layout = parallelize(model, ParallelPlan.of(model, {}), mesh)
+        part = slice(4 * mesh.data_rank, 4 * mesh.data_rank + 4)
+        inputs = layout.lay_out_batch({name: flow.tensor(array[part]) for name, array in batch.items()})
+        optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
+        if mode == "graph":
+            _, found = Step(model, optimizer, layout.source_ops)(inputs["x"], inputs["i"])
+        else:
+            with layout.source_ops():
+                loss, found = model(**inputs)
+            loss.backward()
+            optimizer.step()
+    return [whole(tensor).numpy() for tensor in (found, *model.parameters())]
+
+
+def apart(name: str, operation: Any, mode: str, mesh: Mesh) -> float:
+    """The largest difference from one process, relative to the largest value."""
+    expected, found = updated(OPERATIONS[name], "eager", None), updated(operation, mode, mesh)
+    return max(float(abs(a - b).max()) / max(float(abs(a).max()), 1.0) for a, b in zip(expected, found))
+
+
+def main(target: str, mode: str) -> None:
+    """Compute everything and let rank 0 write; a graph takes longer, and is compiled for what was repaired."""
+    mesh = Mesh(2, 1, 1)
+    names = OPERATIONS if mode == "eager" else REPAIRED
+    rows = {name: apart(name, OPERATIONS[name], mode, mesh) for name in names}
+    control = {name: apart(name, operation, "eager", mesh) for name, operation in CONTROL.items()}
+    if get_rank() == 0:
+        Path(target).write_text(json.dumps({"rows": rows, "control": control}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run_rank(main, *sys.argv[1:])

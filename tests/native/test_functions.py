@@ -47,6 +47,7 @@ POINTWISE = {
     "fast_gelu": (flow._C.fast_gelu, lambda x: x * tanh_gate(x), tanh_gelu_slope),
     "quick_gelu": (flow._C.quick_gelu, lambda x: x * sigmoid(1.702 * x), lambda x: silu_slope(x, 1.702)),
     "silu": (flow.nn.functional.silu, lambda x: x * sigmoid(x), silu_slope),
+    "sigmoid": (flow.sigmoid, sigmoid, lambda x: sigmoid(x) * sigmoid(-x)),
     "tanh": (flow.tanh, np.tanh, lambda x: 1.0 - np.tanh(x) ** 2),
     "exp": (flow.exp, np.exp, np.exp),
     "erf": (flow.erf, erf, lambda x: 2.0 / math.sqrt(math.pi) * np.exp(-np.minimum(x * x, 700.0))),
@@ -93,7 +94,7 @@ def test_nan_stays_nan(level, name):
 def test_infinities_have_limits(level):
     ends = flow.tensor([np.inf, -np.inf])
     assert flow.exp(ends).numpy().tolist() == [np.inf, 0.0]
-    for function, limits in ((flow.tanh, [1.0, -1.0]), (flow.erf, [1.0, -1.0])):
+    for function, limits in ((flow.sigmoid, [1.0, 0.0]), (flow.tanh, [1.0, -1.0]), (flow.erf, [1.0, -1.0])):
         assert function(ends).numpy().tolist() == limits
     for name in ("gelu", "fast_gelu", "quick_gelu", "silu"):
         assert POINTWISE[name][0](ends).numpy()[0] == np.inf

@@ -16,7 +16,7 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-@pytest.mark.parametrize("shape", [(1,), (3, 1), (4, 17), (2, 5, 300), (70, 1000)])
+@pytest.mark.parametrize("shape", [(1,), (3, 1), (4, 17), (35, 23), (2, 5, 300), (70, 1000)])
 def test_softmax(level, counted, shape):
     x = random(*shape, spread=4.0)
     p = softmax(x.astype(np.float64))

@@ -213,14 +213,13 @@ inline std::pair<int64_t, int64_t> ReadersOf(const ConvAxis& a, int64_t tap) {
 
 inline void FilterGradient(const ConvShape& s, const float* dy, const float* x, float* dfilter) {
   const int64_t num_taps = s.Pixels(&ConvAxis::k), x_pixels = s.Pixels(&ConvAxis::x), y_pixels = s.Pixels(&ConvAxis::y);
-  const int64_t c_stride = RoundUp(s.c, kWidth / 2), o_stride = RoundUp(s.o, 24);  // a multiple of the rows of any tile
+  const int64_t c_stride = RoundUp(s.c, kWidth / 2), o_stride = s.o;
   const int64_t block = std::min(s.samples, std::max<int64_t>(1, 1024 / std::max<int64_t>(y_pixels, 1)));
   const int64_t sums = num_taps * o_stride * c_stride;
   float* dw = ScratchFor(0, sums);  // (taps, outputs, inputs)
   float* xs = ScratchFor(1, block * x_pixels * c_stride);
   float* gs = ScratchFor(2, block * y_pixels * o_stride);
   std::memset(xs, 0, block * x_pixels * c_stride * sizeof(float));
-  std::memset(gs, 0, block * y_pixels * o_stride * sizeof(float));
   std::vector<int64_t> x_at, dy_at;
   const ConvAxis &d = s.axis[0], &h = s.axis[1], &w = s.axis[2];
   for (int64_t g = 0; g < s.groups; ++g) {

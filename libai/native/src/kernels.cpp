@@ -2,6 +2,7 @@
 #include "channel_kernels.h"
 #include "conv_kernels.h"
 #include "pointwise_kernels.h"
+#include "pool_kernels.h"
 #include "row_kernels.h"
 #include "shape_kernels.h"
 #include "update_kernels.h"
@@ -17,6 +18,7 @@ __attribute__((constructor)) void RegisterAll() {
   RegisterUpdates();
   RegisterChannels();
   RegisterConvolutions();
+  RegisterPools();
 }
 
 bool HasAvx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"); }

@@ -12,10 +12,10 @@ namespace libai {
 namespace {
 #include "vector.h"
 #include "batch_norm.h"
+#include "tiles.h"
 #include "pointwise.h"
 #include "rows.h"
 #include "sums.h"
-#include "tiles.h"
 #include "updates.h"
 }  // namespace
 

@@ -38,10 +38,11 @@ struct FilterRun {
 
 #define LIBAI_UNARY(X) \
   X(Gelu) X(FastGelu) X(QuickGelu) X(Silu) X(TanhAll) X(ExpAll) X(ErfAll) X(SqrtAll) X(Rsqrt) \
-  X(Square) X(Cube)
+  X(Square) X(Cube) X(SigmoidAll)
 #define LIBAI_UNARY_GRAD(X) \
   X(GeluGrad) X(FastGeluGrad) X(QuickGeluGrad) X(SiluGrad) X(TanhGrad) X(ExpGrad) X(ErfGrad) X(SqrtGrad) \
-  X(RsqrtGrad) X(SquareGrad) X(CubeGrad)
+  X(RsqrtGrad) X(SquareGrad) X(CubeGrad) \
+  X(SigmoidGrad)
 #define LIBAI_BINARY(X) X(AddLine) X(SubLine) X(MulLine) X(DivLine)
 #define LIBAI_COMPARISON(X) \
   X(EqualLine) X(NotEqualLine) X(LessLine) X(LessEqualLine) X(GreaterLine) X(GreaterEqualLine)

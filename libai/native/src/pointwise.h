@@ -58,6 +58,8 @@ UNARY(QuickGelu, v * Sigmoid(1.702f * v))
 UNARY_GRAD(QuickGeluGrad, g * SiluSlope(v, 1.702f))
 UNARY(Silu, v * Sigmoid(v))
 UNARY_GRAD(SiluGrad, g * SiluSlope(v, 1.0f))
+UNARY(SigmoidAll, Sigmoid(v))
+UNARY_GRAD(SigmoidGrad, g * (v * (1.0f - v)))  // v: the sigmoid
 UNARY(TanhAll, Tanh(v))
 UNARY_GRAD(TanhGrad, g * (1.0f - Tanh(v) * Tanh(v)))
 UNARY(ExpAll, ExpFull(v))

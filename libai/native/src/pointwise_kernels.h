@@ -16,6 +16,9 @@ void RunGrad(KernelComputeContext* c) {
   (g_maths->*function)(In(c, "x"), In(c, "dy"), Out(c, "dx"), Size(c, "x"));
 }
 
+inline void RunSigmoidGrad(KernelComputeContext* c) {
+  g_maths->SigmoidGrad(In(c, "y"), In(c, "dy"), Out(c, "dx"), Size(c, "y"));
+}
 inline void RunLeakyRelu(KernelComputeContext* c) {
   g_maths->LeakyRelu(In(c, "x"), Out(c, "y"), Size(c, "x"), c->Attr<float>("alpha"));
 }
@@ -65,6 +68,7 @@ inline void RegisterPointwise() {
   Register("fast_gelu", "in", &RunInOut<&Maths::FastGelu>);
   Register("quick_gelu", "x", &RunXy<&Maths::QuickGelu>);
   Register("silu", "in", &RunInOut<&Maths::Silu>);
+  Register("sigmoid", "x", &RunXy<&Maths::SigmoidAll>);
   Register("tanh", "x", &RunXy<&Maths::TanhAll>);
   Register("exp", "x", &RunXy<&Maths::ExpAll>);
   Register("erf", "x", &RunXy<&Maths::ErfAll>);
@@ -74,6 +78,7 @@ inline void RegisterPointwise() {
   Register("fast_gelu_grad", "x", &RunGrad<&Maths::FastGeluGrad>);
   Register("quick_gelu_grad", "x", &RunGrad<&Maths::QuickGeluGrad>);
   Register("silu_grad", "x", &RunGrad<&Maths::SiluGrad>);
+  Register("sigmoid_grad", "y", &RunSigmoidGrad);
   Register("tanh_grad", "x", &RunGrad<&Maths::TanhGrad>);
   Register("exp_grad", "x", &RunGrad<&Maths::ExpGrad>);
   Register("erf_grad", "x", &RunGrad<&Maths::ErfGrad>);

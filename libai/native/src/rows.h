@@ -101,7 +101,42 @@ INLINE float Largest(const float* x, int64_t n) {
   return top;
 }
 
+// Rows that are short are computed sixteen at a time, a number of each beside those of the others.
+constexpr int64_t kShort = 32, kTogether = 16;
+
+template<bool is_log>
+INLINE void SoftmaxOfShortRows(const float* x, float* y, int64_t rows, int64_t d) {
+  float numbers[kShort * kTogether] = {};
+  for (int64_t r = 0; r < rows; r += kTogether) {
+    const int64_t count = rows - r < kTogether ? rows - r : kTogether;
+    Transpose(x + r * d, d, numbers, kTogether, count, d);
+    float top[kTogether], sum[kTogether] = {};
+    SIMD for (int64_t i = 0; i < kTogether; ++i) top[i] = numbers[i];
+    for (int64_t c = 1; c < d; ++c) {
+      const float* in = numbers + c * kTogether;
+      SIMD for (int64_t i = 0; i < kTogether; ++i) top[i] = in[i] > top[i] ? in[i] : top[i];
+    }
+    for (int64_t c = 0; c < d; ++c) {
+      float* in = numbers + c * kTogether;
+      SIMD for (int64_t i = 0; i < kTogether; ++i) {
+        const float z = in[i] - top[i];
+        float e = Exp(z);
+        e = z < -87.0f ? 0.0f : e;  // masked scores are exactly 0
+        sum[i] += e;
+        in[i] = is_log ? z : e;
+      }
+    }
+    for (int64_t i = 0; i < kTogether; ++i) sum[i] = is_log ? __builtin_logf(sum[i]) : 1.0f / sum[i];
+    for (int64_t c = 0; c < d; ++c) {
+      float* in = numbers + c * kTogether;
+      SIMD for (int64_t i = 0; i < kTogether; ++i) in[i] = is_log ? in[i] - sum[i] : in[i] * sum[i];
+    }
+    Transpose(numbers, kTogether, y + r * d, d, d, count);
+  }
+}
+
 void Softmax(const float* x, float* y, int64_t rows, int64_t d) {
+  if (d < kShort) return SoftmaxOfShortRows<false>(x, y, rows, d);
   for (int64_t r = 0; r < rows; ++r) {
     const float* in = x + r * d;
     float* out = y + r * d;
@@ -132,6 +167,7 @@ void SoftmaxGrad(const float* y, const float* dy, float* dx, int64_t rows, int64
 }
 
 void LogSoftmax(const float* x, float* y, int64_t rows, int64_t d) {
+  if (d < kShort) return SoftmaxOfShortRows<true>(x, y, rows, d);
   for (int64_t r = 0; r < rows; ++r) {
     const float* in = x + r * d;
     float* out = y + r * d;

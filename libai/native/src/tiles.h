@@ -66,35 +66,42 @@ void ConvPixels(const ConvRun* run, const int64_t* x_at, const int64_t* y_at, in
   }
 }
 
-// dw (rows of `width`) += products of a pixel's dy and x, for kTileRows channels of dy and V vectors of x
-template<int V>
+// dw (rows of `width`) += products of a pixel's dy and x, for R channels of dy and V vectors of x
+template<int V, int R>
 INLINE void FilterTile(const FilterRun& r, const float* dy, const float* x, float* dw) {
-  Vector sum[kTileRows][V];
-  UNROLL for (int m = 0; m < kTileRows; ++m)
+  Vector sum[R][V];
+  UNROLL for (int m = 0; m < R; ++m)
     UNROLL for (int v = 0; v < V; ++v) sum[m][v] = Load(dw + m * r.dw_step + v * kLanes);
   for (int64_t line = 0; line < r.lines; ++line) {
     const float *g = dy + r.dy_at[line], *in = x + r.x_at[line];
     for (int64_t i = 0; i < r.count; ++i, g += r.dy_step, in += r.x_step) {
       Vector number[V];
       UNROLL for (int v = 0; v < V; ++v) number[v] = Load(in + v * kLanes);
-      UNROLL for (int m = 0; m < kTileRows; ++m) {
+      UNROLL for (int m = 0; m < R; ++m) {
         const Vector factor = All(g[m]);
         UNROLL for (int v = 0; v < V; ++v) sum[m][v] = AddProduct(factor, number[v], sum[m][v]);
       }
     }
   }
-  UNROLL for (int m = 0; m < kTileRows; ++m)
+  UNROLL for (int m = 0; m < R; ++m)
     UNROLL for (int v = 0; v < V; ++v) Store(dw + m * r.dw_step + v * kLanes, sum[m][v]);
+}
+
+template<int R>
+INLINE void FilterRows(const FilterRun& r, int64_t row) {
+  const float* dy = r.dy + row;
+  float* dw = r.dw + row * r.dw_step;
+  int64_t column = 0;
+  for (; column + 2 * kLanes <= r.width; column += 2 * kLanes) FilterTile<2, R>(r, dy, r.x + column, dw + column);
+  if (column < r.width) FilterTile<1, R>(r, dy, r.x + column, dw + column);
 }
 
 void ConvFilter(const FilterRun* run) {
   const FilterRun r = *run;
-  for (int64_t row = 0; row < r.rows; row += kTileRows) {
-    int64_t column = 0;
-    for (; column + 2 * kLanes <= r.width; column += 2 * kLanes)
-      FilterTile<2>(r, r.dy + row, r.x + column, r.dw + row * r.dw_step + column);
-    if (column < r.width) FilterTile<1>(r, r.dy + row, r.x + column, r.dw + row * r.dw_step + column);
-  }
+  int64_t row = 0;
+  for (; row + kTileRows <= r.rows; row += kTileRows) FilterRows<kTileRows>(r, row);
+  for (; row + 2 <= r.rows; row += 2) FilterRows<2>(r, row);
+  if (row < r.rows) FilterRows<1>(r, row);
 }
 
 // y[c][r] = x[r][c], in tiles

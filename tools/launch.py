@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TRAIN_NET = ROOT / "tools" / "train_net.py"
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+import launch_auto  # noqa: E402
 from launch_job import Job, Limits, run  # noqa: E402
 from launch_ranks import (  # noqa: E402
     DEFAULT_EXIT_SECONDS,
@@ -115,8 +116,9 @@ def _is_file(path: Path) -> bool:
 def _positive_int(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < 1:
         meaning = {"PROCS": "the number of processes on this machine", "NODE": "the number of machines"}[name]
+        auto = ", or auto" if name == "PROCS" else ""
         order = " The order is FILE CONFIG PROCS." if name == "PROCS" else ""
-        raise UserError(f"{name} is {text!r}; it must be {meaning}, a whole number of at least 1.{order}")
+        raise UserError(f"{name} is {text!r}; it must be {meaning}, a whole number of at least 1{auto}.{order}")
     return int(text)
 
 
@@ -300,6 +302,20 @@ def take_max_restarts(arguments: Sequence[str], environment: Mapping[str, str]) 
     return int(text), rest
 
 
+def settle_processes(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The arguments with a number in place of PROCS=auto; `UserError` where it cannot be measured."""
+    file, config, _, *rest = arguments
+    alone = [file, config, "1", *rest]
+    job = read_job(alone, environment)
+    if job.file != str(TRAIN_NET) or job.num_nodes > 1:
+        why = f"NODE={job.num_nodes}" if job.num_nodes > 1 else f"FILE is {file}"
+        raise UserError(f"PROCS=auto measures tools/train_net.py on one machine, and {why}. Name a number.")
+    facts = run_preflight(job)
+    if WRITES_NOTHING & set(rest):  # there is no training to be fast
+        return alone
+    return launch_auto.settle(arguments, facts, openblas.usable_cores(), launch_auto.measure_in_child)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run one `tools/train.sh` command line and return its exit code."""
     if arguments and arguments[0] in ("-h", "--help"):
@@ -317,6 +333,8 @@ def main(arguments: Sequence[str]) -> int:
         runtime.read_seconds("LIBAI_EXIT_TIMEOUT", DEFAULT_EXIT_SECONDS),
     )
     runtime.connect_seconds()  # the ranks read it; a mistake in it is told once, here
+    if arguments[2] == "auto":
+        arguments = settle_processes(arguments, os.environ)
     job = read_job(arguments, os.environ)
     facts = run_preflight(job) if job.file == str(TRAIN_NET) else look_at_config(job)
     if "output_dir" in facts and not WRITES_NOTHING & set(job.arguments):

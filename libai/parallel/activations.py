@@ -44,6 +44,7 @@ class StageCost:
     """Bytes on each rank of a pipeline stage, for one micro-batch.
 
     Attributes:
+        made: what all operations of the forward pass give.
         kept: activations that the backward pass needs.
         kept_with_recomputation: the same when blocks recompute theirs.
         reduced_forward, reduced_backward: what tensor-parallel ranks all-reduce.
@@ -51,6 +52,7 @@ class StageCost:
         sent, received: what goes to and comes from other stages in the forward pass.
     """
 
+    made: int = 0
     kept: int = 0
     kept_with_recomputation: int = 0
     reduced_forward: int = 0
@@ -117,6 +119,7 @@ def stage_costs(ops: Sequence[TracedOp], arrangement: Arrangement) -> list[Stage
             made[name] = _Made(stage, block, size // (tensor if is_split else 1))
             if is_split:
                 split.add(name)
+        cost.made += num_bytes
         num_kept = sum(made[name].num_bytes for name in op.outputs if name in kept)
         cost.kept += num_kept
         if block:

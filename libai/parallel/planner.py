@@ -284,6 +284,10 @@ def stage_memory(work: Workload, part: StageWork) -> Memory:
             gradients += shard if part.zero_stage >= 2 else whole
             optimizer += work.states[layout.name] * (shard if part.zero_stage >= 1 else whole)
     kept = part.cost.kept_with_recomputation if part.recomputes else part.cost.kept
+    if work.mode == "graph" and mesh.device == "cpu":
+        # OneFlow 0.9 reuses no memory between the operations of a CPU graph: their results, those of the backward pass
+        # (about as many) and those computed again all have memory of their own
+        kept = part.cost.made * (3 if part.recomputes else 2)
     # a stage works ahead until its first micro-batch has come back: 1F1B of PipeDream-flush (arXiv:2006.09503)
     in_flight = min(part.batch.accumulation, mesh.pipeline - part.stage) if work.mode == "graph" else 1
     copy = weights + optimizer + buffers if work.keeps_copy else 0

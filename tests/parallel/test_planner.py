@@ -15,6 +15,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
+from libai.engine import GraphTrainer
 from libai.engine.outline import build_outline, trace_forward
 from libai.models import GPT, AlexNet, ResNet
 from libai.parallel import Mesh, ParallelPlan
@@ -140,6 +141,18 @@ def test_recomputation_and_more_ranks_need_less_activation_memory():
     assert proposal(work, (1, 1, 2)).memory.activations < 0.8 * whole
     in_flight = replace(work, mode="graph", batch_for=lambda data: Batch(8, 2))
     assert proposal(in_flight, (1, 1, 2)).memory.activations > proposal(work, (1, 1, 2)).memory.activations
+
+
+def test_a_compiled_step_on_cpu_keeps_the_result_of_every_operation():
+    model = make_gpt()
+    trainer = GraphTrainer(model, [ids(8)], flow.optim.AdamW(model.parameters()), device="cpu")
+    trainer.prepare()
+    work = work_for(make_gpt(), mode="graph", micro=8)
+    on_cpu, on_cuda = (propose(work, [Mesh(1, 1, 1, device)]).candidates[0].memory for device in ("cpu", "cuda"))
+    assert 0.7 < on_cpu.activations / trainer.graph_bytes < 1.3
+    assert on_cuda.activations < 0.5 * on_cpu.activations
+    (again,) = propose(work, [Mesh(1, 1, 1, "cpu")], recomputation=[True]).candidates
+    assert again.memory.activations > on_cpu.activations
 
 
 def test_a_pure_table_of_meshes():

@@ -26,19 +26,24 @@ _MEETS_TWO_STAGES = (
     "tensors of two pipeline stages meet there. Name every parameter and argument of forward that the line uses in "
     "the plan's `last`, or leave `last` out: what follows the blocks then runs on the first stage"
 )
+_IS_LOCAL = (
+    "a tensor that the line makes itself, or finds outside of parameters and buffers, is not spread over the ranks as "
+    "the others are. Register it as a buffer, or make it from another tensor (`flow.zeros_like(x)`)"
+)
 _PLACEMENTS = r"on the same placement"
 #: pattern in OneFlow's message -> what the line did and what to write instead
 _REMEDIES = (
     (r"tensor\.numpy\(\) is not allowed|Only eager scalar tensor|\.item\(\)", _READS_A_VALUE),
     (r"can not be applied to argwhere|boolean\(mask\)|argwhere|masked_select", _SHAPE_FROM_DATA),
     (_PLACEMENTS, _MEETS_TWO_STAGES),
+    (r"Only local tensors have 'device'|inconsistent attributes", _IS_LOCAL),
     (
         r"input/output item only support types",
         "forward returns or takes something that is not a tensor. Return tensors and None only, and keep numbers and "
         "texts as attributes of the module",
     ),
 )
-_OWN_FOLDERS = (Path(flow.__file__).parent, Path(__file__).parent)
+_OWN_FOLDERS = (Path(flow.__file__).parent, Path(__file__).parent, Path(__file__).parents[1] / "parallel")
 
 
 class GraphBuildError(UserError):
@@ -55,7 +60,7 @@ def explain_build_error(error: Exception, model: Any) -> UserError:
     message = first_line(error)
     frame = _user_frame(error)
     where = f" At {frame.filename}:{frame.lineno}: `{frame.line}`" if frame else ""
-    remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, str(error))), None)
+    remedy = _remedy(error)
     return GraphBuildError(
         f"{type(model).__name__} could not be compiled into a graph: {message} ({type(error).__name__})."
         f"{where}{':' if frame and remedy else ''} {remedy + '.' if remedy else ''} "
@@ -89,6 +94,9 @@ def explain_forward_error(error: Exception, model: Any, batch: Any, is_first: bo
     frame = _user_frame(error)
     where = f" At {frame.filename}:{frame.lineno}: `{frame.line}`." if frame else ""
     doubles = [name for name, value in batch.items() if value.dtype is flow.float64]
+    remedy = None if doubles else _remedy(error)
+    if remedy is not None:
+        return UserError(f"{type(model).__name__}.forward failed: {first_line(error)}.{where} There {remedy}.")
     change = (
         f"Give {doubles} as float32: astype('float32') in the dataset"
         if doubles
@@ -98,6 +106,10 @@ def explain_forward_error(error: Exception, model: Any, batch: Any, is_first: bo
         f"{type(model).__name__}.forward does not fit the batch {inputs}: {first_line(error)} "
         f"({type(error).__name__}).{where} {change}."
     )
+
+
+def _remedy(error: Exception) -> str | None:
+    return next((text for pattern, text in _REMEDIES if re.search(pattern, str(error))), None)
 
 
 def _is_from_oneflow(error: Exception) -> bool:

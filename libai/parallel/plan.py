@@ -139,8 +139,8 @@ class ParallelPlan:
         return cls.read(getattr(model, "plan", None) or {}, f"{type(model).__name__}.plan")
 
     def is_last(self, name: str) -> bool:
-        """True when a pattern of `last` names `name` or a module that it is in."""
-        return any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") for p in self.last)
+        """True when a pattern of `last` names `name`, all that is in it (`head.*`), or a module that it is in."""
+        return any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") or p == f"{name}.*" for p in self.last)
 
     def arrange(
         self,

@@ -106,6 +106,13 @@ def test_a_description_that_is_no_plan():
         ParallelPlan.read(["split"])
 
 
+@pytest.mark.parametrize("pattern", ["head", "head.*"])
+def test_a_module_is_on_the_stage_of_its_parameters(pattern):
+    arrangement = ParallelPlan(blocks="blocks", last=[pattern]).arrange(Stack(), PIPELINE)
+    assert arrangement.tensors["head.weight"].stage == arrangement.stage_of_module("head") == 1
+    assert arrangement.stage_of_module("blocks.0") == 0
+
+
 def test_the_table_names_stage_layout_and_bytes():
     plan = ParallelPlan({"blocks.*.weight": 0, "blocks.*.bias": 0}, "blocks")
     lines = plan.describe(Stack(), Mesh(tensor=2, pipeline=2)).splitlines()

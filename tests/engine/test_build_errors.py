@@ -1,0 +1,29 @@
+"""What OneFlow says of a forward over global tensors is said in the user's terms."""
+
+from __future__ import annotations
+
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+from libai.engine.build_errors import explain_build_error, explain_forward_error
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "RuntimeError : Only local tensors have 'device'. Please use '.placement' for global tensors.",
+        "Got input tensors with inconsistent attributes!",
+    ],
+)
+def test_a_tensor_that_is_on_one_rank_only_is_named_with_what_to_write(said):
+    error = RuntimeError(f"\x1b[1mError\x1b[0m: {said}")
+    batch = {"x": flow.zeros(2, 3)}
+    for explained in (
+        explain_forward_error(error, nn.Linear(3, 3), batch, True),
+        explain_build_error(error, nn.ReLU()),
+    ):
+        assert "Register it as a buffer, or make it from another tensor" in str(explained)
+        assert "Make the sizes and arguments" not in str(explained)
+    other = explain_forward_error(RuntimeError("\x1b[1mError\x1b[0m: 3 vs 4"), nn.Linear(3, 3), batch, True)
+    assert "Register it as a buffer" not in str(other)

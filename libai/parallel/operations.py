@@ -80,6 +80,11 @@ def _with_whole_tensors(operation: Callable[..., Any], *args: Any, **kwargs: Any
     return operation(*map(laid_out_whole, args), **{name: laid_out_whole(value) for name, value in kwargs.items()})
 
 
+def _like(operation: Callable[..., Any], like: flow.Tensor, *args: Any, **kwargs: Any) -> flow.Tensor:
+    """Not laid out as the parts of a sum, which most operations in place have no rule for."""
+    return operation(laid_out_whole(like) if flow.sbp.partial_sum in like.sbp else like, *args, **kwargs)
+
+
 def _median(operation: Callable[..., Any], input: flow.Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     if dim is None:
         return operation(input)
@@ -134,6 +139,8 @@ def _affine_grid(_: Any, theta: flow.Tensor, size: Sequence[int], align_corners:
 
 _REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "stack": _stack,
+    "zeros_like": _like,
+    "ones_like": _like,
     "scatter_nd": _with_whole_tensors,
     "tensor_scatter_nd_update": _with_whole_tensors,
     "median": _median,

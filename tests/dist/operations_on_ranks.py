@@ -50,6 +50,7 @@ REPAIRED = {
     "select a sample": lambda x, w, i: flow.select(x, 0, 1),
     "new_ones": lambda x, w, i: x * x.new_ones(8, 1, 1),
     "new_tensor": lambda x, w, i: x * x.new_tensor([1.0, 2.0, 3.0, 4.0]),
+    "zeros_like a sum, filled": lambda x, w, i: x + flow.zeros_like(x.sum(0)).fill_(0.5) + flow.ones_like(x.sum(0)),
     "from_numpy": lambda x, w, i: x * flow.from_numpy(np.arange(4, dtype=np.float32)),
     "eye": lambda x, w, i: x @ flow.eye(4),
     "affine_grid": lambda x, w, i: F.affine_grid(x[:, :2, :3], (8, 1, 5, 3)),

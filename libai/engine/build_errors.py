@@ -30,6 +30,10 @@ _IS_LOCAL = (
     "a tensor that the line makes itself, or finds outside of parameters and buffers, is not spread over the ranks as "
     "the others are. Register it as a buffer, or make it from another tensor (`flow.zeros_like(x)`)"
 )
+_NO_RULE = (
+    "OneFlow 0.9 has no rule for this operation on tensors as the ranks hold them; a sum over samples, for example, of "
+    "which each rank has a part, cannot be changed in place. Compute a new tensor (`h = h + 1` instead of `h += 1`)"
+)
 _PLACEMENTS = r"on the same placement"
 #: pattern in OneFlow's message -> what the line did and what to write instead
 _REMEDIES = (
@@ -37,6 +41,7 @@ _REMEDIES = (
     (r"can not be applied to argwhere|boolean\(mask\)|argwhere|masked_select", _SHAPE_FROM_DATA),
     (_PLACEMENTS, _MEETS_TWO_STAGES),
     (r"Only local tensors have 'device'|inconsistent attributes", _IS_LOCAL),
+    (r"no maching sbp|InferSbpSignature", _NO_RULE),
     (
         r"input/output item only support types",
         "forward returns or takes something that is not a tensor. Return tensors and None only, and keep numbers and "

@@ -24,6 +24,14 @@ from ranks import run_rank  # noqa: E402
 from libai.parallel import Mesh, ParallelPlan, parallelize, whole  # noqa: E402
 from libai.utils.distributed import get_rank  # noqa: E402
 
+
+def assigned(h: flow.Tensor, index: Any, value: Any) -> flow.Tensor:
+    """`h` with `h[index] = value`."""
+    h = h * 1.0
+    h[index] = value
+    return h
+
+
 #: what libai makes of other operations, because OneFlow's own are wrong or refused with global tensors
 REPAIRED = {
     "stack, last axis": lambda x, w, i: flow.stack([x, x * 2], dim=-1),
@@ -59,6 +67,8 @@ REPAIRED = {
 }
 #: a sample of what OneFlow does right, and what models cannot do without
 OTHERS = {
+    "assigned": lambda x, w, i: assigned(x, slice(1, None), x[:-1] * 2) + assigned(x, x > 0, 0.1),
+    "assigned by ids": lambda x, w, i: assigned(x, (flow.arange(8), i[:, 0]), x[:, 0]),
     "cat": lambda x, w, i: flow.cat([x, w.expand(8, 6, 4)], dim=1),
     "cat of samples": lambda x, w, i: flow.cat([x[:3], x[4:]]),
     "chunk": lambda x, w, i: x.chunk(2, dim=1)[1],

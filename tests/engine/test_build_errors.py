@@ -27,3 +27,11 @@ def test_a_tensor_that_is_on_one_rank_only_is_named_with_what_to_write(said):
         assert "Make the sizes and arguments" not in str(explained)
     other = explain_forward_error(RuntimeError("\x1b[1mError\x1b[0m: 3 vs 4"), nn.Linear(3, 3), batch, True)
     assert "Register it as a buffer" not in str(other)
+
+
+def test_a_layout_that_an_operation_has_no_rule_for_is_explained():
+    error = RuntimeError(
+        "\x1b[1mError\x1b[0m: fill_8 has no maching sbp after flitering valid sbp list sbp_signature {"
+    )
+    explained = explain_forward_error(error, nn.Linear(3, 3), {"x": flow.zeros(2, 3)}, True)
+    assert "cannot be changed in place. Compute a new tensor (`h = h + 1` instead of `h += 1`)" in str(explained)

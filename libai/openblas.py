@@ -30,6 +30,8 @@ logger = logging.getLogger("libai")
 VARIABLE = "LIBAI_OPENBLAS"
 #: what src/sharing.h begins with
 _TRIALS = 8
+#: OpenBLAS has memory for 128 callers at a time, and ends the process when there are more
+_MOST_THREADS = 32
 _FUNCTIONS = ("cblas_sgemm", "cblas_dgemm")
 _THREADS = "OPENBLAS_NUM_THREADS"
 #: where Linux says how much processor time a container may take
@@ -100,13 +102,13 @@ def _keeps_bits(library: Library, sgemm: int) -> bool:
 
 def wanted_threads(environment: Mapping[str, str]) -> int:
     """Threads for each product of this process: OPENBLAS_NUM_THREADS, else OMP_NUM_THREADS, else the cores that it may
-    use, divided by the ranks on this machine."""
+    use, divided by the ranks on this machine; 32 at most."""
     for name in (_THREADS, "OMP_NUM_THREADS"):
         text = environment.get(name, "").partition(",")[0].strip()
         if text.isdecimal() and int(text) > 0:
-            return int(text)
+            return min(int(text), _MOST_THREADS)
     ranks = environment.get(LOCAL_RANKS_VARIABLE) or world_size()
-    return max(1, usable_cores() // int(ranks))
+    return min(max(1, usable_cores() // int(ranks)), _MOST_THREADS)
 
 
 def usable_cores() -> int:

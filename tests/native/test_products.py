@@ -193,6 +193,7 @@ def test_trials_never_end(library):
         ({"OMP_NUM_THREADS": "3,2"}, 3),
         ({"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "3"}, 1),
         ({"OPENBLAS_NUM_THREADS": "all"}, 8),
+        ({"OPENBLAS_NUM_THREADS": "500"}, 32),
     ],
 )
 def test_the_number_is_the_users_else_that_of_the_cores(monkeypatch, environment, threads):

@@ -8,11 +8,18 @@ and arrays of indices it makes local tensors of, which do not fit a global one.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import oneflow as flow
+
+from libai.utils.errors import UserError
+
+#: whose frames are not the user's
+_PACKAGE = Path(__file__).parents[1]
 
 
 @functools.cache
@@ -48,3 +55,35 @@ def laid_out_whole(value: Any) -> Any:
     if not isinstance(value, flow.Tensor) or not value.is_global:
         return value
     return value.to_global(placement=value.placement, sbp=[flow.sbp.broadcast] * len(value.sbp))
+
+
+@functools.cache
+def refuse_unseen_assignments() -> None:
+    """From now on `h[:, indices] = value` raises `UserError` where a gradient would need it, because OneFlow 0.9.0's
+    backward pass sees nothing of it. In this process."""
+    assign = flow.Tensor.__setitem__
+
+    @functools.wraps(assign)
+    def assigned(tensor: flow.Tensor, index: Any, value: Any) -> None:
+        has_gradient = tensor.requires_grad or (isinstance(value, flow.Tensor) and value.requires_grad)
+        if has_gradient and flow.is_grad_enabled() and isinstance(index, tuple) and _mixes_kinds(index):
+            raise UserError(
+                f"{_calling_line()} changes a tensor by `h[:, indices] = value`, with indices beside slices: "
+                "OneFlow 0.9 computes the gradients as if the line were not there. Compute a new tensor instead "
+                "(`flow.where(mask, value, h)`), or give indices for every axis (`h[rows, indices] = value`)."
+            )
+        assign(tensor, index, value)
+
+    flow.Tensor.__setitem__ = assigned
+
+
+def _mixes_kinds(index: tuple[Any, ...]) -> bool:
+    are_indices = {isinstance(one, flow.Tensor | list | np.ndarray) for one in index}
+    return len(are_indices) == 2
+
+
+def _calling_line() -> str:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and Path(frame.f_code.co_filename).is_relative_to(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -17,6 +17,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from libai.parallel.indexing import refuse_unseen_assignments
 from libai.parallel.meeting import StagesMeet, move_to
 from libai.parallel.mesh import Mesh
 from libai.parallel.operations import SourceOps, repair_global_operations
@@ -39,6 +40,7 @@ class LocalLayout:
     cuts_parameters = False
 
     def __init__(self, mesh: Mesh):
+        refuse_unseen_assignments()
         self.mesh = mesh
 
     def lay_out_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
@@ -88,6 +90,7 @@ class GlobalLayout:
     is_global = True
 
     def __init__(self, arrangement: Arrangement):
+        refuse_unseen_assignments()
         repair_global_operations()
         self.arrangement = arrangement
         self.mesh = arrangement.mesh

@@ -115,6 +115,29 @@ def check_layer_norm(mode, shape, normalized):
 
 
 @pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(("shape", "groups"), [((4, 6, 5), 3), ((2, 8, 3, 7), 8), ((3, 32, 4, 4), 1)])
+def test_group_norm(level, counted, shape, groups, affine):
+    x, weight, bias = random(*shape), random(shape[1], seed=2), random(shape[1], seed=3)
+    norm = nn.GroupNorm(groups, shape[1], affine=affine)
+    if affine:
+        norm.load_state_dict({"weight": flow.tensor(weight), "bias": flow.tensor(bias)})
+    else:
+        weight, bias = np.ones(shape[1]), np.zeros(shape[1])
+    found, g, (dx,) = value_and_gradients(norm, x)
+    k = (1, shape[1], *[1] * (len(shape) - 2))
+    rows, factors = x.reshape(shape[0], groups, -1), (g * weight.reshape(k)).reshape(shape[0], groups, -1)
+    unit, expected, _, _ = norm_and_gradients(rows, np.ones(1), np.zeros(1), factors, rows.shape[-1])
+    unit = unit.reshape(shape)
+    close(found, unit * weight.reshape(k) + bias.reshape(k))
+    close(dx, expected.reshape(shape), scale=max(8.0, np.abs(expected).max()))
+    if affine:
+        others = tuple(i for i in range(len(shape)) if i != 1)
+        close(norm.weight.grad.numpy(), (g * unit).sum(others), scale=np.abs(g * unit).sum(others).max())
+        close(norm.bias.grad.numpy(), g.sum(others), scale=np.abs(g).sum(others).max())
+    counted("layer_norm", "layer_norm_grad")
+
+
+@pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize(("shape", "normalized"), [((4, 9), (9,)), ((2, 3, 4, 5), (4, 5))])
 def test_layer_norm_has_gradients_of_gradients(library, shape, normalized, affine):
     """As of the formula in float64, which oneflow differentiates: of the squares of all gradients, and once more."""

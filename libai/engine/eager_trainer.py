@@ -154,10 +154,18 @@ class EagerTrainer(ModelTrainer):
         numbers, which cannot be put back. State that Python keeps is looked at again when the first losses are read.
         """
         self._python_state = PythonState(self.model)
-        if not (own_buffers(self.model) or writes_state(self.model)):
+        shares = self.layout.cuts_parameters and self.zero_stage > 0
+        has_frozen = shares and not all(parameter.requires_grad for parameter in self.model.parameters())
+        if not (own_buffers(self.model) or writes_state(self.model) or has_frozen):
             return
         effects = self.effects_of_forward(batch)
         refuse_in_eager(self.model, effects, self.ranks_see_parts)
+        if shares and effects.parameters:
+            raise UserError(
+                f"forward changes the parameter {with_line(self.model, effects.parameters[0])}, and with "
+                f"train.zero_optimization.stage={self.zero_stage} it computes with a copy that misses the change. "
+                "Change it in a hook's after_step, or train without ZeRO."
+            )
         changing = effects.buffers
         if changing and self.ranks_see_parts:
             if self.batch_scope.wanted == "global" and self.gradient_reduction == "auto":

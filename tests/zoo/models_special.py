@@ -359,6 +359,25 @@ class Rotary(nn.Module):
         return {"losses": {"cls": F.cross_entropy(self.head(pooled), y)}}
 
 
+class MovingTeacher(nn.Module):
+    """A frozen copy that follows the weights, changed in forward."""
+
+    couples = True  # each micro-batch moves it
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.teacher = nn.Linear(8, 4), nn.Linear(8, 4)
+        for parameter in self.teacher.parameters():
+            parameter.requires_grad = False
+
+    def forward(self, x, y):
+        for mine, theirs in zip(self.body.parameters(), self.teacher.parameters()):
+            theirs.data.mul_(0.9).add_(mine.data * 0.1)
+        logits = self.body(x)
+        distance = ((logits - self.teacher(x)) ** 2).mean()
+        return {"losses": {"cls": F.cross_entropy(logits, y), "teacher": distance}}
+
+
 MODELS = {
     "activation_average": (ActivationAverage, "vectors"),
     "step_counter": (StepCounter, "vectors"),
@@ -381,4 +400,5 @@ MODELS = {
     "gated_in_place": (GatedInPlace, "vectors"),
     "class_weights": (ClassWeights, "vectors"),
     "rotary": (Rotary, "sequences"),
+    "moving_teacher": (MovingTeacher, "vectors"),
 }

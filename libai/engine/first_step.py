@@ -40,7 +40,7 @@ class _Change:
 
 
 class FirstStep:
-    """Compares the first compiled update of a `GraphTrainer` with the same one op by op, on a copy of model and
+    """Compares the first compiled update of a `GraphTrainer` with the same one op by op, on copies of model and
     optimizer: the loss of each micro-batch, and the optimizer's first state of each parameter (its momentum, say) or,
     where it has none, the weights, which tell what its gradient was.
 
@@ -64,23 +64,31 @@ class FirstStep:
             return
         self._state, self._losses, self._changes = state, [], {}
         inputs = [{name: tensor.clone() for name, tensor in trainer.to_device(batch).items()} for batch in batches]
-        result = twin = None
+        result = None
         self._writes = ViewWrites()
+        trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+        trainer.clear_gradients()
         try:
-            twin = copy_module(trainer.model)
+            twin = copy_module(trainer.model, shared=trained)  # hooks of gradients stay with their tensors
             result = trainer.accumulate_gradients(self._writes.watching(twin), inputs, twin)
         except UserError:
             raise
         except Exception:  # it cannot be copied; or fails, and compiling says it better
             logger.debug("the first compiled step cannot be compared with the same step op by op", exc_info=True)
+        gradients = [parameter.grad for parameter in trained]
+        trainer.clear_gradients()
         if any_rank(result is None) or result is None or find_unseeded_dropouts(trainer.model):
             return  # OneFlow's own dropout draws other masks in a graph
         self._losses = [{name: _values(value)[0] for name, value in part.items()} for part in result.losses]
-        self._changes = self._update(twin)
+        self._changes = self._update({id(parameter): grad for parameter, grad in zip(trained, gradients)})
 
-    def _update(self, twin: nn.Module) -> dict[str, _Change]:
-        """Update `twin`, which has its gradients, as the trainer's optimizer would."""
-        trainer, parameters = self._trainer, dict(twin.named_parameters())
+    def _update(self, gradients: Mapping[int, flow.Tensor | None]) -> dict[str, _Change]:
+        """Update copies of the parameters as the trainer's optimizer would; `gradients`: by the id of the parameter."""
+        trainer = self._trainer
+        parameters = {}
+        for name, parameter in trainer.model.named_parameters():
+            parameters[name] = parameter.detach().clone().requires_grad_(parameter.requires_grad)
+            parameters[name].grad = gradients.get(id(parameter))
         optimizer = _copy_for(parameters, trainer.optimizer, trainer.model)
         import_state(optimizer, parameters, *trainer.export_optimizer_state())
         if trainer.max_grad_norm is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -282,15 +282,19 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(value).hexdigest()
 
 
-def copy_module(model: nn.Module) -> nn.Module:
-    """A deep copy of `model` with its forward hooks and frozen parameters, which OneFlow 0.9 leaves out of copies."""
-    memo: dict[int, Any] = {}
+def copy_module(model: nn.Module, shared: Iterable[flow.Tensor] = ()) -> nn.Module:
+    """A deep copy of `model` with its forward hooks and frozen parameters, which OneFlow 0.9 leaves out of copies.
+
+    `shared`: parameters of which the copy has the same objects.
+    """
+    same = {id(tensor): tensor for tensor in shared}
+    memo: dict[int, Any] = dict(same)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The module hooks will not be remained")
         try:
             twin = copy.deepcopy(model, memo)
         except Exception:  # a lock or a file among the attributes; what else fails, fails again below
-            memo = {id(value): value for module in model.modules() for value in _not_copied(module)}
+            memo = same | {id(value): value for module in model.modules() for value in _not_copied(module)}
             twin = copy.deepcopy(model, memo)
         for one, original in zip(twin.parameters(), model.parameters()):
             one.requires_grad_(original.requires_grad)

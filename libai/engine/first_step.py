@@ -124,7 +124,7 @@ class FirstStep:
             if apart > 100 * bound * moved + _ROUNDING * _norm(change.after):
                 self._refuse(
                     f"the gradient of {name.partition('/')[0]} in the first iteration differs by about "
-                    f"{100 * apart / moved:.2g} % compiled and op by op"
+                    f"{100 * apart / moved:.3g} % compiled and op by op"
                 )
 
     def _refuse(self, difference: str) -> None:

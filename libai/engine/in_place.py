@@ -17,10 +17,9 @@ import oneflow as flow
 from oneflow import nn
 
 _NOT_CHANGES = {"requires_grad_", "contiguous_", "_zero_grad_"}
-_NAMES = [n for n in dir(flow.Tensor) if n.endswith("_") and not n.endswith("__") and n not in _NOT_CHANGES]
-_NAMES += ["__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__setitem__"]
 #: what writes into a tensor
-WRITING_METHODS = {name: getattr(flow.Tensor, name) for name in _NAMES}
+WRITING_METHODS = [n for n in dir(flow.Tensor) if n.endswith("_") and not n.endswith("__") and n not in _NOT_CHANGES]
+WRITING_METHODS += ["__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__setitem__"]
 _data, _detach = flow.Tensor.data, flow.Tensor.detach
 
 
@@ -96,7 +95,7 @@ def _changes_announced(
     def detach(self: flow.Tensor) -> flow.Tensor:
         return _detach(self) if places.name_of(self) is None else self
 
-    replacements = {name: announced(operation) for name, operation in WRITING_METHODS.items()}
+    replacements = {name: announced(getattr(flow.Tensor, name)) for name in WRITING_METHODS}
     replacements |= {"data": property(get_data, announced(_data.__set__)), "detach": detach}
     with ExitStack() as stack:
         for name, replacement in replacements.items():

@@ -14,11 +14,15 @@ from libai.utils.errors import UserError
 class Assigns(nn.Module):
     """Two features are overwritten through a list of indices: in every sample, or in the samples named one by one."""
 
-    def __init__(self, is_seen):
+    def __init__(self, is_seen, counts=False):
         super().__init__()
         self.layer, self.is_seen = nn.Linear(3, 3), is_seen
+        if counts:
+            self.register_buffer("count", flow.zeros(1))
 
     def forward(self, x):
+        if hasattr(self, "count"):
+            self.count += 1
         h = self.layer(x) * 1.0
         columns = flow.tensor([0, 2])
         if self.is_seen:
@@ -28,8 +32,10 @@ class Assigns(nn.Module):
         return {"losses": {"mse": h.pow(2).mean()}}
 
 
-def test_it_is_refused_with_the_line_to_write(mode):
-    model, batch = Assigns(is_seen=False), {"x": np.ones((2, 3), np.float32)}
+@pytest.mark.parametrize("counts", [False, True])
+def test_it_is_refused_with_the_line_to_write(mode, counts):
+    """Also where a buffer changes, for which methods of tensors are replaced while forward runs."""
+    model, batch = Assigns(is_seen=False, counts=counts), {"x": np.ones((2, 3), np.float32)}
     with pytest.raises(
         UserError, match=r"test_unseen_assignments.py:\d+ changes .*as if the line were not there. Compute a new tensor"
     ):

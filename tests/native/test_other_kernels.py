@@ -26,10 +26,10 @@ def expected():
 @pytest.mark.parametrize(
     ("environment", "kernels"),
     [
-        ({"LIBAI_NATIVE": "0"}, "oneflow's own"),
+        pytest.param({"LIBAI_NATIVE": "0"}, "oneflow's own", marks=pytest.mark.slow),
         ({"CXX": "no-such-compiler"}, NO_COMPILER),
         ({"LIBAI_NATIVE": "avx2"}, "libai's for avx2"),
-        ({"LIBAI_NATIVE": "sse2"}, "libai's for sse2"),
+        pytest.param({"LIBAI_NATIVE": "sse2"}, "libai's for sse2", marks=pytest.mark.slow),
     ],
     ids=["off", "no_compiler", "avx2", "sse2"],
 )

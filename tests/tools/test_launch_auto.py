@@ -94,6 +94,7 @@ def test_what_cannot_be_measured_is_a_mistake_with_one_line(file, environment, e
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and expected in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_is_measured_and_trained(tmp_path):
     small = ["train.train_iter=4", f"train.output_dir={tmp_path / 'out'}", "train.evaluation.enabled=false"]
     done = train("tools/train_net.py", "configs/mlp_digits.py", "auto", *small, OMP_NUM_THREADS="1")

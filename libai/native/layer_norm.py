@@ -33,6 +33,7 @@ def use_operation() -> None:
             or axis < 1
             or tuple(input.shape[axis:]) != tuple(normalized_shape)
             or not _is_pair(weight, bias)
+            or (weight is None and input.is_global)  # a graph on several ranks would end the process
         ):
             return stock(input, normalized_shape, weight, bias, eps)
         axes = {"begin_norm_axis": axis, "begin_params_axis": axis}
@@ -54,7 +55,7 @@ def use_operation() -> None:
     @functools.wraps(stock_forward)
     def forward(self: flow.nn.GroupNorm, input: flow.Tensor) -> flow.Tensor:
         shape = tuple(input.shape)
-        is_usual = not input.is_cuda and input.dtype == flow.float32 and len(shape) > 2
+        is_usual = input.is_local and not input.is_cuda and input.dtype == flow.float32 and len(shape) > 2
         if not is_usual or shape[1] != self.num_channels or 0 in shape:
             return stock_forward(self, input)
         groups = input.reshape(shape[0], self.num_groups, -1)

@@ -295,7 +295,7 @@ class DomainAdversarial(nn.Module):
 
 
 class ClassCenters(nn.Module):
-    """Features are drawn to the center of their class: a parameter that the labels index."""
+    """Features of norm one are drawn to the center of their class: a parameter that the labels index."""
 
     def __init__(self):
         super().__init__()
@@ -303,7 +303,7 @@ class ClassCenters(nn.Module):
         self.centers = nn.Parameter(flow.zeros(4, 5))
 
     def forward(self, x, y):
-        h = self.body(x)
+        h = F.layer_norm(self.body(x), (5,))
         apart = ((h - self.centers[y]) ** 2).sum(dim=1)
         return {"losses": {"cls": F.cross_entropy(self.head(h), y), "center": 0.1 * apart.mean()}}
 

@@ -115,8 +115,8 @@ def _try(
     words = [*(with_line(model, n) for n in changed_python), *changed_shared]
     if clocks:
         shared.restore()
-        again, once = _numbers(forward(copy_module(model), batch)), _numbers(outputs)
-        if _are_equal(once, again):
+        again, once = numbers_of(forward(copy_module(model), batch)), numbers_of(outputs)
+        if are_equal(once, again):
             clocks = []  # it only measures
     attributes.update(
         (n, _digest(p.numpy())) for n, p in _frozen(twin).items() if n in changed_parameters and p.is_local
@@ -140,15 +140,15 @@ def _look_at_views(
     def results(kept: Sequence[str]) -> list[np.ndarray]:
         shared.restore()
         twin = copy_module(model)
-        _leave_out_dropout(twin)
+        leave_out_dropout(twin)
         with values_kept(twin, kept):
-            return [*_numbers(forward(twin, batch)), *_values(own_buffers(twin).items()).values()]
+            return [*numbers_of(forward(twin, batch)), *_values(own_buffers(twin).items()).values()]
 
     if effects.written:
         # if each change gets memory of its own, a view that was made before it and is read behind it is another
         plain = results(())
-        differ = any_rank(not _are_equal(plain, results(effects.written)))
-        if differ and not any_rank(not _are_equal(plain, results(()))):  # a forward may never repeat itself
+        differ = any_rank(not are_equal(plain, results(effects.written)))
+        if differ and not any_rank(not are_equal(plain, results(()))):  # a forward may never repeat itself
             effects = replace(effects, written=(), views=sorted({*effects.views, *effects.written}))
     if effects.views:
         shared.restore()
@@ -178,19 +178,21 @@ def _read_by_backward(
         with flow.no_grad():
             buffers[name].add_(1)
         now = gradients()
-        if not _are_equal(before, now):
+        if not are_equal(before, now):
             found.append(name)
         before = now
     return found
 
 
-def _are_equal(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
+def are_equal(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
+    """The same values to the last bit, NaN included."""
     return len(one) == len(other) and all(
         np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(one, other)
     )
 
 
-def _leave_out_dropout(model: nn.Module) -> None:
+def leave_out_dropout(model: nn.Module) -> None:
+    """Switch OneFlow's own dropout off, for trials that are compared."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0  # its masks would differ
@@ -209,15 +211,15 @@ def _remembered(
     sources = dict(fresh.named_buffers())
     with flow.no_grad():
         for twin in (used, fresh):
-            _leave_out_dropout(twin)
+            leave_out_dropout(twin)
             for (_, parameter), (_, source) in zip(twin.named_parameters(), model.named_parameters()):
                 parameter.copy_(source * 0.9)
         for name, buffer in used.named_buffers():
             buffer.copy_(sources[name])
-    outputs = [_numbers(forward(twin, other)) for twin in (used, fresh)]
+    outputs = [numbers_of(forward(twin, other)) for twin in (used, fresh)]
     first, second = module_state(used), module_state(fresh)
     changed = [name for name in names if first.get(name) != second.get(name)]
-    if not changed and not _are_equal(*outputs):
+    if not changed and not are_equal(*outputs):
         return list(names)
     return changed
 
@@ -228,7 +230,8 @@ def _other_values(tensor: flow.Tensor) -> flow.Tensor:
     return rolled * 0.7 if tensor.dtype in (flow.float32, flow.float64) else rolled
 
 
-def _numbers(outputs: Any) -> list[np.ndarray]:
+def numbers_of(outputs: Any) -> list[np.ndarray]:
+    """The tensors in nested dicts, lists and tuples as arrays; of global ones this rank's part."""
     found: list[np.ndarray] = []
     map_tensors(outputs, lambda t: found.append((t.to_local() if t.is_global else t).detach().numpy()))
     return found

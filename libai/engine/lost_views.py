@@ -18,10 +18,9 @@ import oneflow as flow
 import oneflow.nn.functional as F
 from oneflow import nn
 
-from libai.engine.forward_effects import copy_module
+from libai.engine.forward_effects import are_equal, copy_module, leave_out_dropout, numbers_of
 from libai.engine.in_place import WRITING_METHODS, patched
 from libai.engine.saved_values import line_of_user
-from libai.parallel import map_tensors
 from libai.utils.distributed import any_rank, gather_objects
 from libai.utils.errors import UserError
 
@@ -30,8 +29,6 @@ _VIEWS = """view reshape transpose permute narrow squeeze unsqueeze flatten chun
     atleast_1d atleast_2d atleast_3d"""
 #: functions that write into their first argument when they are called with `inplace`
 _WRITING = "relu dropout hardsigmoid celu leaky_relu elu hardtanh threshold add sub mul div"
-#: how many lines are tried one by one
-_MAX_TRIED = 20
 
 
 @dataclass(eq=False)
@@ -70,7 +67,7 @@ class ViewWrites:
 
     def __init__(self) -> None:
         self.lines: dict[str, None] = {}
-        self._spoilt_by: str | None = None
+        self._spoilt_by: Sequence[str] = ()
         self._members: dict[int, _Member] = {}
         self._is_busy = False
 
@@ -83,10 +80,10 @@ class ViewWrites:
 
         return watched
 
-    def spoiling(self, line: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """`forward`, where each change of a tensor by `line` also alters what the other tensors of its memory have
-        missed of it: a result that depends on that is wrong."""
-        self._spoilt_by = line
+    def spoiling(self, lines: Sequence[str], forward: Callable[..., Any]) -> Callable[..., Any]:
+        """`forward`, where each change of a tensor by one of `lines` also alters what the other tensors of its memory
+        have missed of it: a result that depends on that is wrong."""
+        self._spoilt_by = lines
         return self.watching(forward)
 
     @contextmanager
@@ -181,7 +178,7 @@ class ViewWrites:
             return
         line = line_of_user()
         self.lines[line] = None
-        if line == self._spoilt_by:
+        if line in self._spoilt_by:
             for member, overlap in missed:
                 _alter(member.tensor, overlap)
 
@@ -205,33 +202,21 @@ def refuse_lost_changes(model: nn.Module, forward: Callable[[nn.Module], Any], l
     """Raise `UserError`, on every rank, if what `forward(model)` gives, or leaves in buffers, depends on what a change
     at one of `lines` (as in `ViewWrites.lines`) has not reached. Works on copies of `model`. Collective."""
 
-    def results(line: str | None) -> list[np.ndarray]:
+    def results(spoilt: Sequence[str] = ()) -> list[np.ndarray]:
         twin = copy_module(model)
-        for dropout in (module for module in twin.modules() if isinstance(module, nn.Dropout)):
-            dropout.p = 0.0  # its masks would differ
-        found: list[np.ndarray] = []
-        outputs = forward(twin) if line is None else ViewWrites().spoiling(line, forward)(twin)
-        map_tensors([outputs, dict(twin.named_buffers())], lambda t: found.append(_local(t)))
-        return found
+        leave_out_dropout(twin)
+        return numbers_of([ViewWrites().spoiling(spoilt, forward)(twin), dict(twin.named_buffers())])
 
-    plain = results(None)
-    if any_rank(not _are_equal(plain, results(None))):
+    plain = results()
+    if any_rank(not are_equal(plain, results())):
         return  # a forward may never repeat itself
-    for line in sorted({line for some in gather_objects(list(lines)) for line in some})[:_MAX_TRIED]:
-        if any_rank(not _are_equal(plain, results(line))):
-            raise UserError(
-                f"{type(model).__name__}.forward changes a tensor while another view of the same memory is in use: "
-                f"{line}. On several ranks that have global tensors OneFlow 0.9 makes copies instead of views, so the "
-                "change is lost for the other, and one process would train another model. Compute a new tensor there "
-                "(`h = h * 2`), or write into the tensor itself (`h[:, :2] = ...` instead of `h[:, :2].copy_(...)`)."
-            )
-
-
-def _local(tensor: flow.Tensor) -> np.ndarray:
-    return (tensor.to_local() if tensor.is_global else tensor).detach().numpy().copy()
-
-
-def _are_equal(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
-    return len(one) == len(other) and all(
-        np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(one, other)
+    every = sorted({line for some in gather_objects(list(lines)) for line in some})
+    if not any_rank(not are_equal(plain, results(every))):
+        return
+    wrong = next((line for line in every if any_rank(not are_equal(plain, results([line])))), ", ".join(every))
+    raise UserError(
+        f"{type(model).__name__}.forward changes a tensor while another view of the same memory is in use: "
+        f"{wrong}. On several ranks that have global tensors OneFlow 0.9 makes copies instead of views, so the "
+        "change is lost for the other, and one process would train another model. Compute a new tensor there "
+        "(`h = h * 2`), or write into the tensor itself (`h[:, :2] = ...` instead of `h[:, :2].copy_(...)`)."
     )

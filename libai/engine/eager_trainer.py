@@ -18,7 +18,7 @@ from libai.engine.non_finite import num_bytes
 from libai.engine.python_state import writes_state
 from libai.engine.traced_state import note_in_eager, refuse_in_eager
 from libai.engine.trainer import NonFiniteLoss
-from libai.optim import clip_grad_norm, export_state, import_state
+from libai.optim import JoinedUpdates, clip_grad_norm, export_state, import_state, norm_and_coefficient
 from libai.parallel import Mesh, parallelize
 from libai.parallel.data_parallel import GradientReduction, Reduction, build_reduction, renew_parameters
 from libai.utils.distributed import is_main_process
@@ -64,6 +64,7 @@ class EagerTrainer(ModelTrainer):
         self._max_held = 0
         self.ranks_see_parts = self.mesh.data > 1 and not self.layout.is_global
         self._parameters = self._trained_parameters()
+        self._joined: JoinedUpdates | None = None
         self.reduction = self._reduce_with(gradient_reduction) if self.ranks_see_parts else None
         self._forward = self.reduction.forward if self.reduction else self.model
         self._set_to_none = self.reduction is None or self.reduction.set_to_none
@@ -82,6 +83,7 @@ class EagerTrainer(ModelTrainer):
         self.layout = parallelize(self.model, self.model_plan, self.mesh)
         self.gradient_reduction, self.reduction, self.ranks_see_parts = "global", None, False
         self._forward, self._set_to_none, self._parameters = self.model, True, self._trained_parameters()
+        self._joined = None
         self.import_optimizer_state(*state)
         if self.guard is not None:
             self.guard.forget()
@@ -118,13 +120,28 @@ class EagerTrainer(ModelTrainer):
         self.call_hooks("after_backward")
         if self.check_finite_every_iter:
             self._check_finite_before_update(result)
-        if self.max_grad_norm is not None:
-            result.grad_norm = clip_grad_norm(self._parameters, self.max_grad_norm, self.norm_type)
-        self.optimizer.step()
+        result.grad_norm = self._clip_and_step()
         if not self.zero_grad_before_forward:
             self.optimizer.zero_grad(set_to_none=self._set_to_none)
         self._step_schedule()
         return result
+
+    def _clip_and_step(self) -> flow.Tensor | None:
+        """The norm of the gradients where they are clipped. Nobody looks at them between clipping and the end of the
+        update unless they are kept, so that it can be the update that scales them."""
+        if self._joined is None:
+            self._joined = JoinedUpdates(self.optimizer)
+        fits, norm, coefficient = self._joined.fits, None, None
+        if self.max_grad_norm is not None:
+            if fits and not self.zero_grad_before_forward:
+                norm, coefficient = norm_and_coefficient(self._parameters, self.max_grad_norm, self.norm_type)
+            else:
+                norm = clip_grad_norm(self._parameters, self.max_grad_norm, self.norm_type)
+        if fits:
+            self._joined.step(coefficient)
+        else:
+            self.optimizer.step()
+        return norm
 
     def _forward_with_autocast(self, **batch: Any) -> Any:
         with flow.autocast("cuda", dtype=flow.bfloat16):

@@ -13,6 +13,8 @@ from typing import Any
 
 import oneflow as flow
 
+from libai.optim.joined import are_joinable, joined_norm_power
+
 _EPSILON = 1e-6  # as in OneFlow and PyTorch: keeps the coefficient finite for a zero norm
 
 
@@ -28,10 +30,9 @@ def clip_grad_norm(parameters: Iterable[flow.Tensor], max_norm: float, norm_type
         A 0-dim tensor on the device (0 without any gradient; global when the gradients are). Global parameters make
         this collective: every rank must call it. A norm that is not finite gives gradients that are not finite.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = _gradients(parameters)
     with flow.no_grad():
-        norm = _norm(gradients, float(norm_type))
-        coefficient = (float(max_norm) / (norm + _EPSILON)).clamp(max=1.0)
+        norm, coefficient = _norm_and_coefficient(gradients, max_norm, norm_type)
         for group in _by_layout(gradients):
             here = coefficient
             if coefficient.is_global and coefficient.placement != group[0].placement:
@@ -44,7 +45,27 @@ def clip_grad_norm(parameters: Iterable[flow.Tensor], max_norm: float, norm_type
 def grad_norm(parameters: Iterable[flow.Tensor], norm_type: float = 2.0) -> flow.Tensor:
     """The norm of all gradients as one vector, without clipping; see `clip_grad_norm`."""
     with flow.no_grad():
-        return _norm([parameter.grad for parameter in parameters if parameter.grad is not None], float(norm_type))
+        return _norm(_gradients(parameters), float(norm_type))
+
+
+def norm_and_coefficient(
+    parameters: Iterable[flow.Tensor], max_norm: float, norm_type: float = 2.0
+) -> tuple[flow.Tensor, flow.Tensor]:
+    """What `clip_grad_norm` returns, and what it would multiply the gradients by; they stay as they are."""
+    with flow.no_grad():
+        return _norm_and_coefficient(_gradients(parameters), max_norm, norm_type)
+
+
+def _gradients(parameters: Iterable[flow.Tensor]) -> list[flow.Tensor]:
+    gradients = [parameter.grad for parameter in parameters]
+    return [gradient for gradient in gradients if gradient is not None]
+
+
+def _norm_and_coefficient(
+    gradients: list[flow.Tensor], max_norm: float, norm_type: float
+) -> tuple[flow.Tensor, flow.Tensor]:
+    norm = _norm(gradients, float(norm_type))
+    return norm, (float(max_norm) / (norm + _EPSILON)).clamp(max=1.0)
 
 
 def _norm(gradients: list[flow.Tensor], norm_type: float) -> flow.Tensor:
@@ -52,7 +73,12 @@ def _norm(gradients: list[flow.Tensor], norm_type: float) -> flow.Tensor:
         return flow.tensor(0.0)
     per_tensor, combine, finish = _formula(norm_type)
     # One communication per layout instead of one per tensor: values of equal layout stay partial until they are joined.
-    parts = [combine(flow.stack([per_tensor(gradient) for gradient in group])) for group in _by_layout(gradients)]
+    parts = [
+        joined_norm_power(group, norm_type)
+        if are_joinable(group)
+        else combine(flow.stack([per_tensor(gradient) for gradient in group]))
+        for group in _by_layout(gradients)
+    ]
     if gradients[0].is_global:
         placement = gradients[0].placement
         broadcast = [flow.sbp.broadcast] * len(gradients[0].sbp)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import oneflow as flow
 import pytest
 from oneflow import nn
+
+from libai.optim import grad_norm
 
 #: operation, optimizer
 OPTIMIZERS = {
@@ -88,3 +92,15 @@ def check_bit_equal(library, name, mode):
     assert library.calls()[op] - before == 15, "the second training was oneflow's own"
     assert np.isfinite(found).all()
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
+def test_the_norm_of_gradients(level, counted, norm_type):
+    rng = np.random.default_rng(0)
+    arrays = [np.asarray(rng.standard_normal(shape), np.float32) for shape in ((257, 129), (), (5,), (0, 3), (1, 4097))]
+    parameters = [nn.Parameter(flow.tensor(array)) for array in arrays]
+    for parameter, array in zip(parameters, arrays):
+        parameter.grad = flow.tensor(array)
+    expected = np.linalg.norm(np.concatenate([array.ravel() for array in arrays]).astype(np.float64), norm_type)
+    assert grad_norm(parameters, norm_type).numpy() == pytest.approx(expected, rel=3e-7)
+    counted("multi_reduce_max_abs" if norm_type == math.inf else "multi_reduce_sum_pow_abs")

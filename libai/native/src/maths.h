@@ -69,6 +69,8 @@ struct FilterRun {
   X(void, LogSoftmaxGrad, (const float* y, const float* dy, float* dx, int64_t rows, int64_t d))                \
   X(void, AddRows, (const float* x, float* y, int64_t rows, int64_t d))                                         \
   X(double, SumAll, (const float* x, int64_t n))                                                                \
+  X(double, SumAbs, (const float* x, int64_t n))                                                                \
+  X(float, MaxAbs, (const float* x, int64_t n))                                                                 \
   X(double, SumSquares, (const float* x, float mean, int64_t n))                                                \
   X(double, SumProducts, (const float* dy, const float* x, float mean, int64_t n))                              \
   X(void, AddProducts, (const float* dy, const float* x, const float* mean, float* y, int64_t rows, int64_t d)) \

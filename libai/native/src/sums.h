@@ -24,3 +24,26 @@ double SumAll(const float* x, int64_t n) {
   }
   return total;
 }
+
+double SumAbs(const float* x, int64_t n) {
+  double total = 0.0;
+  for (int64_t begin = 0; begin < n; begin += 4096) {
+    const int64_t end = begin + 4096 < n ? begin + 4096 : n;
+    float s = 0.0f;
+#pragma omp simd reduction(+ : s)
+    for (int64_t i = begin; i < end; ++i) s += Abs(x[i]);
+    total += s;
+  }
+  return total;
+}
+
+// NaN for any NaN: as integers the bits of absolute values have the same order, with NaN above infinity.
+float MaxAbs(const float* x, int64_t n) {
+  int32_t top = 0;
+#pragma omp simd reduction(max : top)
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t bits = BitsOf(x[i]) & 0x7fffffff;
+    top = bits > top ? bits : top;
+  }
+  return FromBits(top);
+}

@@ -1,5 +1,7 @@
-// The optimizers' updates.
+// The optimizers' updates, of one parameter or of many, and the norms of gradients.
 #pragma once
+#include <cmath>
+
 #include "register.h"
 
 namespace libai {
@@ -21,8 +23,21 @@ inline bool HasFloatGradient(const KernelRegContext& c) {
          && !c.user_op_conf().has_input("model_copy", 0);
 }
 
-inline void RunAdam(KernelComputeContext* c) {
-  if (IsSkipped(c)) return;
+// How many parameters an operation updates.
+inline int NumModels(KernelComputeContext* c) {
+  int count = 0;
+  for (const auto& input : c->inputs()) count += input.first == "model";
+  return count;
+}
+// The memory of the `index`-th tensor of an argument, to change it.
+inline float* Changed(KernelComputeContext* c, const char* name, int index) {
+  return c->Tensor4ArgNameAndIndex(name, index)->mut_dptr<float>();
+}
+inline int64_t Count(KernelComputeContext* c, const char* name, int index) {
+  return c->Tensor4ArgNameAndIndex(name, index)->shape_view().elem_cnt();
+}
+
+inline AdamArgs ReadAdamArgs(KernelComputeContext* c) {
   AdamArgs p;
   p.scale = GradientScale(c);
   p.l1 = c->Attr<float>("l1");
@@ -34,8 +49,20 @@ inline void RunAdam(KernelComputeContext* c) {
   p.rate = Given(c, "learning_rate", "learning_rate_val") * c->Attr<float>("learning_rate_scale");
   p.step = p.rate / Given(c, "bias_correction1", "bias_correction1_val");
   p.root2 = __builtin_sqrtf(Given(c, "bias_correction2", "bias_correction2_val"));
+  return p;
+}
+inline void RunAdam(KernelComputeContext* c) {
+  if (IsSkipped(c)) return;
+  const AdamArgs p = ReadAdamArgs(c);
   float* top = c->Attr<bool>("amsgrad") ? Out(c, "max_v") : nullptr;
   g_maths->Adam(&p, In(c, "model_diff"), Out(c, "model"), Out(c, "m"), Out(c, "v"), top, Size(c, "model"));
+}
+inline void RunMultiAdam(KernelComputeContext* c) {
+  if (IsSkipped(c)) return;
+  const AdamArgs p = ReadAdamArgs(c);
+  for (int i = 0; i < NumModels(c); ++i)
+    g_maths->Adam(&p, In(c, "model_diff", i), Changed(c, "model", i), Changed(c, "m", i), Changed(c, "v", i), nullptr,
+                  Count(c, "model", i));
 }
 
 inline MomentumArgs ReadMomentumArgs(KernelComputeContext* c) {
@@ -47,25 +74,71 @@ inline MomentumArgs ReadMomentumArgs(KernelComputeContext* c) {
   p.rate = Given(c, "learning_rate", "learning_rate_val") * c->Attr<float>("learning_rate_scale");
   return p;
 }
-inline void RunSgd(KernelComputeContext* c) {
-  if (IsSkipped(c)) return;
-  const MomentumArgs p = ReadMomentumArgs(c);
-  g_maths->Sgd(&p, In(c, "model_diff"), Out(c, "model"), Size(c, "model"));
-}
-inline void RunMomentum(KernelComputeContext* c) {
-  if (IsSkipped(c)) return;
+inline MomentumArgs ReadAllMomentumArgs(KernelComputeContext* c) {
   MomentumArgs p = ReadMomentumArgs(c);
   p.beta = c->Attr<float>("beta");
   p.dampening = c->Attr<float>("dampening");
   p.is_nesterov = c->Attr<bool>("nesterov");
   p.maximizes = c->Attr<bool>("maximize");
+  return p;
+}
+inline void RunSgd(KernelComputeContext* c) {
+  if (IsSkipped(c)) return;
+  const MomentumArgs p = ReadMomentumArgs(c);
+  g_maths->Sgd(&p, In(c, "model_diff"), Out(c, "model"), Size(c, "model"));
+}
+inline void RunMultiSgd(KernelComputeContext* c) {
+  if (IsSkipped(c)) return;
+  const MomentumArgs p = ReadMomentumArgs(c);
+  for (int i = 0; i < NumModels(c); ++i)
+    g_maths->Sgd(&p, In(c, "model_diff", i), Changed(c, "model", i), Count(c, "model", i));
+}
+inline void RunMomentum(KernelComputeContext* c) {
+  if (IsSkipped(c)) return;
+  const MomentumArgs p = ReadAllMomentumArgs(c);
   g_maths->Momentum(&p, In(c, "model_diff"), Out(c, "model"), Out(c, "momentum"), Size(c, "model"));
+}
+inline void RunMultiMomentum(KernelComputeContext* c) {
+  if (IsSkipped(c)) return;
+  const MomentumArgs p = ReadAllMomentumArgs(c);
+  for (int i = 0; i < NumModels(c); ++i)
+    g_maths->Momentum(&p, In(c, "model_diff", i), Changed(c, "model", i), Changed(c, "momentum_buf", i),
+                      Count(c, "model", i));
+}
+
+// y = the sum of |x|^p over all numbers of all inputs
+inline void RunSumPowAbs(KernelComputeContext* c) {
+  const float p = c->Attr<float>("p");
+  double total = 0.0;
+  for (int i = 0; i < static_cast<int>(c->inputs().size()); ++i) {
+    const float* x = In(c, "x", i);
+    const int64_t n = Count(c, "x", i);
+    if (p == 2.0f) total += g_maths->SumSquares(x, 0.0f, n);
+    else if (p == 1.0f) total += g_maths->SumAbs(x, n);
+    else for (int64_t k = 0; k < n; ++k) total += std::pow(std::fabs(static_cast<double>(x[k])), p);
+  }
+  *Out(c, "y") = static_cast<float>(total);
+}
+inline void RunMaxAbs(KernelComputeContext* c) {
+  float top = 0.0f;
+  for (int i = 0; i < static_cast<int>(c->inputs().size()); ++i) {
+    const float next = g_maths->MaxAbs(In(c, "x", i), Count(c, "x", i));
+    if (!(next <= top)) top = next;
+    if (top != top) break;
+  }
+  *Out(c, "y") = top;
 }
 
 inline void RegisterUpdates() {
   Register("adam_update", "model", &RunAdam, &HasFloatGradient, true);
   Register("sgd_update", "model", &RunSgd, &HasFloatGradient, true);
   Register("momentum_update", "model", &RunMomentum, &HasFloatGradient, true);
+  Register("multi_tensor_adam_update", "model", &RunMultiAdam, &HasFloatGradient, true);
+  Register("multi_tensor_sgd_update", "model", &RunMultiSgd, &HasFloatGradient, true);
+  Register("multi_tensor_momentum_update", "model", &RunMultiMomentum, &HasFloatGradient, true);
+  Register("multi_reduce_sum_pow_abs", "x", &RunSumPowAbs);
+  Register("multi_reduce_max_abs", "x", &RunMaxAbs);
+  Register("local_multi_reduce_max_abs", "x", &RunMaxAbs);
 }
 
 }  // namespace libai

@@ -1,0 +1,150 @@
+"""Operations on all gradients or parameters at once, for eager mode on CPU.
+
+OneFlow 0.9.0 has them (`multi_...`), but in Python only for updates on CUDA, and its one sum for CPU is not exact. With
+the kernels of libai/native they pay on CPU as well: an operation costs 10 to 20 µs however small its tensors are.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import oneflow as flow
+
+from libai.kernels import loaded_library
+
+
+def are_joinable(tensors: Sequence[flow.Tensor]) -> bool:
+    """Whether operations of this file may take `tensors`: local, float32 and on CPU, where our kernels compute.
+
+    Not global ones: OneFlow adds up the largest numbers of ranks (`multi_reduce_max_abs` of split tensors).
+    """
+    if loaded_library() is None or not tensors or tensors[0].is_global or tensors[0].device.type != "cpu":
+        return False
+    return all(tensor.dtype == flow.float32 for tensor in tensors)
+
+
+def joined_norm_power(tensors: Sequence[flow.Tensor], norm_type: float) -> flow.Tensor:
+    """The sum of |x|^p over all numbers of `tensors`, or the largest |x| for p = inf; exact to 1e-7. No axes."""
+    if norm_type == math.inf:
+        op = _operation("multi_reduce_max_abs", (("x", len(tensors)),), "y")
+    else:
+        op = _operation("multi_reduce_sum_pow_abs", (("x", len(tensors)),), "y", p=f"at_float: {norm_type!r}")
+    # Of OneFlow's Python functions the only one that lets any operation make a tensor of several; the numbers are
+    # attributes of images, which this operation does not read.
+    return flow._C.dispatch_crop_mirror_normalize_from_uint8(
+        op, tensors, 0, 0, 0.0, 0.0, [0.0], [1.0], flow.float32, "NCHW", "RGB"
+    )
+
+
+#: what OneFlow puts around the method `step` of every optimizer; one that a user has replaced may look at gradients
+_OWN_STEP = "_decorate_step.<locals>.decorated_step"
+
+
+@functools.lru_cache(maxsize=64)
+def _operation(kind: str, inputs: tuple[tuple[str, int], ...], output: str = "", **attributes: str) -> Any:
+    """An operation of OneFlow's with so many tensors for each input; `attributes` as text of an `AttrValue`."""
+    builder = flow._oneflow_internal.one.OpBuilder(kind, f"libai-{kind}")
+    for name, count in inputs:
+        builder.input(name, count)
+    if output:
+        builder.output(output, 1)
+    for name, value in attributes.items():
+        builder.attr(name, value)
+    return builder.build()
+
+
+class JoinedUpdates:
+    """Lets one operation update all parameters of a group, in place of one for each; bit-equal to `optimizer.step()`.
+
+    Made when the parameters are where they will stay.
+    """
+
+    def __init__(self, optimizer: flow.optim.Optimizer):
+        self._optimizer = optimizer
+        self._coefficient: flow.Tensor | None = None
+        parameters = [parameter for group in optimizer.param_groups for parameter in group.parameters]
+        self._is_known = type(optimizer) in _KINDS and are_joinable(parameters)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the optimizer is OneFlow's SGD, Adam or AdamW as it is, and its parameters can be joined."""
+        if not self._is_known or getattr(self._optimizer.step, "__qualname__", "") != _OWN_STEP:
+            return False
+        groups = self._optimizer.param_groups
+        return not any(group[name] for group in groups for name in ("amsgrad", "fused") if name in group)
+
+    def step(self, coefficient: flow.Tensor | None = None) -> None:
+        """As `optimizer.step()` with every gradient times `coefficient` (one number); gradients stay as they are."""
+        optimizer: Any = self._optimizer
+        self._coefficient = coefficient
+        optimizer._single_tensor_update = self._update
+        try:
+            optimizer.step()
+        finally:
+            del optimizer._single_tensor_update
+            self._coefficient = None
+
+    def _update(self, group: Any) -> None:
+        """What the method of the same place in OneFlow does for one group."""
+        kind = _KINDS[type(self._optimizer)](group)
+        parameters = [parameter for parameter in group.parameters if parameter.grad is not None]
+        if not parameters:
+            return
+        inputs = {"model": parameters, "model_diff": [parameter.grad for parameter in parameters]}
+        for argument, key in kind.state.items():
+            inputs[argument] = [self._state_of(parameter, key) for parameter in parameters]
+        if self._coefficient is not None:
+            inputs["scale_by_tensor"] = [self._coefficient]
+        op = _operation(kind.op, tuple((name, len(tensors)) for name, tensors in inputs.items()))
+        kind.dispatch(op, [tensor for tensors in inputs.values() for tensor in tensors], **kind.options)
+
+    def _state_of(self, parameter: flow.Tensor, key: str) -> flow.Tensor:
+        state = self._optimizer._state[parameter]
+        if key not in state:
+            state[key] = flow.zeros_like(parameter)
+        return state[key]
+
+
+class _Kind(NamedTuple):
+    """An update: OneFlow's operation for many parameters, what it keeps for each (argument → key of the optimizer's
+    state), and the attributes of the operation for one, given to the function that takes them."""
+
+    op: str
+    state: Mapping[str, str]
+    dispatch: Callable[..., Any]
+    options: Mapping[str, Any]
+
+
+def _adam(group: Any, decay: str) -> _Kind:
+    options = {
+        "learning_rate": group["lr"],
+        "bias_correction1": group["bias_correction1"],
+        "bias_correction2": group["bias_correction2"],
+        decay: group["weight_decay"],
+        "beta1": group["betas"][0],
+        "beta2": group["betas"][1],
+        "epsilon": group["eps"],
+        "do_bias_correction": group["do_bias_correction"],
+        "amsgrad": False,
+    }
+    state = {"m": "exp_avg", "v": "exp_avg_sq"}
+    return _Kind("multi_tensor_adam_update", state, flow._C.dispatch_adam_update, options)
+
+
+def _sgd(group: Any) -> _Kind:
+    options = {"learning_rate": group["lr"], "l2": group["weight_decay"]}
+    if group["momentum"] == 0.0:
+        return _Kind("multi_tensor_sgd_update", {}, flow._C.dispatch_sgd_update, options)
+    options.update(beta=group["momentum"], **{name: group[name] for name in ("dampening", "nesterov", "maximize")})
+    state = {"momentum_buf": "momentum_buf"}
+    return _Kind("multi_tensor_momentum_update", state, flow._C.dispatch_momentum_update, options)
+
+
+_KINDS: Mapping[type, Callable[[Any], _Kind]] = {
+    flow.optim.SGD: _sgd,
+    flow.optim.Adam: functools.partial(_adam, decay="l2"),
+    flow.optim.AdamW: functools.partial(_adam, decay="weight_decay"),
+}

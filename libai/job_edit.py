@@ -17,6 +17,7 @@ class JobEdit:
         ops: name → operation, in the order of the job. An entry must only be added and removed by methods.
         shapes: name of a value (`operation/output_0`) → its description, with shape and data type.
         layouts: the job's tables of layouts.
+        is_on_cpu: all of it.
 
     Removed operations leave the job itself at the end of the `with` block.
     """
@@ -26,6 +27,7 @@ class JobEdit:
         self.ops: dict[str, Any] = {op.name: op for op in job.net.op}
         self.shapes = job.helper.lbn2logical_blob_desc
         self.layouts = job.job_parallel_view_conf
+        self.is_on_cpu = all(group.parallel_conf.device_tag == "cpu" for group in job.placement.placement_group)
         self._removed: set[str] = set()
         self._mentions: dict[str, set[str]] = {}
         self._readers: dict[str, dict[str, None]] = {}
@@ -65,6 +67,14 @@ class JobEdit:
         op.user_conf.input[argument].s[index] = source
         self._learn(op)
 
+    def add_source(self, op: Any, argument: str, source: str, layout: Any) -> None:
+        """Let an operation of a model read the value `source` as an argument that it did without, laid out so."""
+        op.user_conf.input[argument].s.append(source)
+        op.user_conf.input_order.append(argument)
+        self._learn(op)
+        if layout is not None:
+            self._set_layout(op.name, f"{argument}_0", layout)
+
     def redirect_output(self, op: Any, source: str) -> str:
         """Let an output of the job (an operation with `output_conf`) give the value `source`; what it gave before."""
         before: str = getattr(op.output_conf, "in")
@@ -73,13 +83,13 @@ class JobEdit:
         return before
 
     def append(
-        self, like: Any, name: str, kind: str, inputs: Mapping[str, Sequence[str]], output: str, count: int = 1
+        self, like: Any, name: str, kind: str, inputs: Mapping[str, Sequence[str]], output: str = "", count: int = 1
     ) -> Any:
         """Append an operation of a model, placed as the operation `like`.
 
         `inputs`: by the names that the operation has for what it reads; `output`: the name that it has for what it
-        makes, which are `NAME/OUTPUT_0` to `count` - 1. Their layouts are OneFlow's to choose, unless `lay_out` tells
-        them.
+        makes, if anything, which are `NAME/OUTPUT_0` to `count` - 1. Their layouts are OneFlow's to choose, unless
+        `lay_out` tells them.
         """
         op = self._job.net.op.add()
         op.name = name
@@ -89,8 +99,9 @@ class JobEdit:
         for argument, sources in inputs.items():
             op.user_conf.input[argument].s.extend(sources)
             op.user_conf.input_order.append(argument)
-        op.user_conf.output[output].s.extend(f"{op.name}/{output}_{index}" for index in range(count))
-        op.user_conf.output_order.append(output)
+        if output:
+            op.user_conf.output[output].s.extend(f"{op.name}/{output}_{index}" for index in range(count))
+            op.user_conf.output_order.append(output)
         group = self._placement.get(like.name)
         if group is not None:
             group.op_set.op_name.append(op.name)
@@ -104,11 +115,13 @@ class JobEdit:
         conf = op.user_conf
         entries = [*conf.input.items(), *conf.output.items()]
         for key, name in [(key, f"{key}_{index}") for key, entry in entries for index in range(len(entry.s))]:
-            chosen = others.get(key, layout)
-            self.layouts.op_name2nd_sbp_signature_conf[op.name].bn_in_op2nd_sbp[name].CopyFrom(chosen)
-            if len(chosen.sbp_parallel) == 1:  # a placement in one row has its layout in a second table as well
-                flat = self.layouts.op_name2sbp_signature_conf[op.name].bn_in_op2sbp_parallel
-                flat[name].CopyFrom(chosen.sbp_parallel[0])
+            self._set_layout(op.name, name, others.get(key, layout))
+
+    def _set_layout(self, op_name: str, name: str, layout: Any) -> None:
+        self.layouts.op_name2nd_sbp_signature_conf[op_name].bn_in_op2nd_sbp[name].CopyFrom(layout)
+        if len(layout.sbp_parallel) == 1:  # a placement in one row has its layout in a second table as well
+            flat = self.layouts.op_name2sbp_signature_conf[op_name].bn_in_op2sbp_parallel
+            flat[name].CopyFrom(layout.sbp_parallel[0])
 
     def layout_of(self, op_name: str, name: str) -> Any:
         """The layout (an `NdSbp`) of what an operation reads or makes, such as `out_0`; None where none is set."""

@@ -76,6 +76,11 @@ def kernels_in_use() -> str:
     return _description
 
 
+def are_kernels_on() -> bool:
+    """Whether operations take our kernels now. Some operations have no other on CPU."""
+    return _library is not None and _library.is_enabled
+
+
 def loaded_library() -> Library | None:
     """The library in use, None with oneflow's own kernels."""
     return _library

@@ -38,6 +38,19 @@ def mode(request):
 
 
 @pytest.fixture
+def kernels_off():
+    """OneFlow's own CPU kernels, during a test."""
+    from libai.kernels import loaded_library
+
+    library = loaded_library()
+    if library is not None:
+        library.enable(False)
+    yield
+    if library is not None:
+        library.enable(True)
+
+
+@pytest.fixture
 def script(tmp_path):
     """`script(body)` makes a rank's program, see `launched.Script`; the jobs that it starts end with the test."""
     from launched import Script

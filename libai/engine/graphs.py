@@ -30,7 +30,8 @@ from libai.engine.model_contract import read_losses, total_loss
 from libai.engine.traced_state import TracedState, refuse_in_backward
 from libai.engine.tracing import tracing
 from libai.job_edit import JobEdit, copied
-from libai.optim import make_clip_norm_exact
+from libai.kernels import are_kernels_on
+from libai.optim import join_updates, make_clip_norm_exact, scale_in_updates
 from libai.parallel import GlobalLayout, Layout, LocalLayout, Mesh, named_tensors
 from libai.utils.errors import UserError
 
@@ -220,7 +221,9 @@ class TrainGraph(_Graph):
         self._layout = layout = layout or LocalLayout(Mesh())
         self._num_groups = len(optimizer.param_groups)
         mesh = layout.mesh
-        self._joins_gradients = mesh.data > 1 and mesh.device == "cpu" and not (layout.cuts_parameters or auto_parallel)
+        is_replicated = mesh.device == "cpu" and not (layout.cuts_parameters or auto_parallel)
+        self._joins_gradients = mesh.data > 1 and is_replicated
+        self._joins_updates = is_replicated and are_kernels_on()
         self._traced = TracedState(buffers)
         self._num_micro_batches = num_accumulation_steps
         self._in_turn = in_turn
@@ -326,6 +329,9 @@ class TrainGraph(_Graph):
                 self._connect_update(job, op, step_values)
         if self._clips:
             self._return_norm(job, norm_source, out2name)
+        if self._joins_updates:
+            scale_in_updates(job)
+            join_updates(job)
         if not self._scales_loss:
             remove_step_count(job)
         if self._layout.mesh.is_single:

@@ -54,6 +54,8 @@ class Switch:
 PASSES: Mapping[str, str] = {
     "make_clip_norm_exact": "libai/optim/graph_clip.py: one gradient norm over all groups",
     "read_copies_of_variables": "libai/engine/graph_variables.py: the model reads copies of its weights, decision 0007",
+    "scale_in_updates": "libai/optim/graph_updates.py: updates multiply gradients by the clip coefficient",
+    "join_updates": "libai/optim/graph_updates.py: one operation updates many parameters",
     "remove_step_count": "libai/engine/graph_variables.py: takes out OneFlow's own step count",
     "remove_idle_ops": "libai/engine/graph_idle.py: takes out operations that hand on what they get",
     "fold_constants": "libai/engine/graph_constants.py: computes constants once",

@@ -29,6 +29,7 @@ class Library:
     """
 
     def __init__(self, path: Path):
+        self.is_enabled = True
         open_oneflow()  # a library that needs it would load a second one
         try:
             self._library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
@@ -48,6 +49,7 @@ class Library:
 
     def enable(self, is_enabled: bool) -> None:
         """False: every operation takes OneFlow's own kernel again."""
+        self.is_enabled = is_enabled
         self._library.libai_native_enable(ctypes.c_bool(is_enabled))
 
     def share_products(self, sgemm: int, num_threads: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import oneflow as flow
 
-from libai.kernels import loaded_library
+from libai.kernels import are_kernels_on
 
 
 def are_joinable(tensors: Sequence[flow.Tensor]) -> bool:
@@ -21,7 +21,7 @@ def are_joinable(tensors: Sequence[flow.Tensor]) -> bool:
 
     Not global ones: OneFlow adds up the largest numbers of ranks (`multi_reduce_max_abs` of split tensors).
     """
-    if loaded_library() is None or not tensors or tensors[0].is_global or tensors[0].device.type != "cpu":
+    if not are_kernels_on() or not tensors or tensors[0].is_global or tensors[0].device.type != "cpu":
         return False
     return all(tensor.dtype == flow.float32 for tensor in tensors)
 

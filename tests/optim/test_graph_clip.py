@@ -7,6 +7,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
+from libai import kernels
 from libai.job_edit import JobEdit
 from libai.optim.graph_clip import make_clip_norm_exact
 
@@ -63,16 +64,34 @@ def relative_error(gradients, norm_type, **options):
     return abs(ratio - 1.0), num_rewritten
 
 
+def small_gradients():
+    return [_RNG.randn(*shape).astype("float32") for shape in ((8, 4), (5,), (2, 3, 2))]
+
+
+def large_gradients():
+    return [_RNG.randn(256, 512).astype("float32") for _ in range(8)]
+
+
 @pytest.mark.parametrize(("norm_type", "expected"), [(1.0, 3), (2.0, 3), (3.0, 0), (math.inf, 0)])
-def test_every_norm_is_right_on_small_gradients(norm_type, expected):
-    gradients = [_RNG.randn(*shape).astype("float32") for shape in ((8, 4), (5,), (2, 3, 2))]
+def test_every_norm_is_right_on_small_gradients(norm_type, expected, kernels_off):
+    gradients = small_gradients()
     error, num_rewritten = relative_error(gradients, norm_type)
     assert error < 2e-6
     assert num_rewritten == expected
 
 
-def test_many_and_large_gradients_are_summed_exactly():
-    gradients = [_RNG.randn(256, 512).astype("float32") for _ in range(8)]
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
+def test_our_kernels_need_no_other_operations(norm_type):
+    if not kernels.are_kernels_on():
+        pytest.skip(f"CPU kernels: {kernels.kernels_in_use()}")
+    for gradients in (small_gradients(), large_gradients()):
+        error, num_rewritten = relative_error(gradients, norm_type)
+        assert error < 2e-6
+        assert num_rewritten == 0
+
+
+def test_many_and_large_gradients_are_summed_exactly(kernels_off):
+    gradients = large_gradients()
     assert relative_error(gradients, 2.0)[0] < 1e-6
     # negative control, and the reason for the rewriting: OneFlow's own sum
     assert relative_error(gradients, 2.0, is_exact=False)[0] > 1e-5

@@ -105,7 +105,7 @@ def test_gradients_that_are_not_none_when_the_graph_is_compiled(monkeypatch):
         trained(Case(OPTIMIZERS["sgd"], max_norm=None), "graph")
 
 
-def test_a_clip_norm_summed_by_one_float32(monkeypatch):
+def test_a_clip_norm_summed_by_one_float32(monkeypatch, kernels_off):
     """OneFlow's own op for the norm of a graph: wrong by more than rounding once a gradient is large."""
 
     class Wide(toy.Tagger):

@@ -94,6 +94,33 @@ def check_bit_equal(library, name, mode):
     np.testing.assert_array_equal(found, expected)
 
 
+LAMB = {
+    "decay": {"weight_decay": 0.1},
+    "l2": {"weight_decay": 0.1, "adam_w_mode": False},
+    "no correction": {"do_bias_correction": False},
+}
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("options", LAMB)
+def test_lamb_is_oneflows_up_to_the_order_of_its_sums(level, library, options, mode):
+    """OneFlow adds up the squares of a parameter one after the other; ours are exact, and all else is the same."""
+
+    def build(parameters):
+        return flow.optim.LAMB(parameters, lr=1e-2, **LAMB[options])
+
+    before = library.calls()["lamb_update"]
+    found = train(build, mode)
+    assert library.calls()["lamb_update"] - before == 15
+    library.enable(False)
+    try:
+        expected = train(build, mode)
+    finally:
+        library.enable(True)
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
 def test_the_norm_of_gradients(level, counted, norm_type):
     rng = np.random.default_rng(0)

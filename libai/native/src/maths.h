@@ -57,6 +57,9 @@ struct FilterRun {
   X(void, Sgd, (const MomentumArgs* args, const float* grad, float* w, int64_t n))                              \
   X(void, Momentum, (const MomentumArgs* args, const float* grad, float* w, float* m, int64_t n))               \
   X(void, Adam, (const AdamArgs* args, const float* grad, float* w, float* m, float* v, float* top, int64_t n)) \
+  X(void, LambDirection, (const AdamArgs* args, const float* grad, const float* w, float* m, float* v,          \
+                          float* d, int64_t n))                                                                 \
+  X(void, LambStep, (const float* d, float* w, float rate, float decay, int64_t n))                             \
   X(void, LayerNorm, (const float* x, const float* gamma, const float* beta, float* y, float* mean,             \
                       float* inv, int64_t rows, int64_t d, double eps))                                         \
   X(void, LayerNormGrad, (const float* dy, const float* x, const float* mean, const float* inv,                 \

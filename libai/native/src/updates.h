@@ -31,6 +31,24 @@ void Adam(const AdamArgs* args, const float* grad, float* w, float* m, float* v,
   }
 }
 
+// LAMB: `d` = the direction of Adam, without decay; `step` and `root2` are the bias corrections
+void LambDirection(const AdamArgs* args, const float* grad, const float* w, float* m, float* v, float* d, int64_t n) {
+  const AdamArgs p = *args;
+  const float r1 = 1 - p.beta1, r2 = 1 - p.beta2;
+  SIMD for (int64_t i = 0; i < n; ++i) {
+    const float g = grad[i] * p.scale + p.l1 * Sign(w[i]) + p.l2 * w[i];
+    const float nm = p.beta1 * m[i] + r1 * g;
+    const float nv = p.beta2 * v[i] + r2 * g * g;
+    m[i] = nm;
+    v[i] = nv;
+    d[i] = (nm / p.step) / (Sqrt(nv) / p.root2 + p.epsilon);
+  }
+}
+
+void LambStep(const float* d, float* w, float rate, float decay, int64_t n) {
+  SIMD for (int64_t i = 0; i < n; ++i) w[i] = w[i] - rate * (d[i] + decay * w[i]);
+}
+
 void Sgd(const MomentumArgs* args, const float* grad, float* w, int64_t n) {
   const MomentumArgs p = *args;
   SIMD for (int64_t i = 0; i < n; ++i) {

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import oneflow as flow
 
-from libai.layers.cpu import is_on_cpu, widen_column
 from libai.layers.random import SeededLayer, random_context, random_int32
 from libai.utils.errors import UserError
 
@@ -73,10 +72,7 @@ def _drop(x: flow.Tensor, p: float, mask_shape: Sequence[int], layer_id: int) ->
         return x
     if p == 1.0:
         return x * 0.0
-    mask = _scaled_mask(x, p, mask_shape, layer_id)
-    if tuple(mask_shape) != tuple(x.shape) and is_on_cpu(x):
-        mask = widen_column(mask.reshape(-1, 1), x.numel() // x.shape[0]).reshape(*x.shape)
-    return x * mask
+    return x * _scaled_mask(x, p, mask_shape, layer_id)
 
 
 def _scaled_mask(x: flow.Tensor, p: float, shape: Sequence[int], layer_id: int) -> flow.Tensor:

@@ -22,7 +22,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers.cpu import is_on_cpu, is_tracing, widen_column
+from libai.layers.cpu import is_on_cpu, is_tracing
 from libai.utils.errors import UserError
 
 _WEYL = 0x9E3779B9  # 2^32 / golden ratio: neighbouring elements start far apart
@@ -160,7 +160,7 @@ class _Context:
         made = _layout_of_rows(like, num_rows, shape)
         words = self._mixed(like, num_rows, first_row, stream=1, layout=made).mul_(2).add_(1).reshape(num_rows, 1)
         if is_on_cpu(like) and width > 1:
-            words = widen_column(words.to(flow.float64), width).to(flow.int32)  # float64 holds an int32 exactly
+            words = _widened(words, width)
         words = words.reshape(*shape) if words.numel() == _size(shape) else words.reshape(*shape[:-1], 1)
         if like.is_global:
             wanted = tuple(_layout_for(sbp, words.shape, like.shape) for sbp in like.sbp)
@@ -244,6 +244,17 @@ def _layout_for(sbp: flow.sbp.sbp, shape: tuple[int, ...], like_shape: Sequence[
         if sbp == flow.sbp.split(axis) and size == like_shape[axis]:
             return sbp
     return flow.sbp.broadcast
+
+
+def _widened(column: flow.Tensor, width: int) -> flow.Tensor:
+    """(N, 1) -> (N, width) int32, each number repeated along its row: by a product with ones, since OneFlow repeats a
+    column of int32 three to nine times slower. float64 holds the numbers exactly."""
+    shape, kind = (1, width), {"dtype": flow.float64}
+    if column.is_global:
+        ones = flow._C.global_constant(shape, 1.0, placement=column.placement, sbp=_broadcast(column), **kind)
+    else:
+        ones = flow._C.constant(shape, 1.0, device=column.device, **kind)
+    return flow.matmul(column.to(flow.float64), ones).to(flow.int32)
 
 
 def _broadcast(like: flow.Tensor) -> tuple[flow.sbp.sbp, ...]:

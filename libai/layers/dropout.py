@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import oneflow as flow
 
-from libai.layers.random import SeededLayer, random_context, random_int32
+from libai.kernels import are_kernels_on
+from libai.layers.cpu import is_on_cpu
+from libai.layers.random import SeededLayer, dropout_mask, random_context, random_int32
 from libai.utils.errors import UserError
 
 
@@ -82,9 +84,12 @@ def _scaled_mask(x: flow.Tensor, p: float, shape: Sequence[int], layer_id: int) 
     bits are whole numbers and so is the threshold: their difference is never strictly between 0 and 1.
     """
     with flow.no_grad():
-        threshold = float(round((p - 0.5) * 2.0**32))
+        threshold, kept = float(round((p - 0.5) * 2.0**32)), 1.0 / (1.0 - p)
+        is_whole = not x.is_global and x.dtype == flow.float32 and tuple(shape) == tuple(x.shape)
+        if is_whole and is_on_cpu(x) and are_kernels_on():
+            return dropout_mask(x, layer_id, threshold, kept)
         # in place where that is faster: add_ and mul_ are, clamp_ is not
-        mask = random_int32(x, shape, layer_id).to(flow.float32).add_(-threshold).clamp(0.0, 1.0).mul_(1.0 / (1.0 - p))
+        mask = random_int32(x, shape, layer_id).to(flow.float32).add_(-threshold).clamp(0.0, 1.0).mul_(kept)
         return mask if x.dtype == flow.float32 else mask.to(x.dtype)
 
 

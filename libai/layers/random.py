@@ -23,6 +23,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.layers.cpu import is_on_cpu, is_tracing
+from libai.native.operations import apply_to_many, build_operation
 from libai.utils.errors import UserError
 
 _WEYL = 0x9E3779B9  # 2^32 / golden ratio: neighbouring elements start far apart
@@ -126,6 +127,21 @@ def random_int32(like: flow.Tensor, shape: Sequence[int], layer_id: int) -> flow
     return _current_context().draw(like, tuple(shape), layer_id)
 
 
+def dropout_mask(like: flow.Tensor, layer_id: int, threshold: float, kept: float) -> flow.Tensor:
+    """0 where the bits of `random_int32(like, like.shape, layer_id)` are at most `threshold`, else `kept`, by one
+    operation of libai/native. For local float32 tensors on CPU."""
+    first, words = _current_context().words(like, tuple(like.shape))
+    numbers = f"{' '.join(map(str, _column_factors(layer_id)))} {threshold!r} {kept!r}"
+    inputs = (("in", 1), ("scale", 1), ("zero_point", 1))
+    op = build_operation("quantization", inputs, "out", quantization_formula=f'at_string: "{numbers}"')
+    return apply_to_many(op, [like, first, words])
+
+
+def _column_factors(layer_id: int) -> tuple[int, int]:
+    """What a layer makes its own column words with. Even * odd + odd is odd."""
+    return _signed(fold(layer_id, 1) | 1, 32), _signed(fold(layer_id, 2) | 1, 32)
+
+
 class _Context:
     """One key, and the per-shape words that the layers under it share.
 
@@ -139,6 +155,7 @@ class _Context:
         self._data_rank = data_rank
         self._rows: dict[tuple, flow.Tensor] = {}
         self._columns: dict[tuple, flow.Tensor] = {}
+        self._words: dict[tuple, tuple[flow.Tensor, flow.Tensor]] = {}
 
     def draw(self, like: flow.Tensor, shape: tuple[int, ...], layer_id: int) -> flow.Tensor:
         layout = (like.placement, like.sbp) if like.is_global else like.device
@@ -146,19 +163,22 @@ class _Context:
             if (shape, layout) not in self._rows:
                 self._rows[shape, layout] = self._make_rows(like, shape)
                 self._columns[shape, layout] = self._make_columns(like, shape)
-            # even * odd + odd is odd
-            multiplier, increment = _signed(fold(layer_id, 1) | 1, 32), _signed(fold(layer_id, 2) | 1, 32)
+            multiplier, increment = _column_factors(layer_id)
             columns = (self._columns[shape, layout] * multiplier).add_(increment)
             return self._rows[shape, layout] * columns
 
+    def words(self, like: flow.Tensor, shape: tuple[int, ...]) -> tuple[flow.Tensor, flow.Tensor]:
+        """Odd row words and behind them even column words, (rows + columns,), for a local tensor; first the first."""
+        with flow.no_grad():
+            if (shape, like.device) not in self._words:
+                rows = self._row_words(like, shape).reshape(-1)
+                words = flow.cat([rows, self._make_columns(like, shape)])
+                self._words[shape, like.device] = words[:1], words
+            return self._words[shape, like.device]
+
     def _make_rows(self, like: flow.Tensor, shape: tuple[int, ...]) -> flow.Tensor:
         """Odd row words, repeated over the columns where OneFlow broadcasts a column slowly."""
-        num_rows, width = _size(shape) // shape[-1], shape[-1]
-        if len(shape) == 1:
-            num_rows, width = width, 1
-        first_row = 0 if like.is_global else self._data_rank * num_rows
-        made = _layout_of_rows(like, num_rows, shape)
-        words = self._mixed(like, num_rows, first_row, stream=1, layout=made).mul_(2).add_(1).reshape(num_rows, 1)
+        words, width = self._row_words(like, shape), 1 if len(shape) == 1 else shape[-1]
         if is_on_cpu(like) and width > 1:
             words = _widened(words, width)
         words = words.reshape(*shape) if words.numel() == _size(shape) else words.reshape(*shape[:-1], 1)
@@ -166,6 +186,12 @@ class _Context:
             wanted = tuple(_layout_for(sbp, words.shape, like.shape) for sbp in like.sbp)
             words = words if words.sbp == wanted else words.to_global(sbp=wanted)
         return words
+
+    def _row_words(self, like: flow.Tensor, shape: tuple[int, ...]) -> flow.Tensor:
+        num_rows = shape[0] if len(shape) == 1 else _size(shape) // shape[-1]
+        first_row = 0 if like.is_global else self._data_rank * num_rows
+        made = _layout_of_rows(like, num_rows, shape)
+        return self._mixed(like, num_rows, first_row, stream=1, layout=made).mul_(2).add_(1).reshape(num_rows, 1)
 
     def _make_columns(self, like: flow.Tensor, shape: tuple[int, ...]) -> flow.Tensor:
         """Even column words, of shape (columns,)."""

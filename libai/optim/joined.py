@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import oneflow as flow
 
 from libai.kernels import are_kernels_on
+from libai.native.operations import apply_to_many, build_operation
 
 
 def are_joinable(tensors: Sequence[flow.Tensor]) -> bool:
@@ -29,31 +30,14 @@ def are_joinable(tensors: Sequence[flow.Tensor]) -> bool:
 def joined_norm_power(tensors: Sequence[flow.Tensor], norm_type: float) -> flow.Tensor:
     """The sum of |x|^p over all numbers of `tensors`, or the largest |x| for p = inf; exact to 1e-7. No axes."""
     if norm_type == math.inf:
-        op = _operation("multi_reduce_max_abs", (("x", len(tensors)),), "y")
+        op = build_operation("multi_reduce_max_abs", (("x", len(tensors)),), "y")
     else:
-        op = _operation("multi_reduce_sum_pow_abs", (("x", len(tensors)),), "y", p=f"at_float: {norm_type!r}")
-    # Of OneFlow's Python functions the only one that lets any operation make a tensor of several; the numbers are
-    # attributes of images, which this operation does not read.
-    return flow._C.dispatch_crop_mirror_normalize_from_uint8(
-        op, tensors, 0, 0, 0.0, 0.0, [0.0], [1.0], flow.float32, "NCHW", "RGB"
-    )
+        op = build_operation("multi_reduce_sum_pow_abs", (("x", len(tensors)),), "y", p=f"at_float: {norm_type!r}")
+    return apply_to_many(op, tensors)
 
 
 #: what OneFlow puts around the method `step` of every optimizer; one that a user has replaced may look at gradients
 _OWN_STEP = "_decorate_step.<locals>.decorated_step"
-
-
-@functools.lru_cache(maxsize=64)
-def _operation(kind: str, inputs: tuple[tuple[str, int], ...], output: str = "", **attributes: str) -> Any:
-    """An operation of OneFlow's with so many tensors for each input; `attributes` as text of an `AttrValue`."""
-    builder = flow._oneflow_internal.one.OpBuilder(kind, f"libai-{kind}")
-    for name, count in inputs:
-        builder.input(name, count)
-    if output:
-        builder.output(output, 1)
-    for name, value in attributes.items():
-        builder.attr(name, value)
-    return builder.build()
 
 
 class JoinedUpdates:
@@ -98,7 +82,7 @@ class JoinedUpdates:
             inputs[argument] = [self._state_of(parameter, key) for parameter in parameters]
         if self._coefficient is not None:
             inputs["scale_by_tensor"] = [self._coefficient]
-        op = _operation(kind.op, tuple((name, len(tensors)) for name, tensors in inputs.items()))
+        op = build_operation(kind.op, tuple((name, len(tensors)) for name, tensors in inputs.items()))
         kind.dispatch(op, [tensor for tensors in inputs.values() for tensor in tensors], **kind.options)
 
     def _state_of(self, parameter: flow.Tensor, key: str) -> flow.Tensor:

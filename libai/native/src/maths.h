@@ -54,6 +54,7 @@ struct FilterRun {
   X(void, Where, (const bool* condition, int c_step, const float* x, int x_step, const float* y, int y_step,    \
                   float* z, int64_t n))                                                                         \
   X(void, MaskedFill, (const bool* mask, const float* x, float value, float* y, int64_t n))                     \
+  X(void, DropLine, (uint32_t row, const uint32_t* words, float shift, float scale, float* y, int64_t n))       \
   X(void, Sgd, (const MomentumArgs* args, const float* grad, float* w, int64_t n))                              \
   X(void, Momentum, (const MomentumArgs* args, const float* grad, float* w, float* m, int64_t n))               \
   X(void, Adam, (const AdamArgs* args, const float* grad, float* w, float* m, float* v, float* top, int64_t n)) \

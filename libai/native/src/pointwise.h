@@ -146,3 +146,11 @@ COMPARISON(LessEqualLine, <=)
 COMPARISON(GreaterLine, >)
 COMPARISON(GreaterEqualLine, >=)
 #undef COMPARISON
+
+// A line of a dropout mask: 0, or `scale` where row * word (modulo 2^32) lies above -`shift`
+void DropLine(uint32_t row, const uint32_t* words, float shift, float scale, float* y, int64_t n) {
+  SIMD for (int64_t i = 0; i < n; ++i) {
+    const float x = static_cast<float>(static_cast<int32_t>(row * words[i])) + shift;
+    y[i] = (x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f) * scale;
+  }
+}

@@ -1,6 +1,7 @@
 // Kernels over numbers that do not depend on each other.
 #pragma once
 #include <cmath>
+#include <cstdio>
 
 #include "register.h"
 
@@ -63,7 +64,35 @@ inline void RunMaskedFill(KernelComputeContext* c) {
   g_maths->MaskedFill(mask, In(c, "x"), static_cast<float>(Operand(c)), Out(c, "out"), Size(c, "x"));
 }
 
+// The mask of libai/layers/dropout.py, in the place of quantization, which OneFlow has for float32 scales only: `in` says
+// how large it is, `zero_point` has a word for each row and behind them one for each column (OneFlow checks the size of
+// `scale`, which is not read), and the attribute has the layer's multiplier and increment, the threshold and the factor.
+inline bool HasWords(const KernelRegContext& c) {
+  const auto is_int = [&](const char* name) {
+    const auto* t = c.TensorDesc4ArgNameAndIndex(name, 0);
+    return t != nullptr && t->data_type() == DataType::kInt32;
+  };
+  return is_int("scale") && is_int("zero_point");
+}
+inline void RunDropoutMask(KernelComputeContext* c) {
+  const auto* words = reinterpret_cast<const uint32_t*>(c->Tensor4ArgNameAndIndex("zero_point", 0)->dptr<int32_t>());
+  int32_t multiplier = 0, increment = 0;
+  double threshold = 0.0, kept = 0.0;
+  const std::string text = c->Attr<std::string>("quantization_formula");
+  CHECK_EQ(std::sscanf(text.c_str(), "%d %d %lf %lf", &multiplier, &increment, &threshold, &kept), 4) << text;
+  const int64_t n = Size(c, "in"), axes = c->Tensor4ArgNameAndIndex("in", 0)->shape_view().NumAxes();
+  if (n == 0) return;
+  const int64_t width = axes == 1 ? 1 : LastAxis(c, "in"), rows = n / width;
+  CHECK_EQ(rows + width, Size(c, "zero_point"));
+  std::vector<uint32_t> columns(words + rows, words + rows + width);
+  for (auto& word : columns) word = word * static_cast<uint32_t>(multiplier) + static_cast<uint32_t>(increment);
+  float* y = Out(c, "out");
+  for (int64_t r = 0; r < rows; ++r, y += width)
+    g_maths->DropLine(words[r], columns.data(), static_cast<float>(-threshold), static_cast<float>(kept), y, width);
+}
+
 inline void RegisterPointwise() {
+  Register("quantization", "in", &RunDropoutMask, &HasWords);
   Register("gelu", "in", &RunInOut<&Maths::Gelu>);
   Register("fast_gelu", "in", &RunInOut<&Maths::FastGelu>);
   Register("quick_gelu", "x", &RunXy<&Maths::QuickGelu>);

@@ -1,0 +1,68 @@
+"""The dropout mask of one operation is, bit for bit, that of the formula, which has thirty."""
+
+from __future__ import annotations
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+from libai.layers.dropout import Dropout, seeded_dropout
+from libai.layers.random import fold, random_context
+
+KEY = fold(7, 3, 1)
+
+
+def dropped(x, key, **options):
+    """(output, gradient)"""
+    x = flow.tensor(x, requires_grad=True)
+    y = seeded_dropout(x, key=key, **options)
+    y.sum().backward()
+    return y.numpy(), x.grad.numpy()
+
+
+@pytest.mark.parametrize("data_rank", [0, 3])
+@pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.93])
+@pytest.mark.parametrize("shape", [(7,), (8, 6, 33), (64, 1), (3, 5, 2, 4), (1, 100)])
+def test_one_operation_gives_the_bits_of_the_formula(level, library, counted, shape, p, data_rank):
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    options = {"p": p, "layer_id": 12345, "data_rank": data_rank}
+    found = dropped(x, KEY, **options)
+    of_a_tensor = dropped(x, flow.tensor([KEY]), **options)
+    counted("quantization")
+    library.enable(False)
+    try:
+        expected = dropped(x, KEY, **options)
+    finally:
+        library.enable(True)
+    for one, other, formula in zip(found, of_a_tensor, expected):
+        np.testing.assert_array_equal(one, formula)
+        np.testing.assert_array_equal(other, formula)
+
+
+def test_another_layer_has_another_mask(library):
+    """A negative control."""
+    x = np.ones((64, 64), np.float32)
+    assert not np.array_equal(*(dropped(x, KEY, p=0.5, layer_id=layer)[0] for layer in (1, 2)))
+
+
+def test_a_graph_has_one_operation_for_each_mask(library, counted):
+    layers = nn.Sequential(Dropout(0.2), Dropout(0.4))
+
+    class Graph(nn.Graph):
+        def __init__(self):
+            super().__init__()
+            self.layers = layers
+
+        def build(self, x, key):
+            with random_context(key):
+                return self.layers(x)
+
+    graph, x = Graph(), flow.randn(8, 40)
+    for number in (1, 2):
+        found = graph(x, flow.tensor([fold(number)])).numpy()
+        with random_context(fold(number)):
+            np.testing.assert_array_equal(found, layers(x).numpy())
+    kinds = [op.user_conf.op_type_name for op in graph._full_job_proto.net.op if op.HasField("user_conf")]
+    assert kinds.count("quantization") == 2
+    counted("quantization")

@@ -1,14 +1,14 @@
 """libai: an eager/graph dual-mode trainer for OneFlow.
 
-Importing the package prepares the process environment for OneFlow (see `libai.runtime`) and nothing else:
+Importing the package prepares the process environment for OneFlow (see `libai.launch.runtime`) and nothing else:
 oneflow itself is imported by the first module that needs it.
 """
 
-from libai.environment import find_environment as _find_environment
+from libai.launch.interpreter import find_environment as _find_environment
 
 _find_environment()
 
-from libai.runtime import prepare_environment as _prepare_environment  # noqa: E402  (needs the environment's Python)
+from libai.launch.runtime import prepare_environment as _prepare_environment  # noqa: E402  (needs the environment's Python)
 
 __version__ = "0.1.0"
 

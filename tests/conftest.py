@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # `import toy`, `import jobs` from any test
-sys.path.append(str(Path(__file__).parents[1] / "tools"))  # the modules of the launcher
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,7 +18,7 @@ def _protected_graph_launches():
     import oneflow as flow
     from oneflow import nn
 
-    from libai.engine.graphs import EvalGraph
+    from libai.engine.graph.graphs import EvalGraph
 
     class Model(nn.Module):
         def __init__(self):
@@ -40,7 +40,7 @@ def mode(request):
 @pytest.fixture
 def kernels_off():
     """OneFlow's own CPU kernels, during a test."""
-    from libai.kernels import loaded_library
+    from libai.native.kernels import loaded_library
 
     library = loaded_library()
     if library is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from libai.runtime import RENDEZVOUS_VARIABLES
+from libai.launch.runtime import RENDEZVOUS_VARIABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN_NET = str(ROOT / "tools" / "train_net.py")

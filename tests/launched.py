@@ -8,7 +8,7 @@ import textwrap
 import time
 from pathlib import Path
 
-from libai import runtime
+from libai.launch import runtime
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_INHERITED = {*runtime.RENDEZVOUS_VARIABLES, "NODE", "NODE_RANK", "ADDR", "PORT", "OMP_NUM_THREADS", "VENV"}

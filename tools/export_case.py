@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 from libai.config import LazyConfig, target_of, validate
 from libai.config.batch import solve_batch_sizes
 from libai.config.targets import describe
-from libai.runtime import guarded_main
+from libai.launch.runtime import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.seeding import resolve_seed, seed_everything
 
@@ -53,7 +53,7 @@ def export(folder: Path, config: str, overrides: list[str], num_batches: int) ->
 
     import oneflow as flow
 
-    from libai.engine import build
+    from libai.engine.setup import build
     from libai.parallel import Mesh
 
     train = run.train

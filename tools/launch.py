@@ -2,7 +2,7 @@
 
     python tools/launch.py FILE CONFIG PROCS [arguments of FILE …]
 
-This file reads what was asked for and checks it; tools/launch_job.py starts the ranks, tools/launch_ranks.py sees to
+This file reads what was asked for and checks it; libai/launch/job.py starts the ranks, libai/launch/ranks.py sees to
 them. Standard library only: oneflow itself is never imported in this process.
 
 Environment: NODE (machines), NODE_RANK, ADDR, PORT of the first machine; MAX_RESTARTS; LIBAI_STOP_TIMEOUT, the seconds
@@ -28,19 +28,20 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN_NET = ROOT / "tools" / "train_net.py"
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+sys.path.insert(0, str(ROOT))
 
-import launch_auto  # noqa: E402
-from launch_job import Job, Limits, run  # noqa: E402
-from launch_ranks import (  # noqa: E402
+from libai.launch import auto as launch_auto  # noqa: E402
+from libai.launch import guard, runtime  # noqa: E402
+from libai.launch.job import Job, Limits, run  # noqa: E402
+from libai.launch.ranks import (  # noqa: E402
     DEFAULT_EXIT_SECONDS,
     DEFAULT_STOP_SECONDS,
     EXIT_FAILED,
     EXIT_USER_MISTAKE,
 )
-from launch_watch import read_stall_limits  # noqa: E402
-
-from libai import guard, kernels, openblas, runtime  # noqa: E402
+from libai.launch.watch import read_stall_limits  # noqa: E402
+from libai.native import kernels  # noqa: E402
+from libai.oneflow_fixes import openblas  # noqa: E402
 from libai.utils.errors import UserError  # noqa: E402
 
 # Several nodes cannot agree on a free port, so they share this one unless PORT says otherwise.

@@ -153,7 +153,7 @@ def raw_graph_loop(iters: int, reads_loss: bool, width: int = 4) -> Callable[[],
     import oneflow as flow
     from oneflow import nn
 
-    from libai.engine.launch_race import protect_graph_launches
+    from libai.oneflow_fixes.launch_race import protect_graph_launches
 
     model, batches = toy_model(width), toy_data(width)
     optimizer = flow.optim.SGD(model.parameters(), lr=0.01)

@@ -25,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clo
 
 from libai.config import LazyConfig, validate
 from libai.config.batch import solve_batch_sizes
-from libai.engine.parity import check_parity, on_bench
-from libai.engine.parity_bisect import Culprit, find_culprit
-from libai.engine.parity_journal import Journal, supervise
-from libai.engine.parity_meshes import check_meshes, run_cell
-from libai.engine.parity_minify import minify, require_writable
-from libai.engine.parity_runs import Bench
-from libai.runtime import guarded_main
+from libai.engine.parity.bisection.journal import Journal, supervise
+from libai.engine.parity.bisection.minify import minify, require_writable
+from libai.engine.parity.bisection.search import Culprit, find_culprit
+from libai.engine.parity.check import check_parity, on_bench
+from libai.engine.parity.runs import Bench
+from libai.engine.verify.meshes import check_meshes, run_cell
+from libai.launch.runtime import guarded_main
 from libai.utils.distributed import default_device, get_world_size
 from libai.utils.errors import UserError
 from libai.utils.seeding import resolve_seed
@@ -97,9 +97,10 @@ def check_config(config: str, overrides: list[str], num_iters: int, bound: float
     overrides = [*overrides, "graph.debug=-1", "graph.on_build_error=raise"]
     run: Any = validate(LazyConfig.apply_overrides(LazyConfig.load(config), overrides))
 
-    from libai.engine import BatchPlan, build
-    from libai.engine.precision import amp_dtype
-    from libai.engine.support import check_supported
+    from libai.engine import BatchPlan
+    from libai.engine.setup import build
+    from libai.engine.setup.precision import amp_dtype
+    from libai.engine.setup.support import check_supported
     from libai.parallel import Mesh
 
     device = default_device(run.train.device)

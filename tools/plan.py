@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without installation
 
 from libai.config import LazyConfig, validate
-from libai.runtime import guarded_main
+from libai.launch.runtime import guarded_main
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import UserError
 from libai.utils.units import format_bytes, parse_bytes
@@ -54,7 +54,7 @@ def _propose(args: argparse.Namespace) -> tuple[str, Any]:
     run: Any = validate(LazyConfig.apply_overrides(LazyConfig.load(args.config), overrides), world_size=args.ranks)
     mode = args.mode or ("eager" if run.mode == "eager" else "graph")
 
-    from libai.engine.auto_mesh import propose_for, supported_options
+    from libai.engine.setup.auto_mesh import propose_for, supported_options
 
     device = "cuda" if run.train.device == "auto" else run.train.device
     zero_stages, recomputation = ([0, 1, 2, 3], [False, True]) if args.all_options else supported_options(mode, device)
@@ -66,7 +66,7 @@ def _read_links(text: str | None, ranks_per_machine: int | None) -> Any:
         if ranks_per_machine is not None:
             raise UserError("--ranks-per-machine tells two links apart: give --interconnect=WITHIN,BETWEEN as well.")
         return None
-    from libai.parallel.planner import Links
+    from libai.parallel.planner.candidates import Links
 
     speeds = [parse_bytes(part.strip().removesuffix("/s"), "--interconnect") for part in text.split(",")]
     if len(speeds) > 2 or (len(speeds) == 2) != (ranks_per_machine is not None):

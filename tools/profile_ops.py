@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clo
 
 from libai.config import LazyConfig, validate
 from libai.config.batch import solve_batch_sizes
-from libai.runtime import guarded_main
+from libai.launch.runtime import guarded_main
 from libai.utils.distributed import default_device, get_world_size
 from libai.utils.errors import UserError
 from libai.utils.seeding import resolve_seed, seed_everything
@@ -125,9 +125,10 @@ def profile_config(config: str, overrides: list[str], num_updates: int, with_sha
     """The `OpProfile` of a config: its parts, built as a run builds them, in eager mode."""
     run: Any = validate(LazyConfig.apply_overrides(LazyConfig.load(config), overrides))
 
-    from libai.engine import BatchPlan, build
-    from libai.engine.op_profile import profile_ops
-    from libai.engine.support import check_supported
+    from libai.engine import BatchPlan
+    from libai.engine.setup import build
+    from libai.engine.setup.support import check_supported
+    from libai.oneflow_fixes.op_profile import profile_ops
     from libai.parallel import Mesh
 
     if run.mode == "graph":

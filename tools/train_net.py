@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from libai.config import Args, LazyConfig, parse_args, validate
 from libai.config.saving import to_yaml
-from libai.runtime import guarded_main
+from libai.launch.runtime import guarded_main
 from libai.utils.distributed import get_world_size, is_main_process
 from libai.utils.startup import seconds_since_process_start
 
@@ -47,7 +47,7 @@ def print_all(text: str) -> None:
 def main() -> int:
     args = parse_args(sys.argv[1:], prog="train_net.py", extra_flags=FLAGS, config_required="--support" not in sys.argv)
     if args.extra["support"]:
-        from libai.engine.support import support_table
+        from libai.engine.setup.support import support_table
 
         if is_main_process():
             print_all(support_table())

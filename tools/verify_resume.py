@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from libai.config import LazyConfig, validate
-from libai.runtime import RENDEZVOUS_VARIABLES, guarded_main
+from libai.launch.runtime import RENDEZVOUS_VARIABLES, guarded_main
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import UserError
 
@@ -54,7 +54,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def run_job(args: argparse.Namespace) -> int:
     """One phase, as a rank of a job."""
     from libai.engine import default_setup
-    from libai.engine.verify_resume import Rehearsal, job_overrides
+    from libai.engine.verify.resume import Rehearsal, job_overrides
 
     folder, _ = PHASES[args.phase]
     overrides = [*args.words, *job_overrides(args.iters, args.folder / folder)]
@@ -89,7 +89,7 @@ def certify(args: argparse.Namespace, folder: Path) -> int:
         if code:
             return code
 
-    from libai.engine.verify_resume import compare, is_exact, report_json, report_table
+    from libai.engine.verify.resume import compare, is_exact, report_json, report_table
 
     findings = compare(folder / "straight", folder / "resumed", args.iters)
     exact = is_exact(findings)

@@ -11,9 +11,10 @@ import oneflow as flow
 
 from libai.benchmark.modes import Mode
 from libai.benchmark.protocol import Contender, Unavailable, resources_of_this_process
-from libai.engine import BatchPlan, DefaultTrainer, HookBase, build, default_setup
-from libai.engine.checkpointer import TrainerCheckpointer
-from libai.engine.model_trainer import ModelTrainer
+from libai.engine import BatchPlan, DefaultTrainer, HookBase, default_setup
+from libai.engine.setup import build
+from libai.engine.trainer.checkpointer import TrainerCheckpointer
+from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.layers.random import assign_layer_ids, draws_randomness, fold
 from libai.parallel import Mesh
 from libai.utils.distributed import (

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from libai.utils.env import collect_env, git_state
+from libai.launch.facts import collect_env, git_state
 
 
 def describe_machine(repository: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from libai.benchmark import protocol
-from libai.runtime import RENDEZVOUS_VARIABLES
+from libai.launch.runtime import RENDEZVOUS_VARIABLES
 from libai.utils.errors import UserError
 
 #: from "quit" to SIGTERM, and from there to SIGKILL

@@ -16,8 +16,8 @@ from oneflow import nn
 from oneflow.nn.parallel import DistributedDataParallel
 
 from libai.benchmark.protocol import Unavailable
-from libai.engine.launch_race import protect_graph_launches
 from libai.layers.random import random_context
+from libai.oneflow_fixes.launch_race import protect_graph_launches
 
 Batch = dict[str, flow.Tensor]
 

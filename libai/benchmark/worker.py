@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from libai.benchmark.modes import GEMM, find_mode
 from libai.benchmark.protocol import Contender, encode, serve
 from libai.config import LazyConfig, validate
-from libai.guard import leave_at_once
+from libai.launch.guard import leave_at_once
 from libai.utils.distributed import barrier, get_rank, get_world_size, is_main_process
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import oneflow as flow
 
-from libai.kernels import are_kernels_on
 from libai.layers.cpu import is_on_cpu
 from libai.layers.random import SeededLayer, dropout_mask, random_context, random_int32
+from libai.native.kernels import are_kernels_on
 from libai.utils.errors import UserError
 
 

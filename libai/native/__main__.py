@@ -6,7 +6,7 @@ For tools/env.sh, and for images that have no compiler when they run. Exit code 
 import sys
 
 from libai.native.cache import cache_folders, find_library
-from libai.symbol_table import Unavailable
+from libai.native.symbol_table import Unavailable
 
 try:
     print(f"CPU kernels in {find_library(cache_folders()[::-1]).parent}")

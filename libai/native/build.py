@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from libai.symbol_table import Unavailable, require_linux_x86_64
+from libai.native.symbol_table import Unavailable, require_linux_x86_64
 
 SOURCES = Path(__file__).resolve().parent / "src"
 _ONEFLOW = "0.9.0"

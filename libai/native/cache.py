@@ -27,7 +27,7 @@ from libai.native.build import (
     find_compiler,
     test_library,
 )
-from libai.symbol_table import Unavailable
+from libai.native.symbol_table import Unavailable
 
 _LIBRARY, _VERDICT, _FAILURE = "libai_native.so", "tested.json", "failed.txt"
 _WAIT_SECONDS = 240.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from libai.symbol_table import Unavailable, address_of, open_oneflow
+from libai.native.symbol_table import Unavailable, address_of, open_oneflow
 
 #: the instruction sets, lowest first: the library knows them by their index
 LEVELS = ("sse2", "avx2", "avx512")

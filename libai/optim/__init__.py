@@ -1,9 +1,7 @@
 """Parameter groups, gradient clipping, rate scaling and the portable state of OneFlow's optimizers."""
 
 from libai.optim.clip import clip_grad_norm, grad_norm, norm_and_coefficient
-from libai.optim.graph_clip import make_clip_norm_exact
 from libai.optim.graph_state import export_graph_state, graph_state_names, to_graph_state
-from libai.optim.graph_updates import join_updates, scale_in_updates
 from libai.optim.joined import JoinedUpdates
 from libai.optim.lr_scale import auto_scale_lr
 from libai.optim.param_groups import describe_param_groups, get_param_groups
@@ -24,10 +22,7 @@ __all__ = [
     "grad_norm",
     "graph_state_names",
     "import_state",
-    "join_updates",
-    "make_clip_norm_exact",
     "norm_and_coefficient",
-    "scale_in_updates",
     "step_scalars",
     "to_graph_state",
 ]

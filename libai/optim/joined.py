@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import oneflow as flow
 
-from libai.kernels import are_kernels_on
+from libai.native.kernels import are_kernels_on
 from libai.native.operations import apply_to_many, build_operation
 
 

@@ -17,14 +17,14 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.parallel.indexing import refuse_unseen_assignments
-from libai.parallel.meeting import StagesMeet, move_to
+from libai.oneflow_fixes.global_tensors.indexing import refuse_unseen_assignments
+from libai.oneflow_fixes.global_tensors.meeting import StagesMeet, move_to
+from libai.oneflow_fixes.global_tensors.operations import SourceOps, repair_global_operations
+from libai.oneflow_fixes.global_tensors.recurrent import give_initial_states
+from libai.oneflow_fixes.wrapping import exchange_class
 from libai.parallel.mesh import Mesh
-from libai.parallel.operations import SourceOps, repair_global_operations
 from libai.parallel.plan import Arrangement, ParallelPlan, TensorLayout
 from libai.parallel.recompute import recompute_in_backward
-from libai.parallel.recurrent import give_initial_states
-from libai.parallel.wrapping import exchange_class
 from libai.parallel.zero import compute_with_whole_parameters
 
 Batch = dict[str, flow.Tensor]

@@ -23,7 +23,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.layers.cpu import is_tracing
-from libai.parallel.wrapping import wrap_forward
+from libai.oneflow_fixes.wrapping import wrap_forward
 from libai.utils.tensors import saved_tensor_hooks
 
 

@@ -1,7 +1,7 @@
 """One job per folder: a lock that the kernel drops when its process ends, however it ends.
 
 `flock` on `run.lock`, which holds the process id and host of the holder for the message of the one that is refused.
-Not here: what a job does with its folder (libai/engine/run_folder.py).
+Not here: what a job does with its folder (libai/engine/run/run_folder.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a rank and the launcher of its machine tell each other, through small files in a folder that the launcher makes.
 
 Ranks note what they are at, how far they are and how they leave, and can be asked for their Python stacks, also while
-they wait inside oneflow. Standard library only. Not here: what a rank failed with (libai.guard), and who reads all
-this (tools/launch_ranks.py, tools/launch_watch.py).
+they wait inside oneflow. Standard library only. Not here: what a rank failed with (libai.launch.guard), and who reads
+all this (libai/launch/ranks.py, libai/launch/watch.py).
 """
 
 from __future__ import annotations
@@ -49,6 +49,11 @@ def own_folder() -> tuple[Path, int] | None:
     folder, rank = os.environ.get(FAILURE_DIR_VARIABLE), int(os.environ.get("RANK", -1))
     is_rank = os.environ.get(RANK_PID_VARIABLE, str(os.getpid())) == str(os.getpid())
     return (Path(folder), rank) if folder and rank >= 0 and is_rank else None
+
+
+def world_size() -> int:
+    """Number of ranks of the job that this process belongs to, as its launcher says."""
+    return int(os.environ.get("WORLD_SIZE", 1))
 
 
 # ------------------------------------------------------------------------------------------------- leaving
@@ -232,7 +237,7 @@ def read_progress(folder: str | os.PathLike[str]) -> dict[int, Progress]:
 
 
 def read_failed_phase(folder: str | os.PathLike[str], rank: int) -> str | None:
-    """The phase that the error of a failed rank came out of (`libai.guard` notes it); None without one."""
+    """The phase that the error of a failed rank came out of (`libai.launch.guard` notes it); None without one."""
     with contextlib.suppress(ValueError, OSError):
         return json.loads(Path(folder, f"rank_{rank}.json").read_text(encoding="utf-8")).get("phase")
     return None

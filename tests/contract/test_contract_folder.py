@@ -18,10 +18,10 @@ from contract_runs import make_config, make_run
 from libai import checkpoint
 from libai.config import LazyCall, validate
 from libai.engine import DefaultTrainer, default_setup
-from libai.engine.earlier_runs import find_run
-from libai.engine.hook_base import HookBase
 from libai.engine.hooks import CallbackHook
-from libai.guard import run_guarded
+from libai.engine.loop.hook_base import HookBase
+from libai.engine.run.earlier_runs import find_run
+from libai.launch.guard import run_guarded
 from libai.utils.errors import OutputLostError, UserError
 from libai.utils.folder_lock import FolderLock, find_holder
 from libai.utils.rank_notes import JOB_VARIABLE
@@ -483,14 +483,14 @@ def test_a_save_that_the_system_refuses_is_no_mistake_of_the_user(tmp_path, monk
     ],
 )
 def test_the_banner_says_what_will_happen(tmp_path, overrides, expected):
-    from libai.engine.report import describe_length
+    from libai.engine.run.report import describe_length
 
     run = make_run(tmp_path, "eager", *overrides)
     assert describe_length(run) == expected
 
 
 def test_the_banner_of_a_resumed_run_says_what_is_left(tmp_path):
-    from libai.engine.report import describe_length
+    from libai.engine.run.report import describe_length
 
     run_until(tmp_path, "eager", 5)
     resumed = make_run(tmp_path, "eager", "train.checkpointer.period=5", resume=True)

@@ -15,8 +15,8 @@ from oneflow import nn
 
 from libai.engine import NonFiniteLoss
 from libai.engine.hooks import CallbackHook, CheckpointHook, WriterHook
-from libai.engine.trainer import MAX_PENDING_RESULTS
-from libai.engine.writers import AsyncWriter, Writer
+from libai.engine.log.writers import AsyncWriter, Writer
+from libai.engine.loop.trainer_base import MAX_PENDING_RESULTS
 from libai.utils.errors import UserError
 
 

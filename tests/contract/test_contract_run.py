@@ -14,7 +14,7 @@ import toy
 
 from libai.config import LazyConfig
 from libai.engine import DefaultTrainer, HookBase, NonFiniteLoss, hooks
-from libai.engine.support import OPTIONS, YES, check_supported
+from libai.engine.setup.support import OPTIONS, YES, check_supported
 from libai.utils.errors import UserError
 
 

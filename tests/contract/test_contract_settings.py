@@ -12,11 +12,11 @@ import pytest
 import toy
 from oneflow.optim import SGD
 
-import libai.engine.stop as stop_module
-import libai.engine.trainer as trainer_module
+import libai.engine.loop.trainer_base as trainer_module
+import libai.launch.stop as stop_module
 from libai.engine import HookBase
 from libai.engine.hooks import CallbackHook
-from libai.engine.stop import StoppedFromOutside
+from libai.launch.stop import StoppedFromOutside
 
 
 def evaluated_at(output_dir):

@@ -13,7 +13,7 @@ from oneflow import nn
 
 from libai.config import LazyCall, validate
 from libai.engine import DefaultTrainer, GraphTrainer, default_setup
-from libai.engine.graphs import StepInputs
+from libai.engine.graph.graphs import StepInputs
 from libai.engine.hooks import ShadowUpdateHook
 from libai.layers import Dropout
 from libai.layers.cpu import is_tracing

@@ -10,8 +10,8 @@ import toy
 from libai.config import validate
 from libai.engine import default_setup
 from libai.engine.hooks import RandomStateHook
-from libai.engine.stop import StoppedFromOutside
-from libai.engine.verify_resume import SABOTAGES, Rehearsal, compare, is_exact, job_overrides
+from libai.engine.verify.resume import SABOTAGES, Rehearsal, compare, is_exact, job_overrides
+from libai.launch.stop import StoppedFromOutside
 from libai.layers import Dropout
 from libai.scheduler import scheduler_state
 from libai.utils.errors import UserError

@@ -11,9 +11,10 @@ from contract_runs import make_config
 
 from libai import checkpoint
 from libai.config import LazyCall, validate
-from libai.engine import DefaultTrainer, build, default_setup
-from libai.engine.build_errors import GraphBuildError
+from libai.engine import DefaultTrainer, default_setup
+from libai.engine.graph.build_errors import GraphBuildError
 from libai.engine.hooks import CallbackHook
+from libai.engine.setup import build
 from libai.utils.errors import UserError
 
 

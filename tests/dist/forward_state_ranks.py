@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent, HERE.parent / "engine")]
+sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent, HERE.parent / "forward")]
 
 import numpy as np  # noqa: E402
 import oneflow as flow  # noqa: E402

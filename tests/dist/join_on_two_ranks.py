@@ -72,9 +72,9 @@ def run(case, joins=True, max_bytes=None):
 
     from mesh_cases import Planned, build_trainer, record
 
-    from libai.engine import graphs
-    from libai.engine.graph_gradients import edges_of_gradients, join_gradients
-    from libai.job_edit import JobEdit
+    from libai.engine.graph import graphs
+    from libai.oneflow_fixes.job.gradients import edges_of_gradients, join_gradients
+    from libai.oneflow_fixes.job.job_edit import JobEdit
     from libai.parallel import whole
 
     counts = []

@@ -17,8 +17,8 @@ from parity_cases import Case, Result, plain_loop, two_groups
 
 from libai.data import build_eval_loader
 from libai.engine import EagerTrainer, GraphTrainer
-from libai.engine.batch_scope import BatchScope
 from libai.engine.hooks import CallbackHook
+from libai.engine.trainer.batch_scope import BatchScope
 from libai.evaluation import ClassificationEvaluator
 from libai.models import BERT, GPT, MLP, ResNet, ViT
 from libai.parallel import GlobalLayout, Mesh, ParallelPlan, layout, parallelize, whole

@@ -32,7 +32,7 @@ def leg(folder: Path, mesh: tuple[int, int, int], mode: str, forgets: bool = Fal
     from mesh_cases import CLIPPED, Planned, build_trainer, plain, record
 
     from libai.data import build_train_loader
-    from libai.engine.checkpointer import TrainerCheckpointer
+    from libai.engine.trainer.checkpointer import TrainerCheckpointer
 
     case = replace(plain(dropout=0.1), max_norm=CLIPPED)
     samples = {name: _joined(name) for name in mm.token_batches(1)[0]}
@@ -86,7 +86,7 @@ def switch(folder: Path) -> dict[str, Any]:
     """`switch_trainer` there and back on each mesh: the largest relative difference of a loss. Collective."""
     from mesh_cases import CLIPPED, Planned, build_trainer, expected_of, plain, record
 
-    from libai.engine.switching import switch_trainer
+    from libai.engine.trainer.switching import switch_trainer
 
     differences = {}
     for mesh, mode in (((1, 2, 1), "eager"), ((1, 2, 1), "graph"), ((1, 1, 2), "eager"), ((1, 1, 2), "graph")):

@@ -18,8 +18,9 @@ from test_parity_in_training import NO_EVALUATION, Averaging, Centred, Wrong  # 
 from toy import Classifier  # noqa: E402
 
 from libai.config import LazyCall, validate  # noqa: E402
-from libai.engine import DefaultTrainer, default_setup, parity_start  # noqa: E402
-from libai.engine.graphs import StepInputs  # noqa: E402
+from libai.engine import DefaultTrainer, default_setup  # noqa: E402
+from libai.engine.graph.graphs import StepInputs  # noqa: E402
+from libai.engine.run import parity_start  # noqa: E402
 from libai.utils.distributed import barrier, gather_objects, get_rank  # noqa: E402
 from libai.utils.errors import UserError  # noqa: E402
 

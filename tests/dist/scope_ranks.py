@@ -121,7 +121,7 @@ def switching(note: Callable[[str, Any], None]) -> None:
     """Graph to eager and back in mid-run."""
     import coupled_models as cm
 
-    from libai.engine.switching import switch_trainer
+    from libai.engine.trainer.switching import switch_trainer
 
     expected = plain_loop(cm.Contrastive, iterations=6)
     for first, second in (("eager", "graph"), ("graph", "eager")):

@@ -20,7 +20,7 @@ from ranks import run_rank  # noqa: E402
 from toy import record_losses  # noqa: E402
 
 from libai.engine import EagerTrainer, GraphTrainer  # noqa: E402
-from libai.engine.checkpointer import TrainerCheckpointer  # noqa: E402
+from libai.engine.trainer.checkpointer import TrainerCheckpointer  # noqa: E402
 from libai.layers import synchronize_batch_norms  # noqa: E402
 from libai.parallel import Mesh, whole  # noqa: E402
 from libai.utils.distributed import get_rank, get_world_size  # noqa: E402

@@ -11,7 +11,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from libai.engine.model_contract import read_losses
+from libai.forward.contract import read_losses
 from libai.parallel.data_parallel import FlatReduction, OneFlowDDP, build_reduction, cut_into_buckets
 from libai.utils.errors import UserError
 

@@ -7,7 +7,7 @@ import stateful_models as sm
 import stateful_ranks
 from toy import record_losses
 
-from libai.engine.checkpointer import TrainerCheckpointer
+from libai.engine.trainer.checkpointer import TrainerCheckpointer
 
 BOUND = 1e-5
 

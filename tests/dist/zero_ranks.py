@@ -28,9 +28,9 @@ from parity_cases import Case, Difference, Result, compare, grouped, plain_loop 
 from parity_variants import VARIANTS  # noqa: E402
 
 from libai.engine import EagerTrainer, GraphTrainer  # noqa: E402
-from libai.engine.checkpointer import TrainerCheckpointer  # noqa: E402
+from libai.engine.trainer.checkpointer import TrainerCheckpointer  # noqa: E402
 from libai.engine.hooks import CallbackHook  # noqa: E402
-from libai.engine.switching import TRAINERS, switch_trainer  # noqa: E402
+from libai.engine.trainer.switching import TRAINERS, switch_trainer  # noqa: E402
 from libai.models import GPT  # noqa: E402
 from libai.parallel import Mesh, named_tensors, recompute, whole  # noqa: E402
 from libai.utils.distributed import all_reduce, barrier, broadcast_object, get_rank, get_world_size  # noqa: E402

@@ -11,9 +11,9 @@ import pytest
 import toy
 
 from libai import checkpoint
-from libai.engine.checkpointer import TrainerCheckpointer, find_checkpoint, require_checkpoint
 from libai.engine.hooks import BestCheckpointHook, CallbackHook, CheckpointHook, EarlyStopHook, RandomStateHook
-from libai.engine.stop import STOP, Agreement, _PacedPoll
+from libai.engine.trainer.checkpointer import TrainerCheckpointer, find_checkpoint, require_checkpoint
+from libai.launch.stop import STOP, Agreement, _PacedPoll
 from libai.utils.errors import UserError
 
 
@@ -218,7 +218,7 @@ def test_weights_without_a_run_cannot_be_resumed(tmp_path):
 
 def test_ranks_agree_about_once_a_second_whatever_a_turn_takes(monkeypatch):
     clock, wanted = [0.0], []
-    monkeypatch.setattr("libai.engine.stop.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("libai.launch.stop.time.monotonic", lambda: clock[0])
     poll = _PacedPoll(lambda polls: wanted.append((clock[0], polls)) or polls, seconds=1.0)
     for turn in range(4000):
         clock[0] += 0.01 if turn < 2000 else 0.1  # turns become ten times slower

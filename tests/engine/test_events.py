@@ -6,7 +6,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 
-from libai.engine.events import HISTORY_LENGTH, EventStorage, fetch_scalars, get_event_storage
+from libai.engine.log.events import HISTORY_LENGTH, EventStorage, fetch_scalars, get_event_storage
 from libai.utils.errors import UserError
 
 

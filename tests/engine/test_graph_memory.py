@@ -8,8 +8,8 @@ import oneflow as flow
 import pytest
 import toy
 
-from libai.engine import graph_memory
-from libai.engine.graph_memory import available_bytes, bytes_of_values
+from libai.engine.graph import memory as graph_memory
+from libai.engine.graph.memory import available_bytes, bytes_of_values
 from libai.parallel import Mesh
 
 

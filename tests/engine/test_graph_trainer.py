@@ -9,8 +9,8 @@ import toy
 from oneflow import nn
 
 from libai.engine import GraphTrainer
-from libai.engine.build_errors import GraphBuildError
-from libai.engine.graphs import EvalGraph, TrainGraph
+from libai.engine.graph.build_errors import GraphBuildError
+from libai.engine.graph.graphs import EvalGraph, TrainGraph
 from libai.layers import Dropout
 
 

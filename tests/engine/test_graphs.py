@@ -9,7 +9,7 @@ import oneflow as flow
 import pytest
 import toy
 
-from libai.engine.graphs import TrainGraph
+from libai.engine.graph.graphs import TrainGraph
 from libai.utils.errors import UserError
 
 

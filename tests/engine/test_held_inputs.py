@@ -8,7 +8,7 @@ import pytest
 import toy
 
 from libai.engine import HookBase
-from libai.engine import eager_trainer as module
+from libai.engine.trainer import eager as module
 
 
 def make_trainer(mode, count, **options):

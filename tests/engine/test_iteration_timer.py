@@ -10,10 +10,10 @@ import pytest
 import toy
 
 from libai.engine.hooks import CallbackHook, CheckpointHook, EvalHook, IterationTimer, WriterHook
-from libai.engine.switching import switch_trainer
-from libai.engine.trainer import StopTraining
-from libai.engine.training_clock import TrainingClock
-from libai.engine.writers import Writer
+from libai.engine.log.writers import Writer
+from libai.engine.loop.trainer_base import StopTraining
+from libai.engine.loop.training_clock import TrainingClock
+from libai.engine.trainer.switching import switch_trainer
 
 
 class Recording(Writer):
@@ -236,7 +236,7 @@ def test_the_clock_goes_on_after_an_error_in_a_pause():
 
 
 def test_time_added_to_the_newest_update_changes_the_rates():
-    from libai.engine.throughput import Throughput
+    from libai.engine.log.throughput import Throughput
 
     throughput = Throughput()
     throughput.prolong(1.0)  # nothing to prolong yet

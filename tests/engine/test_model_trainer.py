@@ -11,7 +11,7 @@ import toy
 from oneflow import nn
 
 from libai.data import build_eval_loader
-from libai.engine.model_trainer import fetch_scalars, with_num_loss_items
+from libai.engine.trainer.model_trainer import fetch_scalars, with_num_loss_items
 from libai.evaluation import Evaluator, MeanLossEvaluator
 from libai.utils.errors import UserError
 

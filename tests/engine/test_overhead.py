@@ -77,14 +77,14 @@ def test_an_iteration_calls_few_functions(mode, monkeypatch):
 
 
 def test_walks_over_argument_trees_would_be_seen(monkeypatch):
-    from libai.engine.graphs import TrainGraph
+    from libai.engine.graph.graphs import TrainGraph
 
     monkeypatch.setattr(TrainGraph, "_call_compiled", lambda graph, inputs: graph._call_any(**inputs))
     assert count("graph", monkeypatch).calls / COUNTED > MAX_CALLS["graph"]
 
 
 def train_by(monkeypatch, is_direct, batches):
-    from libai.engine.graphs import TrainGraph
+    from libai.engine.graph.graphs import TrainGraph
 
     if not is_direct:
         monkeypatch.setattr(TrainGraph, "_call_compiled", lambda graph, inputs: graph._call_any(**inputs))

@@ -17,7 +17,7 @@ TALKERS = ("support.py", "report.py")
 READERS = [path for path in sorted((ROOT / "libai" / "engine").rglob("*.py")) if path.name not in TALKERS]
 #: what is acted on elsewhere: key -> (file, the expression that reads it)
 ELSEWHERE = {
-    "train.name": ("libai/engine/report.py", "train.name"),  # it is a name to be shown
+    "train.name": ("libai/engine/run/report.py", "train.name"),  # it is a name to be shown
     "train.scheduler": ("libai/config/validation.py", "train.scheduler"),  # becomes lr_scheduler
     "train.resume": ("tools/train_net.py", "run.train.resume"),
     "graph.enabled": ("libai/config/validation.py", "self.graph.enabled"),  # becomes RunConfig.mode

@@ -12,7 +12,7 @@ import pytest
 import toy
 
 from libai.config.schema import Dist, Graph, Train
-from libai.engine import support
+from libai.engine.setup import support
 from libai.utils.errors import UserError
 
 ROOT = jobs.ROOT

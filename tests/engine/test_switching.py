@@ -7,9 +7,9 @@ import oneflow as flow
 import pytest
 import toy
 
-from libai.engine.choose_mode import time_modes
 from libai.engine.hooks import CallbackHook
-from libai.engine.switching import switch_trainer
+from libai.engine.setup.choose_mode import time_modes
+from libai.engine.trainer.switching import switch_trainer
 from libai.scheduler import WarmupCosineLR
 from libai.utils.errors import UserError
 

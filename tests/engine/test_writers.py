@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from libai.engine import writers
-from libai.engine.writers import (
+from libai.engine.log import writers
+from libai.engine.log.writers import (
     AsyncWriter,
     ConsoleWriter,
     JSONLinesWriter,
@@ -103,7 +103,7 @@ class TestConsole:
         """In a real pseudo-terminal of 40 columns: no line may be broken by us."""
         program = (
             "from libai.utils.logging import setup_logging\n"
-            "from libai.engine.writers import ConsoleWriter, LogRecord\n"
+            "from libai.engine.log.writers import ConsoleWriter, LogRecord\n"
             "setup_logging(None, 0, 1)\n"
             "writer = ConsoleWriter()\n"
             f"scalars = {FULL!r}\n"

@@ -301,7 +301,7 @@ def test_a_second_ctrl_c_ends_the_process_at_once(tmp_path, hooks_on_path):
     """The first one asks; while a hook blocks the loop, the second must not be swallowed."""
     code = (
         "import os, signal, time\n"
-        "from libai.engine.stop import StopRequest\n"
+        "from libai.launch.stop import StopRequest\n"
         "stop = StopRequest()\n"
         "with stop.handling_signals():\n"
         "    os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT)\n"

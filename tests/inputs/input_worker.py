@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import libai
-from libai.guard import run_guarded
+from libai.launch.guard import run_guarded
 
 TOOL = str(Path(libai.__file__).parents[1] / "tools" / "train_net.py")
 

@@ -12,7 +12,7 @@ from oneflow import nn
 from toy import record_losses, trainer_of
 
 from libai.config import LazyConfig, validate
-from libai.engine import build
+from libai.engine.setup import build
 from libai.layers import SyncBatchNorm, is_batch_norm_of_rank, synchronize_batch_norms
 from libai.utils.errors import UserError
 

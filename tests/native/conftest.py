@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from libai import kernels
+from libai.native import kernels
 from libai.native.library import LEVELS
 
 

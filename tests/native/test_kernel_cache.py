@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from libai.native import build, cache
-from libai.symbol_table import Unavailable
+from libai.native.symbol_table import Unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from libai import openblas
 from libai.native.library import SharedProducts
+from libai.oneflow_fixes import openblas
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = {"Nehalem": "sse4_2", "Sandybridge": "avx", "Haswell": "avx2", "SkylakeX": "avx512vl"}
@@ -30,7 +30,8 @@ def in_new_process(code: str, **environment: str) -> str:
 SETUP = """
 import ctypes, os
 import libai, numpy as np, oneflow as flow
-from libai import kernels, openblas, symbol_table
+from libai.native import kernels, symbol_table
+from libai.oneflow_fixes import openblas
 library, blas = kernels.loaded_library(), openblas._openblas
 sgemm = symbol_table.address_of(blas, "scipy_cblas_sgemm")
 rng = np.random.default_rng(0)
@@ -120,7 +121,7 @@ def test_products_are_shared_out_and_the_same_also_after_a_fork(library):
 
 TRAIN = """
 import libai, sys, oneflow as flow, numpy as np
-from libai import openblas
+from libai.oneflow_fixes import openblas
 from libai.engine import EagerTrainer, GraphTrainer
 rng = np.random.RandomState(0)
 batches = [{"x": rng.randn(512, 96).astype("float32"), "y": rng.randn(512, 8).astype("float32")} for _ in range(8)]

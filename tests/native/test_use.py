@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from libai import kernels
+from libai.native import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +27,7 @@ USE = """
 import sys
 sys.prefix = sys.argv[1] if len(sys.argv) > 1 else sys.prefix  # where kernels may have been compiled ahead
 import libai, oneflow as flow
-from libai.utils.env import collect_env
+from libai.launch.facts import collect_env
 t = flow.tensor([1.0, -2.0])
 print(collect_env()["oneflow"]["cpu_kernels"], [f"{x:.5f}" for x in flow._C.gelu(t).numpy()], flush=True)
 """

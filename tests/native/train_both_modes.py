@@ -32,7 +32,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         sys.prefix = sys.argv[1]  # the environment's folder, in which kernels may have been compiled ahead
     import libai  # noqa: F401
-    from libai.kernels import kernels_in_use
+    from libai.native.kernels import kernels_in_use
 
     losses = {mode: train(mode) for mode in ("eager", "graph")}
     print(json.dumps({"kernels": kernels_in_use(), **losses}), flush=True)

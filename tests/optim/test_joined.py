@@ -8,8 +8,8 @@ import pytest
 import toy
 from oneflow import nn
 
-from libai import kernels
 from libai.engine import EagerTrainer
+from libai.native import kernels
 from libai.optim import JoinedUpdates, clip_grad_norm, grad_norm, norm_and_coefficient
 from libai.optim.joined import are_joinable
 

@@ -10,11 +10,11 @@ import numpy as np
 import oneflow as flow
 
 from libai.engine import EagerTrainer, GraphTrainer
+from libai.launch.runtime import guarded_main
 from libai.models import GPT
 from libai.parallel import Mesh, ParallelPlan
-from libai.parallel.activations import StageCost
-from libai.parallel.planner import Batch, StageWork, Workload, stage_memory
-from libai.runtime import guarded_main
+from libai.parallel.planner.activations import StageCost
+from libai.parallel.planner.candidates import Batch, StageWork, Workload, stage_memory
 from libai.utils.distributed import gather_objects, get_rank, get_world_size
 
 MESHES = {2: [(2, 1, 1), (1, 2, 1), (1, 1, 2)], 4: [(4, 1, 1), (2, 2, 1), (1, 2, 2), (2, 1, 2)]}

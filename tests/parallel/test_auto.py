@@ -7,8 +7,8 @@ import pytest
 import toy
 
 from libai.config import ConfigError, LazyConfig, validate
-from libai.engine.auto_mesh import settle_mesh
-from libai.engine.graphs import TrainGraph
+from libai.engine.graph.graphs import TrainGraph
+from libai.engine.setup.auto_mesh import settle_mesh
 from libai.utils.errors import UserError
 
 CONFIG = str(jobs.ROOT / "configs" / "gpt_stdlib.py")

@@ -16,11 +16,11 @@ import pytest
 from oneflow import nn
 
 from libai.engine import GraphTrainer
-from libai.engine.outline import build_outline, trace_forward
+from libai.engine.setup.outline import build_outline, trace_forward
 from libai.models import GPT, AlexNet, ResNet
 from libai.parallel import Mesh, ParallelPlan
-from libai.parallel.activations import TracedOp, stage_costs
-from libai.parallel.planner import Batch, Links, Traffic, Workload, meshes_of, propose, ring
+from libai.parallel.planner.activations import TracedOp, stage_costs
+from libai.parallel.planner.candidates import Batch, Links, Traffic, Workload, meshes_of, propose, ring
 from libai.utils.errors import UserError
 from libai.utils.units import format_bytes, parse_bytes
 

@@ -14,7 +14,7 @@ import toy
 from oneflow import nn
 
 from libai.config.schema import ActivationCheckpoint, Graph, Train
-from libai.engine import support
+from libai.engine.setup import support
 from libai.layers import Dropout
 from libai.parallel import recompute, recompute_in_backward
 from libai.utils.errors import UserError

@@ -14,9 +14,9 @@ import toy
 from parity_cases import OPTIMIZERS, Case
 from parity_variants import ADAMW, MOMENTUM, SCHEDULES, VARIANTS, MeanOfMeans
 
-from libai.engine import batch_statistics, model_trainer
-from libai.engine.batch_scope import BatchScope
-from libai.parallel import data_parallel
+from libai.engine.trainer import model_trainer
+from libai.engine.trainer.batch_scope import BatchScope
+from libai.parallel import batch_statistics, data_parallel
 from libai.parallel.data_parallel import FlatReduction, OneFlowDDP
 
 

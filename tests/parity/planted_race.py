@@ -5,9 +5,9 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai import symbol_table
 from libai.config import LazyCall, defaults
-from libai.engine import launch_race
+from libai.native import symbol_table
+from libai.oneflow_fixes import launch_race
 
 ENQUEUE = "_ZN7oneflow2vm19LazyJobStreamPolicy14EnqueueNNGraphERKSt10shared_ptrINS_9NNGraphIfEE"
 

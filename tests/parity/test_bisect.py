@@ -12,11 +12,11 @@ import pytest
 import toy
 from oneflow import nn
 
-from libai.engine import graphs, tracing
-from libai.engine.parity import on_bench
-from libai.engine.parity_bisect import find_culprit
-from libai.kernels import loaded_library
+from libai.engine.graph import graphs, tracing
+from libai.engine.parity.bisection.search import find_culprit
+from libai.engine.parity.check import on_bench
 from libai.layers.cpu import is_tracing
+from libai.native.kernels import loaded_library
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = pytest.mark.slow

@@ -18,8 +18,8 @@ import toy
 from oneflow import nn
 
 from libai.engine import GraphTrainer, ParityReport, check_parity
-from libai.engine.parity_report import Difference, array_difference, relative_difference
-from libai.engine.parity_state import PythonState, scan
+from libai.engine.parity.report import Difference, array_difference, relative_difference
+from libai.engine.parity.state import PythonState, scan
 from libai.layers import Dropout
 from libai.layers.cpu import is_tracing
 from libai.models import GPT, ViT
@@ -536,7 +536,7 @@ def test_a_builder_must_build():
 
 
 def test_several_processes_are_refused(monkeypatch):
-    monkeypatch.setattr("libai.engine.parity.get_world_size", lambda: 2)
+    monkeypatch.setattr("libai.engine.parity.check.get_world_size", lambda: 2)
     with pytest.raises(UserError, match="runs on one process, and this job has 2"):
         check(toy.Classifier)
 

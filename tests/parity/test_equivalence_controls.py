@@ -8,9 +8,9 @@ import toy
 from parity_cases import OPTIMIZERS, Case, Difference, compare, expected_of, grouped, plain_loop, trained
 from parity_variants import ADAMW, MOMENTUM, SCHEDULES, VARIANTS, HandMade, MeanOfMeans, Normalized
 
-from libai.engine import graphs
-from libai.engine.graph_trainer import GraphTrainer
-from libai.engine.graphs import StepInputs, TrainGraph
+from libai.engine.graph import graphs
+from libai.engine.graph.graphs import StepInputs, TrainGraph
+from libai.engine.trainer.graph import GraphTrainer
 from libai.utils.errors import UserError
 
 

@@ -14,11 +14,11 @@ import pytest
 import toy
 from oneflow import nn
 
-from libai.engine import graphs
-from libai.engine.parity import on_bench
-from libai.engine.parity_bisect import find_culprit
-from libai.engine.parity_minify import minify, require_writable
-from libai.engine.parity_source import Sources, Unwritable
+from libai.engine.graph import graphs
+from libai.engine.parity.bisection.minify import minify, require_writable
+from libai.engine.parity.bisection.search import find_culprit
+from libai.engine.parity.bisection.source import Sources, Unwritable
+from libai.engine.parity.check import on_bench
 from libai.layers.cpu import is_tracing
 from libai.utils.errors import UserError
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from libai.engine import parity_journal
-from libai.engine.parity_journal import Journal, supervise
+from libai.engine.parity.bisection import journal as parity_journal
+from libai.engine.parity.bisection.journal import Journal, supervise
 from libai.utils.errors import UserError
 
 #: tries what its name says; the last two arguments are the journal and the result
@@ -16,7 +16,7 @@ PROGRAM = """
 import json, os, signal, sys, time
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from libai.engine.parity_journal import Journal
+from libai.engine.parity.bisection.journal import Journal
 journal, result = map(Path, sys.argv[1:])
 trials = Journal(journal)
 found = {{}}

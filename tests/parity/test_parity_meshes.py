@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from libai.engine import parity_meshes
-from libai.engine.parity_meshes import Cell, check_meshes, read_mesh
+from libai.engine.verify import meshes as parity_meshes
+from libai.engine.verify.meshes import Cell, check_meshes, read_mesh
 from libai.utils.errors import UserError
 
 

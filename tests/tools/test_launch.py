@@ -8,13 +8,13 @@ import textwrap
 import time
 from pathlib import Path
 
-import launch_job
-import launch_ranks
-import launch_report
 import pytest
 from launched import NOT_INHERITED, ROOT, Script, launch, make_environment
 
-from libai import guard
+from libai.launch import guard
+from libai.launch import job as launch_job
+from libai.launch import ranks as launch_ranks
+from libai.launch import report as launch_report
 from libai.utils.errors import UserError
 
 # ------------------------------------------------------------------------------------------- the command line

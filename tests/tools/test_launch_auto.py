@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from libai.launch import auto as launch_auto
+from libai.utils.errors import UserError
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import launch_auto  # noqa: E402
-
-from libai.utils.errors import UserError  # noqa: E402
 
 FACTS = {"device": "cpu", "global_batch_size": 24, "num_accumulation_steps": 2}
 WORDS = ["train_net.py", "config.py", "auto", "optim.lr=0.1", "train.train_micro_batch_size=12", "--resume"]

@@ -4,10 +4,11 @@ import shlex
 import signal
 import subprocess
 
-import launch_ranks
-import launch_report
 import pytest
 from launched import make_environment
+
+from libai.launch import ranks as launch_ranks
+from libai.launch import report as launch_report
 
 ABRT, KILL = -signal.SIGABRT, -signal.SIGKILL
 

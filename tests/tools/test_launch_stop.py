@@ -5,9 +5,10 @@ import pty
 import signal
 import time
 
-import launch_ranks
 import pytest
 from launched import make_environment, wait_until
+
+from libai.launch import ranks as launch_ranks
 
 SAVE_ON_SIGNAL = """
     def stop(signum, frame):

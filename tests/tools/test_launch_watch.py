@@ -2,9 +2,9 @@
 
 import json
 
-import launch_watch
 import pytest
 
+from libai.launch import watch as launch_watch
 from libai.utils import rank_notes
 from libai.utils.errors import UserError
 
@@ -117,7 +117,7 @@ def test_the_frame_that_tells_most_is_the_users():
     stack = [
         'File "/env/lib/python3.10/site-packages/oneflow/nn/module.py", line 1 in _x',
         'File "/home/me/my_data.py", line 7 in build',
-        'File "/repo/libai/engine/build.py", line 9 in build_model',
+        'File "/repo/libai/engine/setup/build.py", line 9 in build_model',
     ]
     assert "my_data.py" in launch_watch.telling_frame(stack)
     assert "oneflow" in launch_watch.telling_frame(stack[:1])

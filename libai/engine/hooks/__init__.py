@@ -1,6 +1,5 @@
 """The hooks that ship with libai; `default_hooks` order is their priority (smaller first)."""
 
-from libai.engine.hook_base import HookBase as HookBase
 from libai.engine.hooks.best_checkpoint import BestCheckpointHook as BestCheckpointHook
 from libai.engine.hooks.callback import CallbackHook as CallbackHook
 from libai.engine.hooks.checkpoint import CheckpointHook as CheckpointHook
@@ -13,3 +12,4 @@ from libai.engine.hooks.profiler import ProfilerHook as ProfilerHook
 from libai.engine.hooks.random_state import RandomStateHook as RandomStateHook
 from libai.engine.hooks.shadow import ShadowUpdateHook as ShadowUpdateHook
 from libai.engine.hooks.writer import WriterHook as WriterHook
+from libai.engine.loop.hook_base import HookBase as HookBase

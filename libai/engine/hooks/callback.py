@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from libai.engine.hook_base import HookBase
+from libai.engine.loop.hook_base import HookBase
 
 
 class CallbackHook(HookBase):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 
-from libai.engine.checkpointer import TrainerCheckpointer
-from libai.engine.hook_base import HookBase
-from libai.engine.trainer import NonFiniteLoss
+from libai.engine.loop.hook_base import HookBase
+from libai.engine.loop.trainer_base import NonFiniteLoss
+from libai.engine.trainer.checkpointer import TrainerCheckpointer
 from libai.utils.distributed import get_world_size, is_main_process
 from libai.utils.errors import OutputLostError
 

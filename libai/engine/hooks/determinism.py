@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import oneflow as flow
 
-from libai.engine.hook_base import HookBase
-from libai.engine.model_contract import read_losses, total_loss
+from libai.engine.loop.hook_base import HookBase
+from libai.forward.contract import read_losses, total_loss
 from libai.parallel import whole
 from libai.utils.distributed import gather_objects
 from libai.utils.errors import UserError
 from libai.utils.seeding import seed_everything
 
 if TYPE_CHECKING:
-    from libai.engine.model_trainer import ModelTrainer
+    from libai.engine.trainer.model_trainer import ModelTrainer
 
 
 class DeterminismHook(HookBase):

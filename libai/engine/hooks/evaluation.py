@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from libai.engine.hook_base import HookBase
+from libai.engine.loop.hook_base import HookBase
 
 
 class EvalHook(HookBase):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from libai.engine.hook_base import HookBase
-from libai.engine.throughput import Throughput
+from libai.engine.log.throughput import Throughput
+from libai.engine.loop.hook_base import HookBase
 
 
 class IterationTimer(HookBase):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from libai.engine.hook_base import HookBase
-from libai.engine.parity_report import largest_difference, relative_difference
+from libai.engine.loop.hook_base import HookBase
+from libai.engine.parity.report import largest_difference, relative_difference
 from libai.parallel import whole
 from libai.utils.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from libai.engine.graph_trainer import GraphTrainer
-    from libai.engine.model_trainer import StepResult
+    from libai.engine.trainer.graph import GraphTrainer
+    from libai.engine.trainer.model_trainer import StepResult
 
 
 class ShadowUpdateHook(HookBase):

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from libai.engine.hook_base import HookBase
 from libai.engine.hooks.iteration_timer import IterationTimer
-from libai.engine.throughput import memory_gb
-from libai.engine.writers import LogRecord, Writer, close_all
-from libai.openblas import tell_of_busy_cores
+from libai.engine.log.throughput import memory_gb
+from libai.engine.log.writers import LogRecord, Writer, close_all
+from libai.engine.loop.hook_base import HookBase
+from libai.oneflow_fixes.openblas import tell_of_busy_cores
 from libai.utils.distributed import all_reduce, is_main_process
 
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(PROJECT))
 from autoencoder import Autoencoder, PSNREvaluator  # noqa: E402
 
 from libai.evaluation import add_sums  # noqa: E402
-from libai.runtime import RENDEZVOUS_VARIABLES  # noqa: E402
+from libai.launch.runtime import RENDEZVOUS_VARIABLES  # noqa: E402
 
 
 def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,454 @@
+"""The compiled training step and the compiled evaluation forward, for any module that keeps the model contract.
+
+`TrainGraph` departs from a textbook `nn.Graph` in one way: what changes from iteration to iteration (each group's
+learning rate, Adam's bias corrections) is not baked into the compiled job or recomputed there in float32, but given to
+every call as small inputs. So every scheduler works, a changed rate takes effect, and a step equals the eager one to
+the last bits. docs/decisions/0001-graph-reads-rates-from-inputs.md tells why and how.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
+
+from libai.engine.graph.gradient_hooks import watch_gradient_hooks
+from libai.engine.graph.traced_state import TracedState, refuse_in_backward
+from libai.engine.graph.tracing import tracing
+from libai.forward.contract import read_losses, total_loss
+from libai.native.kernels import are_kernels_on
+from libai.oneflow_fixes.job.clip_norm import make_clip_norm_exact
+from libai.oneflow_fixes.job.constants import fold_constants
+from libai.oneflow_fixes.job.gradients import join_gradients
+from libai.oneflow_fixes.job.idle_ops import remove_idle_ops
+from libai.oneflow_fixes.job.job_edit import JobEdit, copied
+from libai.oneflow_fixes.job.updates import join_updates, scale_in_updates
+from libai.oneflow_fixes.job.variables import first_of_equal, is_update, read_copies_of_variables, remove_step_count
+from libai.oneflow_fixes.launch_race import protect_graph_launches
+from libai.parallel import GlobalLayout, Layout, LocalLayout, Mesh, named_tensors
+from libai.utils.errors import UserError
+
+#: name of the user's module inside both graphs, and so the prefix of its variables' names in a compiled job
+MODULE_NAME = "model"
+#: the op that reads the norm in a clipping job, whatever the p of the norm
+_CLIP_NORM_READER = "System-ClipGradient-GlobalNorm-AddEps"
+#: options that decide which inputs an update op has, so that one compiled update has one value of each
+_STRUCTURAL = ("amsgrad", "centered")
+#: the inputs of a job that hold the scalars of `StepInputs`
+_STEP_INPUT = re.compile(r"_((?:lr|bias1|bias2)_\d+_\d+)$")
+
+
+class StepInputs:
+    """The host-set scalars of a compiled step: `lr` of each optimizer group, on each stage, and with `corrects_bias`
+    (Adam and its kin) `bias1` and `bias2`.
+
+    `tensors`: name `<scalar>_<group>_<stage>` → `(num_micro_batches,)` float32, all elements equal (an input of a graph
+    that accumulates is cut into micro-batches), as keyword arguments of the graph. A changed value is a new tensor: to
+    write into one that the running step reads would wait for the step. `constant(value, size, stage)` makes one where
+    its stage is: nothing may be sent between ranks for it.
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_stages: int,
+        num_micro_batches: int,
+        corrects_bias: bool,
+        constant: Callable[[float, int, int], flow.Tensor],
+    ):
+        self.tensors: dict[str, flow.Tensor] = {}
+        self._values: dict[tuple[str, int], float] = {}
+        self._num_stages, self._size, self._constant = num_stages, num_micro_batches, constant
+        for group in range(num_groups):
+            self.set(group, lr=0.0, **({"bias1": 1.0, "bias2": 1.0} if corrects_bias else {}))
+
+    def set(self, group: int, **scalars: float) -> None:
+        """Replace those scalars of a group that changed since the last call; no synchronisation, no communication."""
+        for scalar, value in scalars.items():
+            if self._values.get((scalar, group)) != value:
+                self._values[scalar, group] = value
+                for stage in range(self._num_stages):
+                    self.tensors[f"{scalar}_{group}_{stage}"] = self._constant(value, self._size, stage)
+
+
+class _Graph(nn.Graph):
+    """An `nn.Graph` whose compilation no other graph's end can disturb.
+
+    OneFlow 0.9 keeps the variables of the graph that is being built in one global table, and the destructor of *any*
+    graph empties it. A collection of garbage in the middle of a build then ends in "must be a variable created in
+    nn.Graph", or worse.
+    """
+
+    def build_graph(self, *args: Any, **kwargs: Any) -> Any:
+        gc.collect()
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return super().build_graph(*args, **kwargs)
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As `nn.Graph.__call__`; once compiled, without its walks over trees of arguments."""
+        if self._can_skip_trees and not args:
+            return self._call_compiled(kwargs)
+        outputs = self._call_any(*args, **kwargs)
+        if not args:
+            # nn.Graph decides in which order tensors go in; go its way only as long as ours is the same
+            expected = self._Graph__flatten_io("input", **kwargs)
+            ours: list[flow.Tensor] = []
+            _collect_tensors(kwargs, ours)
+            is_same_order = [id(tensor) for tensor in ours] == [id(tensor) for tensor in expected]
+            self._can_skip_trees = is_same_order and _is_plain(outputs)
+        return outputs
+
+    #: true once a call with keywords has shown that `_call_compiled` passes what nn.Graph would
+    _can_skip_trees = False
+    _cur_index_of_ouputs_buffer: int
+
+    def _call_compiled(self, inputs: dict[str, Any]) -> Any:
+        """What `nn.Graph.__run` of OneFlow 0.9.0 does. Shapes and dtypes are checked by the launch itself."""
+        flat: list[flow.Tensor] = []
+        _collect_tensors(inputs, flat)
+        for tensor in flat:
+            if not tensor.is_contiguous():
+                tensor.contiguous_()
+        index = self._cur_index_of_ouputs_buffer
+        outputs = self._outputs_tensor_tuple_buffer[index]
+        native = flow._oneflow_internal.nn.graph
+        native.RunLazyNNGraph(convert_to_tensor_tuple(flat), outputs, self._state_tensor_tuple, self._c_nn_graph)
+        # past nn.Graph.__setattr__, which looks for modules in what it is given
+        self.__dict__["_cur_index_of_ouputs_buffer"] = (index + 1) % self._outputs_buffer_size
+        # the buffer is written again later, so that what leaves here is a copy
+        copied = _copy_tensors(self._eager_outputs_buffer[index])
+        native.SoftSyncNNGraphBuffers(outputs, self._c_nn_graph)
+        return copied[0]
+
+    def _call_any(self, *args: Any, **kwargs: Any) -> Any:
+        if protect_graph_launches.is_done:
+            return super().__call__(*args, **kwargs)
+        if not self._is_compiled:
+            self._compile(*args, **kwargs)
+        with protect_graph_launches():
+            return super().__call__(*args, **kwargs)
+
+
+def _collect_tensors(value: Any, found: list[flow.Tensor]) -> None:
+    """Append the tensors in nested dicts, lists and tuples to `found`, in order."""
+    kind = type(value)
+    if kind is flow.Tensor:
+        found.append(value)
+    elif kind is dict:
+        for item in value.values():
+            _collect_tensors(item, found)
+    elif isinstance(value, flow.Tensor):
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _collect_tensors(item, found)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether `value` is made of tensors and None in plain dicts, lists and tuples, which `_copy_tensors` knows."""
+    if type(value) is dict:
+        return all(map(_is_plain, value.values()))
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, flow.Tensor)
+
+
+def _copy_tensors(value: Any) -> Any:
+    """What `_is_plain` accepts, with a copy of each tensor."""
+    kind = type(value)
+    if kind is flow.Tensor:
+        return value.to(copy=True)
+    if kind is dict:
+        return {name: _copy_tensors(item) for name, item in value.items()}
+    if kind in (list, tuple):
+        return kind([_copy_tensors(item) for item in value])
+    return value if value is None else value.to(copy=True)
+
+
+class TrainGraph(_Graph):
+    """One optimizer update as a compiled graph: forward, backward, clip over all groups, update.
+
+    Args:
+        model: the user's module, its parameters already laid out (local, or global in a multi-process job).
+        optimizer: over the parameters of `model`.
+        layout: of `model`; default: local tensors.
+        num_accumulation_steps: the inputs hold this many micro-batches, joined on axis 0.
+        max_grad_norm, norm_type: clip over all groups together, after accumulation.
+        amp: None, "fp16" (with dynamic loss scaling) or "bf16"; OneFlow 0.9 compiles it for CUDA only.
+        recomputed_blocks: names of the modules whose activations the backward pass computes again.
+        random_scope: context manager factory entered around the forward with the graph's `key` input.
+        auto_parallel: let OneFlow choose the layout of every operation's output by its own cost model.
+        buffers: names of those that forward changes; they need `in_turn`, because each micro-batch reads what the one
+            before has written.
+        in_turn: trace the micro-batches one behind the other instead of letting OneFlow accumulate. The inputs are
+            then lists with one entry per micro-batch.
+
+    A call takes keyword tensors and returns `(losses, metrics, grad_norm | None, buffers)`; with accumulation the
+    scalars have one element per micro-batch, or with `in_turn` there is one dict of losses and metrics for each.
+    `buffers`: name → new value, which the caller writes. Raises what OneFlow raises when the model cannot be compiled.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: flow.optim.Optimizer,
+        layout: Layout | None = None,
+        *,
+        num_accumulation_steps: int = 1,
+        max_grad_norm: float | None = None,
+        norm_type: float = 2.0,
+        amp: str | None = None,
+        recomputed_blocks: Sequence[str] = (),
+        random_scope: Any = None,
+        auto_parallel: bool = False,
+        buffers: Sequence[str] = (),
+        in_turn: bool = False,
+    ):
+        super().__init__()
+        self.model = model
+        self._layout = layout = layout or LocalLayout(Mesh())
+        self._num_groups = len(optimizer.param_groups)
+        mesh = layout.mesh
+        is_replicated = mesh.device == "cpu" and not (layout.cuts_parameters or auto_parallel)
+        self._joins_gradients = mesh.data > 1 and is_replicated
+        self._joins_updates = is_replicated and are_kernels_on()
+        self._traced = TracedState(buffers)
+        self._num_micro_batches = num_accumulation_steps
+        self._in_turn = in_turn
+        if in_turn:
+            num_accumulation_steps = 1
+        self._accumulation = num_accumulation_steps
+        self._clips = max_grad_norm is not None
+        self._random_scope = random_scope or (lambda key: contextlib.nullcontext())
+        for group in optimizer.param_groups:
+            group._enable_clip_grad = self._clips
+            if max_grad_norm is not None:
+                group["clip_grad_max_norm"], group["clip_grad_norm_type"] = float(max_grad_norm), float(norm_type)
+        self.add_optimizer(optimizer)
+        _set_stages(self.model, layout)
+        for name, module in self.model.named_modules(prefix=""):
+            if name in recomputed_blocks:
+                module.to(nn.graph.GraphModule).activation_checkpointing = True
+        if num_accumulation_steps > 1:
+            self.config.set_gradient_accumulation_steps(num_accumulation_steps)
+        if amp is not None:
+            self.config.enable_amp(True, dtype={"fp16": flow.float16, "bf16": flow.bfloat16}[amp])
+        if auto_parallel:
+            self.config.enable_auto_parallel(True)
+        self._scales_loss = amp == "fp16"
+        if self._scales_loss:
+            self.set_grad_scaler(
+                flow.amp.GradScaler(init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000)
+            )
+
+    def build(self, batch: Any, step: dict[str, Any], share: Any = None, key: Any = None) -> Any:
+        """Trace one micro-batch, or with `in_turn` all of them. `batch`: forward's arguments; `step`:
+        `StepInputs.tensors`, which only the completed job reads; `share`: the micro-batch's weight; `key`: its random
+        key."""
+        with tracing(self.model):
+            if not self._in_turn:
+                losses, metrics, total = self._forward(batch, share, key)
+            else:
+                parts = [self._forward(*part) for part in _transposed(self._num_micro_batches, batch, share, key)]
+                losses, metrics, totals = zip(*parts)
+                losses, metrics = list(losses), list(metrics)
+                total = functools.reduce(operator.add, totals) / float(self._num_micro_batches)
+            buffers = self._traced.values(self.model)
+        with watch_gradient_hooks() as changed:
+            total.backward()
+        refuse_in_backward(self.model, changed)
+        # replaced by the norm that clipping computes once the job is complete
+        norm = total.detach() * 1.0 if self._clips else None
+        return losses, metrics, norm, buffers
+
+    def _forward(self, batch: dict[str, Any], share: Any, key: Any) -> tuple[Any, Any, flow.Tensor]:
+        """`(losses, metrics, what to differentiate)`, which OneFlow, or `build`, averages over micro-batches."""
+        with self._random_scope(key), self._layout.source_ops():
+            outputs = self.model(**batch)
+        losses, metrics = read_losses(outputs, self.model.to(nn.Module))
+        total = total_loss(losses)
+        if share is not None:  # this one's weight in the mean over counted items
+            total = total * (share.sum() * float(self._num_micro_batches))
+        return losses, {name: value.detach() for name, value in metrics.items()}, total
+
+    # ------------------------------------------------------------------ OneFlow 0.9.0 internals
+
+    def _generate_config_proto(self) -> None:
+        """One optimizer configuration for all groups, so that the clip norm is taken over all of them."""
+        super()._generate_config_proto()
+        confs = self.config.proto.train_conf.optimizer_conf
+        _make_mixable(confs)
+        self._group_confs = [copied(conf) for conf in confs]
+        self._group_of = {name: i for i, conf in enumerate(confs) for name in conf.variable_op_names}
+        first = _structure(confs[0])
+        for i, conf in enumerate(confs):
+            differing = [name for name, value in _structure(conf).items() if value != first.get(name)]
+            if differing:
+                raise UserError(
+                    f"optimizer groups 0 and {i} differ in {', '.join(differing)}, which one compiled update cannot "
+                    "mix. Give all groups the same values, or run with graph.enabled=false."
+                )
+        for conf in confs[1:]:
+            confs[0].variable_op_names.extend(conf.variable_op_names)
+        del confs[1:]
+
+    def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
+        """OneFlow has completed the job: connect each parameter's update to its group's inputs and values."""
+        self._traced.require_repeatable(self._forward_job_proto, self.model)
+        self._traced.require_traced(self._forward_job_proto, self.model, f"{MODULE_NAME}.")
+        with JobEdit(self._full_job_proto) as job:
+            self._connect(job, out2name)
+        super()._Graph__rebuild_outputs(out2name)
+
+    def _connect(self, job: JobEdit, out2name: Any) -> None:
+        if self._joins_gradients:
+            join_gradients(job)
+        make_clip_norm_exact(job)
+        if self._needs_copies:
+            read_copies_of_variables(job, _variable_names(self.model))
+        norm_source = None
+        step_values = self._step_values(job)
+        for op in job.ops.values():
+            if not op.HasField("user_conf"):
+                continue
+            if op.name.startswith(_CLIP_NORM_READER):
+                norm_source = op.user_conf.input["in"].s[0]
+            elif is_update(op):
+                self._connect_update(job, op, step_values)
+        if self._clips:
+            self._return_norm(job, norm_source, out2name)
+        if self._joins_updates:
+            scale_in_updates(job)
+            join_updates(job)
+        if not self._scales_loss:
+            remove_step_count(job)
+        if self._layout.mesh.is_single:
+            remove_idle_ops(job)
+            if self._accumulation == 1:
+                fold_constants(job)
+
+    @property
+    def _needs_copies(self) -> bool:
+        """Whether reading the variables themselves is not safe (docs/decisions/0007-graph-variables.md)."""
+        return self._accumulation > 1 or self._layout.cuts_parameters
+
+    def _step_values(self, job: JobEdit) -> dict[str, str]:
+        """Where the completed job has each of the step's inputs as a `(1,)` value: name → output of an operation."""
+        found = {}
+        for op in list(job.ops.values()):
+            # nn.Graph calls an input `_<graph>_input.<path>_<name>`, and no name of ours has a dot
+            name = _STEP_INPUT.search(op.name) if op.HasField("input_conf") else None
+            if name is not None:
+                found[name[1]] = first_of_equal(job, op) if self._accumulation > 1 else f"{op.name}/out"
+        return found
+
+    def _connect_update(self, job: JobEdit, op: Any, step_values: Mapping[str, str]) -> None:
+        update = op.user_conf
+        variable = update.input["model"].s[0].split("/")[0]
+        group = self._group_of[variable]
+        conf = self._group_confs[group]
+        place = f"{group}_{self._layout.stage_of(variable.removeprefix(f'{MODULE_NAME}.'))}"
+        inputs = {"learning_rate": f"lr_{place}"}
+        if not self._scales_loss:
+            # with loss scaling the graph may leave updates out, and only it knows how many it has made
+            inputs.update(bias_correction1=f"bias1_{place}", bias_correction2=f"bias2_{place}")
+        for argument, name in inputs.items():
+            if argument in update.input:
+                job.set_source(op, argument, 0, step_values[name])
+        update.attr["learning_rate_scale"].at_float = 1.0
+        # AdamW and LAMB decay in the update op; the others through a regularizing op made for each variable
+        update.attr["weight_decay"].at_float = conf.weight_decay_conf.weight_decay_rate
+        for field, value in _kind_conf(conf).ListFields():
+            if field.name in update.attr and field.name not in _STRUCTURAL:
+                attribute = update.attr[field.name]
+                setattr(attribute, attribute.WhichOneof("value"), value)
+
+    def _return_norm(self, job: JobEdit, norm_source: str | None, out2name: Any) -> None:
+        """Let the last output of the graph give the norm that clipping computed, instead of its placeholder."""
+        if norm_source is None:
+            raise RuntimeError("oneflow 0.9.0 makes a global-norm op when clipping is on, but none was found")
+        placeholder = self._eager_outputs[0][2]
+        output_name = out2name[placeholder]
+        unused = job.redirect_output(job.ops[output_name], norm_source)
+        del job.ops[output_name].output_conf.blob_conf.shape.dim[:]
+        del job.shapes[f"{output_name}/out"].shape.dim[:]
+        job.remove(unused.split("/")[0])
+
+
+class EvalGraph(_Graph):
+    """The model's forward in eval mode, compiled; shares the weights with whatever trains them.
+
+    Compile (call the first time) while the module is in eval mode: the mode is frozen then.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout | None = None):
+        super().__init__()
+        self.model = model
+        self._layout = layout = layout or LocalLayout(Mesh())
+        _set_stages(self.model, layout)
+
+    def build(self, batch: dict[str, Any]) -> Any:
+        """Trace the forward of one batch."""
+        with tracing(self.model), self._layout.source_ops():
+            return self.model(**batch)
+
+    def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
+        if self._layout.cuts_parameters:
+            with JobEdit(self._full_job_proto) as job:
+                read_copies_of_variables(job, _variable_names(self.model))
+        super()._Graph__rebuild_outputs(out2name)
+
+
+def _transposed(count: int, *inputs: Any) -> list[tuple[Any, ...]]:
+    """Lists with one entry per micro-batch as one tuple for each micro-batch; None stays None."""
+    return list(zip(*([None] * count if given is None else given for given in inputs)))
+
+
+def _variable_names(proxy: Any) -> set[str]:
+    """The names that the parameters and buffers of a graph's module have as variables of its job."""
+    return {f"{MODULE_NAME}.{name}" for name, _ in named_tensors(proxy.to(nn.Module))}
+
+
+def _set_stages(proxy: Any, layout: Layout) -> None:
+    """Tell the compiler which pipeline stage every module under a graph's `proxy` of the model belongs to."""
+    if not isinstance(layout, GlobalLayout) or layout.mesh.pipeline == 1:
+        return
+    for name, module in proxy.named_modules(prefix=""):
+        stage = layout.stage_of_module(name)
+        if stage is not None:
+            module.to(nn.graph.GraphModule).set_stage(stage, layout.placement(stage))
+
+
+def _kind_conf(conf: Any) -> Any:
+    """The sub-message with the hyperparameters of one kind of optimizer (`adam_conf`, `momentum_conf`, ...)."""
+    return getattr(conf, conf.WhichOneof("normal_mdupdt"))
+
+
+def _structure(conf: Any) -> Mapping[str, Any]:
+    kind = _kind_conf(conf)
+    flags = {name: getattr(kind, name) for name in _STRUCTURAL if hasattr(kind, name)}
+    return {"kind": conf.WhichOneof("normal_mdupdt"), **flags}
+
+
+def _make_mixable(confs: Any) -> None:
+    """Write options in which groups may differ so that all groups have one kind of update op, with the same result."""
+    kinds = {conf.WhichOneof("normal_mdupdt") for conf in confs}
+    for conf in confs:
+        if kinds == {"naive_conf", "momentum_conf"} and conf.HasField("naive_conf"):
+            conf.momentum_conf.beta = 0.0  # the velocity is then the gradient itself
+        kind = _kind_conf(conf)
+        if hasattr(kind, "do_bias_correction") and any(_kind_conf(c).do_bias_correction for c in confs):
+            kind.do_bias_correction = True  # by the group's own buffers, which hold 1 where nothing is corrected

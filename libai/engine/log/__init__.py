@@ -1,0 +1,1 @@
+"""Numbers of a run: where they are kept, and where they are written."""

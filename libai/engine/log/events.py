@@ -1,0 +1,220 @@
+"""What happened in each iteration, kept until a writer asks: scalars (also those still on the device) and texts.
+
+Putting never waits for the device; asking does, once for everything that is pending. Nothing here writes files: see
+`libai.engine.log.writers`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar, Token
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from libai.utils.errors import UserError
+from libai.utils.tensors import detached
+
+#: host-side values kept per name, for medians and averages
+HISTORY_LENGTH = 1000
+
+_current: ContextVar[EventStorage | None] = ContextVar("libai_event_storage", default=None)
+
+
+def get_event_storage() -> EventStorage:
+    """The innermost `EventStorage` whose `with` block is running in this thread.
+
+    Models, data and hooks that hold no trainer record through it: `get_event_storage().put_scalar("aux", value)`.
+    """
+    storage = _current.get()
+    if storage is None:
+        raise RuntimeError(
+            "get_event_storage() was called outside of training: no EventStorage is open in this thread. "
+            "trainer.train() opens one; elsewhere write `with EventStorage() as storage:` around the call."
+        )
+    return storage
+
+
+class ScalarHistory:
+    """The last `HISTORY_LENGTH` host-side values of one scalar."""
+
+    __slots__ = ("_values", "append")
+
+    def __init__(self, values: Sequence[float] = ()):
+        self._values: deque[float] = deque(values, maxlen=HISTORY_LENGTH)
+        self.append = self._values.append  # bound once: it runs in every iteration
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def values(self, window: int = HISTORY_LENGTH) -> list[float]:
+        """The last `window` values, oldest first."""
+        return list(islice(self._values, max(0, len(self._values) - window), None))
+
+    def median(self, window: int = 20) -> float:
+        """Median of the last `window` values; robust against the odd slow iteration."""
+        return statistics.median(self.values(window))
+
+    def average(self, window: int = 20) -> float:
+        """Mean of the last `window` values."""
+        return statistics.fmean(self.values(window))
+
+
+class EventStorage:
+    """The newest value of every scalar with its iteration, histories of host-side values, and texts not yet written.
+
+    As a context manager it becomes what `get_event_storage()` returns; blocks may be nested.
+
+    Attributes:
+        iter: the 0-based iteration that values put now belong to; the trainer sets it.
+    """
+
+    def __init__(self, start_iter: int = 0):
+        self.iter = start_iter
+        self._latest: dict[str, tuple[Any, int]] = {}
+        self._histories: dict[str, ScalarHistory] = {}
+        self._texts: list[tuple[str, str, int]] = []
+        self._tokens: list[Token[EventStorage | None]] = []
+
+    def __enter__(self) -> EventStorage:
+        self._tokens.append(_current.set(self))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._tokens.pop())
+
+    def step(self) -> None:
+        """Go on to the next iteration, for loops without a trainer."""
+        self.iter += 1
+
+    # ------------------------------------------------------------------ putting
+
+    def put_scalar(self, name: str, value: Any) -> None:
+        """Record `value` under `name`: a number, or a one-element tensor.
+
+        A tensor is kept (detached) and fetched only when somebody asks; do not change it in place later.
+        Numbers go to the history of `name` too.
+        """
+        if type(value) is not float:
+            if isinstance(value, (int, float, np.number, np.bool_)):
+                value = float(value)
+            elif hasattr(value, "numpy"):
+                # a kept loss must not keep the activations of its whole graph
+                self._latest[name] = (detached(value) if getattr(value, "requires_grad", False) else value, self.iter)
+                return
+            else:
+                raise TypeError(
+                    f"put_scalar({name!r}, ...) takes a number or a one-element tensor, not {type(value).__name__}: "
+                    f"{value!r}. Use put_text for text."
+                )
+        self._latest[name] = (value, self.iter)
+        try:
+            self._histories[name].append(value)
+        except KeyError:
+            self._histories[name] = ScalarHistory([value])
+
+    def put_scalars(self, /, **scalars: Any) -> None:
+        """`put_scalar` for each keyword; `put_scalars(**{"eval/val/loss": 2.3})` for tags."""
+        for name, value in scalars.items():
+            self.put_scalar(name, value)
+
+    def put_text(self, name: str, text: str) -> None:
+        """Record a text (config, environment, a generated sample) for the writers that show text."""
+        self._texts.append((name, text, self.iter))
+
+    # ------------------------------------------------------------------ asking
+
+    def latest(self) -> dict[str, tuple[float, int]]:
+        """Every scalar's newest value and its iteration. Waits for the device, once, when tensors are pending.
+
+        Collective when one of them is a global tensor. To look at one scalar use `get`, which fetches only that.
+        """
+        pending = [name for name, (value, _) in self._latest.items() if type(value) is not float]
+        if pending:
+            values = fetch_scalars({name: self._latest[name][0] for name in pending})
+            for name in pending:
+                self._latest[name] = (values[name], self._latest[name][1])
+        return dict(self._latest)
+
+    def names(self, prefix: str = "") -> list[str]:
+        """The scalars put so far whose names begin with `prefix`. Waits for nothing."""
+        return [name for name in self._latest if name.startswith(prefix)]
+
+    def get(self, name: str) -> tuple[float, int] | None:
+        """The newest value of `name` and its iteration, or None; waits for the device only if this one is there."""
+        found = self._latest.get(name)
+        if found is not None and type(found[0]) is not float:
+            found = self._latest[name] = (fetch_scalars({name: found[0]})[name], found[1])
+        return found
+
+    def history(self, name: str) -> ScalarHistory:
+        """The history of host-side values put under `name`; tensors have none, for keeping them would hoard memory."""
+        try:
+            return self._histories[name]
+        except KeyError:
+            raise KeyError(
+                f"no history of {name!r}: only numbers have one, and these were put: {sorted(self._histories)}"
+            ) from None
+
+    def pop_texts(self) -> list[tuple[str, str, int]]:
+        """The texts `(name, text, iteration)` put since the last call."""
+        texts, self._texts = self._texts, []
+        return texts
+
+    # ------------------------------------------------------------------ resume
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state: iteration, newest finite values and histories. Waits for the device as `latest` does."""
+        return {
+            "iter": self.iter,
+            "latest": {name: list(found) for name, found in self.latest().items() if math.isfinite(found[0])},
+            "histories": {
+                name: [value for value in history.values() if math.isfinite(value)]
+                for name, history in self._histories.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back `state_dict()`."""
+        self.iter = int(state["iter"])
+        self._latest = {name: (float(value), int(at)) for name, (value, at) in state["latest"].items()}
+        self._histories = {name: ScalarHistory(values) for name, values in state["histories"].items()}
+
+
+def fetch_scalars(tensors: Mapping[str, Any]) -> dict[str, float]:
+    """Bring one-element tensors to the host, those of one dtype and device in a single transfer.
+
+    Stacking first is what makes it cheap: 8 scalars took 0.28 ms against 1.3 ms one by one (oneflow 0.9.0 on CPU), and
+    on a GPU each transfer is a synchronisation. Global tensors are fetched one by one, which is collective.
+    """
+    groups: dict[Any, list[str]] = {}
+    for name, tensor in tensors.items():
+        shape = tuple(getattr(tensor, "shape", ()))
+        if math.prod(shape) != 1:
+            raise ValueError(f"the scalar {name!r} is a tensor of shape {shape}. Put one element, such as its mean().")
+        if getattr(tensor, "is_lazy", False):
+            raise UserError(
+                f"the scalar {name!r} was put from inside a compiled graph, where tensors have no values. Return it "
+                'from forward instead: {"losses": {...}, "metrics": {' + repr(name) + ": value}}."
+            )
+        can_stack = hasattr(tensor, "is_global") and not tensor.is_global
+        key = (str(tensor.dtype), str(tensor.device)) if can_stack else name
+        groups.setdefault(key, []).append(name)
+    values: dict[str, float] = {}
+    for key, names in groups.items():
+        if len(names) == 1 or isinstance(key, str):
+            values[names[0]] = float(np.asarray(tensors[names[0]].numpy()).reshape(()))
+        else:
+            values.update(zip(names, _fetch_stacked([tensors[name] for name in names])))
+    return values
+
+
+def _fetch_stacked(tensors: Sequence[Any]) -> list[float]:
+    import oneflow as flow
+
+    with flow.no_grad():
+        return flow.stack([tensor.reshape(()) for tensor in tensors]).numpy().astype(np.float64).tolist()

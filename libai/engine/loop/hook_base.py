@@ -1,0 +1,67 @@
+"""The hook protocol: what may be attached to a training loop, in which mode and on which ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from libai.engine.loop.trainer_base import TrainerBase
+
+HOOK_POINTS = ("before_train", "after_train", "before_step", "after_backward", "after_step")
+
+
+class HookBase:
+    """Something that runs at fixed points of the loop; subclass it and override the points you need.
+
+    The trainer sets `self.trainer` (a `weakref.proxy`, so that no reference cycle keeps models alive) when the hook is
+    registered. Order: ascending `priority`, registration order within one priority::
+
+        before_train()
+        for iter in range(start_iter, max_iter):
+            before_step()
+            ...forward, backward...
+            after_backward()      # eager mode only: a compiled step has no such moment
+            ...clip, optimizer step, zero, schedule...
+            after_step()          # self.trainer.iter is the 0-based iteration just done
+        after_train()             # always, also after an error: see trainer.status
+    """
+
+    trainer: TrainerBase
+    #: modes in which the hook works; registering it in another one is an error that says so
+    modes: ClassVar[tuple[str, ...]] = ("eager", "graph")
+    #: "all" ranks, or "main": only rank 0 registers it (such a hook must not call collectives)
+    only_on: ClassVar[str] = "all"
+    #: hooks with smaller numbers run first; the shipped hooks use 10 ... 90
+    priority: int = 50
+
+    def before_train(self) -> None:
+        """Called once before the first iteration."""
+
+    def after_train(self) -> None:
+        """Called once after the last iteration, also when training failed (`trainer.status` tells)."""
+
+    def before_step(self) -> None:
+        """Called before each iteration, before its data is read."""
+
+    def after_backward(self) -> None:
+        """Called when the gradients of an iteration are complete, before they are clipped and applied; eager only."""
+
+    def after_step(self) -> None:
+        """Called after each iteration."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state that a checkpoint should hold; empty means none."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+    @property
+    def state_key(self) -> str:
+        """Name of this hook's state in a checkpoint; the trainer numbers hooks that share one."""
+        return type(self).__name__
+
+    def overrides(self, point: str) -> bool:
+        """True when this hook does something at `point`, one of `HOOK_POINTS`."""
+        return getattr(type(self), point) is not getattr(HookBase, point)

@@ -1,0 +1,586 @@
+"""The training loop: hooks, data timing, the finite check, events and the loop's own state.
+
+`TrainerBase` knows no model and no mode. A subclass gives it `update` (one optimizer update) and `collect` (device
+results to numbers); everything that happens around them is the same for every trainer.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+
+from libai.engine.log.events import EventStorage
+from libai.engine.loop.check_parts import check_iterations
+from libai.engine.loop.hook_base import HOOK_POINTS, HookBase
+from libai.engine.loop.training_clock import TrainingClock
+from libai.launch.stop import STOP, Agreement
+from libai.utils.distributed import get_rank, is_main_process
+from libai.utils.errors import UserError
+from libai.utils.rank_notes import phase, report_progress
+from libai.utils.sizes import is_size
+
+logger = logging.getLogger("libai.engine")
+
+#: results are fetched at the latest after this many iterations, so that a long `log_period` cannot hoard tensors
+MAX_PENDING_RESULTS = 200
+#: how long a thread waits for the interpreter's lock before it asks for it
+SWITCH_SECONDS = 1e-4
+
+
+@contextmanager
+def quick_thread_switches(seconds: float) -> Iterator[None]:
+    """Let a thread that waits for the interpreter's lock have it after `seconds` while the block runs; Python's 5 ms.
+
+    OneFlow's thread that runs the operations needs the lock now and then, and while it waits nothing is computed
+    (docs/decisions/0009).
+    """
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(min(usual, seconds))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
+
+
+class NonFiniteLoss(FloatingPointError):
+    """A loss became NaN or infinite; `.iteration` (1 = after the first update) and `.losses` say where and which."""
+
+    #: the tools print its text without a traceback, which would tell nothing more
+    explains_itself = True
+
+    def __init__(self, iteration: int, losses: Mapping[str, float], updated: bool, diagnosis: str = ""):
+        self.iteration, self.losses, self.diagnosis = iteration, dict(losses), diagnosis
+        effect = (
+            "The update was made before this was seen, so the weights in memory are spoilt; no checkpoint holds them"
+            if updated
+            else "The update was not made, the weights are those of the iteration before"
+        )
+        found = f"iteration {iteration} is not finite: {dict(losses)}. {f'{diagnosis}. ' if diagnosis else ''}"
+        more = "" if diagnosis else " train.replay_non_finite=true undoes the update and names the first bad module."
+        super().__init__(
+            f"{found}{effect}. Lower the learning rate, clip the gradients (train.clip_grad.max_norm), or leave such "
+            f"updates out (train.non_finite=skip).{more}"
+        )
+
+
+class StopTraining(Exception):
+    """Raised by a hook in `after_step` to end the loop early and cleanly (early stopping). The other hooks still get
+    their turn."""
+
+
+class Interrupted(Exception):
+    """Leaves the loop or an evaluation when all ranks have agreed to stop; `TrainerBase.train` does not let it out."""
+
+
+class TrainerBase:
+    """A loop over iterations with hooks. One iteration is one optimizer update, whatever the accumulation.
+
+    Args:
+        data_loader: an iterable of micro-batches of this rank, or a function that returns one; read lazily. A finite
+            one is started again when it ends.
+        num_accumulation_steps: micro-batches per iteration.
+        check_finite_every_iter: check the losses *before* every update (costs one synchronisation per iteration)
+            instead of at the next log point.
+
+    Attributes:
+        iter: 0-based iteration; equals `max_iter` after a clean finish, so that `after_train` can tell.
+        status: "created", "running", "paused", "finished", "stopped" (by a hook), "interrupted" (from outside, see
+            `libai.launch.stop`) or "failed".
+        failure: what `train` raised, when it failed.
+        is_whole: false while an iteration is under way, that is when data, weights and hooks do not belong together.
+        agreement: how all ranks come to act on something in the same iteration.
+        clock: the time spent on training, see `not_training`.
+    """
+
+    mode: ClassVar[str] = "base"
+    #: false while another trainer may still take the place of this one: hooks are then judged when training starts
+    is_mode_settled = True
+    #: see `quick_thread_switches`
+    switch_seconds: ClassVar[float] = SWITCH_SECONDS
+
+    def __init__(
+        self,
+        data_loader: Iterable[Any] | Callable[[], Iterable[Any]],
+        *,
+        num_accumulation_steps: int = 1,
+        check_finite_every_iter: bool = False,
+    ):
+        if not is_size(num_accumulation_steps):
+            raise UserError(
+                f"num_accumulation_steps={num_accumulation_steps!r}: it must be a whole number >= 1, the micro-batches "
+                "of an iteration."
+            )
+        self.num_accumulation_steps = num_accumulation_steps
+        self.check_finite_every_iter = check_finite_every_iter
+        self.iter = self.start_iter = self.max_iter = self._completed_iters = 0
+        self.status = "created"
+        self.storage = EventStorage(0)
+        self.hooks: list[HookBase] = []
+        self.data_seconds = 0.0
+        self.failure: BaseException | None = None
+        self.is_whole = True
+        self.agreement = Agreement()
+        self.clock = TrainingClock()
+        self._unfinished_hooks: list[str] = []
+        self._storage_state: Mapping[str, Any] | None = None
+        self._hook_calls: dict[str, list[Callable[[], None]]] = {point: [] for point in HOOK_POINTS}
+        self._pending: list[tuple[int, Any]] = []
+        self.reset_data_loader(data_loader)
+
+    # ------------------------------------------------------------------ what a subclass gives
+
+    def update(self, micro_batches: list[Any]) -> Any:
+        """Apply one optimizer update. `micro_batches`: `num_accumulation_steps` batches of this rank.
+
+        Returns the results of the iteration, still on the device. Collective: every rank must call it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define update(micro_batches)")
+
+    def collect(self, results: list[Any]) -> list[dict[str, float]]:
+        """Fetch what `update` returned for several iterations, averaged over ranks, as numbers keyed by tag.
+
+        The loss tags start with `train/loss`. Collective; this is where the host waits for the device.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define collect(results)")
+
+    def wait_for_device(self) -> None:
+        """Wait until everything that was launched is done. A trainer that computes on the host has nothing to do."""
+
+    # ------------------------------------------------------------------ hooks
+
+    def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
+        """Attach hooks in order (stable within a `priority`). `None` entries are dropped.
+
+        Raises `TypeError` for what is not a hook and `UserError` for a hook that cannot work in this mode.
+        """
+        for hook in hooks:
+            if hook is None:
+                continue
+            if not isinstance(hook, HookBase):
+                raise TypeError(f"a hook must be an instance of HookBase, not {type(hook).__name__}: {hook!r}")
+            if hook.only_on == "main" and not is_main_process():
+                continue
+            if self.is_mode_settled:
+                self.check_hook(hook)
+            hook.trainer = weakref.proxy(self)
+            self.hooks.append(hook)
+        self.hooks.sort(key=lambda hook: hook.priority)
+        for point in HOOK_POINTS:
+            self._hook_calls[point] = [getattr(hook, point) for hook in self.hooks if hook.overrides(point)]
+
+    @classmethod
+    def check_hook(cls, hook: HookBase) -> None:
+        """Raise `UserError` for a hook that cannot work in this trainer's mode."""
+        name = type(hook).__name__
+        if cls.mode == "graph" and hook.overrides("after_backward"):
+            raise UserError(
+                f"{name} uses after_backward, which cannot happen in graph mode: the compiled step goes from the "
+                "gradients to the update without a stop. Use after_step, or run with graph.enabled=false."
+            )
+        if cls.mode in ("eager", "graph") and cls.mode not in hook.modes:
+            raise UserError(
+                f"{name} works in {' and '.join(hook.modes)} mode only, and this run is in {cls.mode} mode. Remove "
+                f"the hook or set graph.enabled={'true' if cls.mode == 'eager' else 'false'}."
+            )
+
+    def call_hooks(self, point: str) -> None:
+        """Run every hook that does something at `point`, one of `HOOK_POINTS`."""
+        for call in self._hook_calls[point]:
+            call()
+
+    # ------------------------------------------------------------------ data
+
+    def reset_data_loader(self, data_loader: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
+        """Read from another loader (or from the one this function returns) from the next iteration on."""
+        self._loader_builder = data_loader if callable(data_loader) else None
+        self._data_loader: Any = None if self._loader_builder else data_loader
+        self._data_iterator: Iterator[Any] | None = None
+        self._peeked: list[Any] = []
+        self._position_before_peek: Mapping[str, Any] | None = None
+        self._ahead: list[Any] = []
+
+    def peek_micro_batches(self) -> list[Any]:
+        """The micro-batches of the next iteration, which will still get them; a checkpoint counts them as unread."""
+        if not self._peeked:
+            self._position_before_peek = self.data_position()
+            self._peeked = [self._next_micro_batch() for _ in range(self.num_accumulation_steps)]
+        return self._peeked
+
+    def read_ahead(self, num_iters: int) -> list[list[Any]]:
+        """The micro-batches of the next `num_iters` iterations, which will still get them.
+
+        A loader with a position goes back to it, and the random numbers of Python and NumPy with it; what any other
+        loader gave is kept.
+        """
+        loader, peeked = self.data_loader, self._peeked
+        missing = (num_iters - bool(peeked)) * self.num_accumulation_steps
+        generators, position = (random.getstate(), np.random.get_state()), self._position_of_loader()
+        read = [self._next_micro_batch() for _ in range(missing)]
+        if position is not None and hasattr(loader, "load_state_dict"):
+            loader.load_state_dict(position)
+            self._data_iterator = None
+            random.setstate(generators[0])
+            np.random.set_state(generators[1])
+        else:
+            self._ahead = [*read, *self._ahead]
+        micro_batches = [*peeked, *read]
+        steps = self.num_accumulation_steps
+        return [micro_batches[i : i + steps] for i in range(0, len(micro_batches), steps)]
+
+    @property
+    def data_loader(self) -> Any:
+        """The training loader, built at first use when a function was given."""
+        if self._data_loader is None and self._loader_builder is not None:
+            self._data_loader = self._loader_builder()
+        return self._data_loader
+
+    def _open_data_loader(self) -> Iterator[Any]:
+        try:
+            return iter(self.data_loader)
+        except TypeError:
+            if isinstance(self.data_loader, Iterable):
+                raise
+            found = "None" if self.data_loader is None else f"a {type(self.data_loader).__name__}"
+            raise UserError(
+                f"training needs an iterable of micro-batches and the data loader is {found}. Set dataloader.train in "
+                "the config, or give the trainer a loader (or a function that returns one)."
+            ) from None
+
+    def _next_micro_batch(self) -> Any:
+        if self._ahead:
+            return self._ahead.pop(0)
+        if self._data_iterator is None:
+            self._data_iterator = self._open_data_loader()
+        try:
+            return next(self._data_iterator)
+        except StopIteration:
+            self._data_iterator = self._open_data_loader()
+        try:
+            return next(self._data_iterator)
+        except StopIteration:
+            raise UserError(
+                f"the training data loader ({type(self.data_loader).__name__}) gave no batch: the dataset is empty, "
+                "smaller than one micro-batch, or a generator that can be read only once. Give an iterable that can "
+                "be started again."
+            ) from None
+
+    # ------------------------------------------------------------------ the loop
+
+    def train(self, start_iter: int, max_iter: int | None = None) -> None:
+        """Run iterations `start_iter ... max_iter - 1`. With nothing to do, only `before_train`/`after_train` run.
+
+        An exception is logged with its iteration and raised again after the hooks' `after_train`.
+        """
+        check_iterations(start_iter, max_iter)
+        assert max_iter is not None
+        self.iter = self.start_iter = start_iter
+        self.max_iter = max_iter
+        self._completed_iters = start_iter
+        self.storage = EventStorage(start_iter)
+        if self._storage_state is not None:
+            self.storage.load_state_dict(self._storage_state)
+            self._storage_state, self.storage.iter = None, start_iter
+        self._run(has_begun=False)
+
+    @contextmanager
+    def not_training(self) -> Iterator[None]:
+        """Leave the time of the block out of the rates: an evaluation, a save. The updates launched before are waited
+        for first, because their time is training's."""
+        self.wait_for_device()
+        with self.clock.paused():
+            yield
+
+    def pause(self) -> None:
+        """Leave the loop after the present iteration, without `after_train`; `status` is then "paused".
+
+        Meant for `after_step`; another trainer may `take_over` and `go_on`.
+        """
+        self._is_pausing = True
+
+    def take_over(self, old: TrainerBase) -> None:
+        """Stand where `old` stands: its iteration, loader, hooks and events. `old` must not be used any more."""
+        for name in (
+            "iter",
+            "start_iter",
+            "max_iter",
+            "status",
+            "storage",
+            "hooks",
+            "_latest_metrics",
+            "agreement",
+            "clock",
+            "_position_before_peek",
+        ):
+            setattr(self, name, getattr(old, name))
+        for name in ("_completed_iters", "_loader_builder", "_data_loader", "_data_iterator", "_peeked", "_ahead"):
+            setattr(self, name, getattr(old, name))
+        self.hooks = []
+        self.register_hooks(old.hooks)
+
+    def go_on(self) -> None:
+        """Run the remaining iterations of a paused run that was taken over; `before_train` is not called again."""
+        self.start_iter = self.iter
+        self._run(has_begun=True)
+
+    def _run(self, has_begun: bool) -> None:
+        if not self.is_mode_settled:
+            for hook in self.hooks:
+                self.check_hook(hook)
+        self.status, self._is_pausing, self.failure = "running", False, None
+        with (
+            self.storage,
+            self.clock.running(),
+            quick_thread_switches(self.switch_seconds),
+            report_progress(lambda: (self._completed_iters, self.evaluated_batches)),
+        ):
+            try:
+                if not has_begun:
+                    self.call_hooks("before_train")
+                self._finish_interrupted_iteration()
+                self._run_iterations()
+                self.check_finite()
+                if self.status == "running":
+                    self.status = "finished"
+            except Interrupted:
+                self.status, self.iter = "interrupted", self.completed_iters
+            except BaseException as error:
+                self.status, self.failure = "failed", error
+                # a user's mistake and Ctrl-C explain themselves; the place is worth a line for everything else
+                if isinstance(error, Exception) and not isinstance(error, UserError):
+                    logger.error("training failed in iteration %d on rank %d", self.iter + 1, get_rank())
+                raise
+            finally:
+                if self.status != "paused":
+                    self._finish()
+
+    def _run_iterations(self) -> None:
+        before_step, storage, agreement = self._hook_calls["before_step"], self.storage, self.agreement
+        poll = agreement.poller()
+        if self.start_iter < self.max_iter:
+            self.raise_if_stopping()
+        try:
+            for iteration in range(self.start_iter, self.max_iter):
+                self.iter = storage.iter = iteration
+                for call in before_step:
+                    call()
+                self.run_step()
+                poll()
+                self._run_after_step()
+                if len(self._pending) >= MAX_PENDING_RESULTS:
+                    self.check_finite()
+                if agreement.answer(STOP) and iteration + 1 < self.max_iter:
+                    raise Interrupted
+                if self._is_pausing:
+                    self.status = "paused"
+                    self.iter += 1
+                    return
+            self.iter = max(self.max_iter, self.start_iter)
+        except StopTraining as reason:
+            self.status = "stopped"
+            self.iter += 1
+            logger.info("training stopped after iteration %d: %s", self.iter, reason)
+
+    def _run_after_step(self, chosen: Sequence[int] | None = None) -> None:
+        """Run the `after_step` hooks, or those `chosen` by number; remembers which did not get to their end."""
+        stop: StopTraining | None = None
+        calls = self._hook_calls["after_step"]
+        for index in range(len(calls)) if chosen is None else chosen:
+            try:
+                calls[index]()
+            except StopTraining as reason:
+                stop = stop or reason
+            except BaseException:
+                keys = self._after_step_keys()
+                self._unfinished_hooks = [keys[i] for i in (chosen or range(len(keys))) if i >= index]
+                raise
+        if stop is not None:
+            raise stop
+
+    def _finish_interrupted_iteration(self) -> None:
+        """Run what was left of the `after_step` hooks when the run was saved, in an evaluation for instance."""
+        unfinished, self._unfinished_hooks = self._unfinished_hooks, []
+        chosen = [index for index, key in enumerate(self._after_step_keys()) if key in unfinished]
+        if not chosen or self.start_iter != self.completed_iters or not self.start_iter:
+            return
+        self.iter = self.storage.iter = self.start_iter - 1
+        try:
+            self._run_after_step(chosen)
+        except StopTraining as reason:
+            logger.info("the resumed run goes on, although the interrupted one was about to stop: %s", reason)
+        self.iter = self.storage.iter = self.start_iter
+
+    def _after_step_keys(self) -> list[str]:
+        return [key for key, hook in self._keyed_hooks() if hook.overrides("after_step")]
+
+    def raise_if_stopping(self) -> None:
+        """Raise `Interrupted` when the ranks have agreed to stop; for long work between two iterations."""
+        if self.agreement.answer(STOP):
+            raise Interrupted
+
+    def _finish(self) -> None:
+        """Run `after_train`; while an error is on its way up, an error of a hook must not hide it."""
+        self.storage.iter = self.iter
+        with phase("finish"):
+            if self.status != "failed":
+                self.call_hooks("after_train")
+                return
+            for call in self._hook_calls["after_train"]:
+                try:
+                    call()
+                except Exception:
+                    logger.exception("a hook failed in after_train, after training itself had failed")
+
+    def run_step(self) -> None:
+        """One iteration: fetch the micro-batches, update, keep the result for the next log point."""
+        start = time.perf_counter()
+        micro_batches = self._peeked or self._read_micro_batches()
+        self._peeked, self.is_whole = [], False
+        self.data_seconds = time.perf_counter() - start
+        if self.iter == self.start_iter:
+            self.inspect_first(micro_batches)
+        self.note_batch(micro_batches)
+        self._pending.append((self.iter, self.update(micro_batches)))
+        self._completed_iters = self.iter + 1
+        self.is_whole = True
+
+    def _read_micro_batches(self) -> list[Any]:
+        micro_batches = []
+        for _ in range(self.num_accumulation_steps):
+            micro_batches.append(self._next_micro_batch())
+            self.is_whole = False  # the loader is ahead of the weights from here on
+        return micro_batches
+
+    def note_batch(self, micro_batches: list[Any]) -> None:
+        """Called before every update with its micro-batches."""
+
+    def inspect_first(self, micro_batches: list[Any]) -> None:
+        """Called once per `train`, before the first update, with its micro-batches: for checks that need real data."""
+
+    # ------------------------------------------------------------------ metrics and the finite check
+
+    def fetch_metrics(self) -> dict[str, float]:
+        """The numbers of the latest iteration, keyed by tag (`train/loss`, `train/<loss name>`, ...).
+
+        Fetches everything since the last call in one go and raises `NonFiniteLoss` for the first iteration whose loss
+        is not finite. Collective; free when called again in the same iteration. Empty before the first iteration.
+        """
+        if self._pending:
+            pending, self._pending = self._pending, []
+            numbers = self.collect([result for _, result in pending])
+            bad = next((i for i, values in enumerate(numbers) if not math.isfinite(values["train/loss"])), None)
+            if bad is None:
+                self.on_finite_losses()
+            else:
+                numbers[-1] = self.on_bad_loss(pending[bad][0], numbers[bad], numbers[-1])
+            self._latest_metrics = (pending[-1][0] + 1, numbers[-1])
+        completed, metrics = self._latest_metrics
+        return dict(metrics) if completed == self.completed_iters else {}
+
+    def on_finite_losses(self) -> None:
+        """Called when all losses up to now have been found finite."""
+
+    def on_bad_loss(self, iteration: int, losses: Mapping[str, float], latest: dict[str, float]) -> dict[str, float]:
+        """Called for the first iteration (0-based) whose loss is not finite; raises, or returns the numbers to log
+        for the latest iteration in place of `latest`. Collective."""
+        raise NonFiniteLoss(iteration + 1, losses, updated=not self.check_finite_every_iter)
+
+    #: batches evaluated in this process; only tells that an evaluation goes on
+    evaluated_batches = 0
+
+    _latest_metrics: tuple[int, Mapping[str, float]] = (0, {})
+
+    @property
+    def latest_metrics(self) -> dict[str, float]:
+        """The numbers fetched last; waits for nothing and is not collective."""
+        return dict(self._latest_metrics[1])
+
+    def check_finite(self) -> None:
+        """Raise `NonFiniteLoss` if any loss so far was not finite. Collective; called before anything is saved."""
+        self.fetch_metrics()
+
+    # ------------------------------------------------------------------ state
+
+    @property
+    def completed_iters(self) -> int:
+        """Updates made since the beginning of the run, also of its earlier sessions; what a checkpoint is named after.
+
+        Right at every hook point, and after a failure too: an iteration counts once its update is made.
+        """
+        return self._completed_iters
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state of the loop: iteration, data position, hooks, events, the numbers of the last iteration.
+
+        Collective. Tensors are the business of subclasses.
+        """
+        state: dict[str, Any] = {"iteration": self.completed_iters, "events": self.storage.state_dict()}
+        position = self.data_position()
+        if position is not None:
+            state["data_loader"] = position
+        state["hooks"] = {key: value for key, hook in self._keyed_hooks() if (value := hook.state_dict())}
+        state["metrics"] = {
+            tag: repr(value) for tag, value in self.fetch_metrics().items()
+        }  # text can be inf, JSON not
+        if self._unfinished_hooks:
+            state["unfinished_hooks"] = self._unfinished_hooks
+        return state
+
+    def data_position(self) -> Any:
+        """What the loader needs to go on with the next iteration, as `state_dict` holds it; None when it cannot say."""
+        if self._peeked:
+            return self._position_before_peek
+        return self._position_of_loader()
+
+    def _position_of_loader(self) -> Any:
+        return self.data_loader.state_dict() if hasattr(self.data_loader, "state_dict") else None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back `state_dict()`: sets `iter`, the loader's position and the hooks' states.
+
+        A state for a hook that is not registered is reported in the log, as is a loader that cannot take a position.
+        """
+        self.iter = self.start_iter = self._completed_iters = int(state["iteration"])
+        self._load_data_position(state.get("data_loader"))
+        self._storage_state = state.get("events")
+        self._unfinished_hooks = list(state.get("unfinished_hooks", []))
+        self._latest_metrics = (self.iter, {tag: float(text) for tag, text in state.get("metrics", {}).items()})
+        hooks = dict(self._keyed_hooks())
+        for key, value in state.get("hooks", {}).items():
+            if key in hooks:
+                hooks[key].load_state_dict(value)
+            elif is_main_process():
+                logger.warning("the checkpoint holds state of hook %s, which is not registered: dropped", key)
+
+    def _load_data_position(self, position: Mapping[str, Any] | None) -> None:
+        self._data_iterator, self._peeked, self._ahead = None, [], []
+        if hasattr(self.data_loader, "load_state_dict") and position is not None:
+            self.data_loader.load_state_dict(position)
+        elif self.iter:
+            count = self.iter * self.num_accumulation_steps
+            if is_main_process():
+                logger.warning(
+                    "%s has no state_dict/load_state_dict: reading and dropping %d micro-batches to reach iteration %d",
+                    type(self.data_loader).__name__,
+                    count,
+                    self.iter,
+                )
+            for _ in range(count):
+                self._next_micro_batch()
+
+    def _keyed_hooks(self) -> list[tuple[str, HookBase]]:
+        """Hooks with unique state keys: the second `EvalHook` becomes `EvalHook#2`, so that both keep their state."""
+        seen: dict[str, int] = {}
+        keyed = []
+        for hook in self.hooks:
+            seen[hook.state_key] = number = seen.get(hook.state_key, 0) + 1
+            keyed.append((hook.state_key if number == 1 else f"{hook.state_key}#{number}", hook))
+        return keyed

@@ -1,0 +1,281 @@
+"""Records what goes in and out of every module of a model, alike in eager mode and inside a compiled graph.
+
+`nn.Graph` ignores hooks of modules and calls the `forward` of their class, so every module's class is swapped for a
+generated subclass that tells the recorder. While a graph is traced the recorded tensors gather in the recorder, joined
+by the gradients during the traced backward pass; `RecordingGraphTrainer` lets the compiled step return them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from libai.engine.graph.graphs import TrainGraph
+from libai.engine.parity.state import scan
+from libai.engine.trainer.graph import GraphTrainer
+from libai.layers.cpu import is_tracing
+from libai.parallel import whole
+
+#: of the names of recorded tensors among the metrics that a compiled step returns
+_PREFIX = "recorded:"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One module was entered or left: `kind` is "enter" or "exit", `call` counts its calls in one forward.
+
+    `parent` is the module whose forward called it, `keys` name the recorded tensors.
+    """
+
+    kind: str
+    module: str
+    call: int
+    parent: str
+    keys: tuple[str, ...]
+
+
+@dataclass
+class Record:
+    """What was recorded in one iteration. Arrays have one row per micro-batch.
+
+    `values`: key of an event -> tensor; `output_gradients`: the same key -> gradient of the losses by that output;
+    `gradients`: parameter -> gradient of the iteration, before clipping; `unused_scalars`: Python attributes that hold
+    a scalar with a gradient history that the returned losses do not contain (eager only).
+    """
+
+    events: list[Event] = field(default_factory=list)
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    output_gradients: dict[str, np.ndarray] = field(default_factory=dict)
+    gradients: dict[str, np.ndarray] = field(default_factory=dict)
+    unused_scalars: list[str] = field(default_factory=list)
+
+
+class Recorder:
+    """Swaps the classes of `model`'s modules; records every traced forward, and eager ones while `is_on`.
+
+    `failed_in` names the innermost module whose forward raised.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.is_on = False
+        self.failed_in: str | None = None
+        #: called with the name of the module whose own code has just run, when it calls another one or returns
+        self.on_code: Callable[[str], None] = lambda name: None
+        self._model = model
+        self._parameter_names = [name for name, _ in model.named_parameters()]
+        self._start_iteration()
+        for name, module in list(model.named_modules()):
+            # containers have no forward, and the graph tells them apart by their classes
+            if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
+                module.__class__ = recording_class(type(module), name, self)
+
+    def _start_iteration(self) -> None:
+        self._forwards: list[list[Event]] = []
+        self._values: list[dict[str, flow.Tensor]] = []
+        self._output_gradients: list[dict[str, flow.Tensor]] = []
+        self._unused_scalars: dict[str, None] = {}
+        self._traced: list[dict[str, flow.Tensor]] = []
+        self._stack: list[str] = []
+
+    # ------------------------------------------------------------------ an eager iteration
+
+    def start(self) -> None:
+        """Record the eager forwards from here on; the parameters' gradients so far are not counted."""
+        self._start_iteration()
+        self.is_on = True
+        self._earlier = {n: None if p.grad is None else p.grad.clone() for n, p in self._model.named_parameters()}
+        self._gradients: dict[str, np.ndarray] = {}
+
+    def read_gradients(self) -> None:
+        """Keep the parameters' gradients; to be called between the backward passes and the update."""
+        for name, parameter in self._model.named_parameters():
+            if self.is_on and parameter.grad is not None:
+                earlier = self._earlier[name]
+                gradient = parameter.grad if earlier is None else parameter.grad - earlier
+                self._gradients[name] = whole(gradient).numpy()
+
+    def eager_record(self) -> Record:
+        """What was recorded since `start`. Forwards of other micro-batches that ran other modules keep the first's."""
+        self.is_on = False
+        return Record(
+            events=self._forwards[0],
+            values=_rows(self._values),
+            output_gradients=_rows(self._output_gradients),
+            gradients=self._gradients,
+            unused_scalars=list(self._unused_scalars),
+        )
+
+    # ------------------------------------------------------------------ a compiled iteration
+
+    def start_trace(self) -> None:
+        """Forget what was recorded: the forwards that are traced from here on are those of one compiled step."""
+        self._start_iteration()
+
+    def take_traced(self) -> list[dict[str, flow.Tensor]]:
+        """The tensors of each forward just traced and of its backward pass, to be returned by the graph."""
+        return self._traced
+
+    def graph_record(self, metrics: Sequence[dict[str, flow.Tensor]], num_micro_batches: int) -> Record:
+        """What the compiled step returned beside its own `metrics` in one iteration; takes it out of them.
+
+        `metrics`: one dict for all micro-batches, or one for each, as in `StepResult`.
+        """
+        record = Record(events=self._forwards[0])
+        shapes = {name: tuple(parameter.shape) for name, parameter in self._model.named_parameters()}
+        found: dict[str, list[np.ndarray]] = {}
+        for part in metrics:
+            for name in [name for name in part if name.startswith(_PREFIX)]:
+                found.setdefault(name.removeprefix(_PREFIX), []).append(whole(part.pop(name)).numpy())
+        for name, arrays in found.items():
+            kind, _, key = name.partition(":")
+            if kind == "gradient":
+                record.gradients[key] = np.concatenate([a.reshape(-1, *shapes[key]) for a in arrays]).mean(0)
+                continue
+            rows = np.stack(arrays) if len(metrics) > 1 else arrays[0]
+            if rows.size % num_micro_batches == 0 and len(arrays) == len(metrics):
+                rows = rows.reshape(num_micro_batches, -1)
+                if kind == "value":
+                    record.values[key] = rows
+                else:  # OneFlow takes the mean over micro-batches behind the backward pass, eager mode before it
+                    record.output_gradients[key] = rows / (num_micro_batches if len(metrics) == 1 else 1)
+        return record
+
+    # ------------------------------------------------------------------ called by the modules
+
+    def run(self, base: type, name: str, module: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The forward of one module: `module` is the module, or the graph's stand-in for it."""
+        is_recording = is_tracing() or self.is_on
+        is_root = name == ""
+        if is_root and is_recording:
+            self._enter_root(module)
+        if is_recording:
+            self._event("enter", name, (args, kwargs))
+        if self._stack:
+            self.on_code(self._stack[-1])
+        self._stack.append(name)
+        try:
+            outputs = base.forward(module, *args, **kwargs)  # type: ignore[attr-defined]
+        except Exception:
+            self.failed_in = name if self.failed_in is None else self.failed_in
+            raise
+        finally:
+            self._stack.pop()
+        self.on_code(name)
+        if is_recording:
+            self._event("exit", name, outputs)
+        if is_root and is_recording:
+            self._leave_root()
+        return outputs
+
+    def _enter_root(self, module: Any) -> None:
+        if is_tracing():
+            self._traced.append({})
+            for name in self._parameter_names if len(self._traced) == 1 else ():
+                parameter = _stand_in(module, name)
+                if parameter is not None and parameter.requires_grad:
+                    parameter.register_hook(_keeper(self._traced[0], f"{_PREFIX}gradient:{name}"))
+        self._calls: dict[str, int] = {}
+        self._forwards.append([])
+        self._values.append({})
+        self._output_gradients.append({})
+
+    def _event(self, kind: str, name: str, value: Any) -> None:
+        if kind == "enter":
+            self._calls[name] = self._calls.get(name, 0) + 1
+        call = self._calls[name]
+        keys = []
+        for path, tensor in _tensors(value):
+            key = f"{kind}/{name}/{call}/{path}"
+            keys.append(key)
+            self._keep(key, tensor, with_gradient=kind == "exit")
+        parent = self._stack[-1] if self._stack else ""
+        self._forwards[-1].append(Event(kind, name, call, parent, tuple(keys)))
+
+    def _keep(self, key: str, tensor: flow.Tensor, with_gradient: bool) -> None:
+        # a copy: operations in place may change the tensor afterwards
+        copied = flow._C.identity(tensor.detach()) if is_tracing() else tensor.detach().clone()
+        if is_tracing():
+            self._traced[-1][f"{_PREFIX}value:{key}"] = copied
+        else:
+            self._values[-1][key] = copied
+        if with_gradient and tensor.requires_grad:
+            if is_tracing():
+                tensor.register_hook(_keeper(self._traced[-1], f"{_PREFIX}output_gradient:{key}"))
+            else:
+                tensor.register_hook(_keeper(self._output_gradients[-1], key))
+
+    def _leave_root(self) -> None:
+        if is_tracing():
+            return
+        for label, value in scan(self._model).items():
+            if isinstance(value, flow.Tensor) and value.numel() == 1 and value.requires_grad and not value.is_leaf:
+                self._unused_scalars[label] = None
+                value.register_hook(lambda gradient, label=label: self._unused_scalars.pop(label, None) and None)
+
+
+class RecordingGraphTrainer(GraphTrainer):
+    """A `GraphTrainer` whose compiled step returns what `recorder` saw, as further metrics of its `StepResult`."""
+
+    recorder: Recorder
+
+    def _trace(self, graph: TrainGraph, inputs: dict[str, Any]) -> None:
+        recorder = self.recorder
+
+        class RecordingGraph(TrainGraph):
+            def build(self, *args: Any, **kwargs: Any) -> Any:
+                recorder.start_trace()
+                losses, metrics, norm, buffers = TrainGraph.build(self, *args, **kwargs)
+                traced = recorder.take_traced()
+                if isinstance(metrics, dict):
+                    return losses, {**metrics, **traced[0]}, norm, buffers
+                return losses, [{**own, **seen} for own, seen in zip(metrics, traced)], norm, buffers
+
+        graph.__class__ = RecordingGraph
+        super()._trace(graph, inputs)
+
+
+def recording_class(base: type, name: str, recorder: Any) -> type:
+    """A subclass of a module's class whose forward is `recorder.run(base, name, module, args, kwargs)`."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return recorder.run(base, name, self, args, kwargs)
+
+    namespace = {"forward": forward, "__module__": base.__module__, "__qualname__": base.__qualname__}
+    return type(base.__name__, (base,), namespace)
+
+
+def _keeper(store: dict[str, flow.Tensor], key: str) -> Any:
+    def keep(gradient: flow.Tensor) -> None:
+        store[key] = flow._C.identity(gradient) if is_tracing() else gradient.detach().clone()
+
+    return keep
+
+
+def _stand_in(module: Any, name: str) -> flow.Tensor | None:
+    """The traced tensor of a parameter, found from the root's stand-in; None when the model hides it."""
+    *path, last = name.split(".")
+    for part in path:
+        module = module._modules[part]
+    return getattr(module, last, None)
+
+
+def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, flow.Tensor]]:
+    """Every tensor in nested tuples, lists and dicts, with a path that tells it from the others."""
+    if isinstance(value, flow.Tensor):
+        yield path, value
+    elif isinstance(value, (tuple, list, dict)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield from _tensors(item, f"{path}.{key}" if path else str(key))
+
+
+def _rows(parts: list[dict[str, flow.Tensor]]) -> dict[str, np.ndarray]:
+    """Key -> (micro-batches, elements); a key that some micro-batch lacks is left out."""
+    common = [key for key in parts[0] if all(key in part for part in parts)]
+    arrays = {key: [whole(part[key]).numpy().reshape(-1) for part in parts] for key in common}
+    return {key: np.stack(rows) for key, rows in arrays.items() if len({row.size for row in rows}) == 1}

@@ -1,0 +1,327 @@
+"""The output folder as one run sees it: which run it holds, who may write into it, and what is put there at the start.
+
+A folder holds one run at a time. A run has an id, which stands in `run.json` and in each of its checkpoints; a new run
+moves the one before to `previous/<id>`, `--resume` continues the one that is there. Nothing is written before `begin`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from libai import checkpoint
+from libai.checkpoint.durable import remove_leftovers
+from libai.checkpoint.layout import STATE
+from libai.engine.loop.hook_base import HookBase
+from libai.engine.run.earlier_runs import ENV_FILE, RUN_FILE, find_run, move_aside, read_json
+from libai.utils.atomic import atomic_write_text
+from libai.utils.distributed import barrier, broadcast_object, get_rank, is_main_process
+from libai.utils.errors import OutputLostError, UserError
+from libai.utils.folder_lock import FolderInUseError, FolderLock, describe_holder, find_holder
+from libai.utils.logging import open_log_files
+from libai.utils.rank_notes import JOB_VARIABLE
+
+logger = logging.getLogger("libai.engine")
+
+
+def prepare_output_dir(path: Path) -> None:
+    """Make the output folder and look whether a run may write into it; `UserError` says why not. Call on rank 0."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):  # an existing folder may still refuse files
+            pass
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    if (holder := find_holder(path)) is not None:
+        raise FolderInUseError(describe_holder(path, holder))
+    remove_leftovers(path / "checkpoints")  # also puts back a checkpoint that a dying process had moved aside
+
+
+class RunFolder:
+    """The output folder of one run. Construction reads; `begin` writes. Collective, both.
+
+    Args:
+        path: `train.output_dir`.
+        resume: continue the run that the folder holds; an error when there is none.
+
+    Attributes:
+        run_id: of this run; a resumed one keeps its id.
+        checkpoint: the newest verified checkpoint of the run that is resumed, else None.
+        texts: name → content of `config.yaml` and `env.json`, once the run has begun.
+    """
+
+    def __init__(self, path: Path, resume: bool):
+        self.path = path
+        self.root = path / "checkpoints"
+        self.texts: dict[str, str] = {}
+        found = _on_rank_0(lambda: self._identify(resume))
+        self.run_id: str = found["run_id"]
+        self.checkpoint = self.root / found["checkpoint"] if found["checkpoint"] else None
+        self._names: list[str] = found["names"]
+        self._has_begun = False
+        self._is_held = False  # on every rank, though rank 0 alone has the lock
+        self._lock: FolderLock | None = None
+        self._directory: int | None = None
+        self._stderr = path / f"rank_{get_rank()}.stderr"
+        self._writes_stderr_here = get_rank() > 0 and _is_open_as(self._stderr, 2)
+
+    # ------------------------------------------------------------------ which run
+
+    def _identify(self, resume: bool) -> dict[str, Any]:
+        if not resume:
+            kept = self._id_of_this_job()
+            new = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+            return {"run_id": kept or new, "checkpoint": None, "names": []}
+        run_id = find_run(self.path)
+        if run_id is None:
+            raise UserError(_nothing_to_resume(self.root))
+        path = find_checkpoint(self.root, run_id, _seed_of(self.path))
+        if path is None:
+            raise UserError(_nothing_to_resume(self.root, run_id))
+        return {"run_id": run_id, "checkpoint": path.name, "names": self._own_names(run_id)}
+
+    def _id_of_this_job(self) -> str | None:
+        """The id of a run that this same job has begun, before tools/launch.py started it again."""
+        job, noted = os.environ.get(JOB_VARIABLE), read_json(self.path / RUN_FILE)
+        return noted.get("run_id") if job and noted.get("job") == job else None
+
+    def _own_names(self, run_id: str) -> list[str]:
+        return [path.name for path in checkpoint.list_checkpoints(self.root) if is_of_run(path, run_id)]
+
+    def owns(self, path: Path) -> bool:
+        """Whether a checkpoint in the folder is this run's, or may be: one of an older libai names no run."""
+        return is_of_run(path, self.run_id)
+
+    # ------------------------------------------------------------------ writing
+
+    def begin(self, contents: Callable[[], Mapping[str, str]]) -> None:
+        """Take the folder for this run: lock it, move an earlier run aside, write `contents` (file name → text).
+
+        May be called again, also after `release`. Raises `UserError` when another job has the folder. Collective.
+        """
+        if self._is_held:
+            return
+        _on_rank_0(lambda: self._take(contents))
+        self._is_held = True
+        if not self._has_begun:
+            self._has_begun = True
+            self._follow_stderr()
+            open_log_files()
+            barrier()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this run may write into the folder."""
+        return self._has_begun
+
+    def release(self) -> None:
+        """Let other jobs have the folder. Every rank must call it."""
+        self._is_held = False
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+    def _take(self, contents: Callable[[], Mapping[str, str]]) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FolderLock(self.path)
+        except (PermissionError, NotADirectoryError, FileExistsError) as error:
+            raise _unwritable(self.path, error) from None
+        try:
+            self._check_unchanged()
+            if not self._has_begun:
+                self._start(contents)
+        except BaseException:
+            lock.release()
+            raise
+        self._lock = lock
+        weakref.finalize(self, lock.release)
+
+    def _check_unchanged(self) -> None:
+        """The folder was read without the lock: another job may have come and gone since."""
+        if self._has_begun:
+            if read_json(self.path / RUN_FILE).get("run_id") != self.run_id:
+                raise UserError(f"{self.path} holds another run than {self.run_id} now. Set another train.output_dir.")
+        elif self.checkpoint is not None and self._names != self._own_names(self.run_id):
+            raise UserError(
+                f"run {self.run_id} in {self.path} was continued by another job while this one was starting. Start "
+                "again with --resume to go on from where that job has ended."
+            )
+
+    def _start(self, contents: Callable[[], Mapping[str, str]]) -> None:
+        earlier = find_run(self.path)
+        if self.checkpoint is None and earlier == self.run_id:
+            (self.path / "metrics.jsonl").unlink(missing_ok=True)  # the same iterations are made again
+            logger.info("run %s begins again: its job had failed before its first checkpoint", self.run_id)
+        elif self.checkpoint is None and earlier is not None:
+            target = move_aside(self.path, earlier)
+            logger.info("%s held run %s: moved to %s", self.path, earlier, target)
+        identity = {"run_id": self.run_id, "job": os.environ.get(JOB_VARIABLE)}
+        atomic_write_text(self.path / RUN_FILE, json.dumps(identity, indent=1) + "\n")
+        files = dict(contents())
+        for name, text in files.items():
+            atomic_write_text(self.path / name, text)
+        self.texts.update({Path(name).stem: text for name, text in files.items() if name in ("config.yaml", ENV_FILE)})
+        self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._directory)
+
+    def _follow_stderr(self) -> None:
+        """Begin another file for what this rank prints when tools/launch.py's was moved with an earlier run."""
+        if not self._writes_stderr_here or _is_open_as(self._stderr, 2):
+            return
+        with suppress(OSError):
+            has_stdout = os.path.samestat(os.fstat(1), os.fstat(2))
+            with open(self._stderr, "ab") as file:
+                os.dup2(file.fileno(), 2)
+                if has_stdout:
+                    os.dup2(file.fileno(), 1)
+
+    def check(self) -> None:
+        """Raise `OutputLostError` when the folder has been removed or renamed since `begin`. Rank 0 can tell."""
+        if self._directory is None or _is_open_as(self.path, self._directory):
+            return
+        raise OutputLostError(
+            f"train.output_dir={self.path} was removed or renamed while run {self.run_id} wrote into it, so "
+            "checkpoints and metrics have nowhere to go. The run ends here and writes nothing more. What it had "
+            "saved is where the folder is now; with train.output_dir set to that, --resume goes on."
+        )
+
+
+class RunFolderHook(HookBase):
+    """Takes the output folder before any other hook does something."""
+
+    priority = 0
+
+    def __init__(self, begin: Callable[[], None]):
+        self._begin = begin
+
+    def before_train(self) -> None:
+        """See `RunFolder.begin`."""
+        self._begin()
+
+
+class ReleaseFolderHook(HookBase):
+    """Lets other jobs have the output folder after all other hooks are done."""
+
+    priority = 100
+
+    def __init__(self, release: Callable[[], None]):
+        self._release = release
+
+    def after_train(self) -> None:
+        """See `RunFolder.release`."""
+        self._release()
+
+
+# ---------------------------------------------------------------------- checkpoints of a run
+
+
+def is_of_run(path: Path, run_id: str) -> bool:
+    """Whether a checkpoint is of run `run_id`, or names no run at all."""
+    try:
+        written = (path / STATE).stat().st_mtime_ns
+    except OSError:
+        return True
+    return _recorded_run(path, written) in (None, run_id)
+
+
+@lru_cache(maxsize=10_000)
+def _recorded_run(path: Path, written: int) -> str | None:
+    """`recorded_run`, read once per checkpoint: retention asks after every save."""
+    return checkpoint.recorded_run(path)
+
+
+def _recorded_seed(path: Path) -> Any:
+    facts = read_json(path / STATE).get("facts")
+    return facts.get("seed") if isinstance(facts, dict) else None
+
+
+def find_checkpoint(root: Path, run_id: str, seed: int | None = None) -> Path | None:
+    """The newest checkpoint of run `run_id` in `root` that verifies. Changes nothing; for rank 0.
+
+    What is passed over is named in the log: damaged ones with the reason, and those of other runs. Checkpoints of an
+    older libai name no run; when some of them have the seed of the folder's config, the others are taken for those of
+    an earlier run.
+    """
+    paths = checkpoint.list_checkpoints(root)
+    runs = {path: checkpoint.recorded_run(path) for path in paths}
+    foreign = [path for path, run in runs.items() if run not in (None, run_id)]
+    unnamed = [path for path, run in runs.items() if run is None]
+    seeds = {path: _recorded_seed(path) for path in unnamed}
+    if seed is not None and seed in seeds.values():
+        foreign += [path for path in unnamed if seeds[path] not in (None, seed)]
+    try:
+        path, skipped = checkpoint.find_latest(root, among=lambda path: path not in foreign, tidies=False)
+    except OSError as error:
+        raise UserError(f"checkpoints in {root} cannot be read: {error}") from None
+    for bad, reason in skipped:
+        logger.warning("skipped the damaged checkpoint %s: %s", bad, reason)
+    if foreign and path is not None:
+        logger.warning("left out %s: of another run than %s", ", ".join(p.name for p in sorted(foreign)), run_id)
+    if path is not None and runs[path] is None:
+        logger.info("%s was written by an older libai and names no run: taken as one of run %s", path, run_id)
+    return path
+
+
+def _nothing_to_resume(root: Path, run_id: str | None = None) -> str:
+    found = sorted(p.name for p in root.iterdir()) if root.is_dir() else None
+    state = "the folder does not exist" if found is None else f"it holds {found or 'nothing'}"
+    of_run = f" of run {run_id}" if run_id else ""
+    return (
+        f"--resume found no usable checkpoint{of_run} in {root}: {state}. Leave --resume out to start from the "
+        "beginning, or set train.output_dir to the folder of the run to continue."
+    )
+
+
+def _seed_of(folder: Path) -> int | None:
+    """`train.seed` of the config that ran last in `folder`."""
+    from omegaconf import OmegaConf
+
+    with suppress(Exception):  # whatever is wrong with the file, it only hints
+        seed = OmegaConf.select(OmegaConf.load(folder / "config.yaml"), "train.seed")
+        return seed if isinstance(seed, int) else None
+    return None
+
+
+# ---------------------------------------------------------------------- small things
+
+
+def _on_rank_0(work: Callable[[], Any]) -> Any:
+    """`work()` of rank 0 on every rank; a `UserError` of it rises everywhere. Collective."""
+    answer: dict[str, Any] = {}
+    failure: Exception | None = None
+    if is_main_process():
+        try:
+            answer = {"result": work()}
+        except Exception as error:  # the others wait for the broadcast
+            failure = error
+            answer = {"error": str(error), "is_mistake": isinstance(error, UserError)}
+    answer = broadcast_object(answer)
+    if "error" in answer:
+        raise failure or (UserError if answer["is_mistake"] else RuntimeError)(answer["error"])
+    return answer["result"]
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"train.output_dir={path} cannot be written ({error.strerror or error}), and a run keeps its config, logs "
+        "and checkpoints there. Set train.output_dir to a folder of yours."
+    )
+
+
+def _is_open_as(path: Path, descriptor: int) -> bool:
+    """Whether `path` is the file or folder that `descriptor` is open on."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except OSError:
+        return False

@@ -1,0 +1,208 @@
+"""From the checked config to objects.
+
+Every builder takes the `RunConfig` and what was built before it; none writes into the config.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import oneflow as flow
+
+from libai.config import fill_unset, instantiate
+from libai.config.instantiation import target_of
+from libai.engine.loop.check_parts import (
+    check_batch_memory,
+    check_evaluator,
+    check_hook,
+    check_loader,
+    check_model,
+    check_optimizer,
+    check_schedule,
+)
+from libai.engine.loop.hook_base import HookBase
+from libai.engine.setup.batch_plan import BatchPlan
+from libai.engine.setup.layer_sizes import checked_sizes
+from libai.engine.setup.precision import amp_dtype
+from libai.engine.trainer.model_trainer import ModelTrainer
+from libai.engine.trainer.switching import TRAINERS
+from libai.layers import synchronize_batch_norms
+from libai.optim import auto_scale_lr
+from libai.parallel import Mesh
+from libai.utils.distributed import is_main_process
+from libai.utils.errors import UserError
+
+logger = logging.getLogger("libai.engine")
+
+
+def _instantiate_with(section: Any, **facts: Any) -> Any:
+    """Build a lazy section, adding those run-time facts that its target takes and the config leaves unset."""
+    return instantiate(section, **fill_unset(section, **facts))
+
+
+def build_model(run: Any) -> flow.nn.Module:
+    """The user's module, in training mode. Raises `UserError` when the target does not give a module."""
+    with checked_sizes():
+        model = instantiate(run.model)
+    check_model(model, "the config's `model`")
+    apply_sync_batch_norm(run, model)
+    return model.train()
+
+
+def apply_sync_batch_norm(run: Any, model: flow.nn.Module) -> None:
+    """Do what `train.dist.sync_batch_norm` says, in place; again is no harm."""
+    if run.train.dist.sync_batch_norm and not synchronize_batch_norms(model) and is_main_process():
+        logger.warning("train.dist.sync_batch_norm=true finds no batch normalization in %s", type(model).__name__)
+
+
+def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
+    """The optimizer over `model`'s parameters: `optim.params` is a lazy call that takes `model`, or is left out."""
+    if target_of(run.optim) is None:
+        raise UserError(
+            "the config's optim must be a LazyCall of an optimizer class (it is built after the model), such as "
+            "LazyCall(flow.optim.AdamW)(lr=1e-3)."
+        )
+    if run.optim.get("params") is None:
+        optimizer = instantiate(run.optim, params=model.parameters())
+    else:
+        facts = fill_unset(run.optim.params, model=model)
+        optimizer = instantiate(run.optim, **{f"params.{name}": value for name, value in facts.items()})
+    check_optimizer(optimizer, "the config's `optim`")
+    return optimizer
+
+
+def scale_lr(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> None:
+    """Apply `train.auto_scale_lr`: rates grow with the global batch size. Before the schedule is built."""
+    settings = run.train.auto_scale_lr
+    if not settings.enabled:
+        return
+    factor = auto_scale_lr(optimizer, settings.base_batch_size, plan.global_batch_size)
+    if is_main_process():
+        logger.info(
+            "learning rates times %.4g: %d samples per iteration, tuned for %d",
+            factor,
+            plan.global_batch_size,
+            settings.base_batch_size,
+        )
+
+
+def build_lr_scheduler(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> Any:
+    """The schedule, or None. It is given `optimizer`, `max_iter` and `warmup_iter` where it takes them."""
+    if run.lr_scheduler is None:
+        return None
+    schedule = _instantiate_with(
+        run.lr_scheduler,
+        optimizer=optimizer,
+        max_iter=plan.train_iter,
+        warmup_iter=plan.warmup_iter,
+    )
+    check_schedule(schedule, "the config's `lr_scheduler`")
+    return schedule
+
+
+def build_train_loader(run: Any, mesh: Mesh, micro_batch_size: int, seed: int) -> Any:
+    """The training loader of this rank; see docs/contracts.md, Data."""
+    loader = _instantiate_with(
+        run.dataloader.get("train"),
+        micro_batch_size=micro_batch_size,
+        data_rank=mesh.data_rank,
+        num_data_ranks=mesh.data,
+        seed=seed,
+    )
+    check_loader(loader, "dataloader.train")
+    check_batch_memory(loader, run.train, mesh.data)
+    return loader
+
+
+def build_test_loaders(run: Any, mesh: Mesh, micro_batch_size: int) -> dict[str, Any]:
+    """Name → evaluation loader of this rank. `dataloader.test` is a mapping; a list gets the names test, test2, ..."""
+    sections = run.dataloader.get("test") or {}
+    if not isinstance(sections, Mapping):
+        sections = {"test" if i == 0 else f"test{i + 1}": section for i, section in enumerate(sections)}
+    loaders = {
+        name: _instantiate_with(
+            section,
+            micro_batch_size=run.train.test_micro_batch_size or micro_batch_size,
+            data_rank=mesh.data_rank,
+            num_data_ranks=mesh.data,
+        )
+        for name, section in sections.items()
+    }
+    for name, loader in loaders.items():
+        check_loader(loader, f"dataloader.test.{name}")
+    return loaders
+
+
+def build_evaluators(run: Any) -> dict[str, Any]:
+    """Name → evaluator, always with one for the mean losses (`eval/<dataset>/loss`)."""
+    from libai.evaluation import MeanLossEvaluator
+
+    evaluators = {name: instantiate(section) for name, section in (run.train.evaluation.evaluators or {}).items()}
+    for name, evaluator in evaluators.items():
+        check_evaluator(evaluator, f"train.evaluation.evaluators.{name}")
+    return {"loss": MeanLossEvaluator(), **evaluators}
+
+
+def build_extra_hooks(run: Any) -> list[HookBase]:
+    """The hooks of `train.extra_hooks`."""
+    built = [instantiate(section) for section in run.train.extra_hooks or []]
+    for index, hook in enumerate(built):
+        check_hook(hook, f"train.extra_hooks[{index}]")
+    return built
+
+
+def mode_options(run: Any, mode: str, device: str) -> dict[str, Any]:
+    """The arguments that the trainers of the two modes do not share."""
+    amp = amp_dtype(run, mode, device)
+    if mode == "graph":
+        return {
+            "amp": amp,
+            "debug": run.graph.debug,
+            "auto_parallel": run.train.dist.auto,
+            "check_first_step": run.graph.check_first_step and not run.train.parity_check,  # which checks more
+        }
+    return {
+        "amp": amp,
+        "zero_grad_before_forward": run.train.zero_grad_before_forward,
+        "gradient_reduction": run.train.dist.gradient_reduction,
+    }
+
+
+def build_trainer(
+    run: Any,
+    mode: str,
+    model: flow.nn.Module,
+    data_loader: Any,
+    optimizer: flow.optim.Optimizer,
+    lr_scheduler: Any,
+    plan: BatchPlan,
+    mesh: Mesh,
+    seed: int,
+    block_costs: Sequence[float] | None = None,
+) -> ModelTrainer:
+    """The trainer of `mode`, "eager" or "graph". `block_costs`: see `ModelTrainer`."""
+    return TRAINERS[mode](
+        model,
+        data_loader,
+        optimizer,
+        lr_scheduler=lr_scheduler,
+        num_accumulation_steps=plan.num_accumulation_steps,
+        mesh=mesh,
+        plan=run.train.dist.plan,
+        blocks_per_stage=run.train.dist.blocks_per_stage,
+        block_costs=block_costs,
+        zero_stage=run.train.zero_optimization.stage if run.train.zero_optimization.enabled else 0,
+        activation_checkpoint=run.train.activation_checkpoint.enabled,
+        device=mesh.device,
+        max_grad_norm=run.train.clip_grad.max_norm,
+        norm_type=run.train.clip_grad.norm_type,
+        seed=seed,
+        detect_anomalous_params=run.train.detect_anomalous_params,
+        non_finite=run.train.non_finite,
+        replay_non_finite=run.train.replay_non_finite,
+        batch_scope=run.train.dist.batch_scope,
+        check_batch_scope=run.train.dist.check_batch_scope,
+        **mode_options(run, mode, mesh.device),
+    )

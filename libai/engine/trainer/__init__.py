@@ -1,0 +1,1 @@
+"""The eager and the graph trainer, and what both share."""

@@ -1,0 +1,341 @@
+"""Between a trainer and the checkpoint library: what of a trainer is saved, and how it is taken back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from libai import __version__
+from libai.utils.distributed import broadcast_object, get_world_size, is_main_process
+from libai.utils.errors import UserError
+from libai.utils.rank_notes import phase
+
+if TYPE_CHECKING:
+    from libai.checkpoint import AsyncCheckpointer, Checkpoint
+    from libai.engine.trainer.model_trainer import ModelTrainer
+
+logger = logging.getLogger("libai.engine")
+_WAIT_SECONDS = 0.02
+Best = tuple[str, float]
+
+
+class TrainerCheckpointer:
+    """Saves and resumes one `ModelTrainer` in `root` (`root/iter_0000200/`, format in docs/checkpoints.md).
+
+    Holds: model, optimizer, schedule, iteration, data position, hook states, the mode that wrote it, versions.
+
+    Args:
+        trainer: its `completed_iters` names a checkpoint.
+        root: folder of the checkpoints; rank 0 writes it, every rank must see it.
+        max_to_keep: newest checkpoints that stay; the best one stays too.
+        keep_every: checkpoints whose iteration is a multiple of it stay for ever.
+        async_save: write in a background thread; rank 0 then keeps one copy of all tensors in host memory.
+        facts: JSON-able facts of the run to store beside the state (run id, seed, layout, ...).
+        among: which checkpoints in `root` retention is about, such as those of this run; default: all.
+        before_save: called on rank 0 before each save; what it raises ends the save on every rank.
+
+    Attributes:
+        last_saved: the newest checkpoint that this object wrote, is writing, or resumed.
+        num_saves, stall_seconds: how often and how long saving has held up training, counted from the moment at which
+            this rank's device has finished the iteration.
+    """
+
+    def __init__(
+        self,
+        trainer: ModelTrainer,
+        root: str | Path,
+        *,
+        max_to_keep: int | None = None,
+        keep_every: int | None = None,
+        async_save: bool = False,
+        facts: Mapping[str, Any] | None = None,
+        among: Callable[[Path], bool] | None = None,
+        before_save: Callable[[], None] | None = None,
+    ):
+        self.trainer = trainer
+        self.root = Path(root)
+        self.last_saved: Path | None = None
+        self.num_saves = 0
+        self.stall_seconds = 0.0
+        self._max_to_keep, self._keep_every = max_to_keep, keep_every
+        self._facts = dict(facts or {})
+        self._among, self._before_save = among, before_save
+        self._best: Path | None = None
+        #: how the run came to its mode: "mode_reason", "build_seconds"; stored beside the state
+        self.mode_facts: dict[str, Any] = {}
+        self._last_saved_iter = -1
+        self._is_async = async_save
+        self._background: AsyncCheckpointer | None = None
+        self._bests: dict[Path, Best] = {}  # to be marked when they have been written
+        self._in_flight: Path | None = None
+
+    # ------------------------------------------------------------------ saving
+
+    @phase("save")
+    def save(self, best: Best | None = None) -> Path:
+        """Save the state after `trainer.completed_iters` updates, once per iteration; returns the checkpoint's folder.
+
+        `best=(metric, value)` also marks it as the best one. With `async_save` it is still being written when this
+        returns. Collective. Raises `NonFiniteLoss` rather than save spoilt weights, `CheckpointError` when it, or the
+        one before it, cannot be written.
+        """
+        self.trainer.check_finite()
+        with self.trainer.not_training():
+            return self._save_once(best)
+
+    def _save_once(self, best: Best | None) -> Path:
+        self._look_before_save()
+        start = time.perf_counter()
+        iteration = self.trainer.completed_iters
+        if iteration != self._last_saved_iter or self.last_saved is None:
+            self.last_saved = self._save(iteration, best)
+            self._last_saved_iter = iteration
+            self.num_saves += 1
+        elif best is not None:
+            self.finish()  # it must be there before it can be marked
+            self._after_write(self.last_saved, best)
+        seconds = time.perf_counter() - start
+        self.stall_seconds += seconds
+        self.trainer.storage.put_scalar("perf/checkpoint_stall_ms", seconds * 1e3)
+        return self.last_saved
+
+    def _look_before_save(self) -> None:
+        from libai.checkpoint.writer import on_rank_0
+
+        if self._before_save is not None:
+            on_rank_0(self._before_save)
+
+    def _save(self, iteration: int, best: Best | None) -> Path:
+        from libai import checkpoint
+
+        tensors, state = self.snapshot()
+        if not self._is_async:
+            path = checkpoint.save(self.root, iteration, tensors, state)
+            self._after_write(path, best)
+            return path
+        if self._background is None:
+            self._background = checkpoint.AsyncCheckpointer(self.root, after_write=self._after_write)
+        path = self.root / checkpoint.checkpoint_name(iteration)
+        if best is not None:
+            self._bests[path] = best
+        self._in_flight = None  # what was in flight is over, well or badly, once the next save has begun
+        self._in_flight = self._background.save(iteration, tensors, state)
+        return path
+
+    def _after_write(self, path: Path, best: Best | None = None) -> None:
+        """Mark and prune, on rank 0; in the background thread when that has written the checkpoint."""
+        from libai import checkpoint
+
+        best = best or self._bests.pop(path, None)
+        if not is_main_process():
+            return
+        if best is not None:
+            checkpoint.mark_best(self.root, path, *best)
+            self.protect_best(checkpoint.iteration_of(path.name))
+        if self._max_to_keep:
+            protect = [] if self._best is None else [self._best]
+            checkpoint.prune(self.root, self._max_to_keep, self._keep_every, protect, among=self._among)
+        logger.info("saved %s", path)
+
+    def protect_best(self, iteration: int | None) -> None:
+        """Keep the checkpoint of `iteration`, the best one so far, whatever `best.json` says; None: there is none."""
+        from libai import checkpoint
+
+        self._best = None if iteration is None else self.root / checkpoint.checkpoint_name(iteration)
+
+    def check_can_save(self, with_hooks: bool = True) -> None:
+        """Raise now what would make the first save fail: a schedule without state, state that JSON cannot hold, tensors
+        of a kind that cannot be stored. `with_hooks`: of the hooks too, which may need `before_train` first.
+        Collective."""
+        from libai.checkpoint.sources import plan_shards
+        from libai.checkpoint.strict_json import dump_json
+        from libai.checkpoint.writer import DEFAULT_SHARD_BYTES, on_rank_0
+
+        trainer = self.trainer
+        plan_shards({"model": trainer.model.state_dict()}, DEFAULT_SHARD_BYTES)
+        state = self._state(trainer.state_dict() if with_hooks else {"data_loader": trainer.data_position()})
+        on_rank_0(lambda: dump_json(state, "what this run's checkpoints would hold"))
+
+    def snapshot(self) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
+        """`(tensors, state)` of the trainer as the checkpoint library takes them. Collective."""
+        trainer = self.trainer
+        optimizer_tensors, optimizer_scalars = trainer.export_optimizer_state()
+        state = {**self._state(trainer.state_dict()), "optimizer": optimizer_scalars}
+        return {"model": trainer.model.state_dict(), "optimizer": optimizer_tensors}, state
+
+    def _state(self, trainer_state: Mapping[str, Any]) -> dict[str, Any]:
+        from libai.scheduler import scheduler_state
+
+        scheduler = self.trainer.lr_scheduler
+        return {
+            "trainer": trainer_state,
+            "lr_scheduler": None if scheduler is None else scheduler_state(scheduler, self.trainer.optimizer),
+            "mode": self.trainer.mode,
+            "libai_version": __version__,
+            "facts": self._facts,
+            "mode_facts": {**self.mode_facts, "build_seconds": getattr(self.trainer, "build_seconds", None)},
+        }
+
+    def check(self) -> None:
+        """Raise, on rank 0, what a write in the background failed with. Costs nothing: call it every iteration."""
+        if self._background is None:
+            return
+        try:
+            self._background.check()
+        except BaseException:
+            self._in_flight = None
+            raise
+
+    @phase("save")
+    def finish(self) -> None:
+        """As `close`, but for a run that goes on: the memory of the background save is kept for the next one."""
+        if self._background is not None:
+            self._background.finish()
+
+    @phase("save")
+    def close(self) -> None:
+        """Wait for what is still being written and raise what it failed with, on every rank alike. Collective."""
+        if self._background is not None:
+            self._background.close()
+
+    @phase("save")
+    def wait(self) -> None:
+        """As `close`, for this rank alone: after a failure the other ranks may not come to a collective any more."""
+        if get_world_size() == 1:
+            self.close()
+            return
+        while self._background is not None and self._in_flight is not None and is_main_process():
+            if self._background.last_path == self._in_flight:
+                return
+            self.check()
+            time.sleep(_WAIT_SECONDS)
+
+    # ------------------------------------------------------------------ resuming
+
+    def resume(self) -> int | None:
+        """Continue from the newest verified checkpoint in `root`; returns its iteration, or None when there is none.
+
+        Damaged checkpoints on the way are named in the log with the reason. Collective.
+        """
+        path = find_checkpoint(self.root)
+        if path is None:
+            return None
+        self.load(path)
+        return self.trainer.iter
+
+    @phase("load")
+    def load(self, path: str | Path) -> None:
+        """Take everything back from one checkpoint: weights, optimizer, schedule, iteration, data position, hooks.
+
+        Raises `CheckpointError` when the model or the optimizer differ from the saved ones, or when the checkpoint
+        holds weights but no run. Collective when parameters are global.
+        """
+        trainer = self.trainer
+        saved = self.take_back(path)
+        self._warn_of_changes(saved)
+        self.last_saved = Path(path)
+        # an iteration that was cut short will be finished and is then saved again
+        self._last_saved_iter = -1 if saved.state["trainer"].get("unfinished_hooks") else trainer.iter
+        if is_main_process():
+            written = saved.state.get("mode")
+            switched = f" (written in {written} mode)" if written != trainer.mode else ""
+            run_id = self._facts.get("run_id")
+            of_run = f" of run {run_id}" if run_id else ""
+            logger.info("resumed %s after iteration %d%s%s", path, trainer.iter, of_run, switched)
+
+    def take_back(self, path: str | Path) -> Checkpoint:
+        """`load` without a word, and without taking the checkpoint for one that this object has written. Collective."""
+        from libai import checkpoint
+
+        trainer = self.trainer
+        saved = checkpoint.load(path)
+        _require_run(saved)
+        checkpoint.load_weights(path, trainer.model, strict=True)
+        # an optimizer without state, such as plain SGD, has no tensors to save
+        trainer.import_optimizer_state(saved.tensors.get("optimizer", {}), saved.state["optimizer"])
+        self._load_schedule(saved.state["lr_scheduler"])
+        trainer.load_state_dict(saved.state["trainer"])
+        return saved
+
+    def _load_schedule(self, saved: Mapping[str, Any] | None) -> None:
+        from libai.scheduler import load_scheduler_state
+
+        scheduler = self.trainer.lr_scheduler
+        if scheduler is not None and saved is not None:
+            load_scheduler_state(scheduler, saved, self.trainer.optimizer)
+        elif (scheduler is None) != (saved is None) and is_main_process():
+            logger.warning(
+                "the checkpoint was written %s a learning-rate schedule and this run has %s: the rate follows this "
+                "run's config from here on",
+                "without" if saved is None else "with",
+                "none" if scheduler is None else f"a {type(scheduler).__name__}",
+            )
+
+    def _warn_of_changes(self, saved: Checkpoint) -> None:
+        """Say which facts of the run differ in a way that changes the curve."""
+        before = saved.state.get("facts", {})
+        for name, consequence in (
+            ("seed", "the order of the data and the dropout masks change"),
+            ("global_batch_size", "an iteration takes another number of samples"),
+        ):
+            old, new = before.get(name), self._facts.get(name)
+            if old is not None and new is not None and old != new and is_main_process():
+                logger.warning("%s was %s in the resumed run and is %s now: %s", name, old, new, consequence)
+
+
+@phase("load")
+def find_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> Path | None:
+    """The newest checkpoint in `root` that verifies, or None. Rank 0 looks, reading every byte. Collective.
+
+    Damaged ones that are newer are named in the log with the reason.
+    """
+    from libai import checkpoint
+
+    found: dict[str, str | None] = {}
+    if is_main_process():
+        try:
+            path, skipped = checkpoint.find_latest(root, among=among)
+        except (OSError, UserError) as error:
+            found = {"error": f"checkpoints in {root} cannot be read: {error}"}
+        else:
+            for bad, reason in skipped:
+                logger.warning("skipped the damaged checkpoint %s: %s", bad, reason)
+            found = {"name": None if path is None else path.name}
+    found = broadcast_object(found)
+    if "error" in found:
+        raise checkpoint.CheckpointError(found["error"])
+    return root / found["name"] if found["name"] else None
+
+
+def require_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> Path:
+    """`find_checkpoint(root)`; a `UserError` when `--resume` has nothing to go on from. Collective."""
+    path = find_checkpoint(root, among)
+    if path is None:
+        found = sorted(p.name for p in root.iterdir()) if root.is_dir() else None
+        state = "the folder does not exist" if found is None else f"it holds {found or 'nothing'}"
+        raise UserError(
+            f"--resume found no usable checkpoint in {root}: {state}. Leave --resume out to start from the beginning, "
+            "or set train.output_dir to the folder of the run to continue."
+        )
+    return path
+
+
+def saved_seed(path: Path) -> int | None:
+    """The seed of the run that wrote the checkpoint, which a run with `train.seed=null` takes over."""
+    from libai import checkpoint
+
+    return checkpoint.load(path).state.get("facts", {}).get("seed")
+
+
+def _require_run(saved: Checkpoint) -> None:
+    from libai.checkpoint import CheckpointError
+
+    missing = [name for name in ("trainer", "optimizer", "lr_scheduler") if name not in saved.state]
+    if missing:
+        raise CheckpointError(
+            f"{saved.path} holds no run to go on with: its state has no {', '.join(missing)}. Take its weights alone: "
+            f"train.load_weight={saved.path}."
+        )

@@ -1,0 +1,240 @@
+"""Training op by op: forward and backward per micro-batch, then an explicit clip, optimizer step and schedule step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+
+from libai.engine.graph.traced_state import note_in_eager, refuse_in_eager
+from libai.engine.loop.trainer_base import NonFiniteLoss
+from libai.engine.trainer.model_trainer import Batch, ModelTrainer, StepResult
+from libai.engine.trainer.non_finite import num_bytes
+from libai.forward.contract import read_losses
+from libai.forward.effects import PythonState, own_buffers, with_line
+from libai.forward.python_state import writes_state
+from libai.optim import JoinedUpdates, clip_grad_norm, export_state, import_state, norm_and_coefficient
+from libai.parallel import Mesh, parallelize
+from libai.parallel.batch_statistics import share_batch_statistics
+from libai.parallel.data_parallel import GradientReduction, Reduction, build_reduction, renew_parameters
+from libai.utils.distributed import is_main_process
+from libai.utils.errors import UserError
+
+logger = logging.getLogger("libai.engine")
+
+#: of input tensors that are kept until the next log point
+MAX_HELD_BYTES = 16 * 2**20
+
+
+class EagerTrainer(ModelTrainer):
+    """`ModelTrainer` that runs eagerly; with several data-parallel ranks their gradients are averaged.
+
+    `gradient_reduction`: how, see `libai.parallel.data_parallel`; "auto" is "flat" on CPU and "ddp" on CUDA; "global"
+    lays model and batches out as global tensors and leaves it to OneFlow.
+    `zero_grad_before_forward`: clear the gradients at the start of an iteration instead of after the update, so that
+    they can be looked at in `after_step`. `amp`: None, or "bf16" for autocast on CUDA; "fp16" needs loss scaling, which
+    OneFlow 0.9 has in graphs only.
+    """
+
+    mode = "eager"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *args: Any,
+        zero_grad_before_forward: bool = False,
+        amp: str | None = None,
+        gradient_reduction: Reduction = "auto",
+        **kwargs: Any,
+    ):
+        self.gradient_reduction: Reduction = gradient_reduction
+        super().__init__(model, *args, **kwargs)
+        if amp not in (None, "bf16"):
+            raise UserError(
+                f"amp={amp!r} needs loss scaling, which OneFlow 0.9 has in graphs only. Use 'bf16' or None."
+            )
+        self.zero_grad_before_forward = zero_grad_before_forward
+        self.amp = amp
+        self._held: list[Batch] = []
+        self._python_state: PythonState | None = None
+        self._max_held = 0
+        self.ranks_see_parts = self.mesh.data > 1 and not self.layout.is_global
+        self._parameters = self._trained_parameters()
+        self._joined: JoinedUpdates | None = None
+        self.reduction = self._reduce_with(gradient_reduction) if self.ranks_see_parts else None
+        self._forward = self.reduction.forward if self.reduction else self.model
+        self._set_to_none = self.reduction is None or self.reduction.set_to_none
+        # the first optimizer update must not meet gradients of whatever the user tried before
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _trained_parameters(self) -> list[flow.Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group.parameters if p.requires_grad]
+
+    def use_global_tensors(self) -> None:
+        """See `ModelTrainer.use_global_tensors`. Training goes on as if `gradient_reduction` had been "global"."""
+        state = self.export_optimizer_state()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.reduction is not None and self.reduction.leaves_hooks:
+            renew_parameters(self.model, self.optimizer)
+        self.layout = parallelize(self.model, self.model_plan, self.mesh)
+        self.gradient_reduction, self.reduction, self.ranks_see_parts = "global", None, False
+        self._forward, self._set_to_none, self._parameters = self.model, True, self._trained_parameters()
+        self._joined = None
+        self.import_optimizer_state(*state)
+        if self.guard is not None:
+            self.guard.forget()
+
+    def _reduce_with(self, kind: Reduction) -> GradientReduction:
+        share_batch_statistics(self._batch_norms)
+        split = partial(read_losses, model=self.model)
+        return build_reduction(kind, self.model, self._parameters, split, self.device)
+
+    @classmethod
+    def needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
+        """See `ModelTrainer.needs_global_tensors`. Ranks that hold whole replicas keep them as local tensors."""
+        shares = zero_stage > 0 or gradient_reduction == "global"
+        return not mesh.is_data_parallel_only or (shares and mesh.data > 1)
+
+    # ------------------------------------------------------------------ one update
+
+    def update(self, micro_batches: list[Any]) -> StepResult:
+        """See `TrainerBase.update`."""
+        if not self.model.training:
+            raise UserError(
+                f"{type(self.model).__name__} is in eval mode at the start of a training iteration. A hook or a "
+                "forward has called model.eval() and not model.train() again."
+            )
+        if self.zero_grad_before_forward:
+            self.optimizer.zero_grad(set_to_none=self._set_to_none)
+        named = [self.name_inputs(batch) for batch in micro_batches]
+        batches = [self.to_device(batch) for batch in named]
+        with self.index_check.watch(named, self.describe_batch):
+            result = self.accumulate_gradients(self._forward_with_autocast if self.amp else self._forward, batches)
+        self._hold(batches)
+        if self.reduction is not None:
+            self.reduction.reduce()
+        self.call_hooks("after_backward")
+        if self.check_finite_every_iter:
+            self._check_finite_before_update(result)
+        result.grad_norm = self._clip_and_step()
+        if not self.zero_grad_before_forward:
+            self.optimizer.zero_grad(set_to_none=self._set_to_none)
+        self._step_schedule()
+        return result
+
+    def _clip_and_step(self) -> flow.Tensor | None:
+        """The norm of the gradients where they are clipped. Nobody looks at them between clipping and the end of the
+        update unless they are kept, so that it can be the update that scales them."""
+        if self._joined is None:
+            self._joined = JoinedUpdates(self.optimizer)
+        fits, norm, coefficient = self._joined.fits, None, None
+        if self.max_grad_norm is not None:
+            if fits and not self.zero_grad_before_forward:
+                norm, coefficient = norm_and_coefficient(self._parameters, self.max_grad_norm, self.norm_type)
+            else:
+                norm = clip_grad_norm(self._parameters, self.max_grad_norm, self.norm_type)
+        if fits:
+            self._joined.step(coefficient)
+        else:
+            self.optimizer.step()
+        return norm
+
+    def _forward_with_autocast(self, **batch: Any) -> Any:
+        with flow.autocast("cuda", dtype=flow.bfloat16):
+            return self._forward(**batch)
+
+    def _hold(self, batches: list[Batch]) -> None:
+        """Keep tensors that were made from arrays until the host waits for the device (docs/decisions/0009).
+
+        Their arrays are given back under the interpreter's lock by the thread that runs the operations; it would wait
+        for the lock, and training for it, in every iteration.
+        """
+        if len(self._held) >= self._max_held:
+            self._held.clear()
+        if self._max_held:
+            self._held += batches
+
+    def inspect_first(self, micro_batches: list[Any]) -> None:
+        """See `TrainerBase.inspect_first`."""
+        super().inspect_first(micro_batches)
+        self._check_state_of_forward(micro_batches[0])
+        self._max_held = MAX_HELD_BYTES // max(1, num_bytes(micro_batches[0])) if self.device == "cpu" else 0
+
+    def _check_state_of_forward(self, batch: Any) -> None:
+        """Find out what forward changes beside its outputs (docs/decisions/0012-state-in-forward.md).
+
+        Only a model with buffers, or whose code writes attributes, is tried: a trial draws from OneFlow's random
+        numbers, which cannot be put back. State that Python keeps is looked at again when the first losses are read.
+        """
+        self._python_state = PythonState(self.model)
+        shares = self.layout.cuts_parameters and self.zero_stage > 0
+        has_frozen = shares and not all(parameter.requires_grad for parameter in self.model.parameters())
+        if not (own_buffers(self.model) or writes_state(self.model) or has_frozen):
+            return
+        effects = self.effects_of_forward(batch)
+        refuse_in_eager(self.model, effects, self.ranks_see_parts)
+        if shares and effects.parameters:
+            raise UserError(
+                f"forward changes the parameter {with_line(self.model, effects.parameters[0])}, and with "
+                f"train.zero_optimization.stage={self.zero_stage} it computes with a copy that misses the change. "
+                "Change it in a hook's after_step, or train without ZeRO."
+            )
+        changing = effects.buffers
+        if changing and self.ranks_see_parts:
+            if self.batch_scope.wanted == "global" and self.gradient_reduction == "auto":
+                self.use_global_tensors()
+                return
+            raise UserError(
+                f"forward changes the buffer {with_line(self.model, changing[0])}, and {self.mesh.data} data-parallel "
+                "ranks would each keep one of its own part of the batch. Set train.dist.batch_scope=global and "
+                "train.dist.gradient_reduction=auto, with which it is that of the whole batch, or use one rank."
+            )
+
+    def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
+        """See `ModelTrainer.collect`."""
+        self._held.clear()
+        if self._python_state is not None:
+            known = self._effects.python if self._effects else ()
+            note = note_in_eager(list(dict.fromkeys([*known, *self._python_state.changed()])))
+            self._python_state = None
+            if note is not None and is_main_process():
+                logger.warning("%s.%s", type(self.model).__name__, note)
+        return super().collect(results)
+
+    def _check_finite_before_update(self, result: StepResult) -> None:
+        numbers = self.collect([result])[0]
+        if numbers["train/loss"] * 0.0 != 0.0:
+            self.optimizer.zero_grad(set_to_none=self._set_to_none)
+            raise NonFiniteLoss(self.iter + 1, numbers, updated=False)
+
+    # ------------------------------------------------------------------ evaluation and state
+
+    def eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
+        """See `ModelTrainer.eval_batch`. With local tensors ranks need not have equally many batches."""
+        return self.run_eagerly(batch, replicated, everywhere)
+
+    def export_optimizer_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """See `ModelTrainer.export_optimizer_state`."""
+        return export_state(self.optimizer, dict(self.model.named_parameters()))
+
+    def import_optimizer_state(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
+        """See `ModelTrainer.import_optimizer_state`."""
+        import_state(self.optimizer, dict(self.model.named_parameters()), tensors, scalars)
+
+    def clear_gradients(self) -> None:
+        """See `ModelTrainer.clear_gradients`."""
+        self.optimizer.zero_grad(set_to_none=self._set_to_none)
+
+    def copy_optimizer_tensors(self) -> Any:
+        """See `ModelTrainer.copy_optimizer_tensors`."""
+        state = self.optimizer._state
+        return {p: {k: v.clone() for k, v in state.get(p, {}).items()} for p in self._parameters}
+
+    def put_back_optimizer_tensors(self, copies: Any) -> None:
+        """See `ModelTrainer.put_back_optimizer_tensors`."""
+        for parameter, entries in copies.items():
+            self.optimizer._state[parameter] = {key: value.clone() for key, value in entries.items()}

@@ -1,0 +1,54 @@
+"""The metric that decides: what is best, when to stop, when a schedule lowers the rate. A name that nobody gives is
+refused, for it would switch all of that off without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from libai.config.errors import did_you_mean
+from libai.engine.log.events import EventStorage
+from libai.evaluation import MeanLossEvaluator
+from libai.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from libai.engine.trainer.model_trainer import ModelTrainer
+
+
+def latest_value(storage: EventStorage, metric: str) -> tuple[float, int] | None:
+    """The newest value of `metric` (`eval/<dataset>/<name>`) and its iteration; None before the first evaluation.
+
+    Raises `UserError` when an evaluation was made and did not give it.
+    """
+    found = storage.get(metric)
+    if found is None:
+        refuse_unknown(metric, storage.names("eval/"))
+    return found
+
+
+def refuse_unknown(metric: str, measured: Iterable[str]) -> None:
+    """Raise `UserError` when there are tags `measured` and `metric` is none of them."""
+    names = [tag.removeprefix("eval/") for tag in measured]
+    name = metric.removeprefix("eval/")
+    if not names or name in names:
+        return
+    raise UserError(
+        f"train.evaluation.eval_metric={name} is not measured, so it could decide nothing: the evaluation gives "
+        f"{', '.join(sorted(names))}.{did_you_mean(name, names)} Name one of them."
+    )
+
+
+def look_for(
+    metric: str, trainer: ModelTrainer, loaders: Mapping[str, Iterable[Any]], evaluators: Mapping[str, Any]
+) -> None:
+    """Refuse `metric` (`<dataset>/<name>`) before training when these evaluators do not give it.
+
+    Evaluates one batch to learn the names, which nothing else tells, but for the total loss. Collective.
+    """
+    dataset, _, name = metric.partition("/")
+    if dataset in loaders and name == "loss" and isinstance(evaluators.get("loss"), MeanLossEvaluator):
+        return
+    measured: list[str] = []
+    for each in [dataset] if dataset in loaders else loaders:
+        measured += trainer.evaluate(loaders[each], evaluators, each, max_batches=1)
+    refuse_unknown(f"eval/{metric}", measured)

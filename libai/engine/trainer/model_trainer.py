@@ -1,0 +1,806 @@
+"""What eager and graph training share: a model, its optimizer and schedule, evaluation, and the numbers they give.
+
+The two trainers differ in `update`, `eval_batch` and where the optimizer state lives, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import operator
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+
+from libai.engine.graph.build_errors import explain_forward_error
+from libai.engine.loop.check_parts import check_arguments, check_metrics, check_sums
+from libai.engine.loop.trainer_base import NonFiniteLoss, TrainerBase
+from libai.engine.trainer.batch_scope import BatchScope
+from libai.engine.trainer.non_finite import NonFiniteGuard
+from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss
+from libai.forward.effects import Effects, copy_module, find_effects, note_unsaved_buffers
+from libai.forward.in_place import values_kept
+from libai.forward.index_check import IndexCheck
+from libai.forward.lost_views import ViewWrites, refuse_lost_changes
+from libai.forward.saved_values import SavedValues, refuse_wrong_gradients
+from libai.layers.random import assign_layer_ids, find_unseeded_dropouts, fold, random_context
+from libai.parallel import (
+    Layout,
+    LocalLayout,
+    Mesh,
+    ParallelPlan,
+    map_tensors,
+    parallelize,
+    recompute_in_backward,
+    whole,
+)
+from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
+from libai.scheduler import has_state, load_scheduler_state, needs_metric, scheduler_state
+from libai.utils.distributed import all_reduce, any_rank, default_device, get_rank, is_main_process
+from libai.utils.errors import UserError
+from libai.utils.rank_notes import note_progress, phase
+from libai.utils.tensors import detached
+
+logger = logging.getLogger("libai.engine")
+
+Batch = dict[str, flow.Tensor]
+#: stands for "the last iteration's metrics" where `collect` counts iterations; also indexes the last shares
+_METRIC = -1
+_NO_SCOPE = nullcontext()
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one update computed, on the device.
+
+    `losses` and `metrics`: one dict per micro-batch of 0-dim tensors, or (graph mode) a single dict whose tensors have
+    one element per micro-batch. `shares`: the weight of each micro-batch in the mean over counted items of the global
+    batch; the shares of all micro-batches, and of all ranks where ranks see different losses, sum to 1.
+    """
+
+    losses: Sequence[Mapping[str, flow.Tensor]]
+    metrics: Sequence[Mapping[str, flow.Tensor]]
+    shares: Sequence[float] | flow.Tensor
+    grad_norm: flow.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """State of a `ModelTrainer` in memory, made by `snapshot` and taken back by `restore`."""
+
+    tensors: list[flow.Tensor]
+    optimizer: Any
+    step: int
+    rates: list[float]
+    schedule: dict[str, Any] | None
+    lr: float
+
+
+class ModelTrainer(TrainerBase):
+    """Trains one module with one optimizer; see `EagerTrainer` and `GraphTrainer`.
+
+    Args:
+        model: a plain `oneflow.nn.Module` that keeps the model contract (docs/contracts.md).
+        data_loader: micro-batches of this rank, dicts of arrays or tensors whose keys are `model.forward`'s arguments.
+        optimizer: over the parameters of `model`.
+        lr_scheduler: stepped once after each update; any object with `step()`. One whose `step` wants a metric is
+            left to `hooks.LRHook`.
+        mesh: the arrangement of ranks; default: all ranks data-parallel.
+        plan: how tensor-parallel ranks and pipeline stages share the model; default: the model's attribute `plan`.
+        blocks_per_stage: how many blocks each pipeline stage runs; default: balanced by `block_costs`.
+        block_costs: relative cost of each block, such as seconds; default: its parameters.
+        zero_stage: 1 to 3 lets data-parallel ranks share optimizer state, gradients and weights
+            (docs/distributed.md); 0: each has them all.
+        activation_checkpoint: the plan's blocks compute their activations again in the backward pass.
+        layout: of a model that is laid out already, by `parallelize`; default: it is done here when the mesh needs it.
+        device: "auto", "cpu" or "cuda".
+        max_grad_norm: clip the gradients to this norm, taken over all parameters together; None: no clipping.
+        norm_type: the p of that norm.
+        seed: of the dropout masks (`libai.layers.random`).
+        detect_anomalous_params: log the trainable parameters that the first iteration's losses do not reach.
+        non_finite: "raise", "skip" or "rollback", see `libai.engine.trainer.non_finite`.
+        replay_non_finite: keep a second copy of the state on the device, so that with "raise" a bad update can be
+            undone and explained; "skip" and "rollback" keep one anyway.
+        batch_scope: what operations over the samples see where data-parallel ranks are several: "global", the batches
+            of all of them, as in one process, or "rank" (`libai.engine.trainer.batch_scope`).
+        check_batch_scope: find out with the first batch whether the model has such operations.
+    """
+
+    #: True when every rank holds its own share of the losses, so that metrics must be summed over ranks
+    ranks_see_parts = False
+    #: tokens per iteration over all ranks, known from the first iteration on; None where there are only samples
+    items_per_iter: int | None = None
+    #: how eager ranks average gradients, see `EagerTrainer`
+    gradient_reduction: str = "auto"
+
+    def __init__(
+        self,
+        model: flow.nn.Module,
+        data_loader: Iterable[Any] | Callable[[], Iterable[Any]],
+        optimizer: flow.optim.Optimizer,
+        *,
+        lr_scheduler: Any = None,
+        num_accumulation_steps: int = 1,
+        mesh: Mesh | None = None,
+        plan: ParallelPlan | Mapping[str, Any] | None = None,
+        blocks_per_stage: Sequence[int] | None = None,
+        block_costs: Sequence[float] | None = None,
+        zero_stage: int = 0,
+        activation_checkpoint: bool = False,
+        layout: Layout | None = None,
+        device: str = "auto",
+        max_grad_norm: float | None = None,
+        norm_type: float = 2.0,
+        seed: int = 0,
+        check_finite_every_iter: bool = False,
+        detect_anomalous_params: bool = False,
+        non_finite: str = "raise",
+        replay_non_finite: bool = False,
+        batch_scope: str = "global",
+        check_batch_scope: bool = True,
+    ):
+        check_arguments(type(self).__name__, model, data_loader, optimizer, lr_scheduler)
+        super().__init__(
+            data_loader,
+            num_accumulation_steps=num_accumulation_steps,
+            check_finite_every_iter=check_finite_every_iter,
+        )
+        self.device = default_device(device)
+        self.mesh = mesh or Mesh.of_this_job(self.device)
+        self.model = model if layout is not None else model.to(self.device)
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self._schedule_needs_metric = needs_metric(lr_scheduler)
+        self.max_grad_norm = max_grad_norm
+        self.norm_type = norm_type
+        self.seed = seed
+        self.detect_anomalous_params = detect_anomalous_params
+        self.lr = self._current_lr()
+        self.batch_scope = BatchScope(batch_scope, check_batch_scope)
+        self._counts_items = hasattr(model, "num_loss_items")
+        self.index_check = IndexCheck(model)
+        #: watches the first gradients that are computed op by op
+        self._saved_values: SavedValues | None = SavedValues()
+        self._batch_norms = batch_norms(model)
+        #: whether forward needs a random key; the masks of stock dropout layers ignore every seed (ONEFLOW.md 2.6)
+        if non_finite not in ("raise", "skip", "rollback"):
+            raise UserError(f"non_finite={non_finite!r} is no policy. Choose raise, skip or rollback.")
+        keeps_copy = replay_non_finite or non_finite != "raise"
+        if keeps_copy and (check_finite_every_iter or not (lr_scheduler is None or has_state(lr_scheduler))):
+            asked = f"non_finite={non_finite!r}" if non_finite != "raise" else "replay_non_finite=True"
+            raise UserError(
+                f"{asked} undoes updates by a copy of the state in memory. Leave check_finite_every_iter=False, give "
+                "the schedule state_dict() and load_state_dict(), or use non_finite='raise' without replay_non_finite."
+            )
+        self.guard = NonFiniteGuard(self, non_finite) if keeps_copy else None
+        self.draws_randomness = bool(assign_layer_ids(model))
+        if zero_stage not in (0, 1, 2, 3):
+            raise UserError(f"zero_stage={zero_stage!r} is no stage of ZeRO. Choose 1, 2 or 3, or 0 for none.")
+        if zero_stage and self.mesh.data == 1 and is_main_process():
+            logger.warning(
+                "ZeRO (stage %d) saves nothing here: one data-parallel rank has nobody to share with", zero_stage
+            )
+        self.zero_stage = zero_stage
+        self.activation_checkpoint = activation_checkpoint
+        self.model_plan = ParallelPlan.of(model, plan)
+        self.layout: Layout = layout or self._lay_out(blocks_per_stage, block_costs)
+        refuse_split_statistics(self.model)
+        self._check_optimizer()
+        self._warn_of_stock_dropout()
+
+    def _lay_out(self, blocks_per_stage: Sequence[int] | None, block_costs: Sequence[float] | None) -> Layout:
+        if self.needs_global_tensors(self.mesh, self.zero_stage, self.gradient_reduction):
+            return parallelize(
+                self.model,
+                self.model_plan,
+                self.mesh,
+                blocks_per_stage,
+                block_costs,
+                zero_stage=self.zero_stage,
+                recomputed_blocks=self.recomputed_blocks(),
+            )
+        recompute_in_backward(self.model, self.recomputed_blocks())
+        return LocalLayout(self.mesh)
+
+    def use_global_tensors(self) -> None:
+        """Lay a model that data-parallel ranks hold as local replicas out as global tensors. Collective."""
+        raise NotImplementedError(f"{type(self).__name__} has no local replicas")
+
+    def recomputed_blocks(self) -> list[str]:
+        """Names of the modules that activation checkpointing was asked for. Raises `UserError` when no plan has any."""
+        if not self.activation_checkpoint:
+            return []
+        return self.model_plan.block_names(self.model)
+
+    @classmethod
+    def needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
+        """Whether this mode lays the model out as global tensors on `mesh`."""
+        raise NotImplementedError(f"{cls.__name__} must define needs_global_tensors")
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments that both trainers take, to build another one like this."""
+        return {
+            "lr_scheduler": self.lr_scheduler,
+            "num_accumulation_steps": self.num_accumulation_steps,
+            "mesh": self.mesh,
+            "plan": self.model_plan,
+            "zero_stage": self.zero_stage,
+            "activation_checkpoint": self.activation_checkpoint,
+            "device": self.device,
+            "max_grad_norm": self.max_grad_norm,
+            "norm_type": self.norm_type,
+            "seed": self.seed,
+            "detect_anomalous_params": self.detect_anomalous_params,
+            "non_finite": self.guard.policy if self.guard else "raise",
+            "replay_non_finite": self.guard is not None,
+            "batch_scope": self.batch_scope.wanted,
+            "check_batch_scope": self.batch_scope.is_checked,
+        }
+
+    def random_scope(self, micro: int) -> AbstractContextManager[None]:
+        """What the forward pass of the iteration's micro-batch number `micro` runs in, so that its dropout masks follow
+        from seed, iteration and that number. A model without seeded layers does not pay for the key."""
+        if not self.draws_randomness:
+            return _NO_SCOPE
+        return random_context(fold(self.seed, self.iter, micro), self.mesh.data_rank)
+
+    def _warn_of_stock_dropout(self) -> None:
+        modules = dict(self.model.named_modules())
+        names = [name for name in find_unseeded_dropouts(self.model) if getattr(modules[name], "p", 0) > 0]
+        if names and is_main_process():
+            logger.warning(
+                "%s: OneFlow 0.9's own dropout ignores the seed and draws the same mask in every layer and rank. "
+                "libai.layers.Dropout takes its place: seeded, resumable, equal in both modes.",
+                ", ".join(names),
+            )
+
+    def _check_optimizer(self) -> None:
+        owned = {id(p) for p in self.model.parameters()}
+        strangers = [p for group in self.optimizer.param_groups for p in group.parameters if id(p) not in owned]
+        if strangers:
+            raise UserError(
+                f"the optimizer holds {len(strangers)} parameter(s), first of shape {tuple(strangers[0].shape)}, that "
+                "are not in the model: it was built for another model object. Build it from model.parameters()."
+            )
+
+    # ------------------------------------------------------------------ what forward does beside its losses
+
+    def effects_of_forward(self, batch: Any) -> Effects:
+        """What a forward on this micro-batch of this rank changes, tried once on a copy of the model. Collective."""
+        if self._effects is None:
+            inputs = self.layout.lay_out_batch(self.to_device(batch))
+            named = [self.name_inputs(batch)]
+
+            def forward(model: flow.nn.Module, inputs: Mapping[str, flow.Tensor]) -> Any:
+                with self.index_check.watch(named, self.describe_batch, model):
+                    return self._try_forward(model, inputs)
+
+            self._effects = find_effects(self.model, inputs, forward)
+            note = note_unsaved_buffers(self.model, self._effects)
+            if note is not None and is_main_process():
+                logger.warning("%s", note)
+        return self._effects
+
+    _effects: Effects | None = None
+
+    def try_step(self, model: flow.nn.Module, batch: Batch) -> dict[str, flow.Tensor]:
+        """The losses that `model`, a copy of this trainer's, gives for the iteration's first micro-batch; their
+        gradients are added to those of its parameters."""
+        with values_kept(model, self._effects.written if self._effects else ()):
+            losses, _ = read_losses(self._try_forward(model, self.layout.lay_out_batch(batch)), model)
+            total_loss(losses).backward()
+        return losses
+
+    def _try_forward(self, model: flow.nn.Module, inputs: Mapping[str, flow.Tensor]) -> Any:
+        inputs = {name: tensor.clone() for name, tensor in inputs.items()}  # forward may change them in place
+        with self.random_scope(0), self.layout.source_ops():
+            return model(**inputs)
+
+    # ------------------------------------------------------------------ parameters that no loss reaches
+
+    def inspect_first(self, micro_batches: list[Any]) -> None:
+        """See `TrainerBase.inspect_first`: counts tokens, and names the parameters without gradient when asked to."""
+        self.items_per_iter = self._count_tokens(micro_batches)
+        self.batch_scope.settle(self, micro_batches)
+        if not self.detect_anomalous_params:
+            return
+        names = self.find_unreached_parameters(micro_batches[0])
+        if names and is_main_process():
+            logger.warning(
+                "%d trainable parameter(s) get no gradient from the losses of the first micro-batch: %s. Use them in "
+                "the loss, freeze them (requires_grad_(False)) or remove them.",
+                len(names),
+                ", ".join(names),
+            )
+
+    def _count_tokens(self, micro_batches: list[Any]) -> int | None:
+        """Tokens of one iteration over all ranks, for rates: the elements of the first input of a model that counts
+        loss items, where that is a table of integers; None where samples are all there is to count."""
+        first = next(iter(as_batch_dict(micro_batches[0], self.model).values()))
+        if not self._counts_items or first.ndim != 2 or "int" not in str(first.dtype):
+            return None
+        return int(np.prod(first.shape)) * len(micro_batches) * self.mesh.data
+
+    def find_unreached_parameters(self, batch: Any) -> list[str]:
+        """Names of the trainable parameters that get no gradient from the losses of one micro-batch of this rank.
+
+        One eager forward and backward on a copy of the model, in either mode, so that weights, batch statistics, DDP's
+        buckets and a graph to be compiled stay as they are; takes the model's memory a second time. Collective when
+        the parameters are global.
+        """
+        twin = copy_module(self.model)
+        inputs = self.layout.lay_out_batch(self.to_device(batch))
+        with self.index_check.watch([self.name_inputs(batch)], self.describe_batch, twin):
+            losses, _ = read_losses(self._try_forward(twin, inputs), self.model)
+        total_loss(losses).backward()
+        trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        return [name for name, parameter in twin.named_parameters() if name in trained and parameter.grad is None]
+
+    # ------------------------------------------------------------------ what eager and graph give
+
+    def eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
+        """Run the model in eval mode on one micro-batch of this rank; outputs are local tensors of this rank.
+
+        `replicated`: every rank holds the same batch. Collective in graph mode and with global tensors; then the
+        outputs are empty on ranks of other stages than the one that computes them, unless `everywhere` is set.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define eval_batch")
+
+    def run_eagerly(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
+        """`eval_batch` op by op."""
+        lay_out = self.layout.lay_out_replicated_batch if replicated else self.layout.lay_out_batch
+        with flow.no_grad(), self.layout.source_ops():
+            try:
+                outputs = self.model(**lay_out(batch))
+            except Exception as error:
+                explained = explain_forward_error(error, self.model, batch, self.evaluated_batches <= 1)
+                if explained is None:
+                    raise
+                raise explained from error
+        return self.localize_outputs(outputs, batch, replicated, everywhere)
+
+    def localize_outputs(self, outputs: Any, batch: Batch, replicated: bool, everywhere: bool) -> Any:
+        """What the model gave for this rank's `batch`, as local tensors."""
+        num_samples = len(next(iter(batch.values())))
+        return map_tensors(
+            outputs, lambda tensor: self.layout.local_output(tensor, num_samples, replicated, everywhere)
+        )
+
+    def export_optimizer_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The optimizer state in the form both modes share: tensors `<parameter>/<key>`, and JSON-able scalars."""
+        raise NotImplementedError(f"{type(self).__name__} must define export_optimizer_state")
+
+    def import_optimizer_state(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
+        """Take back what `export_optimizer_state` gave, from this mode or the other."""
+        raise NotImplementedError(f"{type(self).__name__} must define import_optimizer_state")
+
+    def wait_for_device(self) -> None:
+        """See `TrainerBase.wait_for_device`; OneFlow 0.9 waits for graphs and single operations alike."""
+        flow._oneflow_internal.eager.Sync()
+
+    def prepare(self) -> None:
+        """Do ahead of the first update what can be done ahead; graph mode compiles. Collective."""
+
+    def copy_optimizer_tensors(self) -> Any:
+        """A copy of the optimizer state's tensors on the device, for `put_back_optimizer_tensors`."""
+        raise NotImplementedError(f"{type(self).__name__} must define copy_optimizer_tensors")
+
+    def put_back_optimizer_tensors(self, copies: Any) -> None:
+        """Set the optimizer state's tensors to what `copy_optimizer_tensors` gave; the copies stay usable."""
+        raise NotImplementedError(f"{type(self).__name__} must define put_back_optimizer_tensors")
+
+    # ------------------------------------------------------------------ losses that are not finite
+
+    def note_batch(self, micro_batches: list[Any]) -> None:
+        """See `TrainerBase.note_batch`."""
+        if self.guard is not None:
+            if self.guard.is_full:
+                self.check_finite()
+            self.guard.before_update(self.iter, micro_batches)
+
+    def on_finite_losses(self) -> None:
+        """See `TrainerBase.on_finite_losses`."""
+        if self.guard is not None:
+            self.guard.all_finite()
+
+    def on_bad_loss(self, iteration: int, losses: Mapping[str, float], latest: dict[str, float]) -> dict[str, float]:
+        """See `TrainerBase.on_bad_loss`; undoes and acts as the policy says."""
+        if self.guard is None:
+            return super().on_bad_loss(iteration, losses, latest)
+        while True:
+            culprit, diagnosis, repeated = self.guard.repair(iteration)
+            if self.guard.gives_up:
+                raise NonFiniteLoss(culprit + 1, losses, updated=False, diagnosis=diagnosis)
+            numbers = self.collect([result for _, result in repeated]) if repeated else [latest]
+            bad = [i for i, values in enumerate(numbers) if not math.isfinite(values["train/loss"])] if repeated else []
+            if not bad:
+                numbers[-1]["train/bad_iterations"] = len(self.guard.bad_iterations)
+                return numbers[-1]
+            iteration, losses = repeated[bad[0]][0], numbers[bad[0]]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `TrainerBase.load_state_dict`."""
+        super().load_state_dict(state)
+        if self.guard is not None:
+            self.guard.forget()
+
+    def skip_update(self) -> None:
+        """Let an iteration pass without an update: the schedule goes on, the optimizer's count does not."""
+        self._step_schedule()
+
+    def clear_gradients(self) -> None:
+        """Forget all gradients, as this mode needs it before its next update."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def forward_eagerly(self, batch: Batch, micro: int) -> dict[str, flow.Tensor]:
+        """The losses of one micro-batch, run op by op on the plain module, as `update` would compute them."""
+        with self.random_scope(micro), self.layout.source_ops():
+            return read_losses(self.model(**self.layout.lay_out_batch(batch)), self.model)[0]
+
+    def check_finite(self) -> None:
+        """See `TrainerBase.check_finite`. Whoever reads the weights calls this first, so that it also brings the batch
+        statistics of all ranks together (`libai.parallel.batch_statistics`)."""
+        super().check_finite()
+        share_batch_statistics(self._batch_norms)
+
+    # ------------------------------------------------------------------ snapshots in memory
+
+    def snapshot(self) -> Snapshot:
+        """Everything that an update changes, copied on the device: weights, buffers, optimizer, schedule.
+
+        No synchronisation and no collective. Data position and hooks are not in it.
+        """
+        scheduler = self.lr_scheduler
+        with flow.no_grad():
+            return Snapshot(
+                tensors=[tensor.clone() for tensor in self._module_tensors()],
+                optimizer=self.copy_optimizer_tensors(),
+                step=self.optimizer._state["step"],
+                rates=[group["lr"] for group in self.optimizer.param_groups],
+                schedule=None if scheduler is None else scheduler_state(scheduler, self.optimizer),
+                lr=self.lr,
+            )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot of this trainer, bit for bit. It may be restored again."""
+        with flow.no_grad():
+            for tensor, copied in zip(self._module_tensors(), snapshot.tensors):
+                tensor.copy_(copied)
+            self.put_back_optimizer_tensors(snapshot.optimizer)
+        self.optimizer._state["step"] = snapshot.step
+        if snapshot.schedule is not None:
+            load_scheduler_state(self.lr_scheduler, snapshot.schedule, self.optimizer)
+        for group, rate in zip(self.optimizer.param_groups, snapshot.rates):
+            group["lr"] = rate
+        self.lr = snapshot.lr
+
+    def _module_tensors(self) -> list[flow.Tensor]:
+        return [p.data for p in self.model.parameters()] + list(self.model.buffers())
+
+    # ------------------------------------------------------------------ batches and weights of micro-batches
+
+    _evaluated: tuple[str, int] | None = None
+
+    def watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
+        """What a forward over these batches of the loader runs in; raises `IndexOutOfRange` for an id or a label that
+        the model has no row for."""
+        return self.index_check.watch(batches, self.describe_batch)
+
+    def describe_batch(self) -> str:
+        """Which batch this rank is at, for errors."""
+        rank = f" on rank {get_rank()}" if self.mesh.size > 1 else ""
+        if self._evaluated is None:
+            return f"iteration {self.iter + 1}{rank}"
+        dataset, number = self._evaluated
+        return f"batch {number} of the evaluation dataset {dataset!r}{rank}"
+
+    def to_device(self, batch: Any) -> Batch:
+        """A loader's batch as keyword arguments of forward, local tensors on this rank's device."""
+        return {name: self._tensor(value) for name, value in self.name_inputs(batch).items()}
+
+    def name_inputs(self, batch: Any) -> dict[str, Any]:
+        """`as_batch_dict` for this model; the signature of forward is looked at only when the keys are new."""
+        if not isinstance(batch, dict) or tuple(batch) != self._checked_keys:
+            batch = as_batch_dict(batch, self.model)
+            self._checked_keys = tuple(batch)
+        return batch
+
+    _checked_keys: tuple[str, ...] = ()
+
+    def _tensor(self, value: Any) -> flow.Tensor:
+        if isinstance(value, flow.Tensor):
+            tensor = value
+        else:
+            tensor = as_tensor(value)
+        return tensor if self.device == "cpu" else tensor.to(self.device)
+
+    def accumulate_gradients(
+        self, forward: Callable[..., Any], batches: Sequence[Batch], model: flow.nn.Module | None = None
+    ) -> StepResult:
+        """Forward and backward op by op over the micro-batches of one iteration, each with its share of the loss.
+
+        `batches`: of this rank, local tensors; `model`: whose forward it is; default: the trainer's. The first call is
+        watched: raises `UserError` for a forward whose losses or gradients OneFlow gets wrong.
+        """
+        model = model or self.model
+        scales, shares = self._scales(batches)
+        losses, metrics = [], []
+        saved, self._saved_values = self._saved_values, None
+        writes = ViewWrites()
+        if saved is not None:
+            forward = saved.watching(writes.watching(forward) if self.layout.is_global else forward)
+        needs_scope = self.draws_randomness or self.layout.is_global
+        written = self._effects.written if self._effects else ()
+        for micro, (batch, scale) in enumerate(zip(batches, scales)):
+            with values_kept(model, written) if written else _NO_SCOPE:
+                if needs_scope:
+                    with self.random_scope(micro), self.layout.source_ops():
+                        outputs = self._call(forward, batch)
+                else:
+                    outputs = self._call(forward, batch)
+                step_losses, step_metrics = read_losses(outputs, self.model)
+                self._differentiate(step_losses, scale)
+            losses.append({name: detached(value) for name, value in step_losses.items()})
+            metrics.append({name: detached(value) for name, value in step_metrics.items()})
+        if saved is not None:
+            if self.layout.is_global and any_rank(bool(writes.lines)):
+                inputs = self.layout.lay_out_batch(batches[0])
+                refuse_lost_changes(self.model, lambda model: self._try_forward(model, inputs), list(writes.lines))
+            if any_rank(saved.has_changed):
+                refuse_wrong_gradients(self.model, lambda model: self.try_step(model, batches[0]))
+        return StepResult(losses, metrics, shares)
+
+    def _differentiate(self, losses: dict[str, flow.Tensor], scale: Any) -> None:
+        total = total_loss(losses)
+        if isinstance(scale, flow.Tensor):
+            scale = self.layout.replicate(scale)
+        try:
+            (total if scale is None else total * scale).backward()
+        except Exception as error:
+            if "does not require grad" not in str(error):
+                raise
+            raise ModelContractError(
+                f"the losses of {type(self.model).__name__}.forward ({list(losses)}) depend on no parameter, so there "
+                "is no gradient. Compute them from the layers' outputs without detach(), no_grad() or numpy()."
+            ) from error
+
+    def _call(self, forward: Callable[..., Any], batch: Batch) -> Any:
+        try:
+            return forward(**self.layout.lay_out_batch(batch))
+        except Exception as error:
+            explained = explain_forward_error(error, self.model, batch, self.iter == self.start_iter)
+            if explained is None:
+                raise
+            raise explained from error
+
+    def _scales(self, batches: Sequence[Batch]) -> tuple[Sequence[Any], Any]:
+        """`(scales, shares)` of the micro-batches: what to multiply each loss with before backward, and its weight in
+        the logged mean. Where each rank differentiates its own part, gradients are averaged over ranks, so that a scale
+        is the share times the number of ranks."""
+        ranks = self.mesh.data if self.ranks_see_parts else 1
+        if len(batches) == 1 and (ranks == 1 or not self._counts_items):
+            return [None], [1.0 / ranks]
+        if self._counts_items:
+            share = self.item_shares(batches)
+            return [share[i] * ranks for i in range(len(batches))], share
+        counts = self._item_counts(batches)
+        shares = [count / float(sum(counts)) / ranks for count in counts]
+        return [share * ranks for share in shares], shares
+
+    def item_shares(self, batches: Sequence[Batch]) -> flow.Tensor:
+        """The weight of each micro-batch in the mean over all counted items of the iteration, `(len(batches),)`.
+
+        `batches`: the local ones of this rank. Stays on the device: reading the counts would stop the loop.
+        """
+        counts = self._item_counts(batches)
+        if not isinstance(counts[0], flow.Tensor):
+            vector = flow.tensor([float(count) for count in counts], device=self.device)
+        else:
+            vector = flow.stack([count.to(flow.float32).reshape(()) for count in counts])
+        if self.mesh.data == 1:
+            return vector / vector.sum().clamp(min=1.0)
+        if self.ranks_see_parts:
+            return vector / flow._C.local_all_reduce(vector.sum()).clamp(min=1.0)
+        vector = flow._C.local_all_reduce(vector)
+        return vector / vector.sum().clamp(min=1.0)
+
+    def _item_counts(self, batches: Sequence[Batch]) -> list[Any]:
+        """Over how many items the loss of each micro-batch averages: ints, or 0-dim tensors left on the device."""
+        if self._counts_items:
+            return [self.model.num_loss_items(**batch) for batch in batches]
+        return [len(next(iter(batch.values()))) for batch in batches]
+
+    # ------------------------------------------------------------------ learning rate
+
+    def _current_lr(self) -> float:
+        groups = self.optimizer.param_groups
+        if len(groups) == 1:
+            return float(groups[0]["lr"])
+        return float(max([group["lr"] for group in groups]))  # a list: half the time of a generator
+
+    def _step_schedule(self) -> None:
+        """Advance the schedule; keeps the rate that the update just made has used in `self.lr`."""
+        self.lr = self._current_lr()
+        if self.lr_scheduler is not None and not self._schedule_needs_metric:
+            self.lr_scheduler.step()
+
+    # ------------------------------------------------------------------ numbers
+
+    def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
+        """See `TrainerBase.collect`. The last dict has every loss, metric, the rate and the gradient norm; the earlier
+        ones only `train/loss`, which the finite check needs."""
+        last = results[-1]
+        tensors = [value for result in results for part in result.losses for value in part.values()]
+        tensors += [value for part in last.metrics for value in part.values()]
+        host = iter(fetch_scalars(tensors))
+        shares = _shares_on_host(results)
+        # keyed by (iteration, name); plain floats: most have one or two elements, too few for arrays to pay
+        means: dict[tuple[int, str], float] = {}
+        rows = [(i, result.losses) for i, result in enumerate(results)]
+        for index, parts in [*rows, (_METRIC, last.metrics)]:
+            first = 0
+            for part in parts:
+                count = 0
+                for name in part:
+                    values = next(host).tolist()
+                    count = len(values)
+                    mean = sum(map(operator.mul, values, shares[index][first : first + count]))
+                    means[index, name] = means.get((index, name), 0.0) + mean
+                first += count
+        summed = list(means.values())
+        if self.ranks_see_parts:
+            summed = all_reduce(np.array(summed)).tolist()
+
+        numbers: list[dict[str, float]] = [{"train/loss": 0.0} for _ in results]
+        for (index, name), mean in zip(means, summed):
+            if index != _METRIC:
+                numbers[index]["train/loss"] += mean
+            if index in (_METRIC, len(results) - 1):
+                numbers[-1].setdefault(f"train/{name}", mean)  # never over the total, `train/loss`
+        numbers[-1]["train/lr"] = self.lr
+        if last.grad_norm is not None:
+            numbers[-1]["train/grad_norm"] = float(_on_host(last.grad_norm)[0])
+        return numbers
+
+    # ------------------------------------------------------------------ evaluation
+
+    @phase("evaluate")
+    def evaluate(
+        self, loader: Iterable[Any], evaluators: Mapping[str, Any], dataset: str = "val", max_batches: int | None = None
+    ) -> dict[str, float]:
+        """Run `loader` through the model in eval mode and return `{"eval/<dataset>/<metric>": value}`.
+
+        `loader` yields `(batch, replicated)` as `build_eval_loader` does, or plain batches of this rank (then every
+        rank must give the same number of equally large batches). Exact for any layout: evaluators give additive sums,
+        added over batches and ranks in float64. Collective. The model is in training mode again afterwards. Raises
+        `Interrupted` between two batches when the ranks have agreed to stop.
+        """
+        with self.not_training():
+            return self._evaluate(loader, evaluators, dataset, max_batches)
+
+    def _evaluate(
+        self, loader: Iterable[Any], evaluators: Mapping[str, Any], dataset: str, max_batches: int | None
+    ) -> dict[str, float]:
+        from libai.evaluation import add_sums
+
+        start = time.perf_counter()
+        sums: dict[str, dict[str, Any]] = {name: {} for name in evaluators}
+        was_training = self.model.training
+        self.model.eval()
+        poll = self.agreement.poller()
+        items = iter(loader)
+        first = list(itertools.islice(items, 1))
+        self.batch_scope.settle_for_evaluation(self, *(_eval_item(item) for item in first))
+        try:
+            for number, item in enumerate(itertools.chain(first, items)):
+                self.evaluated_batches += 1
+                note_progress()
+                poll()
+                self.raise_if_stopping()
+                if max_batches is not None and number >= max_batches:
+                    break
+                batch, replicated = _eval_item(item)
+                batch, self._evaluated = self.name_inputs(batch), (dataset, number + 1)
+                with self.watch_indices([batch]):
+                    batch = self.to_device(batch)
+                    outputs = self.eval_batch(batch, replicated)
+                if not self.layout.sees_outputs or (replicated and self.mesh.data_rank != 0):
+                    continue
+                outputs = with_num_loss_items(outputs, self._item_counts([batch])[0])
+                for name, evaluator in evaluators.items():
+                    sums[name] = add_sums(sums[name], check_sums(evaluator.process(batch, outputs), evaluator))
+        finally:
+            self._evaluated = None
+            self.model.train(was_training)
+            if self.guard is not None:
+                self.guard.forget()  # what follows an evaluation (a plateau schedule) could not be repeated
+        metrics: dict[str, float] = {}
+        for name, evaluator in evaluators.items():
+            total = self._reduce_sums(sums[name], evaluator)
+            if not total:
+                raise UserError(
+                    f"the loader of the evaluation dataset {dataset!r} ({type(loader).__name__}) gave no batch on any "
+                    "rank, so there is nothing to measure. Give it data, or an iterable that can be started again."
+                )
+            computed = check_metrics(evaluator.compute(total), evaluator)
+            metrics.update({f"eval/{dataset}/{key}": value for key, value in computed.items()})
+        logger.debug("evaluated %s in %.2f s", dataset, time.perf_counter() - start)
+        return metrics
+
+    def predict(self, batch: Any) -> Any:
+        """The model's outputs for one batch of this rank, in eval mode. Collective with global tensors."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            batch = self.name_inputs(batch)
+            with self.watch_indices([batch]):
+                return self.eval_batch(self.to_device(batch), everywhere=True)
+        finally:
+            self.model.train(was_training)
+
+    def _reduce_sums(self, sums: dict[str, Any], evaluator: Any) -> dict[str, Any]:
+        return sums if self.mesh.is_single else reduce_sums(sums)
+
+
+def _shares_on_host(results: Sequence[StepResult]) -> list[list[float]]:
+    """The shares of each result's micro-batches, all of them fetched at once."""
+    fetched = iter(fetch_scalars([r.shares for r in results if isinstance(r.shares, flow.Tensor)]))
+    return [next(fetched).tolist() if isinstance(r.shares, flow.Tensor) else list(r.shares) for r in results]
+
+
+def _on_host(values: Sequence[float] | flow.Tensor) -> Any:
+    return fetch_scalars([values])[0] if isinstance(values, flow.Tensor) else values
+
+
+def _eval_item(item: Any) -> tuple[Any, bool]:
+    """`(batch, whether all ranks have the same)` of what an evaluation loader yields."""
+    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], dict) and isinstance(item[1], bool):
+        return item
+    return item, False
+
+
+def with_num_loss_items(outputs: Any, count: Any) -> dict[str, Any]:
+    """The outputs of an eval forward as a dict that also says over how many items its losses average."""
+    outputs = dict(outputs) if isinstance(outputs, dict) else {"outputs": outputs}
+    outputs["num_loss_items"] = count
+    return outputs
+
+
+def reduce_sums(sums: dict[str, Any]) -> dict[str, Any]:
+    """Add evaluator sums over all ranks; ranks that saw no batch may lack keys. Collective."""
+    from libai.utils.distributed import gather_objects
+
+    shapes = {key: list(np.shape(value)) for key, value in sums.items()}
+    merged: dict[str, list[int]] = {}
+    for one in gather_objects(shapes):
+        merged.update(one)
+    return {
+        key: all_reduce(np.asarray(sums.get(key, np.zeros(shape)), dtype=np.float64)).reshape(shape)
+        for key, shape in sorted(merged.items())
+    }
+
+
+def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
+    """Bring small tensors to the host with one synchronisation. Collective for global tensors.
+
+    Returns 1-D float64 arrays (a 0-dim tensor gives one element).
+    """
+    if not tensors:
+        return []
+    if all(t.ndim == 0 and t.dtype is flow.float32 and t.is_local for t in tensors):  # the usual case, in one go
+        joined = tensors[0] if len(tensors) == 1 else flow.stack([detached(t) for t in tensors])
+        return list(joined.numpy().astype(np.float64).reshape(-1, 1))
+    flat = [detached(t).to(flow.float32).reshape(-1) for t in tensors]
+    if len({t.placement for t in flat if t.is_global}) > 1:
+        flat = [whole(t) for t in flat]
+    joined = flat[0] if len(flat) == 1 else flow.cat(flat, dim=0)
+    host = (whole(joined) if joined.is_global else joined).numpy().astype(np.float64)
+    ends = np.cumsum([len(t) for t in flat]).tolist()
+    return [host[start:end] for start, end in zip([0, *ends], ends)]

@@ -1,0 +1,302 @@
+"""What happens when a loss is not finite: undo, find the cause, and raise, skip or roll back. The same in both modes.
+
+Nothing is checked between log points. Instead a copy of the state and the batches since are kept; when a log point
+finds a bad loss, the state is put back and the updates are made again, bit for bit, up to the one that spoilt it. That
+iteration's batch is then run op by op to name the first module whose output or gradient is not finite.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from libai.forward.contract import total_loss
+from libai.parallel import whole
+from libai.utils.distributed import gather_objects, get_rank, is_main_process
+
+if TYPE_CHECKING:
+    from libai.engine.trainer.model_trainer import Batch, ModelTrainer, Snapshot
+
+logger = logging.getLogger("libai.engine")
+
+#: a new copy of the state is made at the first log point after so many iterations, or so many bytes of batches
+MIN_ITERS_BETWEEN_COPIES = 50
+MAX_BATCH_BYTES = 64 * 2**20
+#: so many bad iterations in a row are not bad luck
+MAX_BAD_IN_A_ROW = 10
+
+
+class NonFiniteGuard:
+    """Keeps what is needed to undo and repeat the latest updates of one trainer.
+
+    `policy`: "raise" ends training with the weights of before the bad update; "skip" leaves that update out;
+    "rollback" goes back to the last good copy and drops the updates since, the data goes on. Memory: one copy of
+    weights and optimizer state on the device, and the batches since it was made.
+    """
+
+    def __init__(self, trainer: ModelTrainer, policy: str = "raise"):
+        self.policy = policy
+        self.bad_iterations: list[int] = []
+        # without a cycle the trainer, its graph and the memory of both go when the last user lets go of it
+        self._trainer: ModelTrainer = weakref.proxy(trainer)
+        self._snapshot: Snapshot | None = None
+        self._batches: list[tuple[int, list[Any]]] = []
+        self._bytes = 0
+        self._bad_in_a_row = 0
+
+    def before_update(self, iteration: int, micro_batches: list[Any]) -> None:
+        """Remember the batch of an iteration; makes the first copy of the state. Call it before every update."""
+        if self._snapshot is None:
+            self._trainer.prepare()
+            self._snapshot = self._trainer.snapshot()
+        self._batches.append((iteration, micro_batches))
+        for batch in micro_batches:
+            self._bytes += num_bytes(batch)
+
+    @property
+    def is_full(self) -> bool:
+        """True when the batches take so much memory that the losses should be checked now."""
+        return self._bytes > MAX_BATCH_BYTES
+
+    def all_finite(self) -> None:
+        """The losses up to now are finite: a later copy of the state may take the place of this one."""
+        self._bad_in_a_row = 0
+        if len(self._batches) >= MIN_ITERS_BETWEEN_COPIES or self.is_full:
+            self.forget()
+
+    def forget(self) -> None:
+        """Begin anew at the next update, as after a checkpoint was loaded."""
+        self._snapshot, self._batches, self._bytes = None, [], 0
+
+    # ------------------------------------------------------------------ when it has happened
+
+    def repair(self, bad_iteration: int) -> tuple[int, str, list[tuple[int, Any]]]:
+        """Put the state back, find the update that spoilt it, and act on it as the policy says.
+
+        Returns `(culprit, diagnosis, results)`: the 0-based iteration, a sentence on what was not finite first, and the
+        results `(iteration, StepResult)` of updates that were made again after it (`skip`). With "raise" the state is
+        that before the culprit. Collective.
+        """
+        trainer, batches = self._trainer, self._batches
+        assert self._snapshot is not None
+        present = trainer.iter
+        trainer.restore(self._snapshot)
+        before = self._snapshot
+        culprit, diagnosis = bad_iteration, ""
+        last = len(batches) - 1
+        for index, (iteration, micro_batches) in enumerate(batches):
+            trainer.iter, last = iteration, index
+            before = trainer.snapshot()
+            result = trainer.update(micro_batches)
+            loss = trainer.collect([result])[0]["train/loss"]
+            if not math.isfinite(loss) or not weights_are_finite(trainer):
+                trainer.restore(before)
+                culprit, diagnosis = iteration, find_first_non_finite(trainer, micro_batches)
+                break
+        else:
+            # the repetition was clean: the loss depends on something that is not part of the state
+            diagnosis = "it did not happen again when the updates were repeated, so the forward is not deterministic"
+        trainer.iter = culprit
+        results: list[tuple[int, Any]] = []
+        if self.policy == "skip":
+            results = self._skip(last, batches)
+        elif self.policy == "rollback":
+            trainer.restore(self._snapshot)
+            self.forget()
+        trainer.iter = present
+        self._note(culprit, diagnosis)
+        return culprit, diagnosis, results
+
+    def _skip(self, index: int, batches: list[tuple[int, list[Any]]]) -> list[tuple[int, Any]]:
+        """Leave out the update at `index`; the schedule goes on, and the later updates are made again."""
+        trainer = self._trainer
+        trainer.skip_update()
+        self._batches = []
+        self._snapshot = trainer.snapshot()
+        results = []
+        for iteration, micro_batches in batches[index + 1 :]:
+            trainer.iter = iteration
+            self._batches.append((iteration, micro_batches))
+            results.append((iteration, trainer.update(micro_batches)))
+        return results
+
+    def _note(self, culprit: int, diagnosis: str) -> None:
+        self.bad_iterations.append(culprit + 1)
+        self._bad_in_a_row += 1
+        if self.policy == "raise" or not is_main_process():
+            return
+        done = {"skip": "its update was left out", "rollback": "the run went back to the last good state"}[self.policy]
+        logger.warning("iteration %d is not finite: %s; %s", culprit + 1, diagnosis, done)
+
+    @property
+    def gives_up(self) -> bool:
+        """True when going on makes no sense: too many bad iterations without a good one."""
+        return self.policy == "raise" or self._bad_in_a_row > MAX_BAD_IN_A_ROW
+
+
+def weights_are_finite(trainer: ModelTrainer) -> bool:
+    """Whether every parameter and buffer is finite. Waits for the device; collective for global tensors."""
+    return all(_is_finite(tensor) for tensor in (*trainer.model.parameters(), *trainer.model.buffers()))
+
+
+def find_first_non_finite(trainer: ModelTrainer, micro_batches: list[Any]) -> str:
+    """Run one iteration's batches op by op, without an update, and say what is not finite first.
+
+    Looks at the inputs, the weights, each module's output in the order of execution, the losses, and the gradients
+    from the loss backwards. Collective. The model is left as it was, but for the buffers that a forward changes.
+    """
+    found = _first_on_this_rank(trainer, micro_batches)
+    by_rank = gather_objects(found) if trainer.mesh.size > 1 else [found]
+    seen: dict[int, _Found] = {rank: _Found(*one) for rank, one in enumerate(by_rank) if one is not None}
+    if not seen:
+        return "every output and gradient of the replay in eager mode is finite"
+    # a global tensor is not finite on every rank, but only those whose part it is have given rise to it
+    guilty = [rank for rank, one in seen.items() if one.is_here] or list(seen)
+    text = seen[guilty[0]].text
+    if len(guilty) == len(by_rank):
+        return text
+    return f"{text} (rank{'s' if len(guilty) > 1 else ''} {', '.join(map(str, guilty))})"
+
+
+class _Found(NamedTuple):
+    """What is not finite first; `is_here`: in the part that this rank holds."""
+
+    text: str
+    is_here: bool = True
+
+
+def _first_on_this_rank(trainer: ModelTrainer, micro_batches: list[Any]) -> _Found | None:
+    for name, parameter in trainer.model.named_parameters():
+        if not _is_finite(parameter):
+            return _Found(f"the parameter {name} was not finite before the update", not _is_finite_here(parameter))
+    first: _Found | None = None
+    for micro, raw in enumerate(micro_batches):
+        batch = trainer.to_device(raw)
+        where = f" (micro-batch {micro + 1} of {len(micro_batches)})" if len(micro_batches) > 1 else ""
+        bad_inputs = [name for name, tensor in batch.items() if not _is_finite(tensor)]
+        found = _first_in_forward_and_backward(trainer, batch, micro)  # also with bad inputs: it may be collective
+        found = _Found(_inputs_text(bad_inputs)) if bad_inputs else found
+        if found is not None and (first is None or (found.is_here and not first.is_here)):
+            first = _Found(found.text + where, found.is_here)
+    return first
+
+
+def _inputs_text(names: list[str]) -> str:
+    return f"the input {', '.join(names)} of the batch is not finite: look at the data"
+
+
+def _first_in_forward_and_backward(trainer: ModelTrainer, batch: Batch, micro: int) -> _Found | None:
+    outputs: list[tuple[str, flow.Tensor]] = []
+    first: list[_Found] = []
+
+    def watch(name: str) -> Any:
+        def after_forward(module: Any, _inputs: Any, output: Any) -> None:
+            named = f"{name or 'the model'} ({type(module).__name__})"
+            for tensor in _tensors(output):
+                if not first and not _is_finite(tensor):
+                    text = f"first the output of {named} is not finite"
+                    first.append(_Found(text, not _is_finite_here(tensor)))
+                if tensor.requires_grad:
+                    outputs.append((named, tensor))
+
+        return after_forward
+
+    with _forward_hooks(trainer.model, watch):
+        losses = trainer.forward_eagerly(batch, micro)
+    if first:
+        return first[0]
+    bad_losses = [name for name, value in losses.items() if not _is_finite(value)]
+    if bad_losses:
+        text = f"the loss {', '.join(bad_losses)} is not finite, though every module's output is"
+        return _Found(text, any(not _is_finite_here(losses[name]) for name in bad_losses))
+    return _first_gradient(trainer, total_loss(losses), outputs)
+
+
+@contextmanager
+def _forward_hooks(model: nn.Module, make: Callable[[str], Any]) -> Iterator[None]:
+    """Give every module a forward hook for a while; OneFlow 0.9 returns no handle to take one off by."""
+    before = {module: dict(module._forward_hooks) for module in model.modules()}
+    for name, module in model.named_modules():
+        module.register_forward_hook(make(name))
+    try:
+        yield
+    finally:
+        for module, hooks in before.items():
+            module._forward_hooks.clear()
+            module._forward_hooks.update(hooks)
+
+
+def _first_gradient(trainer: ModelTrainer, total: flow.Tensor, outputs: list[tuple[str, flow.Tensor]]) -> _Found | None:
+    # from the loss backwards
+    for name, tensor in reversed(outputs):
+        gradient = _gradient(total, tensor)
+        if gradient is not None and not _is_finite(gradient):
+            text = f"first the gradient of the output of {name} is not finite, though the forward pass is"
+            return _Found(text, not _is_finite_here(gradient))
+    trainer.clear_gradients()
+    total.backward()
+    parameters = [(name, p.grad) for name, p in trainer.model.named_parameters() if p.grad is not None]
+    bad = {name: gradient for name, gradient in parameters if not _is_finite(gradient)}
+    is_here = any(not _is_finite_here(gradient) for gradient in bad.values())
+    trainer.clear_gradients()
+    if not bad:
+        return None
+    text = f"the gradient of {', '.join(list(bad)[:3])} is not finite, though the forward pass is"
+    return _Found(text, is_here)
+
+
+def _gradient(total: flow.Tensor, tensor: flow.Tensor) -> flow.Tensor | None:
+    """The gradient of `total`; None for a tensor that it does not depend on, for which OneFlow 0.9 raises."""
+    try:
+        return flow.autograd.grad(total, tensor, retain_graph=True)[0]
+    except Exception:  # its exceptions have no common class but this one
+        return None
+
+
+def _tensors(value: Any) -> Iterator[flow.Tensor]:
+    if isinstance(value, flow.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _is_finite(tensor: flow.Tensor) -> bool:
+    """The same on every rank for a global tensor, whatever stage it is on: ranks that disagreed would part ways and
+    wait for each other for ever. Collective then."""
+    if not tensor.dtype.is_floating_point:
+        return True
+    return bool(np.isfinite(whole(tensor).numpy()).all())
+
+
+def _is_finite_here(tensor: flow.Tensor) -> bool:
+    """Whether the part of a tensor that this rank holds is finite. Not collective."""
+    if tensor.is_global:
+        if get_rank() not in np.asarray(tensor.placement.ranks).reshape(-1):
+            return True
+        tensor = tensor.to_local()
+    return not tensor.dtype.is_floating_point or bool(np.isfinite(tensor.numpy()).all())
+
+
+def num_bytes(batch: Any) -> int:
+    """Bytes of the arrays and tensors of a batch, of those at its top level."""
+    values: Iterable[Any]
+    if type(batch) is dict or isinstance(batch, Mapping):  # asking for Mapping runs Python code
+        values = batch.values()
+    else:
+        values = batch if isinstance(batch, (list, tuple)) else [batch]
+    total = 0
+    for value in values:  # it runs in every iteration: no generator
+        total += value.nbytes if isinstance(value, np.ndarray) else 8 * getattr(value, "numel", int)()
+    return total

@@ -1,0 +1,54 @@
+"""Going on in the other mode: the same weights, optimizer state, schedule, data position and hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from libai.engine.trainer.eager import EagerTrainer
+from libai.engine.trainer.graph import GraphTrainer
+from libai.engine.trainer.model_trainer import ModelTrainer
+from libai.parallel import localize
+from libai.parallel.data_parallel import renew_parameters
+from libai.utils.errors import UserError
+
+TRAINERS: dict[str, type[ModelTrainer]] = {"eager": EagerTrainer, "graph": GraphTrainer}
+
+
+def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer:
+    """A trainer of `mode` that goes on exactly where `old` stands, between two iterations; `old` is used up.
+
+    Model, optimizer, schedule, loader and hooks are the same objects. In a job of several processes the parameters
+    become local or global tensors; after training with OneFlow 0.9's DDP they are new `Parameter` objects, because it
+    leaves hooks on the old ones that cannot be taken off: keep no references to single parameters.
+
+    `options`: arguments that only the trainer of `mode` takes. Collective. Raises `NonFiniteLoss` rather than carry
+    spoilt weights over, `UserError` for an unknown mode or a hook that cannot work in it.
+    """
+    if mode not in TRAINERS:
+        raise UserError(f"there is no mode {mode!r}: a run trains in {' or '.join(TRAINERS)} mode.")
+    if mode == old.mode:
+        return old
+    old.check_finite()
+    tensors, scalars = old.export_optimizer_state()
+    for hook in old.hooks:
+        TRAINERS[mode].check_hook(hook)
+    keeps_layout = old.layout.is_global == TRAINERS[mode].needs_global_tensors(
+        old.mesh, old.zero_stage, options.get("gradient_reduction", "auto")
+    )
+    if not keeps_layout and old.layout.is_global:
+        localize(old.model)
+    elif isinstance(old, EagerTrainer) and old.reduction is not None and old.reduction.leaves_hooks:
+        renew_parameters(old.model, old.optimizer)
+    old.optimizer._state["step"] = 0  # the new trainer is given the state below, and must not look for it here
+    new = TRAINERS[mode](
+        old.model,
+        [],
+        old.optimizer,
+        layout=old.layout if keeps_layout else None,
+        **old.options(),
+        **options,
+    )
+    new.import_optimizer_state(tensors, scalars)
+    new.take_over(old)
+    new.batch_scope.take_over(old.batch_scope)
+    return new

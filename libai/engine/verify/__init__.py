@@ -1,0 +1,1 @@
+"""Whole runs compared: on every mesh, and resumed against never stopped."""

@@ -1,0 +1,1 @@
+"""What a model's forward does besides computing its losses: found out, then kept right or refused."""

@@ -1,0 +1,336 @@
+"""Indices that are out of range: token ids for an embedding, labels for a cross entropy. Found before they are used.
+
+OneFlow 0.9 gives zeros for an id that is too large, ends the process for a negative one, and reads whatever lies
+behind the logits for a label. So every integer input is compared on the host with what has been looked up before:
+
+* in eager mode a batch with a value beyond all earlier ones runs with the lookup functions replaced by ones that read
+  their indices and compare them with the table; after a few iterations there is hardly such a batch any more.
+* in graph mode the compiled job says which input reaches which table (`libai.forward.index_lookups`).
+
+Neither waits for the device, except for the batches of a loader that gives tensors instead of arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from libai.forward.index_lookups import Lookup, lookups_of
+from libai.utils.errors import UserError
+
+#: an input whose largest value was never looked up so many times is a counter or the like: look at it ever more rarely
+_MISSES_UNTIL_RARE = 3
+_NEVER = 2**63 - 1
+_smallest, _largest = np.minimum.reduce, np.maximum.reduce
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+Batch = Mapping[str, Any]
+
+
+class IndexOutOfRange(UserError):
+    """An id or a label of a batch has no row in the table or no class among the logits."""
+
+
+@dataclass
+class _Seen:
+    """Between which values an input was when it was looked up, and how often its largest value did not appear in any
+    lookup. `columns`: the limits of each column, `(smallest, largest)`, where single columns are looked up."""
+
+    smallest: int = _NEVER
+    largest: int = -_NEVER
+    misses: int = 0
+    columns: tuple[np.ndarray, np.ndarray] | None = None
+
+    def extend_columns(self, array: np.ndarray) -> None:
+        """Note values that were looked up by column."""
+        smallest, largest = _smallest(array, axis=0), _largest(array, axis=0)
+        if self.columns is not None and self.columns[0].shape == smallest.shape:
+            smallest, largest = np.minimum(self.columns[0], smallest), np.maximum(self.columns[1], largest)
+        self.columns = smallest, largest
+
+
+class IndexCheck:
+    """Compares the integer inputs of one model with the tables that they are looked up in.
+
+    Args:
+        model: the module whose forward is run.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._model = model
+        self._seen: dict[str, _Seen] = {}
+        self._ignored: set[int] = set()
+        self._lookups: dict[str, list[Lookup]] = {}
+
+    # ------------------------------------------------------------------ eager
+
+    def watch(
+        self, batches: Sequence[Batch], place: Callable[[], str], model: nn.Module | None = None
+    ) -> AbstractContextManager[None]:
+        """What a forward op by op over `batches` runs in; raises `IndexOutOfRange` before a lookup that is wrong.
+
+        `place()` says for the error which batches these are. `model`: a copy of the model, when that runs. Free when
+        all values have been looked up before.
+        """
+        for batch in batches:  # it runs in every iteration: few calls
+            for name, value in batch.items():
+                seen = self._seen.get(name)
+                array = value if type(value) is np.ndarray else integers(value)
+                is_known = seen is not None and (
+                    array is None
+                    or array.dtype.kind not in "iu"
+                    or not array.size
+                    or (
+                        seen.columns is None
+                        and _smallest(array, axis=None) >= seen.smallest
+                        and _largest(array, axis=None) <= seen.largest
+                    )
+                    or self._covers(seen, array)
+                )
+                if not is_known:
+                    return self._watch(batches, place, model or self._model)
+        return _NOTHING
+
+    def _covers(self, seen: _Seen, array: np.ndarray) -> bool:
+        if seen.columns is not None and array.ndim == 2:
+            smallest, largest = seen.columns
+            is_same = smallest.shape == array.shape[1:]
+            return is_same and bool((array >= smallest).all() and (array <= largest).all())
+        rest = self._without_ignored(array)
+        return not rest.size or bool(rest.min() >= seen.smallest and rest.max() <= seen.largest)
+
+    def _without_ignored(self, array: np.ndarray) -> np.ndarray:
+        for ignored in self._ignored:
+            array = array[array != ignored]
+        return array
+
+    @contextmanager
+    def _watch(self, batches: Sequence[Batch], place: Callable[[], str], model: nn.Module) -> Iterator[None]:
+        looked_up: list[np.ndarray] = []
+
+        def look(kind: str, index: Any, size: int, ignored: int | None, table: Any) -> None:
+            values = _values(index)
+            if values is None or not values.size:
+                return
+            looked_up.append(values)
+            if ignored is not None and (ignored < 0 or ignored >= size):
+                self._ignored.add(ignored)
+            bad = (values < 0) | (values >= size)
+            if ignored is not None:
+                bad &= values != ignored
+            if bad.any():
+                what = f"the {_name_of(table, model)}" if kind == "embedding" else kind
+                found = _find(batches, values, int(values[bad][0]))
+                _raise(place(), found, int(values[bad][0]), Lookup(what, size, ignored))
+
+        with _lookups_replaced(model, look):
+            yield
+        for batch in batches:
+            self._remember(batch, looked_up)
+
+    def _remember(self, batch: Batch, looked_up: list[np.ndarray]) -> None:
+        for name, value in batch.items():
+            seen = self._seen.setdefault(name, _Seen())
+            array = integers(value)
+            if array is None or not array.size:
+                continue
+            if array.ndim == 2 and (seen.columns is not None or _is_looked_up_by_column(array, looked_up)):
+                seen.extend_columns(array)
+            array = self._without_ignored(array)
+            if not array.size:
+                continue
+            smallest, largest = int(array.min()), int(array.max())
+            if not any((values == largest).any() for values in looked_up):
+                seen.misses += 1
+                if seen.misses >= _MISSES_UNTIL_RARE:
+                    smallest, largest = smallest - abs(smallest), largest + abs(largest)
+            seen.smallest, seen.largest = min(smallest, seen.smallest), max(largest, seen.largest)
+
+    # ------------------------------------------------------------------ graph
+
+    def learn(self, graph: Any) -> None:
+        """Read from a compiled graph whose inputs hold a dict called `batch` which of them are looked up where."""
+        for name, lookups in lookups_of(graph).items():
+            known = self._lookups.setdefault(name, [])
+            known += [lookup for lookup in lookups if lookup not in known]
+
+    def refuse(self, batches: Sequence[Batch], place: Callable[[], str]) -> None:
+        """Raise `IndexOutOfRange` for a value that a compiled graph would look up in vain; call it before a launch."""
+        for number, batch in enumerate(batches):
+            for name, lookups in self._lookups.items():
+                array = integers(batch.get(name))
+                if array is None or not array.size:
+                    continue
+                for lookup in lookups:
+                    bad = lookup.first_bad(array)
+                    if bad is not None:
+                        _raise(place(), (number, len(batches), name, bad[1]), bad[0], lookup)
+
+
+def _raise(place: str, found: tuple[int, int, str, list[int]] | None, value: int, lookup: Lookup) -> NoReturn:
+    """Raise `IndexOutOfRange`. `found`: `(micro-batch, of how many, input, position in it)` of the value."""
+    takes = f"0 to {lookup.size - 1}" + ("" if lookup.ignored is None else f", or {lookup.ignored} to ignore it")
+    if found is None:
+        text = f"{place}: the model's forward computes the index {value} from the batch"
+    else:
+        micro, of, name, position = found
+        where = [f"micro-batch {micro + 1} of {of}"] if of > 1 else []
+        where += [f"sample {position[0]}"] if position else []
+        where += [f"position {', '.join(map(str, position[1:]))}"] if len(position) > 1 else []
+        text = f"{place}: the input {name} holds {value}" + (f" ({', '.join(where)}, counted from 0)" if where else "")
+    raise IndexOutOfRange(
+        f"{text}, and {lookup.what} has {lookup.size} {'rows' if 'embedding' in lookup.what else 'classes'}: it takes "
+        f"{takes}. Correct the data, or build the model for more."
+    )
+
+
+def integers(value: Any) -> np.ndarray | None:
+    """The integers of an input of a batch as an array; None for anything else. Waits for the device for a tensor."""
+    if isinstance(value, flow.Tensor):
+        if not is_integer(value) or not value.is_local:
+            return None
+        value = value.numpy()
+    elif not isinstance(value, np.ndarray):
+        value = np.asarray(value) if isinstance(value, (int, list, tuple)) else None
+    return value if value is not None and value.dtype.kind in "iu" else None
+
+
+def is_integer(tensor: flow.Tensor) -> bool:
+    """Whether a tensor holds integers of 8 to 64 bits."""
+    return tensor.dtype in (flow.int64, flow.int32, flow.uint8, flow.int8)
+
+
+def _values(index: Any) -> np.ndarray | None:
+    """The part of an index tensor that this rank holds; None in a trace and on ranks without a part."""
+    if not isinstance(index, flow.Tensor) or index.is_lazy or not is_integer(index):
+        return None
+    if index.is_global:
+        if flow.env.get_rank() not in np.asarray(index.placement.ranks).reshape(-1):
+            return None
+        index = index.to_local()
+    return index.numpy()
+
+
+def _name_of(table: Any, model: nn.Module) -> str:
+    names = [name for name, parameter in model.named_parameters() if parameter is table]
+    return f"embedding {names[0]}" if names else "embedding"
+
+
+def _find(batches: Sequence[Batch], values: np.ndarray, bad: int) -> tuple[int, int, str, list[int]] | None:
+    """Which input of the batches holds `bad`: the one that equals all of the looked-up values, or the first."""
+    found: list[tuple[bool, tuple[int, int, str, list[int]]]] = []
+    for number, batch in enumerate(batches):
+        for name, value in batch.items():
+            array = integers(value)
+            if array is not None and (array == bad).any():
+                is_same = array.size == values.size and bool((array.reshape(-1) == values.reshape(-1)).all())
+                found.append((not is_same, (number, len(batches), name, np.argwhere(array == bad)[0].tolist())))
+    return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _is_looked_up_by_column(array: np.ndarray, looked_up: list[np.ndarray]) -> bool:
+    columns = [values.reshape(-1) for values in looked_up if values.size == len(array)]
+    return array.shape[1] > 1 and any(
+        bool((array[:, i] == column).all()) for column in columns for i in range(array.shape[1])
+    )
+
+
+# ---------------------------------------------------------------------- the functions that look up
+
+Look = Callable[[str, Any, int, "int | None", Any], None]
+
+
+def _argument(args: tuple, kwargs: Mapping[str, Any], position: int, *names: str) -> Any:
+    return args[position] if position < len(args) else next((kwargs[name] for name in names if name in kwargs), None)
+
+
+def _look_in_table(look: Look, args: tuple, kwargs: Mapping[str, Any]) -> None:
+    table, index = _argument(args, kwargs, 0, "in", "x", "weight", "input"), _argument(args, kwargs, 1, "indices")
+    axis = kwargs.get("axis", 0) if len(args) < 3 else 0
+    if isinstance(table, flow.Tensor):
+        look("embedding", index, table.shape[axis or 0], None, table)
+
+
+def _look_at_labels(look: Look, args: tuple, kwargs: Mapping[str, Any]) -> None:
+    logits, labels = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "target")
+    ignored = _argument(args, kwargs, 3, "ignore_index")
+    if isinstance(logits, flow.Tensor):
+        look(
+            "cross entropy", labels, logits.shape[1 if logits.ndim > 1 else 0], -100 if ignored is None else ignored, 0
+        )
+
+
+def _look_at_sparse_labels(look: Look, args: tuple, kwargs: Mapping[str, Any]) -> None:
+    logits, labels = _argument(args, kwargs, 0, "logits", "prediction"), _argument(args, kwargs, 1, "label", "labels")
+    if isinstance(logits, flow.Tensor):
+        look("cross entropy", labels, logits.shape[-1], None, None)
+
+
+def _look_along(look: Look, args: tuple, kwargs: Mapping[str, Any]) -> None:
+    table, index = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 2, "index")
+    dim = _argument(args, kwargs, 1, "dim")
+    if isinstance(table, flow.Tensor) and isinstance(dim, int):
+        look("gather", index, table.shape[dim], None, None)
+
+
+def _look_at_one_hot(look: Look, args: tuple, kwargs: Mapping[str, Any]) -> None:
+    count = _argument(args, kwargs, 1, "num_classes")
+    if count is not None and count > 0:
+        look("one_hot", _argument(args, kwargs, 0, "input"), count, None, None)
+
+
+#: name in `oneflow._C` → how its arguments are read
+_READERS = {
+    "gather": _look_in_table,
+    "embedding": _look_in_table,
+    "embedding_renorm_": _look_in_table,
+    "cross_entropy": _look_at_labels,
+    "nll_loss": _look_at_labels,
+    "sparse_softmax_cross_entropy": _look_at_sparse_labels,
+    "sparse_cross_entropy": _look_at_sparse_labels,
+    "dim_gather": _look_along,
+    "one_hot": _look_at_one_hot,
+}
+
+
+@contextmanager
+def _lookups_replaced(model: nn.Module, look: Look) -> Iterator[None]:
+    """Let the functions that look up call `look` first, under every name that any module or the model has for them."""
+    replaced = {}
+    for name, reader in _READERS.items():
+        original = getattr(flow._C, name)
+        replaced[id(original)] = _looking(original, reader, look)
+    changed: list[tuple[dict[str, Any], str, Any]] = []
+    spaces = [vars(module) for module in (*_modules(), *model.modules())]
+    for space in spaces:
+        for name, value in list(space.items()):
+            if id(value) in replaced:
+                changed.append((space, name, value))
+    for space, name, value in changed:
+        space[name] = replaced[id(value)]
+    try:
+        yield
+    finally:
+        for space, name, value in changed:
+            space[name] = value
+
+
+def _modules() -> list[Any]:
+    return [module for module in list(sys.modules.values()) if isinstance(getattr(module, "__dict__", None), dict)]
+
+
+def _looking(original: Callable[..., Any], reader: Callable[..., None], look: Look) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def looking(*args: Any, **kwargs: Any) -> Any:
+        reader(look, args, kwargs)
+        return original(*args, **kwargs)
+
+    return looking

@@ -1,0 +1,115 @@
+"""What a run ran on, as JSON-able facts: versions, machine, code, layout and the environment variables that matter."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from libai.native.kernels import kernels_in_use
+from libai.oneflow_fixes.openblas import openblas_in_use, threads_in_use
+from libai.utils.distributed import get_local_rank, get_rank, get_world_size
+
+_PACKAGES = ("numpy", "omegaconf", "hydra-core", "tensorboardX", "safetensors", "protobuf")
+#: nothing else of the environment is recorded: it may hold secrets
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "NODE", "NODE_RANK", "SLURM_JOB_ID", "VIRTUAL_ENV")
+_VARIABLE_PREFIXES = ("ONEFLOW_", "OPENBLAS_", "OMP_", "MKL_", "NCCL_", "LIBAI_")
+
+
+def collect_env() -> dict[str, Any]:
+    """Facts about this process's surroundings; imports oneflow, so call it after the environment is prepared.
+
+    A fact that cannot be had is None. Of the environment only variables known to matter are taken.
+    """
+    return {
+        "libai": _version("libai"),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "oneflow": _oneflow(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "machine": _machine(),
+        "cuda": _cuda(),
+        "git": git_state(Path.cwd()),
+        "layout": {"rank": get_rank(), "world_size": get_world_size(), "local_rank": get_local_rank()},
+        "command": list(sys.argv),
+        "variables": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES)
+        },
+    }
+
+
+def _version(package: str) -> str | None:
+    if package == "libai":  # used from a clone it is on no list of installed packages
+        return getattr(sys.modules.get("libai"), "__version__", None)
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _oneflow() -> dict[str, Any]:
+    import oneflow as flow
+
+    commit = getattr(flow, "__git_commit__", None)
+    return {
+        "version": flow.__version__,
+        "commit": commit,
+        "openblas": openblas_in_use(),
+        "openblas_threads": threads_in_use(),
+        "cpu_kernels": kernels_in_use(),
+    }
+
+
+def _machine() -> dict[str, Any]:
+    pages, page_size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return {
+        "os": platform.platform(),
+        "host": platform.node(),
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(pages * page_size / 2**30, 1),
+    }
+
+
+def _cpu_model() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
+
+
+def _cuda() -> dict[str, Any]:
+    import oneflow as flow
+
+    if not flow.cuda.is_available():
+        return {"available": False, "devices": []}
+    devices = [
+        {"name": flow.cuda.get_device_name(i), "capability": list(flow.cuda.get_device_capability(i))}
+        for i in range(flow.cuda.device_count())
+    ]
+    return {"available": True, "devices": devices}
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """`{"commit": hash, "dirty": bool}` of the repository that holds `folder`; None without one, or without git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,340 @@
+"""Make `import oneflow` work. Standard library only.
+
+`libai/__init__.py` calls `prepare_environment` before anything imports oneflow. Not here: how a process ends
+(libai/launch/guard.py, whose `guarded_main` programs take from here), starting processes (tools/launch.py), facts
+about ranks for the rest of libai (libai/utils/distributed.py).
+"""
+
+import contextlib
+import errno
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+
+from libai.launch.guard import guarded_main as guarded_main
+from libai.launch.guard import open_missing_streams
+from libai.native import kernels
+from libai.oneflow_fixes import openblas
+from libai.utils.rank_notes import FAILURE_DIR_VARIABLE, phase, without_harmless_lines, world_size
+
+RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+DEFAULT_CONNECT_SECONDS = 120.0
+
+# The oneflow 0.9.0 wheel holds machine code for these and no PTX that a driver could compile for others.
+FIRST_COMPUTE_CAPABILITY = (6, 0)
+END_COMPUTE_CAPABILITY = (9, 0)
+
+# package, its module, the first major version that does not work, what to install
+_TOO_NEW = (
+    ("numpy", "numpy", 2, "'numpy<2'"),
+    ("protobuf", "google.protobuf", 4, "'protobuf<4' 'tensorboard<2.21'"),
+)
+
+
+def prepare_environment() -> None:
+    """Set what oneflow 0.9.0 needs before its first import. Cheap, idempotent; never overrides the user.
+
+    Where oneflow has been imported already, only its matrix products and other CPU kernels can still be made faster.
+    """
+    open_missing_streams()
+    core_type = choose_openblas_core(_read_cpuinfo())
+    if core_type is not None:
+        os.environ.setdefault("OPENBLAS_CORETYPE", core_type)
+    if not any(isinstance(finder, _OneFlowFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _OneFlowFinder())
+    if "oneflow" in sys.modules:
+        _make_faster(openblas.is_wanted(), kernels.wanted_levels())
+
+
+# ---------------------------------------------------------------------------------------------------- the CPU
+
+
+def choose_openblas_core(cpuinfo: str) -> str | None:
+    """Return the `OPENBLAS_CORETYPE` for a CPU, None when the choice is better left to OpenBLAS.
+
+    `cpuinfo` is the text of /proc/cpuinfo. The OpenBLAS inside the oneflow 0.9.0 wheel does not recognise CPUs newer
+    than itself and falls back to a kernel without AVX, 2.3 times slower in matrix products (measured on an EPYC).
+    """
+    fields = dict(_split_field(line) for line in cpuinfo.partition("\n\n")[0].splitlines() if ":" in line)
+    flags = set(fields.get("flags", "").split())
+    if not {"avx2", "fma"} <= flags:
+        return None
+    if fields.get("vendor_id") == "AuthenticAMD":
+        return "Zen"
+    return "SkylakeX" if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= flags else "Haswell"
+
+
+def _split_field(line: str) -> tuple[str, str]:
+    name, _, value = line.partition(":")
+    return name.strip(), value.strip()
+
+
+def _read_cpuinfo() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            return file.read(16_384)  # the first CPU is enough
+    except OSError:
+        return ""
+
+
+# ------------------------------------------------------------------------------------------ importing oneflow
+
+
+class _OneFlowFinder(importlib.abc.MetaPathFinder):
+    """Finds only `oneflow`, as Python would, and puts `_OneFlowLoader` around its loader."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "oneflow":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _OneFlowLoader(spec.loader)
+        return spec
+
+
+class _OneFlowLoader(importlib.abc.Loader):
+    """Meets rank 0 before oneflow is executed, and explains an import that fails.
+
+    Under a launcher `import oneflow` is the rendezvous. A rank that calls rank 0 before it listens sleeps ten fixed
+    seconds inside oneflow, so ranks above 0 wait for the port here first.
+    """
+
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)  # get_data, get_source and others that tools ask a loader for
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if (text := explain_versions()) is not None:
+            raise _oneflow_import_error(text)
+        wanted = openblas.is_wanted(), kernels.wanted_levels()
+        try:
+            with phase("meet") if world_size() > 1 else contextlib.nullcontext():
+                if "MASTER_PORT" in os.environ:
+                    _prepare_to_meet(int(os.environ.get("RANK", 0)))
+                with _limited_rendezvous(), without_harmless_lines():
+                    self._loader.exec_module(module)
+        except (ImportError, RuntimeError, MemoryError) as error:
+            text = explain_import_error(error)
+            if text is None:
+                raise
+            raise _oneflow_import_error(text) from error
+        if (text := explain_versions()) is not None:  # of modules that are loaded now
+            raise _oneflow_import_error(text)
+        _make_faster(*wanted)
+
+
+def _make_faster(wants_other_openblas: bool, kernel_levels: tuple[str, ...]) -> None:
+    if wants_other_openblas:
+        openblas.use_current()
+    kernels.use_kernels(kernel_levels)
+    openblas.use_threads(kernels.loaded_library())
+
+
+def _prepare_to_meet(rank: int) -> None:
+    if rank > 0:
+        wait_for_rank0()
+    elif rank == 0 and os.environ.get(FAILURE_DIR_VARIABLE):
+        require_free_port(int(os.environ["MASTER_PORT"]))
+
+
+def require_free_port(port: int) -> None:
+    """Raise `UserError` when somebody listens at `port` here already; oneflow would abort the process."""
+    from libai.utils.errors import UserError
+
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # as grpc listens: at every address of both kinds
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("::", port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                return
+            raise UserError(
+                f"PORT={port} was taken by another program before rank 0 could listen there: the ranks cannot meet. "
+                "Start again; with PORT set, choose another (of one machine unset it: a free one is found)."
+            ) from None
+
+
+@contextlib.contextmanager
+def _limited_rendezvous() -> Iterator[None]:
+    """End this rank by SIGALRM, which tools/launch.py explains, when the other ranks do not come in time.
+
+    oneflow 0.9.0 waits for them for ever, in C++ with the interpreter locked: no Python code could end the wait.
+    """
+    limited = world_size() > 1 and bool(os.environ.get(FAILURE_DIR_VARIABLE))
+    if limited:
+        signal.setitimer(signal.ITIMER_REAL, connect_seconds())
+    try:
+        yield
+    finally:
+        if limited:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+def connect_seconds() -> float:
+    """Return how long a rank waits for the others: LIBAI_CONNECT_TIMEOUT, else 120 seconds."""
+    return read_seconds("LIBAI_CONNECT_TIMEOUT", DEFAULT_CONNECT_SECONDS)
+
+
+def read_seconds(variable: str, default: float) -> float:
+    """Return a positive number of seconds from the environment; `UserError` for anything else."""
+    from libai.utils.errors import UserError
+
+    text = os.environ.get(variable, "")
+    with contextlib.suppress(ValueError):
+        seconds = float(text or default)
+        if 0 < seconds < float("inf"):
+            return seconds
+    raise UserError(f"{variable} is {text!r}; it must be a number of seconds above 0, such as {default:g}.")
+
+
+@functools.cache
+def _import_error_class() -> type[ImportError]:
+    from libai.utils.errors import UserError  # not at the top: this module is imported before all others
+
+    class OneFlowImportError(ImportError, UserError):
+        """oneflow cannot be imported in this environment; the text says what to install."""
+
+    return OneFlowImportError
+
+
+def _oneflow_import_error(text: str) -> ImportError:
+    return _import_error_class()(text, name="oneflow")
+
+
+def explain_import_error(error: BaseException) -> str | None:
+    """Return one line that says what to do about a failed `import oneflow`, None if `error` is about something else."""
+    text = str(error)
+    if isinstance(error, ModuleNotFoundError) and error.name == "oneflow":
+        version = platform.python_version()
+        if sys.version_info[:2] > (3, 10):
+            return (
+                f"`import oneflow` needs CPython 3.7 to 3.10 (there is no wheel of oneflow 0.9.0 for others); "
+                f"this is {version}. `bash tools/env.sh` makes an environment that fits."
+            )
+        return f"oneflow is not installed in {sys.prefix}. Run `pip install -e .` there, or `bash tools/env.sh`."
+    no_space = ("failed to map segment", "annot allocate memory", "Resource temporarily unavailable", "bad_alloc")
+    if isinstance(error, MemoryError) or any(words in text for words in no_space):
+        return (
+            f"`import oneflow` ran out of memory or threads ({text or 'MemoryError'}). It maps several gigabytes "
+            "of libraries: raise the limits (`ulimit -v unlimited`, `ulimit -u`, those of the batch system)."
+        )
+    if "libcudnn" in text or "libcublas" in text:
+        library = text.split(":")[0]
+        return (
+            f"`import oneflow` needs {library}, also without a GPU, and did not find it. Install "
+            "nvidia-cudnn-cu11==8.5.0.96 and nvidia-cublas-cu11==11.10.3.66 into the same site-packages as oneflow, "
+            "or put a system's cuDNN 8 and cuBLAS 11 on LD_LIBRARY_PATH."
+        )
+    return None
+
+
+def explain_versions() -> str | None:
+    """Return one line that says what to install when numpy or protobuf is too new for oneflow 0.9.0, else None.
+
+    With numpy 2 oneflow can be imported, and `flow.tensor(array)` fails later; with protobuf 4 the import fails.
+    """
+    for package, module, end, advice in _TOO_NEW:
+        version = str(getattr(sys.modules.get(module), "__version__", None) or _installed_version(package) or "0")
+        major = version.partition(".")[0]
+        by_python = package == "protobuf" and os.environ.get("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION") == "python"
+        if major.isdecimal() and int(major) >= end and not by_python:
+            return (
+                f"{package} {version} is installed in {sys.prefix}, and oneflow 0.9.0 works with {package} < {end} "
+                f"only. Run `pip install {advice}` there, or `bash tools/env.sh`."
+            )
+    return None
+
+
+def _installed_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def wait_for_rank0(limit_seconds: float | None = None) -> None:
+    """Return as soon as somebody listens at MASTER_ADDR:MASTER_PORT.
+
+    `limit_seconds` is `connect_seconds()` when None. Raises `UserError` naming the address when it has passed.
+    """
+    from libai.utils.errors import UserError
+
+    if limit_seconds is None:
+        limit_seconds = connect_seconds()
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    end = time.monotonic() + limit_seconds
+    reason: OSError | None = None
+    while time.monotonic() < end:
+        try:
+            socket.create_connection((address, port), timeout=1.0).close()
+            return
+        except OSError as error:
+            reason = error
+            time.sleep(0.05)
+    raise UserError(
+        f"rank {os.environ.get('RANK')} could not reach rank 0 at {address}:{port} within {limit_seconds:g} s "
+        f"({reason}). Is the first node running, with the same ADDR and PORT, and no firewall in between? "
+        "LIBAI_CONNECT_TIMEOUT=<seconds> waits longer."
+    )
+
+
+def hide_rendezvous_environment() -> dict[str, str]:
+    """Remove the launcher's variables from this process and return them.
+
+    A tool that is not a rank itself (the launcher's pre-flight check, a subprocess of a test) would otherwise try to
+    meet the other ranks as soon as it imports oneflow.
+    """
+    return {name: os.environ.pop(name) for name in RENDEZVOUS_VARIABLES if name in os.environ}
+
+
+# --------------------------------------------------------------------------------------------------- the GPU
+
+
+def check_gpu() -> str | None:
+    """Return a line about visible GPUs that oneflow 0.9.0 has no code for; None if all will do or there are none."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    command = [tool, "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+    try:
+        listing = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None  # no driver, or one too old to know compute_cap: then the GPU is old enough too
+    return explain_unsupported_gpus(listing)
+
+
+def explain_unsupported_gpus(listing: str) -> str | None:
+    """Return a line about the GPUs in `listing` (lines `name, major.minor`) that oneflow 0.9.0 cannot use, or None."""
+    unsupported = []
+    for line in listing.splitlines():
+        name, _, capability = line.rpartition(",")
+        major, _, minor = capability.strip().partition(".")
+        if not (major.isdigit() and minor.isdigit()):
+            continue
+        if not FIRST_COMPUTE_CAPABILITY <= (int(major), int(minor)) < END_COMPUTE_CAPABILITY:
+            unsupported.append(f"{name.strip()} ({capability.strip()})")
+    if not unsupported:
+        return None
+    return (
+        f"oneflow 0.9.0 has machine code for GPUs of compute capability 6.0 to 8.9 (Pascal to Ada) only; here: "
+        f"{', '.join(sorted(set(unsupported)))}. Use another GPU (CUDA_VISIBLE_DEVICES) or train.device=cpu."
+    )

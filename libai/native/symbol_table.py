@@ -1,0 +1,115 @@
+"""liboneflow's table of dynamic symbols: the addresses through which it calls its own exported functions.
+
+A function whose address is written there takes the place of one of OneFlow's in the whole process.
+libai/oneflow_fixes/openblas.py does that for matrix products, launch_race.py beside it for one function of the graph
+launch. Linux on x86_64 only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from typing import Any
+
+# of <dlfcn.h> and <elf.h>; sizes and types are those of x86_64
+_RTLD_DI_LINKMAP = 2
+_DT_NULL, _DT_PLTRELSZ, _DT_SYMTAB, _DT_JMPREL = 0, 2, 6, 23
+_R_X86_64_JUMP_SLOT = 7
+
+
+class Unavailable(Exception):
+    """Why a function of OneFlow stays as it is."""
+
+
+class _LinkMap(ctypes.Structure):
+    """`struct link_map`: what the dynamic linker tells of a loaded library."""
+
+    _fields_ = (("l_addr", ctypes.c_uint64), ("l_name", ctypes.c_char_p), ("l_ld", ctypes.c_uint64))
+
+
+def require_linux_x86_64() -> None:
+    """`Unavailable` on every other machine."""
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        raise Unavailable(f"this is {platform.system()} on {platform.machine()}, not Linux on x86_64")
+
+
+def open_oneflow() -> ctypes.CDLL:
+    """The liboneflow that this process has loaded; `Unavailable` if there is none."""
+    return ctypes.CDLL(_path_of_oneflow(), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+
+
+def address_of(library: ctypes.CDLL, name: str) -> int:
+    """Where the dynamic linker finds the function `name`, beginning with `library`; 0 if nowhere."""
+    function = getattr(library, name, None)
+    return (ctypes.cast(function, ctypes.c_void_p).value or 0) if function is not None else 0
+
+
+def find_slot(library: ctypes.CDLL, name: str) -> ctypes.c_uint64:
+    """The entry of its table through which `library` calls its own function `name`; may be written."""
+    own, preferred = address_of(library, name), address_of(ctypes.CDLL(None), name)
+    if not own:
+        raise Unavailable(f"oneflow has no function {name}")
+    if preferred not in (0, own):
+        raise Unavailable(f"a library with a {name} of its own has been put in front of oneflow's")
+    record = ctypes.POINTER(_LinkMap)()
+    if ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(record)):
+        raise Unavailable("the dynamic linker tells nothing about liboneflow")
+    base = record.contents.l_addr
+    dynamic = _read_dynamic_section(record.contents.l_ld)
+    if not {_DT_PLTRELSZ, _DT_SYMTAB, _DT_JMPREL} <= dynamic.keys():
+        raise Unavailable("liboneflow has no table of dynamic symbols")
+    # rows of Elf64_Rela: offset, info (symbol << 32 | type), addend
+    relocations = _view_rows(dynamic[_DT_JMPREL], dynamic[_DT_PLTRELSZ] // 24)
+    relocations = relocations[(relocations[:, 1] & 0xFFFFFFFF) == _R_X86_64_JUMP_SLOT]
+    symbols = (relocations[:, 1] >> 32).astype(int)
+    # rows of Elf64_Sym: name, info and section; value; size
+    values = _view_rows(dynamic[_DT_SYMTAB], int(symbols.max()) + 1)[symbols, 1]
+    offsets = relocations[values == own - base, 0]
+    if len(offsets) != 1:
+        raise Unavailable(f"oneflow does not call {name} through its table of dynamic symbols")
+    address = base + int(offsets[0])
+    if not _is_writable(address):  # a library that was linked with -z now
+        raise Unavailable("liboneflow's table of dynamic symbols is read-only")
+    return ctypes.c_uint64.from_address(address)
+
+
+def _is_writable(address: int) -> bool:
+    for line in _read_maps():
+        first, last = (int(word, 16) for word in line.split()[0].split("-"))
+        if first <= address < last:
+            return "w" in line.split()[1]
+    return False
+
+
+def _path_of_oneflow() -> str:
+    for line in _read_maps():
+        path = line.partition("/")[2]
+        if os.path.basename(path).startswith("liboneflow-"):
+            return f"/{path}"
+    raise Unavailable("no liboneflow is loaded")
+
+
+def _read_maps() -> list[str]:
+    try:
+        with open("/proc/self/maps", encoding="utf-8") as file:
+            return file.read().splitlines()
+    except OSError as error:
+        raise Unavailable(f"/proc/self/maps cannot be read ({error.strerror})") from error
+
+
+def _read_dynamic_section(address: int) -> dict[int, int]:
+    entries = {}
+    while (tag := ctypes.c_int64.from_address(address).value) != _DT_NULL:
+        entries[tag] = ctypes.c_uint64.from_address(address + 8).value
+        address += 16
+    return entries
+
+
+def _view_rows(address: int, count: int) -> Any:
+    """Memory as an array (count, 3) of 64-bit words."""
+    import numpy as np
+
+    words = (ctypes.c_uint64 * (3 * count)).from_address(address)
+    return np.ctypeslib.as_array(words).reshape(count, 3)

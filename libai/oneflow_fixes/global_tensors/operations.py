@@ -1,0 +1,151 @@
+"""Operations that OneFlow 0.9.0 computes wrongly, or not at all, with global tensors, made of others that are right.
+
+`flow.stack` is the one that trains another model without a word: its gradient is wrong in eager mode where the new
+axis is not the first, and a graph cannot be compiled. What local tensors give is left as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+from oneflow.nn import functional
+
+from libai.oneflow_fixes.global_tensors.indexing import index_with_all_ranks, laid_out_whole
+
+
+@functools.cache
+def repair_global_operations() -> None:
+    """From now on these operations are right with global tensors, too. In this process."""
+    index_with_all_ranks()
+    for name, replacement in _REPLACEMENTS.items():
+        for owner in (flow, flow._C, functional):
+            if hasattr(owner, name):
+                setattr(owner, name, _for_global_tensors(getattr(owner, name), replacement))
+    # the other methods call the functions
+    flow.Tensor.median = _for_global_tensors(flow.Tensor.median, _median)
+    flow.Tensor.new_tensor = _for_global_tensors(flow.Tensor.new_tensor, _new_tensor)
+
+
+class SourceOps:
+    """OneFlow's global mode, and what does not keep to it in OneFlow 0.9.0: `flow.eye` and `flow.from_numpy`."""
+
+    def __init__(self, placement: Any, sbp: Any):
+        self._mode = flow.utils.global_view.global_mode(True, placement=placement, sbp=sbp)
+
+    def __enter__(self) -> None:
+        self._mode.__enter__()
+        self._eye, flow.eye = flow.eye, _eye
+        self._from_numpy, flow.from_numpy = flow.from_numpy, flow.tensor
+
+    def __exit__(self, *error: Any) -> None:
+        flow.eye, flow.from_numpy = self._eye, self._from_numpy
+        self._mode.__exit__(*error)
+
+
+def _eye(n: int, m: int | None = None, *_: Any, dtype: Any = flow.float32, **__: Any) -> flow.Tensor:
+    columns = n if m is None else m
+    return (flow.arange(n).unsqueeze(1) == flow.arange(columns).unsqueeze(0)).to(dtype)
+
+
+def _for_global_tensors(operation: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(operation)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        if any(tensor.is_global for tensor in _tensors((*args, *kwargs.values()))):
+            return replacement(operation, *args, **kwargs)
+        return operation(*args, **kwargs)
+
+    return chosen
+
+
+def _tensors(values: Any) -> Iterator[flow.Tensor]:
+    for value in values:
+        if isinstance(value, flow.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _stack(_: Any, inputs: Sequence[flow.Tensor], dim: int = 0) -> flow.Tensor:
+    dim %= inputs[0].ndim + 1
+    return flow.cat([tensor.unsqueeze(dim) for tensor in inputs], dim=dim)
+
+
+def _with_whole_tensors(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Each rank's part of the indices would leave out what other ranks write."""
+    return operation(*map(laid_out_whole, args), **{name: laid_out_whole(value) for name, value in kwargs.items()})
+
+
+def _like(operation: Callable[..., Any], like: flow.Tensor, *args: Any, **kwargs: Any) -> flow.Tensor:
+    """Not laid out as the parts of a sum, which most operations in place have no rule for."""
+    return operation(laid_out_whole(like) if flow.sbp.partial_sum in like.sbp else like, *args, **kwargs)
+
+
+def _median(operation: Callable[..., Any], input: flow.Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    if dim is None:
+        return operation(input)
+    values, indices = (_select(None, sorted_, dim, (input.shape[dim] - 1) // 2) for sorted_ in flow.sort(input, dim))
+    return (values.unsqueeze(dim), indices.unsqueeze(dim)) if keepdim else (values, indices)
+
+
+def _repeat_interleave(
+    operation: Callable[..., Any], input: flow.Tensor, repeats: Any, dim: int | None = None, **kwargs: Any
+) -> flow.Tensor:
+    if isinstance(repeats, flow.Tensor):
+        return operation(input, repeats, dim, **kwargs)
+    if dim is None:
+        input, dim = input.flatten(), 0
+    dim %= input.ndim
+    sizes = [-1] * (input.ndim + 1)
+    sizes[dim + 1] = repeats
+    return input.unsqueeze(dim + 1).expand(*sizes).flatten(dim, dim + 1)
+
+
+def _select(_: Any, input: flow.Tensor, dim: int, index: int) -> flow.Tensor:
+    return input.narrow(dim, index % input.shape[dim], 1).squeeze(dim)
+
+
+def _new_ones(operation: Callable[..., Any], x: flow.Tensor, *args: Any, **kwargs: Any) -> flow.Tensor:
+    given = inspect.signature(operation).bind(x, *args, **kwargs).arguments
+    if given.get("placement") is not None:
+        return operation(**given)
+    return flow.ones(
+        *given["size"],
+        dtype=given.get("dtype") or x.dtype,
+        placement=x.placement,
+        sbp=[flow.sbp.broadcast] * len(x.sbp),
+        requires_grad=given.get("requires_grad", False),
+    )
+
+
+def _new_tensor(operation: Callable[..., Any], self: flow.Tensor, data: Any, *args: Any, **kwargs: Any) -> flow.Tensor:
+    """Constants laid out like an activation would be sent between ranks, which ends a process in a graph on CPU."""
+    kwargs.setdefault("sbp", [flow.sbp.broadcast] * len(self.sbp))
+    return operation(self, data, *args, **kwargs)
+
+
+def _affine_grid(_: Any, theta: flow.Tensor, size: Sequence[int], align_corners: bool = False) -> flow.Tensor:
+    """(N, 2, 3) → (N, H, W, 2), or (N, 3, 4) → (N, D, H, W, 3). OneFlow compares `size` with a rank's part of it."""
+    axes = [np.linspace(-1, 1, n) * (1 if align_corners else (n - 1) / n) for n in size[2:]]
+    points = [axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")][::-1]
+    table = np.stack([*points, np.ones_like(points[0])], axis=1).astype(np.float32)
+    base = flow.tensor(table, placement=theta.placement, sbp=[flow.sbp.broadcast] * len(theta.sbp))
+    return flow.matmul(base, theta.transpose(1, 2)).reshape(size[0], *size[2:], len(axes))
+
+
+_REPLACEMENTS: dict[str, Callable[..., Any]] = {
+    "stack": _stack,
+    "zeros_like": _like,
+    "ones_like": _like,
+    "scatter_nd": _with_whole_tensors,
+    "tensor_scatter_nd_update": _with_whole_tensors,
+    "median": _median,
+    "repeat_interleave": _repeat_interleave,
+    "select": _select,
+    "new_ones": _new_ones,
+    "affine_grid": _affine_grid,
+}

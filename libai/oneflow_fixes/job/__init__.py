@@ -1,0 +1,1 @@
+"""Changes to a compiled job before OneFlow plans it: what it would compute wrongly or slowly."""

@@ -1,0 +1,185 @@
+"""Lets OneFlow take its matrix products from a current OpenBLAS, and share them out among threads.
+
+The OpenBLAS in the oneflow 0.9.0 wheel is 0.3.3, of 2018. liboneflow calls it through its table of dynamic symbols
+(`cblas_sgemm@PLT`), and `use_current` writes the same function of the package `scipy-openblas32` into that
+table, `use_threads` one that calls it for parts of a product. docs/decisions/0010-current-openblas.md and
+0021-threads-in-products.md tell why, and what was measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow, require_linux_x86_64
+from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE, world_size
+
+if TYPE_CHECKING:
+    from libai.native.library import Library
+
+logger = logging.getLogger("libai")
+
+#: `bundled`: oneflow keeps its own
+VARIABLE = "LIBAI_OPENBLAS"
+#: what src/sharing.h begins with
+_TRIALS = 8
+#: OpenBLAS has memory for 128 callers at a time, and ends the process when there are more
+_MOST_THREADS = 32
+_FUNCTIONS = ("cblas_sgemm", "cblas_dgemm")
+_THREADS = "OPENBLAS_NUM_THREADS"
+#: where Linux says how much processor time a container may take
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+_in_use: str | None = None
+_openblas: ctypes.CDLL | None = None
+_num_threads = 1
+_library: Library | None = None
+_has_told = False
+
+
+def is_wanted() -> bool:
+    """False with LIBAI_OPENBLAS=bundled; `UserError` for any other value."""
+    from libai.utils.errors import UserError
+
+    asked = os.environ.get(VARIABLE, "")
+    if asked not in ("", "bundled"):
+        raise UserError(f"{VARIABLE} is {asked!r}; it must be bundled (oneflow keeps its own OpenBLAS), or not be set.")
+    return not asked
+
+
+def use_current() -> None:
+    """Let the imported oneflow multiply by the OpenBLAS of `scipy-openblas32`, with OPENBLAS_NUM_THREADS threads for
+    each product (1 when not set).
+
+    Where that cannot be (no Linux on x86_64, the package is missing, the user has put a library of their own in front
+    of oneflow's) oneflow goes on as it is, and a run says so where it names its versions.
+    """
+    global _in_use
+    if _in_use is None:
+        with contextlib.suppress(Unavailable):
+            _in_use = _replace()
+
+
+def use_threads(library: Library | None) -> None:
+    """Let large products be shared out among `wanted_threads` threads, which changes no bit of them.
+
+    `library`: our compiled kernels. Without them, or with OneFlow's own OpenBLAS, products stay as they are.
+    """
+    global _library, _num_threads
+    count = wanted_threads(os.environ)
+    if library is None or _library is not None or _openblas is None or count == 1:
+        return
+    _openblas.scipy_openblas_set_num_threads(1)
+    sgemm = address_of(_openblas, "scipy_cblas_sgemm")
+    if not _keeps_bits(library, sgemm):
+        return
+    with contextlib.suppress(Unavailable):
+        slot = find_slot(open_oneflow(), "cblas_sgemm")
+        slot.value = library.share_products(sgemm, count)
+        _library, _num_threads = library, count
+
+
+def _keeps_bits(library: Library, sgemm: int) -> bool:
+    """Whether a product in parts is the same as in one piece, to the last bit, with this OpenBLAS on this CPU."""
+    import numpy as np
+
+    numbers = np.sin(np.arange(500 * 300, dtype=np.float32))
+    a, b = numbers.reshape(300, 500), numbers[: 500 * 97].reshape(500, 97)
+    whole, parts = np.empty((2, 300, 97), np.float32)
+    assert _openblas is not None
+    order, plain, one, zero = 101, 111, ctypes.c_float(1.0), ctypes.c_float(0.0)
+    at = [ctypes.c_void_p(array.ctypes.data) for array in (a, b, whole)]
+    _openblas.scipy_cblas_sgemm(order, plain, plain, 300, 97, 500, one, at[0], 500, at[1], 97, zero, at[2], 97)
+    return library.multiply_in_parts(sgemm, 4, a, b, parts) and bool((whole == parts).all())
+
+
+def wanted_threads(environment: Mapping[str, str]) -> int:
+    """Threads for each product of this process: OPENBLAS_NUM_THREADS, else OMP_NUM_THREADS, else the cores that it may
+    use, divided by the ranks on this machine; 32 at most."""
+    for name in (_THREADS, "OMP_NUM_THREADS"):
+        text = environment.get(name, "").partition(",")[0].strip()
+        if text.isdecimal() and int(text) > 0:
+            return min(int(text), _MOST_THREADS)
+    ranks = environment.get(LOCAL_RANKS_VARIABLE) or world_size()
+    return min(max(1, usable_cores() // int(ranks)), _MOST_THREADS)
+
+
+def usable_cores() -> int:
+    """Cores of this process: those it may run on, and no more than its container's share of time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = _QUOTA.read_text().split()
+        return min(cores, max(1, math.ceil(int(quota) / int(period))))
+    return cores
+
+
+def openblas_in_use() -> str:
+    """For reports: the version that oneflow's matrix products come from on CPU, such as "0.3.30", or "bundled"."""
+    return _in_use or "bundled"
+
+
+def threads_in_use() -> int:
+    """For reports: on how many threads a large product may be computed."""
+    if _library is not None:
+        return _num_threads
+    return int(_openblas.scipy_openblas_get_num_threads()) if _openblas is not None else 1
+
+
+def tell_of_busy_cores() -> None:
+    """Log once that products are not shared out although threads are there, since that has turned out to be slower."""
+    global _has_told
+    if _library is None or _has_told:
+        return
+    products = _library.shared_products()
+    if products.num_shared >= _TRIALS and not products.prefers_sharing:
+        _has_told = True
+        logger.info(
+            "matrix products take one thread: %d of them are no faster now, because products are small or other "
+            "programs keep the cores busy. More are tried again and again, and change no result.",
+            _num_threads,
+        )
+
+
+def _replace() -> str:
+    global _openblas
+    require_linux_x86_64()
+    try:
+        with _one_thread():
+            import scipy_openblas32
+
+            folder = Path(scipy_openblas32.get_lib_dir())
+            ours = ctypes.CDLL(str(folder / scipy_openblas32.get_library(fullname=True)))
+    except (ImportError, OSError) as error:
+        raise Unavailable(f"{error} (pip install scipy-openblas32)") from error
+    functions = {name: address_of(ours, f"scipy_{name}") for name in _FUNCTIONS}
+    if not all(functions.values()):
+        raise Unavailable("scipy-openblas32 calls its functions by other names (0.3.29 and later have the right ones)")
+    oneflow = open_oneflow()
+    slots = {name: find_slot(oneflow, name) for name in _FUNCTIONS}
+    if _THREADS not in os.environ:
+        ours.scipy_openblas_set_num_threads(1)  # somebody may have loaded it before
+    for name, slot in slots.items():
+        slot.value = functions[name]
+    _openblas = ours
+    read_config = ours.scipy_openblas_get_config
+    read_config.restype = ctypes.c_char_p
+    return str(read_config().decode().split()[1])  # "OpenBLAS 0.3.30 DYNAMIC_ARCH ..."
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """OpenBLAS makes its threads when it is loaded. As oneflow's own it should have none: ranks and the two threads of
+    a compiled step multiply beside each other."""
+    given = os.environ.get(_THREADS)
+    os.environ.setdefault(_THREADS, "1")
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[_THREADS]

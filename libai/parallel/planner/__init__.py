@@ -1,0 +1,1 @@
+"""Which mesh a model should train on, from its memory and traffic."""

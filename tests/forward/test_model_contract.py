@@ -1,0 +1,86 @@
+"""What forward must return and take, and the errors that teach it."""
+
+from __future__ import annotations
+
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+from libai.forward.contract import ModelContractError, as_batch_dict, read_losses, total_loss
+
+
+class Net(nn.Module):
+    def forward(self, x, y=None):
+        return None
+
+
+class Anything(nn.Module):
+    def forward(self, **batch):
+        return None
+
+
+SCALAR, VECTOR = flow.tensor(2.0), flow.ones(3)
+
+
+def test_losses_and_metrics_are_split():
+    outputs = {"losses": {"a": SCALAR, "b": SCALAR}, "metrics": {"acc": SCALAR}, "logits": VECTOR}
+    losses, metrics = read_losses(outputs, Net())
+    assert list(losses) == ["a", "b"] and list(metrics) == ["acc"]
+    assert total_loss(losses).item() == 4.0
+
+
+@pytest.mark.parametrize("metrics", [{}, {"metrics": None}])
+def test_metrics_may_be_left_out(metrics):
+    assert read_losses({"losses": {"a": SCALAR}, **metrics}, Net())[1] == {}
+
+
+@pytest.mark.parametrize(
+    "outputs, found",
+    [
+        (None, "None"),
+        (SCALAR, r"one tensor of shape \(\)"),
+        (VECTOR, r"one tensor of shape \(3,\)"),
+        ((SCALAR, SCALAR), "a tuple"),
+        ({"loss": SCALAR}, r"the keys \['loss'\] and no 'losses'"),
+        ({"losses": SCALAR}, r"losses=a tensor of shape \(\), not a dict"),
+        ({"losses": {}}, "losses=a dict, not a dict of scalar tensors with at least one entry"),
+        ({"losses": None}, "losses=a NoneType"),
+        ({"losses": {"cls": VECTOR}}, r"not 0-dim tensors: \{'cls': 'a tensor of shape \(3,\)'\}"),
+        ({"losses": {"cls": 1.5}}, r"not 0-dim tensors: \{'cls': 'a float'\}"),
+        ({"losses": {"cls": SCALAR}, "metrics": SCALAR}, r"metrics=a tensor of shape \(\), not a dict"),
+        ({"losses": {"cls": SCALAR}, "metrics": {"n": 3}}, r"metrics that are not 0-dim tensors: \{'n': 'a int'\}"),
+    ],
+)
+def test_what_is_no_loss_is_explained_with_the_right_code(outputs, found):
+    with pytest.raises(ModelContractError, match=f"^Net.forward returned .*{found}.*return .*losses.*metrics"):
+        read_losses(outputs, Net())
+
+
+def test_batches_become_keyword_arguments():
+    batch = {"x": 1}
+    assert as_batch_dict(batch, Net()) is batch
+    assert as_batch_dict((1, 2), Net()) == {"x": 1, "y": 2}
+    assert as_batch_dict([1], Net()) == {"x": 1}
+    assert as_batch_dict(VECTOR, Net())["x"] is VECTOR
+    assert as_batch_dict({"whatever": 1}, Anything()) == {"whatever": 1}
+
+
+def test_a_key_that_forward_does_not_take_is_named():
+    with pytest.raises(ModelContractError, match=r"keys \['image', 'x'\].*Net.forward takes \['x', 'y'\].*\['image'\]"):
+        as_batch_dict({"x": 1, "image": 2}, Net())
+
+
+def test_an_argument_that_the_batch_lacks_is_named():
+    class Strict(Net):
+        def forward(self, x, y, *, mask):
+            """Needs all three."""
+
+    with pytest.raises(
+        ModelContractError, match=r"Strict.forward needs \['mask'\], and the batch has only \['x', 'y'\]"
+    ):
+        as_batch_dict({"x": 1, "y": 2}, Strict())
+
+
+def test_too_many_items_are_counted():
+    with pytest.raises(ModelContractError, match=r"batch has 3 items, but Net.forward takes 2 \(\['x', 'y'\]\)"):
+        as_batch_dict((1, 2, 3), Net())

@@ -1,0 +1,397 @@
+"""The environment that oneflow needs, its import explained, and processes that end as they should."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from libai.launch import runtime
+from libai.utils.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+OLD_CPU = "vendor_id : GenuineIntel\nflags : fpu sse2 avx\n"
+AVX512 = "avx2 fma avx512f avx512dq avx512bw avx512vl"
+
+
+def run_python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run `code` in a new interpreter that finds libai, without the variables of any launcher."""
+    hidden = {*runtime.RENDEZVOUS_VARIABLES, runtime.FAILURE_DIR_VARIABLE, "OPENBLAS_CORETYPE"}
+    base = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment = {**base, "PYTHONPATH": str(ROOT), **environment}
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "core"),
+    [
+        ("vendor_id : AuthenticAMD\nflags : avx2 fma\n", "Zen"),
+        (f"vendor_id\t: AuthenticAMD\nflags\t\t: fpu {AVX512}\n", "Zen"),
+        ("vendor_id : GenuineIntel\nflags : avx2 fma\n", "Haswell"),
+        (f"vendor_id : GenuineIntel\nflags : {AVX512}\n", "SkylakeX"),
+        (OLD_CPU, None),
+        (f"{OLD_CPU}\nvendor_id : GenuineIntel\nflags : avx2 fma\n", None),  # the first CPU decides
+        ("", None),
+    ],
+)
+def test_openblas_core_follows_the_cpu(cpuinfo, core):
+    assert runtime.choose_openblas_core(cpuinfo) == core
+
+
+def test_importing_libai_sets_the_openblas_core_and_no_more():
+    code = "import sys, os, libai; print(os.environ.get('OPENBLAS_CORETYPE'), 'oneflow' in sys.modules)"
+    expected = runtime.choose_openblas_core(Path("/proc/cpuinfo").read_text())
+    assert run_python(code).stdout.split() == [str(expected), "False"]
+
+
+def test_the_users_openblas_core_stays():
+    result = run_python("import os, libai; print(os.environ['OPENBLAS_CORETYPE'])", OPENBLAS_CORETYPE="Nehalem")
+    assert result.stdout.strip() == "Nehalem"
+
+
+def test_prepare_environment_installs_one_finder():
+    before = len(sys.meta_path)
+    runtime.prepare_environment()
+    runtime.prepare_environment()
+    assert len(sys.meta_path) == before
+
+
+def test_looking_for_oneflow_does_not_wait_for_rank0():
+    result = run_python(
+        "import importlib.util, libai; print(importlib.util.find_spec('oneflow') is not None)",
+        RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(closed_port()),
+    )  # fmt: skip
+    assert result.returncode == 0 and result.stdout.strip() in ("True", "False")
+
+
+# ------------------------------------------------------------------------------------------ importing oneflow
+
+
+def import_fake_oneflow(folder: Path, source: str, **environment: str) -> subprocess.CompletedProcess:
+    """Import a stand-in for oneflow, whose `__init__.py` is `source`, under the guard."""
+    (folder / "oneflow").mkdir()
+    (folder / "oneflow" / "__init__.py").write_text(source)
+    code = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        from libai.launch.runtime import guarded_main
+        def main():
+            import oneflow
+            print(oneflow.answer)
+        guarded_main(main)
+    """
+    return run_python(code, str(folder), **environment)
+
+
+def test_a_good_oneflow_is_imported_as_ever(tmp_path):
+    assert import_fake_oneflow(tmp_path, "answer = 42").stdout.strip() == "42"
+
+
+@pytest.mark.parametrize("library", ["libcudnn_cnn_infer.so.8", "libcublas.so.11"])
+def test_missing_cuda_library_is_one_line(tmp_path, library):
+    message = f"{library}: cannot open shared object file: No such file or directory"
+    result = import_fake_oneflow(tmp_path, f"raise ImportError({message!r})")
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: `import oneflow` needs {library}, also without a GPU")
+    assert "nvidia-cudnn-cu11==8.5.0.96" in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_too_little_address_space_is_not_called_a_missing_library(tmp_path):
+    message = "libcudnn.so.8: failed to map segment from shared object"
+    result = import_fake_oneflow(tmp_path, f"raise ImportError({message!r})")
+    assert result.returncode == 2 and "nvidia-cudnn" not in result.stderr and result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"error: `import oneflow` ran out of memory or threads ({message})")
+    assert "ulimit -v" in result.stderr
+
+
+def test_a_port_that_another_program_has_taken_is_one_line(tmp_path):
+    """Taken after the launcher has looked: oneflow itself would abort the process."""
+    (tmp_path / "notes").mkdir()
+    for address in ("127.0.0.1", ""):
+        with socket.socket() as server:
+            server.bind((address, 0))
+            server.listen()
+            facts = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1]), "RANK": "0"}
+            with pytest.MonkeyPatch.context() as patch:
+                for name, value in {**facts, "LIBAI_FAILURE_DIR": str(tmp_path / "notes")}.items():
+                    patch.setenv(name, value)
+                with pytest.raises(UserError, match=f"PORT={facts['MASTER_PORT']} was taken by another program"):
+                    runtime._prepare_to_meet(0)
+    runtime.require_free_port(closed_port())
+
+
+def test_other_import_errors_inside_oneflow_keep_their_traceback(tmp_path):
+    result = import_fake_oneflow(tmp_path, "import a_module_that_is_not_there")
+    assert result.returncode == 1 and "a_module_that_is_not_there" in result.stderr and "Traceback" in result.stderr
+
+
+def test_explained_import_error_is_both_a_user_and_an_import_error():
+    error = runtime._oneflow_import_error("text")
+    assert isinstance(error, UserError) and isinstance(error, ImportError) and str(error) == "text"
+
+
+def test_missing_oneflow_is_one_line(monkeypatch):
+    error = ModuleNotFoundError("No module named 'oneflow'", name="oneflow")
+    assert "pip install -e ." in runtime.explain_import_error(error)
+    monkeypatch.setattr(sys, "version_info", (3, 12, 1))
+    assert "needs CPython 3.7 to 3.10" in runtime.explain_import_error(error)
+    assert runtime.explain_import_error(ModuleNotFoundError("x", name="numpy")) is None
+
+
+def fake_package(folder, name, version):
+    """What pip leaves of a package, for whoever asks for its version."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+@pytest.mark.parametrize(
+    "package, version, advice",
+    [("numpy", "2.1.0", "'numpy<2'"), ("protobuf", "7.0.1", "'protobuf<4'"), ("protobuf", "4.25.1", "'protobuf<4'")],
+)
+def test_a_package_that_is_too_new_is_one_line(tmp_path, package, version, advice):
+    fake_package(tmp_path, package, version)
+    code = "from libai.launch import runtime\ndef main():\n    import oneflow\nruntime.guarded_main(main)"
+    result = run_python(code, PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
+    assert result.returncode == 2 and result.stderr.count("\n") == 1, result.stderr
+    assert f"{package} {version} is installed" in result.stderr and f"pip install {advice}" in result.stderr
+
+
+def test_a_numpy_without_metadata_is_asked_for_its_version(tmp_path):
+    (tmp_path / "numpy.py").write_text("__version__ = '2.0.0'")
+    code = "import libai, numpy; from libai.launch import runtime; print(runtime.explain_versions())"
+    result = run_python(code, PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
+    assert result.stdout.startswith("numpy 2.0.0 is installed"), result
+
+
+def test_the_versions_here_are_no_error():
+    assert runtime.explain_versions() is None
+
+
+# ------------------------------------------------------------------------------------------------- rendezvous
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_rank_above_0_waits_until_rank0_listens(monkeypatch):
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
+    begun = threading.Event()
+
+    def listen():
+        begun.set()
+        server.listen()
+
+    threading.Timer(0.3, listen).start()
+    runtime.wait_for_rank0(limit_seconds=600)
+    assert begun.is_set()
+    server.close()
+
+
+def test_unreachable_rank0_is_named(tmp_path):
+    port = closed_port()
+    result = import_fake_oneflow(
+        tmp_path, "answer = 42", LIBAI_CONNECT_TIMEOUT="0.2",
+        RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+    )  # fmt: skip
+    assert result.returncode == 2 and result.stdout == ""
+    assert f"rank 1 could not reach rank 0 at 127.0.0.1:{port} within 0.2 s" in result.stderr
+
+
+def test_rank0_does_not_wait_for_itself(tmp_path):
+    result = import_fake_oneflow(
+        tmp_path, "answer = 42",
+        RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(closed_port()),
+    )  # fmt: skip
+    assert result.stdout.strip() == "42"
+
+
+def test_a_rendezvous_that_never_ends_is_ended(tmp_path):
+    environment = {"WORLD_SIZE": "2", "RANK": "0", "LIBAI_CONNECT_TIMEOUT": "0.3"}
+    result = import_fake_oneflow(
+        tmp_path, "import time; time.sleep(30); answer = 42", **environment, LIBAI_FAILURE_DIR=str(tmp_path)
+    )
+    assert result.returncode == -signal.SIGALRM
+
+
+def test_the_alarm_is_off_after_the_rendezvous(tmp_path):
+    environment = {"WORLD_SIZE": "2", "RANK": "0", "LIBAI_CONNECT_TIMEOUT": "60"}
+    source = """if True:
+        import signal
+        read_alarm = lambda self=None: signal.getitimer(signal.ITIMER_REAL)[0]
+        assert read_alarm() > 0
+        answer = type("Later", (), {"__str__": lambda self: str(read_alarm())})()
+    """
+    result = import_fake_oneflow(tmp_path, source, **environment, LIBAI_FAILURE_DIR=str(tmp_path))
+    assert result.stdout.strip() == "0.0", result.stderr
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "inf", "nan"])
+def test_a_timeout_must_be_a_positive_number(monkeypatch, text):
+    monkeypatch.setenv("LIBAI_CONNECT_TIMEOUT", text)
+    with pytest.raises(UserError, match=f"LIBAI_CONNECT_TIMEOUT is '{text}'; it must be a number of seconds above 0"):
+        runtime.connect_seconds()
+
+
+def test_hidden_rendezvous_variables_are_returned(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert runtime.hide_rendezvous_environment()["RANK"] == "3"
+    assert "RANK" not in os.environ and "MASTER_PORT" not in os.environ
+
+
+# -------------------------------------------------------------------------------------------------------- GPUs
+
+
+def test_gpus_without_machine_code_are_named():
+    text = runtime.explain_unsupported_gpus("NVIDIA A100-SXM4-80GB, 8.0\nNVIDIA H100, 9.0\nGeForce GTX 980, 5.2\n")
+    assert "GeForce GTX 980 (5.2), NVIDIA H100 (9.0)" in text and "A100" not in text
+
+
+@pytest.mark.parametrize("listing", ["Tesla P100, 6.0\nL4, 8.9\n", "", "GPU, [N/A]\n"])
+def test_supported_and_unknown_gpus_are_no_news(listing):
+    assert runtime.explain_unsupported_gpus(listing) is None
+
+
+# ------------------------------------------------------------------------------------------ living and dying
+
+
+def run_guarded(body: str, **environment: str) -> subprocess.CompletedProcess:
+    body = textwrap.indent(textwrap.dedent(body), "    ")
+    imports = "import atexit, os, sys, time\nfrom libai.launch.runtime import guarded_main"
+    code = f"{imports}\ndef main():\n{body}\nguarded_main(main)"
+    return run_python(code, **environment)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("pass", 0),
+        ("return 0", 0),
+        ("return 75", 75),
+        ("sys.exit(3)", 3),
+        ("sys.exit()", 0),
+        ("raise KeyboardInterrupt", 130),
+        ("raise RuntimeError('boom')", 1),
+        ("from libai.utils.errors import UserError; raise UserError('bad')", 2),
+    ],
+)
+@pytest.mark.parametrize("world", ["1", "2"])
+def test_exit_codes(body, code, world):
+    assert run_guarded(body, WORLD_SIZE=world, RANK="0").returncode == code
+
+
+def test_a_user_error_is_its_text_alone():
+    body = "from libai.utils.errors import UserError; raise UserError('train.lr=x is not a number')"
+    assert run_guarded(body).stderr == "error: train.lr=x is not a number\n"
+
+
+def test_other_ranks_leave_a_user_error_to_the_launcher(tmp_path):
+    body = "from libai.utils.errors import UserError; raise UserError('bad')"
+    result = run_guarded(body, RANK="1", WORLD_SIZE="2", LIBAI_FAILURE_DIR=str(tmp_path))
+    assert (result.returncode, result.stderr) == (2, "")
+    assert '"reason": "bad"' in (tmp_path / "rank_1.json").read_text()
+    # without a launcher that reads notes, silence would hide the mistake
+    assert run_guarded(body, RANK="1", WORLD_SIZE="2").stderr == "error: rank 1: bad\n"
+
+
+def test_a_failure_names_the_rank_and_shows_the_traceback():
+    result = run_guarded("raise RuntimeError('boom')", RANK="1", WORLD_SIZE="2")
+    assert result.stderr.startswith("rank 1 failed:\nTraceback") and result.stderr.endswith("RuntimeError: boom\n")
+
+
+def test_a_memory_error_without_text_says_what_it_is(tmp_path):
+    result = run_guarded("raise MemoryError", RANK="0", WORLD_SIZE="1", LIBAI_FAILURE_DIR=str(tmp_path))
+    assert result.returncode == 1
+    assert '"reason": "MemoryError: no memory was left"' in (tmp_path / "rank_0.json").read_text()
+    result = run_guarded("from libai.utils.errors import UserError; raise UserError('')")
+    assert result.stderr == "error: UserError\n"
+
+
+def test_exit_0_in_a_phase_of_a_run_is_a_failure_without_a_launcher_too():
+    inside = "from libai.utils.rank_notes import phase\nwith phase('train'): sys.exit(0)"
+    result = run_guarded(inside)
+    assert result.returncode == 1 and "sys.exit(0) was called at <string>:" in result.stderr, result.stderr
+    assert "while training: the run was not over" in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_failing_rank_of_a_job_skips_exit_handlers_that_could_hang():
+    hanging = "atexit.register(time.sleep, 600); print('said'); raise RuntimeError('boom')"
+    result = run_guarded(hanging, WORLD_SIZE="2")
+    assert result.returncode == 1 and result.stdout == "said\n"
+
+
+def test_a_finished_rank_and_a_lone_process_run_their_exit_handlers():
+    register = "atexit.register(print, 'handler ran')"
+    assert "handler ran" in run_guarded(register, WORLD_SIZE="2").stdout
+    assert "handler ran" in run_guarded(f"{register}; raise RuntimeError", WORLD_SIZE="1").stdout
+
+
+def test_a_script_runs_as_if_python_had_started_it(tmp_path):
+    (tmp_path / "neighbour.py").write_text("word = 'found'")
+    script = tmp_path / "my script.py"
+    script.write_text("import sys, neighbour\nif __name__ == '__main__': print(neighbour.word, sys.argv[1:])")
+    code = "import os, sys; from libai.launch.guard import run_script; run_script([str(os.getppid()), *sys.argv[1:]])"
+    assert run_python(code, str(script), "a", "b").stdout == "found ['a', 'b']\n"
+
+
+def test_a_scripts_traceback_starts_in_the_script(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("1 / 0")
+    code = "import os, sys; from libai.launch.guard import run_script; run_script([str(os.getppid()), sys.argv[1]])"
+    lines = run_python(code, str(script)).stderr.splitlines()
+    assert lines[1] == f'  File "{script}", line 1, in <module>'
+
+
+def test_a_child_dies_with_its_parent():
+    child = "from libai.launch.guard import request_parent_death_signal as r; import os, time; r(os.getppid()); "
+    child += "print(os.getpid(), flush=True); time.sleep(60)"
+    parent = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', sys.argv[1]]); time.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent, child],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    with process:
+        pid = int(process.stdout.readline())
+        assert is_running(pid)
+        process.kill()
+    assert wait_until(lambda: not is_running(pid))
+
+
+def test_a_child_whose_parent_is_gone_already_ends():
+    result = run_python("from libai.launch.guard import request_parent_death_signal as r; r(1 << 30); print('alive')")
+    assert result.returncode == -signal.SIGKILL and result.stdout == ""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_runtime_uses_the_standard_library_only():
+    code = "import sys; import libai; print([m for m in ('numpy', 'omegaconf', 'rich') if m in sys.modules])"
+    assert run_python(code).stdout.strip() == "[]"

@@ -1,0 +1,116 @@
+"""A compiled step whose updates are joined and clip by themselves is, bit for bit, the one that OneFlow makes."""
+
+from collections import Counter
+
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+from oneflow import nn
+
+from libai.engine.graph import graphs
+from libai.native import kernels
+from libai.oneflow_fixes.job.job_edit import JobEdit
+from libai.oneflow_fixes.job.updates import MAX_NUMBERS, join_updates
+
+OPTIMIZERS = {
+    "sgd": ("sgd", lambda p: flow.optim.SGD(p, lr=0.1)),
+    "sgd, decay": ("sgd", lambda p: flow.optim.SGD(p, lr=0.1, weight_decay=0.1)),
+    "momentum": ("momentum", lambda p: flow.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.2)),
+    "nesterov": ("momentum", lambda p: flow.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True)),
+    "adam": ("adam", lambda p: flow.optim.Adam(p, lr=1e-2, weight_decay=0.1)),
+    "adamw": ("adam", lambda p: flow.optim.AdamW(p, lr=1e-2, weight_decay=0.1)),
+    "no correction": ("adam", lambda p: flow.optim.AdamW(p, lr=1e-2, do_bias_correction=False)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _needs_kernels():
+    if not kernels.are_kernels_on():
+        pytest.skip(f"CPU kernels: {kernels.kernels_in_use()}")
+
+
+def trained(build, max_norm=0.05, accumulation=1):
+    """(weights, operations of each kind) after 6 updates of a model with two groups."""
+    flow.manual_seed(0)
+    model = toy.Classifier()
+    matrices, biases = ([p for p in model.parameters() if p.ndim == n] for n in (2, 1))
+    optimizer = build([{"params": matrices}, {"params": biases, "lr": 0.03}])
+    trainer = toy.trainer_of(
+        "graph", model, toy.batches(6), optimizer, max_grad_norm=max_norm, num_accumulation_steps=accumulation
+    )
+    trainer.train(0, 6)
+    job = JobEdit(trainer._train_graph._full_job_proto)
+    return [p.numpy() for p in model.parameters()], Counter(job.kind(op) for op in job.ops.values())
+
+
+@pytest.mark.filterwarnings("ignore:Only Momentum")
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("max_norm", [None, 0.05])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_weights_are_those_of_single_updates(name, max_norm, accumulation, monkeypatch):
+    kind, build = OPTIMIZERS[name]
+    found, ops = trained(build, max_norm, accumulation)
+    assert (ops[f"multi_tensor_{kind}_update"], ops[f"{kind}_update"]) == (2, 0)
+    if "decay" not in name and name != "adam":  # OneFlow adds their decay to clipped gradients
+        assert ops["scalar_mul_by_tensor"] == 0
+    monkeypatch.setattr(graphs, "join_updates", lambda job: 0)
+    monkeypatch.setattr(graphs, "scale_in_updates", lambda job: 0)
+    expected, ops = trained(build, max_norm, accumulation)
+    assert (ops[f"multi_tensor_{kind}_update"], ops[f"{kind}_update"]) == (0, 4)
+    for one, other in zip(found, expected):
+        np.testing.assert_array_equal(one, other)
+
+
+class LateReader(toy.Classifier):
+    """The gradient of `v` reads the weight of `b` long after the gradient of that weight is known."""
+
+    def __init__(self):
+        super().__init__()
+        self.v = nn.Parameter(flow.ones(4, 16))
+
+    def forward(self, x, y):
+        late = self.v * self.b.weight.detach()
+        for _ in range(20):
+            late = late * 1.01
+        return {"losses": {"cls": super().forward(x, y)["losses"]["cls"] + late.sum()}}
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_joined_update_waits_for_all_who_read_its_weights(accumulation):
+    def weights(mode):
+        flow.manual_seed(0)
+        model = LateReader()
+        groups = [{"params": list(model.a.parameters()) + list(model.b.parameters())}, {"params": [model.v], "lr": 0.3}]
+        optimizer = flow.optim.SGD(groups, lr=0.1)
+        trainer = toy.trainer_of(mode, model, toy.batches(6), optimizer, num_accumulation_steps=accumulation)
+        trainer.train(0, 6)
+        return [parameter.numpy() for parameter in model.parameters()]
+
+    for one, other in zip(weights("graph"), weights("eager")):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_comparison_would_see_another_bound():
+    """A negative control."""
+    build = OPTIMIZERS["sgd"][1]
+    assert not np.array_equal(trained(build, 0.05)[0][0], trained(build, 0.051)[0][0])
+
+
+@pytest.mark.parametrize("build", [lambda p: flow.optim.AdamW(p, amsgrad=True), flow.optim.LAMB])
+def test_other_updates_stay_single(build):
+    _, ops = trained(build)
+    assert not any(kind.startswith("multi_tensor") for kind in ops)
+
+
+def test_oneflows_own_kernels_get_single_updates(kernels_off):
+    _, ops = trained(OPTIMIZERS["adamw"][1])
+    assert ops["adam_update"] == ops["scalar_mul_by_tensor"] == 4
+
+
+def test_large_parameters_stay_apart(monkeypatch):
+    """They are updated by several cores at once."""
+    assert MAX_NUMBERS > 64
+    monkeypatch.setattr(graphs, "join_updates", lambda job: join_updates(job, max_numbers=20))
+    _, ops = trained(OPTIMIZERS["adamw"][1])
+    assert (ops["adam_update"], ops["multi_tensor_adam_update"]) == (2, 1)

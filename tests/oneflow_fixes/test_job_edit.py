@@ -1,0 +1,133 @@
+"""All passes over a compiled job together do work in proportion to its operations, and an index stays true."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+from oneflow import nn
+
+import libai
+from libai.engine.graph import graphs
+from libai.oneflow_fixes.job.job_edit import JobEdit
+
+PACKAGE = str(Path(libai.__file__).parent)
+
+
+class Deep(nn.Module):
+    """Layers with idle operations and, for each, a term of the loss whose gradient is a constant."""
+
+    def __init__(self, num_layers: int):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(num_layers)])
+
+    def forward(self, x):
+        losses = {}
+        for i, layer in enumerate(self.layers):
+            x = flow.relu(layer(x).reshape(-1, 4))
+            losses[f"mean_{i}"] = x.mean()
+        return {"losses": losses}
+
+
+def compiled(num_layers, **options):
+    flow.manual_seed(0)
+    net = Deep(num_layers)
+    trainer = toy.trainer_of(
+        "graph", net, [{"x": np.ones((2, 4), np.float32)}], toy.optimizer_of("adamw", net), **options
+    )
+    trainer.prepare()
+    return trainer._train_graph
+
+
+def steps_of_passes(num_layers, monkeypatch, **options):
+    """How many bytecode instructions of libai run between OneFlow's completion of a job and its plan."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    connect = graphs.TrainGraph._Graph__rebuild_outputs
+
+    def traced(graph, out2name=None):
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            connect(graph, out2name)
+        finally:
+            sys.settrace(before)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs.TrainGraph, "_Graph__rebuild_outputs", traced)
+        compiled(num_layers, **options)
+    return count
+
+
+def growth(monkeypatch, **options):
+    """1 if the work grows by a constant per layer, 2 if it grows with the square of the layers."""
+    few, some, many = (steps_of_passes(n, monkeypatch, **options) for n in (2, 4, 8))
+    return (many - some) / (some - few) / 2
+
+
+@pytest.mark.parametrize("options", [{"max_grad_norm": 1.0}, {"num_accumulation_steps": 2}], ids=str)
+def test_the_work_of_all_passes_is_linear_in_the_layers(options, monkeypatch):
+    assert 0.9 < growth(monkeypatch, **options) < 1.1
+
+
+def test_a_pass_that_looks_through_all_operations_for_each_would_be_noticed(monkeypatch):
+    """Negative control."""
+    monkeypatch.setattr(graphs, "remove_idle_ops", _in_squares)
+    assert growth(monkeypatch) > 1.5
+
+
+def _in_squares(job):
+    names = list(job.ops)
+    code = compile("sum(a == b for a in names for b in names)", f"{PACKAGE}/planted.py", "eval")
+    return eval(code, {"names": names})
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_index_stays_true_through_all_changes(accumulation, monkeypatch):
+    """What the editor knows at the end of all passes is what another one reads from the changed job."""
+    edits = []
+    make = graphs.make_clip_norm_exact
+
+    def remember(job):
+        edits.append(job)
+        return make(job)
+
+    monkeypatch.setattr(graphs, "make_clip_norm_exact", remember)
+    job = compiled(2, max_grad_norm=1.0, num_accumulation_steps=accumulation)._full_job_proto
+    (edit,) = edits
+    fresh = JobEdit(job)
+    assert list(edit.ops) == list(fresh.ops) == [op.name for op in job.net.op]
+    for name in fresh.ops:
+        assert {op.name for op in edit.readers(name)} == {op.name for op in fresh.readers(name)}, name
+    placed = [name for group in job.placement.placement_group for name in group.op_set.op_name]
+    assert set(fresh.ops) == set(placed)
+
+
+def test_an_operation_that_was_appended_can_be_read_redirected_and_removed():
+    job = compiled(1)._full_job_proto
+    variable = next(op for op in job.net.op if op.HasField("variable_conf"))
+    value = f"{variable.name}/out"
+    with JobEdit(job) as edit:
+        readers = {op.name for op in edit.readers(variable.name)}
+        copy = edit.append(variable, "a-copy", "identity", {"in": [value]}, "out")
+        assert {op.name for op in edit.readers(variable.name)} == readers | {copy.name}
+        edit.redirect(value, f"{copy.name}/out_0")
+        edit.set_source(copy, "in", 0, value)
+        assert [op.name for op in edit.readers(variable.name)] == [copy.name]
+        assert {op.name for op in edit.readers(copy.name)} == readers
+        edit.redirect(f"{copy.name}/out_0", value)
+        edit.remove(copy.name)
+    assert {op.name for op in JobEdit(job).readers(variable.name)} == readers
+    assert all(op.name != copy.name for op in job.net.op)

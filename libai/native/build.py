@@ -34,6 +34,7 @@ _UNITS: dict[str, tuple[str, tuple[str, ...]]] = {
     "kernels": ("kernels.cpp", (*_COMMON, *_KERNELS)),
     "second_order": ("second_order.cpp", (*_COMMON, *_KERNELS)),
     "products": ("products.cpp", (*_COMMON, "-O2")),
+    "team": ("team.cpp", (*_COMMON, "-O2")),
     "sse2": ("level.cpp", (*_COMMON, *_LOOPS, "-DLIBAI_LEVEL=kMathsSse2")),
     "avx2": ("level.cpp", (*_COMMON, *_LOOPS, *_AVX2, "-DLIBAI_LEVEL=kMathsAvx2")),
     "avx512": ("level.cpp", (*_COMMON, *_LOOPS, *_AVX2, *_AVX512, "-DLIBAI_LEVEL=kMathsAvx512")),

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from libai.native.symbol_table import Unavailable, address_of, open_oneflow
+from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow
 
 #: the instruction sets, lowest first: the library knows them by their index
 LEVELS = ("sse2", "avx2", "avx512")
 
 
-class SharedProducts(NamedTuple):
-    """Of the products that are large enough to share: how many were, how many were not, and what is faster now."""
+class SharedLoops(NamedTuple):
+    """Of the loops that are large enough to share: how many were, how many were not, and what is faster now."""
 
     num_shared: int
     num_alone: int
@@ -30,7 +31,7 @@ class Library:
 
     def __init__(self, path: Path):
         self.is_enabled = True
-        open_oneflow()  # a library that needs it would load a second one
+        oneflow = open_oneflow()  # a library that needs it would load a second one
         try:
             self._library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
         except OSError as error:
@@ -39,9 +40,11 @@ class Library:
         self._library.libai_native_op.restype = ctypes.c_char_p
         self._library.libai_native_calls.restype = ctypes.c_int64
         self._library.libai_products_in_parts.restype = ctypes.c_bool
-        self._library.libai_products_shared.restype = ctypes.c_int64
-        self._library.libai_products_alone.restype = ctypes.c_int64
-        self._library.libai_products_prefers_sharing.restype = ctypes.c_bool
+        self._library.libai_team_shared.restype = ctypes.c_int64
+        self._library.libai_team_alone.restype = ctypes.c_int64
+        self._library.libai_team_prefers_sharing.restype = ctypes.c_bool
+        with contextlib.suppress(Unavailable):  # products stay oneflow's
+            self._library.libai_native_use_sgemm(ctypes.byref(find_slot(oneflow, "cblas_sgemm")))
 
     def use_level(self, level: str) -> bool:
         """Compute with this instruction set from now on; False, and no change, where the CPU lacks it."""
@@ -52,12 +55,20 @@ class Library:
         self.is_enabled = is_enabled
         self._library.libai_native_enable(ctypes.c_bool(is_enabled))
 
-    def share_products(self, sgemm: int, num_threads: int) -> int:
-        """The address of a `cblas_sgemm` that shares large products out among threads (src/products.cpp).
+    def start_threads(self, count: int) -> None:
+        """Share the loops of large operations out among `count` threads (src/team.cpp). Once per process."""
+        self._library.libai_team_start(count)
+
+    def enable_threads(self, are_enabled: bool) -> None:
+        """False: every operation is computed by one thread."""
+        self._library.libai_team_enable(ctypes.c_bool(are_enabled))
+
+    def share_products(self, sgemm: int) -> int:
+        """The address of a `cblas_sgemm` that shares large products out among these threads (src/products.cpp).
 
         `sgemm`: the address of OpenBLAS's, which must use one thread from now on. Once per process.
         """
-        self._library.libai_products_start(ctypes.c_void_p(sgemm), num_threads)
+        self._library.libai_products_start(ctypes.c_void_p(sgemm))
         return address_of(self._library, "libai_products_sgemm")
 
     def multiply_in_parts(self, sgemm: int, num_threads: int, a: Any, b: Any, c: Any, beta: float = 0.0) -> bool:
@@ -72,18 +83,18 @@ class Library:
         function = self._library.libai_products_in_parts
         return bool(function(ctypes.c_void_p(sgemm), num_threads, *trans, *sizes, *pointers[:2], factor, pointers[2]))
 
-    def shared_products(self) -> SharedProducts:
-        """How products have been computed since `share_products`."""
+    def shared_loops(self) -> SharedLoops:
+        """How operations have been computed since `start_threads`."""
         library = self._library
-        return SharedProducts(
-            library.libai_products_shared(), library.libai_products_alone(), library.libai_products_prefers_sharing()
+        return SharedLoops(
+            library.libai_team_shared(), library.libai_team_alone(), library.libai_team_prefers_sharing()
         )
 
     def simulate_sharing(self, shared: Sequence[float], alone: Sequence[float]) -> list[bool]:
-        """Which products of equal work would be shared out if they took so many seconds either way; for tests."""
+        """Which loops of equal work would be shared out if they took so many seconds either way; for tests."""
         count, numbers = len(shared), ctypes.c_double * len(shared)
         found = (ctypes.c_bool * count)()
-        self._library.libai_products_simulate(numbers(*shared), numbers(*alone), count, found)
+        self._library.libai_team_simulate(numbers(*shared), numbers(*alone), count, found)
         return list(found)
 
     def calls(self) -> dict[str, int]:

@@ -27,8 +27,8 @@ logger = logging.getLogger("libai")
 
 #: `bundled`: oneflow keeps its own
 VARIABLE = "LIBAI_OPENBLAS"
-#: what src/sharing.h begins with
-_TRIALS = 8
+#: more than the kinds of operations of a model try at first
+_TRIALS = 1000
 #: OpenBLAS has memory for 128 callers at a time, and ends the process when there are more
 _MOST_THREADS = 32
 _FUNCTIONS = ("cblas_sgemm", "cblas_dgemm")
@@ -67,13 +67,17 @@ def use_current() -> None:
 
 
 def use_threads(library: Library | None) -> None:
-    """Let large products be shared out among `wanted_threads` threads, which changes no bit of them.
+    """Let large operations be shared out among `wanted_threads` threads, which changes no bit of them.
 
-    `library`: our compiled kernels. Without them, or with OneFlow's own OpenBLAS, products stay as they are.
+    `library`: our compiled kernels. Without them operations stay as they are, with OneFlow's own OpenBLAS its products.
     """
     global _library, _num_threads
     count = wanted_threads(os.environ)
-    if library is None or _library is not None or _openblas is None or count == 1:
+    if library is None or _library is not None or count == 1:
+        return
+    library.start_threads(count)
+    _library, _num_threads = library, count
+    if _openblas is None:
         return
     _openblas.scipy_openblas_set_num_threads(1)
     sgemm = address_of(_openblas, "scipy_cblas_sgemm")
@@ -81,8 +85,7 @@ def use_threads(library: Library | None) -> None:
         return
     with contextlib.suppress(Unavailable):
         slot = find_slot(open_oneflow(), "cblas_sgemm")
-        slot.value = library.share_products(sgemm, count)
-        _library, _num_threads = library, count
+        slot.value = library.share_products(sgemm)
 
 
 def _keeps_bits(library: Library, sgemm: int) -> bool:
@@ -132,15 +135,15 @@ def threads_in_use() -> int:
 
 
 def tell_of_busy_cores() -> None:
-    """Log once that products are not shared out although threads are there, since that has turned out to be slower."""
+    """Log once that work is not shared out although threads are there, since that has turned out to be slower."""
     global _has_told
     if _library is None or _has_told:
         return
-    products = _library.shared_products()
-    if products.num_shared >= _TRIALS and not products.prefers_sharing:
+    loops = _library.shared_loops()
+    if loops.num_shared >= _TRIALS and not loops.prefers_sharing:
         _has_told = True
         logger.info(
-            "matrix products take one thread: %d of them are no faster now, because products are small or other "
+            "most operations take one thread: %d of them are no faster now, because operations are small or other "
             "programs keep the cores busy. More are tried again and again, and change no result.",
             _num_threads,
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from libai.native.library import SharedProducts
+from libai.native.library import SharedLoops
 from libai.oneflow_fixes import openblas
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,23 +91,23 @@ SHARE = (
     SETUP
     + """
 print(openblas.threads_in_use())
-a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((500, 300), (300, 200)))
-expected = np.empty((500, 200), np.float32)
+a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((500, 900), (900, 33)))
+expected = np.empty((500, 33), np.float32)
 whole(a, b, expected, 0.0)
 left, right = flow.from_numpy(a), flow.from_numpy(b)
 print(all(flow.matmul(left, right).numpy().tobytes() == expected.tobytes() for _ in range(60)))
-done = library.shared_products()
+done = library.shared_loops()
 print(done.num_shared >= 8, done.num_alone >= 8, done.num_shared + done.num_alone)
 flow.matmul(flow.ones(8, 8), flow.ones(8, 8)).numpy()
-print(sum(library.shared_products()[:2]))
+print(sum(library.shared_loops()[:2]))
 shared = symbol_table.find_slot(symbol_table.open_oneflow(), "cblas_sgemm").value
 child = os.fork()
 if child == 0:
-    found = np.empty((500, 200), np.float32)
+    found = np.empty((500, 33), np.float32)
     at = [array.ctypes.data_as(ctypes.c_void_p) for array in (a, b, found)]
     multiply = ctypes.CFUNCTYPE(None)(shared)
     one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
-    multiply(101, 111, 111, 500, 200, 300, one, at[0], 300, at[1], 200, zero, at[2], 200)
+    multiply(101, 111, 111, 500, 33, 900, one, at[0], 900, at[1], 33, zero, at[2], 33)
     os._exit(0 if found.tobytes() == expected.tobytes() else 1)
 print(os.waitpid(child, 0)[1], flush=True)
 """
@@ -213,9 +213,9 @@ def test_a_containers_share_of_time_counts(monkeypatch, tmp_path, quota, cores):
 
 def test_one_line_says_that_threads_do_not_pay(monkeypatch, caplog):
     class Fake:
-        products = SharedProducts(7, 100, False)
+        products = SharedLoops(7, 100, False)
 
-        def shared_products(self):
+        def shared_loops(self):
             return self.products
 
     library = Fake()
@@ -223,11 +223,11 @@ def test_one_line_says_that_threads_do_not_pay(monkeypatch, caplog):
     monkeypatch.setattr(openblas, "_has_told", False)
     monkeypatch.setattr(openblas, "_num_threads", 4)
     with caplog.at_level(logging.INFO, "libai"):
-        for library.products in (SharedProducts(7, 9, False), SharedProducts(99, 9, True)):
+        for library.products in (SharedLoops(999, 9, False), SharedLoops(9999, 9, True)):
             openblas.tell_of_busy_cores()
         assert not caplog.messages
-        library.products = SharedProducts(99, 300, False)
+        library.products = SharedLoops(1099, 300, False)
         openblas.tell_of_busy_cores()
         openblas.tell_of_busy_cores()
     (message,) = caplog.messages
-    assert message.startswith("matrix products take one thread: 4 of them are no faster now")
+    assert message.startswith("most operations take one thread: 4 of them are no faster now")

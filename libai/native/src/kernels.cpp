@@ -3,6 +3,7 @@
 #include "conv_kernels.h"
 #include "pointwise_kernels.h"
 #include "pool_kernels.h"
+#include "product_kernels.h"
 #include "row_kernels.h"
 #include "shape_kernels.h"
 #include "update_kernels.h"
@@ -19,6 +20,7 @@ __attribute__((constructor)) void RegisterAll() {
   RegisterChannels();
   RegisterConvolutions();
   RegisterPools();
+  RegisterProducts();
 }
 
 bool HasAvx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"); }
@@ -39,6 +41,8 @@ EXPORTED bool libai_native_use_level(int level) {
   g_maths = level == 2 ? &kMathsAvx512 : level == 1 ? &kMathsAvx2 : &kMathsSse2;
   return true;
 }
+// Where OneFlow keeps the address of the function that multiplies matrices for it.
+EXPORTED void libai_native_use_sgemm(void* slot) { libai::g_sgemm = static_cast<libai::Sgemm*>(slot); }
 // False: operations take OneFlow's own kernels again.
 EXPORTED void libai_native_enable(bool is_enabled) { libai::g_is_enabled = is_enabled; }
 EXPORTED int libai_native_count() { return static_cast<int>(libai::Entries().size()); }

@@ -9,22 +9,33 @@ namespace libai {
 
 // OneFlow calls the arguments of some functions x and y, and those of others in and out.
 template<Unary Maths::*function>
-void RunXy(KernelComputeContext* c) { (g_maths->*function)(In(c, "x"), Out(c, "y"), Size(c, "x")); }
-template<Unary Maths::*function>
-void RunInOut(KernelComputeContext* c) { (g_maths->*function)(In(c, "in"), Out(c, "out"), Size(c, "in")); }
-template<UnaryGrad Maths::*function>
-void RunGrad(KernelComputeContext* c) {
-  (g_maths->*function)(In(c, "x"), In(c, "dy"), Out(c, "dx"), Size(c, "x"));
+void RunUnary(const float* x, float* y, int64_t n) {
+  ForRanges(n, kHeavyGrain, [=](int64_t i, int64_t end) { (g_maths->*function)(x + i, y + i, end - i); });
 }
+template<Unary Maths::*function>
+void RunXy(KernelComputeContext* c) { RunUnary<function>(In(c, "x"), Out(c, "y"), Size(c, "x")); }
+template<Unary Maths::*function>
+void RunInOut(KernelComputeContext* c) { RunUnary<function>(In(c, "in"), Out(c, "out"), Size(c, "in")); }
+template<UnaryGrad Maths::*function>
+void RunUnaryGrad(const float* x, const float* dy, float* dx, int64_t n) {
+  ForRanges(n, kHeavyGrain, [=](int64_t i, int64_t end) { (g_maths->*function)(x + i, dy + i, dx + i, end - i); });
+}
+template<UnaryGrad Maths::*function>
+void RunGrad(KernelComputeContext* c) { RunUnaryGrad<function>(In(c, "x"), In(c, "dy"), Out(c, "dx"), Size(c, "x")); }
 
 inline void RunSigmoidGrad(KernelComputeContext* c) {
-  g_maths->SigmoidGrad(In(c, "y"), In(c, "dy"), Out(c, "dx"), Size(c, "y"));
+  RunUnaryGrad<&Maths::SigmoidGrad>(In(c, "y"), In(c, "dy"), Out(c, "dx"), Size(c, "y"));
 }
 inline void RunLeakyRelu(KernelComputeContext* c) {
-  g_maths->LeakyRelu(In(c, "x"), Out(c, "y"), Size(c, "x"), c->Attr<float>("alpha"));
+  const float *x = In(c, "x"), alpha = c->Attr<float>("alpha");
+  float* y = Out(c, "y");
+  ForRanges(Size(c, "x"), kLightGrain, [=](int64_t i, int64_t end) { g_maths->LeakyRelu(x + i, y + i, end - i, alpha); });
 }
 inline void RunLeakyReluGrad(KernelComputeContext* c) {
-  g_maths->LeakyReluGrad(In(c, "x"), In(c, "dy"), Out(c, "dx"), Size(c, "x"), c->Attr<float>("alpha"));
+  const float *x = In(c, "x"), *dy = In(c, "dy"), alpha = c->Attr<float>("alpha");
+  float* dx = Out(c, "dx");
+  ForRanges(Size(c, "x"), kLightGrain,
+            [=](int64_t i, int64_t end) { g_maths->LeakyReluGrad(x + i, dy + i, dx + i, end - i, alpha); });
 }
 
 // The number of an operation with one, which is kept as an integer or as a floating-point number.
@@ -37,10 +48,10 @@ inline void RunPower(KernelComputeContext* c) {
   const float* x = In(c, "in");
   float* y = Out(c, "out");
   const int64_t n = Size(c, "in");
-  if (exponent == 2.0) return g_maths->Square(x, y, n);
-  if (exponent == 3.0) return g_maths->Cube(x, y, n);
-  if (exponent == 0.5) return g_maths->SqrtAll(x, y, n);
-  if (exponent == -0.5) return g_maths->Rsqrt(x, y, n);
+  if (exponent == 2.0) return RunUnary<&Maths::Square>(x, y, n);
+  if (exponent == 3.0) return RunUnary<&Maths::Cube>(x, y, n);
+  if (exponent == 0.5) return RunUnary<&Maths::SqrtAll>(x, y, n);
+  if (exponent == -0.5) return RunUnary<&Maths::Rsqrt>(x, y, n);
   for (int64_t i = 0; i < n; ++i) y[i] = std::pow(x[i], static_cast<float>(exponent));
 }
 inline void RunPowerGrad(KernelComputeContext* c) {
@@ -48,10 +59,10 @@ inline void RunPowerGrad(KernelComputeContext* c) {
   const float *x = In(c, "x"), *dy = In(c, "dy");
   float* dx = Out(c, "dx");
   const int64_t n = Size(c, "x");
-  if (exponent == 2.0) return g_maths->SquareGrad(x, dy, dx, n);
-  if (exponent == 3.0) return g_maths->CubeGrad(x, dy, dx, n);
-  if (exponent == 0.5) return g_maths->SqrtGrad(x, dy, dx, n);
-  if (exponent == -0.5) return g_maths->RsqrtGrad(x, dy, dx, n);
+  if (exponent == 2.0) return RunUnaryGrad<&Maths::SquareGrad>(x, dy, dx, n);
+  if (exponent == 3.0) return RunUnaryGrad<&Maths::CubeGrad>(x, dy, dx, n);
+  if (exponent == 0.5) return RunUnaryGrad<&Maths::SqrtGrad>(x, dy, dx, n);
+  if (exponent == -0.5) return RunUnaryGrad<&Maths::RsqrtGrad>(x, dy, dx, n);
   const float k = static_cast<float>(exponent), less = static_cast<float>(exponent - 1.0);
   for (int64_t i = 0; i < n; ++i) dx[i] = k * std::pow(x[i], less) * dy[i];
 }
@@ -61,7 +72,10 @@ inline bool IsBool(const KernelRegContext& c, const char* name) {
 }
 inline void RunMaskedFill(KernelComputeContext* c) {
   const bool* mask = c->Tensor4ArgNameAndIndex("mask", 0)->dptr<bool>();
-  g_maths->MaskedFill(mask, In(c, "x"), static_cast<float>(Operand(c)), Out(c, "out"), Size(c, "x"));
+  const float *x = In(c, "x"), value = static_cast<float>(Operand(c));
+  float* y = Out(c, "out");
+  ForRanges(Size(c, "x"), kLightGrain,
+            [=](int64_t i, int64_t end) { g_maths->MaskedFill(mask + i, x + i, value, y + i, end - i); });
 }
 
 // The mask of libai/layers/dropout.py, in the place of quantization, which OneFlow has for float32 scales only: `in` says

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "maths.h"
+#include "parallel.h"
 #include "oneflow/core/framework/op_kernel.h"
 #include "oneflow/core/framework/user_op_hob.h"
 #include "oneflow/core/framework/user_op_kernel_registry.h"
@@ -38,6 +39,7 @@ struct Entry {
   Condition fits;
   bool is_update;  // changes inputs, and has no outputs
   std::atomic<int64_t> calls{0};
+  Sharing sharing;
 };
 inline std::vector<Entry*>& Entries() {
   static auto* entries = new std::vector<Entry*>;
@@ -51,7 +53,9 @@ class Kernel final : public oneflow::user_op::OpKernel {
  private:
   void Compute(KernelComputeContext* c) const override {
     entry_->calls.fetch_add(1, std::memory_order_relaxed);
+    SetCurrentSharing(&entry_->sharing);
     entry_->run(c);
+    SetCurrentSharing(nullptr);
   }
   bool AlwaysComputeWhenAllOutputsEmpty() const override { return entry_->is_update; }
 

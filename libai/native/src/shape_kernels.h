@@ -1,7 +1,7 @@
 // Broadcast arithmetic, sums over axes, strided copies: what walks over shapes.
 #pragma once
+#include "blocks.h"
 #include "pointwise_kernels.h"
-#include "register.h"
 
 namespace libai {
 
@@ -38,7 +38,15 @@ inline void CopyStrided(const float* x, float* y, const int64_t* size, const int
       merged_step[n++] = step[i];
     }
   }
-  CopyMerged(x, y, merged_size, merged_step, n, count);
+  if (n == 0) return CopyMerged(x, y, merged_size, merged_step, n, count);
+  // by its first axis
+  const int64_t inner = count / merged_size[0], step_of_first = merged_step[0];
+  ForRows(merged_size[0], inner, kLightGrain, [&](int64_t i, int64_t end) {
+    int64_t part_size[kMaxAxes];
+    std::copy(merged_size, merged_size + n, part_size);
+    part_size[0] = end - i;
+    CopyMerged(x + i * step_of_first, y + i * inner, part_size, merged_step, n, (end - i) * inner);
+  });
 }
 
 // ---- broadcasting ---------------------------------------------------------------------------------------------------
@@ -89,7 +97,15 @@ void RunLine(KernelComputeContext* c) {
   if (count == 0) return;
   const Broadcast<2> shapes(c, {"x", "y"}, "z");
   Number* z = c->Tensor4ArgNameAndIndex("z", 0)->mut_dptr<Number>();
-  Walk<Number, Function, line>(shapes, shapes.n, In(c, "x"), In(c, "y"), z, count);
+  const float *x = In(c, "x"), *y = In(c, "y");
+  if (shapes.n == 0) return Walk<Number, Function, line>(shapes, 0, x, y, z, count);
+  const int last = shapes.n - 1;  // the outermost axis
+  const int64_t inner = count / shapes.size[last], x_step = shapes.step[0][last], y_step = shapes.step[1][last];
+  ForRows(shapes.size[last], inner, kLightGrain, [&](int64_t i, int64_t end) {
+    Broadcast<2> part = shapes;
+    part.size[last] = end - i;
+    Walk<Number, Function, line>(part, part.n, x + i * x_step, y + i * y_step, z + i * inner, (end - i) * inner);
+  });
 }
 
 template<Binary Maths::*line>
@@ -101,7 +117,9 @@ template<Comparison Maths::*line>
 void RunScalarComparison(KernelComputeContext* c) {
   const float operand = static_cast<float>(Operand(c));
   bool* z = c->Tensor4ArgNameAndIndex("out", 0)->mut_dptr<bool>();
-  (g_maths->*line)(In(c, "in"), 1, &operand, 0, z, Size(c, "in"));
+  const float* x = In(c, "in");
+  ForRanges(Size(c, "in"), kLightGrain,
+            [&](int64_t i, int64_t end) { (g_maths->*line)(x + i, 1, &operand, 0, z + i, end - i); });
 }
 
 inline void WalkWhere(const Broadcast<3>& b, int n, const bool* condition, const float* x, const float* y, float* z,
@@ -118,7 +136,17 @@ inline void RunWhere(KernelComputeContext* c) {
   if (count == 0) return;
   const Broadcast<3> shapes(c, {"condition", "x", "y"}, "out");
   const bool* condition = c->Tensor4ArgNameAndIndex("condition", 0)->dptr<bool>();
-  WalkWhere(shapes, shapes.n, condition, In(c, "x"), In(c, "y"), Out(c, "out"), count);
+  const float *x = In(c, "x"), *y = In(c, "y");
+  float* z = Out(c, "out");
+  if (shapes.n == 0) return WalkWhere(shapes, 0, condition, x, y, z, count);
+  const int last = shapes.n - 1;
+  const int64_t inner = count / shapes.size[last], *steps[] = {shapes.step[0], shapes.step[1], shapes.step[2]};
+  ForRows(shapes.size[last], inner, kLightGrain, [&](int64_t i, int64_t end) {
+    Broadcast<3> part = shapes;
+    part.size[last] = end - i;
+    WalkWhere(part, part.n, condition + i * steps[0][last], x + i * steps[1][last], y + i * steps[2][last], z + i * inner,
+              (end - i) * inner);
+  });
 }
 
 // y = x repeated along the axes that a sum over them has taken away
@@ -168,6 +196,12 @@ struct Reduction {
   }
 };
 
+inline void AddRowsInBlocks(const float* x, float* y, int64_t rows, int64_t d) {
+  if (rows * d < 2 * kLightGrain) return g_maths->AddRows(x, y, rows, d);
+  AddBlocks(rows, d, d, [=](int64_t r, int64_t count, float* sums) { g_maths->AddRows(x + r * d, sums, count, d); },
+            [=](const float* sums) { g_maths->AddRows(sums, y, 1, d); });
+}
+
 // y, which holds zeros, += x summed over the blocks from `b` on. `x_count` and `y_count` numbers lie below them.
 inline void AddUp(const Reduction& r, int b, const float* x, int64_t x_count, float* y, int64_t y_count) {
   if (b == r.n) {
@@ -177,9 +211,9 @@ inline void AddUp(const Reduction& r, int b, const float* x, int64_t x_count, fl
   const int64_t size = r.size[b], x_inner = x_count / size;
   if (r.is_reduced[b]) {
     if (b + 1 == r.n) {
-      *y += static_cast<float>(g_maths->SumAll(x, size));
+      *y += static_cast<float>(SumPieces(size, [=](int64_t i, int64_t count) { return g_maths->SumAll(x + i, count); }));
     } else if (b + 2 == r.n) {
-      g_maths->AddRows(x, y, size, x_inner);
+      AddRowsInBlocks(x, y, size, x_inner);
     } else {
       for (int64_t i = 0; i < size; ++i) AddUp(r, b + 1, x + i * x_inner, x_inner, y, y_count);
     }
@@ -196,7 +230,13 @@ inline void SumOver(KernelComputeContext* c, const char* x_name, const char* y_n
   std::memset(y, 0, y_count * sizeof(float));
   if (x_count == 0) return;
   const Reduction reduction(c->Tensor4ArgNameAndIndex(x_name, 0)->shape_view(), c->Attr<std::vector<int32_t>>("axis"));
-  AddUp(reduction, 0, In(c, x_name), x_count, y, y_count);
+  const float* x = In(c, x_name);
+  if (reduction.n == 0 || reduction.is_reduced[0]) return AddUp(reduction, 0, x, x_count, y, y_count);
+  const int64_t size = reduction.size[0], x_inner = x_count / size, y_inner = y_count / size;
+  ForRows(size, x_inner, kLightGrain, [&](int64_t i, int64_t end) {
+    if (reduction.n == 1) return g_maths->AddRows(x + i, y + i, 1, end - i);
+    for (; i < end; ++i) AddUp(reduction, 1, x + i * x_inner, x_inner, y + i * y_inner, y_inner);
+  });
 }
 inline void RunSum(KernelComputeContext* c) { SumOver(c, "input_tensor", "output_tensor"); }
 inline void RunSumLike(KernelComputeContext* c) { SumOver(c, "x", "y"); }

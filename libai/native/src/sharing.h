@@ -1,4 +1,4 @@
-// Whether a product pays to be shared out among threads: it does on idle cores, and seldom on those that others keep
+// Whether an operation pays to be shared out among threads: it does on idle cores, and seldom on those that others keep
 // busy. Both ways are timed, the faster one is taken, and the other is tried now and then.
 #pragma once
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace libai {
 class Sharing {
  public:
   bool Prefers() const { return seconds_[1] * work_[0] < kClearly * seconds_[0] * work_[1]; }
-  // The way of the next product. Drawn at random: a step's products come in a fixed order.
+  // The way of the next one. Drawn at random: those of a step come in a fixed order.
   bool Choose() {
     random_ = random_ * 1664525u + 1013904223u;
     if (counts_[0] < kFirst || counts_[1] < kFirst) return random_ >> 31;
@@ -23,9 +23,9 @@ class Sharing {
 
  private:
   static constexpr int64_t kFirst = 8;
-  static constexpr double kKept = 63.0 / 64.0;  // what counts are the last 64 products or so, or the last 8 trials
+  static constexpr double kKept = 63.0 / 64.0;  // what counts are the last 64 or so, or the last 8 trials
   static constexpr double kKeptOfTrials = 7.0 / 8.0;
-  static constexpr double kClearly = 0.9;       // a second core has costs outside of the product too
+  static constexpr double kClearly = 0.9;       // a second core has costs outside of the operation too
   double seconds_[2] = {}, work_[2] = {};
   int64_t counts_[2] = {};
   uint32_t random_ = 1;

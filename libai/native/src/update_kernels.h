@@ -2,7 +2,7 @@
 #pragma once
 #include <cmath>
 
-#include "register.h"
+#include "blocks.h"
 
 namespace libai {
 
@@ -37,6 +37,21 @@ inline int64_t Count(KernelComputeContext* c, const char* name, int index) {
   return c->Tensor4ArgNameAndIndex(name, index)->shape_view().elem_cnt();
 }
 
+// `run(model, at, count)` for ranges of the models, as if they lay one behind the other.
+template<typename Function>
+void ForModels(KernelComputeContext* c, const Function& run) {
+  std::vector<int64_t> ends;
+  for (int i = 0; i < NumModels(c); ++i) ends.push_back((i == 0 ? 0 : ends.back()) + Count(c, "model", i));
+  if (ends.empty()) return;
+  ForRanges(ends.back(), kLightGrain, [&](int64_t begin, int64_t end) {
+    for (size_t i = std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin(); begin < end; ++i) {
+      const int64_t first = i == 0 ? 0 : ends[i - 1], stop = std::min(end, ends[i]);
+      run(static_cast<int>(i), begin - first, stop - begin);
+      begin = stop;
+    }
+  });
+}
+
 inline AdamArgs ReadAdamArgs(KernelComputeContext* c) {
   AdamArgs p;
   p.scale = GradientScale(c);
@@ -54,15 +69,19 @@ inline AdamArgs ReadAdamArgs(KernelComputeContext* c) {
 inline void RunAdam(KernelComputeContext* c) {
   if (IsSkipped(c)) return;
   const AdamArgs p = ReadAdamArgs(c);
-  float* top = c->Attr<bool>("amsgrad") ? Out(c, "max_v") : nullptr;
-  g_maths->Adam(&p, In(c, "model_diff"), Out(c, "model"), Out(c, "m"), Out(c, "v"), top, Size(c, "model"));
+  const float* diff = In(c, "model_diff");
+  float *model = Out(c, "model"), *m = Out(c, "m"), *v = Out(c, "v"), *top = c->Attr<bool>("amsgrad") ? Out(c, "max_v") : nullptr;
+  ForRanges(Size(c, "model"), kLightGrain, [=](int64_t i, int64_t end) {
+    g_maths->Adam(&p, diff + i, model + i, m + i, v + i, top == nullptr ? nullptr : top + i, end - i);
+  });
 }
 inline void RunMultiAdam(KernelComputeContext* c) {
   if (IsSkipped(c)) return;
   const AdamArgs p = ReadAdamArgs(c);
-  for (int i = 0; i < NumModels(c); ++i)
-    g_maths->Adam(&p, In(c, "model_diff", i), Changed(c, "model", i), Changed(c, "m", i), Changed(c, "v", i), nullptr,
-                  Count(c, "model", i));
+  ForModels(c, [&](int i, int64_t at, int64_t count) {
+    g_maths->Adam(&p, In(c, "model_diff", i) + at, Changed(c, "model", i) + at, Changed(c, "m", i) + at,
+                  Changed(c, "v", i) + at, nullptr, count);
+  });
 }
 
 // The norms are exact to 1e-7, where OneFlow adds up squares one after the other in float32.
@@ -103,25 +122,33 @@ inline MomentumArgs ReadAllMomentumArgs(KernelComputeContext* c) {
 inline void RunSgd(KernelComputeContext* c) {
   if (IsSkipped(c)) return;
   const MomentumArgs p = ReadMomentumArgs(c);
-  g_maths->Sgd(&p, In(c, "model_diff"), Out(c, "model"), Size(c, "model"));
+  const float* diff = In(c, "model_diff");
+  float* model = Out(c, "model");
+  ForRanges(Size(c, "model"), kLightGrain,
+            [=](int64_t i, int64_t end) { g_maths->Sgd(&p, diff + i, model + i, end - i); });
 }
 inline void RunMultiSgd(KernelComputeContext* c) {
   if (IsSkipped(c)) return;
   const MomentumArgs p = ReadMomentumArgs(c);
-  for (int i = 0; i < NumModels(c); ++i)
-    g_maths->Sgd(&p, In(c, "model_diff", i), Changed(c, "model", i), Count(c, "model", i));
+  ForModels(c, [&](int i, int64_t at, int64_t count) {
+    g_maths->Sgd(&p, In(c, "model_diff", i) + at, Changed(c, "model", i) + at, count);
+  });
 }
 inline void RunMomentum(KernelComputeContext* c) {
   if (IsSkipped(c)) return;
   const MomentumArgs p = ReadAllMomentumArgs(c);
-  g_maths->Momentum(&p, In(c, "model_diff"), Out(c, "model"), Out(c, "momentum"), Size(c, "model"));
+  const float* diff = In(c, "model_diff");
+  float *model = Out(c, "model"), *momentum = Out(c, "momentum");
+  ForRanges(Size(c, "model"), kLightGrain, [=](int64_t i, int64_t end) {
+    g_maths->Momentum(&p, diff + i, model + i, momentum + i, end - i);
+  });
 }
 inline void RunMultiMomentum(KernelComputeContext* c) {
   if (IsSkipped(c)) return;
   const MomentumArgs p = ReadAllMomentumArgs(c);
-  for (int i = 0; i < NumModels(c); ++i)
-    g_maths->Momentum(&p, In(c, "model_diff", i), Changed(c, "model", i), Changed(c, "momentum_buf", i),
-                      Count(c, "model", i));
+  ForModels(c, [&](int i, int64_t at, int64_t count) {
+    g_maths->Momentum(&p, In(c, "model_diff", i) + at, Changed(c, "model", i) + at, Changed(c, "momentum_buf", i) + at, count);
+  });
 }
 
 // y = the sum of |x|^p over all numbers of all inputs
@@ -131,8 +158,8 @@ inline void RunSumPowAbs(KernelComputeContext* c) {
   for (int i = 0; i < static_cast<int>(c->inputs().size()); ++i) {
     const float* x = In(c, "x", i);
     const int64_t n = Count(c, "x", i);
-    if (p == 2.0f) total += g_maths->SumSquares(x, 0.0f, n);
-    else if (p == 1.0f) total += g_maths->SumAbs(x, n);
+    if (p == 2.0f) total += SumPieces(n, [=](int64_t at, int64_t count) { return g_maths->SumSquares(x + at, 0.0f, count); });
+    else if (p == 1.0f) total += SumPieces(n, [=](int64_t at, int64_t count) { return g_maths->SumAbs(x + at, count); });
     else for (int64_t k = 0; k < n; ++k) total += std::pow(std::fabs(static_cast<double>(x[k])), p);
   }
   *Out(c, "y") = static_cast<float>(total);

@@ -1,0 +1,167 @@
+// Products of matrices by the loops of the convolutions, with one tap; OpenBLAS computes the others, from OneFlow's place
+// for it. Every number of a result is a sum over k in one order, whichever thread computes it and beside which others.
+#pragma once
+#include "conv_kernels.h"
+
+namespace libai {
+
+using Sgemm = void (*)(int order, int transposes_a, int transposes_b, int m, int n, int k, float alpha, const float* a, int lda,
+                       const float* b, int ldb, float beta, float* c, int ldc);
+inline Sgemm* g_sgemm = nullptr;  // through which OneFlow calls it; null: its own kernels stay
+
+// c (m, n) = alpha op(a) op(b), added to c where `adds` says so; each matrix without gaps.
+struct Product {
+  bool transposes_a, transposes_b, adds;
+  int64_t m, n, k;
+  float alpha;
+
+  double Work() const { return static_cast<double>(m) * n * k; }
+  // Neither so small that to begin takes long, nor so large that OpenBLAS is as good.
+  bool IsOurs() const {
+    const bool fits = m >= 4 && RoundUp(n, kWidth / 2) * 4 <= n * 5 && (!transposes_a || IsSumOfOuter());
+    return fits && Work() >= 3e4 && Work() < (transposes_a ? 5e7 : 1e9);
+  }
+  void operator()(const float* a, const float* b, float* c) const {
+    if (m * n == 0) return;
+    if (!IsOurs()) {
+      (*g_sgemm)(101, transposes_a ? 112 : 111, transposes_b ? 112 : 111, m, n, k, alpha, a, std::max<int64_t>(1, transposes_a ? m : k),
+                 b, std::max<int64_t>(1, transposes_b ? k : n), adds ? 1.0f : 0.0f, c, n);
+    } else if (transposes_a) {
+      SumOuter(a, b, c);
+    } else {
+      MultiplyRows(a, b, c);
+    }
+  }
+
+  static constexpr double kPartWork = 3e5;  // multiplications that are worth a part: some 5 us
+
+ private:
+  static constexpr int64_t kRows = 256, kTerms = 256;  // at a time
+  static constexpr double kPackingWork = 8;            // a number that is packed, in multiplications
+
+  int64_t RowsOfPart() const { return RoundUp(static_cast<int64_t>(kPartWork * m / Work()) + 1, 8); }
+
+  bool IsSumOfOuter() const { return !transposes_b && n % (kWidth / 2) == 0 && alpha == 1.0f; }
+
+  // The sum over k of a row of a times a row of b: as the gradient of a filter of one tap.
+  void SumOuter(const float* a, const float* b, float* c) const {
+    ForRanges(m, RowsOfPart(), [&](int64_t row, int64_t end) {
+      float* to = c + row * n;
+      if (!adds) std::memset(to, 0, (end - row) * n * sizeof(float));
+      const int64_t zero = 0;
+      for (int64_t first = 0; first < k; first += kTerms) {
+        const int64_t count = std::min(kTerms, k - first);
+        const FilterRun run{a + first * m + row, b + first * n, to, &zero, &zero, 1, count, m, n, n, end - row, n};
+        g_maths->ConvFilter(&run);
+      }
+    }, Work());
+  }
+  // Rows of a times packed columns of b: as a filter of one tap over pixels.
+  void MultiplyRows(const float* a, const float* b, float* c) const {
+    const int64_t width = WidthOf(n), num_blocks = RoundUp(n, width) / width;
+    float* const w = ScratchFor(0, num_blocks * k * width);
+    const double packing = kPackingWork * static_cast<double>(num_blocks * k * width);
+    ForRanges(num_blocks, std::max<int64_t>(1, kLightGrain / (k * width)), [&](int64_t block, int64_t end) {
+      for (; block < end; ++block) Pack(b, block * width, width, w + block * k * width);
+    }, packing);
+    ForRanges(m, RowsOfPart(), [&](int64_t row, int64_t end) { MultiplyRange(a, w, width, row, end, c); }, Work());
+  }
+  // `width` columns of b as rows, with zeros for those that it does not have.
+  void Pack(const float* b, int64_t first, int64_t width, float* to) const {
+    const int64_t count = std::min(width, n - first);
+    if (count < width) std::memset(to, 0, k * width * sizeof(float));
+    if (transposes_b) {
+      g_maths->Transpose(b + first * k, k, to, width, count, k);
+    } else {
+      for (int64_t i = 0; i < k; ++i) std::memcpy(to + i * width, b + i * n + first, count * sizeof(float));
+    }
+    if (alpha != 1.0f) g_maths->MulLine(to, 1, &alpha, 0, to, k * width);
+  }
+  void MultiplyRange(const float* a, const float* w, int64_t width, int64_t begin, int64_t end, float* c) const {
+    const int64_t num_blocks = RoundUp(n, width) / width;
+    float* part = ScratchFor(2, kRows * width + width);  // of columns that are fewer than a block
+    float* zeros = part + kRows * width;
+    std::memset(zeros, 0, width * sizeof(float));
+    const ConvTap tap{0, 0};
+    int64_t a_at[kRows], c_at[kRows], part_at[kRows];
+    for (int64_t i = 0; i < std::min(kRows, end - begin); ++i) {
+      a_at[i] = i * k;
+      c_at[i] = i * n;
+      part_at[i] = i * width;
+    }
+    for (int64_t row = begin; row < end; row += kRows)
+      for (int64_t term = 0; term < k; term += kTerms)
+        for (int64_t block = 0; block < num_blocks; ++block) {
+          const int64_t rows = std::min(kRows, end - row), first = block * width, count = std::min(width, n - first);
+          float* out = c + row * n + first;
+          const bool is_whole = count == width, begins = term == 0 && !adds;
+          for (int64_t i = 0; !is_whole && !begins && i < rows; ++i) std::memcpy(part + i * width, out + i * n, count * sizeof(float));
+          const ConvRun run{a + row * k + term, w + (block * k + term) * width, begins ? zeros : nullptr, is_whole ? out : part,
+                            &tap, 1, std::min(kTerms, k - term), width, width};
+          g_maths->ConvPixels(&run, a_at, is_whole ? c_at : part_at, rows);
+          for (int64_t i = 0; !is_whole && i < rows; ++i) std::memcpy(out + i * n, part + i * width, count * sizeof(float));
+        }
+  }
+};
+
+inline Product ReadProduct(KernelComputeContext* c, bool transposes_a, bool transposes_b) {
+  Product p{transposes_a, transposes_b, Has(c, "_add_to_output"), 0, 0, 0, static_cast<float>(c->Attr<double>("alpha"))};
+  if (p.adds) {
+    float* out = Out(c, "out");
+    if (In(c, "_add_to_output") != out) std::memcpy(out, In(c, "_add_to_output"), Size(c, "out") * sizeof(float));
+  }
+  return p;
+}
+
+// The last two axes are matrices, those before are broadcast.
+inline void RunMatmul(KernelComputeContext* c) {
+  const auto as = c->Tensor4ArgNameAndIndex("a", 0)->shape_view(), bs = c->Tensor4ArgNameAndIndex("b", 0)->shape_view();
+  const auto cs = c->Tensor4ArgNameAndIndex("out", 0)->shape_view();
+  Product p = ReadProduct(c, c->Attr<bool>("transpose_a"), c->Attr<bool>("transpose_b"));
+  const int64_t axes = cs.NumAxes() - 2, a_axes = as.NumAxes() - 2, b_axes = bs.NumAxes() - 2;
+  p.m = cs.At(axes);
+  p.n = cs.At(axes + 1);
+  p.k = as.At(p.transposes_a ? a_axes : a_axes + 1);
+  const float *a = In(c, "a"), *b = In(c, "b");
+  float* out = Out(c, "out");
+  int64_t count = 1;
+  for (int64_t i = 0; i < axes; ++i) count *= cs.At(i);
+  if (b_axes == 0 && a_axes == axes && !p.transposes_a) {  // one product of all rows
+    p.m *= count;
+    return p(a, b, out);
+  }
+  const auto multiply = [&](int64_t i) {
+    int64_t rest = i, a_at = 0, b_at = 0, a_step = p.m * p.k, b_step = p.k * p.n;
+    for (int64_t axis = 0; axis < axes; ++axis) {  // from the last one
+      const int64_t size = cs.At(axes - 1 - axis), at = rest % size;
+      const int64_t a_size = axis < a_axes ? as.At(a_axes - 1 - axis) : 1, b_size = axis < b_axes ? bs.At(b_axes - 1 - axis) : 1;
+      a_at += a_size == 1 ? 0 : at * a_step;
+      b_at += b_size == 1 ? 0 : at * b_step;
+      a_step *= a_size;
+      b_step *= b_size;
+      rest /= size;
+    }
+    p(a + a_at, b + b_at, out + i * p.m * p.n);
+  };
+  const int64_t worth_a_part = static_cast<int64_t>(Product::kPartWork / std::max(1.0, p.Work())) + 1;
+  ForRanges(count, worth_a_part, [&](int64_t i, int64_t end) {
+    for (; i < end; ++i) multiply(i);
+  }, count * p.Work());
+}
+// The gradient of a matrix that multiplied all rows of the other factor.
+inline void RunMatmulGradB(KernelComputeContext* c) {
+  Product p = ReadProduct(c, true, false);
+  p.m = LastAxis(c, "a");
+  p.n = LastAxis(c, "b");
+  p.k = p.m == 0 ? 0 : Size(c, "a") / p.m;
+  p(In(c, "a"), In(c, "b"), Out(c, "out"));
+}
+
+inline bool HasSgemm(const KernelRegContext&) { return g_sgemm != nullptr; }
+
+inline void RegisterProducts() {
+  for (const char* op : {"matmul", "batch_matmul", "broadcast_matmul"}) Register(op, "a", &RunMatmul, &HasSgemm);
+  Register("broadcast_matmul_grad_b", "a", &RunMatmulGradB, &HasSgemm);
+}
+
+}  // namespace libai

@@ -1,0 +1,105 @@
+"""Loops of large operations are shared out among threads, and give the bits of one thread."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+COMPARE = """
+import libai, sys, threading, numpy as np, oneflow as flow
+from libai.native import kernels
+from libai.oneflow_fixes import openblas
+from oneflow.nn import functional as F
+
+library, rng = kernels.loaded_library(), np.random.default_rng(0)
+assert openblas.threads_in_use() == 3
+
+def drawn(*shape):
+    return flow.tensor(rng.standard_normal(shape).astype(np.float32), requires_grad=True)
+
+rows, square, heads = (700, 130), (300, 301), (3, 5, 70, 64)
+mask = flow.tensor(rng.random(rows) < 0.5)
+weights, biases = drawn(130), drawn(130)
+CASES = {
+    "gelu": (F.gelu, rows), "silu": (F.silu, rows), "tanh": (flow.tanh, rows), "power": (lambda x: x**3, rows),
+    "softmax": (lambda x: F.softmax(x, -1), rows), "log_softmax": (lambda x: F.log_softmax(x, -1), (9000, 17)),
+    "layer_norm": (lambda x: F.layer_norm(x, (130,), weights, biases), rows),
+    "broadcast": (lambda x: x * weights + biases / 3.0, rows), "scores": (lambda x: x + drawn_once, heads),
+    "compare": (lambda x: (x > 0.25).to(flow.float32) * x, rows), "where": (lambda x: flow.where(mask, x, -x), rows),
+    "masked_fill": (lambda x: flow.masked_fill(x, mask, -1.0), rows),
+    "transpose": (lambda x: x.transpose(0, 1).contiguous() * 1.5, square),
+    "permute": (lambda x: x.permute(0, 2, 1, 3).contiguous() * 1.5, heads),
+    "sum": (lambda x: x.sum() * x, (900, 301)), "sum of rows": (lambda x: x.sum(0) * x, rows),
+    "sum of columns": (lambda x: x.sum(1, keepdim=True) * x, rows),
+    "matmul": (lambda x: flow.matmul(x, table), rows), "linear": (lambda x: F.linear(x, other), rows),
+    "tall": (lambda x: flow.matmul(x.t(), x), (3000, 48)),
+    "attention": (lambda x: flow.matmul(flow.matmul(x, x.transpose(-1, -2)), x), heads),
+}
+drawn_once, table, other = drawn(70, 64), drawn(130, 96), drawn(101, 130)
+parameters = weights, biases, table, other
+
+def results(function, x):
+    y = function(x)
+    y.sum().backward() if y.dim() else y.backward()
+    found = [y, x.grad, *(p.grad for p in parameters if p.grad is not None)]
+    said = b"".join(tensor.numpy().tobytes() for tensor in found)
+    x.grad = None
+    for p in parameters:
+        p.grad = None
+    return said
+
+for name, (function, shape) in CASES.items():
+    x = drawn(*shape)
+    library.enable_threads(False)
+    before = library.shared_loops()
+    expected = results(function, x)
+    assert library.shared_loops()[:2] == before[:2], name
+    library.enable_threads(True)
+    # both ways are drawn at random, the first ones more often
+    assert all(results(function, x) == expected for _ in range(12)), name
+    done = library.shared_loops()
+    assert done.num_shared > before.num_shared, name
+
+models = [drawn(400, 130), drawn(7), drawn(90000)]
+def updated(kind):
+    copies = [flow.nn.Parameter(model.detach().clone()) for model in models]
+    optimizer = kind(copies)
+    for _ in range(6):
+        for copy, model in zip(copies, models):
+            copy.grad = model.detach() * 0.5
+        optimizer.step()
+    return b"".join(copy.numpy().tobytes() for copy in copies)
+
+for kind in (lambda p: flow.optim.AdamW(p, lr=0.1), lambda p: flow.optim.SGD(p, lr=0.1, momentum=0.9)):
+    library.enable_threads(False)
+    expected = updated(kind)
+    library.enable_threads(True)
+    assert all(updated(kind) == expected for _ in range(4))
+
+# many Python threads at once: one loop is shared out, the others are computed by those who came
+x, found = drawn(900, 301), []
+expected = F.gelu(x).numpy().tobytes()
+def work():
+    found.append(all(F.gelu(x).numpy().tobytes() == expected for _ in range(50)))
+threads = [threading.Thread(target=work) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert found == [True] * 4
+print("equal", len(CASES), flush=True)
+"""
+
+
+@pytest.mark.parametrize("native_level", ["", "sse2"])
+def test_every_operation_has_the_bits_of_one_thread(library, native_level):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LIBAI_NATIVE": native_level, "OPENBLAS_NUM_THREADS": "3"}
+    command = [sys.executable, "-c", textwrap.dedent(COMPARE)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == "equal 21"

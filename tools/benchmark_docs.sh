@@ -87,6 +87,9 @@ measure_benchmarks() {
       measure "${name}_wide" "configs/$name.py" optim.params=null model.hidden_size=384 model.num_heads=6 "${how[@]}" ${torch[@]+"${torch[@]}"}
       names+=("${name}_wide")
     done
+    measure alexnet_plain configs/alexnet_digits.py model.dropout=0 optim.params=null --modes eager,graph \
+      --rounds 6 --block-seconds 0.6 --saves 0 --check-iterations 4 ${torch[@]+"${torch[@]}"}
+    names+=(alexnet_plain)
   fi
   if [ $quick = 0 ]; then
     measure checkpoint --checkpoint --rounds 3 --saves 6 --check-iterations 2

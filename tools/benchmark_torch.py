@@ -1,4 +1,4 @@
-"""GPT, BERT and ViT in PyTorch, as a contender of tools/benchmark.py: the same weights, data, optimizer and losses.
+"""GPT, BERT, ViT, ResNet and AlexNet in PyTorch, for tools/benchmark.py: the same weights, data, optimizer and losses.
 
     TORCH_PYTHON tools/benchmark_torch.py CONFIG [overrides]     asks `python` on the PATH to export the case
     TORCH_PYTHON tools/benchmark_torch.py --case FOLDER          takes one that tools/export_case.py has written
@@ -146,6 +146,69 @@ class ViT(nn.Module):
         return F.cross_entropy(self.head(x[:, 0] if self.pool == "cls" else x.mean(dim=1)), labels)
 
 
+class BasicBlock(nn.Module):
+    """A block of ResNet."""
+
+    def __init__(self, num_in: int, num_out: int, stride: int):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(num_in, num_out, 3, stride, 1, bias=False), nn.BatchNorm2d(num_out)
+        self.conv2, self.norm2 = nn.Conv2d(num_out, num_out, 3, 1, 1, bias=False), nn.BatchNorm2d(num_out)
+        projected = stride > 1 or num_in != num_out
+        parts = [nn.Conv2d(num_in, num_out, 1, stride, bias=False), nn.BatchNorm2d(num_out)] if projected else []
+        self.shortcut = nn.Sequential(*parts)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """An image classifier, by the arguments of `libai.models.ResNet`."""
+
+    def __init__(self, sizes: dict[str, Any]):
+        super().__init__()
+        width, is_small = sizes["width"], sizes["stem"] == "cifar"
+        self.stem = nn.Sequential(
+            nn.Conv2d(sizes["num_channels"], width, *((3, 1, 1) if is_small else (7, 2, 3)), bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            *([] if is_small else [nn.MaxPool2d(3, 2, 1)]),
+        )
+        widths = [width * 2**stage for stage, count in enumerate(sizes["blocks_per_stage"]) for _ in range(count)]
+        pairs = zip([width, *widths], widths)
+        self.blocks = nn.ModuleList([BasicBlock(num_in, num_out, num_out // num_in) for num_in, num_out in pairs])
+        self.head = nn.Linear(widths[-1], sizes["num_classes"])
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.stem(images)
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(x.mean((2, 3))), labels)
+
+
+class AlexNet(nn.Module):
+    """An image classifier, by the arguments of `libai.models.AlexNet`; without dropout."""
+
+    def __init__(self, sizes: dict[str, Any]):
+        super().__init__()
+        width, hidden_size = sizes["width"], sizes["hidden_size"]
+        channels = [sizes["num_channels"], width, width * 3, width * 6, width * 4, width * 4]
+        layers = [
+            nn.Sequential(nn.Conv2d(a, b, 3, 1, 1), nn.ReLU(), *([nn.MaxPool2d(2, 2)] if i in (0, 1, 4) else []))
+            for i, (a, b) in enumerate(zip(channels, channels[1:]))
+        ]
+        self.features = nn.Sequential(*layers)
+        num_features = channels[-1] * (sizes["image_size"] // 8) ** 2
+        self.classifier = nn.Sequential(
+            nn.Identity(), nn.Linear(num_features, hidden_size), nn.ReLU(),
+            nn.Identity(), nn.Linear(hidden_size, hidden_size), nn.ReLU(),
+        )  # fmt: skip
+        self.head = nn.Linear(hidden_size, sizes["num_classes"])
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.classifier(self.features(images).flatten(1))), labels)
+
+
 # ------------------------------------------------------------------------------------------------------- training
 
 
@@ -163,7 +226,9 @@ def build_model(case: dict[str, Any], plain: bool = False) -> nn.Module:
         return LanguageModel(name, sizes, plain)
     if name == "ViT":
         return ViT(sizes, plain)
-    raise Unavailable(f"{name} has no twin in PyTorch here; there are GPT, BERT and ViT")
+    if name in ("ResNet", "AlexNet"):
+        return {"ResNet": ResNet, "AlexNet": AlexNet}[name](sizes)
+    raise Unavailable(f"{name} has no twin in PyTorch here; there are GPT, BERT, ViT, ResNet and AlexNet")
 
 
 def build_optimizer(case: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
@@ -184,7 +249,8 @@ class Trainer:
     def __init__(self, folder: Path, plain: bool = False):
         self.case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
         self.model = build_model(self.case, plain)
-        self.model.load_state_dict(load_file(folder / "weights.safetensors"))
+        buffers = dict(self.model.named_buffers())  # which begin alike in both libraries
+        self.model.load_state_dict({**buffers, **load_file(folder / "weights.safetensors")})
         self._optimizer = build_optimizer(self.case, self.model)
         arrays = load_file(folder / "batches.safetensors")
         count = 1 + max(int(name.partition("/")[0]) for name in arrays)

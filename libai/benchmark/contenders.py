@@ -16,6 +16,7 @@ from libai.engine.setup import build
 from libai.engine.trainer.checkpointer import TrainerCheckpointer
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.layers.random import assign_layer_ids, draws_randomness, fold
+from libai.oneflow_fixes.internals import used_cuda_mib, wait_for_device
 from libai.parallel import Mesh
 from libai.utils.distributed import (
     all_reduce,
@@ -73,7 +74,7 @@ class OneFlowContender(Contender):
     def _device_bytes(self) -> int | None:
         if self.device != "cuda":
             return None
-        return int(flow._oneflow_internal.GetCUDAMemoryUsed()) * 2**20
+        return int(used_cuda_mib()) * 2**20
 
     def common_facts(self) -> dict[str, Any]:
         """What every OneFlow contender says about itself. Collective."""
@@ -149,7 +150,7 @@ class TrainerContender(OneFlowContender):
         if kind not in self._savers:
             folder = Path(self._run.output_dir) / f"checkpoints_{kind}"
             self._savers[kind] = TrainerCheckpointer(self.trainer, folder, max_to_keep=1, async_save=kind == "async")
-        flow._oneflow_internal.eager.Sync()  # what is left of the iteration is not a cost of the save
+        wait_for_device()  # what is left of the iteration is not a cost of the save
         barrier()
         start = time.perf_counter()
         path = self._savers[kind].save()

@@ -97,9 +97,9 @@ def _copy(slot: _Slot, source: Source) -> None:
 
 
 def _wait() -> None:
-    import oneflow as flow
+    from libai.oneflow_fixes.internals import wait_for_device
 
-    flow._oneflow_internal.eager.Sync()
+    wait_for_device()
 
 
 def _present(value: Any) -> Any:

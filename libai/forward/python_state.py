@@ -23,14 +23,15 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from libai.oneflow_fixes.internals import FunctionContext
+
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _MAX_DEPTH = 5
 #: kept by `nn.Module` itself
 _OF_MODULE = frozenset(vars(nn.Module())) - {"training"}
 #: parameters and modules are looked at elsewhere
-#: what an autograd.Function is given for one call; reading its `__dict__` corrupts the memory of OneFlow 0.9.0
-_CONTEXT = flow._oneflow_internal.autograd.Function.FunctionCtx
-_NOT_COMPARED = (nn.Parameter, nn.Module, type(flow.default_generator), type, types.ModuleType, _CONTEXT)
+# reading the `__dict__` of a context corrupts the memory of OneFlow 0.9.0
+_NOT_COMPARED = (nn.Parameter, nn.Module, type(flow.default_generator), type, types.ModuleType, FunctionContext)
 _PACKAGES = ("oneflow", "libai")
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 

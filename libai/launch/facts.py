@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from libai.native.kernels import kernels_in_use
+from libai.oneflow_fixes.fixes import fixes_that_are_on
 from libai.oneflow_fixes.openblas import openblas_in_use, threads_in_use
 from libai.utils.distributed import get_local_rank, get_rank, get_world_size
 
@@ -63,6 +64,7 @@ def _oneflow() -> dict[str, Any]:
         "openblas": openblas_in_use(),
         "openblas_threads": threads_in_use(),
         "cpu_kernels": kernels_in_use(),
+        "fixes": fixes_that_are_on(),
     }
 
 

@@ -26,6 +26,7 @@ from libai.launch.guard import guarded_main as guarded_main
 from libai.launch.guard import open_missing_streams
 from libai.native import kernels
 from libai.oneflow_fixes import openblas
+from libai.oneflow_fixes.fixes import is_on, left_out
 from libai.utils.rank_notes import FAILURE_DIR_VARIABLE, phase, without_harmless_lines, world_size
 
 RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
@@ -124,6 +125,7 @@ class _OneFlowLoader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         if (text := explain_versions()) is not None:
             raise _oneflow_import_error(text)
+        left_out()  # a mistake in LIBAI_FIXES is told before anything is loaded
         wanted = openblas.is_wanted(), kernels.wanted_levels()
         try:
             with phase("meet") if world_size() > 1 else contextlib.nullcontext():
@@ -142,10 +144,12 @@ class _OneFlowLoader(importlib.abc.Loader):
 
 
 def _make_faster(wants_other_openblas: bool, kernel_levels: tuple[str, ...]) -> None:
-    if wants_other_openblas:
+    if wants_other_openblas and is_on("openblas"):
         openblas.use_current()
-    kernels.use_kernels(kernel_levels)
-    openblas.use_threads(kernels.loaded_library())
+    if is_on("kernels"):
+        kernels.use_kernels(kernel_levels)
+    if is_on("threads"):
+        openblas.use_threads(kernels.loaded_library())
 
 
 def _prepare_to_meet(rank: int) -> None:

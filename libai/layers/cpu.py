@@ -5,11 +5,6 @@ from __future__ import annotations
 import oneflow as flow
 
 
-def is_tracing() -> bool:
-    """True while an `nn.Graph` is being built, when operations record themselves instead of running."""
-    return flow._oneflow_internal.lazy_mode.is_enabled()
-
-
 def is_on_cpu(x: flow.Tensor) -> bool:
     """True if the local or global tensor `x` lives in host memory."""
     return (x.placement.type if x.is_global else x.device.type) == "cpu"

@@ -22,8 +22,9 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers.cpu import is_on_cpu, is_tracing
+from libai.layers.cpu import is_on_cpu
 from libai.native.operations import apply_to_many, build_operation
+from libai.oneflow_fixes.internals import is_tracing
 from libai.utils.errors import UserError
 
 _WEYL = 0x9E3779B9  # 2^32 / golden ratio: neighbouring elements start far apart

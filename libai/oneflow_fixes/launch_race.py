@@ -14,6 +14,7 @@ import os
 import re
 
 from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow, require_linux_x86_64
+from libai.oneflow_fixes.fixes import is_on
 from libai.oneflow_fixes.spinning import thread_ids
 
 logger = logging.getLogger("libai.engine")
@@ -58,6 +59,8 @@ class protect_graph_launches:
 
     def __enter__(self) -> None:
         self._forbidden: OSError | None = None
+        if not is_on("launch-race"):
+            return
         try:
             _guard_dequeue()
         except Unavailable as reason:

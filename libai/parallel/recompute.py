@@ -16,8 +16,8 @@ from oneflow import nn
 from oneflow.utils.checkpoint import checkpoint
 
 from libai.layers.batch_norm import is_batch_norm_of_rank
-from libai.layers.cpu import is_tracing
 from libai.layers.random import current_random_scope
+from libai.oneflow_fixes.internals import is_tracing
 from libai.oneflow_fixes.wrapping import wrap_forward
 
 _data, _detach = flow.Tensor.data, flow.Tensor.detach

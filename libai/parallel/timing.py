@@ -9,6 +9,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
+from libai.oneflow_fixes.internals import wait_for_device
 from libai.utils.distributed import broadcast_object, is_main_process
 
 _ROUNDS = 3
@@ -49,9 +50,9 @@ class _Clock:
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        flow._oneflow_internal.eager.Sync()
+        wait_for_device()
         start = time.perf_counter()
         outputs = self._forward(*args, **kwargs)
-        flow._oneflow_internal.eager.Sync()
+        wait_for_device()
         self.seconds = min(self.seconds, time.perf_counter() - start)
         return outputs

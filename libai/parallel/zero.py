@@ -22,7 +22,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers.cpu import is_tracing
+from libai.oneflow_fixes.internals import is_tracing
 from libai.oneflow_fixes.wrapping import wrap_forward
 from libai.utils.tensors import saved_tensor_hooks
 

@@ -16,7 +16,7 @@ from libai.engine import DefaultTrainer, GraphTrainer, default_setup
 from libai.engine.graph.graphs import StepInputs
 from libai.engine.hooks import ShadowUpdateHook
 from libai.layers import Dropout
-from libai.layers.cpu import is_tracing
+from libai.oneflow_fixes.internals import is_tracing
 from libai.utils.errors import UserError
 
 NO_EVALUATION = "train.evaluation.enabled=false"

@@ -69,7 +69,7 @@ def test_the_shadow_update_sees_a_wrong_step(rows):
 PARTS = """
 import numpy as np
 import oneflow as flow
-from libai.layers.cpu import is_tracing
+from libai.oneflow_fixes.internals import is_tracing
 
 
 class Twice(flow.nn.Module):

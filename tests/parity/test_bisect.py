@@ -15,8 +15,8 @@ from oneflow import nn
 from libai.engine.graph import graphs, tracing
 from libai.engine.parity.bisection.search import find_culprit
 from libai.engine.parity.check import on_bench
-from libai.layers.cpu import is_tracing
 from libai.native.kernels import loaded_library
+from libai.oneflow_fixes.internals import is_tracing
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = pytest.mark.slow

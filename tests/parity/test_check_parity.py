@@ -21,8 +21,8 @@ from libai.engine import GraphTrainer, ParityReport, check_parity
 from libai.engine.parity.report import Difference, array_difference, relative_difference
 from libai.engine.parity.state import PythonState, scan
 from libai.layers import Dropout
-from libai.layers.cpu import is_tracing
 from libai.models import GPT, ViT
+from libai.oneflow_fixes.internals import is_tracing
 from libai.utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from libai.engine.parity.bisection.minify import minify, require_writable
 from libai.engine.parity.bisection.search import find_culprit
 from libai.engine.parity.bisection.source import Sources, Unwritable
 from libai.engine.parity.check import on_bench
-from libai.layers.cpu import is_tracing
+from libai.oneflow_fixes.internals import is_tracing
 from libai.utils.errors import UserError
 
 SLOW = pytest.mark.slow

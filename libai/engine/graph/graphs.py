@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +17,14 @@ from typing import Any
 
 import oneflow as flow
 from oneflow import nn
-from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
 
 from libai.engine.graph.gradient_hooks import watch_gradient_hooks
 from libai.engine.graph.traced_state import TracedState, refuse_in_backward
 from libai.engine.graph.tracing import tracing
 from libai.forward.contract import read_losses, total_loss
 from libai.native.kernels import are_kernels_on
+from libai.oneflow_fixes.compiled_graph import CompiledGraph
+from libai.oneflow_fixes.fixes import is_on
 from libai.oneflow_fixes.job.clip_norm import make_clip_norm_exact
 from libai.oneflow_fixes.job.constants import fold_constants
 from libai.oneflow_fixes.job.gradients import join_gradients
@@ -32,7 +32,6 @@ from libai.oneflow_fixes.job.idle_ops import remove_idle_ops
 from libai.oneflow_fixes.job.job_edit import JobEdit, copied
 from libai.oneflow_fixes.job.updates import join_updates, scale_in_updates
 from libai.oneflow_fixes.job.variables import first_of_equal, is_update, read_copies_of_variables, remove_step_count
-from libai.oneflow_fixes.launch_race import protect_graph_launches
 from libai.parallel import GlobalLayout, Layout, LocalLayout, Mesh, named_tensors
 from libai.utils.errors import UserError
 
@@ -79,106 +78,7 @@ class StepInputs:
                     self.tensors[f"{scalar}_{group}_{stage}"] = self._constant(value, self._size, stage)
 
 
-class _Graph(nn.Graph):
-    """An `nn.Graph` whose compilation no other graph's end can disturb.
-
-    OneFlow 0.9 keeps the variables of the graph that is being built in one global table, and the destructor of *any*
-    graph empties it. A collection of garbage in the middle of a build then ends in "must be a variable created in
-    nn.Graph", or worse.
-    """
-
-    def build_graph(self, *args: Any, **kwargs: Any) -> Any:
-        gc.collect()
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            return super().build_graph(*args, **kwargs)
-        finally:
-            if was_enabled:
-                gc.enable()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As `nn.Graph.__call__`; once compiled, without its walks over trees of arguments."""
-        if self._can_skip_trees and not args:
-            return self._call_compiled(kwargs)
-        outputs = self._call_any(*args, **kwargs)
-        if not args:
-            # nn.Graph decides in which order tensors go in; go its way only as long as ours is the same
-            expected = self._Graph__flatten_io("input", **kwargs)
-            ours: list[flow.Tensor] = []
-            _collect_tensors(kwargs, ours)
-            is_same_order = [id(tensor) for tensor in ours] == [id(tensor) for tensor in expected]
-            self._can_skip_trees = is_same_order and _is_plain(outputs)
-        return outputs
-
-    #: true once a call with keywords has shown that `_call_compiled` passes what nn.Graph would
-    _can_skip_trees = False
-    _cur_index_of_ouputs_buffer: int
-
-    def _call_compiled(self, inputs: dict[str, Any]) -> Any:
-        """What `nn.Graph.__run` of OneFlow 0.9.0 does. Shapes and dtypes are checked by the launch itself."""
-        flat: list[flow.Tensor] = []
-        _collect_tensors(inputs, flat)
-        for tensor in flat:
-            if not tensor.is_contiguous():
-                tensor.contiguous_()
-        index = self._cur_index_of_ouputs_buffer
-        outputs = self._outputs_tensor_tuple_buffer[index]
-        native = flow._oneflow_internal.nn.graph
-        native.RunLazyNNGraph(convert_to_tensor_tuple(flat), outputs, self._state_tensor_tuple, self._c_nn_graph)
-        # past nn.Graph.__setattr__, which looks for modules in what it is given
-        self.__dict__["_cur_index_of_ouputs_buffer"] = (index + 1) % self._outputs_buffer_size
-        # the buffer is written again later, so that what leaves here is a copy
-        copied = _copy_tensors(self._eager_outputs_buffer[index])
-        native.SoftSyncNNGraphBuffers(outputs, self._c_nn_graph)
-        return copied[0]
-
-    def _call_any(self, *args: Any, **kwargs: Any) -> Any:
-        if protect_graph_launches.is_done:
-            return super().__call__(*args, **kwargs)
-        if not self._is_compiled:
-            self._compile(*args, **kwargs)
-        with protect_graph_launches():
-            return super().__call__(*args, **kwargs)
-
-
-def _collect_tensors(value: Any, found: list[flow.Tensor]) -> None:
-    """Append the tensors in nested dicts, lists and tuples to `found`, in order."""
-    kind = type(value)
-    if kind is flow.Tensor:
-        found.append(value)
-    elif kind is dict:
-        for item in value.values():
-            _collect_tensors(item, found)
-    elif isinstance(value, flow.Tensor):
-        found.append(value)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _collect_tensors(item, found)
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether `value` is made of tensors and None in plain dicts, lists and tuples, which `_copy_tensors` knows."""
-    if type(value) is dict:
-        return all(map(_is_plain, value.values()))
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, flow.Tensor)
-
-
-def _copy_tensors(value: Any) -> Any:
-    """What `_is_plain` accepts, with a copy of each tensor."""
-    kind = type(value)
-    if kind is flow.Tensor:
-        return value.to(copy=True)
-    if kind is dict:
-        return {name: _copy_tensors(item) for name, item in value.items()}
-    if kind in (list, tuple):
-        return kind([_copy_tensors(item) for item in value])
-    return value if value is None else value.to(copy=True)
-
-
-class TrainGraph(_Graph):
+class TrainGraph(CompiledGraph):
     """One optimizer update as a compiled graph: forward, backward, clip over all groups, update.
 
     Args:
@@ -305,16 +205,15 @@ class TrainGraph(_Graph):
             confs[0].variable_op_names.extend(conf.variable_op_names)
         del confs[1:]
 
-    def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
-        """OneFlow has completed the job: connect each parameter's update to its group's inputs and values."""
+    def edit_job(self, out2name: Any) -> None:
+        """Connect each parameter's update to its group's inputs and values."""
         self._traced.require_repeatable(self._forward_job_proto, self.model)
         self._traced.require_traced(self._forward_job_proto, self.model, f"{MODULE_NAME}.")
         with JobEdit(self._full_job_proto) as job:
             self._connect(job, out2name)
-        super()._Graph__rebuild_outputs(out2name)
 
     def _connect(self, job: JobEdit, out2name: Any) -> None:
-        if self._joins_gradients:
+        if self._joins_gradients and is_on("joined-gradients"):
             join_gradients(job)
         make_clip_norm_exact(job)
         if self._needs_copies:
@@ -330,15 +229,15 @@ class TrainGraph(_Graph):
                 self._connect_update(job, op, step_values)
         if self._clips:
             self._return_norm(job, norm_source, out2name)
-        if self._joins_updates:
+        if self._joins_updates and is_on("joined-updates"):
             scale_in_updates(job)
             join_updates(job)
-        if not self._scales_loss:
+        if not self._scales_loss and is_on("step-count"):
             remove_step_count(job)
-        if self._layout.mesh.is_single:
+        if self._layout.mesh.is_single and is_on("idle-ops"):
             remove_idle_ops(job)
-            if self._accumulation == 1:
-                fold_constants(job)
+        if self._layout.mesh.is_single and self._accumulation == 1 and is_on("constants"):
+            fold_constants(job)
 
     @property
     def _needs_copies(self) -> bool:
@@ -388,7 +287,7 @@ class TrainGraph(_Graph):
         job.remove(unused.split("/")[0])
 
 
-class EvalGraph(_Graph):
+class EvalGraph(CompiledGraph):
     """The model's forward in eval mode, compiled; shares the weights with whatever trains them.
 
     Compile (call the first time) while the module is in eval mode: the mode is frozen then.
@@ -405,11 +304,11 @@ class EvalGraph(_Graph):
         with tracing(self.model), self._layout.source_ops():
             return self.model(**batch)
 
-    def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
+    def edit_job(self, out2name: Any) -> None:
+        """Let the forward read copies of parameters that ranks hold in parts."""
         if self._layout.cuts_parameters:
             with JobEdit(self._full_job_proto) as job:
                 read_copies_of_variables(job, _variable_names(self.model))
-        super()._Graph__rebuild_outputs(out2name)
 
 
 def _transposed(count: int, *inputs: Any) -> list[tuple[Any, ...]]:

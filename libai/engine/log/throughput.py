@@ -116,7 +116,7 @@ def memory_gb(device: str = "cpu") -> dict[str, float]:
     """
     memory = {"mem_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
     if device == "cuda":
-        import oneflow as flow
+        from libai.oneflow_fixes.internals import used_cuda_mib
 
-        memory["device_mem_gb"] = flow._oneflow_internal.GetCUDAMemoryUsed() / 1024
+        memory["device_mem_gb"] = used_cuda_mib() / 1024
     return memory

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import random
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from libai.engine.loop.check_parts import check_iterations
 from libai.engine.loop.hook_base import HOOK_POINTS, HookBase
 from libai.engine.loop.training_clock import TrainingClock
 from libai.launch.stop import STOP, Agreement
+from libai.oneflow_fixes.switch_interval import quick_thread_switches
 from libai.utils.distributed import get_rank, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import phase, report_progress
@@ -34,21 +34,6 @@ logger = logging.getLogger("libai.engine")
 MAX_PENDING_RESULTS = 200
 #: how long a thread waits for the interpreter's lock before it asks for it
 SWITCH_SECONDS = 1e-4
-
-
-@contextmanager
-def quick_thread_switches(seconds: float) -> Iterator[None]:
-    """Let a thread that waits for the interpreter's lock have it after `seconds` while the block runs; Python's 5 ms.
-
-    OneFlow's thread that runs the operations needs the lock now and then, and while it waits nothing is computed
-    (docs/decisions/0009).
-    """
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(min(usual, seconds))
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(usual)
 
 
 class NonFiniteLoss(FloatingPointError):

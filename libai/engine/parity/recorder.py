@@ -18,7 +18,7 @@ from oneflow import nn
 from libai.engine.graph.graphs import TrainGraph
 from libai.engine.parity.state import scan
 from libai.engine.trainer.graph import GraphTrainer
-from libai.layers.cpu import is_tracing
+from libai.oneflow_fixes.internals import is_tracing
 from libai.parallel import whole
 
 #: of the names of recorded tensors among the metrics that a compiled step returns

@@ -16,6 +16,7 @@ from libai.config import fill_unset
 from libai.config.saving import to_yaml
 from libai.launch.facts import collect_env, git_state
 from libai.native.kernels import kernels_in_use
+from libai.oneflow_fixes.fixes import describe_fixes
 from libai.oneflow_fixes.openblas import openblas_in_use, threads_in_use
 from libai.utils.atomic import atomic_write_text
 
@@ -57,6 +58,7 @@ def start_banner(run: DefaultTrainer, length: str | None = None) -> None:
         "startup": run.startup.describe(),
         "software": _describe_software(),
         "kernels": f"{kernels_in_use()} on CPU",
+        "fixes": describe_fixes(),
     }
     width = max(map(len, lines)) + 2
     for title, text in lines.items():

@@ -17,9 +17,10 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.graph.graphs import MODULE_NAME, _Graph
+from libai.engine.graph.graphs import MODULE_NAME
 from libai.layers.random import assign_layer_ids, random_context
 from libai.models.init import without_initial_values
+from libai.oneflow_fixes.compiled_graph import CompiledGraph
 from libai.parallel.planner.activations import TracedOp
 
 _WRITERS = ("uniform_", "normal_", "trunc_normal_", "copy_", "fill_", "zero_", "mul_", "add_", "sub_", "div_")
@@ -94,7 +95,7 @@ def trace_forward(model: nn.Module, batch: Mapping[str, Any]) -> list[TracedOp]:
     return read_job(graph._full_job_proto)
 
 
-class _Outline(_Graph):
+class _Outline(CompiledGraph):
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model

@@ -22,6 +22,8 @@ from libai.engine.trainer.model_trainer import Batch, ModelTrainer, StepResult
 from libai.forward.contract import as_batch_dict
 from libai.forward.first_step import FirstStep
 from libai.layers.random import draws_randomness, fold, random_context
+from libai.oneflow_fixes.fixes import is_on
+from libai.oneflow_fixes.internals import wait_for_device
 from libai.oneflow_fixes.spinning import SpinningThread, thread_ids
 from libai.optim import (
     bias_corrections,
@@ -283,7 +285,7 @@ class GraphTrainer(ModelTrainer):
         self.index_check.learn(graph)
         self._train_graph, self._state_to_load = graph, None
         self._shapes = _shapes(batches[0])
-        if self.mesh.size > 1 and self.mesh.device == "cpu":
+        if self.mesh.size > 1 and self.mesh.device == "cpu" and is_on("polling-thread"):
             self._spinning = SpinningThread(threads)
         self.build_seconds = time.perf_counter() - start
         if is_main_process():
@@ -419,10 +421,10 @@ class GraphTrainer(ModelTrainer):
         an update under way would write after what is done here, and the next one before.
         """
         assert self._train_graph is not None
-        flow._oneflow_internal.eager.Sync()
+        wait_for_device()
         job = self._train_graph._c_nn_graph
         yield dict(zip(job.additional_var_names, job.additional_var_tensors))
-        flow._oneflow_internal.eager.Sync()
+        wait_for_device()
 
     def copy_optimizer_tensors(self) -> Any:
         """See `ModelTrainer.copy_optimizer_tensors`."""

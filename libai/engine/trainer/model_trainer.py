@@ -30,6 +30,7 @@ from libai.forward.index_check import IndexCheck
 from libai.forward.lost_views import ViewWrites, refuse_lost_changes
 from libai.forward.saved_values import SavedValues, refuse_wrong_gradients
 from libai.layers.random import assign_layer_ids, find_unseeded_dropouts, fold, random_context
+from libai.oneflow_fixes.internals import wait_for_device
 from libai.parallel import (
     Layout,
     LocalLayout,
@@ -382,7 +383,7 @@ class ModelTrainer(TrainerBase):
 
     def wait_for_device(self) -> None:
         """See `TrainerBase.wait_for_device`; OneFlow 0.9 waits for graphs and single operations alike."""
-        flow._oneflow_internal.eager.Sync()
+        wait_for_device()
 
     def prepare(self) -> None:
         """Do ahead of the first update what can be done ahead; graph mode compiles. Collective."""

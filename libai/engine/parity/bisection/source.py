@@ -47,7 +47,7 @@ class Sources:
             return f"{{{inside}}}"
         if isinstance(value, (flow.dtype, flow.device)):
             return f"flow.{str(value).removeprefix('oneflow.')}" if isinstance(value, flow.dtype) else _device(value)
-        if isinstance(value, flow._oneflow_internal.Generator):
+        if isinstance(value, type(flow.default_generator)):
             return "flow.Generator()"
         if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
             return self._definition(value.__name__, value)

@@ -1,0 +1,165 @@
+"""The table of repairs: what each is for, where it is made, and which of them are on.
+
+`LIBAI_FIXES=-openblas,-switch-interval` leaves optional ones out. With another OneFlow than 0.9.0, for which they were
+measured, all optional ones are left out. Standard library only. Not here: the repairs themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+VARIABLE = "LIBAI_FIXES"
+ONEFLOW_VERSION = "0.9.0"
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One repair. `decision`: the number of the page that tells why; `apply`: the function or class that makes it."""
+
+    name: str
+    why: str
+    decision: str
+    is_needed: bool
+    applies_to: str
+    apply: str
+
+
+def _needed(name: str, why: str, decision: str, applies_to: str, apply: str) -> Fix:
+    return Fix(name, why, decision, True, applies_to, f"libai.{apply}")
+
+
+def _optional(name: str, why: str, decision: str, applies_to: str, apply: str) -> Fix:
+    return Fix(name, why, decision, False, applies_to, f"libai.{apply}")
+
+
+FIXES = (
+    _optional("openblas", "matrix products of a current OpenBLAS", "0010", "CPU", "oneflow_fixes.openblas.use_current"),
+    _optional("threads", "large products on several cores", "0021", "CPU", "oneflow_fixes.openblas.use_threads"),
+    _optional("kernels", "CPU kernels of libai/native", "0015", "CPU", "native.kernels.use_kernels"),
+    _optional(
+        "switch-interval",
+        "OneFlow's threads get the interpreter's lock sooner; process-wide while training",
+        "0009",
+        "training",
+        "oneflow_fixes.switch_interval.quick_thread_switches",
+    ),
+    _optional(
+        "launch-race",
+        "a graph that ends before it was entered crashes the process",
+        "0006",
+        "graphs",
+        "oneflow_fixes.launch_race.protect_graph_launches",
+    ),
+    _optional(
+        "polling-thread",
+        "the thread that polls for the end of a graph gets the lowest priority",
+        "0019",
+        "graphs of several CPU ranks",
+        "oneflow_fixes.spinning.SpinningThread",
+    ),
+    _optional(
+        "step-count",
+        "OneFlow's own count of steps, which no update reads, is taken out",
+        "0001",
+        "graphs",
+        "oneflow_fixes.job.variables.remove_step_count",
+    ),
+    _optional(
+        "idle-ops",
+        "operations that change nothing are taken out",
+        "0001",
+        "graphs",
+        "oneflow_fixes.job.idle_ops.remove_idle_ops",
+    ),
+    _optional(
+        "constants",
+        "constants are made by one operation each",
+        "0001",
+        "graphs",
+        "oneflow_fixes.job.constants.fold_constants",
+    ),
+    _optional(
+        "joined-updates",
+        "one operation clips and updates many parameters",
+        "0015",
+        "graphs on CPU",
+        "oneflow_fixes.job.updates.join_updates",
+    ),
+    _optional(
+        "joined-gradients",
+        "ranks add up gradients in few messages",
+        "0019",
+        "graphs of several CPU ranks",
+        "oneflow_fixes.job.gradients.join_gradients",
+    ),
+    _needed(
+        "clip-norm",
+        "an exact norm of all gradients",
+        "0001",
+        "graphs",
+        "oneflow_fixes.job.clip_norm.make_clip_norm_exact",
+    ),
+    _needed(
+        "variable-copies",
+        "forward and backward read weights that no update changes meanwhile",
+        "0007",
+        "graphs",
+        "oneflow_fixes.job.variables.read_copies_of_variables",
+    ),
+    _needed(
+        "global-operations",
+        "operations that OneFlow refuses or computes wrongly",
+        "0020",
+        "global tensors",
+        "oneflow_fixes.global_tensors.operations.repair_global_operations",
+    ),
+    _needed(
+        "buffers-in-place",
+        "the backward pass reads buffers as forward did",
+        "0012",
+        "eager mode",
+        "forward.in_place.values_kept",
+    ),
+    _needed(
+        "tracing", "what OneFlow's tracing leaves out or gets wrong", "0012", "graphs", "engine.graph.tracing.tracing"
+    ),
+)
+_BY_NAME = {fix.name: fix for fix in FIXES}
+
+
+def left_out() -> frozenset[str]:
+    """The fixes that LIBAI_FIXES leaves out; `UserError` for anything but optional ones with a minus sign."""
+    words = [word.strip() for word in os.environ.get(VARIABLE, "").split(",") if word.strip()]
+    optional = [fix.name for fix in FIXES if not fix.is_needed]
+    if wrong := [word for word in words if word[:1] != "-" or word[1:] not in optional]:
+        from libai.utils.errors import UserError
+
+        raise UserError(
+            f"{VARIABLE} has {', '.join(map(repr, wrong))}; it takes optional fixes of OneFlow to leave out, such as "
+            f"-{optional[0]},-{optional[1]}. These are optional: {', '.join(optional)}."
+        )
+    return frozenset(word[1:] for word in words)
+
+
+def is_on(name: str) -> bool:
+    """Whether to make the fix `name`. Needed ones are always made."""
+    return _BY_NAME[name].is_needed or (_is_known_version() and name not in left_out())
+
+
+def _is_known_version() -> bool:
+    version = getattr(sys.modules.get("oneflow"), "__version__", ONEFLOW_VERSION)
+    return version.partition("+")[0] == ONEFLOW_VERSION
+
+
+def fixes_that_are_on() -> list[str]:
+    """Their names, for reports."""
+    return [fix.name for fix in FIXES if is_on(fix.name)]
+
+
+def describe_fixes() -> str:
+    """For the banner: the fixes that are on, and which are left out and why."""
+    off = [fix.name for fix in FIXES if not is_on(fix.name)]
+    reason = VARIABLE if _is_known_version() else f"made for oneflow {ONEFLOW_VERSION}"
+    return ", ".join(fixes_that_are_on()) + (f"; left out: {', '.join(off)} ({reason})" if off else "")

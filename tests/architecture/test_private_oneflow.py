@@ -1,0 +1,56 @@
+"""Private parts of OneFlow, and what changes a whole process, are used in oneflow_fixes/ and native/ alone."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "libai"
+HOMES = ("oneflow_fixes", "native")
+PROCESS_WIDE = ("sched_setaffinity", "sched_setparam", "sched_setscheduler", "setpriority", "setswitchinterval")
+#: file -> what it uses of the system, not of OneFlow
+ELSEWHERE = {
+    "launch/guard.py": {"ctypes"},  # prctl: a rank ends with its launcher
+    "checkpoint/durable.py": {"ctypes"},  # renameat2
+}
+
+
+def private_parts(source: str) -> set[str]:
+    """What a file uses that only the homes may use."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        name = getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "name", None)
+        if isinstance(node, ast.ImportFrom):
+            name = node.module
+        if isinstance(name, str):
+            words = name.split(".")
+            found |= {word for word in words if word in ("_oneflow_internal", "ctypes", *PROCESS_WIDE)}
+            found |= {word for word in words if word.startswith("_Graph__")}
+    return found
+
+
+def test_private_parts_are_used_at_home_only():
+    used = {
+        str(path.relative_to(PACKAGE)): parts
+        for path in PACKAGE.rglob("*.py")
+        if path.relative_to(PACKAGE).parts[0] not in HOMES and (parts := private_parts(path.read_text()))
+    }
+    assert used == ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import ctypes",
+        "from ctypes import CDLL",
+        "from oneflow import _oneflow_internal",
+        "flow._oneflow_internal.eager.Sync()",
+        "os.setpriority(os.PRIO_PROCESS, 0, 19)",
+        "class A(Graph):\n    def _Graph__rebuild_outputs(self): pass",
+    ],
+)
+def test_a_use_elsewhere_would_be_found(line):
+    """Negative control."""
+    assert private_parts(line)

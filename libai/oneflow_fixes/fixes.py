@@ -36,7 +36,7 @@ def _optional(name: str, why: str, decision: str, applies_to: str, apply: str) -
 
 FIXES = (
     _optional("openblas", "matrix products of a current OpenBLAS", "0010", "CPU", "oneflow_fixes.openblas.use_current"),
-    _optional("threads", "large products on several cores", "0021", "CPU", "oneflow_fixes.openblas.use_threads"),
+    _optional("threads", "large operations on several cores", "0021", "CPU", "oneflow_fixes.openblas.use_threads"),
     _optional("kernels", "CPU kernels of libai/native", "0015", "CPU", "native.kernels.use_kernels"),
     _optional(
         "switch-interval",

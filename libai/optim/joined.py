@@ -43,22 +43,21 @@ _OWN_STEP = "_decorate_step.<locals>.decorated_step"
 class JoinedUpdates:
     """Lets one operation update all parameters of a group, in place of one for each; bit-equal to `optimizer.step()`.
 
-    Made when the parameters are where they will stay.
+    Made when the parameters are where they will stay, and the options of the groups are what they will be.
     """
 
     def __init__(self, optimizer: flow.optim.Optimizer):
         self._optimizer = optimizer
         self._coefficient: flow.Tensor | None = None
         parameters = [parameter for group in optimizer.param_groups for parameter in group.parameters]
-        self._is_known = type(optimizer) in _KINDS and are_joinable(parameters)
+        groups = optimizer.param_groups
+        is_plain = not any(group[name] for group in groups for name in ("amsgrad", "fused") if name in group)
+        self._is_known = type(optimizer) in _KINDS and are_joinable(parameters) and is_plain
 
     @property
     def fits(self) -> bool:
         """Whether the optimizer is OneFlow's SGD, Adam or AdamW as it is, and its parameters can be joined."""
-        if not self._is_known or getattr(self._optimizer.step, "__qualname__", "") != _OWN_STEP:
-            return False
-        groups = self._optimizer.param_groups
-        return not any(group[name] for group in groups for name in ("amsgrad", "fused") if name in group)
+        return self._is_known and getattr(self._optimizer.step, "__qualname__", "") == _OWN_STEP
 
     def step(self, coefficient: flow.Tensor | None = None) -> None:
         """As `optimizer.step()` with every gradient times `coefficient` (one number); gradients stay as they are."""

@@ -83,7 +83,6 @@ class EagerTrainer(ModelTrainer):
         self.layout = parallelize(self.model, self.model_plan, self.mesh)
         self.gradient_reduction, self.reduction, self.ranks_see_parts = "global", None, False
         self._forward, self._set_to_none, self._parameters = self.model, True, self._trained_parameters()
-        self._joined = None
         self.import_optimizer_state(*state)
         if self.guard is not None:
             self.guard.forget()
@@ -224,6 +223,7 @@ class EagerTrainer(ModelTrainer):
     def import_optimizer_state(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
         """See `ModelTrainer.import_optimizer_state`."""
         import_state(self.optimizer, dict(self.model.named_parameters()), tensors, scalars)
+        self._joined = None
 
     def clear_gradients(self) -> None:
         """See `ModelTrainer.clear_gradients`."""

@@ -59,9 +59,9 @@ class Library:
         """Share the loops of large operations out among `count` threads (src/team.cpp). Once per process."""
         self._library.libai_team_start(count)
 
-    def enable_threads(self, are_enabled: bool) -> None:
-        """False: every operation is computed by one thread."""
-        self._library.libai_team_enable(ctypes.c_bool(are_enabled))
+    def enable_threads(self, are_enabled: bool, are_forced: bool = False) -> None:
+        """Not enabled: every operation is computed by one thread. Forced: large ones by several, whatever is faster."""
+        self._library.libai_team_enable(ctypes.c_bool(are_enabled), ctypes.c_bool(are_forced))
 
     def share_products(self, sgemm: int) -> int:
         """The address of a `cblas_sgemm` that shares large products out among these threads (src/products.cpp).

@@ -34,6 +34,20 @@ def test_arithmetic_in_place(level, counted):
     counted("broadcast_add", "broadcast_mul")
 
 
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_sum_of_tensors_is_numpys_bit_for_bit(level, counted, count):
+    terms = [random(13, 7, seed=seed) for seed in range(count)]
+    expected = terms[0]
+    for term in terms[1:]:
+        expected = expected + term
+    np.testing.assert_array_equal(flow._C.add([flow.tensor(term) for term in terms]).numpy(), expected)
+    tensor = flow.tensor(terms[0])
+    for term in terms[1:]:
+        tensor += flow.tensor(term)
+    np.testing.assert_array_equal(tensor.numpy(), expected)
+    counted("add_n")
+
+
 AXES = [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2), (-1,), (0, -1)]
 
 

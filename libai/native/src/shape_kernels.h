@@ -171,6 +171,19 @@ inline void RunBroadcastLike(KernelComputeContext* c) {
   CopyStrided(In(c, "x"), Out(c, "y"), size, step, n);
 }
 
+// The sum of tensors of one shape, one after the other; the result may lie where the first one does.
+inline void RunAddN(KernelComputeContext* c) {
+  std::vector<const float*> terms;
+  for (int i = 0; i < static_cast<int>(c->inputs().size()); ++i) terms.push_back(In(c, "in", i));
+  float* out = Out(c, "out");
+  ForRanges(Size(c, "out"), kLightGrain, [&](int64_t i, int64_t end) {
+    const int64_t count = end - i;
+    if (terms.size() == 1) std::memmove(out + i, terms[0] + i, count * sizeof(float));
+    for (size_t k = 1; k < terms.size(); ++k)
+      g_maths->AddLine((k == 1 ? terms[0] : out) + i, 1, terms[k] + i, 1, out + i, count);
+  });
+}
+
 // ---- sums ---------------------------------------------------------------------------------------------------------
 
 // A sum over axes as blocks [size] that are either kept or reduced in turn, from the first axis on.
@@ -286,6 +299,7 @@ inline void RegisterShapes() {
   Register("scalar_logical_less_equal", "in", &RunScalarComparison<&Maths::LessEqualLine>);
   Register("scalar_logical_greater", "in", &RunScalarComparison<&Maths::GreaterLine>);
   Register("scalar_logical_greater_equal", "in", &RunScalarComparison<&Maths::GreaterEqualLine>);
+  Register("add_n", "out", &RunAddN);
   Register("where", "out", &RunWhere, [](const KernelRegContext& c) { return IsBool(c, "condition"); });
   Register("broadcast_like", "x", &RunBroadcastLike);
   Register("reduce_sum", "input_tensor", &RunSum);

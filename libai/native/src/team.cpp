@@ -22,6 +22,8 @@ constexpr auto kLookOut = std::chrono::microseconds(200);
 constexpr int kMostThreads = 32;
 constexpr timespec kNap{0, 20'000};
 
+std::atomic<bool> g_is_enabled{true}, g_is_forced{false};
+
 // One loop at a time is shared out; whoever comes meanwhile computes alone.
 class Team {
  public:
@@ -38,7 +40,7 @@ class Team {
     if (is_inside_ || !owner_.try_lock()) return false;
     std::lock_guard<std::mutex> owned(owner_, std::adopt_lock);
     is_inside_ = true;
-    const bool is_shared = sharing.Choose();
+    const bool is_shared = sharing.Choose() || g_is_forced;
     const auto start = Clock::now();
     if (is_shared) {
       Share(num_parts, part, loop);
@@ -137,7 +139,6 @@ class Team {
 thread_local bool Team::is_inside_ = false;
 
 std::atomic<Team*> g_team{nullptr};  // stays to the end of the process, whose threads wait in it
-std::atomic<bool> g_is_enabled{true};
 
 Sharing g_others;  // of loops outside of any operation
 thread_local Sharing* g_sharing = nullptr;
@@ -166,8 +167,11 @@ EXPORTED void libai_team_start(int num_threads) {
   libai::g_team = new libai::Team(num_threads);
   pthread_atfork(nullptr, nullptr, [] { libai::g_team = nullptr; });  // a forked child has none of its threads
 }
-// False: every loop by the thread that comes with it, for comparisons in one process.
-EXPORTED void libai_team_enable(bool is_enabled) { libai::g_is_enabled = is_enabled; }
+// For comparisons in one process. Not enabled: every loop by the thread that comes with it. Forced: shared out always.
+EXPORTED void libai_team_enable(bool is_enabled, bool is_forced) {
+  libai::g_is_enabled = is_enabled;
+  libai::g_is_forced = is_forced;
+}
 // Loops that were large enough: how many were shared out, how many not, and whether most of the last ones were.
 EXPORTED int64_t libai_team_shared() { return libai::g_team.load()->num_shared; }
 EXPORTED int64_t libai_team_alone() { return libai::g_team.load()->num_alone; }

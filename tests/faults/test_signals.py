@@ -243,6 +243,7 @@ def test_a_signal_during_the_first_iteration_is_heeded(tmp_path, hooks_on_path, 
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["iter_0000001"]
 
 
+@pytest.mark.slow
 def test_a_signal_during_an_evaluation_is_heeded_and_the_evaluation_is_made_up_for(tmp_path, hooks_on_path):
     evaluated = [
         "train.evaluation.eval_period=5",

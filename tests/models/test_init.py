@@ -86,6 +86,7 @@ print(f"rank {flow.env.get_rank()} {zlib.crc32(weights)}.", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_every_process_of_a_job_builds_the_same_weights(tmp_path: Path) -> None:
     script = tmp_path / "digest.py"

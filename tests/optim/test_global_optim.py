@@ -11,6 +11,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_clipping_and_state_on_two_ranks(tmp_path):
     with socket.socket() as probe:

@@ -160,8 +160,8 @@ inline void RunMatmulGradB(KernelComputeContext* c) {
 inline bool HasSgemm(const KernelRegContext&) { return g_sgemm != nullptr; }
 
 inline void RegisterProducts() {
-  for (const char* op : {"matmul", "batch_matmul", "broadcast_matmul"}) Register(op, "a", &RunMatmul, &HasSgemm);
-  Register("broadcast_matmul_grad_b", "a", &RunMatmulGradB, &HasSgemm);
+  for (const char* op : {"matmul", "batch_matmul", "broadcast_matmul"}) Register(op, "a", &RunMatmul, &HasSgemm, false, "_add_to_output");
+  Register("broadcast_matmul_grad_b", "a", &RunMatmulGradB, &HasSgemm, false, "_add_to_output");
 }
 
 }  // namespace libai

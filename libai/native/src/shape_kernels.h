@@ -299,7 +299,7 @@ inline void RegisterShapes() {
   Register("scalar_logical_less_equal", "in", &RunScalarComparison<&Maths::LessEqualLine>);
   Register("scalar_logical_greater", "in", &RunScalarComparison<&Maths::GreaterLine>);
   Register("scalar_logical_greater_equal", "in", &RunScalarComparison<&Maths::GreaterEqualLine>);
-  Register("add_n", "out", &RunAddN);
+  Register("add_n", "out", &RunAddN, nullptr, false, "in");
   Register("where", "out", &RunWhere, [](const KernelRegContext& c) { return IsBool(c, "condition"); });
   Register("broadcast_like", "x", &RunBroadcastLike);
   Register("reduce_sum", "input_tensor", &RunSum);

@@ -43,21 +43,24 @@ _OWN_STEP = "_decorate_step.<locals>.decorated_step"
 class JoinedUpdates:
     """Lets one operation update all parameters of a group, in place of one for each; bit-equal to `optimizer.step()`.
 
-    Made when the parameters are where they will stay, and the options of the groups are what they will be.
+    Made when the parameters are where they will stay.
     """
 
     def __init__(self, optimizer: flow.optim.Optimizer):
         self._optimizer = optimizer
         self._coefficient: flow.Tensor | None = None
         parameters = [parameter for group in optimizer.param_groups for parameter in group.parameters]
-        groups = optimizer.param_groups
-        is_plain = not any(group[name] for group in groups for name in ("amsgrad", "fused") if name in group)
-        self._is_known = type(optimizer) in _KINDS and are_joinable(parameters) and is_plain
+        self._is_known = type(optimizer) in _KINDS and are_joinable(parameters)
 
     @property
     def fits(self) -> bool:
         """Whether the optimizer is OneFlow's SGD, Adam or AdamW as it is, and its parameters can be joined."""
-        return self._is_known and getattr(self._optimizer.step, "__qualname__", "") == _OWN_STEP
+        if not self._is_known or getattr(self._optimizer.step, "__qualname__", "") != _OWN_STEP:
+            return False
+        for group in self._optimizer.param_groups:  # a hook may change them
+            if group._options.get("amsgrad") or group._options.get("fused"):
+                return False
+        return True
 
     def step(self, coefficient: flow.Tensor | None = None) -> None:
         """As `optimizer.step()` with every gradient times `coefficient` (one number); gradients stay as they are."""

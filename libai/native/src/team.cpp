@@ -20,6 +20,7 @@ using Clock = std::chrono::steady_clock;
 // To be woken takes as long as a part of a loop does, so that a thread first looks out for the next one.
 constexpr auto kLookOut = std::chrono::microseconds(200);
 constexpr int kMostThreads = 32;
+constexpr float kKept = 255.0f / 256.0f;
 constexpr timespec kNap{0, 20'000};
 
 std::atomic<bool> g_is_enabled{true}, g_is_forced{false};
@@ -50,14 +51,16 @@ class Team {
     const std::chrono::duration<double> seconds = Clock::now() - start;
     sharing.Note(is_shared, seconds.count(), work);
     ++(is_shared ? num_shared : num_alone);
-    recent_shared = recent_shared * (63.0f / 64.0f) + (is_shared ? 1.0f / 64.0f : 0.0f);
+    const float weight = static_cast<float>(seconds.count());
+    recent_shared = recent_shared * kKept + (is_shared ? weight : 0.0f);
+    recent_alone = recent_alone * kKept + (is_shared ? 0.0f : weight);
     is_inside_ = false;
     return true;
   }
   int num_threads() const { return num_threads_; }
 
   std::atomic<int64_t> num_shared{0}, num_alone{0};
-  std::atomic<float> recent_shared{0.5f};  // the part of the last loops that was shared out
+  std::atomic<float> recent_shared{0.0f}, recent_alone{0.0f};  // seconds of the last loops
 
  private:
   void Share(int64_t num_parts, Part part, void* loop) {
@@ -172,10 +175,13 @@ EXPORTED void libai_team_enable(bool is_enabled, bool is_forced) {
   libai::g_is_enabled = is_enabled;
   libai::g_is_forced = is_forced;
 }
-// Loops that were large enough: how many were shared out, how many not, and whether most of the last ones were.
+// Loops that were large enough: how many were shared out, how many not, and whether those took most of the time of the last ones.
 EXPORTED int64_t libai_team_shared() { return libai::g_team.load()->num_shared; }
 EXPORTED int64_t libai_team_alone() { return libai::g_team.load()->num_alone; }
-EXPORTED bool libai_team_prefers_sharing() { return libai::g_team.load()->recent_shared > 0.5f; }
+EXPORTED bool libai_team_prefers_sharing() { 
+  const libai::Team* team = libai::g_team;
+  return team->recent_shared >= team->recent_alone;
+}
 // For tests: which of `count` loops of equal work are shared out when they take so many seconds.
 EXPORTED void libai_team_simulate(const double* shared, const double* alone, int count, bool* is_shared) {
   libai::Sharing sharing;

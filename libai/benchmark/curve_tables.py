@@ -9,8 +9,6 @@ from typing import Any
 from libai.benchmark.cells import NOT_AVAILABLE, format_spread
 from libai.benchmark.curves import Curve
 
-Points = list[Mapping[str, Any] | None]
-
 
 def curve_table(curve: Curve) -> tuple[list[str], list[list[str]]]:
     """`(header, rows)`: times, ratios to the first contender, throughput, and what the swept setting costs."""

@@ -42,12 +42,6 @@ def clip_grad_norm(parameters: Iterable[flow.Tensor], max_norm: float, norm_type
     return norm
 
 
-def grad_norm(parameters: Iterable[flow.Tensor], norm_type: float = 2.0) -> flow.Tensor:
-    """The norm of all gradients as one vector, without clipping; see `clip_grad_norm`."""
-    with flow.no_grad():
-        return _norm(_gradients(parameters), float(norm_type))
-
-
 def norm_and_coefficient(
     parameters: Iterable[flow.Tensor], max_norm: float, norm_type: float = 2.0
 ) -> tuple[flow.Tensor, flow.Tensor]:

@@ -1,4 +1,5 @@
-"""Optimizer state of a compiled graph, translated to and from the canonical form of `libai.optim.state`.
+"""Optimizer state of a compiled graph, translated to and from the canonical form of `libai.optim.state`; and the bias
+corrections that a graph is fed with.
 
 A graph calls the state of parameter `p` of its attribute `model` `model.p-<suffix>` and counts updates in
 `System-Train-TrainStep`. Verified for the seven optimizers of OneFlow 0.9.0, `amsgrad`, `centered` and several groups
@@ -7,6 +8,7 @@ included (tests/optim/test_graph_state.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -134,3 +136,21 @@ def _read_step(step: flow.Tensor) -> int:
         # it lives on rank 0 alone, where other ranks would read an empty tensor
         step = step.to_global(placement=flow.placement.all(step.placement.type), sbp=flow.sbp.broadcast).to_local()
     return int(step.numpy()[0])
+
+
+def bias_corrections(group: Any, step: int) -> tuple[float, float]:
+    """`(1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1))` of a parameter group after `step` updates.
+
+    `(1.0, 1.0)` for `do_bias_correction=False` and for optimizers without betas. The count is the optimizer's, as in
+    OneFlow: a parameter whose first gradient comes late is corrected by it too.
+
+    >>> bias_corrections({"betas": (0.5, 0.75), "do_bias_correction": True}, step=0)
+    (0.5, 0.25)
+    >>> bias_corrections({"momentum": 0.9}, step=0)
+    (1.0, 1.0)
+    """
+    if "betas" not in group or not group["do_bias_correction"]:
+        return 1.0, 1.0
+    beta1, beta2 = group["betas"]
+    # math.pow as in OneFlow, so that the last bit agrees too
+    return 1.0 - math.pow(beta1, step + 1), 1.0 - math.pow(beta2, step + 1)

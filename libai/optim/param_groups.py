@@ -98,26 +98,6 @@ def get_param_groups(
     return list(groups.values())
 
 
-def describe_param_groups(groups: Sequence[Any], max_names: int = 3) -> str:
-    """One line per group: its rate, its weight decay, its size and its first names.
-
-    `groups`: what `get_param_groups` returned, or `optimizer.param_groups`.
-    """
-    lines = []
-    for index, group in enumerate(groups):
-        # OneFlow's ParamGroup has no get()
-        options = group if isinstance(group, dict) else {**group.options, "params": group.parameters}
-        tensors, names = options["params"], list(options.get("param_names", []))
-        shown = ", ".join(names[:max_names]) + (f", … {len(names) - max_names} more" if len(names) > max_names else "")
-        rate = options.get("lr", "optimizer's")
-        decay = options.get("weight_decay", "optimizer's")
-        lines.append(
-            f"group {index}: lr {rate}, weight decay {decay}, {len(tensors)} tensors, "
-            f"{sum(tensor.numel() for tensor in tensors):,} parameters: {shown}"
-        )
-    return "\n".join(lines)
-
-
 def _collect(model: flow.nn.Module) -> tuple[list[_Parameter], list[_Parameter]]:
     """The trainable and the frozen parameters of `model` in the order of registration."""
     tensors: dict[int, flow.Tensor] = {}

@@ -1,4 +1,4 @@
-"""Files that are either the old or the new whole, whatever happens in between; and lines that are never torn."""
+"""Files that are either the old or the new whole, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -30,17 +30,6 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
     """`atomic_write_bytes` of `text` in UTF-8."""
     atomic_write_bytes(path, text.encode())
-
-
-def append_line(path: str | os.PathLike[str], line: str) -> None:
-    """Append `line` and a newline in a single write, so that lines of several processes do not mix."""
-    if "\n" in line:
-        raise ValueError(f"append_line takes one line; {line!r} holds a newline")
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        os.write(descriptor, (line + "\n").encode())
-    finally:
-        os.close(descriptor)
 
 
 def fsync_dir(path: str | os.PathLike[str]) -> None:

@@ -5,7 +5,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from libai.optim import describe_param_groups, get_param_groups
+from libai.optim import get_param_groups
 from libai.utils.errors import UserError
 
 
@@ -184,14 +184,3 @@ def test_ambiguous_blocks_are_refused_until_named():
 def test_nothing_to_train_is_refused():
     with pytest.raises(UserError, match="no trainable parameter"):
         get_param_groups(nn.ReLU())
-
-
-def test_description_of_dicts_and_of_an_optimizer():
-    groups = get_param_groups(Model(), weight_decay=0.1)
-    line = describe_param_groups(groups).splitlines()[0]
-    assert line == (
-        "group 0: lr optimizer's, weight decay 0.0, 6 tensors, 28 parameters: "
-        "scale, blocks.0.norm.weight, blocks.0.linear.bias, … 3 more"
-    )
-    optimizer = flow.optim.SGD(groups, lr=0.5)
-    assert "group 1: lr 0.5, weight decay 0.1, 3 tensors" in describe_param_groups(optimizer.param_groups)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from libai.utils.atomic import append_line, atomic_write_bytes, atomic_write_text
+from libai.utils.atomic import atomic_write_bytes, atomic_write_text
 
 
 def test_a_file_is_created_and_replaced(tmp_path):
@@ -77,12 +77,3 @@ def test_the_file_has_the_usual_permissions(tmp_path):
 def test_a_missing_folder_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         atomic_write_text(tmp_path / "nowhere" / "x", "x")
-
-
-def test_lines_are_appended_whole(tmp_path):
-    path = tmp_path / "log"
-    append_line(path, "one")
-    append_line(path, "two")
-    assert path.read_text() == "one\ntwo\n"
-    with pytest.raises(ValueError, match="holds a newline"):
-        append_line(path, "three\nfour")

@@ -33,16 +33,11 @@ sys.path.insert(0, str(ROOT))
 from libai.launch import auto as launch_auto  # noqa: E402
 from libai.launch import guard, runtime  # noqa: E402
 from libai.launch.job import Job, Limits, run  # noqa: E402
-from libai.launch.ranks import (  # noqa: E402
-    DEFAULT_EXIT_SECONDS,
-    DEFAULT_STOP_SECONDS,
-    EXIT_FAILED,
-    EXIT_USER_MISTAKE,
-)
+from libai.launch.ranks import DEFAULT_EXIT_SECONDS, DEFAULT_STOP_SECONDS  # noqa: E402
 from libai.launch.watch import read_stall_limits  # noqa: E402
 from libai.native import kernels  # noqa: E402
 from libai.oneflow_fixes import openblas  # noqa: E402
-from libai.utils.errors import UserError  # noqa: E402
+from libai.utils.errors import EXIT_FAILED, EXIT_USER_MISTAKE, UserError  # noqa: E402
 
 # Several nodes cannot agree on a free port, so they share this one unless PORT says otherwise.
 DEFAULT_PORT = 29500

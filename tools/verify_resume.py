@@ -21,10 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from libai.config import LazyConfig, validate
 from libai.launch.runtime import RENDEZVOUS_VARIABLES, guarded_main
 from libai.utils.distributed import get_world_size
-from libai.utils.errors import UserError
+from libai.utils.errors import EXIT_RESUMABLE, UserError
 
 TOOLS = Path(__file__).resolve().parent
-EXIT_RESUMABLE = 75
 #: phase -> (folder it works in, exit code of a job that does what it should)
 PHASES = {"straight": ("straight", 0), "first": ("resumed", EXIT_RESUMABLE), "second": ("resumed", 0)}
 SABOTAGES = ("rng", "seed", "scheduler", "sample")

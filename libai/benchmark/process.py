@@ -15,13 +15,12 @@ from typing import Any
 
 from libai.benchmark import protocol
 from libai.launch.runtime import RENDEZVOUS_VARIABLES
-from libai.utils.errors import UserError
+from libai.utils.errors import EXIT_USER_MISTAKE, UserError
 
 #: from "quit" to SIGTERM, and from there to SIGKILL
 QUIT_SECONDS = 5.0
 TERMINATE_SECONDS = 3.0
 _LOG_TAIL = 4000
-_USER_MISTAKE = 2
 
 
 class ContenderFailed(RuntimeError):
@@ -135,7 +134,7 @@ class ContenderProcess:
         code = self._process.poll()
         text = self._log.read_text(errors="replace") if self._log.exists() else ""
         mistakes = [line.removeprefix("error: ") for line in text.splitlines() if line.startswith("error: ")]
-        if code == _USER_MISTAKE and mistakes:
+        if code == EXIT_USER_MISTAKE and mistakes:
             return UserError(f"contender {self.name}: {mistakes[-1]}")
         ended = "" if code is None else f" with exit code {code}"
         return ContenderFailed(f"contender {self.name} {what}{ended}. The end of what it wrote:\n{text[-_LOG_TAIL:]}")

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
+from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
 from libai.utils.rank_notes import (
     FAILURE_DIR_VARIABLE,
     LOCAL_RANKS_VARIABLE,
@@ -35,10 +36,6 @@ from libai.utils.rank_notes import (
     world_size,
 )
 
-EXIT_FAILED = 1
-EXIT_USER_MISTAKE = 2
-# Stopped from outside with everything saved (libai.launch.stop.EXIT_RESUMABLE): all ranks leave with it, or none.
-_EXIT_RESUMABLE = 75
 # For how long a rank that is ready to leave waits for the others of its machine.
 LEAVE_TOGETHER_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
@@ -82,7 +79,7 @@ def guarded_main(main: Callable[[], object]) -> NoReturn:
     that handler is wanted: the ranks meet in it, so that none is missed by the others.
     """
     code = run_guarded(main)
-    if code == _EXIT_RESUMABLE:
+    if code == EXIT_RESUMABLE:
         _ignore_stop_signals()  # schedulers repeat theirs, and everything is saved
     if code != 0 and world_size() > 1:
         leave_at_once(code)
@@ -120,7 +117,7 @@ def leave_at_once(code: int) -> NoReturn:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it any more
             stream.flush()
     note_leaving(code)
-    if code == _EXIT_RESUMABLE:
+    if code == EXIT_RESUMABLE:
         _wait_for_leaving_ranks(LEAVE_TOGETHER_SECONDS)
     os._exit(code)
 
@@ -176,7 +173,7 @@ def _report_exit(stop: SystemExit) -> int:
         if not _record_failure(stop, text):
             print(f"error: rank {_rank()}: {text}." if world_size() > 1 else f"error: {text}.", file=sys.stderr)
         return EXIT_FAILED
-    if code not in (0, _EXIT_RESUMABLE):
+    if code not in (0, EXIT_RESUMABLE):
         _record_failure(stop, f"sys.exit({stop.code!r}) at {_place(stop)}")
     return code
 
@@ -186,8 +183,6 @@ def _report(error: BaseException) -> int:
 
     Under tools/launch.py it is the launcher that prints the error of the rank that failed first.
     """
-    from libai.utils.errors import UserError
-
     rank = _rank()
     is_mistake = isinstance(error, UserError)
     text = str(error) if is_mistake or getattr(error, "explains_itself", False) else None

@@ -20,18 +20,11 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 from libai.launch import runtime
-from libai.launch.ranks import (
-    DEFAULT_EXIT_SECONDS,
-    DEFAULT_STOP_SECONDS,
-    EXIT_RESUMABLE,
-    EXIT_USER_MISTAKE,
-    Rank,
-    Supervisor,
-)
+from libai.launch.ranks import DEFAULT_EXIT_SECONDS, DEFAULT_STOP_SECONDS, Rank, Supervisor
 from libai.launch.report import report_end
 from libai.launch.watch import StallWatch, read_stall_limits
 from libai.utils import rank_notes
-from libai.utils.errors import UserError
+from libai.utils.errors import EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
 
 # Several machines: oneflow's heartbeat takes up to 13 s to tell the other ranks of a failure; then they are ended.
 MULTI_NODE_RESTART_SECONDS = 20.0

@@ -18,10 +18,7 @@ from types import FrameType
 
 from libai.launch.watch import WATCH_SECONDS, StallWatch, describe_absent, describe_stall
 from libai.utils import rank_notes
-
-EXIT_FAILED = 1
-EXIT_USER_MISTAKE = 2
-EXIT_RESUMABLE = 75
+from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE
 
 POLL_SECONDS = 0.05
 # After a failure: the time for other ranks to report what they saw, then from SIGTERM to SIGKILL.

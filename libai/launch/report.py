@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from libai.launch import runtime
-from libai.launch.ranks import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE, Rank
+from libai.launch.ranks import Rank
 from libai.launch.watch import telling_frame
 from libai.utils import rank_notes
+from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE
 
 # A rank that misses another one is aborted by oneflow, at once or within this time.
 CONSEQUENCE_SECONDS = 1.0

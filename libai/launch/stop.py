@@ -17,13 +17,12 @@ from types import FrameType
 import numpy as np
 
 from libai.utils.distributed import all_reduce, get_world_size
+from libai.utils.errors import EXIT_RESUMABLE
 from libai.utils.rank_notes import own_folder
 
 #: the question "shall the job stop?"; its answer is a signal number or `TIME_LIMIT`
 STOP = "stop"
 TIME_LIMIT = 1000
-#: the exit code that says: stopped from outside, `--resume` goes on (EX_TEMPFAIL of sysexits.h)
-EXIT_RESUMABLE = 75
 
 #: seconds between two agreements of several ranks; what a stop costs at most, beside one iteration and the save
 AGREE_SECONDS = 1.0

@@ -1,17 +1,22 @@
-"""The error that means: the user asked for something that cannot be, and here is what to change."""
+"""Errors whose text is all that a user needs, and the exit codes that processes of libai end with."""
 
 import re
 
+EXIT_FAILED = 1
+EXIT_USER_MISTAKE = 2
+#: stopped from outside with everything saved, `--resume` continues (EX_TEMPFAIL of sysexits.h)
+EXIT_RESUMABLE = 75
+
 
 class UserError(ValueError):
-    """A mistake in config, arguments, data or model contract.
+    """The user asked for something that cannot be: a mistake in config, arguments, data or model contract.
 
     The tools print its text alone, without a traceback, and exit with code 2. The text says what was asked,
     what was found, why it cannot be and what to change.
     """
 
     #: the exit code of a process that ends by it
-    exit_code = 2
+    exit_code = EXIT_USER_MISTAKE
 
 
 class OutputLostError(OSError):

@@ -24,8 +24,9 @@ from libai.forward.effects import copy_module
 from libai.forward.python_state import SharedState
 from libai.layers import is_batch_norm_of_rank
 from libai.layers.random import SeededLayer
-from libai.parallel import Layout, map_tensors, whole
+from libai.parallel import Layout, whole
 from libai.utils.errors import UserError
+from libai.utils.tree import tensors_in
 
 Batch = dict[str, flow.Tensor]
 
@@ -143,9 +144,8 @@ class Trial:
         num_samples = _num_samples(batch)
 
         def arrays(value: Any) -> list[np.ndarray]:
-            tensors: list[flow.Tensor] = []
-            map_tensors(value, tensors.append)
-            return [self._layout.local_output(t.detach(), num_samples, is_replicated).numpy() for t in tensors]
+            tensors = (t.detach() for t in tensors_in(value))
+            return [self._layout.local_output(t, num_samples, is_replicated).numpy() for t in tensors]
 
         def hook(name: str) -> Callable[..., None]:
             return lambda module, inputs, outputs: calls.append(

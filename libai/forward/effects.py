@@ -22,9 +22,9 @@ from libai.forward.in_place import values_kept, watch_changes
 from libai.forward.python_state import SharedState, line_of, module_state, plain_attributes
 from libai.forward.rebinding import rebound
 from libai.layers import is_batch_norm_of_rank
-from libai.parallel import map_tensors
 from libai.utils.distributed import any_rank, gather_objects
 from libai.utils.errors import UserError
+from libai.utils.tree import tensors_in
 
 #: runs the forward of a module on a batch, as an iteration would
 Forward = Callable[[nn.Module, Mapping[str, flow.Tensor]], Any]
@@ -161,8 +161,7 @@ def _read_by_backward(
     twin: nn.Module, batch: Mapping[str, flow.Tensor], forward: Forward, names: Sequence[str]
 ) -> list[str]:
     """Those buffers of `names` on whose memory, as forward has left it, the gradients depend."""
-    losses: list[flow.Tensor] = []
-    map_tensors(forward(twin, batch), lambda t: losses.append(t.sum()) if t.requires_grad else None)
+    losses = [t.sum() for t in tensors_in(forward(twin, batch)) if t.requires_grad]
     if not losses:
         return []
     total = sum(losses[1:], losses[0])
@@ -232,9 +231,7 @@ def _other_values(tensor: flow.Tensor) -> flow.Tensor:
 
 def numbers_of(outputs: Any) -> list[np.ndarray]:
     """The tensors in nested dicts, lists and tuples as arrays; of global ones this rank's part."""
-    found: list[np.ndarray] = []
-    map_tensors(outputs, lambda t: found.append((t.to_local() if t.is_global else t).detach().numpy()))
-    return found
+    return [(t.to_local() if t.is_global else t).detach().numpy() for t in tensors_in(outputs)]
 
 
 class PythonState:

@@ -12,6 +12,7 @@ from oneflow import nn
 from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
 
 from libai.oneflow_fixes.launch_race import protect_graph_launches
+from libai.utils.tree import map_tensors, tensors_in
 
 
 class CompiledGraph(nn.Graph):
@@ -48,9 +49,7 @@ class CompiledGraph(nn.Graph):
         if not args:
             # nn.Graph decides in which order tensors go in; go its way only as long as ours is the same
             expected = self._Graph__flatten_io("input", **kwargs)
-            ours: list[flow.Tensor] = []
-            _collect_tensors(kwargs, ours)
-            is_same_order = [id(tensor) for tensor in ours] == [id(tensor) for tensor in expected]
+            is_same_order = [id(tensor) for tensor in tensors_in(kwargs)] == [id(tensor) for tensor in expected]
             self._can_skip_trees = is_same_order and _is_plain(outputs)
         return outputs
 
@@ -60,8 +59,7 @@ class CompiledGraph(nn.Graph):
 
     def _call_compiled(self, inputs: dict[str, Any]) -> Any:
         """What `nn.Graph.__run` of OneFlow 0.9.0 does. Shapes and dtypes are checked by the launch itself."""
-        flat: list[flow.Tensor] = []
-        _collect_tensors(inputs, flat)
+        flat = tensors_in(inputs)
         for tensor in flat:
             if not tensor.is_contiguous():
                 tensor.contiguous_()
@@ -72,7 +70,7 @@ class CompiledGraph(nn.Graph):
         # past nn.Graph.__setattr__, which looks for modules in what it is given
         self.__dict__["_cur_index_of_ouputs_buffer"] = (index + 1) % self._outputs_buffer_size
         # the buffer is written again later, so that what leaves here is a copy
-        copied = _copy_tensors(self._eager_outputs_buffer[index])
+        copied = map_tensors(self._eager_outputs_buffer[index], _copy)
         native.SoftSyncNNGraphBuffers(outputs, self._c_nn_graph)
         return copied[0]
 
@@ -85,23 +83,8 @@ class CompiledGraph(nn.Graph):
             return super().__call__(*args, **kwargs)
 
 
-def _collect_tensors(value: Any, found: list[flow.Tensor]) -> None:
-    """Append the tensors in nested dicts, lists and tuples to `found`, in order."""
-    kind = type(value)
-    if kind is flow.Tensor:
-        found.append(value)
-    elif kind is dict:
-        for item in value.values():
-            _collect_tensors(item, found)
-    elif isinstance(value, flow.Tensor):
-        found.append(value)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _collect_tensors(item, found)
-
-
 def _is_plain(value: Any) -> bool:
-    """Whether `value` is made of tensors and None in plain dicts, lists and tuples, which `_copy_tensors` knows."""
+    """Whether `value` is made of tensors and None in plain dicts, lists and tuples, which `map_tensors` makes anew."""
     if type(value) is dict:
         return all(map(_is_plain, value.values()))
     if type(value) in (list, tuple):
@@ -109,13 +92,5 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, flow.Tensor)
 
 
-def _copy_tensors(value: Any) -> Any:
-    """What `_is_plain` accepts, with a copy of each tensor."""
-    kind = type(value)
-    if kind is flow.Tensor:
-        return value.to(copy=True)
-    if kind is dict:
-        return {name: _copy_tensors(item) for name, item in value.items()}
-    if kind in (list, tuple):
-        return kind([_copy_tensors(item) for item in value])
-    return value if value is None else value.to(copy=True)
+def _copy(tensor: flow.Tensor) -> flow.Tensor:
+    return tensor.to(copy=True)

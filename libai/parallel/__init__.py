@@ -4,7 +4,6 @@ from libai.parallel.layout import GlobalLayout as GlobalLayout
 from libai.parallel.layout import Layout as Layout
 from libai.parallel.layout import LocalLayout as LocalLayout
 from libai.parallel.layout import localize as localize
-from libai.parallel.layout import map_tensors as map_tensors
 from libai.parallel.layout import parallelize as parallelize
 from libai.parallel.layout import whole as whole
 from libai.parallel.mesh import Mesh as Mesh
@@ -13,3 +12,4 @@ from libai.parallel.plan import ParallelPlan as ParallelPlan
 from libai.parallel.plan import named_tensors as named_tensors
 from libai.parallel.recompute import recompute_in_backward as recompute_in_backward
 from libai.parallel.timing import time_blocks as time_blocks
+from libai.utils.tree import map_tensors as map_tensors

@@ -15,6 +15,7 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.nn.parallel import DistributedDataParallel
 
+from libai.parallel.plan import named_tensors
 from libai.utils.distributed import all_reduce, gather_objects, get_world_size
 from libai.utils.errors import UserError
 
@@ -68,7 +69,7 @@ def build_reduction(
 def require_equal_modules(model: nn.Module) -> None:
     """Raise `UserError` on every rank when names, shapes, dtypes or freezing of parameters and buffers differ between
     ranks: their messages would not fit together, and the job would wait for ever. Collective."""
-    mine = [f"{n} {tuple(p.shape)} {p.dtype} {'' if p.requires_grad else 'frozen'}" for n, p in _tensors(model)]
+    mine = [f"{n} {tuple(p.shape)} {p.dtype} {'' if p.requires_grad else 'frozen'}" for n, p in named_tensors(model)]
     first, *others = gather_objects(mine)
     for rank, theirs in enumerate(others, start=1):
         if theirs != first:
@@ -82,17 +83,13 @@ def require_equal_modules(model: nn.Module) -> None:
 def broadcast_module(model: nn.Module) -> None:
     """Give every parameter and buffer of a local `model` the value it has on rank 0. Collective."""
     with flow.no_grad():
-        for _, tensor in _tensors(model):
+        for _, tensor in named_tensors(model):
             if tensor.dtype in _HALF_DTYPES:  # OneFlow 0.9.0 aborts on them on CPU (cpu_broadcast.cpp)
                 whole = tensor.data.to(flow.float32)
                 flow._C.comm_broadcast(whole, inplace=True)
                 tensor.data.copy_(whole.to(tensor.dtype))
             elif tensor.numel():
                 flow._C.comm_broadcast(tensor.data, inplace=True)  # .data: it resets requires_grad of what it gets
-
-
-def _tensors(model: nn.Module) -> list[tuple[str, flow.Tensor]]:
-    return [*model.named_parameters(), *model.named_buffers()]
 
 
 # ---------------------------------------------------------------------------------------------------- flat

@@ -26,6 +26,7 @@ from libai.parallel.mesh import Mesh
 from libai.parallel.plan import Arrangement, ParallelPlan, TensorLayout
 from libai.parallel.recompute import recompute_in_backward
 from libai.parallel.zero import compute_with_whole_parameters
+from libai.utils.tree import map_tensors, tensors_in
 
 Batch = dict[str, flow.Tensor]
 _NOTHING = nullcontext()
@@ -260,9 +261,7 @@ def _exchange_tensors(module: nn.Module, change_buffer: _Change, change_constant
 
 
 def _holds_constants(value: Any) -> bool:
-    tensors: list[flow.Tensor] = []
-    map_tensors(value, tensors.append)
-    return any(not tensor.requires_grad for tensor in tensors)
+    return any(not tensor.requires_grad for tensor in tensors_in(value))
 
 
 # ---------------------------------------------------------------------------------- changing how modules are called
@@ -343,17 +342,6 @@ def _wrap_output(module: nn.Module, change: Any) -> None:
             return map_tensors(base.forward(self, *args, **kwargs), change)
 
     exchange_class(module, Wrapped)
-
-
-def map_tensors(value: Any, change: Any) -> Any:
-    """`value`, nested dicts, lists and tuples, with `change` applied to every tensor in it."""
-    if isinstance(value, flow.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: map_tensors(item, change) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map_tensors(item, change) for item in value)
-    return value
 
 
 # ---------------------------------------------------------------------------------------------- back to local

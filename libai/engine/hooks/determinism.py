@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import random
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -17,6 +16,7 @@ from libai.parallel import whole
 from libai.utils.distributed import gather_objects
 from libai.utils.errors import UserError
 from libai.utils.seeding import seed_everything
+from libai.utils.tree import tensors_in
 
 if TYPE_CHECKING:
     from libai.engine.trainer.model_trainer import ModelTrainer
@@ -71,17 +71,9 @@ def _digests(trainer: ModelTrainer, batch: Any) -> list[tuple[str, bytes]]:
 def _recorder(name: str, found: list[tuple[str, bytes]]) -> Any:
     def after_forward(module: Any, _inputs: Any, output: Any) -> None:
         what = f"the output of {name or 'the model'} ({type(module).__name__})"
-        found.extend((what, _digest(tensor)) for tensor in _tensors(output))
+        found.extend((what, _digest(tensor)) for tensor in tensors_in(output))
 
     return after_forward
-
-
-def _tensors(value: Any) -> Iterator[flow.Tensor]:
-    if isinstance(value, flow.Tensor):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(item)
 
 
 def _digest(tensor: flow.Tensor) -> bytes:

@@ -7,7 +7,7 @@ by the gradients during the traced backward pass; `RecordingGraphTrainer` lets t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from libai.engine.parity.state import scan
 from libai.engine.trainer.graph import GraphTrainer
 from libai.oneflow_fixes.internals import is_tracing
 from libai.parallel import whole
+from libai.utils.tree import named_tensors_in
 
 #: of the names of recorded tensors among the metrics that a compiled step returns
 _PREFIX = "recorded:"
@@ -189,7 +190,7 @@ class Recorder:
             self._calls[name] = self._calls.get(name, 0) + 1
         call = self._calls[name]
         keys = []
-        for path, tensor in _tensors(value):
+        for path, tensor in named_tensors_in(value):
             key = f"{kind}/{name}/{call}/{path}"
             keys.append(key)
             self._keep(key, tensor, with_gradient=kind == "exit")
@@ -262,16 +263,6 @@ def _stand_in(module: Any, name: str) -> flow.Tensor | None:
     for part in path:
         module = module._modules[part]
     return getattr(module, last, None)
-
-
-def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, flow.Tensor]]:
-    """Every tensor in nested tuples, lists and dicts, with a path that tells it from the others."""
-    if isinstance(value, flow.Tensor):
-        yield path, value
-    elif isinstance(value, (tuple, list, dict)):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in items:
-            yield from _tensors(item, f"{path}.{key}" if path else str(key))
 
 
 def _rows(parts: list[dict[str, flow.Tensor]]) -> dict[str, np.ndarray]:

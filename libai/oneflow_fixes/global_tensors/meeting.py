@@ -7,10 +7,13 @@ back. So a residual connection is sent along with what it is added to.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import oneflow as flow
+
+from libai.utils.tree import map_tensors
 
 _OPERATORS = ("add", "sub", "mul", "truediv", "matmul")
 _FUNCTIONS = ("add", "sub", "mul", "div", "matmul", "bmm", "cat", "concat", "stack", "where", "maximum", "minimum")
@@ -42,19 +45,13 @@ class StagesMeet:
             placements = [t.placement for t in given if isinstance(t, flow.Tensor) and t.is_global]
             if any(placement != placements[0] for placement in placements[1:]):
                 latest = self._placements[max(map(self._stage, placements))]
-                args = tuple(_moved(value, latest) for value in args)
+                args = map_tensors(args, functools.partial(move_to, placement=latest))
             return operation(*args, **kwargs)
 
         return joined
 
     def _stage(self, placement: Any) -> int:
         return next((i for i, stage in enumerate(self._placements) if stage == placement), 0)
-
-
-def _moved(value: Any, placement: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(_moved(item, placement) for item in value)
-    return move_to(value, placement) if isinstance(value, flow.Tensor) else value
 
 
 def move_to(tensor: flow.Tensor, placement: Any) -> flow.Tensor:

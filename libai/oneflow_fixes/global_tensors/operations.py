@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import oneflow as flow
 from oneflow.nn import functional
 
 from libai.oneflow_fixes.global_tensors.indexing import index_with_all_ranks, laid_out_whole
+from libai.utils.tree import tensors_in
 
 
 @functools.cache
@@ -55,19 +56,11 @@ def _eye(n: int, m: int | None = None, *_: Any, dtype: Any = flow.float32, **__:
 def _for_global_tensors(operation: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
     def chosen(*args: Any, **kwargs: Any) -> Any:
-        if any(tensor.is_global for tensor in _tensors((*args, *kwargs.values()))):
+        if any(tensor.is_global for tensor in tensors_in((args, kwargs))):
             return replacement(operation, *args, **kwargs)
         return operation(*args, **kwargs)
 
     return chosen
-
-
-def _tensors(values: Any) -> Iterator[flow.Tensor]:
-    for value in values:
-        if isinstance(value, flow.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
 
 
 def _stack(_: Any, inputs: Sequence[flow.Tensor], dim: int = 0) -> flow.Tensor:

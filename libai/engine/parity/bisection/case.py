@@ -17,6 +17,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.parity.bisection.source import Sources, Unwritable
+from libai.utils.tree import map_tensors, tensors_in
 
 Arrays = dict[str, np.ndarray]
 #: attributes that every module has; of them only `training` matters to a forward
@@ -108,11 +109,11 @@ class Call:
         """Called instead of the module's forward, see `recording_class`."""
         is_wanted = self.is_on and module is self.module and not self.outputs
         if is_wanted:
-            self.args, self.kwargs = _copied(args), _copied(dict(kwargs))
+            self.args, self.kwargs = map_tensors((args, dict(kwargs)), lambda tensor: tensor.detach().clone())
             named = [*module.named_parameters(), *module.named_buffers()]
             self.weights = {name: tensor.numpy().copy() for name, tensor in named}
         outputs = base.forward(module, *args, **kwargs)  # type: ignore[attr-defined]
-        for i, output in enumerate(_flat(outputs) if is_wanted else []):
+        for i, output in enumerate(tensors_in(outputs) if is_wanted else []):
             self.outputs.append(output.numpy().copy())
             if output.requires_grad:
                 output.register_hook(lambda gradient, i=i: self.gradients.__setitem__(i, gradient.numpy().copy()))
@@ -121,7 +122,7 @@ class Call:
     @property
     def inputs(self) -> list[flow.Tensor]:
         """The tensors among the arguments."""
-        return _flat([*self.args, *self.kwargs.values()])
+        return tensors_in([self.args, self.kwargs])
 
     @property
     def batch_size(self) -> int:
@@ -224,19 +225,3 @@ def _rate(call: Call) -> tuple[float, float]:
     scale = float(max([*weights, *inputs], default=1.0)) or 1.0
     gradient = float(max(gradients, default=1.0)) or 1.0
     return 2.0 ** round(float(np.log2(scale / gradient))), 1e-2 * scale
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, flow.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {name: _copied(one) for name, one in value.items()}
-    return type(value)(_copied(one) for one in value) if type(value) in (list, tuple) else value
-
-
-def _flat(value: Any) -> list[flow.Tensor]:
-    if isinstance(value, flow.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [tensor for part in value for tensor in _flat(part)] if isinstance(value, (list, tuple)) else []

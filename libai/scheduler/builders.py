@@ -1,16 +1,20 @@
 """What a config names: builders that bind a schedule to an optimizer, `lr_scheduler = LazyCall(WarmupCosineLR)(...)`.
 
-Every builder takes `optimizer, max_iter` (the run's iterations, which the engine fills in), the warm-up's three
-arguments and `by, iters_per_epoch`. `max_iter` and `warmup_iter` always count iterations. With `by="epoch"` the lengths
-that are the schedule's own (`milestones`, `step_size`, `cycle_iter`, `decay_iter`, the exponent of `gamma`) count
+Every `Warmup…` builder takes `optimizer, max_iter` (the run's iterations, which the engine fills in), the warm-up's
+`warmup_iter, warmup_factor, warmup_method`, and `by, iters_per_epoch`: `@_with_warmup` adds them to what a schedule
+takes itself. `max_iter` and `warmup_iter` always count iterations. With `by="epoch"` the lengths that are the
+schedule's own (`milestones`, `step_size`, `cycle_iter`, `decay_iter`, `timescale`, the exponent of `gamma`) count
 epochs, and after the warm-up the rate changes at epoch boundaries only. The names follow LiBai, so they are written
 like classes.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from oneflow.optim import Optimizer
 
@@ -20,199 +24,177 @@ from libai.scheduler.schedules import Schedule
 from libai.utils.errors import UserError
 
 
-def WarmupConstantLR(
+@dataclass(frozen=True)
+class _Run:
+    """What a schedule may depend on beside its own arguments. `unit`: iterations in one of its own lengths."""
+
+    optimizer: Optimizer
+    max_iter: int
+    warmup_iter: int
+    unit: int
+
+
+def _with_warmup(shape: Callable[..., Schedule]) -> Callable[..., FactorLR]:
+    """The builder of `shape(run, own arguments…)`, with a warm-up in front.
+
+    Its signature, which `LazyCall` and the checks of a config read, is that of `_build` around the arguments of
+    `shape`: those without a default stand before the warm-up's, the others behind.
+    """
+    _, *own = inspect.signature(shape).parameters.values()
+    _, optimizer, max_iter, warmup_iter, warmup_factor, *rest = inspect.signature(_build).parameters.values()
+    required = [parameter for parameter in own if parameter.default is parameter.empty]
+    optional = [parameter for parameter in own if parameter.default is not parameter.empty]
+    parameters = [optimizer, max_iter, *required, warmup_iter, warmup_factor, *optional, *rest]
+    signature = inspect.Signature(parameters, return_annotation="FactorLR")
+
+    @functools.wraps(shape)
+    def builder(*args: object, **kwargs: object) -> FactorLR:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{shape.__name__}(): {error}") from None
+        options = {parameter.name: given.pop(parameter.name) for parameter in own if parameter.name in given}
+        return _build(functools.partial(shape, **options), **given)
+
+    builder.__signature__ = signature  # type: ignore[attr-defined]
+    builder.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return builder
+
+
+def _build(
+    shape: Callable[[_Run], Schedule],
     optimizer: Optimizer,
     max_iter: int,
     warmup_iter: int = 0,
     warmup_factor: float = 0.001,
-    warmup_method: str = "linear",
-) -> FactorLR:
-    """The initial rate all along, after a warm-up."""
-    return _bind(optimizer, schedules.constant(), max_iter, warmup_iter, warmup_factor, warmup_method)
-
-
-def WarmupCosineLR(
-    optimizer: Optimizer,
-    max_iter: int,
-    warmup_iter: int = 0,
-    warmup_factor: float = 0.001,
-    alpha: float = 0.0,
     warmup_method: str = "linear",
     by: str = "iter",
     iters_per_epoch: int | None = None,
 ) -> FactorLR:
+    """The schedule held per epoch where asked, with a checked warm-up in front, bound to `optimizer`."""
+    unit = _unit(by, iters_per_epoch)
+    schedule = shape(_Run(optimizer, max_iter, warmup_iter, unit))
+    if warmup_method not in ("linear", "constant"):
+        raise UserError(f"warmup_method={warmup_method!r} is unknown. Use 'linear' or 'constant'.")
+    if not 0 <= warmup_iter <= max_iter:
+        raise UserError(
+            f"The warm-up of {warmup_iter} iterations does not fit into the run of {max_iter} (max_iter). "
+            f"Choose warmup_iter (or train.warmup_ratio) between 0 and {max_iter} iterations."
+        )
+    if warmup_factor < 0:
+        raise UserError(f"warmup_factor={warmup_factor} would make the learning rate negative. Use 0 or more.")
+    if by == "epoch":
+        schedule = schedules.held_per_epoch(schedule, unit)
+    schedule = schedules.with_warmup(schedule, warmup_iter, warmup_factor, warmup_method)
+    return FactorLR(optimizer, _checked(schedule, max_iter))
+
+
+@_with_warmup
+def WarmupConstantLR(run: _Run) -> Schedule:
+    """The initial rate all along, after a warm-up."""
+    return schedules.constant()
+
+
+@_with_warmup
+def WarmupCosineLR(run: _Run, alpha: float = 0.0) -> Schedule:
     """Cosine decay to `alpha` times the initial rate at `max_iter`."""
-    _unit(by, iters_per_epoch)
-    schedule = schedules.cosine(_positive("max_iter", max_iter), end=alpha)
-    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method, by, iters_per_epoch)
+    return schedules.cosine(_positive("max_iter", run.max_iter), end=alpha)
 
 
+@_with_warmup
 def WarmupCosineAnnealingLR(
-    optimizer: Optimizer,
-    max_iter: int,
-    warmup_iter: int = 0,
-    warmup_factor: float = 0.001,
+    run: _Run,
     eta_min: float = 0.0,
     cycle_iter: int | None = None,
     cycle_mult: int = 1,
     cycle_decay: float = 1.0,
-    warmup_method: str = "linear",
-    by: str = "iter",
-    iters_per_epoch: int | None = None,
-) -> FactorLR:
+) -> Schedule:
     """Cosine decay to the rate `eta_min` at `max_iter`, or with `cycle_iter` warm restarts.
 
     Cycle c lasts `cycle_iter * cycle_mult**c` and starts at `cycle_decay**c` of the initial rate. `eta_min` is a rate:
     it holds for the group with the highest initial rate, and the others keep their proportion to it.
     """
-    unit = _unit(by, iters_per_epoch)
-    end = _as_factor(optimizer, eta_min)
+    end = _as_factor(run.optimizer, eta_min)
     if cycle_iter is None:
-        schedule = schedules.cosine(_positive("max_iter", max_iter), end=end)
-    else:
-        cycle = _positive("cycle_iter", cycle_iter) * unit
-        schedule = schedules.cosine_restarts(cycle, _positive("cycle_mult", cycle_mult), cycle_decay, end=end)
-    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method, by, iters_per_epoch)
+        return schedules.cosine(_positive("max_iter", run.max_iter), end=end)
+    cycle = _positive("cycle_iter", cycle_iter) * run.unit
+    return schedules.cosine_restarts(cycle, _positive("cycle_mult", cycle_mult), cycle_decay, end=end)
 
 
-def WarmupMultiStepLR(
-    optimizer: Optimizer,
-    max_iter: int,
-    milestones: Sequence[float],
-    warmup_iter: int = 0,
-    warmup_factor: float = 0.001,
-    gamma: float = 0.1,
-    warmup_method: str = "linear",
-    by: str = "iter",
-    iters_per_epoch: int | None = None,
-) -> FactorLR:
+@_with_warmup
+def WarmupMultiStepLR(run: _Run, milestones: Sequence[float], gamma: float = 0.1) -> Schedule:
     """Times `gamma` at each of `milestones`: iterations (or epochs), or fractions of `max_iter` when below 1."""
-    unit = _unit(by, iters_per_epoch)
-    points = [round(point * max_iter) if 0 < point < 1 else int(point) * unit for point in milestones]
+    points = [round(point * run.max_iter) if 0 < point < 1 else int(point) * run.unit for point in milestones]
     if any(later <= earlier for earlier, later in zip(points, points[1:])) or any(point < 0 for point in points):
         raise UserError(
             f"WarmupMultiStepLR: milestones={list(milestones)} are the iterations {points}, which do not increase. "
             "Give increasing iterations, or increasing fractions of max_iter between 0 and 1."
         )
-    schedule = schedules.multi_step(points, gamma)
-    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method, by, iters_per_epoch)
+    return schedules.multi_step(points, gamma)
 
 
-def WarmupStepLR(
-    optimizer: Optimizer,
-    max_iter: int,
-    step_size: int,
-    warmup_iter: int = 0,
-    warmup_factor: float = 0.001,
-    gamma: float = 0.1,
-    warmup_method: str = "linear",
-    by: str = "iter",
-    iters_per_epoch: int | None = None,
-) -> FactorLR:
+@_with_warmup
+def WarmupStepLR(run: _Run, step_size: int, gamma: float = 0.1) -> Schedule:
     """Times `gamma` every `step_size` iterations (or epochs)."""
-    unit = _unit(by, iters_per_epoch)
-    schedule = schedules.every_step(_positive("step_size", step_size) * unit, gamma)
-    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method, by, iters_per_epoch)
+    return schedules.every_step(_positive("step_size", step_size) * run.unit, gamma)
 
 
-def WarmupExponentialLR(
-    optimizer: Optimizer,
-    max_iter: int,
-    gamma: float,
-    warmup_iter: int = 0,
-    warmup_factor: float = 0.001,
-    warmup_method: str = "linear",
-    by: str = "iter",
-    iters_per_epoch: int | None = None,
-) -> FactorLR:
+@_with_warmup
+def WarmupExponentialLR(run: _Run, gamma: float) -> Schedule:
     """Times `gamma` each iteration (or each epoch)."""
-    unit = _unit(by, iters_per_epoch)
-    schedule = schedules.every_step(unit, gamma) if unit > 1 else schedules.exponential(gamma)
-    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method, by, iters_per_epoch)
+    return schedules.every_step(run.unit, gamma) if run.unit > 1 else schedules.exponential(gamma)
 
 
+@_with_warmup
 def WarmupPolynomialLR(
-    optimizer: Optimizer,
-    max_iter: int,
-    warmup_iter: int = 0,
-    warmup_factor: float = 0.001,
-    end_learning_rate: float = 0.0001,
-    power: float = 1.0,
-    cycle: bool = False,
-    warmup_method: str = "linear",
-    by: str = "iter",
-    iters_per_epoch: int | None = None,
-) -> FactorLR:
+    run: _Run, end_learning_rate: float = 0.0001, power: float = 1.0, cycle: bool = False
+) -> Schedule:
     """`(1 - iteration / max_iter) ** power` down to the rate `end_learning_rate`.
 
     `end_learning_rate` holds for the group with the highest initial rate; the others keep their proportion to it.
     """
-    _unit(by, iters_per_epoch)
-    end = _as_factor(optimizer, end_learning_rate)
-    schedule = schedules.polynomial(_positive("max_iter", max_iter), power, end=end, cycle=cycle)
-    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method, by, iters_per_epoch)
+    end = _as_factor(run.optimizer, end_learning_rate)
+    return schedules.polynomial(_positive("max_iter", run.max_iter), power, end=end, cycle=cycle)
 
 
-def WarmupLinearLR(
-    optimizer: Optimizer,
-    max_iter: int,
-    warmup_iter: int = 0,
-    warmup_factor: float = 0.001,
-    end_factor: float = 0.0,
-    warmup_method: str = "linear",
-    by: str = "iter",
-    iters_per_epoch: int | None = None,
-) -> FactorLR:
+@_with_warmup
+def WarmupLinearLR(run: _Run, end_factor: float = 0.0) -> Schedule:
     """A straight line from the initial rate to `end_factor` times it at `max_iter`."""
-    _unit(by, iters_per_epoch)
-    schedule = schedules.polynomial(_positive("max_iter", max_iter), end=end_factor)
-    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method, by, iters_per_epoch)
+    return schedules.polynomial(_positive("max_iter", run.max_iter), end=end_factor)
 
 
-def WarmupInverseSqrtLR(
-    optimizer: Optimizer,
-    max_iter: int,
-    warmup_iter: int = 0,
-    warmup_factor: float = 0.001,
-    timescale: int | None = None,
-    warmup_method: str = "linear",
-) -> FactorLR:
+@_with_warmup
+def WarmupInverseSqrtLR(run: _Run, timescale: int | None = None) -> Schedule:
     """`sqrt(timescale / iteration)` after the first `timescale` iterations (default: the warm-up, or 1 without one)."""
-    schedule = schedules.inverse_sqrt(_positive("timescale", max(warmup_iter, 1) if timescale is None else timescale))
-    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method)
+    length = max(run.warmup_iter, 1) if timescale is None else timescale * run.unit
+    return schedules.inverse_sqrt(_positive("timescale", length))
 
 
+@_with_warmup
 def WarmupStableDecayLR(
-    optimizer: Optimizer,
-    max_iter: int,
-    warmup_iter: int = 0,
-    warmup_factor: float = 0.001,
+    run: _Run,
     decay_ratio: float = 0.2,
     decay_iter: int | None = None,
     end_factor: float = 0.0,
     decay_shape: str = "linear",
-    warmup_method: str = "linear",
-    by: str = "iter",
-    iters_per_epoch: int | None = None,
-) -> FactorLR:
+) -> Schedule:
     """Warm-up, the initial rate, then a decay to `end_factor` over the last part of the run.
 
     The last part is `decay_ratio * max_iter` iterations, or `decay_iter` when given. `decay_shape`: `"linear"`,
     `"cosine"` or `"sqrt"`.
     """
-    unit = _unit(by, iters_per_epoch)
     if decay_shape not in schedules.DECAY_SHAPES:
         raise UserError(
             f"WarmupStableDecayLR: decay_shape={decay_shape!r} is not one of {sorted(schedules.DECAY_SHAPES)}."
         )
-    length = round(decay_ratio * max_iter) if decay_iter is None else decay_iter * unit
+    max_iter = run.max_iter
+    length = round(decay_ratio * max_iter) if decay_iter is None else decay_iter * run.unit
     if not 0 <= length <= max_iter:
         raise UserError(
             f"WarmupStableDecayLR: the decay lasts {length} iterations, but the run has {max_iter} (max_iter). "
             "Make decay_ratio (0 to 1) or decay_iter smaller."
         )
-    schedule = schedules.stable_decay(_positive("max_iter", max_iter), length, end=end_factor, shape=decay_shape)
-    return _bind(optimizer, schedule, max_iter, warmup_iter, warmup_factor, warmup_method, by, iters_per_epoch)
+    return schedules.stable_decay(_positive("max_iter", max_iter), length, end=end_factor, shape=decay_shape)
 
 
 def OneCycleLR(
@@ -227,32 +209,6 @@ def OneCycleLR(
         raise UserError(f"OneCycleLR: rise_ratio={rise_ratio} is the rising part of the run: give 0 <= rise_ratio < 1.")
     rise_iter = round(rise_ratio * (_positive("max_iter", max_iter) - 1))
     return FactorLR(optimizer, _checked(schedules.one_cycle(max_iter, rise_iter, start_factor, end_factor), max_iter))
-
-
-def _bind(
-    optimizer: Optimizer,
-    schedule: Schedule,
-    max_iter: int,
-    warmup_iter: int,
-    warmup_factor: float,
-    warmup_method: str,
-    by: str = "iter",
-    iters_per_epoch: int | None = None,
-) -> FactorLR:
-    """`schedule` held per epoch where asked, with a checked warm-up in front, bound to `optimizer`."""
-    if warmup_method not in ("linear", "constant"):
-        raise UserError(f"warmup_method={warmup_method!r} is unknown. Use 'linear' or 'constant'.")
-    if not 0 <= warmup_iter <= max_iter:
-        raise UserError(
-            f"The warm-up of {warmup_iter} iterations does not fit into the run of {max_iter} (max_iter). "
-            f"Choose warmup_iter (or train.warmup_ratio) between 0 and {max_iter} iterations."
-        )
-    if warmup_factor < 0:
-        raise UserError(f"warmup_factor={warmup_factor} would make the learning rate negative. Use 0 or more.")
-    if by == "epoch":
-        schedule = schedules.held_per_epoch(schedule, _unit(by, iters_per_epoch))
-    schedule = schedules.with_warmup(schedule, warmup_iter, warmup_factor, warmup_method)
-    return FactorLR(optimizer, _checked(schedule, max_iter))
 
 
 def _checked(schedule: Schedule, max_iter: int) -> Schedule:

@@ -1,12 +1,14 @@
 """Schedules against their formulas and against OneFlow's own schedulers."""
 
 import doctest
+import inspect
 
 import numpy as np
 import oneflow as flow
 import pytest
 from oneflow.optim import lr_scheduler
 
+from libai.config.targets import argument_kind, path_of
 from libai.scheduler import (
     OneCycleLR,
     WarmupConstantLR,
@@ -165,6 +167,12 @@ def test_by_epoch_counts_own_lengths_in_epochs():
     assert by_epoch == rates_of(WarmupMultiStepLR, max_iter=MAX_ITER, milestones=[10, 20])
 
 
+def test_by_epoch_counts_the_timescale_in_epochs():
+    by_epoch = rates_of(WarmupInverseSqrtLR, max_iter=MAX_ITER, timescale=2, by="epoch", iters_per_epoch=5)
+    smooth = rates_of(WarmupInverseSqrtLR, max_iter=MAX_ITER, timescale=10)
+    assert by_epoch == [smooth[step // 5 * 5] for step in range(len(smooth))]
+
+
 def test_by_epoch_changes_the_rate_at_epoch_borders_only():
     rates = rates_of(WarmupCosineLR, max_iter=MAX_ITER, warmup_iter=4, by="epoch", iters_per_epoch=8)
     smooth = rates_of(WarmupCosineLR, max_iter=MAX_ITER)
@@ -207,3 +215,26 @@ def test_mistakes_are_named(build, options, text):
 def test_an_empty_run_is_named():
     with pytest.raises(UserError, match="max_iter=0"):
         WarmupCosineLR(build_optimizer(), max_iter=0)
+
+
+def test_a_builder_shows_the_warm_ups_arguments_around_its_own():
+    """What a config is checked against; the order lets LiBai's positional calls work."""
+    assert list(inspect.signature(WarmupMultiStepLR).parameters) == [
+        *("optimizer", "max_iter", "milestones", "warmup_iter", "warmup_factor", "gamma"),
+        *("warmup_method", "by", "iters_per_epoch"),
+    ]
+    assert argument_kind(WarmupMultiStepLR, "gamma") is float and argument_kind(WarmupMultiStepLR, "by") is str
+    assert path_of(WarmupMultiStepLR) == "libai.scheduler.WarmupMultiStepLR"
+
+
+def test_arguments_can_be_given_by_position():
+    positional = WarmupMultiStepLR(build_optimizer(), MAX_ITER, [10, 30], 6, 0.1, 0.5, "constant")
+    named = {"warmup_iter": 6, "warmup_factor": 0.1, "gamma": 0.5, "warmup_method": "constant"}
+    expected = WarmupMultiStepLR(build_optimizer(), max_iter=MAX_ITER, milestones=[10, 30], **named)
+    steps = range(MAX_ITER)
+    assert [positional.factor(step) for step in steps] == [expected.factor(step) for step in steps]
+
+
+def test_a_missing_argument_is_named_with_its_builder():
+    with pytest.raises(TypeError, match=r"WarmupMultiStepLR\(\): missing a required argument: 'milestones'"):
+        WarmupMultiStepLR(build_optimizer(), MAX_ITER)

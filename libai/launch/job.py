@@ -1,8 +1,8 @@
 """One job from its ranks' start to its end, and again after a failure while restarts are left. For tools/launch.py.
 
-`oneflow.distributed.launch` works out what each rank gets; its watch loop, which leaves ranks behind (it kills only
-when it leads a process group, and one failed rank hangs the others), is replaced by libai/launch/ranks.py. Standard
-library only: oneflow itself is never imported in this process.
+`oneflow.distributed.launch` works out what each rank gets. The ranks are not its children, because its watch loop
+leaves ranks behind (it kills only when it leads a process group, and one failed rank hangs the others): they are
+watched by libai/launch/ranks.py. Standard library only: oneflow itself is never imported in this process.
 """
 
 import contextlib
@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 from libai.launch import runtime
 from libai.launch.ranks import DEFAULT_EXIT_SECONDS, DEFAULT_STOP_SECONDS, Rank, Supervisor
@@ -29,6 +28,10 @@ from libai.utils.errors import EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
 # Several machines: oneflow's heartbeat takes up to 13 s to tell the other ranks of a failure; then they are ended.
 MULTI_NODE_RESTART_SECONDS = 20.0
 TRAIN_NET = Path(__file__).resolve().parents[2] / "tools" / "train_net.py"
+#: what `oneflow.distributed.launch` sets for a rank
+_RANK_VARIABLES = (*runtime.RENDEZVOUS_VARIABLES, "OMP_NUM_THREADS", "GLOG_log_dir")
+#: a program that writes its environment to a file named after its rank, whole or not at all
+_NOTE_ENVIRONMENT = ("sh", "-c", 'env -0 > "$0/$RANK.part" && mv "$0/$RANK.part" "$0/$RANK"')
 RANK_BOOTSTRAP = "import sys; from libai.launch.guard import run_script; run_script(sys.argv[1:])"
 
 
@@ -58,70 +61,64 @@ class Job:
 # ------------------------------------------------------------------------------------------- starting the ranks
 
 
-class _AllStarted(BaseException):
-    """Leaves oneflow's launcher at the point where it would begin to watch."""
-
-
-class _Unwatched:
-    """What oneflow's launcher gets for each process that it starts."""
-
-    def poll(self) -> None:
-        raise _AllStarted
-
-
 def start_ranks(job: Job, ranks: list[Rank], output_folder: Path) -> None:
-    """Start the processes of this machine through `oneflow.distributed.launch`; append each to `ranks` at once.
+    """Start the processes of this machine; append each to `ranks` at once.
 
     Rank 0 writes to the terminal; the stderr of the others is appended to `output_folder`/rank_<number>.stderr, and so
     is in a run of tools/train_net.py their stdout. Other programs may have something to say on every rank.
     """
-
-    def start(command: list[str], env: dict[str, str], **_: object) -> _Unwatched:
-        python, unbuffered, *script = command
-        command = [python, unbuffered, "-c", RANK_BOOTSTRAP, str(os.getpid()), *script]
-        number = int(env["RANK"])
+    command = [sys.executable, "-u", "-c", RANK_BOOTSTRAP, str(os.getpid()), job.file, "--config-file", job.config]
+    command += job.arguments
+    for variables in rank_variables(job):
+        number, environment = int(variables["RANK"]), os.environ | variables
         if number == 0:
-            ranks.append(Rank(number, subprocess.Popen(command, env=env, start_new_session=True)))
-            return _Unwatched()
+            ranks.append(Rank(number, subprocess.Popen(command, env=environment, start_new_session=True)))
+            continue
         path = output_folder / f"rank_{number}.stderr"
         with open(path, "ab") as file:
             stdout = file if job.output_dir is not None else None
-            process = subprocess.Popen(command, env=env, start_new_session=True, stdout=stdout, stderr=file)
+            process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=stdout, stderr=file)
             inode = os.fstat(file.fileno()).st_ino
             ranks.append(Rank(number, process, stderr=path, stderr_start=file.tell(), stderr_inode=inode))
-        return _Unwatched()
 
-    launcher = _load_oneflow_launcher()
-    launcher.subprocess = SimpleNamespace(Popen=start)  # type: ignore[attr-defined]
-    launcher.signal = SimpleNamespace(  # type: ignore[attr-defined]
-        signal=lambda *_: None, SIGINT=signal.SIGINT, SIGTERM=signal.SIGTERM
-    )
-    arguments = {
+
+def rank_variables(job: Job) -> list[dict[str, str]]:
+    """The environment variables that `oneflow.distributed.launch` sets for each rank of this machine, in their order.
+
+    It runs with programs that write their environment down in place of the ranks, and is ended when they have.
+    """
+    options = {
         "--nnodes": job.num_nodes,
         "--node_rank": job.node_rank,
         "--nproc_per_node": job.num_processes,
         "--master_addr": job.address,
         "--master_port": job.port,
     }
-    options = [str(word) for option in arguments.items() for word in option]
-    sys.argv = ["oneflow.distributed.launch", *options, job.file, "--config-file", job.config, *job.arguments]
-    with contextlib.suppress(_AllStarted):
-        launcher.main()
+    words = [str(word) for option in options.items() for word in option]
+    first = job.node_rank * job.num_processes
+    with tempfile.TemporaryDirectory(prefix="libai-") as folder:
+        files = [Path(folder, str(number)) for number in range(first, first + job.num_processes)]
+        command = [sys.executable, "-I", str(_oneflow_launcher()), *words, "--no_python", *_NOTE_ENVIRONMENT, folder]
+        with subprocess.Popen(command, start_new_session=True) as launcher:
+            while launcher.poll() is None and not all(file.exists() for file in files):
+                time.sleep(0.002)
+            launcher.kill()
+        if not all(file.exists() for file in files):
+            raise RuntimeError(f"oneflow.distributed.launch ended with {launcher.returncode} and started no ranks")
+        noted = [dict(line.split("=", 1) for line in os.fsdecode(file.read_bytes()).split("\0")[:-1]) for file in files]
+    return [{name: one[name] for name in _RANK_VARIABLES if name in one} for one in noted]
 
 
-def _load_oneflow_launcher() -> ModuleType:
-    """Load `oneflow.distributed.launch` from its file: it needs nothing of the package, whose import takes 0.5 s."""
+def _oneflow_launcher() -> Path:
+    """The file of `oneflow.distributed.launch`: it needs nothing of the package, whose import takes 0.5 s."""
     package = importlib.util.find_spec("oneflow")
     if package is None or not package.submodule_search_locations:
         missing = ModuleNotFoundError("No module named 'oneflow'", name="oneflow")
         raise UserError(runtime.explain_import_error(missing))
     path = Path(package.submodule_search_locations[0], "distributed", "launch.py")
-    spec = importlib.util.spec_from_file_location("oneflow.distributed.launch", path)
-    if spec is None or spec.loader is None:
+    if not path.is_file():
         raise UserError(f"oneflow in {path.parent.parent} has no distributed/launch.py; oneflow==0.9.0 is needed.")
-    launcher = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(launcher)
-    return launcher
+    return path
 
 
 # ---------------------------------------------------------------------------------------- until the job's end

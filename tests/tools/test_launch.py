@@ -6,6 +6,7 @@ import socket
 import subprocess
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -506,6 +507,21 @@ def test_two_jobs_at_once_do_not_collide(script):
     outputs = [job.communicate(timeout=100) for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], outputs
     assert all(out.splitlines() == ["total 3"] * 2 for out, _ in outputs)
+
+
+def test_oneflows_launcher_says_what_the_ranks_of_a_machine_get(script):
+    job = replace(read_job(script(""), "2"), num_nodes=2, node_rank=1, address="10.0.0.5", port=29600)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    assert [tuple(map(variables.get, names)) for variables in launch_job.rank_variables(job)] == [
+        ("2", "0", "4", "10.0.0.5", "29600"),
+        ("3", "1", "4", "10.0.0.5", "29600"),
+    ]
+
+
+def test_a_launcher_that_starts_no_ranks_is_an_error(script, monkeypatch):
+    monkeypatch.setattr(launch_job, "_NOTE_ENVIRONMENT", ("false",))
+    with pytest.raises(RuntimeError, match="ended with 1 and started no ranks"):
+        launch_job.rank_variables(read_job(script("")))
 
 
 @pytest.mark.launch

@@ -99,8 +99,7 @@ def check_config(config: str, overrides: list[str], num_iters: int, bound: float
 
     from libai.engine import BatchPlan
     from libai.engine.setup import build
-    from libai.engine.setup.precision import amp_dtype
-    from libai.engine.setup.support import check_supported
+    from libai.engine.setup.support import amp_dtype, check_supported
     from libai.parallel import Mesh
 
     device = default_device(run.train.device)

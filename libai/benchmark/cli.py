@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import signal
 import sys
@@ -85,14 +86,13 @@ def _benchmark(arguments: Sequence[str], tool: Path) -> int:
 
     from rich.console import Console
 
-    from libai.benchmark.machine import describe_machine
     from libai.benchmark.report import describe_case, make_report, share_token_counts
     from libai.benchmark.tables import print_report, to_markdown
     from libai.utils.atomic import atomic_write_text
 
     # a plain SIGTERM would leave the contenders' checkpoints, gigabytes, in the temporary folder
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
-    machine = describe_machine(tool.parent.parent)
+    machine = _describe_machine(tool.parent.parent)
     described = []
     for number, case in enumerate(cases, start=1):
         with tempfile.TemporaryDirectory(prefix="libai-benchmark-") as folder:
@@ -217,3 +217,28 @@ def _parser() -> argparse.ArgumentParser:
     add("--output", type=Path, default=Path("bench"), metavar="FOLDER", help="of the report (default bench)")
     add("--md", type=Path, metavar="FILE", help="write a documentation page too")
     return tool
+
+
+def _describe_machine(repository: Path) -> dict[str, Any]:
+    """CPU, memory, versions, the commit of `repository`, the load average before anything was started.
+
+    No host names and no paths, since reports are shown around.
+    """
+    from libai.launch.facts import collect_env, git_state
+
+    load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
+    facts = collect_env()
+    state = git_state(repository)
+    commit = "not in a git repository" if state is None else state["commit"][:9] + " changed" * bool(state["dirty"])
+    machine = facts["machine"]
+    return {
+        **{name: machine[name] for name in ("os", "cpu", "cores", "memory_gb")},
+        "devices": [device["name"] for device in facts["cuda"]["devices"]],
+        "libai": facts["libai"],
+        "oneflow": facts["oneflow"]["version"],
+        "openblas": facts["oneflow"]["openblas"],
+        "cpu_kernels": facts["oneflow"]["cpu_kernels"],
+        "python": facts["python"],
+        "commit": commit,
+        "load": load,
+    }

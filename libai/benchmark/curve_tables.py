@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from libai.benchmark.cells import NOT_AVAILABLE, format_spread
 from libai.benchmark.curves import Curve
+from libai.benchmark.statistics import NOT_AVAILABLE, format_spread
 
 
 def curve_table(curve: Curve) -> tuple[list[str], list[list[str]]]:

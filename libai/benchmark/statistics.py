@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 _RESAMPLES = 4000
+#: in place of a figure that there is not
+NOT_AVAILABLE = "n/a"
 
 
 @dataclass(frozen=True)
@@ -148,3 +150,18 @@ def worst_loss_difference(
         if difference / limit > worst / its_limit:
             worst, where, its_limit = difference, index + 1, limit
     return worst, where, its_limit
+
+
+def format_spread(estimate: Mapping[str, Any] | None, scale: float = 1.0, unit: str = "") -> str:
+    """`12.3 ±4%`: a median and how far it may be off, half of its 95 % interval relative to it."""
+    if not estimate:
+        return NOT_AVAILABLE
+    median = estimate["median"]
+    off = (estimate["high"] - estimate["low"]) / 2 / median if median else 0.0
+    shown = f"{short(median * scale)}{unit}"
+    return f"{shown} ±{off:.0%}" if off >= 0.095 else f"{shown} ±{off:.1%}"
+
+
+def short(value: float) -> str:
+    """Three digits, or whole thousands."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -9,10 +9,10 @@ from rich.box import SIMPLE_HEAVY
 from rich.console import Console
 from rich.table import Table
 
-from libai.benchmark.cells import NOT_AVAILABLE, format_spread, short
 from libai.benchmark.curve_tables import curve_notes, curve_table
 from libai.benchmark.curves import find_curves, is_in_a_curve
 from libai.benchmark.session import ROUNDING_FACTOR
+from libai.benchmark.statistics import NOT_AVAILABLE, format_spread, short
 
 HEADER = (
     "contender",

@@ -1,4 +1,4 @@
-"""The errors of everything that reads or writes checkpoints, and the two phrases their texts share."""
+"""The errors of everything that reads or writes checkpoints, and the phrase their texts share."""
 
 from __future__ import annotations
 
@@ -14,18 +14,6 @@ class CheckpointWriteError(CheckpointError):
     it may work the next time: the process ends with 1, so that `--max-restarts` applies."""
 
     exit_code = 1
-
-
-def format_bytes(num_bytes: float) -> str:
-    """`1.5 GB`, `20.0 MB`, `12 B`: decimal units, as disks are sold.
-
-    >>> format_bytes(1_500_000_000), format_bytes(12)
-    ('1.5 GB', '12 B')
-    """
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{int(num_bytes)} B"
 
 
 def os_reason(error: OSError) -> str:

@@ -18,13 +18,14 @@ from libai.checkpoint.durable import (
     remove_leftovers,
     write_file,
 )
-from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, format_bytes, os_reason
+from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, os_reason
 from libai.checkpoint.layout import MANIFEST, STATE, checkpoint_name, index_name
 from libai.checkpoint.manifest import Manifest, TensorRecord
 from libai.checkpoint.safetensors_format import build_header, raw_bytes, to_raw
 from libai.checkpoint.sources import Shard, plan_shards
 from libai.checkpoint.strict_json import dump_json
 from libai.utils.distributed import broadcast_object, is_main_process
+from libai.utils.units import format_bytes
 
 T = TypeVar("T")
 DEFAULT_SHARD_BYTES = 256 * 1000 * 1000

@@ -1,10 +1,12 @@
-"""In which order the samples of a dataset are visited, and the randomness that belongs to a visit.
+"""In which order the samples of a dataset are visited, by which rank, and the randomness that belongs to a visit.
 
 Everything here is a pure function of (seed, position in the endless stream): no state has to be saved to resume, and
-no layout (ranks, micro-batch, accumulation) can change it.
+no layout (ranks, micro-batch, accumulation) can change the order.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -78,3 +80,31 @@ def _mix(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     return x ^ (x >> np.uint64(31))
+
+
+@dataclass(frozen=True)
+class DataLayout:
+    """This rank's share of every step: `micro_batch_size` samples, as number `data_rank` of `num_data_ranks`."""
+
+    micro_batch_size: int
+    data_rank: int = 0
+    num_data_ranks: int = 1
+
+    def __post_init__(self) -> None:
+        if self.micro_batch_size < 1:
+            raise DataError(f"micro_batch_size={self.micro_batch_size}: a micro-batch holds at least one sample.")
+        if not 0 <= self.data_rank < self.num_data_ranks:
+            raise DataError(
+                f"data_rank={self.data_rank} is not one of the {self.num_data_ranks} data-parallel rank(s): "
+                f"give 0 <= data_rank < num_data_ranks."
+            )
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples that all ranks together take in one micro-step."""
+        return self.micro_batch_size * self.num_data_ranks
+
+    def slice_of_step(self, step_start: int) -> tuple[int, int]:
+        """This rank's `(start, stop)` within the step that begins at `step_start`."""
+        start = step_start + self.data_rank * self.micro_batch_size
+        return start, start + self.micro_batch_size

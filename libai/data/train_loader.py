@@ -9,9 +9,8 @@ import numpy as np
 
 from libai.data.batches import Batch, BatchReader, as_batch
 from libai.data.errors import DataError
-from libai.data.layout import DataLayout
 from libai.data.read_ahead import ReadAhead, checked_prefetch
-from libai.data.sampling import SampleRandom, SampleStream
+from libai.data.sampling import DataLayout, SampleRandom, SampleStream
 
 
 class _StepReader:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import oneflow as flow
 
-from libai.layers.cpu import is_on_cpu
 from libai.layers.random import SeededLayer, dropout_mask, random_context, random_int32
 from libai.native.kernels import are_kernels_on
 from libai.utils.errors import UserError
+from libai.utils.tensors import is_on_cpu
 
 
 def seeded_dropout(x: flow.Tensor, p: float, key: int | flow.Tensor, layer_id: int, data_rank: int = 0) -> flow.Tensor:

@@ -22,10 +22,10 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers.cpu import is_on_cpu
 from libai.native.operations import apply_to_many, build_operation
 from libai.oneflow_fixes.internals import is_tracing
 from libai.utils.errors import UserError
+from libai.utils.tensors import is_on_cpu
 
 _WEYL = 0x9E3779B9  # 2^32 / golden ratio: neighbouring elements start far apart
 _ROUNDS = 2  # of `_mix`; with 1 the tests of tests/layers/test_random.py pass too

@@ -17,9 +17,8 @@ from libai.scheduler.builders import (
     WarmupStepLR,
 )
 from libai.scheduler.factor_lr import FactorLR
-from libai.scheduler.metric_driven import needs_metric
 from libai.scheduler.schedules import Schedule
-from libai.scheduler.state import has_state, load_scheduler_state, scheduler_state
+from libai.scheduler.state import has_state, load_scheduler_state, needs_metric, scheduler_state
 
 __all__ = [
     "FactorLR",

@@ -1,4 +1,4 @@
-"""The state of any scheduler, ours or OneFlow's, as JSON values.
+"""What the engine asks of any scheduler, ours or OneFlow's: its state as JSON values, and whether it follows a metric.
 
 OneFlow's `state_dict` is the object's whole `__dict__`: callables and other objects may be in it. They are left out
 (they come from the config again) and reported by name; nothing is pickled.
@@ -6,6 +6,7 @@ OneFlow's `state_dict` is the object's whole `__dict__`: callables and other obj
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -115,3 +116,18 @@ def _decode(value: Any) -> Any:
     if isinstance(value, list):
         return [_decode(item) for item in value]
     return value
+
+
+def needs_metric(scheduler: Any) -> bool:
+    """True when `scheduler.step` cannot be called without an argument: it is stepped after evaluations, with a metric.
+
+    >>> class Plateau:
+    ...     def step(self, metrics): ...
+    >>> needs_metric(Plateau()), needs_metric(None)
+    (True, False)
+    """
+    if scheduler is None:
+        return False
+    parameters = inspect.signature(scheduler.step).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(p.default is inspect.Parameter.empty and p.kind in positional for p in parameters)

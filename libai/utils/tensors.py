@@ -10,6 +10,11 @@ from typing import Any
 import oneflow as flow
 
 
+def is_on_cpu(x: flow.Tensor) -> bool:
+    """True if the local or global tensor `x` lives in host memory."""
+    return (x.placement.type if x.is_global else x.device.type) == "cpu"
+
+
 def detached(tensor: flow.Tensor) -> flow.Tensor:
     """`tensor.detach()` whose own views and reshapes are right.
 

@@ -9,8 +9,7 @@ import pytest
 import toy
 
 from libai.config import LazyCall, LazyConfig, defaults
-from libai.engine.setup.precision import amp_dtype
-from libai.engine.setup.support import check_supported
+from libai.engine.setup.support import amp_dtype, check_supported
 from libai.engine.trainer.switching import switch_trainer
 from libai.utils.errors import UserError
 

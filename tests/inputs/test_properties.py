@@ -17,8 +17,7 @@ from libai.config import ConfigError, LazyCall, LazyConfig, defaults, solve_batc
 from libai.config.lazy import OBJECTS
 from libai.config.schema import all_paths
 from libai.data import ByteTokenizer, DataError, verify_token_files
-from libai.data.layout import DataLayout
-from libai.data.sampling import SampleStream
+from libai.data.sampling import DataLayout, SampleStream
 from libai.data.token_files import open_tokens, read_index, write_token_files
 
 

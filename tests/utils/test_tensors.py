@@ -8,7 +8,7 @@ import pytest
 import toy
 
 from libai.engine.trainer.model_trainer import fetch_scalars
-from libai.utils.tensors import detached
+from libai.utils.tensors import detached, is_on_cpu
 
 VIEWS = {
     "slice": lambda x: x[2:5],
@@ -63,3 +63,9 @@ def test_losses_and_metrics_that_are_views_are_logged_as_they_are(mode):
         logged.append(trainer.fetch_metrics())
     assert logged[1]["train/cls"] == pytest.approx(logged[0]["train/cls"], rel=1e-6)
     assert logged[1]["train/seven"] == 7.0
+
+
+def test_place_is_read_from_local_and_global_tensors():
+    x = flow.ones(2)
+    assert is_on_cpu(x)
+    assert is_on_cpu(x.to_global(flow.placement("cpu", [0]), flow.sbp.split(0)))

@@ -25,7 +25,7 @@ from libai.engine.loop.check_parts import (
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.setup.batch_plan import BatchPlan
 from libai.engine.setup.layer_sizes import checked_sizes
-from libai.engine.setup.precision import amp_dtype
+from libai.engine.setup.support import amp_dtype
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.switching import TRAINERS
 from libai.layers import synchronize_batch_norms

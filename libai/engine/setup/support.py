@@ -6,11 +6,16 @@ An option that cannot be honoured is refused with the reason and what to change;
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
+from libai.utils.logging import warn_once
+
+logger = logging.getLogger("libai.engine")
 
 YES = "yes"
 
@@ -287,3 +292,19 @@ def support_table() -> str:
     ]
     reasons = [f"({i}) {note}" for i, note in enumerate(notes, 1)]
     return "\n".join(line.rstrip() for line in [*lines, "", *meanings, "", *reasons])
+
+
+def amp_dtype(run: Any, mode: str, device: str) -> str | None:
+    """The dtype of mixed precision that `mode` computes in on `device`: "fp16", "bf16" or None for float32.
+
+    With `train.amp.enabled=auto` it is None where AMP does nothing; the log says so once.
+    """
+    amp = run.train.amp
+    if not amp.enabled:
+        return None
+    verdict = verdict_on_amp(amp.dtype, mode, device)
+    if verdict == YES:
+        return amp.dtype
+    if is_main_process():
+        warn_once(logger, f"amp-{mode}", f"train.amp.enabled=auto: this run computes in float32, because {verdict}.")
+    return None

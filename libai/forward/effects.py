@@ -24,6 +24,7 @@ from libai.forward.rebinding import rebound
 from libai.layers import is_batch_norm_of_rank
 from libai.utils.distributed import any_rank, gather_objects
 from libai.utils.errors import UserError
+from libai.utils.tensors import local_part
 from libai.utils.tree import tensors_in
 
 #: runs the forward of a module on a batch, as an iteration would
@@ -231,7 +232,7 @@ def _other_values(tensor: flow.Tensor) -> flow.Tensor:
 
 def numbers_of(outputs: Any) -> list[np.ndarray]:
     """The tensors in nested dicts, lists and tuples as arrays; of global ones this rank's part."""
-    return [(t.to_local() if t.is_global else t).detach().numpy() for t in tensors_in(outputs)]
+    return [local_part(tensor).numpy() for tensor in tensors_in(outputs)]
 
 
 class PythonState:
@@ -348,7 +349,7 @@ def with_line(model: nn.Module, name: str) -> str:
 
 
 def _values(named: Any) -> dict[str, np.ndarray]:
-    return {name: (t.to_local() if t.is_global else t).detach().numpy().copy() for name, t in named}
+    return {name: local_part(tensor).numpy().copy() for name, tensor in named}
 
 
 def _differing(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:

@@ -21,6 +21,7 @@ from libai.optim.state import import_state, state_keys, walk_parameters
 from libai.parallel import whole
 from libai.utils.distributed import any_rank
 from libai.utils.errors import UserError
+from libai.utils.tensors import local_part
 
 logger = logging.getLogger("libai.engine")
 #: how far apart a loss may be in the two modes, relative; on GPUs other kernels may be chosen
@@ -146,7 +147,7 @@ _EMPTY = np.zeros(0, np.float32)
 
 
 def _start_of(tensor: flow.Tensor) -> np.ndarray:
-    tensor = (tensor.to_local() if tensor.is_global else tensor).detach().reshape(-1)
+    tensor = local_part(tensor).reshape(-1)
     return tensor[:1024].float().numpy() if tensor.numel() else _EMPTY
 
 

@@ -16,6 +16,8 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from libai.utils.tensors import local_part
+
 _NOT_CHANGES = {"requires_grad_", "contiguous_", "_zero_grad_"}
 #: what writes into a tensor
 WRITING_METHODS = [n for n in dir(flow.Tensor) if n.endswith("_") and not n.endswith("__") and n not in _NOT_CHANGES]
@@ -166,4 +168,4 @@ def watch_changes(model: nn.Module, names: Sequence[str]) -> Iterator[Changes]:
 
 
 def _numpy(tensor: flow.Tensor) -> np.ndarray:
-    return (tensor.to_local() if tensor.is_global else tensor).detach().numpy().copy()
+    return local_part(tensor).numpy().copy()

@@ -24,6 +24,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.oneflow_fixes.internals import FunctionContext
+from libai.utils.tensors import local_part
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _MAX_DEPTH = 5
@@ -103,7 +104,7 @@ def fingerprint(value: Any, depth: int = 0) -> Any:
     if isinstance(value, flow.Tensor):
         if value.is_lazy:
             return ("traced", id(value))
-        local = value.detach().to_local() if value.is_global else value.detach()
+        local = local_part(value)
         return ("tensor", tuple(local.shape), local.numpy().tobytes())
     if isinstance(value, np.ndarray | np.generic):
         return ("array", value.shape, value.tobytes())
@@ -264,12 +265,12 @@ def _places_of_function(function: Any, seen: set[int] | None = None) -> Iterator
     for name, cell in zip(code.co_freevars, function.__closure__ or ()):
         if name != "__class__":
             where = f"the variable {name} around {code.co_filename}:{code.co_firstlineno}"
-            yield where, _Place(functools.partial(_cell_value, cell), functools.partial(setattr, cell, "cell_contents"))
+            yield where, _Place(functools.partial(cell_value, cell), functools.partial(setattr, cell, "cell_contents"))
 
 
 def _functions_named_in(function: types.FunctionType) -> list[types.FunctionType]:
     globals_ = [function.__globals__.get(name) for name in function.__code__.co_names]
-    cells = [_cell_value(cell) for cell in function.__closure__ or ()]
+    cells = [cell_value(cell) for cell in function.__closure__ or ()]
     return [value for value in [*globals_, *cells] if isinstance(value, types.FunctionType)]
 
 
@@ -277,10 +278,11 @@ def _arguments(hook: functools.partial[Any]) -> Any:
     return hook.args, hook.keywords
 
 
-def _cell_value(cell: Any) -> Any:
+def cell_value(cell: Any) -> Any:
+    """What a variable of a closure holds; None where nothing has been assigned to it."""
     try:
         return cell.cell_contents
-    except ValueError:  # not assigned yet
+    except ValueError:
         return None
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
+from libai.forward.python_state import cell_value
+
 Replace = Callable[[Any], Any]
 #: containers in containers, functions in functions: deeper than this nobody hides a module
 _MAX_DEPTH = 6
@@ -53,7 +55,7 @@ def rebound(value: Any, replace: Replace, depth: int = 0) -> Any:
 
 
 def _rebound_function(function: types.FunctionType, inner: Replace) -> types.FunctionType:
-    cells = [_contents(cell) for cell in function.__closure__ or ()]
+    cells = [cell_value(cell) for cell in function.__closure__ or ()]
     changed = [inner(content) for content in cells]
     names = _global_names(function.__code__)
     spaces = {name: function.__globals__[name] for name in names if name in function.__globals__}
@@ -81,13 +83,6 @@ def _rebound_object(value: Any, inner: Replace) -> Any:
     made = copy.copy(value)
     vars(made).update(attributes)
     return made
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a name that has not been given a value
-        return None
 
 
 def _global_names(code: types.CodeType) -> set[str]:

@@ -22,7 +22,7 @@ from libai.forward.effects import copy_module, leave_out_dropout
 from libai.forward.python_state import describe_line, is_users_code
 from libai.utils.distributed import any_rank
 from libai.utils.errors import UserError
-from libai.utils.tensors import saved_tensor_hooks
+from libai.utils.tensors import local_part, saved_tensor_hooks
 
 #: a forward and a backward pass of a module
 Step = Callable[[nn.Module], Any]
@@ -138,13 +138,13 @@ def _checksum(tensor: flow.Tensor) -> Any:
     """Of the bytes on CPU; on a GPU two sums, which cost no copy."""
     if tensor.device.type != "cpu" if tensor.is_local else tensor.placement.type != "cpu":
         with flow.no_grad():
-            values = (tensor.to_local() if tensor.is_global else tensor).detach().to(flow.float64)
+            values = local_part(tensor).to(flow.float64)
             return values.sum().item(), values.abs().sum().item()
     return zlib.crc32(np.ascontiguousarray(_local(tensor)).view(np.uint8).reshape(-1).data)
 
 
 def _local(tensor: flow.Tensor) -> np.ndarray:
-    tensor = (tensor.to_local() if tensor.is_global else tensor).detach()
+    tensor = local_part(tensor)
     return (tensor.float() if tensor.dtype in (flow.float16, flow.bfloat16) else tensor).numpy()
 
 

@@ -20,6 +20,8 @@ from typing import Any
 
 import oneflow as flow
 
+from libai.oneflow_fixes.internals import wait_for_device
+
 PHASES = ("forward", "backward", "update")
 
 #: methods of a tensor that compute something in C without passing through `oneflow._C`
@@ -149,12 +151,12 @@ class OpTimer:
 
     def _timed_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            _wait()
+            wait_for_device()
             self.phase = "backward"
             try:
                 return original(*args, **kwargs)
             finally:
-                _wait()
+                wait_for_device()
                 self._end_node()
                 self._functions.clear()
                 self.phase = "update"  # unless another forward pass follows, see `profile_ops`
@@ -165,7 +167,7 @@ class OpTimer:
         """Note the moment when the engine begins with the gradient of `result`."""
 
         def begins(_: flow.Tensor) -> None:
-            _wait()
+            wait_for_device()
             self._end_node()
             self._functions[:] = [inside] if inside else []
             self._node = (("backward", label, shapes), time.perf_counter(), self._inner[-1])
@@ -182,12 +184,12 @@ class OpTimer:
             self._add(key, time.perf_counter() - begin - (self._inner[-1] - inside_before))
 
     def _open(self) -> float:
-        _wait()
+        wait_for_device()
         self._inner.append(0.0)
         return time.perf_counter()
 
     def _close(self, key: tuple[str, str, str], begin: float) -> None:
-        _wait()
+        wait_for_device()
         seconds = time.perf_counter() - begin
         self._add(key, seconds - self._inner.pop())
 
@@ -310,10 +312,10 @@ def summarize(
 
 
 def _seconds_of_update(trainer: Any, micro_batches: list[Any]) -> float:
-    _wait()
+    wait_for_device()
     start = time.perf_counter()
     trainer.update(micro_batches)
-    _wait()
+    wait_for_device()
     return time.perf_counter() - start
 
 
@@ -324,10 +326,6 @@ def _empty_call_seconds() -> float:
     for _ in range(200):
         nothing()
     return median(timer.seconds["forward", "nothing", ""])
-
-
-def _wait() -> None:
-    flow._oneflow_internal.eager.Sync()
 
 
 def _described(value: Any) -> Any:

@@ -27,6 +27,11 @@ def detached(tensor: flow.Tensor) -> flow.Tensor:
     return tensor.detach()
 
 
+def local_part(tensor: flow.Tensor) -> flow.Tensor:
+    """The part of a tensor that this rank holds, without its history."""
+    return detached(tensor.to_local() if tensor.is_global else tensor)
+
+
 _around: list[tuple[Callable[[flow.Tensor], Any], Callable[[Any], flow.Tensor]]] = []
 
 

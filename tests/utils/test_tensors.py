@@ -8,7 +8,7 @@ import pytest
 import toy
 
 from libai.engine.trainer.model_trainer import fetch_scalars
-from libai.utils.tensors import detached, is_on_cpu
+from libai.utils.tensors import detached, is_on_cpu, local_part
 
 VIEWS = {
     "slice": lambda x: x[2:5],
@@ -69,3 +69,15 @@ def test_place_is_read_from_local_and_global_tensors():
     x = flow.ones(2)
     assert is_on_cpu(x)
     assert is_on_cpu(x.to_global(flow.placement("cpu", [0]), flow.sbp.split(0)))
+
+
+def test_the_part_of_a_view_can_be_reshaped():
+    view = flow.arange(10).float()[5:]
+    assert local_part(view).reshape(-1).numpy().tolist() == [5, 6, 7, 8, 9]
+    assert local_part(view.to_global(flow.placement("cpu", [0]), flow.sbp.broadcast)).numpy().tolist() == [
+        5,
+        6,
+        7,
+        8,
+        9,
+    ]

@@ -10,6 +10,7 @@ import oneflow as flow
 from oneflow.core.common import data_type_pb2 as types
 
 from libai.parallel import Mesh
+from libai.utils.sizes import available_bytes
 from libai.utils.units import format_bytes
 
 logger = logging.getLogger("libai.engine")
@@ -39,16 +40,6 @@ def bytes_of_values(job: Any, mesh: Mesh) -> int:
             size = math.prod(described[name].shape.dim) * _NUM_BYTES.get(described[name].data_type, _OTHERS)
             total += -(-size // share)
     return total // mesh.pipeline
-
-
-def available_bytes() -> int | None:
-    """Memory that processes of this machine can still get; None where the system does not tell."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            fields = dict(line.split(":") for line in file)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None
 
 
 def warn_if_too_large(job: Any, mesh: Mesh) -> int:

@@ -10,6 +10,8 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -74,7 +76,8 @@ def _docs(arguments: Sequence[str]) -> int:
 
 def _benchmark(arguments: Sequence[str], tool: Path) -> int:
     args = _parser().parse_intermixed_args(arguments)
-    wanted, settings = _wanted(args, tool), _settings(args)
+    wanted = _wanted(args, tool)
+    settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
     if not args.no_plots:
         from libai.benchmark.plots import require_matplotlib
 
@@ -96,7 +99,7 @@ def _benchmark(arguments: Sequence[str], tool: Path) -> int:
     described = []
     for number, case in enumerate(cases, start=1):
         with tempfile.TemporaryDirectory(prefix="libai-benchmark-") as folder:
-            say = _Progress(f"[{number}/{len(cases)}] {case.title}: ")
+            say = partial(print, f"[{number}/{len(cases)}] {case.title}:", file=sys.stderr, flush=True)
             outcome = measure(case, Path(folder), settings, say)
         share_token_counts(outcome.everyone)
         described.append(describe_case(case, outcome))
@@ -116,16 +119,6 @@ def _benchmark(arguments: Sequence[str], tool: Path) -> int:
         write_page([report], args.md, plots=not args.no_plots)
     print(f"report.json, report.md and plots are in {output}")
     return 0
-
-
-class _Progress:
-    """One line on stderr per stage; a terminal shows only the latest."""
-
-    def __init__(self, prefix: str):
-        self._prefix = prefix
-
-    def __call__(self, text: str) -> None:
-        print(f"{self._prefix}{text}", file=sys.stderr, flush=True)
 
 
 def _wanted(args: argparse.Namespace, tool: Path) -> Wanted:
@@ -162,18 +155,6 @@ def _commands(args: argparse.Namespace) -> dict[str, tuple[str, ...]]:
     return commands
 
 
-def _settings(args: argparse.Namespace) -> Settings:
-    return Settings(
-        rounds=args.rounds,
-        block_seconds=args.block_seconds,
-        check_iterations=args.check_iterations,
-        loss_tolerance=args.loss_tolerance,
-        saves=args.saves,
-        start_seconds=args.start_seconds,
-        answer_seconds=args.answer_seconds,
-    )
-
-
 def _listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -192,6 +173,17 @@ def _make_folder(path: Path) -> Path:
     return path
 
 
+_SETTINGS = {
+    "rounds": "blocks of each contender",
+    "block_seconds": "length of a block",
+    "check_iterations": "losses compared",
+    "loss_tolerance": "relative",
+    "saves": "checkpoints of each kind",
+    "start_seconds": "limit",
+    "answer_seconds": "limit",
+}
+
+
 def _parser() -> argparse.ArgumentParser:
     tool: Any = _Parser(prog="benchmark.py", allow_abbrev=False, description="Measure configs; contenders take turns.")
     add = tool.add_argument
@@ -203,13 +195,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--contender", action="append", default=[], metavar="NAME=COMMAND", help="a command that speaks the protocol")
     add("--torch-python", metavar="PATH", help="interpreter of an environment with PyTorch, for --torch-script")
     add("--torch-script", metavar="FILE", help="a contender that it runs: torch, and torch-1 on one thread")
-    add("--rounds", type=int, default=Settings.rounds, help="blocks of each contender (default %(default)s)")
-    add("--block-seconds", type=float, default=Settings.block_seconds, help="length of a block (default %(default)s)")
-    add("--check-iterations", type=int, default=Settings.check_iterations, help="losses compared (default %(default)s)")
-    add("--loss-tolerance", type=float, default=Settings.loss_tolerance, help="relative (default %(default)s)")
-    add("--saves", type=int, default=Settings.saves, help="checkpoints of each kind (default %(default)s)")
-    add("--start-seconds", type=float, default=Settings.start_seconds, help="limit (default %(default)s)")
-    add("--answer-seconds", type=float, default=Settings.answer_seconds, help="limit (default %(default)s)")
+    for field in fields(Settings):
+        about = f"{_SETTINGS[field.name]} (default %(default)s)"
+        add(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default, help=about)
     add("--checkpoint", action="store_true", help="also measure what saving a model of 50 million weights costs")
     add("--no-peak", action="store_true", help="do not measure a matrix product")
     add("--no-twin", action="store_true", help="do not repeat the first contender: no noise floor")

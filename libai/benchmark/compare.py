@@ -85,7 +85,7 @@ def _compare_contender(
         estimates = [paired_ratio(c["blocks"], p["blocks"]) for c, p in zip((before, after), peaks) if p is not None]
     else:
         basis = "time"
-        estimates = [Estimate.from_json(c["step_seconds"]) for c in (before, after)]
+        estimates = [Estimate(**c["step_seconds"]) for c in (before, after)]
     floors = [case["noise"].get(str(before["processes"]), {}).get("floor", 0.0) for case in (old, new)]
     ratio = estimates[1].median / estimates[0].median
     threshold = max(LEAST_DIFFERENCE, max(floors) + sum(estimate.uncertainty for estimate in estimates))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,7 +38,8 @@ def paint_curve(figure: Any, curve: Curve) -> None:
         _paint_linear(rates, places, curve, field)
     handles, labels = rates.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=max(1, min(len(labels), 6)), frameon=False)
-    figure.suptitle(_wrapped(curve.title), x=0.01, ha="left", fontsize=11)
+    title = textwrap.fill(curve.title, 96, break_long_words=False, break_on_hyphens=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
 
 
 def _paint_line(
@@ -110,12 +112,3 @@ def _paint_linear(axes: Any, places: Sequence[float], curve: Curve, field: str) 
             color="#777777",
         )
         axes.set_ylim(0, max(top, each * places[-1] * 1.1))
-
-
-def _wrapped(title: str, width: int = 96) -> str:
-    lines = [""]
-    for word in title.split(" "):
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] += (" " if lines[-1] else "") + word
-    return "\n".join(lines)

@@ -141,13 +141,8 @@ class ContenderProcess:
 
 
 def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES}
-    for name, value in changes.items():
-        if value is None:
-            kept.pop(name, None)
-        else:
-            kept[name] = value
-    return kept
+    wanted = {**os.environ, **dict.fromkeys(RENDEZVOUS_VARIABLES), **changes}
+    return {name: value for name, value in wanted.items() if value is not None}
 
 
 def _signal_group(group: int, signum: int) -> None:

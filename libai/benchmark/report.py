@@ -14,7 +14,7 @@ from typing import Any
 from libai.benchmark.modes import EAGER_OF
 from libai.benchmark.plan import Case
 from libai.benchmark.session import MAX_IDLE_SHARE, Measured, Outcome, Settings
-from libai.benchmark.statistics import Estimate, break_even, noise_floor, paired_ratio
+from libai.benchmark.statistics import Estimate, break_even, estimate, noise_floor, paired_ratio
 from libai.utils.errors import UserError
 
 VERSION = 1
@@ -91,7 +91,7 @@ def _noise_floors(took_part: Mapping[str, Measured]) -> dict[str, dict[str, Any]
                 "contender": original.entry.name,
                 "floor": noise_floor(original.blocks, twin.blocks),
                 "cpu_floor": noise_floor(original.cpu_blocks, twin.cpu_blocks) if has_cpu else None,
-                "ratio": ratio.to_json(),
+                "ratio": asdict(ratio),
             }
     return floors
 
@@ -113,11 +113,10 @@ def _describe(
     if measured.unavailable is not None:
         return described
     missing: dict[str, str] = {}
-    step = Estimate.of(measured.blocks)
     described.update(
         blocks=measured.blocks,
         block_iterations=measured.block_iterations,
-        step_seconds=step.to_json(),
+        step_seconds=estimate(measured.blocks),
         first_seconds=measured.first_seconds,
         launch_seconds=measured.launch_seconds,
         losses=measured.losses,
@@ -135,16 +134,16 @@ def _describe(
         if entry.is_peak and name != "flops_per_s":
             missing[name] = "a matrix product has no samples"
         elif facts.get(fact):
-            described[name] = Estimate.of([facts[fact] / seconds for seconds in measured.blocks]).to_json()
+            described[name] = estimate([facts[fact] / seconds for seconds in measured.blocks])
         else:
             missing[name] = what
     _describe_peak_share(measured, took_part, described, missing)
     baseline = baselines.get(entry.processes)
     if baseline is not None and baseline is not measured and not entry.is_peak:
-        described["ratio"] = {"to": baseline.entry.name, **paired_ratio(measured.blocks, baseline.blocks).to_json()}
+        described["ratio"] = {"to": baseline.entry.name, **asdict(paired_ratio(measured.blocks, baseline.blocks))}
         if measured.cpu_blocks and baseline.cpu_blocks:
             cpu = paired_ratio(measured.cpu_blocks, baseline.cpu_blocks)
-            described["cpu_ratio"] = {"to": baseline.entry.name, **cpu.to_json()}
+            described["cpu_ratio"] = {"to": baseline.entry.name, **asdict(cpu)}
     _describe_resources(measured, described, missing)
     described["saves"] = _describe_saves(measured.saves)
     return described
@@ -176,7 +175,7 @@ def _describe_peak_share(
     else:
         flops, peak_flops = measured.facts["flops_per_iter"], peak.facts["flops_per_iter"]
         shares = [flops / mine / (peak_flops / other) for mine, other in zip(measured.blocks, peak.blocks)]
-        described["peak_share"] = Estimate.of(shares).to_json()
+        described["peak_share"] = estimate(shares)
 
 
 def _describe_resources(measured: Measured, described: dict[str, Any], missing: dict[str, str]) -> None:
@@ -191,11 +190,11 @@ def _describe_resources(measured: Measured, described: dict[str, Any], missing: 
         else:
             described[name] = facts[name]
     if measured.cpu_blocks:
-        described["cpu_seconds"] = Estimate.of(measured.cpu_blocks).to_json()
+        described["cpu_seconds"] = estimate(measured.cpu_blocks)
     else:
         missing["cpu_seconds"] = "the contender does not report it"
     if measured.data_shares:
-        described["data_share"] = Estimate.of(measured.data_shares).to_json()
+        described["data_share"] = estimate(measured.data_shares)
     else:
         missing["data_share"] = "the contender does not report it"
     if measured.idle_share is not None:
@@ -211,14 +210,14 @@ def _describe_saves(saves: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     if not saves.get("sync") or not saves.get("async"):
         return {}
     described: dict[str, Any] = {
-        "iteration_beside_seconds": Estimate.of(saves["iteration_beside"]).to_json(),
-        "sync_seconds": Estimate.of(saves["sync"]).to_json(),
+        "iteration_beside_seconds": estimate(saves["iteration_beside"]),
+        "sync_seconds": estimate(saves["sync"]),
         "async_first_seconds": saves["async"][0],
     }
     later = saves["async"][1:]
     if later:
-        described["async_seconds"] = Estimate.of(later).to_json()
-        described["stall_share"] = Estimate.of([a / s for a, s in zip(later, saves["sync"][1:])]).to_json()
+        described["async_seconds"] = estimate(later)
+        described["stall_share"] = estimate([a / s for a, s in zip(later, saves["sync"][1:])])
         fastest_sync, fastest_async = min(saves["sync"]), min(later)
         described["fastest"] = {
             "sync_seconds": fastest_sync,
@@ -229,60 +228,48 @@ def _describe_saves(saves: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 
 def _break_evens(took_part: Mapping[str, Measured], floors: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each compiled contender against the eager one of as many processes."""
     found = []
-    for measured in took_part.values():
-        entry = measured.entry
-        eager_mode = EAGER_OF.get(entry.mode)
-        eager = next(
-            (
-                m
-                for m in took_part.values()
-                if m.entry.mode == eager_mode and m.entry.processes == entry.processes and m.entry.twin_of is None
-            ),
-            None,
-        )
-        if eager is None or entry.twin_of is not None:
+    originals = {(m.entry.mode, m.entry.processes): m for m in took_part.values() if m.entry.twin_of is None}
+    for (mode, processes), measured in originals.items():
+        eager = originals.get((EAGER_OF.get(mode, ""), processes))
+        if eager is None:
             continue
-        floor = floors.get(str(entry.processes), {}).get("floor", 0.0)
         assert measured.first_seconds is not None and eager.first_seconds is not None
         point = break_even(
-            entry.name,
+            measured.entry.name,
             eager.entry.name,
             measured.first_seconds,
             eager.first_seconds,
             Estimate.of(measured.blocks),
             Estimate.of(eager.blocks),
             paired_ratio(measured.blocks, eager.blocks),
-            floor,
+            floors.get(str(processes), {}).get("floor", 0.0),
         )
-        found.append(point.to_json())
+        found.append(asdict(point))
     return found
 
 
 def _scaling(took_part: Mapping[str, Measured]) -> list[dict[str, Any]]:
     """Contenders of several processes against the same one of the fewest: speed-up in samples per second, paired."""
     found = []
-    for measured in took_part.values():
+    originals = [m for m in took_part.values() if m.entry.twin_of is None and m.entry.mode != "command"]
+    for measured in originals:
         entry = measured.entry
-        same = [
-            m
-            for m in took_part.values()
-            if m.entry.mode == entry.mode and m.entry.twin_of is None and m is not measured
-        ]
-        few = min(same, key=lambda m: m.entry.processes, default=None)
-        if few is None or few.entry.processes >= entry.processes or entry.twin_of or entry.mode == "command":
+        few = min((m for m in originals if m.entry.mode == entry.mode), key=lambda m: m.entry.processes)
+        if few.entry.processes >= entry.processes:
             continue
         unit = "flops_per_iter" if entry.is_peak else "global_batch_size"
         work = measured.facts[unit] / few.facts[unit]
-        speedup = Estimate.of([work * a / b for a, b in zip(few.blocks, measured.blocks)])
+        speedups = [work * a / b for a, b in zip(few.blocks, measured.blocks)]
         more = entry.processes / few.entry.processes
         found.append(
             {
                 "contender": entry.name,
                 "to": few.entry.name,
                 "kind": "peak" if entry.is_peak else ("strong" if work == 1 else "weak"),
-                "speedup": speedup.to_json(),
-                "efficiency": Estimate.of([work * a / b / more for a, b in zip(few.blocks, measured.blocks)]).to_json(),
+                "speedup": estimate(speedups),
+                "efficiency": estimate([speedup / more for speedup in speedups]),
             }
         )
     return found

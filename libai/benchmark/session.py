@@ -116,43 +116,35 @@ class Outcome:
 
 def measure(case: Case, folder: Path, settings: Settings, say: Callable[[str], object]) -> Outcome:
     """Measure a case in scratch space `folder`. Raises `DifferentTraining`, `ContenderFailed`, `UserError`."""
-    with contextlib.ExitStack() as stack:
-        return _measure(case, folder, settings, say, stack)
-
-
-def _measure(
-    case: Case, folder: Path, settings: Settings, say: Callable[[str], object], stack: contextlib.ExitStack
-) -> Outcome:
     outcome = Outcome()
     everyone = outcome.everyone
     running: list[tuple[ContenderProcess, Measured]] = []
-    for number, entry in enumerate(case.entries):
-        say(f"starting {entry.name}")
-        own = folder / f"contender_{number}"
-        own.mkdir(parents=True)
-        measured = Measured(entry)
-        everyone.append(measured)
-        process = _start(entry, own, settings, measured)
-        stack.callback(process.close)
-        if measured.unavailable is None:
-            running.append((process, measured))
-        else:
-            say(f"{entry.name} takes no part: {measured.unavailable}")
-    try:
-        check_same_training(everyone, settings.loss_tolerance)
-    except DifferentTraining:
-        if not case.probes:
-            raise
-        allowed = _amplified_rounding(case, folder, settings, everyone, say)
-        outcome.rounding = check_same_training(everyone, settings.loss_tolerance, allowed)
-    for round_number in range(settings.rounds):
-        say(f"round {round_number + 1} of {settings.rounds}")
-        outcome.loads.append(os.getloadavg()[0])
+    with contextlib.ExitStack() as stack:
+        for number, entry in enumerate(case.entries):
+            say(f"starting {entry.name}")
+            measured = Measured(entry)
+            everyone.append(measured)
+            process = _start(entry, folder / f"contender_{number}", settings, measured)
+            stack.callback(process.close)
+            if measured.unavailable is None:
+                running.append((process, measured))
+            else:
+                say(f"{entry.name} takes no part: {measured.unavailable}")
+        try:
+            check_same_training(everyone, settings.loss_tolerance)
+        except DifferentTraining:
+            if not case.probes:
+                raise
+            allowed = _amplified_rounding(case, folder, settings, everyone, say)
+            outcome.rounding = check_same_training(everyone, settings.loss_tolerance, allowed)
+        for round_number in range(settings.rounds):
+            say(f"round {round_number + 1} of {settings.rounds}")
+            outcome.loads.append(os.getloadavg()[0])
+            for process, measured in running:
+                _run_block(process, measured, settings)
         for process, measured in running:
-            _run_block(process, measured, settings)
-    for process, measured in running:
-        if settings.saves and not measured.entry.is_peak and measured.entry.twin_of is None:
-            _save(process, measured, settings.saves, say)
+            if settings.saves and not measured.entry.is_peak and measured.entry.twin_of is None:
+                _save(process, measured, settings.saves, say)
     return outcome
 
 
@@ -169,10 +161,8 @@ def _amplified_rounding(
     found: dict[Any, list[float]] = {}
     for number, entry in enumerate(case.probes):
         say(f"losses part: starting {entry.name}, which shows what rounding does to them")
-        own = folder / f"probe_{number}"
-        own.mkdir(parents=True)
         probe = Measured(entry)
-        _start(entry, own, settings, probe).close()
+        _start(entry, folder / f"probe_{number}", settings, probe).close()
         size = probe.facts.get("global_batch_size")
         same = (m for m in everyone if m.losses and m.facts.get("global_batch_size") == size)
         base = next(same, None)
@@ -184,7 +174,8 @@ def _amplified_rounding(
 
 
 def _start(entry: Entry, own: Path, settings: Settings, measured: Measured) -> ContenderProcess:
-    """Start a contender and make the iterations whose losses are compared, with nothing else at work."""
+    """Start a contender in its folder and make the iterations whose losses are compared, with nothing else at work."""
+    own.mkdir(parents=True)
     command = [word.replace("{folder}", str(own)) for word in entry.command]
     process = ContenderProcess(
         entry.name,

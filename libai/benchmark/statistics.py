@@ -43,14 +43,10 @@ class Estimate:
         """Half of the interval, relative to the median."""
         return (self.high - self.low) / 2 / self.median if self.median else math.inf
 
-    def to_json(self) -> dict[str, Any]:
-        """Its fields."""
-        return asdict(self)
 
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Estimate:
-        """The inverse of `to_json`."""
-        return cls(**fields)
+def estimate(values: Sequence[float]) -> dict[str, Any]:
+    """The fields of `Estimate.of(values)`, for a report."""
+    return asdict(Estimate.of(values))
 
 
 def paired_ratio(times: Sequence[float], baseline: Sequence[float]) -> Estimate:
@@ -88,10 +84,6 @@ class BreakEven:
     earliest: int | None
     latest: int | None
     reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Its fields."""
-        return asdict(self)
 
 
 def break_even(

@@ -37,6 +37,7 @@ from libai.launch.ranks import DEFAULT_EXIT_SECONDS, DEFAULT_STOP_SECONDS  # noq
 from libai.launch.watch import read_stall_limits  # noqa: E402
 from libai.native import kernels  # noqa: E402
 from libai.oneflow_fixes import openblas  # noqa: E402
+from libai.utils import gpu  # noqa: E402
 from libai.utils.errors import EXIT_FAILED, EXIT_USER_MISTAKE, UserError  # noqa: E402
 
 # Several nodes cannot agree on a free port, so they share this one unless PORT says otherwise.
@@ -267,7 +268,7 @@ def choose_environment(job: Job, environment: Mapping[str, str], facts: Mapping[
         # for matrix products; also keeps oneflow's launcher from setting 1, with a banner about it
         extra["OMP_NUM_THREADS"] = str(max(1, openblas.usable_cores() // job.num_processes))
     device = facts.get("device")
-    if device != "cpu" and (warning := runtime.check_gpu()) is not None:
+    if device != "cpu" and (warning := gpu.check_gpu()) is not None:
         if device == "cuda":
             raise UserError(warning)
         print(f"launch: {warning}", file=sys.stderr)

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from libai.config import Args, LazyConfig, parse_args, validate
 from libai.config.saving import to_yaml
 from libai.launch.runtime import guarded_main
+from libai.launch.startup import seconds_since_process_start
 from libai.utils.distributed import get_world_size, is_main_process
-from libai.utils.startup import seconds_since_process_start
 
 #: what --fast-dev-run changes: a few iterations of everything
 FAST_DEV_RUN = [

@@ -13,10 +13,8 @@ import importlib.machinery
 import importlib.metadata
 import os
 import platform
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -31,10 +29,6 @@ from libai.utils.rank_notes import FAILURE_DIR_VARIABLE, phase, without_harmless
 
 RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 DEFAULT_CONNECT_SECONDS = 120.0
-
-# The oneflow 0.9.0 wheel holds machine code for these and no PTX that a driver could compile for others.
-FIRST_COMPUTE_CAPABILITY = (6, 0)
-END_COMPUTE_CAPABILITY = (9, 0)
 
 # package, its module, the first major version that does not work, what to install
 _TOO_NEW = (
@@ -308,37 +302,3 @@ def hide_rendezvous_environment() -> dict[str, str]:
     meet the other ranks as soon as it imports oneflow.
     """
     return {name: os.environ.pop(name) for name in RENDEZVOUS_VARIABLES if name in os.environ}
-
-
-# --------------------------------------------------------------------------------------------------- the GPU
-
-
-def check_gpu() -> str | None:
-    """Return a line about visible GPUs that oneflow 0.9.0 has no code for; None if all will do or there are none."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    command = [tool, "--query-gpu=name,compute_cap", "--format=csv,noheader"]
-    try:
-        listing = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None  # no driver, or one too old to know compute_cap: then the GPU is old enough too
-    return explain_unsupported_gpus(listing)
-
-
-def explain_unsupported_gpus(listing: str) -> str | None:
-    """Return a line about the GPUs in `listing` (lines `name, major.minor`) that oneflow 0.9.0 cannot use, or None."""
-    unsupported = []
-    for line in listing.splitlines():
-        name, _, capability = line.rpartition(",")
-        major, _, minor = capability.strip().partition(".")
-        if not (major.isdigit() and minor.isdigit()):
-            continue
-        if not FIRST_COMPUTE_CAPABILITY <= (int(major), int(minor)) < END_COMPUTE_CAPABILITY:
-            unsupported.append(f"{name.strip()} ({capability.strip()})")
-    if not unsupported:
-        return None
-    return (
-        f"oneflow 0.9.0 has machine code for GPUs of compute capability 6.0 to 8.9 (Pascal to Ada) only; here: "
-        f"{', '.join(sorted(set(unsupported)))}. Use another GPU (CUDA_VISIBLE_DEVICES) or train.device=cpu."
-    )

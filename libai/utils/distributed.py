@@ -16,14 +16,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from libai.utils import gpu
 from libai.utils.errors import UserError
 
 logger = logging.getLogger("libai.utils")
 
 Op = Literal["sum", "max", "min"]
 
-#: the 0.9.0 wheel holds machine code for sm_60 ... sm_86 and no PTX; 8.9 (Ada) runs the code of 8.6
-_SUPPORTED_CAPABILITY = ((6, 0), (8, 9))
 #: sent in place of a length by a rank whose object JSON cannot hold, so that the others fail with it and do not wait
 _NOT_ENCODABLE = -1
 
@@ -99,14 +98,13 @@ def _cuda_obstacle(count: int) -> str | None:
 
     if not count:
         return "oneflow sees no usable GPU here (no NVIDIA driver, no device, or CUDA_VISIBLE_DEVICES hides it)"
-    lowest, highest = _SUPPORTED_CAPABILITY
     for index in range(count):
         found = tuple(flow.cuda.get_device_capability(index))
-        if not lowest <= found <= highest:
+        if not gpu.is_supported(found):
             return (
                 f"GPU {index} ({flow.cuda.get_device_name(index)}) has compute capability {found[0]}.{found[1]}, and "
-                f"OneFlow 0.9.0 has machine code for {lowest[0]}.{lowest[1]} to {highest[0]}.{highest[1]} "
-                "(Pascal to Ada). Hide it with CUDA_VISIBLE_DEVICES if others are there"
+                f"OneFlow 0.9.0 has machine code for {gpu.SUPPORTED}. Hide it with CUDA_VISIBLE_DEVICES if others are "
+                "there"
             )
     return None
 

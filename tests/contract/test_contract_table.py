@@ -108,7 +108,7 @@ def test_every_flag_of_the_command_is_there():
     from libai.config.arguments import FLAGS
 
     told = dict(re.findall(r"^\| `(--[\w-]+)` \| (.*) \|$", TABLE, re.M))
-    assert set(FLAGS) - set(told) == {"--print-config"}  # tests/config/test_preflight.py, tests/utils/test_startup.py
+    assert set(FLAGS) - set(told) == {"--print-config"}  # tests/config/test_preflight.py, tests/launch/test_startup.py
     assert all(named_tests(cell) for cell in told.values())
 
 

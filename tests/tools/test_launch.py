@@ -175,7 +175,7 @@ def test_a_wrong_number_of_restarts_is_an_error(words, text):
 
 
 def test_unsupported_gpu_stops_cuda_and_warns_otherwise(script, monkeypatch, capsys):
-    monkeypatch.setattr(launch.runtime, "check_gpu", lambda: "H100 cannot be used")
+    monkeypatch.setattr(launch.gpu, "check_gpu", lambda: "H100 cannot be used")
     job = read_job(script("pass"))
     with pytest.raises(UserError, match="H100 cannot be used"):
         launch.choose_environment(job, {}, {"device": "cuda"})

@@ -40,6 +40,7 @@ from libai.engine.trainer.graph import GraphTrainer
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.switching import TRAINERS, switch_trainer
 from libai.forward.contract import as_batch_dict
+from libai.launch.startup import StartupTimes
 from libai.launch.stop import STOP, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
 from libai.parallel import Mesh, ParallelPlan, time_blocks
 from libai.utils.distributed import barrier, default_device, get_rank, get_world_size, is_main_process
@@ -47,7 +48,6 @@ from libai.utils.errors import OutputLostError, UserError
 from libai.utils.logging import setup_logging
 from libai.utils.rank_notes import note_output_folder, phase
 from libai.utils.seeding import raise_open_file_limit, resolve_seed, seed_everything
-from libai.utils.startup import StartupTimes
 
 logger = logging.getLogger("libai.engine")
 _UNSETTLED = "graph.enabled=auto"

@@ -9,7 +9,7 @@ import time
 import jobs
 import pytest
 
-from libai.utils.startup import StartupTimes, seconds_since_process_start
+from libai.launch.startup import StartupTimes, seconds_since_process_start
 
 CONFIG = "configs/mlp_digits.py"
 #: runs a tool as a script does, then names those of the given modules that it imported

@@ -11,11 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from libai.data.errors import DataError
-
-# splitmix64 (Steele, Lea, Flood 2014): a counter-based generator in three lines of integer arithmetic.
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
+from libai.utils.seeding import GOLDEN, mix_bits
 
 
 class SampleStream:
@@ -66,20 +62,13 @@ class SampleRandom:
     """
 
     def __init__(self, seed: int, positions: np.ndarray):
-        self._state = _mix(positions.astype(np.uint64) + _mix(np.array([seed], np.uint64)))
+        self._state = mix_bits(positions.astype(np.uint64) + mix_bits(np.array([seed], np.uint64)))
 
     def uniform(self, num_draws: int) -> np.ndarray:
         """`num_draws` numbers in [0, 1) for every sample, float64 `(samples, num_draws)`; each call gives the same."""
-        counters = _GOLDEN * np.arange(1, num_draws + 1, dtype=np.uint64)
-        bits = _mix(self._state[:, None] + counters)
+        counters = GOLDEN * np.arange(1, num_draws + 1, dtype=np.uint64)
+        bits = mix_bits(self._state[:, None] + counters)
         return (bits >> np.uint64(11)) * 2.0**-53
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """splitmix64's bijective finaliser on uint64 (array overflow wraps, as intended)."""
-    x = (x ^ (x >> np.uint64(30))) * _MIX_1
-    x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    return x ^ (x >> np.uint64(31))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from libai.models.transformer import (
     transformer_flops,
 )
 from libai.utils.errors import UserError
+from libai.utils.seeding import GOLDEN, mix_bits
 from libai.utils.sizes import check_sizes
 
 #: see `libai.models.gpt.GPT_PLAN`
@@ -155,7 +156,4 @@ def _uniforms(seed: int, indices: np.ndarray, length: int) -> np.ndarray:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    return mix_bits(x + GOLDEN)

@@ -13,6 +13,8 @@ from libai.utils.errors import UserError
 
 #: numpy's global generator takes 32 bits
 MAX_SEED = 2**32 - 1
+#: what splitmix64 counts by
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def resolve_seed(seed: int | None) -> int:
@@ -53,3 +55,10 @@ def raise_open_file_limit(wanted: int = 65536) -> int:
     if limit > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     return limit
+
+
+def mix_bits(x: np.ndarray) -> np.ndarray:
+    """The bijective finaliser of splitmix64 (Steele, Lea, Flood 2014) on uint64; products wrap, as intended."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -141,7 +141,7 @@ def measure(case: Case, folder: Path, settings: Settings, say: Callable[[str], o
             say(f"round {round_number + 1} of {settings.rounds}")
             outcome.loads.append(os.getloadavg()[0])
             for process, measured in running:
-                _run_block(process, measured, settings)
+                _run_block(process, measured)
         for process, measured in running:
             if settings.saves and not measured.entry.is_peak and measured.entry.twin_of is None:
                 _save(process, measured, settings.saves, say)
@@ -215,7 +215,7 @@ def _first_iterations(process: ContenderProcess, measured: Measured, settings: S
     measured.block_iterations = min(max(1, count), MAX_BLOCK_ITERATIONS)
 
 
-def _run_block(process: ContenderProcess, measured: Measured, settings: Settings) -> None:
+def _run_block(process: ContenderProcess, measured: Measured) -> None:
     asked = time.perf_counter()
     answer = process.ask("run", iterations=measured.block_iterations, losses=False)
     measured.note(answer, asked)

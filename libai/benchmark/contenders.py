@@ -97,7 +97,7 @@ class _Pause(HookBase):
         self.data_seconds = 0.0
 
     def after_step(self) -> None:
-        self.data_seconds += self.trainer.data_seconds
+        self.data_seconds += self.trainer.feed.seconds
         if self.losses is not None:
             self.losses.append(self.trainer.fetch_metrics()["train/loss"])
         if self.trainer.completed_iters >= self.until:

@@ -95,7 +95,7 @@ class CheckpointHook(HookBase):
         return (
             self._save_on_exit
             and get_world_size() == 1
-            and trainer.is_whole
+            and not trainer.feed.is_ahead
             and trainer.completed_iters > 0
             and isinstance(trainer.failure, Exception)  # not Ctrl-C, which wants an end at once
             and not isinstance(trainer.failure, (NonFiniteLoss, CheckpointError, OutputLostError))

@@ -37,7 +37,7 @@ class DeterminismHook(HookBase):
         if trainer.start_iter >= trainer.max_iter:
             return
         generators = random.getstate(), np.random.get_state()
-        batch = trainer.peek_micro_batches()[0]
+        batch = trainer.feed.peek()[0]
         with trainer.not_training():
             first, second = (_digests(trainer, batch) for _ in range(2))
         random.setstate(generators[0])

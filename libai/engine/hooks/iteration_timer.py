@@ -49,7 +49,7 @@ class IterationTimer(HookBase):
     def after_step(self) -> None:
         """Counts the iteration."""
         trainer = self.trainer
-        self._data_seconds += trainer.data_seconds
+        self._data_seconds += trainer.feed.seconds
         self._iters += 1
         if self._is_first:
             trainer.fetch_metrics()  # the only extra synchronisation: the next window begins with an idle device

@@ -49,7 +49,7 @@ class ShadowUpdateHook(HookBase):
             return
         with trainer.not_training():
             trainer.prepare()
-            batches = trainer.peek_micro_batches()
+            batches = trainer.feed.peek()
             before = trainer.snapshot()
             result = trainer.update_op_by_op(batches)
             self._expected = _losses(trainer, result), _weights(trainer)

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import logging
 import math
-import random
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-import numpy as np
-
 from libai.engine.log.events import EventStorage
 from libai.engine.loop.check_parts import check_iterations
+from libai.engine.loop.data_feed import DataFeed
 from libai.engine.loop.hook_base import HOOK_POINTS, HookBase
 from libai.engine.loop.training_clock import TrainingClock
 from libai.launch.stop import STOP, Agreement
@@ -81,7 +78,7 @@ class TrainerBase:
         status: "created", "running", "paused", "finished", "stopped" (by a hook), "interrupted" (from outside, see
             `libai.launch.stop`) or "failed".
         failure: what `train` raised, when it failed.
-        is_whole: false while an iteration is under way, that is when data, weights and hooks do not belong together.
+        feed: gives the micro-batches.
         agreement: how all ranks come to act on something in the same iteration.
         clock: the time spent on training, see `not_training`.
     """
@@ -105,21 +102,19 @@ class TrainerBase:
                 "of an iteration."
             )
         self.num_accumulation_steps = num_accumulation_steps
+        self.feed = DataFeed(data_loader, num_accumulation_steps)
         self.check_finite_every_iter = check_finite_every_iter
         self.iter = self.start_iter = self.max_iter = self._completed_iters = 0
         self.status = "created"
         self.storage = EventStorage(0)
         self.hooks: list[HookBase] = []
-        self.data_seconds = 0.0
         self.failure: BaseException | None = None
-        self.is_whole = True
         self.agreement = Agreement()
         self.clock = TrainingClock()
         self._unfinished_hooks: list[str] = []
         self._storage_state: Mapping[str, Any] | None = None
         self._hook_calls: dict[str, list[Callable[[], None]]] = {point: [] for point in HOOK_POINTS}
         self._pending: list[tuple[int, Any]] = []
-        self.reset_data_loader(data_loader)
 
     # ------------------------------------------------------------------ what a subclass gives
 
@@ -182,81 +177,9 @@ class TrainerBase:
         for call in self._hook_calls[point]:
             call()
 
-    # ------------------------------------------------------------------ data
-
     def reset_data_loader(self, data_loader: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
         """Read from another loader (or from the one this function returns) from the next iteration on."""
-        self._loader_builder = data_loader if callable(data_loader) else None
-        self._data_loader: Any = None if self._loader_builder else data_loader
-        self._data_iterator: Iterator[Any] | None = None
-        self._peeked: list[Any] = []
-        self._position_before_peek: Mapping[str, Any] | None = None
-        self._ahead: list[Any] = []
-
-    def peek_micro_batches(self) -> list[Any]:
-        """The micro-batches of the next iteration, which will still get them; a checkpoint counts them as unread."""
-        if not self._peeked:
-            self._position_before_peek = self.data_position()
-            self._peeked = [self._next_micro_batch() for _ in range(self.num_accumulation_steps)]
-        return self._peeked
-
-    def read_ahead(self, num_iters: int) -> list[list[Any]]:
-        """The micro-batches of the next `num_iters` iterations, which will still get them.
-
-        A loader with a position goes back to it, and the random numbers of Python and NumPy with it; what any other
-        loader gave is kept.
-        """
-        loader, peeked = self.data_loader, self._peeked
-        missing = (num_iters - bool(peeked)) * self.num_accumulation_steps
-        generators, position = (random.getstate(), np.random.get_state()), self._position_of_loader()
-        read = [self._next_micro_batch() for _ in range(missing)]
-        if position is not None and hasattr(loader, "load_state_dict"):
-            loader.load_state_dict(position)
-            self._data_iterator = None
-            random.setstate(generators[0])
-            np.random.set_state(generators[1])
-        else:
-            self._ahead = [*read, *self._ahead]
-        micro_batches = [*peeked, *read]
-        steps = self.num_accumulation_steps
-        return [micro_batches[i : i + steps] for i in range(0, len(micro_batches), steps)]
-
-    @property
-    def data_loader(self) -> Any:
-        """The training loader, built at first use when a function was given."""
-        if self._data_loader is None and self._loader_builder is not None:
-            self._data_loader = self._loader_builder()
-        return self._data_loader
-
-    def _open_data_loader(self) -> Iterator[Any]:
-        try:
-            return iter(self.data_loader)
-        except TypeError:
-            if isinstance(self.data_loader, Iterable):
-                raise
-            found = "None" if self.data_loader is None else f"a {type(self.data_loader).__name__}"
-            raise UserError(
-                f"training needs an iterable of micro-batches and the data loader is {found}. Set dataloader.train in "
-                "the config, or give the trainer a loader (or a function that returns one)."
-            ) from None
-
-    def _next_micro_batch(self) -> Any:
-        if self._ahead:
-            return self._ahead.pop(0)
-        if self._data_iterator is None:
-            self._data_iterator = self._open_data_loader()
-        try:
-            return next(self._data_iterator)
-        except StopIteration:
-            self._data_iterator = self._open_data_loader()
-        try:
-            return next(self._data_iterator)
-        except StopIteration:
-            raise UserError(
-                f"the training data loader ({type(self.data_loader).__name__}) gave no batch: the dataset is empty, "
-                "smaller than one micro-batch, or a generator that can be read only once. Give an iterable that can "
-                "be started again."
-            ) from None
+        self.feed.reset(data_loader)
 
     # ------------------------------------------------------------------ the loop
 
@@ -295,6 +218,7 @@ class TrainerBase:
         """Stand where `old` stands: its iteration, loader, hooks and events. `old` must not be used any more."""
         for name in (
             "iter",
+            "_completed_iters",
             "start_iter",
             "max_iter",
             "status",
@@ -303,10 +227,8 @@ class TrainerBase:
             "_latest_metrics",
             "agreement",
             "clock",
-            "_position_before_peek",
+            "feed",
         ):
-            setattr(self, name, getattr(old, name))
-        for name in ("_completed_iters", "_loader_builder", "_data_loader", "_data_iterator", "_peeked", "_ahead"):
             setattr(self, name, getattr(old, name))
         self.hooks = []
         self.register_hooks(old.hooks)
@@ -426,23 +348,13 @@ class TrainerBase:
 
     def run_step(self) -> None:
         """One iteration: fetch the micro-batches, update, keep the result for the next log point."""
-        start = time.perf_counter()
-        micro_batches = self._peeked or self._read_micro_batches()
-        self._peeked, self.is_whole = [], False
-        self.data_seconds = time.perf_counter() - start
+        micro_batches = self.feed.take()
         if self.iter == self.start_iter:
             self.inspect_first(micro_batches)
         self.note_batch(micro_batches)
         self._pending.append((self.iter, self.update(micro_batches)))
         self._completed_iters = self.iter + 1
-        self.is_whole = True
-
-    def _read_micro_batches(self) -> list[Any]:
-        micro_batches = []
-        for _ in range(self.num_accumulation_steps):
-            micro_batches.append(self._next_micro_batch())
-            self.is_whole = False  # the loader is ahead of the weights from here on
-        return micro_batches
+        self.feed.is_ahead = False
 
     def note_batch(self, micro_batches: list[Any]) -> None:
         """Called before every update with its micro-batches."""
@@ -508,7 +420,7 @@ class TrainerBase:
         Collective. Tensors are the business of subclasses.
         """
         state: dict[str, Any] = {"iteration": self.completed_iters, "events": self.storage.state_dict()}
-        position = self.data_position()
+        position = self.feed.position()
         if position is not None:
             state["data_loader"] = position
         state["hooks"] = {key: value for key, hook in self._keyed_hooks() if (value := hook.state_dict())}
@@ -519,22 +431,13 @@ class TrainerBase:
             state["unfinished_hooks"] = self._unfinished_hooks
         return state
 
-    def data_position(self) -> Any:
-        """What the loader needs to go on with the next iteration, as `state_dict` holds it; None when it cannot say."""
-        if self._peeked:
-            return self._position_before_peek
-        return self._position_of_loader()
-
-    def _position_of_loader(self) -> Any:
-        return self.data_loader.state_dict() if hasattr(self.data_loader, "state_dict") else None
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back `state_dict()`: sets `iter`, the loader's position and the hooks' states.
 
         A state for a hook that is not registered is reported in the log, as is a loader that cannot take a position.
         """
         self.iter = self.start_iter = self._completed_iters = int(state["iteration"])
-        self._load_data_position(state.get("data_loader"))
+        self.feed.go_to(state.get("data_loader"), self.iter)
         self._storage_state = state.get("events")
         self._unfinished_hooks = list(state.get("unfinished_hooks", []))
         self._latest_metrics = (self.iter, {tag: float(text) for tag, text in state.get("metrics", {}).items()})
@@ -544,22 +447,6 @@ class TrainerBase:
                 hooks[key].load_state_dict(value)
             elif is_main_process():
                 logger.warning("the checkpoint holds state of hook %s, which is not registered: dropped", key)
-
-    def _load_data_position(self, position: Mapping[str, Any] | None) -> None:
-        self._data_iterator, self._peeked, self._ahead = None, [], []
-        if hasattr(self.data_loader, "load_state_dict") and position is not None:
-            self.data_loader.load_state_dict(position)
-        elif self.iter:
-            count = self.iter * self.num_accumulation_steps
-            if is_main_process():
-                logger.warning(
-                    "%s has no state_dict/load_state_dict: reading and dropping %d micro-batches to reach iteration %d",
-                    type(self.data_loader).__name__,
-                    count,
-                    self.iter,
-                )
-            for _ in range(count):
-                self._next_micro_batch()
 
     def _keyed_hooks(self) -> list[tuple[str, HookBase]]:
         """Hooks with unique state keys: the second `EvalHook` becomes `EvalHook#2`, so that both keep their state."""

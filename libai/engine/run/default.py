@@ -389,8 +389,8 @@ class DefaultTrainer:
             self._measured_block_costs,
         )
         eager.batch_scope.take_over(graph.batch_scope)
-        eager.batch_scope.settle(eager, graph.peek_micro_batches())
-        seconds = time_modes({"graph": graph, "eager": eager}, graph.peek_micro_batches())
+        eager.batch_scope.settle(eager, graph.feed.peek())
+        seconds = time_modes({"graph": graph, "eager": eager}, graph.feed.peek())
         seed_everything(self.seed)
         compared = ", ".join(f"{name} {value * 1e3:.1f}" for name, value in seconds.items())
         reason = f"graph.enabled=auto: the faster one ({compared} ms per update)"

@@ -55,7 +55,7 @@ def dry_run(run: DefaultTrainer) -> None:
 def _update(run: DefaultTrainer) -> float:
     """Update the weights once; the loss."""
     trainer = run.trainer
-    micro_batches = trainer.peek_micro_batches()
+    micro_batches = trainer.feed.peek()
     trainer.inspect_first(micro_batches)
     (numbers,) = trainer.collect([trainer.update(micro_batches)])
     if not math.isfinite(numbers["train/loss"]):

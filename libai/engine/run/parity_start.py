@@ -47,7 +47,7 @@ def check_at_start(trained: Any, num_iters: int) -> None:
     num_iters = min(num_iters, left)
     if num_iters < 1:
         return
-    batches = trainer.read_ahead(num_iters)
+    batches = trainer.feed.read_ahead(num_iters)
     with _nothing_left(trainer):
         other = "eager" if trainer.mode == "graph" else "graph"
         mine = _losses_of(trained, batches)

@@ -156,7 +156,7 @@ class TrainerCheckpointer:
 
         trainer = self.trainer
         plan_shards({"model": trainer.model.state_dict()}, DEFAULT_SHARD_BYTES)
-        state = self._state(trainer.state_dict() if with_hooks else {"data_loader": trainer.data_position()})
+        state = self._state(trainer.state_dict() if with_hooks else {"data_loader": trainer.feed.position()})
         on_rank_0(lambda: dump_json(state, "what this run's checkpoints would hold"))
 
     def snapshot(self) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:

@@ -145,9 +145,9 @@ class GraphTrainer(ModelTrainer):
         """
         if self._train_graph is not None:
             return
-        self.effects_of_forward(self.peek_micro_batches()[0])  # before others try the batch: it checks the indices
-        self.batch_scope.settle(self, self.peek_micro_batches())
-        batches = [as_batch_dict(batch, self.model) for batch in self.peek_micro_batches()]
+        self.effects_of_forward(self.feed.peek()[0])  # before others try the batch: it checks the indices
+        self.batch_scope.settle(self, self.feed.peek())
+        batches = [as_batch_dict(batch, self.model) for batch in self.feed.peek()]
         if not self._is_ragged(batches):
             self._build(batches)
 

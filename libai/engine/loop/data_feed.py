@@ -1,0 +1,143 @@
+"""The micro-batches of a training loop: reading, looking ahead, and the position that a checkpoint holds."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from libai.utils.distributed import is_main_process
+from libai.utils.errors import UserError
+
+logger = logging.getLogger("libai.engine")
+
+
+class DataFeed:
+    """Gives the micro-batches of one iteration after the other; a finite loader is started again when it ends.
+
+    Args:
+        source: an iterable of micro-batches of this rank, or a function that returns one; opened at the first read.
+        num_micro_batches: of an iteration.
+
+    Attributes:
+        seconds: how long the latest `take` waited.
+        is_ahead: true from the first read for an iteration until the trainer sets it back after the update; weights
+            and position do not belong together then.
+    """
+
+    def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]], num_micro_batches: int = 1):
+        self.seconds = 0.0
+        self.is_ahead = False
+        self._num_micro_batches = num_micro_batches
+        self.reset(source)
+
+    def reset(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
+        """Read from another loader (or from the one this function returns) from the next iteration on."""
+        self._builder = source if callable(source) else None
+        self._loader: Any = None if self._builder else source
+        self._iterator: Iterator[Any] | None = None
+        self._peeked: list[Any] = []
+        self._position_before_peek: Mapping[str, Any] | None = None
+        self._kept: list[Any] = []
+
+    @property
+    def loader(self) -> Any:
+        """The loader, built at first use when a function was given."""
+        if self._loader is None and self._builder is not None:
+            self._loader = self._builder()
+        return self._loader
+
+    def take(self) -> list[Any]:
+        """The micro-batches of the next iteration."""
+        start = time.perf_counter()
+        micro_batches, self._peeked = self._peeked, []
+        self.is_ahead = self.is_ahead or bool(micro_batches)
+        while len(micro_batches) < self._num_micro_batches:
+            micro_batches.append(self._next())
+            self.is_ahead = True
+        self.seconds = time.perf_counter() - start
+        return micro_batches
+
+    def peek(self) -> list[Any]:
+        """The micro-batches of the next iteration, which will still get them; a checkpoint counts them as unread."""
+        if not self._peeked:
+            self._position_before_peek = self.position()
+            self._peeked = [self._next() for _ in range(self._num_micro_batches)]
+        return self._peeked
+
+    def read_ahead(self, num_iters: int) -> list[list[Any]]:
+        """The micro-batches of the next `num_iters` iterations, which will still get them.
+
+        A loader with a position goes back to it, and the random numbers of Python and NumPy with it; what any other
+        loader gave is kept.
+        """
+        steps = self._num_micro_batches
+        generators, position = (random.getstate(), np.random.get_state()), self._position_of_loader()
+        read = [self._next() for _ in range((num_iters - bool(self._peeked)) * steps)]
+        if position is not None and hasattr(self.loader, "load_state_dict"):
+            self.loader.load_state_dict(position)
+            self._iterator = None
+            random.setstate(generators[0])
+            np.random.set_state(generators[1])
+        else:
+            self._kept = [*read, *self._kept]
+        micro_batches = [*self._peeked, *read]
+        return [micro_batches[i : i + steps] for i in range(0, len(micro_batches), steps)]
+
+    def position(self) -> Any:
+        """What the loader needs to continue with the next iteration, JSON-able; None when it cannot say."""
+        return self._position_before_peek if self._peeked else self._position_of_loader()
+
+    def go_to(self, position: Mapping[str, Any] | None, iteration: int) -> None:
+        """Continue from `position`. A loader that cannot take one is read until `iteration`, with a warning."""
+        self._iterator, self._peeked, self._kept = None, [], []
+        if hasattr(self.loader, "load_state_dict") and position is not None:
+            self.loader.load_state_dict(position)
+        elif iteration:
+            count = iteration * self._num_micro_batches
+            if is_main_process():
+                logger.warning(
+                    "%s has no state_dict/load_state_dict: reading and dropping %d micro-batches to reach iteration %d",
+                    type(self.loader).__name__,
+                    count,
+                    iteration,
+                )
+            for _ in range(count):
+                self._next()
+
+    def _position_of_loader(self) -> Any:
+        return self.loader.state_dict() if hasattr(self.loader, "state_dict") else None
+
+    def _open(self) -> Iterator[Any]:
+        try:
+            return iter(self.loader)
+        except TypeError:
+            if isinstance(self.loader, Iterable):
+                raise
+            found = "None" if self.loader is None else f"a {type(self.loader).__name__}"
+            raise UserError(
+                f"training needs an iterable of micro-batches and the data loader is {found}. Set dataloader.train in "
+                "the config, or give the trainer a loader (or a function that returns one)."
+            ) from None
+
+    def _next(self) -> Any:
+        if self._kept:
+            return self._kept.pop(0)
+        if self._iterator is None:
+            self._iterator = self._open()
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._iterator = self._open()
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            raise UserError(
+                f"the training data loader ({type(self.loader).__name__}) gave no batch: the dataset is empty, "
+                "smaller than one micro-batch, or a generator that can be read only once. Give an iterable that can "
+                "be started again."
+            ) from None

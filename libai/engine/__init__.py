@@ -6,7 +6,7 @@ from libai.engine.graph.graphs import TrainGraph as TrainGraph
 from libai.engine.log.events import EventStorage as EventStorage
 from libai.engine.log.throughput import Throughput as Throughput
 from libai.engine.loop.hook_base import HookBase as HookBase
-from libai.engine.loop.trainer_base import NonFiniteLoss as NonFiniteLoss
+from libai.engine.loop.pending_metrics import NonFiniteLoss as NonFiniteLoss
 from libai.engine.loop.trainer_base import StopTraining as StopTraining
 from libai.engine.loop.trainer_base import TrainerBase as TrainerBase
 from libai.engine.parity.check import check_parity as check_parity

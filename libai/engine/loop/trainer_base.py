@@ -7,7 +7,6 @@ results to numbers); everything that happens around them is the same for every t
 from __future__ import annotations
 
 import logging
-import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from libai.engine.log.events import EventStorage
 from libai.engine.loop.check_parts import check_iterations
 from libai.engine.loop.data_feed import DataFeed
 from libai.engine.loop.hook_base import HOOK_POINTS, HookBase
+from libai.engine.loop.pending_metrics import MAX_PENDING_RESULTS, LossGuard, PendingMetrics
 from libai.engine.loop.training_clock import TrainingClock
 from libai.launch.stop import STOP, Agreement
 from libai.oneflow_fixes.switch_interval import quick_thread_switches
@@ -27,31 +27,8 @@ from libai.utils.sizes import is_size
 
 logger = logging.getLogger("libai.engine")
 
-#: results are fetched at the latest after this many iterations, so that a long `log_period` cannot hoard tensors
-MAX_PENDING_RESULTS = 200
 #: how long a thread waits for the interpreter's lock before it asks for it
 SWITCH_SECONDS = 1e-4
-
-
-class NonFiniteLoss(FloatingPointError):
-    """A loss became NaN or infinite; `.iteration` (1 = after the first update) and `.losses` say where and which."""
-
-    #: the tools print its text without a traceback, which would tell nothing more
-    explains_itself = True
-
-    def __init__(self, iteration: int, losses: Mapping[str, float], updated: bool, diagnosis: str = ""):
-        self.iteration, self.losses, self.diagnosis = iteration, dict(losses), diagnosis
-        effect = (
-            "The update was made before this was seen, so the weights in memory are spoilt; no checkpoint holds them"
-            if updated
-            else "The update was not made, the weights are those of the iteration before"
-        )
-        found = f"iteration {iteration} is not finite: {dict(losses)}. {f'{diagnosis}. ' if diagnosis else ''}"
-        more = "" if diagnosis else " train.replay_non_finite=true undoes the update and names the first bad module."
-        super().__init__(
-            f"{found}{effect}. Lower the learning rate, clip the gradients (train.clip_grad.max_norm), or leave such "
-            f"updates out (train.non_finite=skip).{more}"
-        )
 
 
 class StopTraining(Exception):
@@ -79,6 +56,8 @@ class TrainerBase:
             `libai.launch.stop`) or "failed".
         failure: what `train` raised, when it failed.
         feed: gives the micro-batches.
+        metrics: results of updates, until they are fetched, and the numbers of the latest one.
+        guard: what is done about a loss that is not finite.
         agreement: how all ranks come to act on something in the same iteration.
         clock: the time spent on training, see `not_training`.
     """
@@ -114,7 +93,8 @@ class TrainerBase:
         self._unfinished_hooks: list[str] = []
         self._storage_state: Mapping[str, Any] | None = None
         self._hook_calls: dict[str, list[Callable[[], None]]] = {point: [] for point in HOOK_POINTS}
-        self._pending: list[tuple[int, Any]] = []
+        self.metrics = PendingMetrics()
+        self.guard = LossGuard(updates_first=not check_finite_every_iter)
 
     # ------------------------------------------------------------------ what a subclass gives
 
@@ -224,7 +204,7 @@ class TrainerBase:
             "status",
             "storage",
             "hooks",
-            "_latest_metrics",
+            "metrics",
             "agreement",
             "clock",
             "feed",
@@ -270,7 +250,8 @@ class TrainerBase:
                     self._finish()
 
     def _run_iterations(self) -> None:
-        before_step, storage, agreement = self._hook_calls["before_step"], self.storage, self.agreement
+        before_step, storage = self._hook_calls["before_step"], self.storage
+        agreement, metrics = self.agreement, self.metrics
         poll = agreement.poller()
         if self.start_iter < self.max_iter:
             self.raise_if_stopping()
@@ -282,7 +263,7 @@ class TrainerBase:
                 self.run_step()
                 poll()
                 self._run_after_step()
-                if len(self._pending) >= MAX_PENDING_RESULTS:
+                if len(metrics.pending) >= MAX_PENDING_RESULTS:
                     self.check_finite()
                 if agreement.answer(STOP) and iteration + 1 < self.max_iter:
                     raise Interrupted
@@ -351,13 +332,10 @@ class TrainerBase:
         micro_batches = self.feed.take()
         if self.iter == self.start_iter:
             self.inspect_first(micro_batches)
-        self.note_batch(micro_batches)
-        self._pending.append((self.iter, self.update(micro_batches)))
+        self.guard.before_update(self.iter, micro_batches)
+        self.metrics.pending.append((self.iter, self.update(micro_batches)))
         self._completed_iters = self.iter + 1
         self.feed.is_ahead = False
-
-    def note_batch(self, micro_batches: list[Any]) -> None:
-        """Called before every update with its micro-batches."""
 
     def inspect_first(self, micro_batches: list[Any]) -> None:
         """Called once per `train`, before the first update, with its micro-batches: for checks that need real data."""
@@ -370,35 +348,11 @@ class TrainerBase:
         Fetches everything since the last call in one go and raises `NonFiniteLoss` for the first iteration whose loss
         is not finite. Collective; free when called again in the same iteration. Empty before the first iteration.
         """
-        if self._pending:
-            pending, self._pending = self._pending, []
-            numbers = self.collect([result for _, result in pending])
-            bad = next((i for i, values in enumerate(numbers) if not math.isfinite(values["train/loss"])), None)
-            if bad is None:
-                self.on_finite_losses()
-            else:
-                numbers[-1] = self.on_bad_loss(pending[bad][0], numbers[bad], numbers[-1])
-            self._latest_metrics = (pending[-1][0] + 1, numbers[-1])
-        completed, metrics = self._latest_metrics
-        return dict(metrics) if completed == self.completed_iters else {}
-
-    def on_finite_losses(self) -> None:
-        """Called when all losses up to now have been found finite."""
-
-    def on_bad_loss(self, iteration: int, losses: Mapping[str, float], latest: dict[str, float]) -> dict[str, float]:
-        """Called for the first iteration (0-based) whose loss is not finite; raises, or returns the numbers to log
-        for the latest iteration in place of `latest`. Collective."""
-        raise NonFiniteLoss(iteration + 1, losses, updated=not self.check_finite_every_iter)
+        self.metrics.fetch(self.collect, self.guard)
+        return self.metrics.of(self.completed_iters)
 
     #: batches evaluated in this process; only tells that an evaluation goes on
     evaluated_batches = 0
-
-    _latest_metrics: tuple[int, Mapping[str, float]] = (0, {})
-
-    @property
-    def latest_metrics(self) -> dict[str, float]:
-        """The numbers fetched last; waits for nothing and is not collective."""
-        return dict(self._latest_metrics[1])
 
     def check_finite(self) -> None:
         """Raise `NonFiniteLoss` if any loss so far was not finite. Collective; called before anything is saved."""
@@ -424,9 +378,8 @@ class TrainerBase:
         if position is not None:
             state["data_loader"] = position
         state["hooks"] = {key: value for key, hook in self._keyed_hooks() if (value := hook.state_dict())}
-        state["metrics"] = {
-            tag: repr(value) for tag, value in self.fetch_metrics().items()
-        }  # text can be inf, JSON not
+        self.fetch_metrics()
+        state["metrics"] = self.metrics.state_dict(self.completed_iters)
         if self._unfinished_hooks:
             state["unfinished_hooks"] = self._unfinished_hooks
         return state
@@ -440,7 +393,7 @@ class TrainerBase:
         self.feed.go_to(state.get("data_loader"), self.iter)
         self._storage_state = state.get("events")
         self._unfinished_hooks = list(state.get("unfinished_hooks", []))
-        self._latest_metrics = (self.iter, {tag: float(text) for tag, text in state.get("metrics", {}).items()})
+        self.metrics.load_state_dict(self.iter, state.get("metrics", {}))
         hooks = dict(self._keyed_hooks())
         for key, value in state.get("hooks", {}).items():
             if key in hooks:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from libai import checkpoint
-from libai.engine.loop.trainer_base import NonFiniteLoss
+from libai.engine.loop.pending_metrics import NonFiniteLoss
 from libai.engine.run.report import describe_length, start_banner
 from libai.utils.distributed import any_rank, barrier, broadcast_object, is_main_process
 from libai.utils.units import format_bytes

@@ -87,7 +87,7 @@ def write_summary(run: DefaultTrainer) -> None:
             "stall_seconds": round(run.checkpointer.stall_seconds, 3),
             "last": run.checkpointer.last_saved and run.checkpointer.last_saved.name,
         },
-        "metrics": {**trainer.latest_metrics, **latest},
+        "metrics": {**trainer.metrics.latest, **latest},
         "seed": run.seed,
         "mesh": run.trainer.layout.describe(),
         "batch": run.plan.describe(),

@@ -11,7 +11,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.graph.traced_state import note_in_eager, refuse_in_eager
-from libai.engine.loop.trainer_base import NonFiniteLoss
+from libai.engine.loop.pending_metrics import NonFiniteLoss
 from libai.engine.trainer.model_trainer import Batch, ModelTrainer, StepResult
 from libai.engine.trainer.non_finite import num_bytes
 from libai.forward.contract import read_losses
@@ -84,8 +84,7 @@ class EagerTrainer(ModelTrainer):
         self.gradient_reduction, self.reduction, self.ranks_see_parts = "global", None, False
         self._forward, self._set_to_none, self._parameters = self.model, True, self._trained_parameters()
         self.import_optimizer_state(*state)
-        if self.guard is not None:
-            self.guard.forget()
+        self.guard.forget()
 
     def _reduce_with(self, kind: Reduction) -> GradientReduction:
         share_batch_statistics(self._batch_norms)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ import oneflow as flow
 
 from libai.engine.graph.build_errors import explain_forward_error
 from libai.engine.loop.check_parts import check_arguments, check_metrics, check_sums
-from libai.engine.loop.trainer_base import NonFiniteLoss, TrainerBase
+from libai.engine.loop.trainer_base import TrainerBase
 from libai.engine.trainer.batch_scope import BatchScope
 from libai.engine.trainer.non_finite import NonFiniteGuard
 from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss
@@ -179,7 +178,8 @@ class ModelTrainer(TrainerBase):
                 f"{asked} undoes updates by a copy of the state in memory. Leave check_finite_every_iter=False, give "
                 "the schedule state_dict() and load_state_dict(), or use non_finite='raise' without replay_non_finite."
             )
-        self.guard = NonFiniteGuard(self, non_finite) if keeps_copy else None
+        if keeps_copy:
+            self.guard = NonFiniteGuard(self, non_finite)
         self.draws_randomness = bool(assign_layer_ids(model))
         if zero_stage not in (0, 1, 2, 3):
             raise UserError(f"zero_stage={zero_stage!r} is no stage of ZeRO. Choose 1, 2 or 3, or 0 for none.")
@@ -238,8 +238,8 @@ class ModelTrainer(TrainerBase):
             "norm_type": self.norm_type,
             "seed": self.seed,
             "detect_anomalous_params": self.detect_anomalous_params,
-            "non_finite": self.guard.policy if self.guard else "raise",
-            "replay_non_finite": self.guard is not None,
+            "non_finite": self.guard.policy if isinstance(self.guard, NonFiniteGuard) else "raise",
+            "replay_non_finite": isinstance(self.guard, NonFiniteGuard),
             "batch_scope": self.batch_scope.wanted,
             "check_batch_scope": self.batch_scope.is_checked,
         }
@@ -396,40 +396,10 @@ class ModelTrainer(TrainerBase):
         """Set the optimizer state's tensors to what `copy_optimizer_tensors` gave; the copies stay usable."""
         raise NotImplementedError(f"{type(self).__name__} must define put_back_optimizer_tensors")
 
-    # ------------------------------------------------------------------ losses that are not finite
-
-    def note_batch(self, micro_batches: list[Any]) -> None:
-        """See `TrainerBase.note_batch`."""
-        if self.guard is not None:
-            if self.guard.is_full:
-                self.check_finite()
-            self.guard.before_update(self.iter, micro_batches)
-
-    def on_finite_losses(self) -> None:
-        """See `TrainerBase.on_finite_losses`."""
-        if self.guard is not None:
-            self.guard.all_finite()
-
-    def on_bad_loss(self, iteration: int, losses: Mapping[str, float], latest: dict[str, float]) -> dict[str, float]:
-        """See `TrainerBase.on_bad_loss`; undoes and acts as the policy says."""
-        if self.guard is None:
-            return super().on_bad_loss(iteration, losses, latest)
-        while True:
-            culprit, diagnosis, repeated = self.guard.repair(iteration)
-            if self.guard.gives_up:
-                raise NonFiniteLoss(culprit + 1, losses, updated=False, diagnosis=diagnosis)
-            numbers = self.collect([result for _, result in repeated]) if repeated else [latest]
-            bad = [i for i, values in enumerate(numbers) if not math.isfinite(values["train/loss"])] if repeated else []
-            if not bad:
-                numbers[-1]["train/bad_iterations"] = len(self.guard.bad_iterations)
-                return numbers[-1]
-            iteration, losses = repeated[bad[0]][0], numbers[bad[0]]
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `TrainerBase.load_state_dict`."""
         super().load_state_dict(state)
-        if self.guard is not None:
-            self.guard.forget()
+        self.guard.forget()
 
     def skip_update(self) -> None:
         """Let an iteration pass without an update: the schedule goes on, the optimizer's count does not."""
@@ -720,8 +690,7 @@ class ModelTrainer(TrainerBase):
         finally:
             self._evaluated = None
             self.model.train(was_training)
-            if self.guard is not None:
-                self.guard.forget()  # what follows an evaluation (a plateau schedule) could not be repeated
+            self.guard.forget()  # what follows an evaluation (a plateau schedule) could not be repeated
         metrics: dict[str, float] = {}
         for name, evaluator in evaluators.items():
             total = self._reduce_sums(sums[name], evaluator)

@@ -18,6 +18,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from libai.engine.loop.pending_metrics import LossGuard, NonFiniteLoss
 from libai.forward.contract import total_loss
 from libai.parallel import whole
 from libai.utils.distributed import gather_objects, get_rank, is_main_process
@@ -34,7 +35,7 @@ MAX_BATCH_BYTES = 64 * 2**20
 MAX_BAD_IN_A_ROW = 10
 
 
-class NonFiniteGuard:
+class NonFiniteGuard(LossGuard):
     """Keeps what is needed to undo and repeat the latest updates of one trainer.
 
     `policy`: "raise" ends training with the weights of before the bad update; "skip" leaves that update out;
@@ -43,6 +44,7 @@ class NonFiniteGuard:
     """
 
     def __init__(self, trainer: ModelTrainer, policy: str = "raise"):
+        super().__init__()
         self.policy = policy
         self.bad_iterations: list[int] = []
         # without a cycle the trainer, its graph and the memory of both go when the last user lets go of it
@@ -53,7 +55,9 @@ class NonFiniteGuard:
         self._bad_in_a_row = 0
 
     def before_update(self, iteration: int, micro_batches: list[Any]) -> None:
-        """Remember the batch of an iteration; makes the first copy of the state. Call it before every update."""
+        """Remember the batch of an iteration; makes the first copy of the state."""
+        if self._bytes > MAX_BATCH_BYTES:
+            self._trainer.check_finite()
         if self._snapshot is None:
             self._trainer.prepare()
             self._snapshot = self._trainer.snapshot()
@@ -61,15 +65,10 @@ class NonFiniteGuard:
         for batch in micro_batches:
             self._bytes += num_bytes(batch)
 
-    @property
-    def is_full(self) -> bool:
-        """True when the batches take so much memory that the losses should be checked now."""
-        return self._bytes > MAX_BATCH_BYTES
-
     def all_finite(self) -> None:
         """The losses up to now are finite: a later copy of the state may take the place of this one."""
         self._bad_in_a_row = 0
-        if len(self._batches) >= MIN_ITERS_BETWEEN_COPIES or self.is_full:
+        if len(self._batches) >= MIN_ITERS_BETWEEN_COPIES or self._bytes > MAX_BATCH_BYTES:
             self.forget()
 
     def forget(self) -> None:
@@ -77,6 +76,19 @@ class NonFiniteGuard:
         self._snapshot, self._batches, self._bytes = None, [], 0
 
     # ------------------------------------------------------------------ when it has happened
+
+    def resolve(self, iteration: int, losses: Mapping[str, float], latest: dict[str, float]) -> dict[str, float]:
+        """See `LossGuard.resolve`; undoes and acts as the policy says."""
+        while True:
+            culprit, diagnosis, repeated = self.repair(iteration)
+            if self.policy == "raise" or self._bad_in_a_row > MAX_BAD_IN_A_ROW:
+                raise NonFiniteLoss(culprit + 1, losses, updated=False, diagnosis=diagnosis)
+            numbers = self._trainer.collect([result for _, result in repeated]) if repeated else [latest]
+            bad = [i for i, values in enumerate(numbers) if not math.isfinite(values["train/loss"])] if repeated else []
+            if not bad:
+                numbers[-1]["train/bad_iterations"] = len(self.bad_iterations)
+                return numbers[-1]
+            iteration, losses = repeated[bad[0]][0], numbers[bad[0]]
 
     def repair(self, bad_iteration: int) -> tuple[int, str, list[tuple[int, Any]]]:
         """Put the state back, find the update that spoilt it, and act on it as the policy says.
@@ -135,11 +147,6 @@ class NonFiniteGuard:
             return
         done = {"skip": "its update was left out", "rollback": "the run went back to the last good state"}[self.policy]
         logger.warning("iteration %d is not finite: %s; %s", culprit + 1, diagnosis, done)
-
-    @property
-    def gives_up(self) -> bool:
-        """True when going on makes no sense: too many bad iterations without a good one."""
-        return self.policy == "raise" or self._bad_in_a_row > MAX_BAD_IN_A_ROW
 
 
 def weights_are_finite(trainer: ModelTrainer) -> bool:

@@ -92,8 +92,9 @@ class FirstStep:
             parameters[name].grad = gradients.get(id(parameter))
         optimizer = _copy_for(parameters, trainer.optimizer, trainer.model)
         import_state(optimizer, parameters, *trainer.export_optimizer_state())
-        if trainer.max_grad_norm is not None:
-            clip_grad_norm(parameters.values(), trainer.max_grad_norm, trainer.norm_type)
+        options = trainer.options
+        if options.max_grad_norm is not None:
+            clip_grad_norm(parameters.values(), options.max_grad_norm, options.norm_type)
         before = {name: whole(tensor).numpy().copy() for name, tensor in _telling(optimizer, parameters)}
         type(optimizer).step(optimizer)  # `optimizer.step` is that of the one it was copied from
         after = {name: whole(tensor).numpy() for name, tensor in _telling(optimizer, parameters)}

@@ -56,7 +56,7 @@ def parts(run):
     (hook,) = [hook for hook in run.trainer.hooks if isinstance(hook, RandomStateHook)]
     return {
         "rng": hook._restored,
-        "seed": run.trainer.seed,
+        "seed": run.trainer.options.seed,
         "scheduler": (scheduler_state(run.lr_scheduler), [group["lr"] for group in run.optimizer.param_groups]),
         "sample": run.train_loader.state_dict(),
         "weights": {name: value.numpy().tobytes() for name, value in run.model.state_dict().items()},

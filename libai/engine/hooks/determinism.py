@@ -54,7 +54,7 @@ class DeterminismHook(HookBase):
 
 def _digests(trainer: ModelTrainer, batch: Any) -> list[tuple[str, bytes]]:
     """What one forward and backward pass gives, in the order of execution: `(what, digest of its bytes)`."""
-    seed_everything(trainer.seed)
+    seed_everything(trainer.options.seed)
     twin = copy.deepcopy(trainer.model)
     found: list[tuple[str, bytes]] = []
     for name, module in twin.named_modules():

@@ -80,9 +80,7 @@ class TrainerBase:
                 f"num_accumulation_steps={num_accumulation_steps!r}: it must be a whole number >= 1, the micro-batches "
                 "of an iteration."
             )
-        self.num_accumulation_steps = num_accumulation_steps
         self.feed = DataFeed(data_loader, num_accumulation_steps)
-        self.check_finite_every_iter = check_finite_every_iter
         self.iter = self.start_iter = self.max_iter = self._completed_iters = 0
         self.status = "created"
         self.storage = EventStorage(0)

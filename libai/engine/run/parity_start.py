@@ -170,7 +170,7 @@ def _twin(trained: Any, run: Any, mode: str, batches: Batches) -> ModelTrainer:
         trained._measured_block_costs,
     )  # fmt: skip
     _bring_to(live, twin)
-    twin.detect_anomalous_params = False  # the run itself says it
+    twin.options = replace(twin.options, detect_anomalous_params=False)  # the run itself says it
     return twin
 
 
@@ -236,8 +236,7 @@ def _culprit(trained: Any, batches: Batches, iteration: int) -> str:
         logger.warning("train.parity_check: the modes part; looking for the module")
     if mesh.data > 1 and steps > 1:  # a compiled step records the micro-batches of each rank one behind the other
         return how
-    run, shared = trained.run.train, live.options()
-    names = ("plan", "zero_stage", "max_grad_norm", "norm_type")
+    names = ("plan", "blocks_per_stage", "zero_stage", "max_grad_norm", "norm_type")
     try:
         bench = Bench(
             lambda: _same_model(trained),
@@ -248,7 +247,7 @@ def _culprit(trained: Any, batches: Batches, iteration: int) -> str:
             num_accumulation_steps=steps,
             seed=trained.seed,
             device=mesh.device,
-            options={name: shared[name] for name in names} | {"blocks_per_stage": run.dist.blocks_per_stage},
+            options={name: getattr(live.options, name) for name in names},
             mesh=mesh,
             begin=lambda twin: _bring_to(live, twin),
             start_iter=live.completed_iters,

@@ -27,6 +27,7 @@ from libai.engine.setup.batch_plan import BatchPlan
 from libai.engine.setup.layer_sizes import checked_sizes
 from libai.engine.setup.support import amp_dtype
 from libai.engine.trainer.model_trainer import ModelTrainer
+from libai.engine.trainer.options import TrainOptions
 from libai.engine.trainer.switching import TRAINERS
 from libai.layers import synchronize_batch_norms
 from libai.optim import auto_scale_lr
@@ -182,12 +183,8 @@ def build_trainer(
     seed: int,
     block_costs: Sequence[float] | None = None,
 ) -> ModelTrainer:
-    """The trainer of `mode`, "eager" or "graph". `block_costs`: see `ModelTrainer`."""
-    return TRAINERS[mode](
-        model,
-        data_loader,
-        optimizer,
-        lr_scheduler=lr_scheduler,
+    """The trainer of `mode`, "eager" or "graph". `block_costs`: see `TrainOptions`."""
+    options = TrainOptions(
         num_accumulation_steps=plan.num_accumulation_steps,
         mesh=mesh,
         plan=run.train.dist.plan,
@@ -204,5 +201,12 @@ def build_trainer(
         replay_non_finite=run.train.replay_non_finite,
         batch_scope=run.train.dist.batch_scope,
         check_batch_scope=run.train.dist.check_batch_scope,
+    )
+    return TRAINERS[mode](
+        model,
+        data_loader,
+        optimizer,
+        options,
+        lr_scheduler=lr_scheduler,
         **mode_options(run, mode, mesh.device),
     )

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from libai.engine.trainer.model_trainer import ModelTrainer
 
 logger = logging.getLogger("libai.engine")
-SCOPES = ("global", "rank")
 
 
 class BatchScopeError(UserError):
@@ -47,8 +46,6 @@ class BatchScope:
     """
 
     def __init__(self, wanted: str = "global", is_checked: bool = True):
-        if wanted not in SCOPES:
-            raise UserError(f"batch_scope={wanted!r} is no scope. Choose global (all data-parallel ranks) or rank.")
         self.wanted = wanted
         self.is_checked = is_checked
         #: found out with the first batch; None: the model does not mix samples
@@ -65,7 +62,7 @@ class BatchScope:
         `micro_batches`: of this rank; None when this rank has none now (then nothing is settled). Collective. Raises
         `BatchScopeError` where the trainer cannot honour the setting.
         """
-        several_parts = trainer.mesh.data > 1 or trainer.num_accumulation_steps > 1
+        several_parts = trainer.mesh.data > 1 or trainer.options.num_accumulation_steps > 1
         if self._is_settled or not self.is_checked or not several_parts:
             return
         if any_rank(not micro_batches):
@@ -91,12 +88,13 @@ class BatchScope:
             self.settle(trainer, None if is_useless else [batch])
 
     def _act(self, trainer: ModelTrainer, batch: Batch) -> None:
-        if trainer.num_accumulation_steps > 1 and is_main_process():
+        steps = trainer.options.num_accumulation_steps
+        if steps > 1 and is_main_process():
             logger.warning(
                 "%s, and a micro-batch is all that one forward sees: %d accumulated micro-batches are another update "
                 "than one batch of all their samples.",
                 self.coupling,
-                trainer.num_accumulation_steps,
+                steps,
             )
         if trainer.mesh.data == 1:
             return

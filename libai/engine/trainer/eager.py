@@ -116,7 +116,7 @@ class EagerTrainer(ModelTrainer):
         if self.reduction is not None:
             self.reduction.reduce()
         self.call_hooks("after_backward")
-        if self.check_finite_every_iter:
+        if self.options.check_finite_every_iter:
             self._check_finite_before_update(result)
         result.grad_norm = self._clip_and_step()
         if not self.zero_grad_before_forward:
@@ -130,11 +130,12 @@ class EagerTrainer(ModelTrainer):
         if self._joined is None:
             self._joined = JoinedUpdates(self.optimizer)
         fits, norm, coefficient = self._joined.fits, None, None
-        if self.max_grad_norm is not None:
+        options = self.options
+        if options.max_grad_norm is not None:
             if fits and not self.zero_grad_before_forward:
-                norm, coefficient = norm_and_coefficient(self._parameters, self.max_grad_norm, self.norm_type)
+                norm, coefficient = norm_and_coefficient(self._parameters, options.max_grad_norm, options.norm_type)
             else:
-                norm = clip_grad_norm(self._parameters, self.max_grad_norm, self.norm_type)
+                norm = clip_grad_norm(self._parameters, options.max_grad_norm, options.norm_type)
         if fits:
             self._joined.step(coefficient)
         else:
@@ -169,7 +170,7 @@ class EagerTrainer(ModelTrainer):
         numbers, which cannot be put back. State that Python keeps is looked at again when the first losses are read.
         """
         self._python_state = PythonState(self.model)
-        shares = self.layout.cuts_parameters and self.zero_stage > 0
+        shares = self.layout.cuts_parameters and self.options.zero_stage > 0
         has_frozen = shares and not all(parameter.requires_grad for parameter in self.model.parameters())
         if not (own_buffers(self.model) or writes_state(self.model) or has_frozen):
             return
@@ -178,8 +179,8 @@ class EagerTrainer(ModelTrainer):
         if shares and effects.parameters:
             raise UserError(
                 f"forward changes the parameter {with_line(self.model, effects.parameters[0])}, and with "
-                f"train.zero_optimization.stage={self.zero_stage} it computes with a copy that misses the change. "
-                "Change it in a hook's after_step, or train without ZeRO."
+                f"train.zero_optimization.stage={self.options.zero_stage} it computes with a copy that misses the "
+                "change. Change it in a hook's after_step, or train without ZeRO."
             )
         changing = effects.buffers
         if changing and self.ranks_see_parts:

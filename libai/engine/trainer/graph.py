@@ -70,13 +70,13 @@ class GraphTrainer(ModelTrainer):
         check_first_step: bool = True,
         **kwargs: Any,
     ):
-        if kwargs.get("check_finite_every_iter"):
+        super().__init__(model, *args, **kwargs)
+        if self.options.check_finite_every_iter:
             raise UserError(
                 "check_finite_every_iter=True cannot be honoured in graph mode: a compiled step makes its update "
                 "before the host sees the loss. Leave it out (a loss that is not finite still ends the run at the next "
                 "log point and is never saved), or use EagerTrainer (graph.enabled=false)."
             )
-        super().__init__(model, *args, **kwargs)
         self.amp = amp
         self.debug = debug
         self.auto_parallel = auto_parallel
@@ -84,10 +84,10 @@ class GraphTrainer(ModelTrainer):
         self.graph_bytes: int | None = None
         groups = self.optimizer.param_groups
         self._corrects_bias = any("betas" in group for group in groups)
-        self._step_inputs = self._make_step_inputs(self.num_accumulation_steps)
+        self._step_inputs = self._make_step_inputs(self.options.num_accumulation_steps)
         #: the buffers that forward changes, known when the graph is compiled
         self._changing: tuple[str, ...] = ()
-        self._weighted = self._counts_items and self.num_accumulation_steps > 1
+        self._weighted = self._counts_items and self.options.num_accumulation_steps > 1
         self._train_graph: TrainGraph | None = None
         self._shapes: Shapes | None = None
         self._state_to_load: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
@@ -130,7 +130,7 @@ class GraphTrainer(ModelTrainer):
             self._first_step = None
         if buffers:
             write_buffers(self.model, buffers)
-        count_batches(self._batch_norms, self.num_accumulation_steps)
+        count_batches(self._batch_norms, self.options.num_accumulation_steps)
         self.optimizer._state["step"] += 1  # the compiled update counts for itself; this is the count the host sees
         self._step_schedule()
         if self._in_turn:
@@ -155,7 +155,7 @@ class GraphTrainer(ModelTrainer):
         """`(keyword arguments of the graph, shares)` for the micro-batches of one iteration."""
         if self._in_turn:
             return self._separate_inputs(batches)
-        steps = self.num_accumulation_steps
+        steps = self.options.num_accumulation_steps
         batch = self.to_device(_join(batches))
         inputs: dict[str, Any] = {"batch": self.layout.lay_out_batch(batch), "step": self._step_inputs.tensors}
         shares: Sequence[float] | flow.Tensor = [1.0 / steps] * steps
@@ -170,7 +170,7 @@ class GraphTrainer(ModelTrainer):
 
     def _separate_inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
         """`_inputs` for a graph that traces the micro-batches one behind the other: lists with an entry for each."""
-        steps = self.num_accumulation_steps
+        steps = self.options.num_accumulation_steps
         parts = [self.to_device(batch) for batch in batches]
         inputs: dict[str, Any] = {"batch": [self.layout.lay_out_batch(part) for part in parts]}
         inputs["step"] = self._step_inputs.tensors
@@ -185,7 +185,8 @@ class GraphTrainer(ModelTrainer):
     def _keys(self, micro_batches: Sequence[int]) -> flow.Tensor:
         """The random keys of micro-batches of this iteration. from_numpy runs no operation, which a launch would wait
         for (0.14 ms)."""
-        return flow.from_numpy(np.array([fold(self.seed, self.iter, micro) for micro in micro_batches], np.int64))
+        seed = self.options.seed
+        return flow.from_numpy(np.array([fold(seed, self.iter, micro) for micro in micro_batches], np.int64))
 
     @functools.cached_property
     def _takes_key(self) -> bool:
@@ -220,8 +221,8 @@ class GraphTrainer(ModelTrainer):
 
         with same_buffers(self.model):
             result = self.accumulate_gradients(self.model, batches)
-        if self.max_grad_norm is not None:
-            result.grad_norm = clip_grad_norm(parameters.values(), self.max_grad_norm, self.norm_type)
+        if self.options.max_grad_norm is not None:
+            result.grad_norm = clip_grad_norm(parameters.values(), self.options.max_grad_norm, self.options.norm_type)
         self.optimizer.step()
         self._drop_gradients()
         self.import_optimizer_state(*export_state(self.optimizer, parameters))
@@ -261,9 +262,9 @@ class GraphTrainer(ModelTrainer):
             self.model,
             self.optimizer,
             self.layout,
-            num_accumulation_steps=self.num_accumulation_steps,
-            max_grad_norm=self.max_grad_norm,
-            norm_type=self.norm_type,
+            num_accumulation_steps=self.options.num_accumulation_steps,
+            max_grad_norm=self.options.max_grad_norm,
+            norm_type=self.options.norm_type,
             amp=self.amp,
             recomputed_blocks=self.recomputed_blocks(),
             auto_parallel=self.auto_parallel,

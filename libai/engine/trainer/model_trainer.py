@@ -11,7 +11,7 @@ import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from libai.engine.loop.check_parts import check_arguments, check_metrics, check_
 from libai.engine.loop.trainer_base import TrainerBase
 from libai.engine.trainer.batch_scope import BatchScope
 from libai.engine.trainer.non_finite import NonFiniteGuard
+from libai.engine.trainer.options import TrainOptions
 from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss
 from libai.forward.effects import Effects, copy_module, find_effects, note_unsaved_buffers
 from libai.forward.in_place import values_kept
@@ -41,7 +42,7 @@ from libai.parallel import (
     whole,
 )
 from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
-from libai.scheduler import has_state, load_scheduler_state, needs_metric, scheduler_state
+from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import all_reduce, any_rank, default_device, get_rank, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import note_progress, phase
@@ -89,27 +90,11 @@ class ModelTrainer(TrainerBase):
         model: a plain `oneflow.nn.Module` that keeps the model contract (docs/contracts.md).
         data_loader: micro-batches of this rank, dicts of arrays or tensors whose keys are `model.forward`'s arguments.
         optimizer: over the parameters of `model`.
+        options: how to train.
         lr_scheduler: stepped once after each update; any object with `step()`. One whose `step` wants a metric is
             left to `hooks.LRHook`.
-        mesh: the arrangement of ranks; default: all ranks data-parallel.
-        plan: how tensor-parallel ranks and pipeline stages share the model; default: the model's attribute `plan`.
-        blocks_per_stage: how many blocks each pipeline stage runs; default: balanced by `block_costs`.
-        block_costs: relative cost of each block, such as seconds; default: its parameters.
-        zero_stage: 1 to 3 lets data-parallel ranks share optimizer state, gradients and weights
-            (docs/distributed.md); 0: each has them all.
-        activation_checkpoint: the plan's blocks compute their activations again in the backward pass.
         layout: of a model that is laid out already, by `parallelize`; default: it is done here when the mesh needs it.
-        device: "auto", "cpu" or "cuda".
-        max_grad_norm: clip the gradients to this norm, taken over all parameters together; None: no clipping.
-        norm_type: the p of that norm.
-        seed: of the dropout masks (`libai.layers.random`).
-        detect_anomalous_params: log the trainable parameters that the first iteration's losses do not reach.
-        non_finite: "raise", "skip" or "rollback", see `libai.engine.trainer.non_finite`.
-        replay_non_finite: keep a second copy of the state on the device, so that with "raise" a bad update can be
-            undone and explained; "skip" and "rollback" keep one anyway.
-        batch_scope: what operations over the samples see where data-parallel ranks are several: "global", the batches
-            of all of them, as in one process, or "rank" (`libai.engine.trainer.batch_scope`).
-        check_batch_scope: find out with the first batch whether the model has such operations.
+        settings: single fields of `options`.
     """
 
     #: True when every rank holds its own share of the losses, so that metrics must be summed over ranks
@@ -124,86 +109,58 @@ class ModelTrainer(TrainerBase):
         model: flow.nn.Module,
         data_loader: Iterable[Any] | Callable[[], Iterable[Any]],
         optimizer: flow.optim.Optimizer,
+        options: TrainOptions | None = None,
         *,
         lr_scheduler: Any = None,
-        num_accumulation_steps: int = 1,
-        mesh: Mesh | None = None,
-        plan: ParallelPlan | Mapping[str, Any] | None = None,
-        blocks_per_stage: Sequence[int] | None = None,
-        block_costs: Sequence[float] | None = None,
-        zero_stage: int = 0,
-        activation_checkpoint: bool = False,
         layout: Layout | None = None,
-        device: str = "auto",
-        max_grad_norm: float | None = None,
-        norm_type: float = 2.0,
-        seed: int = 0,
-        check_finite_every_iter: bool = False,
-        detect_anomalous_params: bool = False,
-        non_finite: str = "raise",
-        replay_non_finite: bool = False,
-        batch_scope: str = "global",
-        check_batch_scope: bool = True,
+        **settings: Any,
     ):
+        options = replace(options or TrainOptions(), **settings)
         check_arguments(type(self).__name__, model, data_loader, optimizer, lr_scheduler)
         super().__init__(
             data_loader,
-            num_accumulation_steps=num_accumulation_steps,
-            check_finite_every_iter=check_finite_every_iter,
+            num_accumulation_steps=options.num_accumulation_steps,
+            check_finite_every_iter=options.check_finite_every_iter,
         )
-        self.device = default_device(device)
-        self.mesh = mesh or Mesh.of_this_job(self.device)
+        self.options = options
+        self.device = default_device(options.device)
+        self.mesh = options.mesh or Mesh.of_this_job(self.device)
         self.model = model if layout is not None else model.to(self.device)
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self._schedule_needs_metric = needs_metric(lr_scheduler)
-        self.max_grad_norm = max_grad_norm
-        self.norm_type = norm_type
-        self.seed = seed
-        self.detect_anomalous_params = detect_anomalous_params
         self.lr = self._current_lr()
-        self.batch_scope = BatchScope(batch_scope, check_batch_scope)
+        self.batch_scope = BatchScope(options.batch_scope, options.check_batch_scope)
         self._counts_items = hasattr(model, "num_loss_items")
         self.index_check = IndexCheck(model)
         #: watches the first gradients that are computed op by op
         self._saved_values: SavedValues | None = SavedValues()
         self._batch_norms = batch_norms(model)
+        if options.undoes_updates:
+            self.guard = NonFiniteGuard(self)
         #: whether forward needs a random key; the masks of stock dropout layers ignore every seed (ONEFLOW.md 2.6)
-        if non_finite not in ("raise", "skip", "rollback"):
-            raise UserError(f"non_finite={non_finite!r} is no policy. Choose raise, skip or rollback.")
-        keeps_copy = replay_non_finite or non_finite != "raise"
-        if keeps_copy and (check_finite_every_iter or not (lr_scheduler is None or has_state(lr_scheduler))):
-            asked = f"non_finite={non_finite!r}" if non_finite != "raise" else "replay_non_finite=True"
-            raise UserError(
-                f"{asked} undoes updates by a copy of the state in memory. Leave check_finite_every_iter=False, give "
-                "the schedule state_dict() and load_state_dict(), or use non_finite='raise' without replay_non_finite."
-            )
-        if keeps_copy:
-            self.guard = NonFiniteGuard(self, non_finite)
         self.draws_randomness = bool(assign_layer_ids(model))
-        if zero_stage not in (0, 1, 2, 3):
-            raise UserError(f"zero_stage={zero_stage!r} is no stage of ZeRO. Choose 1, 2 or 3, or 0 for none.")
-        if zero_stage and self.mesh.data == 1 and is_main_process():
+        if options.zero_stage and self.mesh.data == 1 and is_main_process():
             logger.warning(
-                "ZeRO (stage %d) saves nothing here: one data-parallel rank has nobody to share with", zero_stage
+                "ZeRO (stage %d) saves nothing here: one data-parallel rank has nobody to share with",
+                options.zero_stage,
             )
-        self.zero_stage = zero_stage
-        self.activation_checkpoint = activation_checkpoint
-        self.model_plan = ParallelPlan.of(model, plan)
-        self.layout: Layout = layout or self._lay_out(blocks_per_stage, block_costs)
+        self.model_plan = ParallelPlan.of(model, options.plan)
+        self.layout: Layout = layout or self._lay_out()
         refuse_split_statistics(self.model)
         self._check_optimizer()
         self._warn_of_stock_dropout()
 
-    def _lay_out(self, blocks_per_stage: Sequence[int] | None, block_costs: Sequence[float] | None) -> Layout:
-        if self.needs_global_tensors(self.mesh, self.zero_stage, self.gradient_reduction):
+    def _lay_out(self) -> Layout:
+        options = self.options
+        if self.needs_global_tensors(self.mesh, options.zero_stage, self.gradient_reduction):
             return parallelize(
                 self.model,
                 self.model_plan,
                 self.mesh,
-                blocks_per_stage,
-                block_costs,
-                zero_stage=self.zero_stage,
+                options.blocks_per_stage,
+                options.block_costs,
+                zero_stage=options.zero_stage,
                 recomputed_blocks=self.recomputed_blocks(),
             )
         recompute_in_backward(self.model, self.recomputed_blocks())
@@ -215,7 +172,7 @@ class ModelTrainer(TrainerBase):
 
     def recomputed_blocks(self) -> list[str]:
         """Names of the modules that activation checkpointing was asked for. Raises `UserError` when no plan has any."""
-        if not self.activation_checkpoint:
+        if not self.options.activation_checkpoint:
             return []
         return self.model_plan.block_names(self.model)
 
@@ -224,32 +181,12 @@ class ModelTrainer(TrainerBase):
         """Whether this mode lays the model out as global tensors on `mesh`."""
         raise NotImplementedError(f"{cls.__name__} must define needs_global_tensors")
 
-    def options(self) -> dict[str, Any]:
-        """The keyword arguments that both trainers take, to build another one like this."""
-        return {
-            "lr_scheduler": self.lr_scheduler,
-            "num_accumulation_steps": self.num_accumulation_steps,
-            "mesh": self.mesh,
-            "plan": self.model_plan,
-            "zero_stage": self.zero_stage,
-            "activation_checkpoint": self.activation_checkpoint,
-            "device": self.device,
-            "max_grad_norm": self.max_grad_norm,
-            "norm_type": self.norm_type,
-            "seed": self.seed,
-            "detect_anomalous_params": self.detect_anomalous_params,
-            "non_finite": self.guard.policy if isinstance(self.guard, NonFiniteGuard) else "raise",
-            "replay_non_finite": isinstance(self.guard, NonFiniteGuard),
-            "batch_scope": self.batch_scope.wanted,
-            "check_batch_scope": self.batch_scope.is_checked,
-        }
-
     def random_scope(self, micro: int) -> AbstractContextManager[None]:
         """What the forward pass of the iteration's micro-batch number `micro` runs in, so that its dropout masks follow
         from seed, iteration and that number. A model without seeded layers does not pay for the key."""
         if not self.draws_randomness:
             return _NO_SCOPE
-        return random_context(fold(self.seed, self.iter, micro), self.mesh.data_rank)
+        return random_context(fold(self.options.seed, self.iter, micro), self.mesh.data_rank)
 
     def _warn_of_stock_dropout(self) -> None:
         modules = dict(self.model.named_modules())
@@ -309,7 +246,7 @@ class ModelTrainer(TrainerBase):
         """See `TrainerBase.inspect_first`: counts tokens, and names the parameters without gradient when asked to."""
         self.items_per_iter = self._count_tokens(micro_batches)
         self.batch_scope.settle(self, micro_batches)
-        if not self.detect_anomalous_params:
+        if not self.options.detect_anomalous_params:
             return
         names = self.find_unreached_parameters(micro_batches[0])
         if names and is_main_process():

@@ -21,7 +21,9 @@ from oneflow import nn
 from libai.engine.loop.pending_metrics import LossGuard, NonFiniteLoss
 from libai.forward.contract import total_loss
 from libai.parallel import whole
+from libai.scheduler import has_state
 from libai.utils.distributed import gather_objects, get_rank, is_main_process
+from libai.utils.errors import UserError
 
 if TYPE_CHECKING:
     from libai.engine.trainer.model_trainer import Batch, ModelTrainer, Snapshot
@@ -43,9 +45,16 @@ class NonFiniteGuard(LossGuard):
     weights and optimizer state on the device, and the batches since it was made.
     """
 
-    def __init__(self, trainer: ModelTrainer, policy: str = "raise"):
+    def __init__(self, trainer: ModelTrainer):
         super().__init__()
-        self.policy = policy
+        options, schedule = trainer.options, trainer.lr_scheduler
+        self.policy = options.non_finite
+        if options.check_finite_every_iter or not (schedule is None or has_state(schedule)):
+            asked = "replay_non_finite=True" if self.policy == "raise" else f"non_finite={self.policy!r}"
+            raise UserError(
+                f"{asked} undoes updates by a copy of the state in memory. Leave check_finite_every_iter=False, give "
+                "the schedule state_dict() and load_state_dict(), or use non_finite='raise' without replay_non_finite."
+            )
         self.bad_iterations: list[int] = []
         # without a cycle the trainer, its graph and the memory of both go when the last user lets go of it
         self._trainer: ModelTrainer = weakref.proxy(trainer)

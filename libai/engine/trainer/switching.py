@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from libai.engine.trainer.eager import EagerTrainer
@@ -33,7 +34,7 @@ def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer
     for hook in old.hooks:
         TRAINERS[mode].check_hook(hook)
     keeps_layout = old.layout.is_global == TRAINERS[mode].needs_global_tensors(
-        old.mesh, old.zero_stage, options.get("gradient_reduction", "auto")
+        old.mesh, old.options.zero_stage, options.get("gradient_reduction", "auto")
     )
     if not keeps_layout and old.layout.is_global:
         localize(old.model)
@@ -44,8 +45,9 @@ def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer
         old.model,
         [],
         old.optimizer,
+        replace(old.options, check_finite_every_iter=False),
+        lr_scheduler=old.lr_scheduler,
         layout=old.layout if keeps_layout else None,
-        **old.options(),
         **options,
     )
     new.import_optimizer_state(tensors, scalars)

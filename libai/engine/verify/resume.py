@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,8 @@ class Rehearsal(DefaultTrainer):
                 "--sabotage seed finds nothing to change: no layer of this model draws by the seed. A model with "
                 "libai.layers.Dropout does."
             )
-        self.trainer.seed += 1
+        options = self.trainer.options
+        self.trainer.options = replace(options, seed=options.seed + 1)
 
     def _drop_sample(self) -> None:
         state = self.train_loader.state_dict() if hasattr(self.train_loader, "state_dict") else {}

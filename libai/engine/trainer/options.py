@@ -1,0 +1,72 @@
+"""How a model is trained, whatever the mode: one value that is checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from libai.parallel import Mesh, ParallelPlan
+from libai.utils.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """What both trainers can be told; raises `UserError` for a value that none can take.
+
+    Attributes:
+        num_accumulation_steps: micro-batches per iteration.
+        mesh: the arrangement of ranks; default: all ranks data-parallel.
+        plan: how tensor-parallel ranks and pipeline stages share the model; default: the model's attribute `plan`.
+        blocks_per_stage: how many blocks each pipeline stage runs; default: balanced by `block_costs`.
+        block_costs: relative cost of each block, such as seconds; default: its parameters.
+        zero_stage: 1 to 3 lets data-parallel ranks share optimizer state, gradients and weights
+            (docs/distributed.md); 0: each has them all.
+        activation_checkpoint: the plan's blocks compute their activations again in the backward pass.
+        device: "auto", "cpu" or "cuda".
+        max_grad_norm: clip the gradients to this norm, taken over all parameters together; None: no clipping.
+        norm_type: the p of that norm.
+        seed: of the dropout masks (`libai.layers.random`).
+        check_finite_every_iter: check the losses *before* every update (costs one synchronisation per iteration)
+            instead of at the next log point; eager mode only.
+        detect_anomalous_params: log the trainable parameters that the first iteration's losses do not reach.
+        non_finite: "raise", "skip" or "rollback", see `libai.engine.trainer.non_finite`.
+        replay_non_finite: keep a second copy of the state on the device, so that with "raise" a bad update can be
+            undone and explained; "skip" and "rollback" keep one anyway.
+        batch_scope: what operations over the samples see where data-parallel ranks are several: "global", the batches
+            of all of them, as in one process, or "rank" (`libai.engine.trainer.batch_scope`).
+        check_batch_scope: find out with the first batch whether the model has such operations.
+    """
+
+    num_accumulation_steps: int = 1
+    mesh: Mesh | None = None
+    plan: ParallelPlan | Mapping[str, Any] | None = None
+    blocks_per_stage: Sequence[int] | None = None
+    block_costs: Sequence[float] | None = None
+    zero_stage: int = 0
+    activation_checkpoint: bool = False
+    device: str = "auto"
+    max_grad_norm: float | None = None
+    norm_type: float = 2.0
+    seed: int = 0
+    check_finite_every_iter: bool = False
+    detect_anomalous_params: bool = False
+    non_finite: str = "raise"
+    replay_non_finite: bool = False
+    batch_scope: str = "global"
+    check_batch_scope: bool = True
+
+    def __post_init__(self) -> None:
+        if self.non_finite not in ("raise", "skip", "rollback"):
+            raise UserError(f"non_finite={self.non_finite!r} is no policy. Choose raise, skip or rollback.")
+        if self.zero_stage not in (0, 1, 2, 3):
+            raise UserError(f"zero_stage={self.zero_stage!r} is no stage of ZeRO. Choose 1, 2 or 3, or 0 for none.")
+        if self.batch_scope not in ("global", "rank"):
+            raise UserError(
+                f"batch_scope={self.batch_scope!r} is no scope. Choose global (all data-parallel ranks) or rank."
+            )
+
+    @property
+    def undoes_updates(self) -> bool:
+        """Whether a copy of the state is kept, to go back to it from a loss that is not finite."""
+        return self.replay_non_finite or self.non_finite != "raise"

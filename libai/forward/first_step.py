@@ -51,7 +51,7 @@ class FirstStep:
     def __init__(self, trainer: Any):
         self._trainer = trainer
         self._state: Any = None
-        self._losses: list[dict[str, float]] = []
+        self._losses: dict[str, list[float]] = {}
         self._changes: dict[str, _Change] = {}
         self._writes = ViewWrites()
 
@@ -63,7 +63,7 @@ class FirstStep:
         state = self._fingerprint(batches)
         if not any_rank(state != self._state):
             return
-        self._state, self._losses, self._changes = state, [], {}
+        self._state, self._losses, self._changes = state, {}, {}
         inputs = [{name: tensor.clone() for name, tensor in trainer.to_device(batch).items()} for batch in batches]
         result = None
         self._writes = ViewWrites()
@@ -80,7 +80,7 @@ class FirstStep:
         trainer.clear_gradients()
         if any_rank(result is None) or result is None or find_unseeded_dropouts(trainer.model):
             return  # OneFlow's own dropout draws other masks in a graph
-        self._losses = [{name: _values(value)[0] for name, value in part.items()} for part in result.losses]
+        self._losses = {name: [_values(value)[0] for value in values] for name, values in result.losses.items()}
         self._changes = self._update({id(parameter): grad for parameter, grad in zip(trained, gradients)})
 
     def _update(self, gradients: Mapping[int, flow.Tensor | None]) -> dict[str, _Change]:
@@ -100,22 +100,22 @@ class FirstStep:
         after = {name: whole(tensor).numpy() for name, tensor in _telling(optimizer, parameters)}
         return {name: _Change(_norm(after[name] - before[name]), after[name]) for name in before}
 
-    def require_same(self, losses: Sequence[Mapping[str, flow.Tensor]]) -> None:
+    def require_same(self, losses: Mapping[str, Sequence[flow.Tensor]]) -> None:
         """Raise `UserError` where the compiled update has given other losses, or has had other gradients. Collective.
 
-        `losses`: of each micro-batch, or one dict whose tensors have an element for each. The launch must be over.
+        `losses`: name → tensors that together have an element for each micro-batch. The launch must be over.
         """
         if not self._losses:
             return
         trainer = self._trainer
         bound = MAX_APART[trainer.device]
-        for name in self._losses[0]:
-            compiled = [value for part in losses for value in _values(part[name])]
-            for number, (one, part) in enumerate(zip(compiled, self._losses)):
-                allowed = bound * max(abs(one), abs(part[name]), _SMALL)
-                if abs(one - part[name]) > allowed:  # never where one is not finite, which the check of losses tells
+        for name, op_by_op in self._losses.items():
+            compiled = [value for tensor in losses[name] for value in _values(tensor)]
+            for number, (one, other) in enumerate(zip(compiled, op_by_op)):
+                allowed = bound * max(abs(one), abs(other), _SMALL)
+                if abs(one - other) > allowed:  # never where one is not finite, which the check of losses tells
                     which = "the first batch" if len(compiled) == 1 else f"the first iteration's batch {number + 1}"
-                    self._refuse(f"the loss {name!r} of {which} is {one:.8g} compiled and {part[name]:.8g} op by op")
+                    self._refuse(f"the loss {name!r} of {which} is {one:.8g} compiled and {other:.8g} op by op")
         parameters = dict(trainer.model.named_parameters())
         tensors, _ = trainer.export_optimizer_state()
         total = _norm(np.array([change.moved for change in self._changes.values()]))

@@ -55,7 +55,7 @@ def launch(stop_after: float, launches: int) -> int:
     while done < launches and time.monotonic() - start < stop_after:
         for _ in range(50):
             model.train()
-            trainer.update([batch]).losses[0]["square"].numpy()
+            trainer.update([batch]).losses["square"][0].numpy()
             model.eval()
             trainer.eval_batch(trainer.to_device(batch))["predictions"].numpy()
             done += 2

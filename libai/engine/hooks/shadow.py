@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from libai.engine.trainer.graph import GraphTrainer
-    from libai.engine.trainer.model_trainer import StepResult
+    from libai.engine.trainer.step_result import StepResult
 
 
 class ShadowUpdateHook(HookBase):
@@ -71,8 +71,7 @@ class ShadowUpdateHook(HookBase):
 
 def _losses(trainer: GraphTrainer, result: StepResult) -> dict[str, float]:
     numbers = trainer.collect([result])[0]
-    names = {name for part in result.losses for name in part}
-    return {tag: numbers[tag] for tag in {"train/loss", *(f"train/{name}" for name in names)}}
+    return {tag: numbers[tag] for tag in {"train/loss", *(f"train/{name}" for name in result.losses)}}
 
 
 def _weights(trainer: GraphTrainer) -> dict[str, np.ndarray]:

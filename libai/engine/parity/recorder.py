@@ -7,7 +7,7 @@ by the gradients during the traced backward pass; `RecordingGraphTrainer` lets t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,29 +121,27 @@ class Recorder:
         """The tensors of each forward just traced and of its backward pass, to be returned by the graph."""
         return self._traced
 
-    def graph_record(self, metrics: Sequence[dict[str, flow.Tensor]], num_micro_batches: int) -> Record:
+    def graph_record(self, metrics: dict[str, list[flow.Tensor]], num_micro_batches: int) -> Record:
         """What the compiled step returned beside its own `metrics` in one iteration; takes it out of them.
 
-        `metrics`: one dict for all micro-batches, or one for each, as in `StepResult`.
+        `metrics`: as in `StepResult`.
         """
+        in_turn = len(self._traced) > 1  # one micro-batch was traced behind the other
         record = Record(events=self._forwards[0])
         shapes = {name: tuple(parameter.shape) for name, parameter in self._model.named_parameters()}
-        found: dict[str, list[np.ndarray]] = {}
-        for part in metrics:
-            for name in [name for name in part if name.startswith(_PREFIX)]:
-                found.setdefault(name.removeprefix(_PREFIX), []).append(whole(part.pop(name)).numpy())
-        for name, arrays in found.items():
-            kind, _, key = name.partition(":")
+        for name in [name for name in metrics if name.startswith(_PREFIX)]:
+            arrays = [whole(tensor).numpy() for tensor in metrics.pop(name)]
+            kind, _, key = name.removeprefix(_PREFIX).partition(":")
             if kind == "gradient":
                 record.gradients[key] = np.concatenate([a.reshape(-1, *shapes[key]) for a in arrays]).mean(0)
                 continue
-            rows = np.stack(arrays) if len(metrics) > 1 else arrays[0]
-            if rows.size % num_micro_batches == 0 and len(arrays) == len(metrics):
+            rows = np.stack(arrays) if in_turn else arrays[0]
+            if rows.size % num_micro_batches == 0 and len(arrays) == (num_micro_batches if in_turn else 1):
                 rows = rows.reshape(num_micro_batches, -1)
                 if kind == "value":
                     record.values[key] = rows
                 else:  # OneFlow takes the mean over micro-batches behind the backward pass, eager mode before it
-                    record.output_gradients[key] = rows / (num_micro_batches if len(metrics) == 1 else 1)
+                    record.output_gradients[key] = rows / (1 if in_turn else num_micro_batches)
         return record
 
     # ------------------------------------------------------------------ called by the modules
@@ -234,7 +232,9 @@ class RecordingGraphTrainer(GraphTrainer):
                 traced = recorder.take_traced()
                 if isinstance(metrics, dict):
                     return losses, {**metrics, **traced[0]}, norm, buffers
-                return losses, [{**own, **seen} for own, seen in zip(metrics, traced)], norm, buffers
+                first, common = {**metrics[0], **traced[0]}, set(traced[0]).intersection(*traced)
+                others = [{**own, **{name: seen[name] for name in common}} for own, seen in zip(metrics, traced)][1:]
+                return losses, [first, *others], norm, buffers
 
         graph.__class__ = RecordingGraph
         super()._trace(graph, inputs)

@@ -267,7 +267,7 @@ class Bench:
             record = recorder.graph_record(result.metrics, self.num_accumulation_steps)
         numbers = trainer.collect([result])[0]
         total = numbers["train/loss"]
-        names = {name: None for part in result.losses for name in part if name != "loss"}
+        names = [name for name in result.losses if name != "loss"]
         # a loss that is itself called "loss" is hidden behind the total
         return {"loss": total, **{name: numbers.get(f"train/{name}", total) for name in names}}, record
 

@@ -12,8 +12,9 @@ from oneflow import nn
 
 from libai.engine.graph.traced_state import note_in_eager, refuse_in_eager
 from libai.engine.loop.pending_metrics import NonFiniteLoss
-from libai.engine.trainer.model_trainer import Batch, ModelTrainer, StepResult
+from libai.engine.trainer.model_trainer import Batch, ModelTrainer
 from libai.engine.trainer.non_finite import num_bytes
+from libai.engine.trainer.step_result import StepResult
 from libai.forward.contract import read_losses
 from libai.forward.effects import PythonState, own_buffers, with_line
 from libai.forward.python_state import writes_state

@@ -18,7 +18,8 @@ from libai.engine.graph.build_errors import GraphBuildError, explain_build_error
 from libai.engine.graph.graphs import MODULE_NAME, EvalGraph, StepInputs, TrainGraph
 from libai.engine.graph.memory import warn_if_too_large
 from libai.engine.graph.traced_state import refuse_in_graph, refuse_untried, same_buffers, write_buffers
-from libai.engine.trainer.model_trainer import Batch, ModelTrainer, StepResult
+from libai.engine.trainer.model_trainer import Batch, ModelTrainer
+from libai.engine.trainer.step_result import StepResult, by_name
 from libai.forward.contract import as_batch_dict
 from libai.forward.first_step import FirstStep
 from libai.layers.random import draws_randomness, fold, random_context
@@ -124,18 +125,18 @@ class GraphTrainer(ModelTrainer):
         if self._first_step is not None:
             self._first_step.compute(batches)
         losses, metrics, norm, buffers = self._train_graph(**inputs)
+        parts = (losses, metrics) if self._in_turn else ([losses], [metrics])
+        result = StepResult(by_name(parts[0]), by_name(parts[1]), shares, norm)
         if self._first_step is not None:
             with self._graph_variables():  # it reads them
-                self._first_step.require_same(losses if self._in_turn else [losses])
+                self._first_step.require_same(result.losses)
             self._first_step = None
         if buffers:
             write_buffers(self.model, buffers)
         count_batches(self._batch_norms, self.options.num_accumulation_steps)
         self.optimizer._state["step"] += 1  # the compiled update counts for itself; this is the count the host sees
         self._step_schedule()
-        if self._in_turn:
-            return StepResult(losses, metrics, shares, norm)
-        return StepResult([losses], [metrics], shares, norm)
+        return result
 
     @phase("compile")
     def prepare(self) -> None:

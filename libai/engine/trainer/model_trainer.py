@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +22,7 @@ from libai.engine.loop.trainer_base import TrainerBase
 from libai.engine.trainer.batch_scope import BatchScope
 from libai.engine.trainer.non_finite import NonFiniteGuard
 from libai.engine.trainer.options import TrainOptions
+from libai.engine.trainer.step_result import StepResult, by_name, to_numbers
 from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss
 from libai.forward.effects import Effects, copy_module, find_effects, note_unsaved_buffers
 from libai.forward.in_place import values_kept
@@ -39,7 +39,6 @@ from libai.parallel import (
     map_tensors,
     parallelize,
     recompute_in_backward,
-    whole,
 )
 from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
@@ -51,24 +50,7 @@ from libai.utils.tensors import detached
 logger = logging.getLogger("libai.engine")
 
 Batch = dict[str, flow.Tensor]
-#: stands for "the last iteration's metrics" where `collect` counts iterations; also indexes the last shares
-_METRIC = -1
 _NO_SCOPE = nullcontext()
-
-
-@dataclass(slots=True)
-class StepResult:
-    """What one update computed, on the device.
-
-    `losses` and `metrics`: one dict per micro-batch of 0-dim tensors, or (graph mode) a single dict whose tensors have
-    one element per micro-batch. `shares`: the weight of each micro-batch in the mean over counted items of the global
-    batch; the shares of all micro-batches, and of all ranks where ranks see different losses, sum to 1.
-    """
-
-    losses: Sequence[Mapping[str, flow.Tensor]]
-    metrics: Sequence[Mapping[str, flow.Tensor]]
-    shares: Sequence[float] | flow.Tensor
-    grad_norm: flow.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -463,7 +445,7 @@ class ModelTrainer(TrainerBase):
                 refuse_lost_changes(self.model, lambda model: self._try_forward(model, inputs), list(writes.lines))
             if any_rank(saved.has_changed):
                 refuse_wrong_gradients(self.model, lambda model: self.try_step(model, batches[0]))
-        return StepResult(losses, metrics, shares)
+        return StepResult(by_name(losses), by_name(metrics), shares)
 
     def _differentiate(self, losses: dict[str, flow.Tensor], scale: Any) -> None:
         total = total_loss(losses)
@@ -544,37 +526,8 @@ class ModelTrainer(TrainerBase):
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `TrainerBase.collect`. The last dict has every loss, metric, the rate and the gradient norm; the earlier
         ones only `train/loss`, which the finite check needs."""
-        last = results[-1]
-        tensors = [value for result in results for part in result.losses for value in part.values()]
-        tensors += [value for part in last.metrics for value in part.values()]
-        host = iter(fetch_scalars(tensors))
-        shares = _shares_on_host(results)
-        # keyed by (iteration, name); plain floats: most have one or two elements, too few for arrays to pay
-        means: dict[tuple[int, str], float] = {}
-        rows = [(i, result.losses) for i, result in enumerate(results)]
-        for index, parts in [*rows, (_METRIC, last.metrics)]:
-            first = 0
-            for part in parts:
-                count = 0
-                for name in part:
-                    values = next(host).tolist()
-                    count = len(values)
-                    mean = sum(map(operator.mul, values, shares[index][first : first + count]))
-                    means[index, name] = means.get((index, name), 0.0) + mean
-                first += count
-        summed = list(means.values())
-        if self.ranks_see_parts:
-            summed = all_reduce(np.array(summed)).tolist()
-
-        numbers: list[dict[str, float]] = [{"train/loss": 0.0} for _ in results]
-        for (index, name), mean in zip(means, summed):
-            if index != _METRIC:
-                numbers[index]["train/loss"] += mean
-            if index in (_METRIC, len(results) - 1):
-                numbers[-1].setdefault(f"train/{name}", mean)  # never over the total, `train/loss`
+        numbers = to_numbers(results, self.ranks_see_parts)
         numbers[-1]["train/lr"] = self.lr
-        if last.grad_norm is not None:
-            numbers[-1]["train/grad_norm"] = float(_on_host(last.grad_norm)[0])
         return numbers
 
     # ------------------------------------------------------------------ evaluation
@@ -656,16 +609,6 @@ class ModelTrainer(TrainerBase):
         return sums if self.mesh.is_single else reduce_sums(sums)
 
 
-def _shares_on_host(results: Sequence[StepResult]) -> list[list[float]]:
-    """The shares of each result's micro-batches, all of them fetched at once."""
-    fetched = iter(fetch_scalars([r.shares for r in results if isinstance(r.shares, flow.Tensor)]))
-    return [next(fetched).tolist() if isinstance(r.shares, flow.Tensor) else list(r.shares) for r in results]
-
-
-def _on_host(values: Sequence[float] | flow.Tensor) -> Any:
-    return fetch_scalars([values])[0] if isinstance(values, flow.Tensor) else values
-
-
 def _eval_item(item: Any) -> tuple[Any, bool]:
     """`(batch, whether all ranks have the same)` of what an evaluation loader yields."""
     if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], dict) and isinstance(item[1], bool):
@@ -692,22 +635,3 @@ def reduce_sums(sums: dict[str, Any]) -> dict[str, Any]:
         key: all_reduce(np.asarray(sums.get(key, np.zeros(shape)), dtype=np.float64)).reshape(shape)
         for key, shape in sorted(merged.items())
     }
-
-
-def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
-    """Bring small tensors to the host with one synchronisation. Collective for global tensors.
-
-    Returns 1-D float64 arrays (a 0-dim tensor gives one element).
-    """
-    if not tensors:
-        return []
-    if all(t.ndim == 0 and t.dtype is flow.float32 and t.is_local for t in tensors):  # the usual case, in one go
-        joined = tensors[0] if len(tensors) == 1 else flow.stack([detached(t) for t in tensors])
-        return list(joined.numpy().astype(np.float64).reshape(-1, 1))
-    flat = [detached(t).to(flow.float32).reshape(-1) for t in tensors]
-    if len({t.placement for t in flat if t.is_global}) > 1:
-        flat = [whole(t) for t in flat]
-    joined = flat[0] if len(flat) == 1 else flow.cat(flat, dim=0)
-    host = (whole(joined) if joined.is_global else joined).numpy().astype(np.float64)
-    ends = np.cumsum([len(t) for t in flat]).tolist()
-    return [host[start:end] for start, end in zip([0, *ends], ends)]

@@ -52,6 +52,8 @@ class TrainerBase:
 
     Attributes:
         iter: 0-based iteration; equals `max_iter` after a clean finish, so that `after_train` can tell.
+        completed_iters: updates made since the beginning of the run, also of its earlier sessions; what a checkpoint is
+            named after. Right at every hook point and after a failure: an iteration counts once its update is made.
         status: "created", "running", "paused", "finished", "stopped" (by a hook), "interrupted" (from outside, see
             `libai.launch.stop`) or "failed".
         failure: what `train` raised, when it failed.
@@ -81,7 +83,7 @@ class TrainerBase:
                 "of an iteration."
             )
         self.feed = DataFeed(data_loader, num_accumulation_steps)
-        self.iter = self.start_iter = self.max_iter = self._completed_iters = 0
+        self.iter = self.start_iter = self.max_iter = self.completed_iters = 0
         self.status = "created"
         self.storage = EventStorage(0)
         self.hooks: list[HookBase] = []
@@ -170,7 +172,7 @@ class TrainerBase:
         assert max_iter is not None
         self.iter = self.start_iter = start_iter
         self.max_iter = max_iter
-        self._completed_iters = start_iter
+        self.completed_iters = start_iter
         self.storage = EventStorage(start_iter)
         if self._storage_state is not None:
             self.storage.load_state_dict(self._storage_state)
@@ -194,21 +196,11 @@ class TrainerBase:
 
     def take_over(self, old: TrainerBase) -> None:
         """Stand where `old` stands: its iteration, loader, hooks and events. `old` must not be used any more."""
-        for name in (
-            "iter",
-            "_completed_iters",
-            "start_iter",
-            "max_iter",
-            "status",
-            "storage",
-            "hooks",
-            "metrics",
-            "agreement",
-            "clock",
-            "feed",
-        ):
-            setattr(self, name, getattr(old, name))
-        self.hooks = []
+        self.feed, self.metrics, self.storage = old.feed, old.metrics, old.storage
+        self.agreement, self.clock = old.agreement, old.clock
+        self.iter, self.start_iter, self.completed_iters = old.iter, old.start_iter, old.completed_iters
+        self.max_iter, self.status = old.max_iter, old.status
+        self._storage_state, self._unfinished_hooks = old._storage_state, old._unfinished_hooks
         self.register_hooks(old.hooks)
 
     def go_on(self) -> None:
@@ -225,7 +217,7 @@ class TrainerBase:
             self.storage,
             self.clock.running(),
             quick_thread_switches(self.switch_seconds),
-            report_progress(lambda: (self._completed_iters, self.evaluated_batches)),
+            report_progress(lambda: (self.completed_iters, self.evaluated_batches)),
         ):
             try:
                 if not has_begun:
@@ -332,7 +324,7 @@ class TrainerBase:
             self.inspect_first(micro_batches)
         self.guard.before_update(self.iter, micro_batches)
         self.metrics.pending.append((self.iter, self.update(micro_batches)))
-        self._completed_iters = self.iter + 1
+        self.completed_iters = self.iter + 1
         self.feed.is_ahead = False
 
     def inspect_first(self, micro_batches: list[Any]) -> None:
@@ -358,14 +350,6 @@ class TrainerBase:
 
     # ------------------------------------------------------------------ state
 
-    @property
-    def completed_iters(self) -> int:
-        """Updates made since the beginning of the run, also of its earlier sessions; what a checkpoint is named after.
-
-        Right at every hook point, and after a failure too: an iteration counts once its update is made.
-        """
-        return self._completed_iters
-
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state of the loop: iteration, data position, hooks, events, the numbers of the last iteration.
 
@@ -387,7 +371,7 @@ class TrainerBase:
 
         A state for a hook that is not registered is reported in the log, as is a loader that cannot take a position.
         """
-        self.iter = self.start_iter = self._completed_iters = int(state["iteration"])
+        self.iter = self.start_iter = self.completed_iters = int(state["iteration"])
         self.feed.go_to(state.get("data_loader"), self.iter)
         self._storage_state = state.get("events")
         self._unfinished_hooks = list(state.get("unfinished_hooks", []))

@@ -64,14 +64,17 @@ class FirstStep:
         if not any_rank(state != self._state):
             return
         self._state, self._losses, self._changes = state, {}, {}
-        inputs = [{name: tensor.clone() for name, tensor in trainer.to_device(batch).items()} for batch in batches]
+        inputs = [
+            {name: tensor.clone() for name, tensor in trainer.forward_pass.to_device(batch).items()}
+            for batch in batches
+        ]
         result = None
         self._writes = ViewWrites()
         trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
         trainer.clear_gradients()
         try:
             twin = copy_module(trainer.model, shared=trained)  # hooks of gradients stay with their tensors
-            result = trainer.accumulate_gradients(self._writes.watching(twin), inputs, twin)
+            result = trainer.forward_pass.accumulate_gradients(self._writes.watching(twin), inputs, twin)
         except UserError:
             raise
         except Exception:  # it cannot be copied; or fails, and compiling says it better

@@ -87,9 +87,9 @@ def test_a_batch_becomes_a_tensor_without_another_copy(tokens):
     loader = build_train_loader(tokens, micro_batch_size=SIZE, shuffle=False, prefetch=0)
     trainer = toy.trainer_of("eager", model, loader, toy.optimizer_of("sgd", model))
     array = next(loader)["input_ids"]
-    tensor = trainer._tensor(array)
+    tensor = trainer.forward_pass.tensor(array)
     array[0, 0] = 77
     assert array.flags["C_CONTIGUOUS"] and tensor.numpy()[0, 0] == 77
-    copied = trainer._tensor(array.copy())
+    copied = trainer.forward_pass.tensor(array.copy())
     array[0, 0] = 78
     assert copied.numpy()[0, 0] == 77

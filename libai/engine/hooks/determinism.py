@@ -59,8 +59,8 @@ def _digests(trainer: ModelTrainer, batch: Any) -> list[tuple[str, bytes]]:
     found: list[tuple[str, bytes]] = []
     for name, module in twin.named_modules():
         module.register_forward_hook(_recorder(name, found))
-    inputs = trainer.layout.lay_out_batch(trainer.to_device(batch))
-    with trainer.random_scope(0), trainer.layout.source_ops():
+    inputs = trainer.layout.lay_out_batch(trainer.forward_pass.to_device(batch))
+    with trainer.forward_pass.random_scope(0), trainer.layout.source_ops():
         losses, _ = read_losses(twin(**inputs), trainer.model)
     total_loss(losses).backward()
     found += [(f"the loss {name}", _digest(value)) for name, value in losses.items()]

@@ -29,7 +29,7 @@ def forward_notes(trainer: ModelTrainer, batch: Any) -> list[str]:
         copy_module(model)
     except Exception as error:
         return [*notes, f"{type(model).__name__} cannot be copied ({error}), so its forward was not tried beforehand."]
-    effects = trainer.effects_of_forward(batch)
+    effects = trainer.forward_pass.effects_of_forward(batch)
     for name in effects.buffers:
         notes.append(
             f"forward changes the buffer {with_line(model, name)}: graph mode writes it after every compiled step, and "

@@ -67,7 +67,7 @@ class BatchScope:
             return
         if any_rank(not micro_batches):
             return
-        batches = [trainer.to_device(batch) for batch in micro_batches or []]
+        batches = [trainer.forward_pass.to_device(batch) for batch in micro_batches or []]
         if not self._is_known:
             self.coupling = _look(trainer, batches)
             self._is_known = True
@@ -83,7 +83,7 @@ class BatchScope:
         batch, is_replicated = item
         if trainer.mesh.data == 1 or self._is_settled:
             return
-        is_useless = batch is None or (is_replicated and _is_single(trainer.to_device(batch)))
+        is_useless = batch is None or (is_replicated and _is_single(trainer.forward_pass.to_device(batch)))
         with suppress(ModelContractError):
             self.settle(trainer, None if is_useless else [batch])
 
@@ -172,7 +172,7 @@ def find_coupling_of(trainer: ModelTrainer, micro_batches: Sequence[Any]) -> tup
     """
     coupling, doubt = None, ""
     try:
-        coupling = _look_here(trainer, [trainer.to_device(batch) for batch in micro_batches])
+        coupling = _look_here(trainer, [trainer.forward_pass.to_device(batch) for batch in micro_batches])
     except CannotTell as reason:
         doubt = str(reason)
     found = gather_objects([coupling.module, coupling.evidence] if coupling else None)
@@ -218,7 +218,7 @@ def _sample(trainer: ModelTrainer, batches: list[Batch]) -> tuple[Batch, Callabl
         batch = gathered
 
     def count(one: Batch) -> float:
-        number = np.array([float(np.asarray(_host(trainer._item_counts([one])[0])))])
+        number = np.array([float(np.asarray(_host(trainer.forward_pass.item_counts([one])[0])))])
         return float((all_reduce(number) if trainer.layout.is_global and not is_replicated else number)[0])
 
     return batch, count, is_replicated
@@ -245,5 +245,5 @@ def _gather(trainer: ModelTrainer, batch: Batch) -> Batch | None:
     gathered = {}
     for name, tensor in batch.items():
         of_ranks = gather_arrays(tensor.numpy())[: mesh.data * mesh.tensor : mesh.tensor]
-        gathered[name] = trainer._tensor(np.concatenate(of_ranks) if tensor.ndim else of_ranks[0])
+        gathered[name] = trainer.forward_pass.tensor(np.concatenate(of_ranks) if tensor.ndim else of_ranks[0])
     return gathered

@@ -12,7 +12,8 @@ from oneflow import nn
 
 from libai.engine.graph.traced_state import note_in_eager, refuse_in_eager
 from libai.engine.loop.pending_metrics import NonFiniteLoss
-from libai.engine.trainer.model_trainer import Batch, ModelTrainer
+from libai.engine.trainer.forward_pass import Batch
+from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.non_finite import num_bytes
 from libai.engine.trainer.step_result import StepResult
 from libai.forward.contract import read_losses
@@ -109,10 +110,12 @@ class EagerTrainer(ModelTrainer):
             )
         if self.zero_grad_before_forward:
             self.optimizer.zero_grad(set_to_none=self._set_to_none)
-        named = [self.name_inputs(batch) for batch in micro_batches]
-        batches = [self.to_device(batch) for batch in named]
-        with self.index_check.watch(named, self.describe_batch):
-            result = self.accumulate_gradients(self._forward_with_autocast if self.amp else self._forward, batches)
+        forward_pass = self.forward_pass
+        named = [forward_pass.name_inputs(batch) for batch in micro_batches]
+        batches = [forward_pass.to_device(batch) for batch in named]
+        with forward_pass.index_check.watch(named, forward_pass.describe_batch):
+            forward = self._forward_with_autocast if self.amp else self._forward
+            result = forward_pass.accumulate_gradients(forward, batches)
         self._hold(batches)
         if self.reduction is not None:
             self.reduction.reduce()
@@ -175,7 +178,7 @@ class EagerTrainer(ModelTrainer):
         has_frozen = shares and not all(parameter.requires_grad for parameter in self.model.parameters())
         if not (own_buffers(self.model) or writes_state(self.model) or has_frozen):
             return
-        effects = self.effects_of_forward(batch)
+        effects = self.forward_pass.effects_of_forward(batch)
         refuse_in_eager(self.model, effects, self.ranks_see_parts)
         if shares and effects.parameters:
             raise UserError(
@@ -198,7 +201,7 @@ class EagerTrainer(ModelTrainer):
         """See `ModelTrainer.collect`."""
         self._held.clear()
         if self._python_state is not None:
-            known = self._effects.python if self._effects else ()
+            known = self.forward_pass.effects.python if self.forward_pass.effects else ()
             note = note_in_eager(list(dict.fromkeys([*known, *self._python_state.changed()])))
             self._python_state = None
             if note is not None and is_main_process():

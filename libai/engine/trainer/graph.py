@@ -18,7 +18,8 @@ from libai.engine.graph.build_errors import GraphBuildError, explain_build_error
 from libai.engine.graph.graphs import MODULE_NAME, EvalGraph, StepInputs, TrainGraph
 from libai.engine.graph.memory import warn_if_too_large
 from libai.engine.graph.traced_state import refuse_in_graph, refuse_untried, same_buffers, write_buffers
-from libai.engine.trainer.model_trainer import Batch, ModelTrainer
+from libai.engine.trainer.forward_pass import Batch
+from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.step_result import StepResult, by_name
 from libai.forward.contract import as_batch_dict
 from libai.forward.first_step import FirstStep
@@ -88,7 +89,7 @@ class GraphTrainer(ModelTrainer):
         self._step_inputs = self._make_step_inputs(self.options.num_accumulation_steps)
         #: the buffers that forward changes, known when the graph is compiled
         self._changing: tuple[str, ...] = ()
-        self._weighted = self._counts_items and self.options.num_accumulation_steps > 1
+        self._weighted = self.forward_pass.counts_items and self.options.num_accumulation_steps > 1
         self._train_graph: TrainGraph | None = None
         self._shapes: Shapes | None = None
         self._state_to_load: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
@@ -112,14 +113,15 @@ class GraphTrainer(ModelTrainer):
 
     def update(self, micro_batches: list[Any]) -> StepResult:
         """See `TrainerBase.update`. A batch of another shape than the compiled one is updated on eagerly."""
-        batches = [self.name_inputs(batch) for batch in micro_batches]
+        forward_pass = self.forward_pass
+        batches = [forward_pass.name_inputs(batch) for batch in micro_batches]
         if self._is_ragged(batches):
-            with self.index_check.watch(batches, self.describe_batch):
-                return self._update_eagerly([self.to_device(batch) for batch in batches])
+            with forward_pass.index_check.watch(batches, forward_pass.describe_batch):
+                return self._update_eagerly([forward_pass.to_device(batch) for batch in batches])
         if self._train_graph is None:
             self._build(batches)
         assert self._train_graph is not None
-        self.index_check.refuse(batches, self.describe_batch)
+        forward_pass.index_check.refuse(batches, forward_pass.describe_batch)
         self._set_step_inputs()
         inputs, shares = self._inputs(batches)
         if self._first_step is not None:
@@ -146,7 +148,7 @@ class GraphTrainer(ModelTrainer):
         """
         if self._train_graph is not None:
             return
-        self.effects_of_forward(self.feed.peek()[0])  # before others try the batch: it checks the indices
+        self.forward_pass.effects_of_forward(self.feed.peek()[0])  # before others try the batch: it checks the indices
         self.batch_scope.settle(self, self.feed.peek())
         batches = [as_batch_dict(batch, self.model) for batch in self.feed.peek()]
         if not self._is_ragged(batches):
@@ -157,13 +159,13 @@ class GraphTrainer(ModelTrainer):
         if self._in_turn:
             return self._separate_inputs(batches)
         steps = self.options.num_accumulation_steps
-        batch = self.to_device(_join(batches))
+        batch = self.forward_pass.to_device(_join(batches))
         inputs: dict[str, Any] = {"batch": self.layout.lay_out_batch(batch), "step": self._step_inputs.tensors}
         shares: Sequence[float] | flow.Tensor = [1.0 / steps] * steps
         if self._weighted:
             size = len(next(iter(batch.values()))) // steps
             parts = [{name: t[i * size : (i + 1) * size] for name, t in batch.items()} for i in range(steps)]
-            shares = self.item_shares(parts)
+            shares = self.forward_pass.item_shares(parts)
             inputs["share"] = self.layout.replicate(shares)
         if self._takes_key:
             inputs["key"] = self.layout.replicate(self._keys(range(steps)))
@@ -172,12 +174,12 @@ class GraphTrainer(ModelTrainer):
     def _separate_inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
         """`_inputs` for a graph that traces the micro-batches one behind the other: lists with an entry for each."""
         steps = self.options.num_accumulation_steps
-        parts = [self.to_device(batch) for batch in batches]
+        parts = [self.forward_pass.to_device(batch) for batch in batches]
         inputs: dict[str, Any] = {"batch": [self.layout.lay_out_batch(part) for part in parts]}
         inputs["step"] = self._step_inputs.tensors
         shares: Sequence[float] | flow.Tensor = [1.0 / steps] * steps
         if self._weighted:
-            shares = self.item_shares(parts)
+            shares = self.forward_pass.item_shares(parts)
             inputs["share"] = [self.layout.replicate(shares[i : i + 1]) for i in range(steps)]
         if self._takes_key:
             inputs["key"] = [self.layout.replicate(self._keys([micro])) for micro in range(steps)]
@@ -211,9 +213,10 @@ class GraphTrainer(ModelTrainer):
 
     def update_op_by_op(self, micro_batches: list[Any]) -> StepResult:
         """`update`, op by op, on the graph's weights and optimizer state. Collective."""
-        batches = [self.name_inputs(batch) for batch in micro_batches]
-        with self.index_check.watch(batches, self.describe_batch):
-            return self._update_with([self.to_device(batch) for batch in batches])
+        forward_pass = self.forward_pass
+        batches = [forward_pass.name_inputs(batch) for batch in micro_batches]
+        with forward_pass.index_check.watch(batches, forward_pass.describe_batch):
+            return self._update_with([forward_pass.to_device(batch) for batch in batches])
 
     def _update_with(self, batches: Sequence[Batch]) -> StepResult:
         parameters = dict(self.model.named_parameters())
@@ -221,7 +224,7 @@ class GraphTrainer(ModelTrainer):
         self._drop_gradients()
 
         with same_buffers(self.model):
-            result = self.accumulate_gradients(self.model, batches)
+            result = self.forward_pass.accumulate_gradients(self.model, batches)
         if self.options.max_grad_norm is not None:
             result.grad_norm = clip_grad_norm(parameters.values(), self.options.max_grad_norm, self.options.norm_type)
         self.optimizer.step()
@@ -249,7 +252,7 @@ class GraphTrainer(ModelTrainer):
                 "frozen then. Call model.train() first."
             )
         start, threads = time.perf_counter(), thread_ids()
-        effects = self.effects_of_forward(batches[0])
+        effects = self.forward_pass.effects_of_forward(batches[0])
         refuse_in_graph(self.model, effects)
         if effects.buffers:
             self._changing, self._in_turn = tuple(effects.buffers), True
@@ -284,7 +287,7 @@ class GraphTrainer(ModelTrainer):
         note_progress()
         self.graph_bytes = warn_if_too_large(graph._full_job_proto, self.mesh)
         graph.finish_complie_and_init_runtime()
-        self.index_check.learn(graph)
+        self.forward_pass.index_check.learn(graph)
         self._train_graph, self._state_to_load = graph, None
         self._shapes = _shapes(batches[0])
         if self.mesh.size > 1 and self.mesh.device == "cpu" and is_on("polling-thread"):
@@ -330,25 +333,25 @@ class GraphTrainer(ModelTrainer):
         graph, inputs = self._eval_graphs[signature(batch)], self.layout.lay_out_batch(batch)
         if not graph._is_compiled:
             graph._compile(inputs)
-            self.index_check.learn(graph)
-            self.index_check.refuse([batch], self.describe_batch)
+            self.forward_pass.index_check.learn(graph)
+            self.forward_pass.index_check.refuse([batch], self.forward_pass.describe_batch)
         outputs = graph(inputs)
         return self.localize_outputs(outputs, batch, replicated, everywhere)
 
     def watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
         """See `ModelTrainer.watch_indices`; compares with what is known of the graphs compiled so far."""
-        self.index_check.refuse(batches, self.describe_batch)
+        self.forward_pass.index_check.refuse(batches, self.forward_pass.describe_batch)
         return nullcontext()
 
     def run_eagerly(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
         """See `ModelTrainer.run_eagerly`."""
-        with self.index_check.watch([batch], self.describe_batch):
+        with self.forward_pass.index_check.watch([batch], self.forward_pass.describe_batch):
             return super().run_eagerly(batch, replicated, everywhere)
 
     def _eval_signature_is_new(self, batch: Mapping[str, Any]) -> bool:
         """Compile for the first shape only; whatever is ragged afterwards runs eagerly on the same weights."""
         shape = signature(batch)
-        if self.effects_of_forward(batch).eval_buffers:
+        if self.forward_pass.effects_of_forward(batch).eval_buffers:
             return True  # a compiled forward would not write them
         if not self._eval_graphs:
             self._eval_graphs[shape] = EvalGraph(self.model, self.layout)

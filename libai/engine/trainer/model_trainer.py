@@ -9,7 +9,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,16 +20,12 @@ from libai.engine.graph.build_errors import explain_forward_error
 from libai.engine.loop.check_parts import check_arguments, check_metrics, check_sums
 from libai.engine.loop.trainer_base import TrainerBase
 from libai.engine.trainer.batch_scope import BatchScope
+from libai.engine.trainer.forward_pass import Batch, ForwardPass
 from libai.engine.trainer.non_finite import NonFiniteGuard
 from libai.engine.trainer.options import TrainOptions
-from libai.engine.trainer.step_result import StepResult, by_name, to_numbers
-from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss
-from libai.forward.effects import Effects, copy_module, find_effects, note_unsaved_buffers
-from libai.forward.in_place import values_kept
-from libai.forward.index_check import IndexCheck
-from libai.forward.lost_views import ViewWrites, refuse_lost_changes
-from libai.forward.saved_values import SavedValues, refuse_wrong_gradients
-from libai.layers.random import assign_layer_ids, find_unseeded_dropouts, fold, random_context
+from libai.engine.trainer.step_result import StepResult, to_numbers
+from libai.forward.contract import as_batch_dict
+from libai.layers.random import find_unseeded_dropouts
 from libai.oneflow_fixes.internals import wait_for_device
 from libai.parallel import (
     Layout,
@@ -42,15 +38,11 @@ from libai.parallel import (
 )
 from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
-from libai.utils.distributed import all_reduce, any_rank, default_device, get_rank, is_main_process
+from libai.utils.distributed import all_reduce, default_device, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import note_progress, phase
-from libai.utils.tensors import detached
 
 logger = logging.getLogger("libai.engine")
-
-Batch = dict[str, flow.Tensor]
-_NO_SCOPE = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -113,15 +105,10 @@ class ModelTrainer(TrainerBase):
         self._schedule_needs_metric = needs_metric(lr_scheduler)
         self.lr = self._current_lr()
         self.batch_scope = BatchScope(options.batch_scope, options.check_batch_scope)
-        self._counts_items = hasattr(model, "num_loss_items")
-        self.index_check = IndexCheck(model)
-        #: watches the first gradients that are computed op by op
-        self._saved_values: SavedValues | None = SavedValues()
         self._batch_norms = batch_norms(model)
+        self.forward_pass = ForwardPass(self)
         if options.undoes_updates:
             self.guard = NonFiniteGuard(self)
-        #: whether forward needs a random key; the masks of stock dropout layers ignore every seed (ONEFLOW.md 2.6)
-        self.draws_randomness = bool(assign_layer_ids(model))
         if options.zero_stage and self.mesh.data == 1 and is_main_process():
             logger.warning(
                 "ZeRO (stage %d) saves nothing here: one data-parallel rank has nobody to share with",
@@ -163,13 +150,6 @@ class ModelTrainer(TrainerBase):
         """Whether this mode lays the model out as global tensors on `mesh`."""
         raise NotImplementedError(f"{cls.__name__} must define needs_global_tensors")
 
-    def random_scope(self, micro: int) -> AbstractContextManager[None]:
-        """What the forward pass of the iteration's micro-batch number `micro` runs in, so that its dropout masks follow
-        from seed, iteration and that number. A model without seeded layers does not pay for the key."""
-        if not self.draws_randomness:
-            return _NO_SCOPE
-        return random_context(fold(self.options.seed, self.iter, micro), self.mesh.data_rank)
-
     def _warn_of_stock_dropout(self) -> None:
         modules = dict(self.model.named_modules())
         names = [name for name in find_unseeded_dropouts(self.model) if getattr(modules[name], "p", 0) > 0]
@@ -189,40 +169,7 @@ class ModelTrainer(TrainerBase):
                 "are not in the model: it was built for another model object. Build it from model.parameters()."
             )
 
-    # ------------------------------------------------------------------ what forward does beside its losses
-
-    def effects_of_forward(self, batch: Any) -> Effects:
-        """What a forward on this micro-batch of this rank changes, tried once on a copy of the model. Collective."""
-        if self._effects is None:
-            inputs = self.layout.lay_out_batch(self.to_device(batch))
-            named = [self.name_inputs(batch)]
-
-            def forward(model: flow.nn.Module, inputs: Mapping[str, flow.Tensor]) -> Any:
-                with self.index_check.watch(named, self.describe_batch, model):
-                    return self._try_forward(model, inputs)
-
-            self._effects = find_effects(self.model, inputs, forward)
-            note = note_unsaved_buffers(self.model, self._effects)
-            if note is not None and is_main_process():
-                logger.warning("%s", note)
-        return self._effects
-
-    _effects: Effects | None = None
-
-    def try_step(self, model: flow.nn.Module, batch: Batch) -> dict[str, flow.Tensor]:
-        """The losses that `model`, a copy of this trainer's, gives for the iteration's first micro-batch; their
-        gradients are added to those of its parameters."""
-        with values_kept(model, self._effects.written if self._effects else ()):
-            losses, _ = read_losses(self._try_forward(model, self.layout.lay_out_batch(batch)), model)
-            total_loss(losses).backward()
-        return losses
-
-    def _try_forward(self, model: flow.nn.Module, inputs: Mapping[str, flow.Tensor]) -> Any:
-        inputs = {name: tensor.clone() for name, tensor in inputs.items()}  # forward may change them in place
-        with self.random_scope(0), self.layout.source_ops():
-            return model(**inputs)
-
-    # ------------------------------------------------------------------ parameters that no loss reaches
+    # ------------------------------------------------------------------ the first iteration
 
     def inspect_first(self, micro_batches: list[Any]) -> None:
         """See `TrainerBase.inspect_first`: counts tokens, and names the parameters without gradient when asked to."""
@@ -230,7 +177,7 @@ class ModelTrainer(TrainerBase):
         self.batch_scope.settle(self, micro_batches)
         if not self.options.detect_anomalous_params:
             return
-        names = self.find_unreached_parameters(micro_batches[0])
+        names = self.forward_pass.find_unreached_parameters(micro_batches[0])
         if names and is_main_process():
             logger.warning(
                 "%d trainable parameter(s) get no gradient from the losses of the first micro-batch: %s. Use them in "
@@ -243,24 +190,9 @@ class ModelTrainer(TrainerBase):
         """Tokens of one iteration over all ranks, for rates: the elements of the first input of a model that counts
         loss items, where that is a table of integers; None where samples are all there is to count."""
         first = next(iter(as_batch_dict(micro_batches[0], self.model).values()))
-        if not self._counts_items or first.ndim != 2 or "int" not in str(first.dtype):
+        if not self.forward_pass.counts_items or first.ndim != 2 or "int" not in str(first.dtype):
             return None
         return int(np.prod(first.shape)) * len(micro_batches) * self.mesh.data
-
-    def find_unreached_parameters(self, batch: Any) -> list[str]:
-        """Names of the trainable parameters that get no gradient from the losses of one micro-batch of this rank.
-
-        One eager forward and backward on a copy of the model, in either mode, so that weights, batch statistics, DDP's
-        buckets and a graph to be compiled stay as they are; takes the model's memory a second time. Collective when
-        the parameters are global.
-        """
-        twin = copy_module(self.model)
-        inputs = self.layout.lay_out_batch(self.to_device(batch))
-        with self.index_check.watch([self.name_inputs(batch)], self.describe_batch, twin):
-            losses, _ = read_losses(self._try_forward(twin, inputs), self.model)
-        total_loss(losses).backward()
-        trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
-        return [name for name, parameter in twin.named_parameters() if name in trained and parameter.grad is None]
 
     # ------------------------------------------------------------------ what eager and graph give
 
@@ -329,11 +261,6 @@ class ModelTrainer(TrainerBase):
         for parameter in self.model.parameters():
             parameter.grad = None
 
-    def forward_eagerly(self, batch: Batch, micro: int) -> dict[str, flow.Tensor]:
-        """The losses of one micro-batch, run op by op on the plain module, as `update` would compute them."""
-        with self.random_scope(micro), self.layout.source_ops():
-            return read_losses(self.model(**self.layout.lay_out_batch(batch)), self.model)[0]
-
     def check_finite(self) -> None:
         """See `TrainerBase.check_finite`. Whoever reads the weights calls this first, so that it also brings the batch
         statistics of all ranks together (`libai.parallel.batch_statistics`)."""
@@ -374,138 +301,10 @@ class ModelTrainer(TrainerBase):
     def _module_tensors(self) -> list[flow.Tensor]:
         return [p.data for p in self.model.parameters()] + list(self.model.buffers())
 
-    # ------------------------------------------------------------------ batches and weights of micro-batches
-
-    _evaluated: tuple[str, int] | None = None
-
     def watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
         """What a forward over these batches of the loader runs in; raises `IndexOutOfRange` for an id or a label that
         the model has no row for."""
-        return self.index_check.watch(batches, self.describe_batch)
-
-    def describe_batch(self) -> str:
-        """Which batch this rank is at, for errors."""
-        rank = f" on rank {get_rank()}" if self.mesh.size > 1 else ""
-        if self._evaluated is None:
-            return f"iteration {self.iter + 1}{rank}"
-        dataset, number = self._evaluated
-        return f"batch {number} of the evaluation dataset {dataset!r}{rank}"
-
-    def to_device(self, batch: Any) -> Batch:
-        """A loader's batch as keyword arguments of forward, local tensors on this rank's device."""
-        return {name: self._tensor(value) for name, value in self.name_inputs(batch).items()}
-
-    def name_inputs(self, batch: Any) -> dict[str, Any]:
-        """`as_batch_dict` for this model; the signature of forward is looked at only when the keys are new."""
-        if not isinstance(batch, dict) or tuple(batch) != self._checked_keys:
-            batch = as_batch_dict(batch, self.model)
-            self._checked_keys = tuple(batch)
-        return batch
-
-    _checked_keys: tuple[str, ...] = ()
-
-    def _tensor(self, value: Any) -> flow.Tensor:
-        if isinstance(value, flow.Tensor):
-            tensor = value
-        else:
-            tensor = as_tensor(value)
-        return tensor if self.device == "cpu" else tensor.to(self.device)
-
-    def accumulate_gradients(
-        self, forward: Callable[..., Any], batches: Sequence[Batch], model: flow.nn.Module | None = None
-    ) -> StepResult:
-        """Forward and backward op by op over the micro-batches of one iteration, each with its share of the loss.
-
-        `batches`: of this rank, local tensors; `model`: whose forward it is; default: the trainer's. The first call is
-        watched: raises `UserError` for a forward whose losses or gradients OneFlow gets wrong.
-        """
-        model = model or self.model
-        scales, shares = self._scales(batches)
-        losses, metrics = [], []
-        saved, self._saved_values = self._saved_values, None
-        writes = ViewWrites()
-        if saved is not None:
-            forward = saved.watching(writes.watching(forward) if self.layout.is_global else forward)
-        needs_scope = self.draws_randomness or self.layout.is_global
-        written = self._effects.written if self._effects else ()
-        for micro, (batch, scale) in enumerate(zip(batches, scales)):
-            with values_kept(model, written) if written else _NO_SCOPE:
-                if needs_scope:
-                    with self.random_scope(micro), self.layout.source_ops():
-                        outputs = self._call(forward, batch)
-                else:
-                    outputs = self._call(forward, batch)
-                step_losses, step_metrics = read_losses(outputs, self.model)
-                self._differentiate(step_losses, scale)
-            losses.append({name: detached(value) for name, value in step_losses.items()})
-            metrics.append({name: detached(value) for name, value in step_metrics.items()})
-        if saved is not None:
-            if self.layout.is_global and any_rank(bool(writes.lines)):
-                inputs = self.layout.lay_out_batch(batches[0])
-                refuse_lost_changes(self.model, lambda model: self._try_forward(model, inputs), list(writes.lines))
-            if any_rank(saved.has_changed):
-                refuse_wrong_gradients(self.model, lambda model: self.try_step(model, batches[0]))
-        return StepResult(by_name(losses), by_name(metrics), shares)
-
-    def _differentiate(self, losses: dict[str, flow.Tensor], scale: Any) -> None:
-        total = total_loss(losses)
-        if isinstance(scale, flow.Tensor):
-            scale = self.layout.replicate(scale)
-        try:
-            (total if scale is None else total * scale).backward()
-        except Exception as error:
-            if "does not require grad" not in str(error):
-                raise
-            raise ModelContractError(
-                f"the losses of {type(self.model).__name__}.forward ({list(losses)}) depend on no parameter, so there "
-                "is no gradient. Compute them from the layers' outputs without detach(), no_grad() or numpy()."
-            ) from error
-
-    def _call(self, forward: Callable[..., Any], batch: Batch) -> Any:
-        try:
-            return forward(**self.layout.lay_out_batch(batch))
-        except Exception as error:
-            explained = explain_forward_error(error, self.model, batch, self.iter == self.start_iter)
-            if explained is None:
-                raise
-            raise explained from error
-
-    def _scales(self, batches: Sequence[Batch]) -> tuple[Sequence[Any], Any]:
-        """`(scales, shares)` of the micro-batches: what to multiply each loss with before backward, and its weight in
-        the logged mean. Where each rank differentiates its own part, gradients are averaged over ranks, so that a scale
-        is the share times the number of ranks."""
-        ranks = self.mesh.data if self.ranks_see_parts else 1
-        if len(batches) == 1 and (ranks == 1 or not self._counts_items):
-            return [None], [1.0 / ranks]
-        if self._counts_items:
-            share = self.item_shares(batches)
-            return [share[i] * ranks for i in range(len(batches))], share
-        counts = self._item_counts(batches)
-        shares = [count / float(sum(counts)) / ranks for count in counts]
-        return [share * ranks for share in shares], shares
-
-    def item_shares(self, batches: Sequence[Batch]) -> flow.Tensor:
-        """The weight of each micro-batch in the mean over all counted items of the iteration, `(len(batches),)`.
-
-        `batches`: the local ones of this rank. Stays on the device: reading the counts would stop the loop.
-        """
-        counts = self._item_counts(batches)
-        if not isinstance(counts[0], flow.Tensor):
-            vector = flow.tensor([float(count) for count in counts], device=self.device)
-        else:
-            vector = flow.stack([count.to(flow.float32).reshape(()) for count in counts])
-        if self.mesh.data == 1:
-            return vector / vector.sum().clamp(min=1.0)
-        if self.ranks_see_parts:
-            return vector / flow._C.local_all_reduce(vector.sum()).clamp(min=1.0)
-        vector = flow._C.local_all_reduce(vector)
-        return vector / vector.sum().clamp(min=1.0)
-
-    def _item_counts(self, batches: Sequence[Batch]) -> list[Any]:
-        """Over how many items the loss of each micro-batch averages: ints, or 0-dim tensors left on the device."""
-        if self._counts_items:
-            return [self.model.num_loss_items(**batch) for batch in batches]
-        return [len(next(iter(batch.values()))) for batch in batches]
+        return self.forward_pass.index_check.watch(batches, self.forward_pass.describe_batch)
 
     # ------------------------------------------------------------------ learning rate
 
@@ -568,17 +367,17 @@ class ModelTrainer(TrainerBase):
                 if max_batches is not None and number >= max_batches:
                     break
                 batch, replicated = _eval_item(item)
-                batch, self._evaluated = self.name_inputs(batch), (dataset, number + 1)
+                batch, self.forward_pass.evaluated = self.forward_pass.name_inputs(batch), (dataset, number + 1)
                 with self.watch_indices([batch]):
-                    batch = self.to_device(batch)
+                    batch = self.forward_pass.to_device(batch)
                     outputs = self.eval_batch(batch, replicated)
                 if not self.layout.sees_outputs or (replicated and self.mesh.data_rank != 0):
                     continue
-                outputs = with_num_loss_items(outputs, self._item_counts([batch])[0])
+                outputs = with_num_loss_items(outputs, self.forward_pass.item_counts([batch])[0])
                 for name, evaluator in evaluators.items():
                     sums[name] = add_sums(sums[name], check_sums(evaluator.process(batch, outputs), evaluator))
         finally:
-            self._evaluated = None
+            self.forward_pass.evaluated = None
             self.model.train(was_training)
             self.guard.forget()  # what follows an evaluation (a plateau schedule) could not be repeated
         metrics: dict[str, float] = {}
@@ -599,9 +398,9 @@ class ModelTrainer(TrainerBase):
         was_training = self.model.training
         self.model.eval()
         try:
-            batch = self.name_inputs(batch)
+            batch = self.forward_pass.name_inputs(batch)
             with self.watch_indices([batch]):
-                return self.eval_batch(self.to_device(batch), everywhere=True)
+                return self.eval_batch(self.forward_pass.to_device(batch), everywhere=True)
         finally:
             self.model.train(was_training)
 

@@ -26,7 +26,8 @@ from libai.utils.distributed import gather_objects, get_rank, is_main_process
 from libai.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from libai.engine.trainer.model_trainer import Batch, ModelTrainer, Snapshot
+    from libai.engine.trainer.forward_pass import Batch
+    from libai.engine.trainer.model_trainer import ModelTrainer, Snapshot
 
 logger = logging.getLogger("libai.engine")
 
@@ -195,7 +196,7 @@ def _first_on_this_rank(trainer: ModelTrainer, micro_batches: list[Any]) -> _Fou
             return _Found(f"the parameter {name} was not finite before the update", not _is_finite_here(parameter))
     first: _Found | None = None
     for micro, raw in enumerate(micro_batches):
-        batch = trainer.to_device(raw)
+        batch = trainer.forward_pass.to_device(raw)
         where = f" (micro-batch {micro + 1} of {len(micro_batches)})" if len(micro_batches) > 1 else ""
         bad_inputs = [name for name, tensor in batch.items() if not _is_finite(tensor)]
         found = _first_in_forward_and_backward(trainer, batch, micro)  # also with bad inputs: it may be collective
@@ -226,7 +227,7 @@ def _first_in_forward_and_backward(trainer: ModelTrainer, batch: Batch, micro: i
         return after_forward
 
     with _forward_hooks(trainer.model, watch):
-        losses = trainer.forward_eagerly(batch, micro)
+        losses = trainer.forward_pass.forward_eagerly(batch, micro)
     if first:
         return first[0]
     bad_losses = [name for name, value in losses.items() if not _is_finite(value)]

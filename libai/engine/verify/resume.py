@@ -93,7 +93,7 @@ class Rehearsal(DefaultTrainer):
             hook.forget()
 
     def _change_seed(self) -> None:
-        if not self.trainer.draws_randomness:
+        if not self.trainer.forward_pass.draws_randomness:
             raise UserError(
                 "--sabotage seed finds nothing to change: no layer of this model draws by the seed. A model with "
                 "libai.layers.Dropout does."

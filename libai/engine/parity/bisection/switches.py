@@ -16,8 +16,8 @@ from typing import Any
 from unittest import mock
 
 from libai.engine.graph import graphs, tracing
+from libai.engine.trainer import forward_pass, model_trainer
 from libai.engine.trainer import graph as graph_trainer
-from libai.engine.trainer import model_trainer
 from libai.native.kernels import VARIABLE as KERNELS
 from libai.native.kernels import kernels_in_use
 from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow
@@ -259,7 +259,7 @@ def _repairs_in_force(seen: Seen) -> Iterator[Switch]:
         flip = functools.partial(_patched, graph_trainer, "write_buffers", _do_nothing)
         where = "libai/engine/graph/traced_state.py: buffers take what the step returned, decision 0012"
         yield Switch("repair", "writing of buffers", "off", where, _REPORT, flip)
-    flip = functools.partial(_patched, model_trainer, "values_kept", lambda *_: contextlib.nullcontext())
+    flip = functools.partial(_patched, forward_pass, "values_kept", lambda *_: contextlib.nullcontext())
     where = "libai/forward/in_place.py: eager backward reads buffers as forward did, decision 0012"
     yield Switch("repair", "values of buffers kept", "off", where, _REPORT, flip, is_eager=True)
     if launch_race.is_race_open() is False:

@@ -1,0 +1,238 @@
+"""Forward and backward op by op, and what they need: batches on the device, weights of micro-batches, random keys.
+
+Both modes use it: eager training for every update, graph training for trials, evaluations and odd shapes.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import oneflow as flow
+
+from libai.engine.graph.build_errors import explain_forward_error
+from libai.engine.trainer.step_result import StepResult, by_name
+from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss
+from libai.forward.effects import Effects, copy_module, find_effects, note_unsaved_buffers
+from libai.forward.in_place import values_kept
+from libai.forward.index_check import IndexCheck
+from libai.forward.lost_views import ViewWrites, refuse_lost_changes
+from libai.forward.saved_values import SavedValues, refuse_wrong_gradients
+from libai.layers.random import assign_layer_ids, fold, random_context
+from libai.utils.distributed import any_rank, get_rank, is_main_process
+from libai.utils.tensors import detached
+
+if TYPE_CHECKING:
+    from libai.engine.trainer.model_trainer import ModelTrainer
+
+logger = logging.getLogger("libai.engine")
+
+Batch = dict[str, flow.Tensor]
+_NO_SCOPE = nullcontext()
+
+
+class ForwardPass:
+    """The forward pass of one trainer's model over batches of this rank, and its gradients.
+
+    Attributes:
+        draws_randomness: whether forward needs a random key; the masks of stock dropout layers ignore every seed
+            (ONEFLOW.md 2.6).
+        counts_items: whether the model says over how many items its losses average.
+        index_check: refuses ids and labels that the model has no row for.
+        effects: what forward changes beside its losses, once that was tried.
+        evaluated: the dataset and the number of the batch that is being evaluated.
+    """
+
+    def __init__(self, trainer: ModelTrainer):
+        self.model, self.mesh, self.device = trainer.model, trainer.mesh, trainer.device
+        self.draws_randomness = bool(assign_layer_ids(self.model))
+        self.counts_items = hasattr(self.model, "num_loss_items")
+        self.index_check = IndexCheck(self.model)
+        self.effects: Effects | None = None
+        self.evaluated: tuple[str, int] | None = None
+        #: watches the first gradients that are computed op by op
+        self._saved_values: SavedValues | None = SavedValues()
+        self._checked_keys: tuple[str, ...] = ()
+        # without a cycle the trainer, its graph and the memory of both go when the last user lets go of it
+        self._trainer: ModelTrainer = weakref.proxy(trainer)
+
+    def to_device(self, batch: Any) -> Batch:
+        """A loader's batch as keyword arguments of forward, local tensors on this rank's device."""
+        return {name: self.tensor(value) for name, value in self.name_inputs(batch).items()}
+
+    def name_inputs(self, batch: Any) -> dict[str, Any]:
+        """`as_batch_dict` for this model; the signature of forward is looked at only when the keys are new."""
+        if not isinstance(batch, dict) or tuple(batch) != self._checked_keys:
+            batch = as_batch_dict(batch, self.model)
+            self._checked_keys = tuple(batch)
+        return batch
+
+    def tensor(self, value: Any) -> flow.Tensor:
+        if isinstance(value, flow.Tensor):
+            tensor = value
+        else:
+            tensor = as_tensor(value)
+        return tensor if self.device == "cpu" else tensor.to(self.device)
+
+    def describe_batch(self) -> str:
+        """Which batch this rank is at, for errors."""
+        rank = f" on rank {get_rank()}" if self.mesh.size > 1 else ""
+        if self.evaluated is None:
+            return f"iteration {self._trainer.iter + 1}{rank}"
+        dataset, number = self.evaluated
+        return f"batch {number} of the evaluation dataset {dataset!r}{rank}"
+
+    def random_scope(self, micro: int) -> AbstractContextManager[None]:
+        """What the forward pass of the iteration's micro-batch number `micro` runs in, so that its dropout masks follow
+        from seed, iteration and that number. A model without seeded layers does not pay for the key."""
+        if not self.draws_randomness:
+            return _NO_SCOPE
+        return random_context(fold(self._trainer.options.seed, self._trainer.iter, micro), self.mesh.data_rank)
+
+    def effects_of_forward(self, batch: Any) -> Effects:
+        """What a forward on this micro-batch of this rank changes, tried once on a copy of the model. Collective."""
+        if self.effects is None:
+            inputs = self._trainer.layout.lay_out_batch(self.to_device(batch))
+            named = [self.name_inputs(batch)]
+
+            def forward(model: flow.nn.Module, inputs: Mapping[str, flow.Tensor]) -> Any:
+                with self.index_check.watch(named, self.describe_batch, model):
+                    return self._try_forward(model, inputs)
+
+            self.effects = find_effects(self.model, inputs, forward)
+            note = note_unsaved_buffers(self.model, self.effects)
+            if note is not None and is_main_process():
+                logger.warning("%s", note)
+        return self.effects
+
+    def try_step(self, model: flow.nn.Module, batch: Batch) -> dict[str, flow.Tensor]:
+        """The losses that `model`, a copy of this trainer's, gives for the iteration's first micro-batch; their
+        gradients are added to those of its parameters."""
+        with values_kept(model, self.effects.written if self.effects else ()):
+            losses, _ = read_losses(self._try_forward(model, self._trainer.layout.lay_out_batch(batch)), model)
+            total_loss(losses).backward()
+        return losses
+
+    def _try_forward(self, model: flow.nn.Module, inputs: Mapping[str, flow.Tensor]) -> Any:
+        inputs = {name: tensor.clone() for name, tensor in inputs.items()}  # forward may change them in place
+        with self.random_scope(0), self._trainer.layout.source_ops():
+            return model(**inputs)
+
+    def find_unreached_parameters(self, batch: Any) -> list[str]:
+        """Names of the trainable parameters that get no gradient from the losses of one micro-batch of this rank.
+
+        One eager forward and backward on a copy of the model, in either mode, so that weights, batch statistics, DDP's
+        buckets and a graph to be compiled stay as they are; takes the model's memory a second time. Collective when
+        the parameters are global.
+        """
+        twin = copy_module(self.model)
+        inputs = self._trainer.layout.lay_out_batch(self.to_device(batch))
+        with self.index_check.watch([self.name_inputs(batch)], self.describe_batch, twin):
+            losses, _ = read_losses(self._try_forward(twin, inputs), self.model)
+        total_loss(losses).backward()
+        trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        return [name for name, parameter in twin.named_parameters() if name in trained and parameter.grad is None]
+
+    def forward_eagerly(self, batch: Batch, micro: int) -> dict[str, flow.Tensor]:
+        """The losses of one micro-batch, run op by op on the plain module, as `update` would compute them."""
+        with self.random_scope(micro), self._trainer.layout.source_ops():
+            return read_losses(self.model(**self._trainer.layout.lay_out_batch(batch)), self.model)[0]
+
+    def accumulate_gradients(
+        self, forward: Callable[..., Any], batches: Sequence[Batch], model: flow.nn.Module | None = None
+    ) -> StepResult:
+        """Forward and backward op by op over the micro-batches of one iteration, each with its share of the loss.
+
+        `batches`: of this rank, local tensors; `model`: whose forward it is; default: the trainer's. The first call is
+        watched: raises `UserError` for a forward whose losses or gradients OneFlow gets wrong.
+        """
+        model, layout = model or self.model, self._trainer.layout
+        scales, shares = self._scales(batches)
+        losses, metrics = [], []
+        saved, self._saved_values = self._saved_values, None
+        writes = ViewWrites()
+        if saved is not None:
+            forward = saved.watching(writes.watching(forward) if layout.is_global else forward)
+        needs_scope = self.draws_randomness or layout.is_global
+        written = self.effects.written if self.effects else ()
+        for micro, (batch, scale) in enumerate(zip(batches, scales)):
+            with values_kept(model, written) if written else _NO_SCOPE:
+                if needs_scope:
+                    with self.random_scope(micro), layout.source_ops():
+                        outputs = self._call(forward, batch)
+                else:
+                    outputs = self._call(forward, batch)
+                step_losses, step_metrics = read_losses(outputs, self.model)
+                self._differentiate(step_losses, scale)
+            losses.append({name: detached(value) for name, value in step_losses.items()})
+            metrics.append({name: detached(value) for name, value in step_metrics.items()})
+        if saved is not None:
+            if layout.is_global and any_rank(bool(writes.lines)):
+                inputs = layout.lay_out_batch(batches[0])
+                refuse_lost_changes(self.model, lambda model: self._try_forward(model, inputs), list(writes.lines))
+            if any_rank(saved.has_changed):
+                refuse_wrong_gradients(self.model, lambda model: self.try_step(model, batches[0]))
+        return StepResult(by_name(losses), by_name(metrics), shares)
+
+    def _differentiate(self, losses: dict[str, flow.Tensor], scale: Any) -> None:
+        total = total_loss(losses)
+        if isinstance(scale, flow.Tensor):
+            scale = self._trainer.layout.replicate(scale)
+        try:
+            (total if scale is None else total * scale).backward()
+        except Exception as error:
+            if "does not require grad" not in str(error):
+                raise
+            raise ModelContractError(
+                f"the losses of {type(self.model).__name__}.forward ({list(losses)}) depend on no parameter, so there "
+                "is no gradient. Compute them from the layers' outputs without detach(), no_grad() or numpy()."
+            ) from error
+
+    def _call(self, forward: Callable[..., Any], batch: Batch) -> Any:
+        try:
+            return forward(**self._trainer.layout.lay_out_batch(batch))
+        except Exception as error:
+            explained = explain_forward_error(error, self.model, batch, self._trainer.iter == self._trainer.start_iter)
+            if explained is None:
+                raise
+            raise explained from error
+
+    def _scales(self, batches: Sequence[Batch]) -> tuple[Sequence[Any], Any]:
+        """`(scales, shares)` of the micro-batches: what to multiply each loss with before backward, and its weight in
+        the logged mean. Where each rank differentiates its own part, gradients are averaged over ranks, so that a scale
+        is the share times the number of ranks."""
+        ranks = self.mesh.data if self._trainer.ranks_see_parts else 1
+        if len(batches) == 1 and (ranks == 1 or not self.counts_items):
+            return [None], [1.0 / ranks]
+        if self.counts_items:
+            share = self.item_shares(batches)
+            return [share[i] * ranks for i in range(len(batches))], share
+        counts = self.item_counts(batches)
+        shares = [count / float(sum(counts)) / ranks for count in counts]
+        return [share * ranks for share in shares], shares
+
+    def item_shares(self, batches: Sequence[Batch]) -> flow.Tensor:
+        """The weight of each micro-batch in the mean over all counted items of the iteration, `(len(batches),)`.
+
+        `batches`: the local ones of this rank. Stays on the device: reading the counts would stop the loop.
+        """
+        counts = self.item_counts(batches)
+        if not isinstance(counts[0], flow.Tensor):
+            vector = flow.tensor([float(count) for count in counts], device=self.device)
+        else:
+            vector = flow.stack([count.to(flow.float32).reshape(()) for count in counts])
+        if self.mesh.data == 1:
+            return vector / vector.sum().clamp(min=1.0)
+        if self._trainer.ranks_see_parts:
+            return vector / flow._C.local_all_reduce(vector.sum()).clamp(min=1.0)
+        vector = flow._C.local_all_reduce(vector)
+        return vector / vector.sum().clamp(min=1.0)
+
+    def item_counts(self, batches: Sequence[Batch]) -> list[Any]:
+        """Over how many items the loss of each micro-batch averages: ints, or 0-dim tensors left on the device."""
+        if self.counts_items:
+            return [self.model.num_loss_items(**batch) for batch in batches]
+        return [len(next(iter(batch.values()))) for batch in batches]

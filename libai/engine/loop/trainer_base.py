@@ -68,7 +68,7 @@ class TrainerBase:
     #: false while another trainer may still take the place of this one: hooks are then judged when training starts
     is_mode_settled = True
     #: see `quick_thread_switches`
-    switch_seconds: ClassVar[float] = SWITCH_SECONDS
+    _switch_seconds: ClassVar[float] = SWITCH_SECONDS
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class TrainerBase:
                 f"the hook or set graph.enabled={'true' if cls.mode == 'eager' else 'false'}."
             )
 
-    def call_hooks(self, point: str) -> None:
+    def _call_hooks(self, point: str) -> None:
         """Run every hook that does something at `point`, one of `HOOK_POINTS`."""
         for call in self._hook_calls[point]:
             call()
@@ -216,12 +216,12 @@ class TrainerBase:
         with (
             self.storage,
             self.clock.running(),
-            quick_thread_switches(self.switch_seconds),
-            report_progress(lambda: (self.completed_iters, self.evaluated_batches)),
+            quick_thread_switches(self._switch_seconds),
+            report_progress(lambda: (self.completed_iters, self._evaluated_batches)),
         ):
             try:
                 if not has_begun:
-                    self.call_hooks("before_train")
+                    self._call_hooks("before_train")
                 self._finish_interrupted_iteration()
                 self._run_iterations()
                 self.check_finite()
@@ -244,7 +244,7 @@ class TrainerBase:
         agreement, metrics = self.agreement, self.metrics
         poll = agreement.poller()
         if self.start_iter < self.max_iter:
-            self.raise_if_stopping()
+            self._raise_if_stopping()
         try:
             for iteration in range(self.start_iter, self.max_iter):
                 self.iter = storage.iter = iteration
@@ -299,7 +299,7 @@ class TrainerBase:
     def _after_step_keys(self) -> list[str]:
         return [key for key, hook in self._keyed_hooks() if hook.overrides("after_step")]
 
-    def raise_if_stopping(self) -> None:
+    def _raise_if_stopping(self) -> None:
         """Raise `Interrupted` when the ranks have agreed to stop; for long work between two iterations."""
         if self.agreement.answer(STOP):
             raise Interrupted
@@ -309,7 +309,7 @@ class TrainerBase:
         self.storage.iter = self.iter
         with phase("finish"):
             if self.status != "failed":
-                self.call_hooks("after_train")
+                self._call_hooks("after_train")
                 return
             for call in self._hook_calls["after_train"]:
                 try:
@@ -342,7 +342,7 @@ class TrainerBase:
         return self.metrics.of(self.completed_iters)
 
     #: batches evaluated in this process; only tells that an evaluation goes on
-    evaluated_batches = 0
+    _evaluated_batches = 0
 
     def check_finite(self) -> None:
         """Raise `NonFiniteLoss` if any loss so far was not finite. Collective; called before anything is saved."""

@@ -59,15 +59,15 @@ class EagerTrainer(ModelTrainer):
             raise UserError(
                 f"amp={amp!r} needs loss scaling, which OneFlow 0.9 has in graphs only. Use 'bf16' or None."
             )
-        self.zero_grad_before_forward = zero_grad_before_forward
+        self._zero_grad_before_forward = zero_grad_before_forward
         self.amp = amp
         self._held: list[Batch] = []
         self._python_state: PythonState | None = None
         self._max_held = 0
-        self.ranks_see_parts = self.mesh.data > 1 and not self.layout.is_global
         self._parameters = self._trained_parameters()
         self._joined: JoinedUpdates | None = None
-        self.reduction = self._reduce_with(gradient_reduction) if self.ranks_see_parts else None
+        has_replicas = self.mesh.data > 1 and not self.layout.is_global
+        self.reduction = self._reduce_with(gradient_reduction) if has_replicas else None
         self._forward = self.reduction.forward if self.reduction else self.model
         self._set_to_none = self.reduction is None or self.reduction.set_to_none
         # the first optimizer update must not meet gradients of whatever the user tried before
@@ -82,8 +82,8 @@ class EagerTrainer(ModelTrainer):
         self.optimizer.zero_grad(set_to_none=True)
         if self.reduction is not None and self.reduction.leaves_hooks:
             renew_parameters(self.model, self.optimizer)
-        self.layout = parallelize(self.model, self.model_plan, self.mesh)
-        self.gradient_reduction, self.reduction, self.ranks_see_parts = "global", None, False
+        self.layout = parallelize(self.model, self._model_plan, self.mesh)
+        self.gradient_reduction, self.reduction = "global", None
         self._forward, self._set_to_none, self._parameters = self.model, True, self._trained_parameters()
         self.import_optimizer_state(*state)
         self.guard.forget()
@@ -108,7 +108,7 @@ class EagerTrainer(ModelTrainer):
                 f"{type(self.model).__name__} is in eval mode at the start of a training iteration. A hook or a "
                 "forward has called model.eval() and not model.train() again."
             )
-        if self.zero_grad_before_forward:
+        if self._zero_grad_before_forward:
             self.optimizer.zero_grad(set_to_none=self._set_to_none)
         forward_pass = self.forward_pass
         named = [forward_pass.name_inputs(batch) for batch in micro_batches]
@@ -119,11 +119,11 @@ class EagerTrainer(ModelTrainer):
         self._hold(batches)
         if self.reduction is not None:
             self.reduction.reduce()
-        self.call_hooks("after_backward")
+        self._call_hooks("after_backward")
         if self.options.check_finite_every_iter:
             self._check_finite_before_update(result)
         result.grad_norm = self._clip_and_step()
-        if not self.zero_grad_before_forward:
+        if not self._zero_grad_before_forward:
             self.optimizer.zero_grad(set_to_none=self._set_to_none)
         self._step_schedule()
         return result
@@ -136,7 +136,7 @@ class EagerTrainer(ModelTrainer):
         fits, norm, coefficient = self._joined.fits, None, None
         options = self.options
         if options.max_grad_norm is not None:
-            if fits and not self.zero_grad_before_forward:
+            if fits and not self._zero_grad_before_forward:
                 norm, coefficient = norm_and_coefficient(self._parameters, options.max_grad_norm, options.norm_type)
             else:
                 norm = clip_grad_norm(self._parameters, options.max_grad_norm, options.norm_type)
@@ -179,7 +179,7 @@ class EagerTrainer(ModelTrainer):
         if not (own_buffers(self.model) or writes_state(self.model) or has_frozen):
             return
         effects = self.forward_pass.effects_of_forward(batch)
-        refuse_in_eager(self.model, effects, self.ranks_see_parts)
+        refuse_in_eager(self.model, effects, self.reduction is not None)
         if shares and effects.parameters:
             raise UserError(
                 f"forward changes the parameter {with_line(self.model, effects.parameters[0])}, and with "
@@ -187,7 +187,7 @@ class EagerTrainer(ModelTrainer):
                 "change. Change it in a hook's after_step, or train without ZeRO."
             )
         changing = effects.buffers
-        if changing and self.ranks_see_parts:
+        if changing and self.reduction is not None:
             if self.batch_scope.wanted == "global" and self.gradient_reduction == "auto":
                 self.use_global_tensors()
                 return
@@ -216,9 +216,9 @@ class EagerTrainer(ModelTrainer):
 
     # ------------------------------------------------------------------ evaluation and state
 
-    def eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
-        """See `ModelTrainer.eval_batch`. With local tensors ranks need not have equally many batches."""
-        return self.run_eagerly(batch, replicated, everywhere)
+    def _eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
+        """See `ModelTrainer._eval_batch`. With local tensors ranks need not have equally many batches."""
+        return self._run_eagerly(batch, replicated, everywhere)
 
     def export_optimizer_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """See `ModelTrainer.export_optimizer_state`."""
@@ -233,12 +233,12 @@ class EagerTrainer(ModelTrainer):
         """See `ModelTrainer.clear_gradients`."""
         self.optimizer.zero_grad(set_to_none=self._set_to_none)
 
-    def copy_optimizer_tensors(self) -> Any:
-        """See `ModelTrainer.copy_optimizer_tensors`."""
+    def _copy_optimizer_tensors(self) -> Any:
+        """See `ModelTrainer._copy_optimizer_tensors`."""
         state = self.optimizer._state
         return {p: {k: v.clone() for k, v in state.get(p, {}).items()} for p in self._parameters}
 
-    def put_back_optimizer_tensors(self, copies: Any) -> None:
-        """See `ModelTrainer.put_back_optimizer_tensors`."""
+    def _put_back_optimizer_tensors(self, copies: Any) -> None:
+        """See `ModelTrainer._put_back_optimizer_tensors`."""
         for parameter, entries in copies.items():
             self.optimizer._state[parameter] = {key: value.clone() for key, value in entries.items()}

@@ -204,7 +204,7 @@ class ForwardPass:
         """`(scales, shares)` of the micro-batches: what to multiply each loss with before backward, and its weight in
         the logged mean. Where each rank differentiates its own part, gradients are averaged over ranks, so that a scale
         is the share times the number of ranks."""
-        ranks = self.mesh.data if self._trainer.ranks_see_parts else 1
+        ranks = 1 if self._trainer.layout.is_global else self.mesh.data
         if len(batches) == 1 and (ranks == 1 or not self.counts_items):
             return [None], [1.0 / ranks]
         if self.counts_items:
@@ -226,7 +226,7 @@ class ForwardPass:
             vector = flow.stack([count.to(flow.float32).reshape(()) for count in counts])
         if self.mesh.data == 1:
             return vector / vector.sum().clamp(min=1.0)
-        if self._trainer.ranks_see_parts:
+        if not self._trainer.layout.is_global:
             return vector / flow._C.local_all_reduce(vector.sum()).clamp(min=1.0)
         vector = flow._C.local_all_reduce(vector)
         return vector / vector.sum().clamp(min=1.0)

@@ -60,7 +60,7 @@ class GraphTrainer(ModelTrainer):
     mode = "graph"
     #: the micro-batches of an iteration are traced one behind the other; OneFlow accumulates otherwise
     _in_turn = False
-    switch_seconds = math.inf  # its operations run without the interpreter; to switch more often only costs (0009)
+    _switch_seconds = math.inf  # its operations run without the interpreter; to switch more often only costs (0009)
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class GraphTrainer(ModelTrainer):
                 "log point and is never saved), or use EagerTrainer (graph.enabled=false)."
             )
         self.amp = amp
-        self.debug = debug
-        self.auto_parallel = auto_parallel
+        self._debug = debug
+        self._auto_parallel = auto_parallel
         self.build_seconds: float | None = None
         self.graph_bytes: int | None = None
         groups = self.optimizer.param_groups
@@ -270,15 +270,15 @@ class GraphTrainer(ModelTrainer):
             max_grad_norm=self.options.max_grad_norm,
             norm_type=self.options.norm_type,
             amp=self.amp,
-            recomputed_blocks=self.recomputed_blocks(),
-            auto_parallel=self.auto_parallel,
+            recomputed_blocks=self._recomputed_blocks(),
+            auto_parallel=self._auto_parallel,
             buffers=self._changing,
             in_turn=self._in_turn,
             # not the bound method: a graph that holds its trainer would keep all of it alive
             random_scope=functools.partial(random_context, data_rank=self.mesh.data_rank) if self._takes_key else None,
         )
-        if self.debug >= 0:
-            graph.debug(self.debug)
+        if self._debug >= 0:
+            graph.debug(self._debug)
         if self._state_to_load is not None:
             state = self._graph_state(*self._state_to_load)
             graph.load_state_dict({**state, **self._loss_scale_tensors(graph, self._state_to_load[1])})
@@ -302,7 +302,7 @@ class GraphTrainer(ModelTrainer):
         self._drop_gradients()
         failure: Exception | None = None
         try:
-            with without_oneflow_error_lines() if self.debug < 0 else nullcontext():
+            with without_oneflow_error_lines() if self._debug < 0 else nullcontext():
                 graph.build_graph(**inputs)
         except Exception as error:
             failure = error
@@ -325,28 +325,28 @@ class GraphTrainer(ModelTrainer):
 
     # ------------------------------------------------------------------ evaluation
 
-    def eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
-        """See `ModelTrainer.eval_batch`. Full batches run compiled; replicated remainders, of other shapes, eagerly."""
+    def _eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
+        """See `ModelTrainer._eval_batch`. Full batches run compiled; remainders, of other shapes, eagerly."""
         if replicated or self._eval_signature_is_new(batch):
             with same_buffers(self.model):
-                return self.run_eagerly(batch, replicated, everywhere)
+                return self._run_eagerly(batch, replicated, everywhere)
         graph, inputs = self._eval_graphs[signature(batch)], self.layout.lay_out_batch(batch)
         if not graph._is_compiled:
             graph._compile(inputs)
             self.forward_pass.index_check.learn(graph)
             self.forward_pass.index_check.refuse([batch], self.forward_pass.describe_batch)
         outputs = graph(inputs)
-        return self.localize_outputs(outputs, batch, replicated, everywhere)
+        return self._localize_outputs(outputs, batch, replicated, everywhere)
 
-    def watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
-        """See `ModelTrainer.watch_indices`; compares with what is known of the graphs compiled so far."""
+    def _watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
+        """See `ModelTrainer._watch_indices`; compares with what is known of the graphs compiled so far."""
         self.forward_pass.index_check.refuse(batches, self.forward_pass.describe_batch)
         return nullcontext()
 
-    def run_eagerly(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
-        """See `ModelTrainer.run_eagerly`."""
+    def _run_eagerly(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
+        """See `ModelTrainer._run_eagerly`."""
         with self.forward_pass.index_check.watch([batch], self.forward_pass.describe_batch):
-            return super().run_eagerly(batch, replicated, everywhere)
+            return super()._run_eagerly(batch, replicated, everywhere)
 
     def _eval_signature_is_new(self, batch: Mapping[str, Any]) -> bool:
         """Compile for the first shape only; whatever is ragged afterwards runs eagerly on the same weights."""
@@ -431,15 +431,15 @@ class GraphTrainer(ModelTrainer):
         yield dict(zip(job.additional_var_names, job.additional_var_tensors))
         wait_for_device()
 
-    def copy_optimizer_tensors(self) -> Any:
-        """See `ModelTrainer.copy_optimizer_tensors`."""
+    def _copy_optimizer_tensors(self) -> Any:
+        """See `ModelTrainer._copy_optimizer_tensors`."""
         if self._train_graph is None:
             return self._state_to_load
         with self._graph_variables() as variables:
             return {name: variable.clone() for name, variable in variables.items()}
 
-    def put_back_optimizer_tensors(self, copies: Any) -> None:
-        """See `ModelTrainer.put_back_optimizer_tensors`. A snapshot from before compilation is not accepted."""
+    def _put_back_optimizer_tensors(self, copies: Any) -> None:
+        """See `ModelTrainer._put_back_optimizer_tensors`. A snapshot from before compilation is not accepted."""
         if self._train_graph is None:
             self._state_to_load = copies
             return

@@ -1,6 +1,6 @@
 """What eager and graph training share: a model, its optimizer and schedule, evaluation, and the numbers they give.
 
-The two trainers differ in `update`, `eval_batch` and where the optimizer state lives, and nowhere else.
+The two trainers differ in `update`, `_eval_batch` and where the optimizer state lives, and nowhere else.
 """
 
 from __future__ import annotations
@@ -71,8 +71,6 @@ class ModelTrainer(TrainerBase):
         settings: single fields of `options`.
     """
 
-    #: True when every rank holds its own share of the losses, so that metrics must be summed over ranks
-    ranks_see_parts = False
     #: tokens per iteration over all ranks, known from the first iteration on; None where there are only samples
     items_per_iter: int | None = None
     #: how eager ranks average gradients, see `EagerTrainer`
@@ -103,7 +101,7 @@ class ModelTrainer(TrainerBase):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self._schedule_needs_metric = needs_metric(lr_scheduler)
-        self.lr = self._current_lr()
+        self._lr = self._current_lr()
         self.batch_scope = BatchScope(options.batch_scope, options.check_batch_scope)
         self._batch_norms = batch_norms(model)
         self.forward_pass = ForwardPass(self)
@@ -114,7 +112,7 @@ class ModelTrainer(TrainerBase):
                 "ZeRO (stage %d) saves nothing here: one data-parallel rank has nobody to share with",
                 options.zero_stage,
             )
-        self.model_plan = ParallelPlan.of(model, options.plan)
+        self._model_plan = ParallelPlan.of(model, options.plan)
         self.layout: Layout = layout or self._lay_out()
         refuse_split_statistics(self.model)
         self._check_optimizer()
@@ -125,25 +123,25 @@ class ModelTrainer(TrainerBase):
         if self.needs_global_tensors(self.mesh, options.zero_stage, self.gradient_reduction):
             return parallelize(
                 self.model,
-                self.model_plan,
+                self._model_plan,
                 self.mesh,
                 options.blocks_per_stage,
                 options.block_costs,
                 zero_stage=options.zero_stage,
-                recomputed_blocks=self.recomputed_blocks(),
+                recomputed_blocks=self._recomputed_blocks(),
             )
-        recompute_in_backward(self.model, self.recomputed_blocks())
+        recompute_in_backward(self.model, self._recomputed_blocks())
         return LocalLayout(self.mesh)
 
     def use_global_tensors(self) -> None:
         """Lay a model that data-parallel ranks hold as local replicas out as global tensors. Collective."""
         raise NotImplementedError(f"{type(self).__name__} has no local replicas")
 
-    def recomputed_blocks(self) -> list[str]:
+    def _recomputed_blocks(self) -> list[str]:
         """Names of the modules that activation checkpointing was asked for. Raises `UserError` when no plan has any."""
         if not self.options.activation_checkpoint:
             return []
-        return self.model_plan.block_names(self.model)
+        return self._model_plan.block_names(self.model)
 
     @classmethod
     def needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
@@ -196,28 +194,28 @@ class ModelTrainer(TrainerBase):
 
     # ------------------------------------------------------------------ what eager and graph give
 
-    def eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
+    def _eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
         """Run the model in eval mode on one micro-batch of this rank; outputs are local tensors of this rank.
 
         `replicated`: every rank holds the same batch. Collective in graph mode and with global tensors; then the
         outputs are empty on ranks of other stages than the one that computes them, unless `everywhere` is set.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define eval_batch")
+        raise NotImplementedError(f"{type(self).__name__} must define _eval_batch")
 
-    def run_eagerly(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
-        """`eval_batch` op by op."""
+    def _run_eagerly(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
+        """`_eval_batch` op by op."""
         lay_out = self.layout.lay_out_replicated_batch if replicated else self.layout.lay_out_batch
         with flow.no_grad(), self.layout.source_ops():
             try:
                 outputs = self.model(**lay_out(batch))
             except Exception as error:
-                explained = explain_forward_error(error, self.model, batch, self.evaluated_batches <= 1)
+                explained = explain_forward_error(error, self.model, batch, self._evaluated_batches <= 1)
                 if explained is None:
                     raise
                 raise explained from error
-        return self.localize_outputs(outputs, batch, replicated, everywhere)
+        return self._localize_outputs(outputs, batch, replicated, everywhere)
 
-    def localize_outputs(self, outputs: Any, batch: Batch, replicated: bool, everywhere: bool) -> Any:
+    def _localize_outputs(self, outputs: Any, batch: Batch, replicated: bool, everywhere: bool) -> Any:
         """What the model gave for this rank's `batch`, as local tensors."""
         num_samples = len(next(iter(batch.values())))
         return map_tensors(
@@ -239,13 +237,13 @@ class ModelTrainer(TrainerBase):
     def prepare(self) -> None:
         """Do ahead of the first update what can be done ahead; graph mode compiles. Collective."""
 
-    def copy_optimizer_tensors(self) -> Any:
-        """A copy of the optimizer state's tensors on the device, for `put_back_optimizer_tensors`."""
-        raise NotImplementedError(f"{type(self).__name__} must define copy_optimizer_tensors")
+    def _copy_optimizer_tensors(self) -> Any:
+        """A copy of the optimizer state's tensors on the device, for `_put_back_optimizer_tensors`."""
+        raise NotImplementedError(f"{type(self).__name__} must define _copy_optimizer_tensors")
 
-    def put_back_optimizer_tensors(self, copies: Any) -> None:
-        """Set the optimizer state's tensors to what `copy_optimizer_tensors` gave; the copies stay usable."""
-        raise NotImplementedError(f"{type(self).__name__} must define put_back_optimizer_tensors")
+    def _put_back_optimizer_tensors(self, copies: Any) -> None:
+        """Set the optimizer state's tensors to what `_copy_optimizer_tensors` gave; the copies stay usable."""
+        raise NotImplementedError(f"{type(self).__name__} must define _put_back_optimizer_tensors")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `TrainerBase.load_state_dict`."""
@@ -278,11 +276,11 @@ class ModelTrainer(TrainerBase):
         with flow.no_grad():
             return Snapshot(
                 tensors=[tensor.clone() for tensor in self._module_tensors()],
-                optimizer=self.copy_optimizer_tensors(),
+                optimizer=self._copy_optimizer_tensors(),
                 step=self.optimizer._state["step"],
                 rates=[group["lr"] for group in self.optimizer.param_groups],
                 schedule=None if scheduler is None else scheduler_state(scheduler, self.optimizer),
-                lr=self.lr,
+                lr=self._lr,
             )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -290,18 +288,18 @@ class ModelTrainer(TrainerBase):
         with flow.no_grad():
             for tensor, copied in zip(self._module_tensors(), snapshot.tensors):
                 tensor.copy_(copied)
-            self.put_back_optimizer_tensors(snapshot.optimizer)
+            self._put_back_optimizer_tensors(snapshot.optimizer)
         self.optimizer._state["step"] = snapshot.step
         if snapshot.schedule is not None:
             load_scheduler_state(self.lr_scheduler, snapshot.schedule, self.optimizer)
         for group, rate in zip(self.optimizer.param_groups, snapshot.rates):
             group["lr"] = rate
-        self.lr = snapshot.lr
+        self._lr = snapshot.lr
 
     def _module_tensors(self) -> list[flow.Tensor]:
         return [p.data for p in self.model.parameters()] + list(self.model.buffers())
 
-    def watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
+    def _watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
         """What a forward over these batches of the loader runs in; raises `IndexOutOfRange` for an id or a label that
         the model has no row for."""
         return self.forward_pass.index_check.watch(batches, self.forward_pass.describe_batch)
@@ -315,8 +313,8 @@ class ModelTrainer(TrainerBase):
         return float(max([group["lr"] for group in groups]))  # a list: half the time of a generator
 
     def _step_schedule(self) -> None:
-        """Advance the schedule; keeps the rate that the update just made has used in `self.lr`."""
-        self.lr = self._current_lr()
+        """Advance the schedule; keeps the rate that the update just made has used in `self._lr`."""
+        self._lr = self._current_lr()
         if self.lr_scheduler is not None and not self._schedule_needs_metric:
             self.lr_scheduler.step()
 
@@ -325,8 +323,8 @@ class ModelTrainer(TrainerBase):
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `TrainerBase.collect`. The last dict has every loss, metric, the rate and the gradient norm; the earlier
         ones only `train/loss`, which the finite check needs."""
-        numbers = to_numbers(results, self.ranks_see_parts)
-        numbers[-1]["train/lr"] = self.lr
+        numbers = to_numbers(results, self.mesh.data > 1 and not self.layout.is_global)
+        numbers[-1]["train/lr"] = self._lr
         return numbers
 
     # ------------------------------------------------------------------ evaluation
@@ -360,17 +358,17 @@ class ModelTrainer(TrainerBase):
         self.batch_scope.settle_for_evaluation(self, *(_eval_item(item) for item in first))
         try:
             for number, item in enumerate(itertools.chain(first, items)):
-                self.evaluated_batches += 1
+                self._evaluated_batches += 1
                 note_progress()
                 poll()
-                self.raise_if_stopping()
+                self._raise_if_stopping()
                 if max_batches is not None and number >= max_batches:
                     break
                 batch, replicated = _eval_item(item)
                 batch, self.forward_pass.evaluated = self.forward_pass.name_inputs(batch), (dataset, number + 1)
-                with self.watch_indices([batch]):
+                with self._watch_indices([batch]):
                     batch = self.forward_pass.to_device(batch)
-                    outputs = self.eval_batch(batch, replicated)
+                    outputs = self._eval_batch(batch, replicated)
                 if not self.layout.sees_outputs or (replicated and self.mesh.data_rank != 0):
                     continue
                 outputs = with_num_loss_items(outputs, self.forward_pass.item_counts([batch])[0])
@@ -399,8 +397,8 @@ class ModelTrainer(TrainerBase):
         self.model.eval()
         try:
             batch = self.forward_pass.name_inputs(batch)
-            with self.watch_indices([batch]):
-                return self.eval_batch(self.forward_pass.to_device(batch), everywhere=True)
+            with self._watch_indices([batch]):
+                return self._eval_batch(self.forward_pass.to_device(batch), everywhere=True)
         finally:
             self.model.train(was_training)
 

@@ -172,7 +172,7 @@ def _compile_options(seen: Seen, options: Mapping[str, Any]) -> Iterator[Switch]
             "off",
             "train.activation_checkpoint.enabled",
             "Leave it out, or keep the blocks' forward free of what a second call computes otherwise.",
-            functools.partial(_patched, model_trainer.ModelTrainer, "recomputed_blocks", lambda self: []),
+            functools.partial(_patched, model_trainer.ModelTrainer, "_recomputed_blocks", lambda self: []),
             is_eager=True,
         )
 

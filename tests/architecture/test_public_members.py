@@ -1,0 +1,51 @@
+"""A class that users touch shows at most so many public members, those of its bases and of its instances included."""
+
+from __future__ import annotations
+
+import pytest
+import toy
+
+MOST_MEMBERS = 30
+#: what still shows more; the numbers may only become smaller
+LARGER = {"EagerTrainer": 56, "GraphTrainer": 58}
+
+
+def public_members(instance: object) -> set[str]:
+    """Names of attributes, properties and methods without a leading underscore."""
+    return {name for name in dir(instance) if not name.startswith("_")}
+
+
+def trainer_of(mode: str):
+    model = toy.Classifier()
+    return toy.trainer_of(mode, model, toy.batches(1), toy.optimizer_of("sgd", model))
+
+
+def test_trainers_show_few_members(mode):
+    trainer = trainer_of(mode)
+    name = type(trainer).__name__
+    assert len(public_members(trainer)) == LARGER.get(name, MOST_MEMBERS), sorted(public_members(trainer))
+
+
+@pytest.mark.parametrize("part", ["feed", "metrics", "guard", "forward_pass", "batch_scope"])
+def test_what_a_trainer_is_made_of_shows_few_members(mode, part):
+    assert len(public_members(getattr(trainer_of(mode), part))) <= MOST_MEMBERS
+
+
+def test_members_of_bases_and_instances_count():
+    """Negative control."""
+
+    class Base:
+        inherited = 1
+
+        def method(self): ...
+
+    class Derived(Base):
+        _private = 2
+
+        def __init__(self):
+            self.own, self._hidden = 3, 4
+
+        @property
+        def computed(self): ...
+
+    assert public_members(Derived()) == {"inherited", "method", "own", "computed"}

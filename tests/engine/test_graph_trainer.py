@@ -11,6 +11,7 @@ from oneflow import nn
 from libai.engine import GraphTrainer
 from libai.engine.graph.build_errors import GraphBuildError
 from libai.engine.graph.graphs import EvalGraph, TrainGraph
+from libai.engine.trainer.snapshot import Snapshot
 from libai.layers import Dropout
 
 
@@ -56,15 +57,15 @@ def test_a_ragged_first_iteration_is_fine():
 def test_snapshot_and_restore_repeat_the_same_updates_bit_for_bit(mode):
     data = toy.batches(6)
     _, trainer = run(mode, data, 2)
-    saved = trainer.snapshot()
+    saved = Snapshot.of(trainer)
 
     def three():
         return [trainer.collect([trainer.update([data[i]])])[0]["train/loss"] for i in range(3)]
 
     first = three()
-    trainer.restore(saved)
+    saved.restore(trainer)
     assert three() == first
-    trainer.restore(saved)
+    saved.restore(trainer)
     assert three() == first
 
 

@@ -10,6 +10,7 @@ from oneflow import nn
 
 from libai.engine import NonFiniteLoss
 from libai.engine.hooks import CallbackHook
+from libai.engine.trainer.snapshot import Snapshot
 from libai.scheduler import WarmupCosineLR
 from libai.utils.errors import UserError
 
@@ -187,7 +188,7 @@ def test_nothing_is_copied_unless_it_is_asked_for(mode, monkeypatch):
             mode, net, toy.batches(4), toy.optimizer_of("adamw", net), non_finite=policy, **options
         )
         taken = []
-        monkeypatch.setattr(trainer, "snapshot", lambda trainer=trainer, taken=taken: taken.append(1) or None)
+        monkeypatch.setattr(Snapshot, "of", lambda trainer, taken=taken: taken.append(1))
         trainer.train(0, 1)
         copies.append(len(taken))
     assert copies[0] == 0 and min(copies[1:]) > 0
@@ -230,11 +231,11 @@ def test_a_copy_of_the_graphs_state_is_that_of_its_moment():
     trainer.train(0, 2)
     for batch in toy.batches(8, seed=1):
         expected = {name: t.numpy().copy() for name, t in trainer.export_optimizer_state()[0].items()}
-        copied = trainer.snapshot()
+        copied = Snapshot.of(trainer)
         first = trainer.update([batch])  # must not write into what is being copied
-        trainer.restore(copied)
+        copied.restore(trainer)
         second = trainer.update([batch])  # must not read what is being written back
-        trainer.restore(copied)
+        copied.restore(trainer)
         for name, tensor in trainer.export_optimizer_state()[0].items():
             assert np.array_equal(tensor.numpy(), expected[name]), name
         losses = [trainer.collect([result])[0]["train/loss"] for result in (first, second)]

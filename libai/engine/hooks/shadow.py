@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.parity.report import largest_difference, relative_difference
+from libai.engine.trainer.snapshot import Snapshot
 from libai.parallel import whole
 from libai.utils.errors import UserError
 
@@ -50,10 +51,10 @@ class ShadowUpdateHook(HookBase):
         with trainer.not_training():
             trainer.prepare()
             batches = trainer.feed.peek()
-            before = trainer.snapshot()
+            before = Snapshot.of(trainer)
             result = trainer.update_op_by_op(batches)
             self._expected = _losses(trainer, result), _weights(trainer)
-            trainer.restore(before)
+            before.restore(trainer)
 
     def after_step(self) -> None:
         """Compares."""

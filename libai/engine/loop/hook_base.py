@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from libai.utils.errors import UserError
+
 if TYPE_CHECKING:
     from libai.engine.loop.trainer_base import TrainerBase
 
@@ -56,6 +58,20 @@ class HookBase:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
+
+    def check_mode(self, mode: str) -> None:
+        """Raise `UserError` when this hook cannot work in a trainer of `mode`."""
+        name = type(self).__name__
+        if mode == "graph" and self.overrides("after_backward"):
+            raise UserError(
+                f"{name} uses after_backward, which cannot happen in graph mode: the compiled step goes from the "
+                "gradients to the update without a stop. Use after_step, or run with graph.enabled=false."
+            )
+        if mode in ("eager", "graph") and mode not in self.modes:
+            raise UserError(
+                f"{name} works in {' and '.join(self.modes)} mode only, and this run is in {mode} mode. Remove "
+                f"the hook or set graph.enabled={'true' if mode == 'eager' else 'false'}."
+            )
 
     @property
     def state_key(self) -> str:

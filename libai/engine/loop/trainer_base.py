@@ -130,27 +130,12 @@ class TrainerBase:
             if hook.only_on == "main" and not is_main_process():
                 continue
             if self.is_mode_settled:
-                self.check_hook(hook)
+                hook.check_mode(self.mode)
             hook.trainer = weakref.proxy(self)
             self.hooks.append(hook)
         self.hooks.sort(key=lambda hook: hook.priority)
         for point in HOOK_POINTS:
             self._hook_calls[point] = [getattr(hook, point) for hook in self.hooks if hook.overrides(point)]
-
-    @classmethod
-    def check_hook(cls, hook: HookBase) -> None:
-        """Raise `UserError` for a hook that cannot work in this trainer's mode."""
-        name = type(hook).__name__
-        if cls.mode == "graph" and hook.overrides("after_backward"):
-            raise UserError(
-                f"{name} uses after_backward, which cannot happen in graph mode: the compiled step goes from the "
-                "gradients to the update without a stop. Use after_step, or run with graph.enabled=false."
-            )
-        if cls.mode in ("eager", "graph") and cls.mode not in hook.modes:
-            raise UserError(
-                f"{name} works in {' and '.join(hook.modes)} mode only, and this run is in {cls.mode} mode. Remove "
-                f"the hook or set graph.enabled={'true' if cls.mode == 'eager' else 'false'}."
-            )
 
     def _call_hooks(self, point: str) -> None:
         """Run every hook that does something at `point`, one of `HOOK_POINTS`."""
@@ -211,7 +196,7 @@ class TrainerBase:
     def _run(self, has_begun: bool) -> None:
         if not self.is_mode_settled:
             for hook in self.hooks:
-                self.check_hook(hook)
+                hook.check_mode(self.mode)
         self.status, self._is_pausing, self.failure = "running", False, None
         with (
             self.storage,

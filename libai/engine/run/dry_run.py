@@ -19,6 +19,7 @@ import numpy as np
 from libai import checkpoint
 from libai.engine.loop.pending_metrics import NonFiniteLoss
 from libai.engine.run.report import describe_length, start_banner
+from libai.engine.trainer.snapshot import Snapshot
 from libai.utils.distributed import any_rank, barrier, broadcast_object, is_main_process
 from libai.utils.units import format_bytes
 
@@ -88,14 +89,14 @@ def _undone(run: DefaultTrainer) -> Iterator[None]:
     generators = random.getstate(), np.random.get_state()
     schedule = trainer.lr_scheduler
     trainer.lr_scheduler = None  # it is copied below, also one that has no state to save
-    before = trainer.snapshot()
+    before = Snapshot.of(trainer)
     trainer.lr_scheduler = _copy_schedule(schedule, trainer.optimizer)
     try:
         yield
     finally:
         barrier()
         trainer.lr_scheduler = None
-        trainer.restore(before)
+        before.restore(trainer)
         trainer.lr_scheduler = schedule
         random.setstate(generators[0])
         np.random.set_state(generators[1])

@@ -22,6 +22,7 @@ from libai.engine.setup import build
 from libai.engine.setup.support import check_supported
 from libai.engine.trainer.graph import GraphTrainer
 from libai.engine.trainer.model_trainer import ModelTrainer
+from libai.engine.trainer.snapshot import Snapshot
 from libai.forward.python_state import SharedState
 from libai.parallel import named_tensors, whole
 from libai.scheduler import has_state, load_scheduler_state, scheduler_state
@@ -110,11 +111,11 @@ def _losses_of(trained: Any, batches: Batches) -> list[dict[str, float]]:
         twin.inspect_first(list(batches[0]))
         return _train(twin, live.completed_iters, batches)
     live.prepare()
-    before, iteration = live.snapshot(), live.iter
+    before, iteration = Snapshot.of(live), live.iter
     try:
         return _train(live, live.completed_iters, batches)
     finally:
-        live.restore(before)
+        before.restore(live)
         live.iter = iteration
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.trainer.model_trainer import ModelTrainer
+from libai.engine.trainer.snapshot import Snapshot
 from libai.engine.trainer.switching import TRAINERS
 from libai.utils.distributed import all_reduce
 from libai.utils.errors import UserError
@@ -27,9 +28,9 @@ def mode_of_hooks(hooks: Iterable[HookBase]) -> tuple[str, str] | None:
     """
     refusals: dict[str, UserError] = {}
     for hook in hooks:
-        for mode, trainer in TRAINERS.items():
+        for mode in TRAINERS:
             try:
-                trainer.check_hook(hook)
+                hook.check_mode(mode)
             except UserError as error:
                 refusals.setdefault(mode, error)
     if not refusals:
@@ -48,7 +49,7 @@ def time_modes(contenders: dict[str, ModelTrainer], micro_batches: list[Any]) ->
     and NumPy. Collective; all ranks get the same numbers. Call `prepare()` on graph trainers first.
     """
     generators = random.getstate(), np.random.get_state()
-    snapshots = {name: trainer.snapshot() for name, trainer in contenders.items()}
+    snapshots = {name: Snapshot.of(trainer) for name, trainer in contenders.items()}
     best = dict.fromkeys(contenders, float("inf"))
     for trainer in contenders.values():
         _time_block(trainer, micro_batches, updates=1)
@@ -56,7 +57,7 @@ def time_modes(contenders: dict[str, ModelTrainer], micro_batches: list[Any]) ->
         for name, trainer in contenders.items():
             best[name] = min(best[name], _time_block(trainer, micro_batches, UPDATES_PER_BLOCK))
     for name, trainer in contenders.items():
-        trainer.restore(snapshots[name])
+        snapshots[name].restore(trainer)
     random.setstate(generators[0])
     np.random.set_state(generators[1])
     slowest = all_reduce(np.array(list(best.values())), "max")

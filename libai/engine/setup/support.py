@@ -200,7 +200,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "hooks with after_backward",
-        lambda run: False,  # a hook is refused when it is registered, see TrainerBase.check_hook
+        lambda run: False,  # a hook is refused when it is registered, see HookBase.check_mode
         YES,
         "the compiled step goes from the gradients to the update without a stop",
         "Use after_step, or run with graph.enabled=false.",

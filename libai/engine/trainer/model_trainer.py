@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,24 +37,12 @@ from libai.parallel import (
     recompute_in_backward,
 )
 from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
-from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
+from libai.scheduler import needs_metric
 from libai.utils.distributed import all_reduce, default_device, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import note_progress, phase
 
 logger = logging.getLogger("libai.engine")
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """State of a `ModelTrainer` in memory, made by `snapshot` and taken back by `restore`."""
-
-    tensors: list[flow.Tensor]
-    optimizer: Any
-    step: int
-    rates: list[float]
-    schedule: dict[str, Any] | None
-    lr: float
 
 
 class ModelTrainer(TrainerBase):
@@ -264,40 +252,6 @@ class ModelTrainer(TrainerBase):
         statistics of all ranks together (`libai.parallel.batch_statistics`)."""
         super().check_finite()
         share_batch_statistics(self._batch_norms)
-
-    # ------------------------------------------------------------------ snapshots in memory
-
-    def snapshot(self) -> Snapshot:
-        """Everything that an update changes, copied on the device: weights, buffers, optimizer, schedule.
-
-        No synchronisation and no collective. Data position and hooks are not in it.
-        """
-        scheduler = self.lr_scheduler
-        with flow.no_grad():
-            return Snapshot(
-                tensors=[tensor.clone() for tensor in self._module_tensors()],
-                optimizer=self._copy_optimizer_tensors(),
-                step=self.optimizer._state["step"],
-                rates=[group["lr"] for group in self.optimizer.param_groups],
-                schedule=None if scheduler is None else scheduler_state(scheduler, self.optimizer),
-                lr=self._lr,
-            )
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot of this trainer, bit for bit. It may be restored again."""
-        with flow.no_grad():
-            for tensor, copied in zip(self._module_tensors(), snapshot.tensors):
-                tensor.copy_(copied)
-            self._put_back_optimizer_tensors(snapshot.optimizer)
-        self.optimizer._state["step"] = snapshot.step
-        if snapshot.schedule is not None:
-            load_scheduler_state(self.lr_scheduler, snapshot.schedule, self.optimizer)
-        for group, rate in zip(self.optimizer.param_groups, snapshot.rates):
-            group["lr"] = rate
-        self._lr = snapshot.lr
-
-    def _module_tensors(self) -> list[flow.Tensor]:
-        return [p.data for p in self.model.parameters()] + list(self.model.buffers())
 
     def _watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
         """What a forward over these batches of the loader runs in; raises `IndexOutOfRange` for an id or a label that

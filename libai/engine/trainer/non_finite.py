@@ -19,6 +19,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.loop.pending_metrics import LossGuard, NonFiniteLoss
+from libai.engine.trainer.snapshot import Snapshot
 from libai.forward.contract import total_loss
 from libai.parallel import whole
 from libai.scheduler import has_state
@@ -27,7 +28,7 @@ from libai.utils.errors import UserError
 
 if TYPE_CHECKING:
     from libai.engine.trainer.forward_pass import Batch
-    from libai.engine.trainer.model_trainer import ModelTrainer, Snapshot
+    from libai.engine.trainer.model_trainer import ModelTrainer
 
 logger = logging.getLogger("libai.engine")
 
@@ -70,7 +71,7 @@ class NonFiniteGuard(LossGuard):
             self._trainer.check_finite()
         if self._snapshot is None:
             self._trainer.prepare()
-            self._snapshot = self._trainer.snapshot()
+            self._snapshot = Snapshot.of(self._trainer)
         self._batches.append((iteration, micro_batches))
         for batch in micro_batches:
             self._bytes += num_bytes(batch)
@@ -110,17 +111,17 @@ class NonFiniteGuard(LossGuard):
         trainer, batches = self._trainer, self._batches
         assert self._snapshot is not None
         present = trainer.iter
-        trainer.restore(self._snapshot)
+        self._snapshot.restore(trainer)
         before = self._snapshot
         culprit, diagnosis = bad_iteration, ""
         last = len(batches) - 1
         for index, (iteration, micro_batches) in enumerate(batches):
             trainer.iter, last = iteration, index
-            before = trainer.snapshot()
+            before = Snapshot.of(trainer)
             result = trainer.update(micro_batches)
             loss = trainer.collect([result])[0]["train/loss"]
             if not math.isfinite(loss) or not weights_are_finite(trainer):
-                trainer.restore(before)
+                before.restore(trainer)
                 culprit, diagnosis = iteration, find_first_non_finite(trainer, micro_batches)
                 break
         else:
@@ -131,7 +132,7 @@ class NonFiniteGuard(LossGuard):
         if self.policy == "skip":
             results = self._skip(last, batches)
         elif self.policy == "rollback":
-            trainer.restore(self._snapshot)
+            self._snapshot.restore(trainer)
             self.forget()
         trainer.iter = present
         self._note(culprit, diagnosis)
@@ -142,7 +143,7 @@ class NonFiniteGuard(LossGuard):
         trainer = self._trainer
         trainer.skip_update()
         self._batches = []
-        self._snapshot = trainer.snapshot()
+        self._snapshot = Snapshot.of(trainer)
         results = []
         for iteration, micro_batches in batches[index + 1 :]:
             trainer.iter = iteration

@@ -32,7 +32,7 @@ def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer
     old.check_finite()
     tensors, scalars = old.export_optimizer_state()
     for hook in old.hooks:
-        TRAINERS[mode].check_hook(hook)
+        hook.check_mode(mode)
     keeps_layout = old.layout.is_global == TRAINERS[mode].needs_global_tensors(
         old.mesh, old.options.zero_stage, options.get("gradient_reduction", "auto")
     )

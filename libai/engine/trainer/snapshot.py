@@ -1,0 +1,60 @@
+"""State of a trainer that is kept in memory, to go back to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import oneflow as flow
+
+from libai.scheduler import load_scheduler_state, scheduler_state
+
+if TYPE_CHECKING:
+    from libai.engine.trainer.model_trainer import ModelTrainer
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that an update changes, copied on the device: weights, buffers, optimizer, schedule.
+
+    Data position and hooks are not in it.
+    """
+
+    tensors: list[flow.Tensor]
+    optimizer: Any
+    step: int
+    rates: list[float]
+    schedule: dict[str, Any] | None
+    lr: float
+
+    @classmethod
+    def of(cls, trainer: ModelTrainer) -> Snapshot:
+        """The state of `trainer`. No synchronisation and no collective."""
+        scheduler, optimizer = trainer.lr_scheduler, trainer.optimizer
+        with flow.no_grad():
+            return cls(
+                tensors=[tensor.clone() for tensor in _module_tensors(trainer.model)],
+                optimizer=trainer._copy_optimizer_tensors(),
+                step=optimizer._state["step"],
+                rates=[group["lr"] for group in optimizer.param_groups],
+                schedule=None if scheduler is None else scheduler_state(scheduler, optimizer),
+                lr=trainer._lr,
+            )
+
+    def restore(self, trainer: ModelTrainer) -> None:
+        """Bring `trainer`, whose snapshot it is, back to it, bit for bit. It may be restored again."""
+        optimizer = trainer.optimizer
+        with flow.no_grad():
+            for tensor, copied in zip(_module_tensors(trainer.model), self.tensors):
+                tensor.copy_(copied)
+            trainer._put_back_optimizer_tensors(self.optimizer)
+        optimizer._state["step"] = self.step
+        if self.schedule is not None:
+            load_scheduler_state(trainer.lr_scheduler, self.schedule, optimizer)
+        for group, rate in zip(optimizer.param_groups, self.rates):
+            group["lr"] = rate
+        trainer._lr = self.lr
+
+
+def _module_tensors(model: flow.nn.Module) -> list[flow.Tensor]:
+    return [p.data for p in model.parameters()] + list(model.buffers())

@@ -162,7 +162,7 @@ def test_hooks_keep_their_state(tmp_path):
     assert (best.best, best.best_iter) == (1.0, 2)
     assert stop.state_dict() == {"best": 1.0, "bad_evaluations": 1, "last_iter": 2}
     trainer.train(3, 4)
-    assert trainer.storage.history("eval/val/loss").values() == [3.0, 1.0, 2.0, 2.5]
+    assert trainer.storage.get("eval/val/loss") == (2.5, 3)
     assert stop.state_dict()["bad_evaluations"] == 2
 
 

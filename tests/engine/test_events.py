@@ -6,7 +6,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 
-from libai.engine.log.events import HISTORY_LENGTH, EventStorage, fetch_scalars, get_event_storage
+from libai.engine.log.events import EventStorage, fetch_scalars, get_event_storage
 from libai.utils.errors import UserError
 
 
@@ -99,36 +99,11 @@ def test_every_kind_of_number_becomes_a_float(number):
     storage.put_scalar("a", number)
     value, _ = storage.latest()["a"]
     assert type(value) is float and value == 1.0
-    assert storage.history("a").values() == [1.0]
 
 
 def test_what_is_no_number_is_refused_at_once():
     with pytest.raises(TypeError, match="'a'.* takes a number or a one-element tensor, not str"):
         EventStorage().put_scalar("a", "0.5")
-
-
-def test_histories_give_medians_and_averages_over_a_window():
-    storage = EventStorage()
-    for value in [100.0, 1.0, 2.0, 9.0]:
-        storage.put_scalar("time", value)
-    history = storage.history("time")
-    assert (len(history), history.median(), history.average()) == (4, 5.5, 28.0)
-    assert (history.median(3), history.average(3)) == (2.0, 4.0)
-
-
-def test_histories_are_bounded():
-    storage = EventStorage()
-    for value in range(HISTORY_LENGTH + 5):
-        storage.put_scalar("time", float(value))
-    assert storage.history("time").values(2) == [HISTORY_LENGTH + 3, HISTORY_LENGTH + 4]
-    assert len(storage.history("time")) == HISTORY_LENGTH
-
-
-def test_tensors_have_no_history():
-    storage = EventStorage()
-    storage.put_scalars(loss=DeviceScalar(), time=1.0)
-    with pytest.raises(KeyError, match=r"no history of 'loss'.*\['time'\]"):
-        storage.history("loss")
 
 
 def test_the_current_storage_is_the_innermost_one():
@@ -189,4 +164,3 @@ def test_state_survives_json():
     restored.load_state_dict(json.loads(json.dumps(storage.state_dict(), allow_nan=False)))
     assert restored.iter == 7
     assert restored.latest() == {"loss": (0.25, 7), "time": (0.5, 7)}
-    assert restored.history("time").median() == 0.5

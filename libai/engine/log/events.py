@@ -7,20 +7,14 @@ Putting never waits for the device; asking does, once for everything that is pen
 from __future__ import annotations
 
 import math
-import statistics
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, Token
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from libai.utils.errors import UserError
 from libai.utils.tensors import detached
-
-#: host-side values kept per name, for medians and averages
-HISTORY_LENGTH = 1000
 
 _current: ContextVar[EventStorage | None] = ContextVar("libai_event_storage", default=None)
 
@@ -39,33 +33,8 @@ def get_event_storage() -> EventStorage:
     return storage
 
 
-class ScalarHistory:
-    """The last `HISTORY_LENGTH` host-side values of one scalar."""
-
-    __slots__ = ("_values", "append")
-
-    def __init__(self, values: Sequence[float] = ()):
-        self._values: deque[float] = deque(values, maxlen=HISTORY_LENGTH)
-        self.append = self._values.append  # bound once: it runs in every iteration
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def values(self, window: int = HISTORY_LENGTH) -> list[float]:
-        """The last `window` values, oldest first."""
-        return list(islice(self._values, max(0, len(self._values) - window), None))
-
-    def median(self, window: int = 20) -> float:
-        """Median of the last `window` values; robust against the odd slow iteration."""
-        return statistics.median(self.values(window))
-
-    def average(self, window: int = 20) -> float:
-        """Mean of the last `window` values."""
-        return statistics.fmean(self.values(window))
-
-
 class EventStorage:
-    """The newest value of every scalar with its iteration, histories of host-side values, and texts not yet written.
+    """The newest value of every scalar with its iteration, and texts not yet written.
 
     As a context manager it becomes what `get_event_storage()` returns; blocks may be nested.
 
@@ -76,7 +45,6 @@ class EventStorage:
     def __init__(self, start_iter: int = 0):
         self.iter = start_iter
         self._latest: dict[str, tuple[Any, int]] = {}
-        self._histories: dict[str, ScalarHistory] = {}
         self._texts: list[tuple[str, str, int]] = []
         self._tokens: list[Token[EventStorage | None]] = []
 
@@ -97,7 +65,6 @@ class EventStorage:
         """Record `value` under `name`: a number, or a one-element tensor.
 
         A tensor is kept (detached) and fetched only when somebody asks; do not change it in place later.
-        Numbers go to the history of `name` too.
         """
         if type(value) is not float:
             if isinstance(value, (int, float, np.number, np.bool_)):
@@ -112,10 +79,6 @@ class EventStorage:
                     f"{value!r}. Use put_text for text."
                 )
         self._latest[name] = (value, self.iter)
-        try:
-            self._histories[name].append(value)
-        except KeyError:
-            self._histories[name] = ScalarHistory([value])
 
     def put_scalars(self, /, **scalars: Any) -> None:
         """`put_scalar` for each keyword; `put_scalars(**{"eval/val/loss": 2.3})` for tags."""
@@ -151,15 +114,6 @@ class EventStorage:
             found = self._latest[name] = (fetch_scalars({name: found[0]})[name], found[1])
         return found
 
-    def history(self, name: str) -> ScalarHistory:
-        """The history of host-side values put under `name`; tensors have none, for keeping them would hoard memory."""
-        try:
-            return self._histories[name]
-        except KeyError:
-            raise KeyError(
-                f"no history of {name!r}: only numbers have one, and these were put: {sorted(self._histories)}"
-            ) from None
-
     def pop_texts(self) -> list[tuple[str, str, int]]:
         """The texts `(name, text, iteration)` put since the last call."""
         texts, self._texts = self._texts, []
@@ -168,21 +122,16 @@ class EventStorage:
     # ------------------------------------------------------------------ resume
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able state: iteration, newest finite values and histories. Waits for the device as `latest` does."""
+        """JSON-able state: iteration and newest finite values. Waits for the device as `latest` does."""
         return {
             "iter": self.iter,
             "latest": {name: list(found) for name, found in self.latest().items() if math.isfinite(found[0])},
-            "histories": {
-                name: [value for value in history.values() if math.isfinite(value)]
-                for name, history in self._histories.items()
-            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back `state_dict()`."""
         self.iter = int(state["iter"])
         self._latest = {name: (float(value), int(at)) for name, (value, at) in state["latest"].items()}
-        self._histories = {name: ScalarHistory(values) for name, values in state["histories"].items()}
 
 
 def fetch_scalars(tensors: Mapping[str, Any]) -> dict[str, float]:

@@ -334,7 +334,7 @@ class ModelTrainer(TrainerBase):
             self.guard.forget()  # what follows an evaluation (a plateau schedule) could not be repeated
         metrics: dict[str, float] = {}
         for name, evaluator in evaluators.items():
-            total = self._reduce_sums(sums[name], evaluator)
+            total = sums[name] if self.mesh.is_single else reduce_sums(sums[name])
             if not total:
                 raise UserError(
                     f"the loader of the evaluation dataset {dataset!r} ({type(loader).__name__}) gave no batch on any "
@@ -355,9 +355,6 @@ class ModelTrainer(TrainerBase):
                 return self._eval_batch(self.forward_pass.to_device(batch), everywhere=True)
         finally:
             self.model.train(was_training)
-
-    def _reduce_sums(self, sums: dict[str, Any], evaluator: Any) -> dict[str, Any]:
-        return sums if self.mesh.is_single else reduce_sums(sums)
 
 
 def _eval_item(item: Any) -> tuple[Any, bool]:

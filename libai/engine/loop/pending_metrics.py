@@ -32,13 +32,7 @@ class NonFiniteLoss(FloatingPointError):
 
 
 class LossGuard:
-    """What a loop does about a loss that is not finite. This one keeps nothing, and ends training.
-
-    `updates_first`: whether an update is made before its losses are looked at.
-    """
-
-    def __init__(self, updates_first: bool = True):
-        self._updates_first = updates_first
+    """What a loop does about a loss that is not finite. This one keeps nothing, and ends training."""
 
     def before_update(self, iteration: int, micro_batches: list[Any]) -> None:
         """Called before every update."""
@@ -49,7 +43,7 @@ class LossGuard:
     def resolve(self, iteration: int, losses: Mapping[str, float], latest: dict[str, float]) -> dict[str, float]:
         """Called for the first iteration (0-based) whose loss is not finite; raises, or returns the numbers to log
         for the latest iteration in place of `latest`. Collective."""
-        raise NonFiniteLoss(iteration + 1, losses, updated=self._updates_first)
+        raise NonFiniteLoss(iteration + 1, losses, updated=True)
 
     def forget(self) -> None:
         """Called when the state has been changed by something else than an update."""

@@ -47,8 +47,6 @@ class TrainerBase:
         data_loader: an iterable of micro-batches of this rank, or a function that returns one; read lazily. A finite
             one is started again when it ends.
         num_accumulation_steps: micro-batches per iteration.
-        check_finite_every_iter: check the losses *before* every update (costs one synchronisation per iteration)
-            instead of at the next log point.
 
     Attributes:
         iter: 0-based iteration; equals `max_iter` after a clean finish, so that `after_train` can tell.
@@ -75,7 +73,6 @@ class TrainerBase:
         data_loader: Iterable[Any] | Callable[[], Iterable[Any]],
         *,
         num_accumulation_steps: int = 1,
-        check_finite_every_iter: bool = False,
     ):
         if not is_size(num_accumulation_steps):
             raise UserError(
@@ -94,7 +91,7 @@ class TrainerBase:
         self._storage_state: Mapping[str, Any] | None = None
         self._hook_calls: dict[str, list[Callable[[], None]]] = {point: [] for point in HOOK_POINTS}
         self.metrics = PendingMetrics()
-        self.guard = LossGuard(updates_first=not check_finite_every_iter)
+        self.guard = LossGuard()
 
     # ------------------------------------------------------------------ what a subclass gives
 

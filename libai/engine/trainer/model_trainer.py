@@ -77,11 +77,7 @@ class ModelTrainer(TrainerBase):
     ):
         options = replace(options or TrainOptions(), **settings)
         check_arguments(type(self).__name__, model, data_loader, optimizer, lr_scheduler)
-        super().__init__(
-            data_loader,
-            num_accumulation_steps=options.num_accumulation_steps,
-            check_finite_every_iter=options.check_finite_every_iter,
-        )
+        super().__init__(data_loader, num_accumulation_steps=options.num_accumulation_steps)
         self.options = options
         self.device = default_device(options.device)
         self.mesh = options.mesh or Mesh.of_this_job(self.device)

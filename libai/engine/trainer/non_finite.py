@@ -48,7 +48,6 @@ class NonFiniteGuard(LossGuard):
     """
 
     def __init__(self, trainer: ModelTrainer):
-        super().__init__()
         options, schedule = trainer.options, trainer.lr_scheduler
         self.policy = options.non_finite
         if options.check_finite_every_iter or not (schedule is None or has_state(schedule)):

@@ -157,6 +157,8 @@ class ModelTrainer(TrainerBase):
         """See `TrainerBase.inspect_first`: counts tokens, and names the parameters without gradient when asked to."""
         self.items_per_iter = self._count_tokens(micro_batches)
         self.batch_scope.settle(self, micro_batches)
+        if self.options.undoes_updates:
+            self.prepare()  # a copy of the state from before compilation could not be put back
         if not self.options.detect_anomalous_params:
             return
         names = self.forward_pass.find_unreached_parameters(micro_batches[0])

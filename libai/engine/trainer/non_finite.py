@@ -69,7 +69,6 @@ class NonFiniteGuard(LossGuard):
         if self._bytes > MAX_BATCH_BYTES:
             self._trainer.check_finite()
         if self._snapshot is None:
-            self._trainer.prepare()
             self._snapshot = Snapshot.of(self._trainer)
         self._batches.append((iteration, micro_batches))
         for batch in micro_batches:

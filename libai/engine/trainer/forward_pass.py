@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import oneflow as flow
 
 from libai.engine.graph.build_errors import explain_forward_error
-from libai.engine.trainer.step_result import StepResult, by_name
+from libai.engine.trainer.step_result import StepResult
 from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss
 from libai.forward.effects import Effects, copy_module, find_effects, note_unsaved_buffers
 from libai.forward.in_place import values_kept
@@ -167,15 +167,15 @@ class ForwardPass:
                     outputs = self._call(forward, batch)
                 step_losses, step_metrics = read_losses(outputs, self.model)
                 self._differentiate(step_losses, scale)
-            losses.append({name: detached(value) for name, value in step_losses.items()})
-            metrics.append({name: detached(value) for name, value in step_metrics.items()})
+            losses.append(dict(zip(step_losses, map(detached, step_losses.values()))))
+            metrics.append(dict(zip(step_metrics, map(detached, step_metrics.values()))))
         if saved is not None:
             if layout.is_global and any_rank(bool(writes.lines)):
                 inputs = layout.lay_out_batch(batches[0])
                 refuse_lost_changes(self.model, lambda model: self._try_forward(model, inputs), list(writes.lines))
             if any_rank(saved.has_changed):
                 refuse_wrong_gradients(self.model, lambda model: self.try_step(model, batches[0]))
-        return StepResult(by_name(losses), by_name(metrics), shares)
+        return StepResult.of(losses, metrics, shares)
 
     def _differentiate(self, losses: dict[str, flow.Tensor], scale: Any) -> None:
         total = total_loss(losses)

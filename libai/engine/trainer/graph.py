@@ -20,7 +20,7 @@ from libai.engine.graph.memory import warn_if_too_large
 from libai.engine.graph.traced_state import refuse_in_graph, refuse_untried, same_buffers, write_buffers
 from libai.engine.trainer.forward_pass import Batch
 from libai.engine.trainer.model_trainer import ModelTrainer
-from libai.engine.trainer.step_result import StepResult, by_name
+from libai.engine.trainer.step_result import StepResult
 from libai.forward.contract import as_batch_dict
 from libai.forward.first_step import FirstStep
 from libai.layers.random import draws_randomness, fold, random_context
@@ -127,8 +127,9 @@ class GraphTrainer(ModelTrainer):
         if self._first_step is not None:
             self._first_step.compute(batches)
         losses, metrics, norm, buffers = self._train_graph(**inputs)
-        parts = (losses, metrics) if self._in_turn else ([losses], [metrics])
-        result = StepResult(by_name(parts[0]), by_name(parts[1]), shares, norm)
+        if not self._in_turn:
+            losses, metrics = [losses], [metrics]
+        result = StepResult.of(losses, metrics, shares, norm)
         if self._first_step is not None:
             with self._graph_variables():  # it reads them
                 self._first_step.require_same(result.losses)
@@ -469,7 +470,7 @@ def describe(batch: Mapping[str, Any]) -> str:
 
 
 def _shapes(batch: Mapping[str, Any]) -> Shapes:
-    return tuple(tuple(value.shape) for value in batch.values())
+    return tuple([tuple(value.shape) for value in batch.values()])  # a list: it runs in every iteration
 
 
 def _join(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:

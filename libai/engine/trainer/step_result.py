@@ -31,17 +31,24 @@ class StepResult:
     shares: Sequence[float] | flow.Tensor
     grad_norm: flow.Tensor | None = None
 
-
-def by_name(micro_batches: Iterable[Mapping[str, flow.Tensor]]) -> Values:
-    """The values of each name; 0 for a micro-batch that has none."""
-    values: Values = {}
-    for number, part in enumerate(micro_batches):
-        for name, value in part.items():
-            found = values.setdefault(name, [])
-            if len(found) < number:
-                found += [flow.zeros_like(value)] * (number - len(found))
-            found.append(value)
-    return values
+    @classmethod
+    def of(
+        cls,
+        losses: Iterable[Mapping[str, flow.Tensor]],
+        metrics: Iterable[Mapping[str, flow.Tensor]],
+        shares: Sequence[float] | flow.Tensor,
+        grad_norm: flow.Tensor | None = None,
+    ) -> StepResult:
+        """From the losses and metrics of each micro-batch; a name that one of them lacks is 0 there."""
+        result = cls({}, {}, shares, grad_norm)
+        for values, micro_batches in ((result.losses, losses), (result.metrics, metrics)):
+            for number, part in enumerate(micro_batches):
+                for name, value in part.items():
+                    found = values.setdefault(name, [])
+                    if len(found) < number:
+                        found += [flow.zeros_like(value)] * (number - len(found))
+                    found.append(value)
+        return result
 
 
 def to_numbers(results: Sequence[StepResult], ranks_see_parts: bool) -> list[dict[str, float]]:

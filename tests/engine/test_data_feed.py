@@ -1,0 +1,63 @@
+"""Micro-batches in order, whoever looks at them first, and a position that counts what an iteration has used."""
+
+from __future__ import annotations
+
+import pytest
+
+from libai.engine.loop.data_feed import DataFeed
+
+
+class Counting:
+    """0, 1, 2, ... with a position; raises at `broken_at`."""
+
+    def __init__(self, broken_at=None):
+        self.next, self.broken_at = 0, broken_at
+
+    def __iter__(self):
+        while self.next != self.broken_at:
+            self.next += 1
+            yield self.next - 1
+        raise OSError("planted")
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+
+@pytest.mark.parametrize("source", [Counting, lambda: list(range(20))])
+def test_who_looks_ahead_takes_nothing_away(source):
+    feed = DataFeed(source(), 2)
+    assert feed.take() == [0, 1]
+    assert feed.peek() == feed.peek() == [2, 3]
+    assert feed.read_ahead(3) == [[2, 3], [4, 5], [6, 7]]
+    assert [feed.take() for _ in range(4)] == [[2, 3], [4, 5], [6, 7], [8, 9]]
+
+
+def test_what_was_only_looked_at_is_unread_in_the_position():
+    feed = DataFeed(Counting(), 2)
+    feed.take()
+    feed.peek()
+    assert feed.position() == {"next": 2}
+    assert feed.loader.next == 4
+    feed.go_to({"next": 7}, iteration=1)
+    assert feed.take() == [7, 8]
+
+
+def test_a_loader_without_position_is_read_up_to_the_iteration():
+    feed = DataFeed(lambda: range(10), 2)
+    assert feed.position() is None
+    feed.go_to(None, iteration=3)
+    assert feed.take() == [6, 7]
+
+
+@pytest.mark.parametrize(("broken_at", "is_ahead"), [(2, False), (3, True)])
+def test_an_iteration_that_was_read_in_part_is_ahead_of_the_weights(broken_at, is_ahead):
+    feed = DataFeed(Counting(broken_at), 2)
+    feed.take()
+    assert feed.is_ahead
+    feed.is_ahead = False  # as the trainer does after its update
+    with pytest.raises(OSError, match="planted"):
+        feed.take()
+    assert feed.is_ahead == is_ahead

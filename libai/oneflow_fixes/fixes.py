@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 VARIABLE = "LIBAI_FIXES"
 ONEFLOW_VERSION = "0.9.0"
+#: switches that say the same: variable -> its value, and the fix that it leaves out
+_SAME = {"LIBAI_OPENBLAS": ("bundled", "openblas"), "LIBAI_NATIVE": ("0", "kernels")}
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ _BY_NAME = {fix.name: fix for fix in FIXES}
 
 
 def left_out() -> frozenset[str]:
-    """The fixes that LIBAI_FIXES leaves out; `UserError` for anything but optional ones with a minus sign."""
+    """The fixes that the environment leaves out; `UserError` for anything but optional ones with a minus sign."""
     words = [word.strip() for word in os.environ.get(VARIABLE, "").split(",") if word.strip()]
     optional = [fix.name for fix in FIXES if not fix.is_needed]
     if wrong := [word for word in words if word[:1] != "-" or word[1:] not in optional]:
@@ -140,7 +142,9 @@ def left_out() -> frozenset[str]:
             f"{VARIABLE} has {', '.join(map(repr, wrong))}; it takes optional fixes of OneFlow to leave out, such as "
             f"-{optional[0]},-{optional[1]}. These are optional: {', '.join(optional)}."
         )
-    return frozenset(word[1:] for word in words)
+    return frozenset(word[1:] for word in words) | {
+        fix for name, (value, fix) in _SAME.items() if os.environ.get(name) == value
+    }
 
 
 def is_on(name: str) -> bool:
@@ -161,5 +165,5 @@ def fixes_that_are_on() -> list[str]:
 def describe_fixes() -> str:
     """For the banner: the fixes that are on, and which are left out and why."""
     off = [fix.name for fix in FIXES if not is_on(fix.name)]
-    reason = VARIABLE if _is_known_version() else f"made for oneflow {ONEFLOW_VERSION}"
+    reason = "as asked" if _is_known_version() else f"made for oneflow {ONEFLOW_VERSION}"
     return ", ".join(fixes_that_are_on()) + (f"; left out: {', '.join(off)} ({reason})" if off else "")

@@ -1,17 +1,56 @@
-"""The tables of `docs/config.md`, from the schema: `python -m libai.config.reference docs/config.md` renews them."""
+"""What each setting is, from the schema: `key_help` for one key, and the tables of `docs/config.md`.
+
+`python -m libai.config.reference docs/config.md` renews the tables.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from libai.config import schema
+from libai.config import foreign_names, schema
 from libai.config.coercion import type_name
+from libai.config.errors import ConfigError, did_you_mean
 
 BEGIN, END = "<!-- keys: begin -->", "<!-- keys: end -->"
+
+
+@dataclass(frozen=True)
+class KeyHelp:
+    """What there is to say about a setting, or about a section, which has `keys` and no type or default.
+
+    `kind` names the choices where there are some: `"fp16" | "bf16"`; `limits` is such as `>= 1`; `default` is JSON.
+    """
+
+    path: str
+    doc: str
+    kind: str = ""
+    limits: str = ""
+    default: str = ""
+    keys: tuple[str, ...] = ()
+
+
+def key_help(path: str) -> KeyHelp:
+    """The help for the dotted `path`; raises `ConfigError` with the nearest keys where there is no such setting.
+
+    >>> key_help("train.log_period").limits
+    '>= 1'
+    """
+    section = path.partition(".")[0]
+    if section in schema.LAZY_SECTIONS:
+        doc = schema.LAZY_SECTIONS[section]
+        return KeyHelp(path, doc if path == section else f"An argument of what the config names in `{section}`. {doc}")
+    found = schema.find(path)
+    if found is None:
+        hint = foreign_names.meant(path) or did_you_mean(path, schema.all_paths())
+        raise ConfigError(f"{path}: no such setting.{hint or ' docs/config.md lists all.'}")
+    if isinstance(found, schema.Key):
+        return KeyHelp(path, found.doc, type_name(found.kind), str(found.bounds), _shown(found.default))
+    return KeyHelp(path, found.__doc__ or "", keys=tuple(f"{path}.{name}" for name in schema.fields_of(found)))
 
 
 def tables() -> str:
@@ -40,9 +79,10 @@ def renew(text: str) -> str:
 
 def _rows(section: type, name: str) -> Iterator[str]:
     for key in schema.walk(section, name):
-        limits = f" ({key.bounds})" if str(key.bounds) else ""
-        kind = (type_name(key.kind) + limits).replace("|", r"\|")
-        yield f"| `{key.path}` | {kind} | `{_shown(key.default)}` | {key.doc} |"
+        help = key_help(key.path)
+        limits = f" ({help.limits})" if help.limits else ""
+        kind = (help.kind + limits).replace("|", r"\|")
+        yield f"| `{help.path}` | {kind} | `{help.default}` | {help.doc} |"
 
 
 def _shown(default: Any) -> str:

@@ -1,7 +1,7 @@
 """Changing how a module of the user is called, from outside and in both modes.
 
 The class of the object is exchanged for a subclass with another `forward`, because `nn.Graph` ignores an attribute
-`forward` of the object (ONEFLOW.md 7). In a graph `self` is then OneFlow's proxy of the module.
+`forward` of the object (docs/oneflow.md#forward-in-a-graph). In a graph `self` is then OneFlow's proxy of the module.
 """
 
 from __future__ import annotations

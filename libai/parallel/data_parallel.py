@@ -200,7 +200,7 @@ class OneFlowDDP(GradientReduction):
     taken away again. Its hooks stay on the parameters for ever.
     """
 
-    set_to_none = False  # it keeps gradients in its buckets: None would leave stale ones behind (ONEFLOW.md 2.2)
+    set_to_none = False  # it keeps gradients in its buckets: None would leave stale ones behind (docs/oneflow.md#ddp)
     leaves_hooks = True
 
     def __init__(self, model: nn.Module, parameters: Sequence[flow.Tensor], split: Split):

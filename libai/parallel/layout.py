@@ -322,7 +322,8 @@ def _connect_stages(module: nn.Module, arrangement: Arrangement, layout: GlobalL
 def _wrap_input(module: nn.Module, change: Any) -> None:
     """Apply `change` to every tensor that `module` is called with.
 
-    The class is exchanged because `nn.Graph` ignores an attribute `forward` of the object (ONEFLOW.md 7).
+    The class is exchanged because `nn.Graph` ignores an attribute `forward` of the object
+    (docs/oneflow.md#forward-in-a-graph).
     """
     base = type(module)
 

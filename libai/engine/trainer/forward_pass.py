@@ -39,7 +39,7 @@ class ForwardPass:
 
     Attributes:
         draws_randomness: whether forward needs a random key; the masks of stock dropout layers ignore every seed
-            (ONEFLOW.md 2.6).
+            (docs/oneflow.md#dropout-ignores-seeds).
         counts_items: whether the model says over how many items its losses average.
         index_check: refuses ids and labels that the model has no row for.
         effects: what forward changes beside its losses, once that was tried.

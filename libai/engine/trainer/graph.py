@@ -320,7 +320,7 @@ class GraphTrainer(ModelTrainer):
 
     def _drop_gradients(self) -> None:
         """A gradient that is not None when a graph is compiled keeps its parameter out of the update for ever
-        (ONEFLOW.md 2.1), and the compiled trace leaves lazy ones behind."""
+        (docs/oneflow.md#eager-gradients-at-compile-time), and the compiled trace leaves lazy ones behind."""
         for parameter in self.model.parameters():
             parameter.grad = None
 

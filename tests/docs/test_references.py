@@ -1,0 +1,67 @@
+"""No page, docstring or message sends its reader to a file or heading that the repository does not have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import jobs
+import pytest
+from test_readme import ROOT, headings
+
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("projects/**/*.md"), *ROOT.glob("tests/**/*.md")]
+)
+FOLDERS = ("libai", "tools", "configs", "projects", "tests")
+SOURCES = [
+    path
+    for folder in FOLDERS
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in (".py", ".sh", ".cpp", ".h", ".md") and Path(__file__).resolve().parent not in path.parents
+]
+OUTSIDE = re.compile(r"\b(?:ONEFLOW|DESIGN|STYLE|INTERFACE|FEATURES)\.md\b|\.\./shared|\bissue \d+\b")
+PAGE = re.compile(r"\b(docs/(?!decisions/NNNN)[\w/-]+\.md)(?:#([\w-]+))?")
+DECISION = re.compile(r"\bdecisions?/(\d{4})|\bdecision (\d{4})\b|\((0\d{3})\)")
+
+
+def unknown_references(text: str) -> list[str]:
+    """What `text` names that is not in the repository: other notes, pages, headings and decisions."""
+    unknown = OUTSIDE.findall(text)
+    for page, heading in PAGE.findall(text):
+        if not (ROOT / page).is_file() or (heading and heading not in headings(ROOT / page)):
+            unknown.append(f"{page}#{heading}" if heading else page)
+    numbers = {next(filter(None, groups)) for groups in DECISION.findall(text)}
+    return unknown + [number for number in sorted(numbers) if not any(ROOT.glob(f"docs/decisions/{number}-*.md"))]
+
+
+def links_outside(page: Path, text: str) -> list[str]:
+    """The relative links of a page that lead out of the repository."""
+    links = re.findall(r"\]\((?!https?:|#)([^)\s#]+)", text)
+    return [link for link in links if not (page.parent / link).resolve().is_relative_to(ROOT)]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_code_names_only_pages_and_decisions_that_exist(folder):
+    unknown = {
+        str(path.relative_to(ROOT)): found
+        for path in SOURCES
+        if path.is_relative_to(ROOT / folder) and (found := unknown_references(path.read_text()))
+    }
+    assert unknown == {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_name_and_link_nothing_outside_of_the_repository(page):
+    text = page.read_text()
+    assert unknown_references(text) == []
+    assert links_outside(page, text) == []
+
+
+def test_the_checks_can_fail():
+    """Negative control."""
+    text = "see ONEFLOW.md, docs/oneflow.md#ddp, docs/oneflow.md#none, docs/none.md, decision 0099 and (0001)"
+    assert unknown_references(text) == ["ONEFLOW.md", "docs/oneflow.md#none", "docs/none.md", "0099"]
+    page = jobs.ROOT / "docs/modes.md"
+    assert links_outside(page, "[a](../README.md) [b](../../README.md) [c](https://x.org) [d](#here)") == [
+        "../../README.md"
+    ]

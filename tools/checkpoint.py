@@ -24,8 +24,8 @@ import libai  # noqa: F401  (before what a bare Python lacks)
 import numpy as np
 
 from libai import checkpoint
-from libai.checkpoint.errors import format_bytes
 from libai.utils.errors import UserError
+from libai.utils.units import format_bytes
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from libai.checkpoint.durable import DurableFile
 from libai.checkpoint.errors import CheckpointError, os_reason
 from libai.checkpoint.reader import Checkpoint, TensorGroup
 from libai.checkpoint.safetensors_format import FLOATING, TensorSpec, build_header, raw_bytes, to_raw
-from libai.checkpoint.sources import Source
-from libai.checkpoint.writer import DEFAULT_SHARD_BYTES, save
+from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, save
+from libai.checkpoint.shards import Entry, stored_entry
 from libai.utils.atomic import fsync_dir
 
 
@@ -50,7 +50,7 @@ def convert(
     if (target / source.path.name).exists():
         raise CheckpointError(f"{target / source.path.name} exists already. Choose another folder.")
     tensors = {
-        name: _sources(group, dtype if name == "model" else None)
+        name: _entries(group, dtype if name == "model" else None)
         for name, group in source.tensors.items()
         if name not in dropped
     }
@@ -78,16 +78,12 @@ def diff(a: Checkpoint, b: Checkpoint, tolerance: float = 0.0) -> dict[str, str]
     return differences
 
 
-def _sources(group: TensorGroup, dtype: str | None) -> dict[str, Source]:
-    return {name: Source(_cast(group.spec(name), dtype), _reader(group, name)) for name in group}
+def _entries(group: TensorGroup, dtype: str | None) -> dict[str, Entry]:
+    return {name: stored_entry(group, name, _cast(group.spec(name), dtype)) for name in group}
 
 
 def _cast(spec: TensorSpec, dtype: str | None) -> TensorSpec:
     return TensorSpec(dtype, spec.shape) if dtype and spec.dtype in FLOATING else spec
-
-
-def _reader(group: TensorGroup, name: str) -> Callable[[], np.ndarray]:
-    return lambda: group[name]
 
 
 def _write_single_file(source: Checkpoint, target: Path, dtype: str | None) -> Path:
@@ -95,15 +91,15 @@ def _write_single_file(source: Checkpoint, target: Path, dtype: str | None) -> P
         raise CheckpointError(f"{source.path} has no tensors called 'model'; it has {', '.join(source.tensors)}.")
     if target.exists():
         raise CheckpointError(f"{target} exists already. Choose another name.")
-    sources = _sources(source.tensors["model"], dtype)
+    entries = _entries(source.tensors["model"], dtype)
     temporary = target.with_name(f".{target.name}-{secrets.token_hex(6)}")
     try:
         with DurableFile(temporary) as file:
-            file.write(build_header({name: tensor.spec for name, tensor in sources.items()}))
-            for name, tensor in sources.items():
-                array = tensor.fetch()
+            file.write(build_header({name: entry.spec for name, entry in entries.items()}))
+            for name, entry in entries.items():
+                array = entry.fetch()
                 assert array is not None, f"{name} is read from disk"
-                file.write(raw_bytes(to_raw(array, tensor.spec.dtype)))
+                file.write(raw_bytes(to_raw(array, entry.spec.dtype)))
             file.finish()
         os.replace(temporary, target)
         fsync_dir(target.parent)

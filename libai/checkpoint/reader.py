@@ -17,8 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from libai.checkpoint.errors import CheckpointError, os_reason
-from libai.checkpoint.layout import MANIFEST, STATE, iteration_of
-from libai.checkpoint.manifest import Manifest, TensorRecord, parse_manifest
+from libai.checkpoint.manifest import MANIFEST, STATE, Manifest, TensorRecord, iteration_of, parse_manifest
 from libai.checkpoint.safetensors_format import DTYPES, Slot, TensorSpec, from_raw, raw_bytes, read_header
 from libai.checkpoint.strict_json import MAX_JSON_BYTES, parse_json
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from libai.checkpoint.durable import remove_directory, remove_leftovers
 from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, os_reason
-from libai.checkpoint.layout import BEST, STATE, iteration_of, list_checkpoints
+from libai.checkpoint.manifest import BEST, STATE, iteration_of
 from libai.checkpoint.reader import open_regular, verify
 from libai.checkpoint.strict_json import dump_json, parse_json
 from libai.utils.atomic import atomic_write_bytes
@@ -32,6 +32,15 @@ class Best:
     path: Path
     metric: str
     value: float
+
+
+def list_checkpoints(root: str | Path) -> list[Path]:
+    """All checkpoint folders of `root`, oldest iteration first, damaged ones included; `[]` when there is no `root`."""
+    root = Path(root)
+    if not root.is_dir():
+        return []
+    found = (path for path in root.iterdir() if iteration_of(path.name) is not None and path.is_dir())
+    return sorted(found, key=_iteration)
 
 
 def find_latest(
@@ -169,4 +178,8 @@ def resolve(path: str | Path) -> Path:
 
 
 def _is_multiple(path: Path, keep_every: int | None) -> bool:
-    return keep_every is not None and (iteration_of(path.name) or 0) % keep_every == 0
+    return keep_every is not None and _iteration(path) % keep_every == 0
+
+
+def _iteration(path: Path) -> int:
+    return iteration_of(path.name) or 0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from libai.checkpoint.errors import CheckpointError
-from libai.checkpoint.layout import MANIFEST, index_name
+from libai.checkpoint.manifest import MANIFEST, index_name
 from libai.checkpoint.reader import TensorGroup, load, open_safetensors, open_sharded
 from libai.checkpoint.retention import resolve
 from libai.checkpoint.safetensors_format import FLOATING, TensorSpec

@@ -21,7 +21,7 @@ def main(root):
     import numpy as np
     import oneflow as flow
     from libai import checkpoint
-    from libai.checkpoint import async_writer, snapshot, writer
+    from libai.checkpoint import background, saving
     from libai.utils.distributed import get_rank
 
     B, S = flow.sbp.broadcast, flow.sbp.split
@@ -33,9 +33,9 @@ def main(root):
     tensors["local"] = flow.tensor(x + get_rank())  # taken from rank 0
 
     path = checkpoint.save(root, 1, {"model": tensors}, {"rank": get_rank()}, shard_bytes=600)
-    snapshot._MAX_GATHERED_BYTES = 300  # wait in the middle, as with a large model
-    write, waiting = async_writer.write_checkpoint, threading.Event()
-    async_writer.write_checkpoint = lambda *arguments: waiting.wait(30) and write(*arguments)
+    background._MAX_GATHERED_BYTES = 300  # wait in the middle, as with a large model
+    write, waiting = background.write_checkpoint, threading.Event()
+    background.write_checkpoint = lambda *arguments: waiting.wait(30) and write(*arguments)
     checkpointer = checkpoint.AsyncCheckpointer(root)
     changing = {name: tensor.clone() for name, tensor in tensors.items()}
     checkpointer.save(2, {"model": changing}, {})
@@ -60,13 +60,13 @@ def main(root):
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
-    write_array, writer._write_array = writer._write_array, fail
+    write_array, saving._write_array = saving._write_array, fail
     for save in (lambda: checkpoint.save(root, 4, {"model": tensors}, {}), lambda: _save_in_background(root, tensors)):
         try:
             save()
         except checkpoint.CheckpointError as error:
             print(f"rank {get_rank()} was told: {error}", flush=True)
-    writer._write_array = write_array
+    saving._write_array = write_array
     checkpoint.save(root, 5, {"model": tensors}, {})  # the ranks still agree
 
 def _save_in_background(root, tensors):

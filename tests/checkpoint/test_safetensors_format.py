@@ -39,11 +39,11 @@ def test_we_read_what_the_safetensors_package_writes(tmp_path):
 
 
 def test_bfloat16_is_written_as_such(tmp_path):
-    from libai.checkpoint.sources import Source
+    from libai.checkpoint.shards import Entry
 
     values = np.array([1.5, -2.25, 3e38], np.float32)
-    source = Source(TensorSpec("bfloat16", (3,)), lambda: values)
-    path = checkpoint.save(tmp_path, 1, {"model": {"x": source}}, {})
+    entry = Entry(TensorSpec("bfloat16", (3,)), lambda: values)
+    path = checkpoint.save(tmp_path, 1, {"model": {"x": entry}}, {})
     with safe_open(path / "model.safetensors", "np") as file:
         assert file.get_slice("x").get_dtype() == "BF16"
     read = checkpoint.load(path).tensors["model"]["x"]

@@ -438,13 +438,13 @@ def test_a_damaged_best_file_only_warns(tmp_path, caplog, content):
 @pytest.mark.parametrize("async_save", ["true", "false"])
 @pytest.mark.parametrize("error", [MemoryError(), OSError(28, "No space left on device"), OSError(5, "I/O error")])
 def test_a_save_that_the_system_refuses_is_no_mistake_of_the_user(tmp_path, monkeypatch, capsys, async_save, error):
-    from libai.checkpoint import writer
+    from libai.checkpoint import saving
 
     def fail(*arguments):
         raise error
 
     run = make_run(tmp_path, "eager", f"train.checkpointer.async_save={async_save}")
-    monkeypatch.setattr(writer, "_fill", fail)
+    monkeypatch.setattr(saving, "_fill", fail)
     assert run_guarded(run.train) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert "could not be written" in line and ("memory" in line or error.args[-1] in line), line

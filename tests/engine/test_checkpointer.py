@@ -117,7 +117,7 @@ def test_a_failed_background_save_ends_the_run_with_its_reason(tmp_path, monkeyp
     def full_disk(*_):
         raise checkpoint.CheckpointError("planted: no space left")
 
-    monkeypatch.setattr("libai.checkpoint.async_writer.write_checkpoint", full_disk)
+    monkeypatch.setattr("libai.checkpoint.background.write_checkpoint", full_disk)
     trainer = make()
     trainer.register_hooks([CheckpointHook(TrainerCheckpointer(trainer, tmp_path, async_save=True), period=2)])
     with pytest.raises(checkpoint.CheckpointError, match="planted: no space left"):

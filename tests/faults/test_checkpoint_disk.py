@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from libai import checkpoint
-from libai.checkpoint import CheckpointError, durable, writer
+from libai.checkpoint import CheckpointError, durable, saving
 
 REPO = Path(__file__).resolve().parents[2]
 TENSORS = {"model": {f"w{i}": np.full(1000, i, np.float32) for i in range(10)}}
@@ -74,7 +74,7 @@ def test_every_failing_system_call_gives_a_clear_error_and_no_damage(root, monke
 
 
 def test_too_little_space_is_said_before_anything_is_written(root, monkeypatch):
-    monkeypatch.setattr(writer.shutil, "disk_usage", lambda path: _Usage(10_000))
+    monkeypatch.setattr(saving.shutil, "disk_usage", lambda path: _Usage(10_000))
     with pytest.raises(CheckpointError) as error:
         checkpoint.save(root, 2, TENSORS, {})
     assert "checkpoint iter_0000002 needs 40.0 kB and" in str(error.value)
@@ -134,7 +134,7 @@ def _fill(disk, monkeypatch):
     checkpoint.save(disk, 1, TENSORS, {})
     with pytest.raises(CheckpointError, match="needs .* free"):
         checkpoint.save(disk, 2, {"model": {"a": np.ones(20_000)}}, {})
-    monkeypatch.setattr(writer.shutil, "disk_usage", lambda path: _Usage(10**12))  # quota, or another writer was faster
+    monkeypatch.setattr(saving.shutil, "disk_usage", lambda path: _Usage(10**12))  # quota, or another writer was faster
     with pytest.raises(CheckpointError, match="No space left on device"):
         checkpoint.save(disk, 2, {"model": {"a": np.ones(20_000)}}, {})
     _assert_untouched(disk)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from libai import checkpoint
-from libai.checkpoint.layout import checkpoint_name
+from libai.checkpoint.manifest import checkpoint_name
 from libai.config import ConfigError, LazyCall, LazyConfig, defaults, solve_batch_sizes, validate
 from libai.config.lazy import OBJECTS
 from libai.config.schema import all_paths

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from libai.checkpoint import list_checkpoints, recorded_run
-from libai.checkpoint.layout import MANIFEST
+from libai.checkpoint.manifest import MANIFEST
 
 RUN_FILE, ENV_FILE = "run.json", "env.json"
 PREVIOUS = "previous"

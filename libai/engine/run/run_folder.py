@@ -21,7 +21,7 @@ from typing import Any
 
 from libai import checkpoint
 from libai.checkpoint.durable import remove_leftovers
-from libai.checkpoint.layout import STATE
+from libai.checkpoint.manifest import STATE
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.run.earlier_runs import ENV_FILE, RUN_FILE, find_run, move_aside, read_json
 from libai.utils.atomic import atomic_write_text

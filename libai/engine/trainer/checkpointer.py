@@ -103,7 +103,7 @@ class TrainerCheckpointer:
         return self.last_saved
 
     def _look_before_save(self) -> None:
-        from libai.checkpoint.writer import on_rank_0
+        from libai.checkpoint.saving import on_rank_0
 
         if self._before_save is not None:
             on_rank_0(self._before_save)
@@ -150,12 +150,12 @@ class TrainerCheckpointer:
         """Raise now what would make the first save fail: a schedule without state, state that JSON cannot hold, tensors
         of a kind that cannot be stored. `with_hooks`: of the hooks too, which may need `before_train` first.
         Collective."""
-        from libai.checkpoint.sources import plan_shards
+        from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, on_rank_0
+        from libai.checkpoint.shards import cut_shards
         from libai.checkpoint.strict_json import dump_json
-        from libai.checkpoint.writer import DEFAULT_SHARD_BYTES, on_rank_0
 
         trainer = self.trainer
-        plan_shards({"model": trainer.model.state_dict()}, DEFAULT_SHARD_BYTES)
+        cut_shards({"model": trainer.model.state_dict()}, DEFAULT_SHARD_BYTES)
         state = self._state(trainer.state_dict() if with_hooks else {"data_loader": trainer.feed.position()})
         on_rank_0(lambda: dump_json(state, "what this run's checkpoints would hold"))
 

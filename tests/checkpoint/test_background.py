@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 from libai import checkpoint
-from libai.checkpoint import AsyncCheckpointer, CheckpointError, async_writer
+from libai.checkpoint import AsyncCheckpointer, CheckpointError, background
 
 
 @pytest.fixture
 def gate(monkeypatch):
     """Writes wait until the event is set."""
     event = threading.Event()
-    write = async_writer.write_checkpoint
+    write = background.write_checkpoint
 
     def wait_then_write(*arguments):
         assert event.wait(20)
         return write(*arguments)
 
-    monkeypatch.setattr(async_writer, "write_checkpoint", wait_then_write)
+    monkeypatch.setattr(background, "write_checkpoint", wait_then_write)
     yield event
     event.set()
 
@@ -89,7 +89,7 @@ def test_a_failure_in_the_background_is_raised_once_at_the_next_call(tmp_path, m
 
     checkpointer = AsyncCheckpointer(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(async_writer, "write_checkpoint", fail)
+        patch.setattr(background, "write_checkpoint", fail)
         checkpointer.save(1, {"model": {}}, {})
         checkpointer._thread.join()
     with pytest.raises(CheckpointError, match="disk on fire"):
@@ -131,10 +131,10 @@ def test_memory_stays_between_saves_and_goes_at_the_end(tmp_path):
     for iteration in (1, 2):
         checkpointer.save(iteration, {"model": {"a": array}}, {})
         checkpointer.finish()
-        addresses += [slot.array.ctypes.data for slot in checkpointer._snapshot._slots]
+        addresses += [slot.array.ctypes.data for slot in checkpointer._copy._slots]
     assert len(addresses) == 2 and addresses[0] == addresses[1]
     checkpointer.close()
-    assert not checkpointer._snapshot._slots
+    assert not checkpointer._copy._slots
     checkpointer.save(3, {"model": {"a": array}}, {})
     checkpointer.close()
     assert checkpoint.verify(tmp_path / "iter_0000003") == []

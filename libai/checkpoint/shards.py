@@ -1,6 +1,7 @@
-"""Where the tensors of a save come from: numpy arrays, oneflow tensors (local or global), another checkpoint.
+"""What a save consists of: an entry for each tensor (numpy array, oneflow tensor, one of another checkpoint), cut into
+shards.
 
-A source knows dtype and shape without touching data, so that a whole save can be planned first; `fetch` then brings one
+An entry knows dtype and shape without touching data, so that a whole save can be planned first; `fetch` then brings one
 tensor at a time to the host, which is what keeps the memory of a save small.
 """
 
@@ -13,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from libai.checkpoint.errors import CheckpointError
-from libai.checkpoint.layout import GROUP_NAME, shard_name
+from libai.checkpoint.manifest import GROUP_NAME, shard_name
 from libai.checkpoint.reader import TensorGroup
 from libai.checkpoint.safetensors_format import DTYPES, TensorSpec
 
 
 @dataclass(frozen=True)
-class Source:
+class Entry:
     """One tensor to be saved. `fetch()` returns it on rank 0 (without a copy where it is in host memory already).
 
     For a global oneflow tensor `fetch` is collective: every rank calls it, the others than rank 0 get None.
@@ -40,15 +41,15 @@ class Shard:
 
     group: str
     file: str
-    sources: Mapping[str, Source]
+    entries: Mapping[str, Entry]
 
     @property
     def num_bytes(self) -> int:
         """Raw data of all tensors."""
-        return sum(source.spec.num_bytes for source in self.sources.values())
+        return sum(entry.spec.num_bytes for entry in self.entries.values())
 
 
-def plan_shards(tensors: Mapping[str, Mapping[str, Any]], shard_bytes: int) -> list[Shard]:
+def cut_shards(tensors: Mapping[str, Mapping[str, Any]], shard_bytes: int) -> list[Shard]:
     """Cut every group, names sorted, into shards of at most `shard_bytes` (a larger tensor has a shard of its own).
 
     The order is the same on every rank, so that collective fetches meet. Raises `CheckpointError` for what cannot be
@@ -60,38 +61,39 @@ def plan_shards(tensors: Mapping[str, Mapping[str, Any]], shard_bytes: int) -> l
     for group in sorted(tensors):
         if not GROUP_NAME.fullmatch(group):
             raise CheckpointError(f"a tensor group cannot be called {group!r}: letters, digits, - and _ only.")
-        parts: list[dict[str, Source]] = [{}]
+        parts: list[dict[str, Entry]] = [{}]
         used = 0
-        for name, source in sorted(_sources_of(group, tensors[group])):
-            if parts[-1] and used + source.spec.num_bytes > shard_bytes:
+        for name, entry in sorted(_entries_of(group, tensors[group])):
+            if parts[-1] and used + entry.spec.num_bytes > shard_bytes:
                 parts.append({})
                 used = 0
-            parts[-1][name] = source
-            used += source.spec.num_bytes
+            parts[-1][name] = entry
+            used += entry.spec.num_bytes
         shards += [Shard(group, shard_name(group, i, len(parts)), part) for i, part in enumerate(parts)]
     return shards
 
 
-def _sources_of(group: str, tensors: Mapping[str, Any]) -> Iterator[tuple[str, Source]]:
+def _entries_of(group: str, tensors: Mapping[str, Any]) -> Iterator[tuple[str, Entry]]:
     for name in tensors:
         if not isinstance(name, str) or not name or name == "__metadata__":
             raise CheckpointError(f"{group}: a tensor cannot be called {name!r}; a non-empty text is needed.")
         if isinstance(tensors, TensorGroup):
-            yield name, Source(tensors.spec(name), _reader(tensors, name))
-        elif isinstance(tensors[name], Source):
+            yield name, stored_entry(tensors, name, tensors.spec(name))
+        elif isinstance(tensors[name], Entry):
             yield name, tensors[name]
         else:
-            yield name, _source_of(tensors[name], f"{group}: {name}")
+            yield name, _entry_of(tensors[name], f"{group}: {name}")
 
 
-def _reader(group: TensorGroup, name: str) -> Callable[[], np.ndarray]:
-    return lambda: group[name]
+def stored_entry(group: TensorGroup, name: str, spec: TensorSpec) -> Entry:
+    """A tensor of another checkpoint, to be saved as `spec`."""
+    return Entry(spec, lambda: group[name])
 
 
-def _source_of(tensor: Any, what: str) -> Source:
+def _entry_of(tensor: Any, what: str) -> Entry:
     if isinstance(tensor, (np.ndarray, np.generic)):
         array = np.asarray(tensor)
-        return Source(_spec(str(array.dtype.newbyteorder("=")), array.shape, what), lambda: array)
+        return Entry(_spec(str(array.dtype.newbyteorder("=")), array.shape, what), lambda: array)
     if not hasattr(tensor, "is_global"):
         raise CheckpointError(
             f"{what} is a {type(tensor).__name__}, expected a oneflow tensor or a numpy array. Numbers and text belong "
@@ -99,8 +101,8 @@ def _source_of(tensor: Any, what: str) -> Source:
         )
     spec = _spec(str(tensor.dtype).removeprefix("oneflow."), tuple(tensor.shape), what)
     if not tensor.is_global:
-        return Source(spec, lambda: tensor.detach().numpy(), tensor.detach)
-    return Source(spec, lambda: _to_array(_gather(tensor)), lambda: _gather(tensor), _is_spread(tensor))
+        return Entry(spec, lambda: tensor.detach().numpy(), tensor.detach)
+    return Entry(spec, lambda: _to_array(_gather(tensor)), lambda: _gather(tensor), _is_spread(tensor))
 
 
 def _spec(dtype: str, shape: tuple[int, ...], what: str) -> TensorSpec:

@@ -102,7 +102,7 @@ import sys, threading
 import numpy as np, psutil
 from libai import checkpoint
 from libai.checkpoint.safetensors_format import TensorSpec
-from libai.checkpoint.sources import Source
+from libai.checkpoint.shards import Entry
 
 MB = 1_000_000
 shard, root, what = 8 * MB, sys.argv[1], sys.argv[2]
@@ -116,14 +116,14 @@ def watch():
 def make(i):  # stands for a tensor on a device: in host memory only while it is fetched
     return np.full(MB // 2, i, np.float32)
 
-sources = {f"w{i:02d}": Source(TensorSpec("float32", (MB // 2,)), lambda i=i: make(i)) for i in range(40)}  # 80 MB
+entries = {f"w{i:02d}": Entry(TensorSpec("float32", (MB // 2,)), lambda i=i: make(i)) for i in range(40)}  # 80 MB
 make(0), checkpoint.save(root + "/warm", 1, {"model": {"a": np.ones(3)}}, {})
 before = process.memory_info().rss
 threading.Thread(target=watch).start()
 try:
     if what == "control":
-        everything = [np.array(source.fetch()) for source in sources.values()]
-    path = checkpoint.save(root, 1, {"model": sources}, {}, shard_bytes=shard)
+        everything = [np.array(source.fetch()) for source in entries.values()]
+    path = checkpoint.save(root, 1, {"model": entries}, {}, shard_bytes=shard)
     if what == "load":
         assert checkpoint.verify(path) == []
         assert sum(float(array[0]) for array in checkpoint.load(path).tensors["model"].values()) == sum(range(40))

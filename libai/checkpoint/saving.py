@@ -1,4 +1,4 @@
-"""Saving: plan from shapes alone, stream tensor by tensor into a work directory, publish it by one rename."""
+"""Saving: cut into files by shapes alone, stream tensor by tensor into a work directory, publish it by one rename."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from libai.checkpoint.durable import (
     write_file,
 )
 from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, os_reason
-from libai.checkpoint.layout import MANIFEST, STATE, checkpoint_name, index_name
-from libai.checkpoint.manifest import Manifest, TensorRecord
+from libai.checkpoint.manifest import MANIFEST, STATE, Manifest, TensorRecord, checkpoint_name, index_name
 from libai.checkpoint.safetensors_format import build_header, raw_bytes, to_raw
-from libai.checkpoint.sources import Shard, plan_shards
+from libai.checkpoint.shards import Shard, cut_shards
 from libai.checkpoint.strict_json import dump_json
 from libai.utils.distributed import broadcast_object, is_main_process
 from libai.utils.units import format_bytes
@@ -49,7 +48,7 @@ def save(
     Raises `CheckpointError` on every rank alike, and `CheckpointWriteError` when the system would not take it; then
     nothing in `root` has changed.
     """
-    shards = plan_shards(tensors, shard_bytes)
+    shards = cut_shards(tensors, shard_bytes)
     state_bytes = on_rank_0(lambda: prepare(root, iteration, shards, state))
     arrays = fetch_all(shards)
     if is_main_process():
@@ -121,8 +120,8 @@ def prepare(root: str | Path, iteration: int, shards: list[Shard], state: Mappin
 def fetch_all(shards: list[Shard]) -> Iterator[np.ndarray | None]:
     """The arrays of all shards in file order, fetched one at a time. Every rank must run it to its end."""
     for shard in shards:
-        for source in shard.sources.values():
-            yield source.fetch()
+        for entry in shard.entries.values():
+            yield entry.fetch()
 
 
 def write_checkpoint(
@@ -149,10 +148,10 @@ def _fill(
     for shard in shards:
         records = tensors.setdefault(shard.group, {})
         with DurableFile(folder / shard.file) as file:
-            file.write(build_header({name: source.spec for name, source in shard.sources.items()}))
-            for name, source in shard.sources.items():
-                digest = _write_array(file, next(arrays), source.spec.dtype)
-                records[name] = TensorRecord(source.spec, shard.file, digest)
+            file.write(build_header({name: entry.spec for name, entry in shard.entries.items()}))
+            for name, entry in shard.entries.items():
+                digest = _write_array(file, next(arrays), entry.spec.dtype)
+                records[name] = TensorRecord(entry.spec, shard.file, digest)
             files[shard.file] = file.finish()
     for group, records in tensors.items():
         if len({record.file for record in records.values()}) > 1:

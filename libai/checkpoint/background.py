@@ -1,0 +1,228 @@
+"""Saving in the background: the tensors are copied on the spot, a thread writes the copy."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from libai.checkpoint.errors import CheckpointError, CheckpointWriteError
+from libai.checkpoint.manifest import checkpoint_name
+from libai.checkpoint.safetensors_format import DTYPES, TensorSpec
+from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, memory_error, on_rank_0, prepare, write_checkpoint
+from libai.checkpoint.shards import Entry, Shard, cut_shards
+from libai.utils.distributed import is_main_process
+
+logger = logging.getLogger("libai.checkpoint")
+_ALIGNMENT_BYTES = 64
+# How much of what was gathered from other ranks may wait to be copied: it is needed on top of the block.
+_MAX_GATHERED_BYTES = 64 * 1000 * 1000
+
+
+class AsyncCheckpointer:
+    """Saves checkpoints of a running job with a short stall; at most one is being written at any time.
+
+    Rank 0 keeps one copy of all tensors in host memory from the first save to `close` (see `HostCopy`); the other
+    ranks need nothing beyond the gathers. Tensors may change as soon as `save` returns.
+
+    Args:
+        root: folder of the checkpoints.
+        shard_bytes: as in `libai.checkpoint.save`.
+        after_write: called on rank 0 in the background thread with the path of every finished checkpoint (retention).
+
+    Attributes:
+        stall_seconds: how long the last `save` held up the caller, waiting for the previous write included.
+        last_path: the newest finished checkpoint (rank 0), None before the first.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        shard_bytes: int = DEFAULT_SHARD_BYTES,
+        after_write: Callable[[Path], object] | None = None,
+    ):
+        self.root = Path(root)
+        self.stall_seconds = 0.0
+        self.last_path: Path | None = None
+        self._shard_bytes = shard_bytes
+        self._after_write = after_write
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._copy = HostCopy()
+
+    def save(self, iteration: int, tensors: Mapping[str, Mapping[str, Any]], state: Mapping[str, Any]) -> Path:
+        """Copy the tensors and start to write it; returns the path it will have. Arguments as in `checkpoint.save`.
+
+        Collective: every rank calls it. Waits for the previous save first and raises its failure, on every rank alike.
+        """
+        start = time.perf_counter()
+        on_rank_0(self._finish)
+        shards = cut_shards(tensors, self._shard_bytes)
+        state_bytes = on_rank_0(lambda: prepare(self.root, iteration, shards, state))
+        on_rank_0(lambda: self._copy.reserve(shards))  # no memory: every rank must know before the gathers
+        arrays = self._copy.take(shards)
+        if is_main_process():
+            # the write must not hold on to the caller's tensors: their memory is his again
+            shards = [
+                replace(shard, entries={name: Entry(entry.spec, _no_fetch) for name, entry in shard.entries.items()})
+                for shard in shards
+            ]
+            arguments = (self.root, iteration, shards, iter(arrays), state_bytes or b"")
+            self._thread = threading.Thread(target=self._write, args=arguments, name=checkpoint_name(iteration))
+            self._thread.start()
+        self.stall_seconds = time.perf_counter() - start
+        return self.root / checkpoint_name(iteration)
+
+    def check(self) -> None:
+        """Raise the failure of a finished write, if there is one, on rank 0. Costs nothing; call it every iteration."""
+        if self._thread is None or not self._thread.is_alive():
+            self._finish()
+
+    def finish(self) -> None:
+        """Wait for the write in flight and raise its failure, on every rank alike. Collective."""
+        on_rank_0(self._finish)
+
+    def close(self) -> None:
+        """As `finish`, and give the memory of the copy back. May be called again."""
+        self.finish()
+        self._copy.free()
+
+    def _finish(self) -> None:
+        """Wait for the thread and raise what it failed with, once."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _write(self, *arguments: Any) -> None:
+        try:
+            self.last_path = write_checkpoint(*arguments)
+            if self._after_write is not None:
+                self._after_write(self.last_path)
+        except Exception as error:  # whatever it is, the training thread must learn of it
+            self._failure = _explained(error)
+            logger.error("%s", self._failure)
+
+
+def _no_fetch() -> None:
+    raise AssertionError("a copy is written from its buffers")
+
+
+def _explained(error: Exception) -> CheckpointError:
+    if isinstance(error, CheckpointError):
+        return error
+    if isinstance(error, MemoryError):
+        return memory_error(error)
+    failure = CheckpointWriteError(f"writing a checkpoint in the background failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+@dataclass
+class _Slot:
+    """The place of one tensor in the block. `tensor`: the same memory for OneFlow, made when it is first needed."""
+
+    array: np.ndarray
+    tensor: Any = None
+
+
+class HostCopy:
+    """One copy of all tensors of a save in the host memory of rank 0, whose memory the next copy uses again.
+
+    Fresh pages cost more than the copy, and one block needs the fewest of them. OneFlow copies its own CPU tensors: to
+    ask each of them for its array would wait for the device once per tensor, a time slice each on a busy machine.
+    """
+
+    def __init__(self) -> None:
+        self._specs: list[tuple[str, str, TensorSpec]] = []
+        self._slots: list[_Slot] = []
+
+    def take(self, shards: list[Shard]) -> list[np.ndarray]:
+        """Copy all tensors; their arrays in file order on rank 0, `[]` elsewhere. Collective for global tensors.
+
+        The tensors may change when this returns. The arrays are valid until the next `take`. A bfloat16 tensor becomes
+        the float32 array of the same values.
+        """
+        entries = [entry for shard in shards for entry in shard.entries.values()]
+        self.reserve(shards)
+        if not is_main_process():
+            for entry in entries:
+                (entry.local or entry.fetch)()  # take part in the gathers
+            return []
+        gathered = 0
+        for slot, entry in zip(self._slots, entries):
+            gathered += entry.spec.num_bytes if entry.is_gathered else 0
+            _copy(slot, entry)
+            if gathered > _MAX_GATHERED_BYTES:
+                _wait()
+                gathered = 0
+        if any(entry.local is not None for entry in entries):
+            _wait()
+        return [slot.array for slot in self._slots]
+
+    def free(self) -> None:
+        """Give the memory back, once nobody uses the arrays any more."""
+        self._specs, self._slots = [], []
+
+    def reserve(self, shards: list[Shard]) -> None:
+        """Make room for the copy on rank 0, which is kept when the next one looks the same. Raises `MemoryError`."""
+        specs = [(shard.group, name, entry.spec) for shard in shards for name, entry in shard.entries.items()]
+        if specs == self._specs or not is_main_process():
+            return
+        self.free()  # before the new block is made, so that there are never two
+        ends = np.cumsum([_aligned(_num_bytes(spec)) for _, _, spec in specs], dtype=np.int64)
+        block = np.empty(int(ends[-1]) if specs else 0, np.uint8)
+        for (_, _, spec), end in zip(specs, ends.tolist()):
+            begin = end - _aligned(_num_bytes(spec))
+            raw = block[begin : begin + _num_bytes(spec)]
+            self._slots.append(_Slot(raw.view(_dtype(spec)).reshape(spec.shape)))
+        self._specs = specs
+
+
+def _copy(slot: _Slot, entry: Entry) -> None:
+    """Copy one tensor into its slot, or have OneFlow do it: then it is there after `_wait`."""
+    if entry.local is None:
+        np.copyto(slot.array, _present(entry.fetch()))
+        return
+    import oneflow as flow
+
+    tensor = _present(entry.local())
+    if tensor.device.type != "cpu" or tensor.dtype == flow.bfloat16:  # numpy has no bfloat16
+        np.copyto(slot.array, tensor.numpy())
+        return
+    if slot.tensor is None:
+        slot.tensor = flow.from_numpy(slot.array)
+    flow._C.assign_local_tensor(slot.tensor, tensor)
+
+
+def _wait() -> None:
+    from libai.oneflow_fixes.internals import wait_for_device
+
+    wait_for_device()
+
+
+def _present(value: Any) -> Any:
+    assert value is not None, "rank 0 fetches tensors"
+    return value
+
+
+def _dtype(spec: TensorSpec) -> np.dtype:
+    return np.dtype(np.float32 if spec.dtype == "bfloat16" else DTYPES[spec.dtype][1])
+
+
+def _num_bytes(spec: TensorSpec) -> int:
+    return math.prod(spec.shape) * _dtype(spec).itemsize
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

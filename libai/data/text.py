@@ -13,8 +13,7 @@ from pathlib import Path
 
 from libai.data.cache import default_cache_dir, prepare_once
 from libai.data.errors import DataError
-from libai.data.token_dataset import TokenDataset
-from libai.data.token_files import FORMAT, is_complete, write_token_files
+from libai.data.token_files import FORMAT, TokenDataset, is_complete, write_token_files
 from libai.data.tokenizers import BPETokenizer, ByteTokenizer, Tokenizer
 
 _logger = logging.getLogger(__name__)

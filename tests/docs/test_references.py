@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jobs
 import pytest
-from test_readme import ROOT, headings
+from test_readme import ROOT, broken_links, headings, missing_paths
 
 PAGES = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("projects/**/*.md"), *ROOT.glob("tests/**/*.md")]
@@ -55,6 +55,19 @@ def test_pages_name_and_link_nothing_outside_of_the_repository(page):
     text = page.read_text()
     assert unknown_references(text) == []
     assert links_outside(page, text) == []
+
+
+DECISIONS = sorted(ROOT.glob("docs/decisions/[0-9]*.md"))
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem[:4])
+def test_a_decision_is_one_page_of_four_parts_in_the_index(page):
+    text = page.read_text()
+    assert [part for part in ("Question", "Decision", "Evidence", "Cost") if f"**{part}" not in text] == []
+    assert len(text.splitlines()) <= 50
+    assert f"]({page.name})" in (page.parent / "README.md").read_text()
+    assert missing_paths(text) == []
+    assert broken_links(page, text) == []
 
 
 def test_the_checks_can_fail():

@@ -11,3 +11,6 @@ from libai.layers.dropout import seeded_dropout as seeded_dropout
 from libai.layers.norm import RMSNorm as RMSNorm
 from libai.layers.random import assign_layer_ids as assign_layer_ids
 from libai.layers.random import random_context as random_context
+from libai.layers.rotary import rotary_frequencies as rotary_frequencies
+from libai.layers.rotary import rotate as rotate
+from libai.layers.rotary import rotation_at as rotation_at

@@ -17,7 +17,16 @@ def scaled_dot_product_attention(
 ) -> flow.Tensor:
     """softmax(q k^T / sqrt(D) + mask) v (Vaswani et al. 2017): (..., T, D), (..., S, D), (..., S, E) -> (..., T, E).
 
-    `mask` is *added* to the scores and broadcasts to (..., T, S): 0 to look, a large negative number not to.
+    `mask` is *added* to the scores and broadcasts to (..., T, S): 0 to look, a large negative number not to. Where `q`
+    is (B, H, T, D) and `k` and `v` have fewer heads, each of these serves H / heads neighbouring heads of `q`.
     """
-    scores = flow._C.matmul(q * (1.0 / math.sqrt(q.shape[-1])), k, transpose_b=True)
-    return flow.matmul(flow.softmax(scores if mask is None else scores + mask, dim=-1), v)
+    shape = q.shape
+    is_grouped = q.ndim == 4 and k.shape[1] != shape[1]
+    if is_grouped:  # the queries of a group become rows of one product: keys and values are not repeated
+        q = q.reshape(shape[0], k.shape[1], -1, shape[3])
+    scores = flow._C.matmul(q * (1.0 / math.sqrt(shape[-1])), k, transpose_b=True)
+    if mask is not None:
+        rows = scores.reshape(*shape[:3], -1) if is_grouped else scores
+        scores = (rows + mask).reshape(*scores.shape) if is_grouped else rows + mask
+    heads = flow.matmul(flow.softmax(scores, dim=-1), v)
+    return heads.reshape(*shape[:3], -1) if is_grouped else heads

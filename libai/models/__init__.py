@@ -7,6 +7,8 @@ from libai.models.bert import BERT_PLAN as BERT_PLAN
 from libai.models.bert import MaskedTokens as MaskedTokens
 from libai.models.gpt import GPT as GPT
 from libai.models.gpt import GPT_PLAN as GPT_PLAN
+from libai.models.llama import LLAMA_PLAN as LLAMA_PLAN
+from libai.models.llama import Llama as Llama
 from libai.models.mlp import MLP as MLP
 from libai.models.mlp import MLP_PLAN as MLP_PLAN
 from libai.models.resnet import RESNET_PLAN as RESNET_PLAN

@@ -14,9 +14,10 @@ from libai.models.init import init_weights, transformer_std
 from libai.models.outputs import token_cross_entropy
 from libai.models.transformer import (
     RESIDUAL_PROJECTIONS,
-    Block,
     check_transformer,
     embed_tokens,
+    layer_norm_block,
+    padding_mask,
     plan_of_blocks,
     transformer_flops,
 )
@@ -61,7 +62,9 @@ class BERT(nn.Module):
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
         self.position_embedding = nn.Parameter(flow.zeros(max_seq_length, hidden_size))
         self.embedding_dropout = Dropout(dropout)
-        self.blocks = nn.ModuleList([Block(hidden_size, num_heads, mlp_ratio, dropout) for _ in range(num_layers)])
+        self.blocks = nn.ModuleList(
+            [layer_norm_block(hidden_size, num_heads, mlp_ratio, dropout) for _ in range(num_layers)]
+        )
         self.norm = nn.LayerNorm(hidden_size)
         self.head = nn.Sequential(nn.Linear(hidden_size, hidden_size), nn.GELU(), nn.LayerNorm(hidden_size))
         self.head_bias = nn.Parameter(flow.zeros(vocab_size))
@@ -76,7 +79,7 @@ class BERT(nn.Module):
         """
         mask = None
         if attention_mask is not None:
-            mask = ((attention_mask.to(flow.float32) - 1.0) * 1e9).reshape(attention_mask.shape[0], 1, 1, -1)
+            mask = padding_mask(attention_mask)
         x = self.embedding_dropout(embed_tokens(input_ids, self.token_embedding, self.position_embedding))
         for block in self.blocks:
             x = block(x, mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import oneflow as flow
@@ -12,9 +13,9 @@ from libai.models.init import init_weights, transformer_std
 from libai.models.outputs import token_cross_entropy
 from libai.models.transformer import (
     RESIDUAL_PROJECTIONS,
-    Block,
     check_transformer,
     embed_tokens,
+    layer_norm_block,
     plan_of_blocks,
     transformer_flops,
 )
@@ -32,6 +33,7 @@ class GPT(nn.Module):
         max_seq_length: longest sequence, the number of learned positions.
         hidden_size, num_layers, num_heads, mlp_ratio: the size of the blocks.
         dropout: rate on the embeddings and on both branches of each block.
+        activation: of the inner units: "gelu", or the approximation "gelu_tanh" that GPT-2 was trained with.
         tie_head: the output layer is the token embedding itself, one parameter.
         ignore_index: label of the positions that do not count.
     """
@@ -47,6 +49,7 @@ class GPT(nn.Module):
         num_heads: int = 4,
         mlp_ratio: float = 4.0,
         dropout: float = 0.0,
+        activation: str = "gelu",
         tie_head: bool = True,
         ignore_index: int = -100,
     ):
@@ -58,7 +61,10 @@ class GPT(nn.Module):
         self.position_embedding = nn.Parameter(flow.zeros(max_seq_length, hidden_size))
         self.embedding_dropout = Dropout(dropout)
         self.blocks = nn.ModuleList(
-            [Block(hidden_size, num_heads, mlp_ratio, dropout, causal_length=max_seq_length) for _ in range(num_layers)]
+            [
+                layer_norm_block(hidden_size, num_heads, mlp_ratio, dropout, 0.0, max_seq_length, activation)
+                for _ in range(num_layers)
+            ]
         )
         self.norm = nn.LayerNorm(hidden_size)
         self.head = None if tie_head else nn.Linear(hidden_size, vocab_size, bias=False)
@@ -74,11 +80,22 @@ class GPT(nn.Module):
             return {"logits": logits}
         return {"losses": {"lm": token_cross_entropy(logits, labels, self.ignore_index)}}
 
-    def features(self, input_ids: flow.Tensor) -> flow.Tensor:
-        """The normalised output of the last block, (batch, length, hidden_size)."""
-        x = self.embedding_dropout(embed_tokens(input_ids, self.token_embedding, self.position_embedding))
-        for block in self.blocks:
-            x = block(x)
+    def features(
+        self,
+        input_ids: flow.Tensor,
+        positions: flow.Tensor | None = None,
+        mask: flow.Tensor | None = None,
+        caches: Sequence[Any] | None = None,
+    ) -> flow.Tensor:
+        """The normalised output of the last block, (batch, length, hidden_size).
+
+        For generation: `positions` (batch, length) int64 of the tokens, `mask` and one of `caches` for each block as
+        `libai.models.transformer.Attention` takes them.
+        """
+        x = embed_tokens(input_ids, self.token_embedding, self.position_embedding, positions)
+        x = self.embedding_dropout(x)
+        for i, block in enumerate(self.blocks):
+            x = block(x, mask, cache=None if caches is None else caches[i])
         return self.norm(x)
 
     def logits(self, features: flow.Tensor) -> flow.Tensor:

@@ -10,7 +10,13 @@ from oneflow import nn
 from libai.layers import Dropout
 from libai.models.init import init_weights, transformer_std
 from libai.models.outputs import classification_outputs
-from libai.models.transformer import RESIDUAL_PROJECTIONS, Block, check_transformer, plan_of_blocks, transformer_flops
+from libai.models.transformer import (
+    RESIDUAL_PROJECTIONS,
+    check_transformer,
+    layer_norm_block,
+    plan_of_blocks,
+    transformer_flops,
+)
 from libai.utils.errors import UserError
 from libai.utils.sizes import check_sizes
 
@@ -67,7 +73,9 @@ class ViT(nn.Module):
         self.position_embedding = nn.Parameter(flow.zeros(num_patches + (pool == "cls"), hidden_size))
         self.embedding_dropout = Dropout(dropout)
         rates = [drop_path * i / max(1, num_layers - 1) for i in range(num_layers)]
-        self.blocks = nn.ModuleList([Block(hidden_size, num_heads, mlp_ratio, dropout, rate) for rate in rates])
+        self.blocks = nn.ModuleList(
+            [layer_norm_block(hidden_size, num_heads, mlp_ratio, dropout, rate) for rate in rates]
+        )
         self.norm = nn.LayerNorm(hidden_size)
         self.head = nn.Linear(hidden_size, num_classes)
         init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))

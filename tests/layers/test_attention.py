@@ -36,6 +36,16 @@ def test_mask_is_added():
     assert relative_error(found.numpy(), only_four) < 1e-6
 
 
+def test_heads_of_keys_serve_groups_of_queries():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, heads, 5, 4)).astype(np.float32) for heads in (6, 2, 2))
+    mask = np.triu(np.full((5, 5), -1e9, np.float32), 1)
+    found = scaled_dot_product_attention(*map(flow.tensor, (q, k, v)), flow.tensor(mask)).numpy()
+    repeated = attention_float64(q, k.repeat(3, axis=1), v.repeat(3, axis=1), mask)
+    assert relative_error(found, repeated) < 1e-6
+    assert relative_error(found, attention_float64(q, np.tile(k, (1, 3, 1, 1)), v.repeat(3, axis=1), mask)) > 0.01
+
+
 def test_causal_attention_does_not_see_the_future():
     q, k, v = make_qkv(t=6, s=6)
     before = scaled_dot_product_attention(*map(flow.tensor, (q, k, v)), causal_mask(6)).numpy()

@@ -148,7 +148,7 @@ def test_flops_count_the_matrix_products(model: GPT) -> None:
 
 
 def test_too_long_a_sequence_is_refused(model: GPT) -> None:
-    with pytest.raises(UserError, match=r"sequences of 8 tokens, but the model has 7 learned positions.*Cut"):
+    with pytest.raises(UserError, match=r"sequences of 8 tokens, but the model has 7 positions.*Cut"):
         model(flow.zeros(1, LENGTH + 1, dtype=flow.int64))
 
 

@@ -12,7 +12,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from libai.models import BERT, GPT, MLP, AlexNet, ResNet, ViT
+from libai.models import BERT, GPT, MLP, AlexNet, Llama, ResNet, ViT
 
 VOCABULARY, LENGTH, CLASSES, BATCH = 64, 16, 10, 6
 
@@ -27,6 +27,16 @@ class Family(NamedTuple):
 FAMILIES = {
     # embeddings 64*32 + 16*32, two blocks of 12*32^2 + 13*32, last norm 2*32
     "gpt": Family(lambda: GPT(VOCABULARY, LENGTH, 32, 2, 4), True, 2560 + 2 * 12704 + 64),
+    # embedding and head 64*32 each, two blocks of q, out 32*32, k, v 16*32, gated 3*32*48, two norms, last norm
+    "llama": Family(
+        lambda: Llama(VOCABULARY, LENGTH, 32, 2, 4, 48, num_kv_heads=2), True, 2 * 2048 + 2 * (3072 + 4608 + 64) + 32
+    ),
+    # the same tied, with biases
+    "llama_bias": Family(
+        lambda: Llama(VOCABULARY, LENGTH, 32, 2, 4, 48, 2, None, qkv_bias=True, mlp_bias=True, tie_head=True),
+        True,
+        2048 + 2 * (3072 + 4608 + 64 + 64 + 128) + 32,
+    ),
     # as GPT, and the head's 32*32 + 32 + 2*32 with 64 biases of the vocabulary
     "bert": Family(lambda: BERT(VOCABULARY, LENGTH, 32, 2, 4), True, 2560 + 2 * 12704 + 64 + 1120 + 64),
     # patches 4*32 + 32, class token 32, positions 17*32, blocks, norm, head 32*10 + 10

@@ -1,0 +1,64 @@
+"""Models of published sizes by name: the shapes of the weights that one can download."""
+
+from typing import Any
+
+from libai.config import LazyCall
+
+
+def _gpt2(hidden_size: int, num_layers: int, num_heads: int) -> Any:
+    return LazyCall("libai.models.GPT")(
+        vocab_size=50257,
+        max_seq_length=1024,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        activation="gelu_tanh",
+    )
+
+
+def _llama(vocab_size: int, max_seq_length: int, **sizes: Any) -> Any:
+    return LazyCall("libai.models.Llama")(vocab_size=vocab_size, max_seq_length=max_seq_length, **sizes)
+
+
+published = {
+    "gpt2": _gpt2(768, 12, 12),
+    "gpt2_medium": _gpt2(1024, 24, 16),
+    "gpt2_large": _gpt2(1280, 36, 20),
+    "gpt2_xl": _gpt2(1600, 48, 25),
+    "smollm2_135m": _llama(
+        49152,
+        8192,
+        hidden_size=576,
+        num_layers=30,
+        num_heads=9,
+        num_kv_heads=3,
+        inner_size=1536,
+        rotary_base=100000.0,
+        tie_head=True,
+    ),
+    "tinyllama_1b": _llama(32000, 2048, hidden_size=2048, num_layers=22, num_heads=32, num_kv_heads=4, inner_size=5632),
+    "llama2_7b": _llama(32000, 4096, hidden_size=4096, num_layers=32, num_heads=32, inner_size=11008),
+    "llama3_8b": _llama(
+        128256,
+        8192,
+        hidden_size=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        inner_size=14336,
+        rotary_base=500000.0,
+    ),
+    "qwen2_0.5b": _llama(
+        151936,
+        32768,
+        hidden_size=896,
+        num_layers=24,
+        num_heads=14,
+        num_kv_heads=2,
+        inner_size=4864,
+        rotary_base=1000000.0,
+        norm_eps=1e-6,
+        qkv_bias=True,
+        tie_head=True,
+    ),
+}

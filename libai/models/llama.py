@@ -1,0 +1,158 @@
+"""Llama: a decoder-only language model with rotary positions, RMS norms, gated units and grouped queries.
+
+Touvron et al. 2023. Qwen2 and Mistral are the same model with other sizes and biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from libai.layers import RMSNorm, rotary_frequencies, rotation_at
+from libai.models.init import init_weights, transformer_std
+from libai.models.outputs import token_cross_entropy
+from libai.models.transformer import (
+    ATTENTION_BIAS_SPLIT,
+    ATTENTION_SPLIT,
+    RESIDUAL_PROJECTIONS,
+    Attention,
+    Block,
+    GatedMLP,
+    check_length,
+    padding_mask,
+    plan_of_blocks,
+    transformer_flops,
+)
+from libai.utils.sizes import check_rate, check_sizes
+
+_SPLIT = {**ATTENTION_SPLIT, "mlp.gate.weight": 0, "mlp.up.weight": 0, "mlp.down.weight": 1}
+_MLP_BIAS_SPLIT = {"mlp.gate.bias": 0, "mlp.up.bias": 0}
+
+#: see `libai.models.gpt.GPT_PLAN`; a model with biases splits these too
+LLAMA_PLAN = plan_of_blocks("blocks", _SPLIT)
+
+
+class Llama(nn.Module):
+    """A causal language model over token ids.
+
+    Args:
+        vocab_size: number of token ids.
+        max_seq_length: longest sequence; costs no memory by itself.
+        hidden_size, num_layers, num_heads: the size of the blocks.
+        inner_size: gated units of each block.
+        num_kv_heads: heads of keys and values, a divisor of `num_heads`; default: as many.
+        head_size: width of a head; default: `hidden_size / num_heads`.
+        rotary_base, rotary_scaling: see `libai.layers.rotary_frequencies`.
+        norm_eps: added to the mean square in every norm.
+        qkv_bias, out_bias, mlp_bias: which linear layers of a block have a bias (Qwen2: the first).
+        tie_head: the output layer is the token embedding itself, one parameter.
+        ignore_index: label of the positions that do not count.
+    """
+
+    plan = LLAMA_PLAN
+
+    def __init__(
+        self,
+        vocab_size: int,
+        max_seq_length: int,
+        hidden_size: int = 128,
+        num_layers: int = 4,
+        num_heads: int = 4,
+        inner_size: int = 384,
+        num_kv_heads: int | None = None,
+        head_size: int | None = None,
+        rotary_base: float = 10000.0,
+        rotary_scaling: Mapping[str, Any] | None = None,
+        norm_eps: float = 1e-5,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        mlp_bias: bool = False,
+        tie_head: bool = False,
+        ignore_index: int = -100,
+    ):
+        super().__init__()
+        check_sizes(vocab_size=vocab_size, max_seq_length=max_seq_length, hidden_size=hidden_size)
+        check_sizes(num_layers=num_layers, num_heads=num_heads, inner_size=inner_size)
+        check_rate(rotary_base=rotary_base, norm_eps=norm_eps)
+        self.ignore_index = ignore_index
+        self.max_seq_length = max_seq_length
+        self.token_embedding = nn.Embedding(vocab_size, hidden_size)
+        self.blocks = nn.ModuleList(
+            [
+                Block(
+                    Attention(hidden_size, num_heads, None, num_kv_heads, head_size, qkv_bias, out_bias),
+                    GatedMLP(hidden_size, inner_size, mlp_bias),
+                    partial(RMSNorm, hidden_size, norm_eps),
+                )
+                for _ in range(num_layers)
+            ]
+        )
+        self.norm = RMSNorm(hidden_size, norm_eps)
+        self.head = None if tie_head else nn.Linear(hidden_size, vocab_size, bias=False)
+        frequencies = rotary_frequencies(self.blocks[0].attention.head_size, rotary_base, rotary_scaling)
+        self.register_buffer("frequencies", flow.from_numpy(frequencies), persistent=False)
+        positions = flow.from_numpy(np.arange(max_seq_length, dtype=np.float32))
+        self.register_buffer("positions", positions, persistent=False)
+        if qkv_bias or mlp_bias:
+            biases = {**(ATTENTION_BIAS_SPLIT if qkv_bias else {}), **(_MLP_BIAS_SPLIT if mlp_bias else {})}
+            self.plan = plan_of_blocks("blocks", {**_SPLIT, **biases})
+        init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))
+
+    def forward(
+        self, input_ids: flow.Tensor, labels: flow.Tensor | None = None, attention_mask: flow.Tensor | None = None
+    ) -> dict[str, Any]:
+        """`input_ids`, `labels` (batch, length) int64; `labels[:, i]` is the token that follows `input_ids[:, i]`.
+
+        `attention_mask` (batch, length) int64 is 0 on padding, 1 elsewhere. Returns the loss `lm` in nats per counted
+        label, or `{"logits": (batch, length, vocab_size)}` without labels.
+        """
+        mask = None if attention_mask is None else padding_mask(attention_mask)
+        logits = self.logits(self.features(input_ids, mask=mask))
+        if labels is None:
+            return {"logits": logits}
+        return {"losses": {"lm": token_cross_entropy(logits, labels, self.ignore_index)}}
+
+    def features(
+        self,
+        input_ids: flow.Tensor,
+        positions: flow.Tensor | None = None,
+        mask: flow.Tensor | None = None,
+        caches: Sequence[Any] | None = None,
+    ) -> flow.Tensor:
+        """The normalised output of the last block, (batch, length, hidden_size). For generation see `GPT.features`."""
+        length = input_ids.shape[1]
+        check_length(length, self.max_seq_length)
+        order = self.positions if length == self.max_seq_length else self.positions[:length]
+        if caches is None:
+            causal = (order.unsqueeze(0) - order.unsqueeze(1)).clamp(0.0, 1.0) * -1e9
+            mask = causal if mask is None else mask + causal
+        if positions is not None:
+            order = positions.to(flow.float32).unsqueeze(1)
+        rotation = rotation_at(order, self.frequencies)
+        x = self.token_embedding(input_ids)
+        for i, block in enumerate(self.blocks):
+            x = block(x, mask, rotation, None if caches is None else caches[i])
+        return self.norm(x)
+
+    def logits(self, features: flow.Tensor) -> flow.Tensor:
+        """Scores of the next token, (batch, length, vocab_size)."""
+        if self.head is not None:
+            return self.head(features)
+        return flow._C.matmul(features, self.token_embedding.weight, transpose_b=True)
+
+    def num_loss_items(self, input_ids: Any, labels: Any = None, attention_mask: Any = None) -> Any:
+        """How many labels the mean of the loss is over (tensors or arrays in, a scalar of the same kind out)."""
+        return (labels != self.ignore_index).sum()
+
+    @property
+    def num_flops_per_sample(self) -> int:
+        """Forward and backward FLOPs of a sequence of `max_seq_length` tokens."""
+        attention = self.blocks[0].attention
+        multiplied = (self.blocks, self.head or self.token_embedding)
+        width = attention.num_heads * attention.head_size
+        return transformer_flops(multiplied, len(self.blocks), width, self.max_seq_length)

@@ -1,0 +1,44 @@
+"""Published sizes have the published number of parameters, and train as planned; nothing is allocated for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import oneflow as flow
+import pytest
+
+from libai.config import LazyConfig, instantiate, validate
+from libai.engine.setup.outline import build_outline, trace_forward
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+PUBLISHED: dict[str, Any] = dict(LazyConfig.load(CONFIGS / "common/models/published.py").published)
+
+#: from the papers and model cards; of a weight that is used twice once
+NUM_PARAMETERS = {
+    "gpt2": 124_439_808,
+    "gpt2_medium": 354_823_168,
+    "gpt2_large": 774_030_080,
+    "gpt2_xl": 1_557_611_200,
+    "smollm2_135m": 134_515_008,
+    "tinyllama_1b": 1_100_048_384,
+    "llama2_7b": 6_738_415_616,
+    "llama3_8b": 8_030_261_248,
+    "qwen2_0.5b": 494_032_768,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_number_of_parameters(name: str) -> None:
+    model = build_outline(lambda: instantiate(PUBLISHED[name]))
+    assert sum(p.numel() for p in model.parameters()) == NUM_PARAMETERS[name]
+
+
+def test_the_config_of_a_published_size_compiles() -> None:
+    config = validate(LazyConfig.load(CONFIGS / "smollm2_135m.py"))
+    model: Any = build_outline(lambda: instantiate(config.model))
+    ids = flow.zeros(2, config.model.max_seq_length, dtype=flow.int64)
+    ops = trace_forward(model, {"input_ids": ids, "labels": ids})
+    assert sum(p.numel() for p in model.parameters()) == NUM_PARAMETERS["smollm2_135m"]
+    products = sum(op.kind in ("matmul", "broadcast_matmul", "batch_matmul") for op in ops)
+    assert products == 30 * 9 + 1  # seven layers and two products of attention in a block, and the head

@@ -22,9 +22,8 @@ import libai  # noqa: F401  (before what a bare Python lacks)
 import numpy as np
 from safetensors.numpy import save_file
 
-from libai.config import LazyConfig, target_of, validate
-from libai.config.batch import solve_batch_sizes
-from libai.config.targets import describe
+from libai.config import LazyConfig, solve_batch_sizes, target_of, validate
+from libai.config.instantiation import describe
 from libai.launch.runtime import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.seeding import resolve_seed, seed_everything

@@ -203,7 +203,7 @@ def _can_bind(address: str, port: int) -> bool:
 
 
 def run_preflight(job: Job) -> dict[str, Any]:
-    """Check config and overrides as tools/train_net.py does; what `libai.config.preflight.check` found out.
+    """Check config and overrides as tools/train_net.py does; what `libai.config.arguments.check` found out.
 
     A mistake is shown, and ends this process with its exit code.
     """
@@ -228,17 +228,17 @@ def _check(preflight: ModuleType, job: Job) -> dict[str, Any]:
 
 
 def _ask_preflight(question: Callable[[ModuleType], dict[str, Any]]) -> tuple[int, dict[str, Any], str]:
-    """`(exit code, answer, what was printed)` of a forked child that asks the module `libai.config.preflight`.
+    """`(exit code, answer, what was printed)` of a forked child that asks the module `libai.config.arguments`.
 
     A child, since configs import oneflow, whose threads and slow exit handlers the launcher does not want. What it
     prints is kept back: every rank will print it again.
     """
 
     def answer(write_end: int) -> None:
-        from libai.config import preflight
+        from libai.config import arguments
 
         with os.fdopen(write_end, "w", encoding="utf-8") as pipe:
-            json.dump(question(preflight), pipe)
+            json.dump(question(arguments), pipe)
 
     read_end, write_end = os.pipe()
     with tempfile.TemporaryFile() as said:

@@ -23,8 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without installation
 
-from libai.config import LazyConfig, validate
-from libai.config.batch import solve_batch_sizes
+from libai.config import LazyConfig, solve_batch_sizes, validate
 from libai.engine.parity.bisection.journal import Journal, supervise
 from libai.engine.parity.bisection.minify import minify, require_writable
 from libai.engine.parity.bisection.search import Culprit, find_culprit

@@ -18,8 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without installation
 
-from libai.config import LazyConfig, validate
-from libai.config.batch import solve_batch_sizes
+from libai.config import LazyConfig, solve_batch_sizes, validate
 from libai.launch.runtime import guarded_main
 from libai.utils.distributed import default_device, get_world_size
 from libai.utils.errors import UserError

@@ -173,7 +173,7 @@ class RawContender(OneFlowContender):
 
     def __init__(self, run: Any, mode: Mode):
         from libai.benchmark.raw_loops import RawEager, RawGraph
-        from libai.config.batch import solve_batch_sizes
+        from libai.config import solve_batch_sizes
 
         super().__init__(default_device(run.train.device))
         dist = run.train.dist

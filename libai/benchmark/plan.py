@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from libai.benchmark.modes import GEMM, NUDGED, Mode, find_mode
-from libai.config import LazyConfig, validate
-from libai.config.batch import solve_batch_sizes
+from libai.config import LazyConfig, solve_batch_sizes, validate
 from libai.utils.errors import UserError
 
 #: a constant rate, which a stock graph needs, and nothing in the loop but training

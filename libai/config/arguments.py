@@ -1,14 +1,21 @@
-"""The command line of the training tools: a config, overrides and a few flags, in any order."""
+"""The command line of the training tools: a config, overrides and a few flags, in any order.
+
+`check` is what a launcher asks before it starts any process: a typo should not cost a rendezvous.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from libai.config.errors import ConfigError, did_you_mean
-from libai.config.foreign_names import meant
+from omegaconf import OmegaConf
+
+from libai.config.combinations import solve_batch_sizes
+from libai.config.errors import ConfigError, did_you_mean, meant
+from libai.config.lazy import LazyConfig
+from libai.config.validation import validate
 
 FLAGS: dict[str, str] = {
     "--resume": "continue from the newest checkpoint in train.output_dir",
@@ -94,3 +101,40 @@ def _unknown_flag(flag: str, flags: Sequence[str]) -> str:
     if "." in name or "=" in flag:
         return f"{flag}: overrides are written key=value, without dashes: {flag.lstrip('-')}{hint and f'.{hint}'}"
     return f"{flag}: no such flag.{did_you_mean(name, flags) or hint or ' There are: ' + ', '.join(flags) + '.'}"
+
+
+def check(
+    config: str, args: Sequence[str], world_size: int, extra_flags: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Load `config`, apply the overrides in `args` (flags may stand among them) and validate for `world_size` ranks.
+
+    `extra_flags`: flag -> help of the program's own switches, as for `parse_args`. Returns what a launcher prepares the
+    processes by: `graph_enabled`, `device`, `output_dir` and the batch sizes. Raises `ConfigError`.
+    """
+    parsed = parse_args([*args, "--config-file", config], prog="train_net.py", extra_flags=extra_flags)
+    loaded = LazyConfig.apply_overrides(LazyConfig.load(parsed.config), parsed.overrides)
+    run = validate(loaded, world_size)
+    train = run.train
+    inner = (train.dist.tensor_parallel_size or 1) * (train.dist.pipeline_parallel_size or 1)
+    sizes = solve_batch_sizes(
+        train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, world_size // inner
+    )
+    return {
+        "graph_enabled": run.mode != "eager",
+        "device": train.device,
+        "output_dir": train.output_dir,
+        "global_batch_size": sizes.global_,
+        "num_accumulation_steps": sizes.accumulation,
+    }
+
+
+def look(config: str, args: Sequence[str]) -> dict[str, Any]:
+    """`graph_enabled` and `device` of `config` with the overrides among `args`, as far as they are there to be seen.
+
+    For programs of the user's own, whose config need not be one that `check` accepts: nothing is validated.
+    """
+    loaded = LazyConfig.load(config)
+    known = [word for word in args if word.startswith(("graph.enabled=", "train.device="))]
+    loaded = LazyConfig.apply_overrides(loaded, known)
+    mode, device = OmegaConf.select(loaded, "graph.enabled"), OmegaConf.select(loaded, "train.device")
+    return {name: value for name, value in (("graph_enabled", mode), ("device", device)) if value is not None}

@@ -20,9 +20,8 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from libai.config.errors import ConfigError, did_you_mean
-from libai.config.foreign_names import is_foreign, meant
-from libai.config.lazy import OBJECTS, copy_config, to_nodes
+from libai.config.coercion import OBJECTS, copy_config, to_nodes
+from libai.config.errors import ConfigError, did_you_mean, is_foreign, meant
 from libai.config.schema import LAZY_SECTIONS, SECTIONS
 from libai.utils.errors import UserError
 
@@ -47,7 +46,7 @@ def load(path: str | Path) -> DictConfig:
         raise ConfigError(f"{path} is no config file: expected a .py or a .yaml file.")
     make_importable(path.resolve().parent)
     namespace = _Loader(path).run()
-    if problems := [*_misplaced(path, namespace), *_idle_names(path, namespace)]:
+    if problems := [*_misplaced(path, namespace), *_unread_names(path, namespace)]:
         raise ConfigError(problems)
     public = {
         name: to_nodes(value)
@@ -74,7 +73,7 @@ def _misplaced(path: Path, namespace: Mapping[str, Any]) -> Iterator[str]:
         yield f"{shown(path)}: {name} is {found}, not a section of the config. Write {right}, or rename the variable."
 
 
-def _idle_names(path: Path, namespace: Mapping[str, Any]) -> Iterator[str]:
+def _unread_names(path: Path, namespace: Mapping[str, Any]) -> Iterator[str]:
     """Plain values with the name that others give to a setting, which nothing in the file reads: `lr = 0.1`."""
     suspects = {name for name, value in namespace.items() if is_foreign(name) and isinstance(value, (int, float, str))}
     if not suspects:
@@ -224,7 +223,7 @@ class _Loader:
                 return self._import_config(above, name, names, name)
         module = builtins.__import__(name, globals, locals, names, 0)
         holds_config = any(_is_config(item, getattr(module, item, None)) for item in names)
-        return _snapshot(module, SECTIONS) if holds_config or "*" in names else module
+        return _copied(module, SECTIONS) if holds_config or "*" in names else module
 
     def _folder_above(self, name: str, names: list[str]) -> Path | None:
         """The folder above the `configs` that an absolute `from configs.x import y` means: near the file, or ours."""
@@ -281,11 +280,11 @@ class _Loader:
 
 
 def _as_config_file(module: types.ModuleType) -> types.ModuleType:
-    """`_snapshot` of a config file, whose plain dicts are configs as well."""
-    return _snapshot(module, [name for name in vars(module) if not name.startswith("_")])
+    """`_copied` of a config file, whose plain dicts are configs as well."""
+    return _copied(module, [name for name in vars(module) if not name.startswith("_")])
 
 
-def _snapshot(module: types.ModuleType, sections: Sequence[str]) -> types.ModuleType:
+def _copied(module: types.ModuleType, sections: Sequence[str]) -> types.ModuleType:
     """A module with the same names, whose configs are copies: editing them changes nobody else's. Plain dicts that
     `sections` names come as configs, so that `train.train_iter = 5` works on them, as in detectron2 and LiBai."""
     twin = types.ModuleType(module.__name__)

@@ -13,13 +13,10 @@ from typing import Any, Union
 from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
-from libai.config import foreign_names, schema
-from libai.config.coercion import Mismatch, accepts_text, coerce, kind_of
-from libai.config.errors import ConfigError, did_you_mean
-from libai.config.instantiation import target_of
-from libai.config.lazy import copy_config, to_nodes
-from libai.config.targets import TARGET, accepts, argument_kind, describe, keyword_names
-from libai.config.validation import fit
+from libai.config import schema
+from libai.config.coercion import Mismatch, accepts_text, coerce, copy_config, kind_of, to_nodes
+from libai.config.errors import ConfigError, did_you_mean, meant
+from libai.config.instantiation import TARGET, accepts, argument_kind, describe, keyword_names, target_of
 
 
 @dataclass(frozen=True)
@@ -149,9 +146,7 @@ def _is_free(key: str) -> bool:
 def _set_section(config: DictConfig, path: str, change: _Change) -> None:
     """`train.amp={enabled: true}` sets the keys one by one, so that each is checked."""
     if not isinstance(change.value, dict):
-        cls: Any = schema.find(path)
-        names = ", ".join(f"{path}.{name}" for name in list(schema.fields_of(cls))[:3])
-        raise ConfigError(f"{change.text}: expected a section. Set {names}.")
+        raise ConfigError(f"{change.text}: expected a section. Set {', '.join(schema.below(path)[:3])}.")
     for name, value in change.value.items():
         _apply(config, _Change(change.text, f"{path}.{name}", value, _raw(value)))
 
@@ -163,7 +158,7 @@ def _fitted(change: _Change, setting: schema.Key) -> Any:
     if accepts_text(setting.kind) and value is not None and not isinstance(value, (str, dict, list)):
         value = change.raw
     try:
-        return fit(value, setting)
+        return setting.fit(value)
     except Mismatch as error:
         raise ConfigError(f"{change.text}: {error}{_default(setting)}.") from error
 
@@ -258,8 +253,8 @@ def _unknown(config: DictConfig, change: _Change) -> str:
     else:  # a mapping of names that are the user's own: look among those only
         known = [f"{parent_path}.{key!s}" for key in parent] if isinstance(parent, DictConfig) else []
         return f"{change.key}: no such setting.{did_you_mean(change.key, known)} To add it: +{change.text}"
-    hint = foreign_names.meant(change.key) if not _is_free(change.key) else ""
-    hint = hint or did_you_mean(change.key, known) or foreign_names.meant(change.key)
+    hint = meant(change.key) if not _is_free(change.key) else ""
+    hint = hint or did_you_mean(change.key, known) or meant(change.key)
     return f"{change.key}: no such setting.{hint or otherwise}"
 
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from libai.config import foreign_names, schema
+from libai.config import schema
 from libai.config.coercion import type_name
-from libai.config.errors import ConfigError, did_you_mean
+from libai.config.errors import ConfigError, hint
 
 BEGIN, END = "<!-- keys: begin -->", "<!-- keys: end -->"
 
@@ -46,26 +44,23 @@ def key_help(path: str) -> KeyHelp:
         return KeyHelp(path, doc if path == section else f"An argument of what the config names in `{section}`. {doc}")
     found = schema.find(path)
     if found is None:
-        hint = foreign_names.meant(path) or did_you_mean(path, schema.all_paths())
-        raise ConfigError(f"{path}: no such setting.{hint or ' docs/config.md lists all.'}")
+        near = hint(path, schema.all_paths())
+        raise ConfigError(f"{path}: no such setting.{near or ' docs/config.md lists all.'}")
     if isinstance(found, schema.Key):
-        return KeyHelp(path, found.doc, type_name(found.kind), str(found.bounds), _shown(found.default))
-    return KeyHelp(path, found.__doc__ or "", keys=tuple(f"{path}.{name}" for name in schema.fields_of(found)))
+        return KeyHelp(path, found.doc, type_name(found.kind), str(found.bounds), json.dumps(found.default))
+    return KeyHelp(path, found.__doc__ or "", keys=tuple(schema.below(path)))
 
 
 def tables() -> str:
     """One Markdown table per typed section: key, type, default, meaning."""
     lines: list[str] = []
     for name, section in schema.TYPED_SECTIONS.items():
-        lines += [
-            f"### `{name}`",
-            "",
-            section.__doc__ or "",
-            "",
-            "| key | type | default | meaning |",
-            "|---|---|---|---|",
-        ]
-        lines += _rows(section, name)
+        lines += [f"### `{name}`", "", section.__doc__ or "", ""]
+        lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+        for help in (key_help(key.path) for key in schema.settings() if key.path.startswith(f"{name}.")):
+            limits = f" ({help.limits})" if help.limits else ""
+            kind = (help.kind + limits).replace("|", r"\|")
+            lines.append(f"| `{help.path}` | {kind} | `{help.default}` | {help.doc} |")
         lines.append("")
     return "\n".join(lines).strip()
 
@@ -75,18 +70,6 @@ def renew(text: str) -> str:
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
     return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
-
-
-def _rows(section: type, name: str) -> Iterator[str]:
-    for key in schema.walk(section, name):
-        help = key_help(key.path)
-        limits = f" ({help.limits})" if help.limits else ""
-        kind = (help.kind + limits).replace("|", r"\|")
-        yield f"| `{help.path}` | {kind} | `{help.default}` | {help.doc} |"
-
-
-def _shown(default: Any) -> str:
-    return json.dumps(default)
 
 
 if __name__ == "__main__":

@@ -9,53 +9,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from libai.config.lazy import OBJECTS
+from libai.config.coercion import OBJECTS, Bounds, Mismatch, coerce, expected
 
 LARGEST = 10**9
 """No count of anything is larger: what is, overflows somewhere later (dates, C integers, memory)."""
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Limits of a number; each may be absent. `infinite`: whether infinity is a value at all."""
-
-    at_least: float | None = None
-    above: float | None = None
-    at_most: float | None = None
-    below: float | None = None
-    infinite: bool = False
-
-    def broken_by(self, value: Any) -> bool:
-        """True when `value` is a number outside the limits (NaN is outside of any)."""
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return False
-        if abs(value) == math.inf and not self.infinite:
-            return True
-        inside = (
-            (self.at_least is None or value >= self.at_least)
-            and (self.above is None or value > self.above)
-            and (self.at_most is None or value <= self.at_most)
-            and (self.below is None or value < self.below)
-        )
-        return not inside or value != value
-
-    def __str__(self) -> str:
-        limits = {">=": self.at_least, ">": self.above, "<=": self.at_most, "<": self.below}
-        return " and ".join(f"{sign} {_shown(limit)}" for sign, limit in limits.items() if limit is not None)
-
-
-def _shown(limit: float) -> str:
-    return str(int(limit)) if float(limit).is_integer() else f"{limit:g}"
-
-
 def _key(default: Any, doc: str, **bounds: Any) -> Any:
-    return dataclasses.field(default=default, metadata={"doc": doc, "bounds": Bounds(**bounds)})
+    metadata = {"doc": doc, "bounds": Bounds(**bounds), "is_lazy": False}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def _section(cls: type) -> Any:
@@ -63,7 +30,7 @@ def _section(cls: type) -> Any:
 
 
 def _lazy(factory: Any, doc: str) -> Any:
-    return dataclasses.field(default_factory=factory, metadata={"doc": doc, "lazy": True})
+    return dataclasses.field(default_factory=factory, metadata={"doc": doc, "bounds": Bounds(), "is_lazy": True})
 
 
 @dataclass(frozen=True)
@@ -309,7 +276,7 @@ SECTIONS = (*LAZY_SECTIONS, *TYPED_SECTIONS)
 
 @dataclass(frozen=True)
 class Key:
-    """One setting of a typed section, as `walk` finds it."""
+    """One setting of a typed section."""
 
     path: str
     kind: Any
@@ -317,6 +284,22 @@ class Key:
     doc: str
     bounds: Bounds
     is_lazy: bool
+
+    def fit(self, value: Any) -> Any:
+        """`value` as this setting wants it; raises `Mismatch` for the wrong type or a value out of range."""
+        limits = str(self.bounds)
+        try:
+            value = coerce(value, self.kind)
+        except Mismatch:
+            raise Mismatch(f"expected {expected(self.kind, limits)}") from None
+        if self.bounds.broken_by(value):
+            finite = " and finite" if abs(value) == math.inf else ""
+            raise Mismatch(f"expected {expected(self.kind, limits + finite)}")
+        if type(value) is int and value > LARGEST and self.bounds.at_most is None:
+            raise Mismatch(f"expected {expected(self.kind, f'{limits} and <= {LARGEST}')}")
+        if self.path == "train.output_dir" and not value.strip():
+            raise Mismatch("expected the name of a folder, found nothing")
+        return value
 
 
 def defaults(section: Literal["train", "graph"]) -> DictConfig:
@@ -329,50 +312,45 @@ def defaults(section: Literal["train", "graph"]) -> DictConfig:
 
 
 @functools.cache
-def fields_of(section: type) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
-    """Name -> (field, type) of the keys and subsections of a schema class."""
-    kinds = get_type_hints(section)
-    return {field.name: (field, kinds[field.name]) for field in dataclasses.fields(section)}
+def _index() -> dict[str, Key | type]:
+    """Every section (its class) and setting of the typed sections by its path, in the order of the source."""
+    found: dict[str, Key | type] = {}
 
+    def add(section: type, path: str) -> None:
+        found[path] = section
+        kinds = get_type_hints(section)
+        for field in dataclasses.fields(section):
+            where, kind = f"{path}.{field.name}", kinds[field.name]
+            if dataclasses.is_dataclass(kind):
+                add(kind, where)  # type: ignore[arg-type]
+                continue
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            found[where] = Key(where, kind, default, **field.metadata)
 
-def key_of(path: str, field: dataclasses.Field[Any], kind: Any) -> Key:
-    """The setting that `field` of type `kind` makes at `path`."""
-    factory = field.default_factory
-    default = field.default if factory is dataclasses.MISSING else factory()
-    metadata = field.metadata
-    return Key(path, kind, default, metadata["doc"], metadata.get("bounds", Bounds()), metadata.get("lazy", False))
-
-
-def walk(section: type, path: str) -> Iterator[Key]:
-    """All settings of a schema class and its subsections, in the order of the source."""
-    for name, (field, kind) in fields_of(section).items():
-        if dataclasses.is_dataclass(kind):
-            yield from walk(kind, f"{path}.{name}")  # type: ignore[arg-type]
-        else:
-            yield key_of(f"{path}.{name}", field, kind)
+    for name, section in TYPED_SECTIONS.items():
+        add(section, name)
+    return found
 
 
 def find(path: str) -> Key | type | None:
-    """The setting, the subsection (its class), or None, that `path` names in the typed sections.
+    """The setting, the section (its class), or None, that `path` names in the typed sections.
 
     >>> find("train.amp.enabled").default
     False
     """
-    first, *rest = path.split(".")
-    found: Any = TYPED_SECTIONS.get(first)
-    for name in rest:
-        if not isinstance(found, type) or name not in fields_of(found):
-            return None
-        field, kind = fields_of(found)[name]
-        found = kind if dataclasses.is_dataclass(kind) else key_of(path, field, kind)
-    return found
+    return _index().get(path)
+
+
+def settings() -> list[Key]:
+    """All settings of the typed sections, in the order of the source."""
+    return [found for found in _index().values() if isinstance(found, Key)]
+
+
+def below(section: str) -> list[str]:
+    """The paths of the settings and sections directly in `section`."""
+    return [path for path in _index() if path.rpartition(".")[0] == section]
 
 
 def all_paths() -> list[str]:
-    """Every section, subsection and setting of the schema, dotted; what a misspelt key is held against."""
-    paths = list(SECTIONS)
-    for name, section in TYPED_SECTIONS.items():
-        for key in walk(section, name):
-            parents = key.path.split(".")
-            paths += [".".join(parents[:end]) for end in range(2, len(parents))] + [key.path]
-    return list(dict.fromkeys(paths))
+    """Every section and setting, dotted; what a misspelt key is held against."""
+    return list(dict.fromkeys([*SECTIONS, *_index()]))

@@ -6,8 +6,7 @@ Device and mode are not judged here: what a mode cannot honour is refused by the
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,14 +14,11 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from libai.config import foreign_names, schema
-from libai.config.batch import solve_batch_sizes, solve_data_parallel_size
-from libai.config.coercion import Mismatch, coerce, expected
-from libai.config.errors import ConfigError, did_you_mean
-from libai.config.instantiation import target_of
-from libai.config.lazy import OBJECTS, copy_config, to_nodes
-from libai.config.targets import TARGET, unknown_arguments
-from libai.config.unused import Facts, refused
+from libai.config import schema
+from libai.config.coercion import OBJECTS, Mismatch, copy_config, to_nodes
+from libai.config.combinations import Facts, impossible_sizes, refused
+from libai.config.errors import ConfigError, did_you_mean, hint
+from libai.config.instantiation import TARGET, target_of, unknown_arguments
 from libai.utils.errors import first_line
 
 
@@ -64,7 +60,7 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
     config = copy_config(config)
     problems = [
         f"{name} is not a section of a config ({', '.join(schema.SECTIONS)})."
-        f"{foreign_names.meant(name) or did_you_mean(name, schema.SECTIONS)}"
+        f"{hint(name, schema.SECTIONS)}"
         " The name of a helper variable starts with an underscore."
         for name in map(str, config)
         if name not in schema.SECTIONS
@@ -94,25 +90,17 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
     problems += _check_calls(train.evaluation.evaluators, "train.evaluation.evaluators")
     problems += _check_calls(train.extra_hooks, "train.extra_hooks")
     if not train_problems:  # a number that could not be read would make more mistakes than there are
-        problems += _impossible(train, world_size)
+        problems += impossible_sizes(train, world_size)
     if not problems:
         problems += refused(Facts.before_start(RunConfig(train=train, graph=graph, **lazy), world_size))
     if problems:
         raise ConfigError(problems)
-    train = dataclasses.replace(train, dist=_settled(train.dist))
+    if not train.dist.auto:  # the planner chooses the sizes that are null
+        tensor, pipeline = train.dist.tensor_parallel_size or 1, train.dist.pipeline_parallel_size or 1
+        dist = dataclasses.replace(train.dist, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+        train = dataclasses.replace(train, dist=dist)
     _freeze(config)
     return RunConfig(train=train, graph=graph, **lazy)
-
-
-def _settled(dist: schema.Dist) -> schema.Dist:
-    """Sizes that are null are 1, but with `auto`, where the planner chooses them."""
-    if dist.auto:
-        return dist
-    return dataclasses.replace(
-        dist,
-        tensor_parallel_size=dist.tensor_parallel_size or 1,
-        pipeline_parallel_size=dist.pipeline_parallel_size or 1,
-    )
 
 
 def _attempt(read: Callable[[], Any], path: str, problems: list[str]) -> Any:
@@ -135,123 +123,37 @@ def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
         if name in parent.keys():  # noqa: SIM118  `in parent` is false for ???
             problems.append(f"{path}=null: a section cannot be null. Remove it, or set {path}.key=value.")
         return cls()
+    keys = {key.rpartition(".")[2]: key for key in schema.below(path)}
     if not isinstance(node, DictConfig):
-        names = ", ".join(f"{path}.{field}" for field in list(schema.fields_of(cls))[:3])
-        problems.append(f"{path}={node!r}: expected a section. Set {names}.")
+        problems.append(f"{path}={node!r}: expected a section. Set {', '.join(list(keys.values())[:3])}.")
         return cls()
-    fields = schema.fields_of(cls)
-    problems += [
-        f"{path}.{key}: no such setting."
-        f"{foreign_names.meant(f'{path}.{key}') or did_you_mean(f'{path}.{key}', schema.all_paths())}"
-        for key in map(str, node)
-        if key not in fields
-    ]
+    unknown = [f"{path}.{name!s}" for name in node if name not in keys]
+    problems += [f"{where}: no such setting.{hint(where, schema.all_paths())}" for where in unknown]
     values: dict[str, Any] = {}
-    for key, (field, kind) in fields.items():
-        if key not in node.keys():  # noqa: SIM118  `in node` is false for ???
+    for name, where in keys.items():
+        if name not in node.keys():  # noqa: SIM118  `in node` is false for ???
             continue
-        where = f"{path}.{key}"
-        if dataclasses.is_dataclass(kind):
-            values[key] = _read(kind, node, where, problems)  # type: ignore[arg-type]
+        key = schema.find(where)
+        assert key is not None
+        if isinstance(key, type):
+            values[name] = _read(key, node, where, problems)
             continue
-        if OmegaConf.is_missing(node, key):
-            problems.append(f"{where} is '???': the config leaves its value to you. Add {where}=value.")
+        if OmegaConf.is_missing(node, name):
+            problems.append(_left_open(where))
             continue
         before = len(problems)
-        value = _attempt(partial(node.__getitem__, key), where, problems)
+        value = _attempt(partial(node.__getitem__, name), where, problems)
         if len(problems) > before:
             continue
         try:
-            values[key] = fit(value, schema.key_of(where, field, kind))
+            values[name] = key.fit(value)
         except Mismatch as error:
             problems.append(f"{where}={value!r}: {error}.")
     return cls(**values)
 
 
-def fit(value: Any, key: schema.Key) -> Any:
-    """`value` as the setting `key` wants it; raises `Mismatch` for the wrong type or a value out of range."""
-    limits = str(key.bounds)
-    try:
-        value = coerce(value, key.kind)
-    except Mismatch:
-        raise Mismatch(f"expected {expected(key.kind, limits)}") from None
-    if key.bounds.broken_by(value):
-        finite = " and finite" if abs(value) == math.inf else ""
-        raise Mismatch(f"expected {expected(key.kind, limits + finite)}")
-    if type(value) is int and value > schema.LARGEST and key.bounds.at_most is None:
-        raise Mismatch(f"expected {expected(key.kind, f'{limits} and <= {schema.LARGEST}')}")
-    if key.path == "train.output_dir" and not value.strip():
-        raise Mismatch("expected the name of a folder, found nothing")
-    return value
-
-
-def _impossible(train: schema.Train, world_size: int) -> Iterator[str]:
-    """Combinations of settings, each fine alone, that cannot be honoured together."""
-    dist, evaluation = train.dist, train.evaluation
-    if not train.train_iter and not train.train_epoch:
-        yield "train.train_iter and train.train_epoch are both 0, so nothing would be trained. Set one of them."
-    if evaluation.early_stop_patience is not None and evaluation.eval_metric is None:
-        yield (
-            f"train.evaluation.early_stop_patience={evaluation.early_stop_patience} has no metric to watch. "
-            'Set train.evaluation.eval_metric, for example to "val/loss".'
-        )
-    if train.auto_scale_lr.enabled and train.auto_scale_lr.base_batch_size is None:
-        yield (
-            "train.auto_scale_lr.enabled=true has nothing to scale from. Set train.auto_scale_lr.base_batch_size to "
-            "the global batch size that optim.lr was chosen for."
-        )
-    yield from _impossible_layouts(dist)
-    if train.zero_optimization.stage > 1 and not train.zero_optimization.enabled:
-        yield (
-            f"train.zero_optimization.stage={train.zero_optimization.stage} shares nothing while "
-            "train.zero_optimization.enabled is false. Set it to true, or leave the stage out."
-        )
-    if train.zero_optimization.enabled and dist.gradient_reduction in ("flat", "ddp"):
-        yield (
-            f"train.dist.gradient_reduction={dist.gradient_reduction} averages over ranks that hold whole replicas; "
-            "with train.zero_optimization.enabled OneFlow's global tensors do it. Leave it at auto."
-        )
-    if dist.device_memory is not None and not dist.auto:
-        yield (
-            f"train.dist.device_memory={dist.device_memory} is what train.dist.auto plans with, and that is false. "
-            "Set train.dist.auto=true, or remove it."
-        )
-    tensor, pipeline = dist.tensor_parallel_size or 1, dist.pipeline_parallel_size or 1
-    if dist.auto and None in (dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size):
-        given = (dist.data_parallel_size or 1) * tensor * pipeline
-        if world_size % given:
-            yield (
-                f"train.dist.auto=true has {given} = data × tensor × pipeline of the sizes that are given, which does "
-                f"not divide the {world_size} process(es) of this run. Leave them null, or start a multiple of {given}."
-            )
-        return  # the batch sizes are solved for each mesh that the planner tries
-    try:
-        replicas = solve_data_parallel_size(world_size, dist.data_parallel_size, tensor, pipeline)
-        solve_batch_sizes(train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, replicas)
-    except ConfigError as error:
-        yield from error.problems
-
-
-def _impossible_layouts(dist: schema.Dist) -> Iterator[str]:
-    """Settings of `train.dist` that would have no effect."""
-    tensor, pipeline = dist.tensor_parallel_size, dist.pipeline_parallel_size
-    if (pipeline or 1) == 1 and not dist.auto:
-        for name, value in (("blocks_per_stage", dist.blocks_per_stage), ("stage_balance", dist.stage_balance)):
-            if value not in (None, "parameters"):
-                yield (
-                    f"train.dist.{name}={value} has no stages to cut: train.dist.pipeline_parallel_size is 1. "
-                    "Remove it, or ask for more stages."
-                )
-    elif dist.blocks_per_stage is not None and dist.stage_balance != "parameters":
-        yield (
-            f"train.dist.blocks_per_stage={list(dist.blocks_per_stage)} gives the stages already, so stage_balance="
-            f"{dist.stage_balance} has nothing to decide. Remove one of them."
-        )
-    if dist.gradient_reduction in ("flat", "ddp") and (tensor or 1) * (pipeline or 1) > 1:
-        yield (
-            f"train.dist.gradient_reduction={dist.gradient_reduction} averages over ranks that hold whole replicas; "
-            "with tensor or pipeline ranks OneFlow's global tensors do it. Leave it at auto."
-        )
+def _left_open(path: str) -> str:
+    return f"{path} is '???': the config leaves its value to you. Add {path}=value."
 
 
 def _check_section(name: str, node: Any) -> list[str]:
@@ -316,7 +218,7 @@ def _check_arguments(node: Any, path: str) -> list[str]:
 
 def _check_below(node: Any, key: Any, path: str) -> list[str]:
     if isinstance(node, (DictConfig, ListConfig)) and OmegaConf.is_missing(node, key):
-        return [f"{path} is '???': the config leaves its value to you. Add {path}=value."]
+        return [_left_open(path)]
     problems: list[str] = []
     value = _attempt(partial(node.__getitem__, key), path, problems)
     return problems or _check_arguments(value, path)

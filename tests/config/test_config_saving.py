@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from libai.config import ConfigError, LazyCall, LazyConfig, instantiate, loader
-from libai.config.lazy import OBJECTS
-from libai.config.saving import to_yaml
+from libai.config.coercion import OBJECTS
+from libai.config.lazy import to_yaml
 
 
 class Colour(enum.Enum):

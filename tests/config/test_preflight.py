@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from libai.config import ConfigError
-from libai.config.preflight import check
+from libai.config.arguments import check
 
 CONFIG = """
 from libai.config import LazyCall
@@ -35,5 +35,5 @@ def test_mistakes_are_found_before_any_process_starts(config, argument):
 
 
 def test_importing_the_package_does_not_import_oneflow():
-    code = "import sys, libai.config, libai.config.preflight; sys.exit('oneflow' in sys.modules)"
+    code = "import sys, libai.config, libai.config.arguments; sys.exit('oneflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -4,14 +4,13 @@ import math
 import pytest
 
 from libai.config import defaults, schema
-from libai.config.validation import fit
+from libai.config.coercion import Bounds
 
 
 def test_every_key_has_a_doc_and_a_default_that_fits():
-    for name, section in schema.TYPED_SECTIONS.items():
-        for key in schema.walk(section, name):
-            assert key.doc.endswith("."), key.path
-            assert fit(key.default, key) == key.default, key.path
+    for key in schema.settings():
+        assert key.doc.endswith("."), key.path
+        assert key.fit(key.default) == key.default, key.path
 
 
 def test_every_section_is_frozen_and_documented():
@@ -36,7 +35,7 @@ def test_find_tells_settings_sections_and_nothing_apart():
 
 
 def test_bounds_hold_numbers_only():
-    bounds = schema.Bounds(at_least=0, below=1)
+    bounds = Bounds(at_least=0, below=1)
     assert str(bounds) == ">= 0 and < 1"
     assert not bounds.broken_by(0) and not bounds.broken_by(None) and not bounds.broken_by(True)
     assert bounds.broken_by(1) and bounds.broken_by(-0.1) and bounds.broken_by(math.nan)

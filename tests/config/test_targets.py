@@ -3,7 +3,7 @@ import collections
 import pytest
 
 from libai.config.errors import ConfigError
-from libai.config.targets import accepts, argument_kind, locate, path_of, unknown_arguments
+from libai.config.instantiation import accepts, argument_kind, locate, path_of, unknown_arguments
 
 
 class Part:

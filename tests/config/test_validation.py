@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ReadonlyConfigError
 
 from libai.config import ConfigError, LazyCall, LazyConfig, instantiate, validate
-from libai.config.lazy import OBJECTS
+from libai.config.coercion import OBJECTS
 
 
 class Net:
@@ -84,29 +84,9 @@ def test_interpolations_are_resolved():
             "train.train_iter and train.train_epoch are both 0, so nothing would be trained. Set one of them.",
         ),
         (
-            {"train": {"evaluation": {"early_stop_patience": 3}}},
-            "train.evaluation.early_stop_patience=3 has no metric to watch. Set train.evaluation.eval_metric, "
-            'for example to "val/loss".',
-        ),
-        (
-            {"train": {"auto_scale_lr": {"enabled": True}}},
-            "train.auto_scale_lr.enabled=true has nothing to scale from. Set train.auto_scale_lr.base_batch_size to "
-            "the global batch size that optim.lr was chosen for.",
-        ),
-        (
             {"train": {"global_batch_size": 30}},
             "train.global_batch_size=30 is not a multiple of micro-batch × data-parallel ranks = 4 × 1. "
             "Nearest: 28, 32.",
-        ),
-        (
-            {"train": {"dist": {"blocks_per_stage": [1, 2]}}},
-            "train.dist.blocks_per_stage=[1, 2] has no stages to cut: train.dist.pipeline_parallel_size is 1. "
-            "Remove it, or ask for more stages.",
-        ),
-        (
-            {"train": {"dist": {"stage_balance": "time"}}},
-            "train.dist.stage_balance=time has no stages to cut: train.dist.pipeline_parallel_size is 1. "
-            "Remove it, or ask for more stages.",
         ),
         (
             {"train": {"extra_hooks": [{"period": 3}]}},
@@ -138,21 +118,6 @@ def test_interpolations_are_resolved():
 )
 def test_each_mistake_has_its_text(sections, text):
     assert problems(config(**sections)) == [text]
-
-
-def test_settings_of_stages_and_reductions_that_would_have_no_effect():
-    def layout(**dist):
-        return problems(config(train={"dist": dist}), world_size=2)
-
-    both = layout(pipeline_parallel_size=2, blocks_per_stage=[1, 2], stage_balance="time")
-    assert both == [
-        "train.dist.blocks_per_stage=[1, 2] gives the stages already, so stage_balance=time has nothing to decide. "
-        "Remove one of them."
-    ]
-    (flat,) = layout(tensor_parallel_size=2, gradient_reduction="flat")
-    assert flat.startswith("train.dist.gradient_reduction=flat averages over ranks that hold whole replicas")
-    for sound in ({"pipeline_parallel_size": 2, "blocks_per_stage": [1, 2]}, {"gradient_reduction": "flat"}):
-        validate(config(train={"dist": sound}), world_size=2)
 
 
 def test_arguments_of_nested_targets_are_checked():

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from libai.config.batch import BatchSizes
+from libai.config import BatchSizes
 from libai.engine import BatchPlan
 from libai.utils.errors import UserError
 

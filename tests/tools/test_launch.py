@@ -412,20 +412,20 @@ def test_preflight_stops_a_broken_config_before_any_rank(script, capfd):
 
 
 def test_what_a_good_config_prints_is_left_to_the_ranks(script, capfd, monkeypatch):
-    import libai.config.preflight
+    import libai.config.arguments
 
-    monkeypatch.setattr(libai.config.preflight, "check", lambda *_, **__: {"printed": os.write(1, b"hello")})
+    monkeypatch.setattr(libai.config.arguments, "check", lambda *_, **__: {"printed": os.write(1, b"hello")})
     assert launch.run_preflight(read_job(script("pass"))) == {"printed": 5}
     assert capfd.readouterr() == ("", "")
 
 
 def test_preflight_returns_what_the_config_says(script, monkeypatch):
-    import libai.config.preflight
+    import libai.config.arguments
 
     def check(config, args, world_size, extra_flags):
         return {"graph_enabled": False, "device": "cpu", "seen": [config, args, world_size]}
 
-    monkeypatch.setattr(libai.config.preflight, "check", check)
+    monkeypatch.setattr(libai.config.arguments, "check", check)
     program = script("pass")
     facts = launch.run_preflight(read_job(program))
     assert facts == {"graph_enabled": False, "device": "cpu", "seen": [str(program.config), ["a=1"], 2]}

@@ -15,7 +15,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.config.batch import solve_batch_sizes
+from libai.config import solve_batch_sizes
 from libai.data.batches import BatchReader
 from libai.engine.loop.hook_base import HookBase
 from libai.utils.errors import UserError

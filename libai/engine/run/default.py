@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
-from libai.config import RunConfig, unused, validate
-from libai.config.batch import solve_batch_sizes
+from libai.config import RunConfig, combinations, solve_batch_sizes, validate
 from libai.engine import hooks
 from libai.engine.graph.build_errors import GraphBuildError
 from libai.engine.log.writers import AsyncWriter, ConsoleWriter, JSONLinesWriter, LogRecord, TensorBoardWriter, Writer
@@ -182,8 +181,8 @@ class DefaultTrainer:
         return StartupTimes(self._import_seconds, self._build_seconds, self._compile_seconds)
 
     def _warn_of_unused(self) -> None:
-        facts = unused.Facts(self.run, get_world_size(), self.plan.train_iter, self.start_iter)
-        for line in unused.warnings(facts) if is_main_process() else ():
+        facts = combinations.Facts(self.run, get_world_size(), self.plan.train_iter, self.start_iter)
+        for line in combinations.warnings(facts) if is_main_process() else ():
             logger.warning("%s", line)
 
     def _block_costs(self, micro_batch_size: int) -> list[float] | None:

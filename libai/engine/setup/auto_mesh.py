@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
-from libai.config.batch import solve_batch_sizes
+from libai.config import solve_batch_sizes
 from libai.engine.setup import build
 from libai.engine.setup.outline import build_outline, trace_forward
 from libai.engine.setup.support import OPTIONS, YES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from libai.config.batch import BatchSizes
+from libai.config import BatchSizes
 from libai.config.schema import LARGEST
 from libai.utils.errors import UserError
 

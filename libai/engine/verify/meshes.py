@@ -228,8 +228,7 @@ def run_cell(config: str, overrides: Sequence[str], request: str) -> None:
 def _train(config: str, overrides: Sequence[str], cell: Cell, num_iters: int) -> dict[str, Any]:
     import itertools
 
-    from libai.config import LazyConfig, validate
-    from libai.config.batch import BatchSizes, solve_batch_sizes
+    from libai.config import BatchSizes, LazyConfig, solve_batch_sizes, validate
     from libai.engine import BatchPlan
     from libai.engine.hooks import CallbackHook
     from libai.engine.parity.notes import forward_notes

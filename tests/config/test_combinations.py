@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from libai.config import ConfigError, LazyCall, LazyConfig, parse_args, schema, unused, validate, validation
+from libai.config import ConfigError, LazyCall, LazyConfig, combinations, parse_args, schema, validate, validation
 
 BASE = ["train.train_iter=100", "train.train_micro_batch_size=2"]
 
@@ -48,22 +48,22 @@ def make(*overrides, test=True, schedule=Warming):
 
 
 @functools.cache
-def unrefused(*overrides, **options):
+def unrefused(*overrides, world_size=1, **options):
     """The checked config, also of what would be refused."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(validation, "refused", lambda facts: [])
-        return validate(make(*overrides, **options))
+        return validate(make(*overrides, **options), world_size)
 
 
 def warned(*overrides, world_size=1, train_iter=100, start_iter=0, **options):
     run = unrefused(*overrides, **options)
-    assert unused.refused(unused.Facts.before_start(run, world_size)) == []
-    return unused.warnings(unused.Facts(run, world_size, train_iter, start_iter))
+    assert combinations.refused(combinations.Facts.before_start(run, world_size)) == []
+    return combinations.warnings(combinations.Facts(run, world_size, train_iter, start_iter))
 
 
-def refusals(*overrides, **options):
+def refusals(*overrides, world_size=1, **options):
     with pytest.raises(ConfigError) as caught:
-        validate(make(*overrides, **options))
+        validate(make(*overrides, **options), world_size)
     return caught.value.problems
 
 
@@ -85,7 +85,7 @@ WARNED = [
     (
         ["train.evaluation.eval_mode=max"],
         {},
-        "train.evaluation.eval_mode=max does nothing: there is no train.evaluation.eval_metric",
+        "train.evaluation.eval_mode=max does nothing: train.evaluation.eval_metric is null",
         ["train.evaluation.eval_metric=val/loss"],
     ),
     (
@@ -151,7 +151,7 @@ WARNED = [
     (
         ["train.load_weight=x"],
         {"start_iter": 50},
-        "train.load_weight=x does nothing: the run goes on after iteration 50",
+        "train.load_weight=x does nothing: the run continues after iteration 50",
         ["train.load_weight=''"],
     ),
     (
@@ -208,6 +208,46 @@ REFUSED = [
         "train.evaluation.eval_metric=vall/loss: expected <dataset>/<metric>, with one of dataloader.test's datasets "
         "(val). Did you mean val/loss?",
     ),
+    (
+        ["train.evaluation.early_stop_patience=3"],
+        {},
+        "train.evaluation.early_stop_patience=3 does nothing: train.evaluation.eval_metric is null. Set it, for "
+        'example to "val/loss", or leave early_stop_patience out.',
+    ),
+    (
+        ["train.auto_scale_lr.enabled=true"],
+        {},
+        "train.auto_scale_lr.enabled=true does nothing: train.auto_scale_lr.base_batch_size is null. Set it to the "
+        "global batch size that optim.lr was chosen for, or leave enabled out.",
+    ),
+    (
+        ["train.zero_optimization.stage=2"],
+        {},
+        "train.zero_optimization.stage=2 does nothing: train.zero_optimization.enabled is false. Set it to true, or "
+        "leave stage out.",
+    ),
+    (
+        ["train.dist.device_memory=1GiB"],
+        {},
+        "train.dist.device_memory=1GiB does nothing: train.dist.auto is false. Set it to true, or leave device_memory",
+    ),
+    (
+        ["train.dist.blocks_per_stage=[1,2]"],
+        {},
+        "train.dist.blocks_per_stage=[1, 2] does nothing: train.dist.pipeline_parallel_size is 1, so there are no "
+        "stages to cut. Leave it out, or ask for more stages.",
+    ),
+    (["train.dist.stage_balance=time"], {}, "train.dist.stage_balance=time does nothing: train.dist.pipeline_parallel"),
+    (
+        ["train.dist.pipeline_parallel_size=2", "train.dist.blocks_per_stage=[1,2]", "train.dist.stage_balance=time"],
+        {"world_size": 2},
+        "train.dist.stage_balance=time does nothing: train.dist.blocks_per_stage gives the stages already.",
+    ),
+    (
+        ["train.dist.tensor_parallel_size=2", "train.dist.gradient_reduction=flat"],
+        {"world_size": 2},
+        "train.dist.gradient_reduction=flat cannot be kept: it averages over ranks that hold full replicas",
+    ),
     (["train.evaluation.eval_metric=loss"], {}, "train.evaluation.eval_metric=loss: expected <dataset>/<metric>"),
     (
         ["train.warmup_ratio=0.1"],
@@ -247,6 +287,9 @@ def test_what_can_be_honoured_is_not_refused():
             "train.deterministic=true",
         )
     )
+    for sound in ("train.dist.blocks_per_stage=[1,2]", "train.dist.stage_balance=time"):
+        validate(make("train.dist.pipeline_parallel_size=2", sound), world_size=2)
+    validate(make("train.dist.gradient_reduction=flat"), world_size=2)
     validate(make("train.evaluation.eval_metric=my/own", "train.extra_hooks=[{_target_: fractions.Fraction}]"))
 
 
@@ -263,13 +306,13 @@ def test_every_rule_has_a_case():
         facts = {name: options[name] for name in ("start_iter",) if name in options}
         rest = {name: value for name, value in options.items() if name not in facts}
         run = unrefused(*overrides, **rest)
-        given = unused.Facts(run, 1, 100, facts.get("start_iter", 0))
-        seen |= {index for index, rule in enumerate(unused.RULES) if rule.text(given)}
-    assert seen == set(range(len(unused.RULES)))
+        given = combinations.Facts(run, 1, 100, facts.get("start_iter", 0))
+        seen |= {index for index, rule in enumerate(combinations.RULES) if rule.text(given)}
+    assert seen == set(range(len(combinations.RULES)))
 
 
 def test_every_rule_names_settings_that_exist():
-    named = {path for rule in unused.RULES for path in rule.settings}
+    named = {path for rule in combinations.RULES for path in rule.settings}
     assert all(isinstance(schema.find(path), schema.Key) for path in named)
 
 

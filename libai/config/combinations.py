@@ -1,0 +1,447 @@
+"""Settings that depend on each other: the arithmetic of batch sizes and ranks, and a table of what does nothing where.
+
+Each row of the table is refused or warned about by name. A setting counts as given when it differs from its default.
+What a mode or a device cannot honour stands in the support table of the engine; what is wrong by itself is found by
+`libai.config.validation`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from omegaconf import DictConfig
+
+from libai.config import schema
+from libai.config.errors import ConfigError, did_you_mean
+from libai.config.instantiation import accepts, target_of
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """`global_ == micro * accumulation * data_parallel_size`, all in samples but `accumulation` (micro-batches)."""
+
+    micro: int
+    accumulation: int
+    global_: int
+
+
+def solve_data_parallel_size(
+    world_size: int, data_parallel_size: int | None, tensor_parallel_size: int, pipeline_parallel_size: int
+) -> int:
+    """Number of data-parallel replicas; None is derived. Raises `ConfigError` when the product is not `world_size`.
+
+    >>> solve_data_parallel_size(8, None, 2, 1)
+    4
+    """
+    inner = tensor_parallel_size * pipeline_parallel_size
+    if data_parallel_size is None and world_size % inner == 0:
+        return world_size // inner
+    if data_parallel_size is None:
+        divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
+        raise ConfigError(
+            f"train.dist.tensor_parallel_size={tensor_parallel_size} × pipeline_parallel_size={pipeline_parallel_size} "
+            f"= {inner} does not divide the {world_size} process{'es' if world_size > 1 else ''} of this run. "
+            f"Their product may be {_listed(divisors)}, or start a multiple of {inner} processes."
+        )
+    product = data_parallel_size * inner
+    if product != world_size:
+        fits = world_size // inner if world_size % inner == 0 else None
+        change = f"Set train.dist.data_parallel_size={fits} (or null)" if fits else "Change train.dist"
+        raise ConfigError(
+            f"train.dist asks for {data_parallel_size} data × {tensor_parallel_size} tensor × {pipeline_parallel_size} "
+            f"pipeline = {product} processes, the run has {world_size}. {change}, or start {product} processes."
+        )
+    return data_parallel_size
+
+
+def solve_batch_sizes(
+    train_micro_batch_size: int | None,
+    global_batch_size: int | None,
+    num_accumulation_steps: int | None,
+    data_parallel_size: int,
+) -> BatchSizes:
+    """Complete the triangle micro-batch, global batch, accumulation; None is unknown, accumulation defaults to 1.
+
+    Raises `ConfigError` with the nearest values that work when nothing completes it.
+
+    >>> solve_batch_sizes(4, 32, None, 2)
+    BatchSizes(micro=4, accumulation=4, global_=32)
+    """
+    micro, total, steps, ranks = (
+        train_micro_batch_size,
+        global_batch_size,
+        num_accumulation_steps,
+        data_parallel_size,
+    )
+    if micro is None and total is None:
+        raise ConfigError(
+            "No batch size is set. Set train.train_micro_batch_size (samples per rank and forward pass) or "
+            "train.global_batch_size (samples per iteration)."
+        )
+    if total is None:
+        assert micro is not None
+        steps = steps or 1
+        return BatchSizes(micro, steps, micro * steps * ranks)
+    if micro is None:
+        steps = steps or 1
+        if total % (steps * ranks):
+            raise _not_a_multiple(total, "accumulation × data-parallel ranks", steps, ranks)
+        return BatchSizes(total // (steps * ranks), steps, total)
+    if total % (micro * ranks):
+        raise _not_a_multiple(total, "micro-batch × data-parallel ranks", micro, ranks)
+    needed = total // (micro * ranks)
+    if steps is not None and steps != needed:
+        raise ConfigError(
+            f"train.global_batch_size={total} is not micro-batch × accumulation × data-parallel ranks = "
+            f"{micro} × {steps} × {ranks} = {micro * steps * ranks}. Set train.num_accumulation_steps={needed} or "
+            f"train.global_batch_size={micro * steps * ranks}, or leave one of them null."
+        )
+    return BatchSizes(micro, needed, total)
+
+
+def _not_a_multiple(total: int, what: str, first: int, ranks: int) -> ConfigError:
+    unit = first * ranks
+    near = [n for n in (total // unit * unit, total // unit * unit + unit) if n > 0]
+    return ConfigError(
+        f"train.global_batch_size={total} is not a multiple of {what} = {first} × {ranks}. Nearest: {_listed(near)}."
+    )
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A checked config and what is known beside it.
+
+    train_iter: length of the run; 0 while it is unknown. start_iter: where a resumed run begins.
+    """
+
+    run: Any
+    world_size: int
+    train_iter: int = 0
+    start_iter: int = 0
+
+    @classmethod
+    def before_start(cls, run: Any, world_size: int) -> Facts:
+        """What a config tells alone: the length only where it is not counted in epochs."""
+        return cls(run, world_size, 0 if run.train.train_epoch else run.train.train_iter)
+
+    @property
+    def train(self) -> schema.Train:
+        """The typed settings of the run."""
+        return self.run.train
+
+    @property
+    def dist(self) -> schema.Dist:
+        """Those of its mesh, as they were given."""
+        return self.run.train.dist
+
+    @cached_property
+    def datasets(self) -> list[str]:
+        """The names of the evaluation datasets."""
+        section = self.run.dataloader
+        test = section.get("test") if isinstance(section, DictConfig) else None
+        return [str(name) for name in test if test[name] is not None] if isinstance(test, DictConfig) else []
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether an evaluation can come in training."""
+        return self.run.train.evaluation.enabled and bool(self.datasets)
+
+    @cached_property
+    def schedule_warms_up(self) -> bool:
+        """Whether the schedule takes its warm-up from `train.warmup_ratio`."""
+        section = self.run.lr_scheduler
+        try:
+            target = target_of(section)
+        except ConfigError:
+            return True  # it is reported as what it is
+        return target is not None and accepts(target, "warmup_iter") and section.get("warmup_iter") is None
+
+    @property
+    def shards(self) -> bool:
+        """Whether several ranks share one replica of the model or of its state."""
+        ranks = (self.dist.tensor_parallel_size or 1) * (self.dist.pipeline_parallel_size or 1)
+        return ranks > 1 or self.train.zero_optimization.enabled
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether anything looks at the plan of the model."""
+        return self.shards or self.dist.auto or self.train.activation_checkpoint.enabled
+
+    def value(self, path: str) -> Any:
+        """The value of the typed setting at `path`."""
+        return functools.reduce(getattr, path.split("."), self.run)
+
+    def given(self, settings: Iterable[str]) -> list[str]:
+        """Those of the dotted `settings` that differ from their defaults, as `path=value`."""
+        values = {path: self.value(path) for path in settings}
+        return [f"{path}={_shown(value)}" for path, value in values.items() if value != _default(path)]
+
+
+def _default(path: str) -> Any:
+    key = schema.find(path)
+    assert isinstance(key, schema.Key), path
+    return key.default
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "{...}" if isinstance(value, (dict, DictConfig)) else str(value)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`settings` do nothing where `is_met` is false, because of `reason`; `change` says what to do instead."""
+
+    settings: tuple[str, ...]
+    is_met: Callable[[Facts], bool]
+    reason: str
+    change: str
+    is_refused: bool = False
+    effect: tuple[str, str] = ("does nothing", "do nothing")
+
+    def text(self, facts: Facts) -> str | None:
+        """What to tell the user; None where all is well."""
+        given = [] if self.is_met(facts) else facts.given(self.settings)
+        if not given:
+            return None
+        verb = self.effect[len(given) > 1]
+        numbers = {"end": facts.train_iter, "start": facts.start_iter}
+        return f"{', '.join(given)} {verb}: {self.reason.format(**numbers)}. {self.change}"
+
+
+def _paths(section: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{section}.{name}" for name in names)
+
+
+def _needs(needed: str, *names: str, because: str = "", value: str = "", is_refused: bool = False) -> Rule:
+    """The settings `names` beside `needed` do nothing while that one is false or null; `value`: what to set it to."""
+    is_switch = isinstance(_default(needed), bool)
+    return Rule(
+        _paths(needed.rpartition(".")[0], *names),
+        lambda facts: facts.value(needed) not in (None, False),
+        f"{needed} is {'false' if is_switch else 'null'}{because}",
+        f"Set it{' to true' if is_switch else value}, or leave {names[0] if len(names) == 1 else 'the others'} out.",
+        is_refused,
+    )
+
+
+_EVALUATION = ("eval_period", "eval_at_start", "eval_after_train", "eval_metric", "eval_mode")
+_PROFILED = _paths("train.profiler", "enabled", "start_iter")
+_CANNOT_BE_KEPT = ("cannot be kept", "cannot be kept")
+
+#: whoever asks for an outcome that cannot come is refused; details of something that is switched off are warned about
+RULES: tuple[Rule, ...] = (
+    _needs("train.evaluation.eval_metric", "early_stop_patience", value=', for example to "val/loss"', is_refused=True),
+    _needs("train.evaluation.enabled", "early_stop_patience", is_refused=True),
+    _needs(
+        "train.auto_scale_lr.base_batch_size",
+        "enabled",
+        value=" to the global batch size that optim.lr was chosen for",
+        is_refused=True,
+    ),
+    _needs("train.zero_optimization.enabled", "stage", is_refused=True),
+    _needs("train.dist.auto", "device_memory", is_refused=True),
+    Rule(
+        _paths("train.dist", "blocks_per_stage", "stage_balance"),
+        lambda f: f.dist.auto or (f.dist.pipeline_parallel_size or 1) > 1,
+        "train.dist.pipeline_parallel_size is 1, so there are no stages to cut",
+        "Leave it out, or ask for more stages.",
+        is_refused=True,
+    ),
+    Rule(
+        ("train.dist.stage_balance",),
+        lambda f: f.dist.blocks_per_stage is None,
+        "train.dist.blocks_per_stage gives the stages already",
+        "Leave one of them out.",
+        is_refused=True,
+    ),
+    Rule(
+        ("train.dist.gradient_reduction",),
+        lambda f: f.dist.gradient_reduction == "global" or not (f.shards or f.train.zero_optimization.enabled),
+        "it averages over ranks that hold full replicas; with tensor or pipeline ranks, or ZeRO, OneFlow's global "
+        "tensors do it",
+        "Leave it at auto.",
+        is_refused=True,
+        effect=_CANNOT_BE_KEPT,
+    ),
+    Rule(
+        _paths("train.evaluation", "eval_metric", "early_stop_patience"),
+        lambda f: not f.train.evaluation.enabled or bool(f.datasets),
+        "dataloader.test names no dataset to measure it on",
+        'Add one, dataloader.test = {"val": LazyCall(...)(...)}, or remove the setting.',
+        is_refused=True,
+    ),
+    _needs("train.evaluation.enabled", *_EVALUATION),
+    Rule(
+        (
+            *_paths("train.evaluation", *_EVALUATION, "eval_iter", "evaluators"),
+            "train.test_micro_batch_size",
+        ),
+        lambda f: bool(f.datasets),
+        "dataloader.test names no dataset",
+        "Remove them, or add a dataset.",
+    ),
+    _needs("train.evaluation.eval_metric", "eval_mode", value=', for example to "val/loss"'),
+    Rule(
+        ("train.evaluation.eval_period",),
+        lambda f: (
+            not f.train_iter or f.train.evaluation.eval_after_train or f.train.evaluation.eval_period <= f.train_iter
+        ),
+        "the run ends after iteration {end}, and eval_after_train is false, so nothing is evaluated",
+        "Choose a shorter period.",
+    ),
+    Rule(
+        ("train.warmup_ratio",),
+        lambda f: f.run.lr_scheduler is not None,
+        "lr_scheduler is null, so the rate is constant",
+        'Set lr_scheduler = LazyCall("libai.scheduler.WarmupConstantLR")(), or train.warmup_ratio=0.',
+    ),
+    Rule(
+        ("train.warmup_ratio",),
+        lambda f: f.run.lr_scheduler is None or f.schedule_warms_up,
+        "lr_scheduler has no warm-up that is left open (an argument warmup_iter that is not set)",
+        "Choose a schedule of libai.scheduler and leave its warmup_iter out, or set train.warmup_ratio=0.",
+        is_refused=True,
+    ),
+    Rule(
+        ("train.warmup_ratio",),
+        lambda f: not f.train_iter or round(f.train_iter * f.train.warmup_ratio) > 0,
+        "its share of {end} iterations is less than half an iteration",
+        "Choose a larger one, or set it to 0.",
+    ),
+    Rule(
+        ("train.deterministic",),
+        lambda f: f.train.seed is not None,
+        "train.seed is null, so every run draws its own",
+        "Set a seed, or remove it.",
+        is_refused=True,
+        effect=_CANNOT_BE_KEPT,
+    ),
+    Rule(
+        ("train.deterministic",),
+        lambda f: f.run.mode != "auto" and f.dist.stage_balance != "time",
+        "graph.enabled=auto and train.dist.stage_balance=time choose by measured time, which differs between runs",
+        "Choose the mode, or the stages by parameters.",
+        is_refused=True,
+        effect=_CANNOT_BE_KEPT,
+    ),
+    _needs("train.clip_grad.max_norm", "norm_type"),
+    _needs("train.amp.enabled", "dtype"),
+    _needs("train.auto_scale_lr.enabled", "base_batch_size"),
+    _needs("train.profiler.enabled", "start_iter", "num_iters"),
+    Rule(
+        _PROFILED,
+        lambda f: not f.train.profiler.enabled or not f.train_iter or f.train.profiler.start_iter < f.train_iter,
+        "the run ends after iteration {end}, before the profile begins",
+        "Choose an earlier train.profiler.start_iter, or train longer.",
+    ),
+    Rule(
+        _PROFILED,
+        lambda f: not f.train.profiler.enabled or f.train.profiler.start_iter >= f.start_iter,
+        "the run is resumed after iteration {start}, behind the beginning of the profile",
+        "Choose a later train.profiler.start_iter for a profile of the resumed run.",
+    ),
+    _needs("train.checkpointer.enabled", "period", "period_seconds", "max_to_keep", "keep_every", "async_save"),
+    _needs("train.checkpointer.max_to_keep", "keep_every", because=", so all checkpoints are kept"),
+    Rule(
+        ("train.load_weight",),
+        lambda f: not f.start_iter,
+        "the run continues after iteration {start} with the weights of its checkpoint",
+        "To start from that file, begin a run in another train.output_dir.",
+    ),
+    Rule(
+        ("train.dist.plan",),
+        lambda f: f.is_cut,
+        "nothing is cut: one tensor and pipeline rank, no ZeRO, no activation checkpointing",
+        "Remove it, or ask for one of them.",
+    ),
+    Rule(
+        ("train.dist.gradient_reduction",),
+        lambda f: f.world_size > 1,
+        "one process has nobody to average gradients with",
+        "Leave it at auto, or start more processes.",
+    ),
+    Rule(
+        ("train.dist.auto",),
+        lambda f: (
+            f.run.mode != "eager"
+            or None in (f.dist.data_parallel_size, f.dist.tensor_parallel_size, f.dist.pipeline_parallel_size)
+        ),
+        "all three sizes are given, and in eager mode there is nothing else to choose",
+        "Leave a size out, or remove it.",
+    ),
+)
+
+
+def impossible_sizes(train: schema.Train, world_size: int) -> Iterator[str]:
+    """Lengths, meshes and batch sizes that cannot be."""
+    dist = train.dist
+    if not train.train_iter and not train.train_epoch:
+        yield "train.train_iter and train.train_epoch are both 0, so nothing would be trained. Set one of them."
+    tensor, pipeline = dist.tensor_parallel_size or 1, dist.pipeline_parallel_size or 1
+    if dist.auto and None in (dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size):
+        given = (dist.data_parallel_size or 1) * tensor * pipeline
+        if world_size % given:
+            yield (
+                f"train.dist.auto=true has {given} = data × tensor × pipeline of the sizes that are given, which does "
+                f"not divide the {world_size} process(es) of this run. Leave them null, or start a multiple of {given}."
+            )
+        return  # the batch sizes are solved for each mesh that the planner tries
+    try:
+        replicas = solve_data_parallel_size(world_size, dist.data_parallel_size, tensor, pipeline)
+        solve_batch_sizes(train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, replicas)
+    except ConfigError as error:
+        yield from error.problems
+
+
+def refused(facts: Facts) -> list[str]:
+    """The combinations that no run can honour and the user counts on."""
+    texts = [text for rule in RULES if rule.is_refused and (text := rule.text(facts))]
+    return [*texts, *_wrong_dataset(facts), *_negative_decay(facts.run.optim, "optim")]
+
+
+def warnings(facts: Facts) -> list[str]:
+    """A line for each group of settings that is given and does nothing; every setting at most once."""
+    told: set[str] = set()
+    lines = []
+    for rule in RULES:
+        fresh = tuple(path for path in rule.settings if path not in told)
+        text = None if rule.is_refused else replace(rule, settings=fresh).text(facts)
+        if text:
+            lines.append(text)
+            told.update(rule.settings)
+    return lines
+
+
+def _wrong_dataset(facts: Facts) -> Iterator[str]:
+    metric = facts.run.train.evaluation.eval_metric
+    if metric is None or not facts.evaluates or facts.run.train.extra_hooks:
+        return  # a hook may put a metric of its own
+    dataset, _, name = metric.partition("/")
+    if dataset not in facts.datasets or not name:
+        example = f"{facts.datasets[0]}/{name or 'loss'}"
+        yield (
+            f"train.evaluation.eval_metric={metric}: expected <dataset>/<metric>, with one of dataloader.test's "
+            f"datasets ({', '.join(facts.datasets)}).{did_you_mean(metric, [f'{d}/{name}' for d in facts.datasets])}"
+            f" For example: {example}."
+        )
+
+
+def _negative_decay(node: Any, path: str) -> Iterator[str]:
+    """A weight decay below zero, of the optimizer or of its parameter groups: it would make the weights grow."""
+    items = node.items() if isinstance(node, (dict, DictConfig)) else ()
+    for name, value in items:
+        where = f"{path}.{name!s}"
+        if name == "weight_decay" and isinstance(value, (int, float)) and value < 0:
+            yield f"{where}={value} would make the weights grow. Expected a number >= 0; 0 decays nothing."
+        else:
+            yield from _negative_decay(value, where)

@@ -82,8 +82,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     for name in ("my_model.py", "my_config.py"):
         (folder / name).write_text(file_shown("README.md", f"`{name}`"))
-    (folder / "my_hooks.py").write_text(file_shown("docs/hooks.md", "## Write one"))
-    (folder / "switch.py").write_text(file_shown("docs/modes.md", "## Switch in mid-run"))
+    (folder / "my_hooks.py").write_text(file_shown("docs/hooks.md", "## Writing a hook"))
+    (folder / "switch.py").write_text(file_shown("docs/modes.md", "## Switching during a run"))
     return folder
 
 

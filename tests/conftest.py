@@ -38,6 +38,16 @@ def mode(request):
 
 
 @pytest.fixture
+def library():
+    """The library of CPU kernels that is in use; a test is skipped where there is none."""
+    from libai.native import kernels
+
+    if not kernels.are_kernels_on():
+        pytest.skip(f"CPU kernels: {kernels.kernels_in_use()}")
+    return kernels.loaded_library()
+
+
+@pytest.fixture
 def kernels_off():
     """OneFlow's own CPU kernels, during a test."""
     from libai.native.kernels import loaded_library

@@ -29,7 +29,7 @@ from libai.native.build import (
 )
 from libai.native.symbol_table import Unavailable
 
-_LIBRARY, _VERDICT, _FAILURE = "libai_native.so", "tested.json", "failed.txt"
+_LIBRARY, _VERDICT = "libai_native.so", "tested.json"
 _WAIT_SECONDS = 240.0
 #: a failure may be the machine's, such as a full disk
 _RETRY_SECONDS = 3600.0
@@ -81,6 +81,13 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def _failure_name() -> str:
+    """Of the file that keeps a failure from being tried again: another one where the code has changed that may have
+    been to blame. (The sources in C++ and the test are in the folder's name.)"""
+    code = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    return f"failed-{hashlib.sha256(code).hexdigest()[:8]}.txt"
+
+
 def _cpu() -> str:
     """The instructions that this CPU has: a library is tested on each kind."""
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
@@ -125,7 +132,7 @@ def _only_builder(path: Path) -> Iterator[None]:
 def _make(entry: Path, wheel: Wheel, compiler: list[str] | None, untested: Path | None) -> Path:
     """Put into `entry` a library that passes the test: the one in `untested`, else one that is compiled. Under the
     lock."""
-    failure = entry / _FAILURE
+    failure = entry / _failure_name()
     if _is_tested(entry):
         return entry / _LIBRARY  # by the process that had the lock before
     with contextlib.suppress(OSError):
@@ -145,7 +152,7 @@ def _make(entry: Path, wheel: Wheel, compiler: list[str] | None, untested: Path 
             test_library(folder / _LIBRARY)
         except Unavailable as error:
             (folder / _LIBRARY).unlink(missing_ok=True)
-            (folder / _FAILURE).write_text(f"{error}\n")
+            (folder / failure.name).write_text(f"{error}\n")
             _replace(folder, entry)
             raise
         (folder / _VERDICT).write_text(json.dumps({"library": _digest(folder / _LIBRARY), "cpus": [*cpus, _cpu()]}))

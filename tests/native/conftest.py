@@ -1,4 +1,4 @@
-"""The library of this process, and instruction sets as a parameter."""
+"""Instruction sets as a parameter, and which operations have been computed by the library."""
 
 from __future__ import annotations
 
@@ -6,15 +6,6 @@ import pytest
 
 from libai.native import kernels
 from libai.native.library import LEVELS
-
-
-@pytest.fixture
-def library():
-    """The loaded library; a test is skipped where there is none (no compiler, LIBAI_NATIVE=0)."""
-    found = kernels.loaded_library()
-    if found is None:
-        pytest.skip(f"CPU kernels: {kernels.kernels_in_use()}")
-    return found
 
 
 @pytest.fixture(params=LEVELS)

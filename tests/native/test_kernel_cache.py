@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from libai.native import build, cache
+from libai.native import build, cache, check
 from libai.native.symbol_table import Unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,7 +143,7 @@ def test_a_failure_is_not_tried_again_in_every_run(compiler, folder, untested):
         with pytest.raises(Unavailable, match=r"could not compile them \(x\.cpp:1: error: no such thing\)"):
             cache.find_library()
     assert compiler.calls() == 1
-    (failure,) = folder.glob("*/failed.txt")
+    (failure,) = folder.glob("*/failed-*.txt")
     long_ago = time.time() - 2 * cache._RETRY_SECONDS
     os.utime(failure, (long_ago, long_ago))
     compiler.give(kernels_library())
@@ -152,6 +152,26 @@ def test_a_failure_is_not_tried_again_in_every_run(compiler, folder, untested):
         patch.setattr(cache, "_keys", lambda wheel, command: (failure.parent.name[:16], failure.parent.name))
         assert cache.find_library().parent == failure.parent
     assert not failure.exists()
+
+
+def test_a_failure_is_tried_again_when_the_python_has_changed(compiler, folder, untested, monkeypatch):
+    compiler.fail()
+    for name in ("failed-1.txt", "failed-2.txt", "failed-2.txt"):
+        monkeypatch.setattr(cache, "_failure_name", lambda name=name: name)
+        with pytest.raises(Unavailable):
+            cache.find_library()
+    assert compiler.calls() == 2
+    assert [path.name for path in folder.glob("*/*")] == ["failed-2.txt"]
+
+
+def test_the_mark_of_a_failure_depends_on_every_file_of_python(tmp_path, monkeypatch):
+    shutil.copytree(Path(cache.__file__).parent, tmp_path / "native", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(cache, "__file__", str(tmp_path / "native" / "cache.py"))
+    names = {cache._failure_name()}
+    for path in (tmp_path / "native").glob("*.py"):
+        path.write_text(path.read_text() + "# changed")
+        names.add(cache._failure_name())
+    assert len(names) == 1 + len(list((tmp_path / "native").glob("*.py")))
 
 
 def kernels_library() -> Path:
@@ -167,6 +187,15 @@ def test_a_library_that_fails_its_test_is_not_used(compiler, folder, tmp_path):
     with pytest.raises(Unavailable, match="failed their test .*cannot be loaded"):
         cache.find_library()
     assert not list(folder.glob("*/libai_native.so"))
+
+
+def test_the_test_compares_every_kind_of_operation(library, monkeypatch):
+    assert check._problems(library) == []
+    for name in ("_TOLERANCE", "_ADAM_TOLERANCE"):
+        monkeypatch.setattr(check, name, -1.0)
+    wrong = {problem.removesuffix(" is wrong") for problem in check._problems(library)}
+    assert len(wrong) == 21 and {"conv2d", "lamb_update", "multi_tensor_adam_update", "quantization"} <= wrong
+    assert wrong <= set(library.calls())
 
 
 def test_a_folder_that_cannot_be_written_to_is_passed_over(compiler, folder, untested, monkeypatch, tmp_path):

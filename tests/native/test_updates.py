@@ -9,7 +9,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from libai.optim import grad_norm
+from libai.optim import norm_and_coefficient
 
 #: operation, optimizer
 OPTIMIZERS = {
@@ -129,5 +129,5 @@ def test_the_norm_of_gradients(level, counted, norm_type):
     for parameter, array in zip(parameters, arrays):
         parameter.grad = flow.tensor(array)
     expected = np.linalg.norm(np.concatenate([array.ravel() for array in arrays]).astype(np.float64), norm_type)
-    assert grad_norm(parameters, norm_type).numpy() == pytest.approx(expected, rel=3e-7)
+    assert norm_and_coefficient(parameters, 1.0, norm_type)[0].numpy() == pytest.approx(expected, rel=3e-7)
     counted("multi_reduce_max_abs" if norm_type == math.inf else "multi_reduce_sum_pow_abs")

@@ -7,7 +7,6 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from libai.native import kernels
 from libai.oneflow_fixes.job.clip_norm import make_clip_norm_exact
 from libai.oneflow_fixes.job.job_edit import JobEdit
 
@@ -81,9 +80,7 @@ def test_every_norm_is_right_on_small_gradients(norm_type, expected, kernels_off
 
 
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
-def test_our_kernels_need_no_other_operations(norm_type):
-    if not kernels.are_kernels_on():
-        pytest.skip(f"CPU kernels: {kernels.kernels_in_use()}")
+def test_our_kernels_need_no_other_operations(norm_type, library):
     for gradients in (small_gradients(), large_gradients()):
         error, num_rewritten = relative_error(gradients, norm_type)
         assert error < 2e-6

@@ -9,7 +9,6 @@ import toy
 from oneflow import nn
 
 from libai.engine.graph import graphs
-from libai.native import kernels
 from libai.oneflow_fixes.job.job_edit import JobEdit
 from libai.oneflow_fixes.job.updates import MAX_NUMBERS, join_updates
 
@@ -24,10 +23,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _needs_kernels():
-    if not kernels.are_kernels_on():
-        pytest.skip(f"CPU kernels: {kernels.kernels_in_use()}")
+pytestmark = pytest.mark.usefixtures("library")
 
 
 def trained(build, max_norm=0.05, accumulation=1):

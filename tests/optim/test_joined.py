@@ -9,7 +9,6 @@ import toy
 from oneflow import nn
 
 from libai.engine import EagerTrainer
-from libai.native import kernels
 from libai.optim import JoinedUpdates, clip_grad_norm, norm_and_coefficient
 from libai.optim.joined import are_joinable
 
@@ -24,14 +23,6 @@ OPTIMIZERS = {
     "adamw": lambda p: flow.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
     "no correction": lambda p: flow.optim.AdamW(p, lr=1e-2, do_bias_correction=False),
 }
-
-
-@pytest.fixture
-def library():
-    found = kernels.loaded_library()
-    if found is None:
-        pytest.skip(f"CPU kernels: {kernels.kernels_in_use()}")
-    return found
 
 
 def trained(build, update, missing=()):

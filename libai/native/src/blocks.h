@@ -16,7 +16,7 @@ double SumPieces(int64_t n, const Sum& sum) {
   double* const to = sums.data();
   ForRanges(num_pieces, 1, [&](int64_t i, int64_t end) {
     for (; i < end; ++i) to[i] = sum(i * kPiece, std::min(kPiece, n - i * kPiece));
-  });
+  }, static_cast<double>(n));
   double total = 0.0;
   for (double part : sums) total += part;
   return total;

@@ -26,26 +26,32 @@ struct Channels {
     for (int64_t i = 0; i < channels * inner; ++i) wide[i] = of_channel[i / inner];
     return wide;
   }
-  // Calls `run(offset of a row, its channel or 0)`.
+  // Calls `run(offset of a row, its channel or 0)` for all rows, on several threads.
   template<typename Function>
-  void ForRows(const Function& run) const {
-    const int64_t rows = is_wide ? samples : samples * channels;
-    for (int64_t i = 0; i < rows; ++i) run(i * Row(), is_wide ? 0 : i % channels);
+  void ForAll(const Function& run) const {
+    ForRows(is_wide ? samples : samples * channels, Row(), kLightGrain, [&](int64_t i, int64_t end) {
+      for (; i < end; ++i) run(i * Row(), is_wide ? 0 : i % channels);
+    });
   }
   // For each channel the sum of what `line` gives for one channel of a sample, or of what `add` adds for whole samples.
+  // What is added up in float32, and in which order, depends on the sizes alone.
   template<typename Line, typename Add>
   std::vector<double> Sums(const Line& line, const Add& add) const {
     std::vector<double> sums(channels, 0.0);
     if (!is_wide) {
-      for (int64_t i = 0; i < samples * channels; ++i) sums[i % channels] += line(i * inner, i % channels);
+      ForRows(channels, Count(), kLightGrain, [&](int64_t c, int64_t end) {
+        for (int64_t n = 0; n < samples; ++n)
+          for (int64_t i = c; i < end; ++i) sums[i] += line((n * channels + i) * inner, i);
+      });
       return sums;
     }
-    std::vector<float> part(Row());
-    for (int64_t n = 0; n < samples; n += 256) {  // more in double
-      std::fill(part.begin(), part.end(), 0.0f);
-      add(n * Row(), std::min<int64_t>(256, samples - n), part.data());
-      for (int64_t i = 0; i < Row(); ++i) sums[i / inner] += part[i];
-    }
+    const int64_t length = std::max<int64_t>(16, std::min<int64_t>(256, samples / 8)), num_parts = (samples + length - 1) / length;
+    std::vector<float> parts(num_parts * Row(), 0.0f);
+    ForRows(num_parts, length * Row(), kLightGrain, [&](int64_t i, int64_t end) {
+      for (; i < end; ++i) add(i * length * Row(), std::min(length, samples - i * length), parts.data() + i * Row());
+    });
+    for (int64_t part = 0; part < num_parts; ++part)
+      for (int64_t i = 0; i < Row(); ++i) sums[i / inner] += parts[part * Row() + i];
     return sums;
   }
 };
@@ -96,7 +102,7 @@ inline void RunBatchNorm(KernelComputeContext* c) {
   if (beta != nullptr) std::copy(beta, beta + s.channels, shift.begin());
   const auto wide_mean = s.Widened(mean.data()), wide_scale = s.Widened(scale.data()), wide_shift = s.Widened(shift.data());
   float* y = Out(c, "y");
-  s.ForRows([&](int64_t at, int64_t i) {
+  s.ForAll([&](int64_t at, int64_t i) {
     g_maths->Affine(x + at, &wide_mean[i], &wide_scale[i], &wide_shift[i], s.is_wide, y + at, s.Row());
   });
   if (Has(c, "_add_to_output")) g_maths->AddLine(y, 1, In(c, "_add_to_output"), 1, y, s.Count() * s.channels);
@@ -117,7 +123,7 @@ inline void RunBatchNormGrad(KernelComputeContext* c) {
     rest[i] = static_cast<float>(-k * sums[i] / s.Count());
   }
   const auto m = s.Widened(mean), a = s.Widened(of_dy.data()), b = s.Widened(of_x.data()), d = s.Widened(rest.data());
-  s.ForRows([&](int64_t at, int64_t i) {
+  s.ForAll([&](int64_t at, int64_t i) {
     g_maths->AffineGrad(dy + at, x + at, &m[i], &a[i], &b[i], &d[i], s.is_wide, dx + at, s.Row());
   });
 }
@@ -128,7 +134,7 @@ inline void RunBiasAdd(KernelComputeContext* c) {
   const float* a = In(c, "a");
   const std::vector<float> b = s.Widened(In(c, "b"));
   float* out = Out(c, "out");
-  s.ForRows([&](int64_t at, int64_t i) { g_maths->AddLine(a + at, 1, &b[i], s.is_wide, out + at, s.Row()); });
+  s.ForAll([&](int64_t at, int64_t i) { g_maths->AddLine(a + at, 1, &b[i], s.is_wide, out + at, s.Row()); });
 }
 
 inline void RegisterChannels() {

@@ -3,34 +3,9 @@
 #pragma once
 #include <algorithm>
 
-#include "register.h"
+#include "scratch.h"
 
 namespace libai {
-
-// Memory that a thread keeps from call to call, unless it is much.
-class Scratch {
- public:
-  ~Scratch() { std::free(memory_); }
-  // For `count` numbers, not set; valid until the next call.
-  float* Get(int64_t count) {
-    if (count > size_ || (size_ > kKept && count <= kKept)) {
-      std::free(memory_);
-      size_ = (count + 15) / 16 * 16;
-      memory_ = static_cast<float*>(std::aligned_alloc(64, std::max<int64_t>(size_, 16) * sizeof(float)));
-      CHECK(memory_ != nullptr) << "no memory for a convolution";
-    }
-    return memory_;
-  }
-
- private:
-  static constexpr int64_t kKept = 16 << 20;
-  float* memory_ = nullptr;
-  int64_t size_ = 0;
-};
-inline float* ScratchFor(int use, int64_t count) {
-  thread_local Scratch scratch[3];
-  return scratch[use].Get(count);
-}
 
 constexpr int64_t kWidth = 32;  // of the blocks of channels that are computed at a time
 
@@ -137,71 +112,109 @@ inline void ChannelsLast(const float* x, int64_t step, float* y, int64_t stride,
     g_maths->Transpose(x + n * step, pixels, y + n * pixels * stride, stride, channels, pixels);
 }
 
-// The output, or backwards the gradient of the input, of each group of channels in turn.
-inline void Convolve(const ConvShape& s, bool is_backward, const float* x, const float* filter, const float* bias,
-                     const float* add, float* y) {
-  const int64_t num_taps = s.Pixels(&ConvAxis::k), inputs = is_backward ? s.o : s.c, outputs = is_backward ? s.c : s.o;
-  const int64_t x_pixels = s.Pixels(is_backward ? &ConvAxis::y : &ConvAxis::x);
-  const int64_t y_pixels = s.Pixels(is_backward ? &ConvAxis::x : &ConvAxis::y);
-  if (s.samples * y_pixels * outputs == 0) return;
-  const int64_t width = WidthOf(outputs), num_blocks = RoundUp(outputs, width) / width;
-  const int64_t block = std::min(s.samples, std::max<int64_t>(1, 1024 / y_pixels));  // samples at a time
-  auto classes = PixelClasses(s, block, is_backward);
-  for (auto& p : classes) {
-    for (auto& tap : p.taps) tap = {tap.x_shift * inputs, tap.w_shift * width};
-    for (auto& from : p.from) from *= inputs;
-    for (auto& to : p.to) to *= width;
+constexpr double kPartWork = 3e5;    // multiplications that are worth a part of a shared loop: some 5 us
+constexpr double kPackingWork = 8;   // a number that is moved to where the loops read it, in multiplications
+constexpr int64_t kPixelsAtATime = 1024;
+
+// `run(begin, end)` for ranges of `n` things that take `work` multiplications together.
+template<typename Function>
+void ForWork(int64_t n, double work, const Function& run) {
+  ForRanges(n, std::max<int64_t>(1, static_cast<int64_t>(kPartWork * n / std::max(work, 1.0))), run, work);
+}
+
+// The output, or backwards the gradient of the input.
+class Convolution {
+ public:
+  Convolution(const ConvShape& shape, bool is_backward)
+      : s(shape), is_backward(is_backward), num_taps(s.Pixels(&ConvAxis::k)), inputs(is_backward ? s.o : s.c),
+        outputs(is_backward ? s.c : s.o), x_pixels(s.Pixels(is_backward ? &ConvAxis::y : &ConvAxis::x)),
+        y_pixels(s.Pixels(is_backward ? &ConvAxis::x : &ConvAxis::y)), width(WidthOf(outputs)),
+        num_blocks(RoundUp(outputs, width) / width), samples_at_a_time(SamplesAtATime()) {}
+
+  void Run(const float* x, const float* filter, const float* bias, const float* add, float* y) {
+    if (s.samples * y_pixels * outputs == 0) return;
+    classes = PixelClasses(s, samples_at_a_time, is_backward);
+    for (auto& p : classes) {
+      for (auto& tap : p.taps) tap = {tap.x_shift * inputs, tap.w_shift * width};
+      for (auto& from : p.from) from *= inputs;
+      for (auto& to : p.to) to *= width;
+    }
+    const int64_t weights = inputs * num_taps * width;  // of a block of outputs
+    float* const w = ScratchFor(0, s.groups * num_blocks * weights);
+    ForWork(s.groups * num_blocks, kPackingWork * s.groups * num_blocks * weights, [&](int64_t i, int64_t end) {
+      for (; i < end; ++i) Pack(filter + i / num_blocks * s.o * s.c * num_taps, i % num_blocks * width, w + i * weights);
+    });
+    const int64_t steps = (s.samples + samples_at_a_time - 1) / samples_at_a_time;
+    const double work = static_cast<double>(s.samples) * y_pixels * s.groups * outputs * inputs * num_taps;
+    ForWork(s.groups * steps, work, [&](int64_t i, int64_t end) {
+      for (; i < end; ++i) {
+        const int64_t group = i / steps;
+        Compute(group, i % steps * samples_at_a_time, x, w + group * num_blocks * weights, bias, add, y);
+      }
+    });
   }
-  float* w = ScratchFor(0, num_blocks * inputs * num_taps * width);  // (blocks, inputs, taps, width)
-  float* xs = ScratchFor(1, block * x_pixels * inputs);              // (samples, pixels, inputs)
-  float* ys = ScratchFor(2, block * y_pixels * width + width);       // (samples, pixels, width)
-  float* start = ys + block * y_pixels * width;
-  // as many channels and taps at a time as stay in the first cache with their weights
-  const int64_t channels_at_a_time = std::min<int64_t>(inputs, 256), taps_at_a_time = std::max<int64_t>(1, 256 / channels_at_a_time);
-  for (int64_t g = 0; g < s.groups; ++g) {
-    const float* of_group = filter + g * s.o * s.c * num_taps;
-    if (outputs % width != 0) std::memset(w, 0, num_blocks * inputs * num_taps * width * sizeof(float));
+
+ private:
+  // As many as stay in the cache, but parts for all threads, of pixels that are computed together.
+  int64_t SamplesAtATime() const {
+    const int64_t pixels = std::max<int64_t>(1, y_pixels), threads = NumThreads();
+    const int64_t most = std::max<int64_t>(1, kPixelsAtATime / pixels), least = (64 + pixels - 1) / pixels;
+    const int64_t parts = threads == 1 ? 1 : kPartsPerThread * threads;
+    const int64_t of_a_part = std::max(least, (s.samples * s.groups + parts - 1) / parts);
+    return std::max<int64_t>(1, std::min({s.samples, most, of_a_part}));
+  }
+  // The weights of the outputs from `first` on: (inputs, taps, width).
+  void Pack(const float* of_group, int64_t first, float* to) const {
+    const int64_t count = std::min(width, outputs - first), step = num_taps * width;
+    if (count < width) std::memset(to, 0, inputs * step * sizeof(float));
+    if (!is_backward) {
+      g_maths->Transpose(of_group + first * inputs * num_taps, inputs * num_taps, to, width, count, inputs * num_taps);
+      return;
+    }
+    for (int64_t i = 0; i < inputs; ++i)
+      g_maths->Transpose(of_group + (i * outputs + first) * num_taps, num_taps, to + i * step, width, count, num_taps);
+  }
+  // Some samples of a group of channels, whose packed weights are `w`.
+  void Compute(int64_t group, int64_t n, const float* x, const float* w, const float* bias, const float* add, float* y) const {
+    const int64_t samples = std::min(samples_at_a_time, s.samples - n), of_sample = s.groups * inputs * x_pixels;
+    float* xs = ScratchFor(1, samples_at_a_time * x_pixels * inputs);         // (samples, pixels, inputs)
+    float* ys = ScratchFor(2, samples_at_a_time * y_pixels * width + width);  // (samples, pixels, width)
+    float* start = ys + samples_at_a_time * y_pixels * width;
+    ChannelsLast(x + n * of_sample + group * inputs * x_pixels, of_sample, xs, inputs, samples, inputs, x_pixels);
     for (int64_t b = 0; b < num_blocks; ++b) {
       const int64_t first = b * width, count = std::min(width, outputs - first);
-      float* to = w + b * inputs * num_taps * width;
-      if (!is_backward) {
-        g_maths->Transpose(of_group + first * inputs * num_taps, inputs * num_taps, to, width, count, inputs * num_taps);
-      } else {
-        for (int64_t i = 0; i < inputs; ++i)
-          g_maths->Transpose(of_group + (i * outputs + first) * num_taps, num_taps, to + i * num_taps * width, width, count,
-                             num_taps);
-      }
-    }
-    for (int64_t n = 0; n < s.samples; n += block) {
-      const int64_t samples = std::min(block, s.samples - n), all_inputs = s.groups * inputs * x_pixels;
-      ChannelsLast(x + n * all_inputs + g * inputs * x_pixels, all_inputs, xs, inputs, samples, inputs, x_pixels);
-      for (int64_t b = 0; b < num_blocks; ++b) {
-        const int64_t first = b * width, count = std::min(width, outputs - first);
-        std::memset(start, 0, width * sizeof(float));
-        if (bias != nullptr) std::memcpy(start, bias + g * outputs + first, count * sizeof(float));
-        for (const auto& p : classes) {
-          const int64_t pixels = static_cast<int64_t>(p.to.size()) / block * samples, taps = p.taps.size();
-          ConvRun run{xs, nullptr, start, ys, nullptr, 0, 0, num_taps * width, width};
-          for (int64_t c = 0; c == 0 || c < inputs; c += channels_at_a_time)
-            for (int64_t t = 0; t == 0 || t < taps; t += taps_at_a_time) {
-              run.x = xs + c;
-              run.w = w + (b * inputs + c) * num_taps * width;
-              run.taps = p.taps.data() + t;
-              run.num_taps = std::min(taps_at_a_time, taps - t);
-              run.channels = std::min(channels_at_a_time, inputs - c);
-              g_maths->ConvPixels(&run, p.from.data(), p.to.data(), pixels);
-              run.start = nullptr;
-            }
-        }
-        for (int64_t i = 0; i < samples; ++i) {
-          const int64_t to = (((n + i) * s.groups + g) * outputs + first) * y_pixels;
-          g_maths->Transpose(ys + i * y_pixels * width, width, y + to, y_pixels, y_pixels, count);
-          if (add != nullptr) g_maths->AddLine(y + to, 1, add + to, 1, y + to, count * y_pixels);
-        }
+      std::memset(start, 0, width * sizeof(float));
+      if (bias != nullptr) std::memcpy(start, bias + group * outputs + first, count * sizeof(float));
+      for (const auto& p : classes) ComputeClass(p, samples, xs, w + b * inputs * num_taps * width, start, ys);
+      for (int64_t i = 0; i < samples; ++i) {
+        const int64_t to = (((n + i) * s.groups + group) * outputs + first) * y_pixels;
+        g_maths->Transpose(ys + i * y_pixels * width, width, y + to, y_pixels, y_pixels, count);
+        if (add != nullptr) g_maths->AddLine(y + to, 1, add + to, 1, y + to, count * y_pixels);
       }
     }
   }
-}
+  // As many channels and taps at a time as stay in the first cache with their weights.
+  void ComputeClass(const PixelClass& p, int64_t samples, const float* xs, const float* w, const float* start, float* ys) const {
+    const int64_t channels = std::min<int64_t>(inputs, 256), most_taps = std::max<int64_t>(1, 256 / channels);
+    const int64_t pixels = static_cast<int64_t>(p.to.size()) / samples_at_a_time * samples, taps = p.taps.size();
+    ConvRun run{xs, w, start, ys, nullptr, 0, 0, num_taps * width, width};
+    for (int64_t c = 0; c == 0 || c < inputs; c += channels)
+      for (int64_t t = 0; t == 0 || t < taps; t += most_taps) {
+        run.x = xs + c;
+        run.w = w + c * num_taps * width;
+        run.taps = p.taps.data() + t;
+        run.num_taps = std::min(most_taps, taps - t);
+        run.channels = std::min(channels, inputs - c);
+        g_maths->ConvPixels(&run, p.from.data(), p.to.data(), pixels);
+        run.start = nullptr;
+      }
+  }
+
+  const ConvShape& s;
+  const bool is_backward;
+  const int64_t num_taps, inputs, outputs, x_pixels, y_pixels, width, num_blocks, samples_at_a_time;
+  std::vector<PixelClass> classes;
+};
 
 // The outputs that read an input at tap `tap`: first and last + 1.
 inline std::pair<int64_t, int64_t> ReadersOf(const ConvAxis& a, int64_t tap) {
@@ -211,57 +224,97 @@ inline std::pair<int64_t, int64_t> ReadersOf(const ConvAxis& a, int64_t tap) {
   return {first, end};
 }
 
-inline void FilterGradient(const ConvShape& s, const float* dy, const float* x, float* dfilter) {
-  const int64_t num_taps = s.Pixels(&ConvAxis::k), x_pixels = s.Pixels(&ConvAxis::x), y_pixels = s.Pixels(&ConvAxis::y);
-  const int64_t c_stride = RoundUp(s.c, kWidth / 2), o_stride = s.o;
-  const int64_t block = std::min(s.samples, std::max<int64_t>(1, 1024 / std::max<int64_t>(y_pixels, 1)));
-  const int64_t sums = num_taps * o_stride * c_stride;
-  float* dw = ScratchFor(0, sums);  // (taps, outputs, inputs)
-  float* xs = ScratchFor(1, block * x_pixels * c_stride);
-  float* gs = ScratchFor(2, block * y_pixels * o_stride);
-  std::memset(xs, 0, block * x_pixels * c_stride * sizeof(float));
-  std::vector<int64_t> x_at, dy_at;
-  const ConvAxis &d = s.axis[0], &h = s.axis[1], &w = s.axis[2];
-  for (int64_t g = 0; g < s.groups; ++g) {
+class FilterGradient {
+ public:
+  explicit FilterGradient(const ConvShape& shape)
+      : s(shape), num_taps(s.Pixels(&ConvAxis::k)), x_pixels(s.Pixels(&ConvAxis::x)), y_pixels(s.Pixels(&ConvAxis::y)),
+        c_stride(RoundUp(s.c, kWidth / 2)),
+        samples_at_a_time(std::min(s.samples, std::max<int64_t>(1, kPixelsAtATime / std::max<int64_t>(y_pixels, 1)))) {
+    for (int64_t tap = 0; tap < num_taps; ++tap) lines.push_back(LinesOf(tap));
+  }
+
+  void Run(const float* dy, const float* x, float* dfilter) const {
+    const double work = static_cast<double>(s.groups) * s.samples * y_pixels * num_taps * s.o * s.c;
+    ForWork(s.groups, work, [&](int64_t group, int64_t end) {
+      const int64_t inputs = samples_at_a_time * x_pixels * c_stride;
+      float* const xs = ScratchFor(1, inputs);
+      std::memset(xs, 0, inputs * sizeof(float));  // also between channels and stride
+      for (; group < end; ++group) RunGroup(group, dy, x, xs, dfilter + group * s.o * s.c * num_taps);
+    });
+  }
+
+ private:
+  // Where the pixels lie that meet at a tap, in lines along the last axis.
+  struct Lines {
+    std::vector<int64_t> x_at, dy_at;
+    int64_t count;  // pixels of each line
+  };
+  Lines LinesOf(int64_t tap) const {
+    const ConvAxis &d = s.axis[0], &h = s.axis[1], &w = s.axis[2];
+    const int64_t kd = tap / (h.k * w.k), kh = tap / w.k % h.k, kw = tap % w.k;
+    const auto in_d = ReadersOf(d, kd), in_h = ReadersOf(h, kh), in_w = ReadersOf(w, kw);
+    Lines found{{}, {}, in_w.second - in_w.first};
+    for (int64_t i = 0; found.count > 0 && i < samples_at_a_time; ++i)
+      for (int64_t yd = in_d.first; yd < in_d.second; ++yd)
+        for (int64_t yh = in_h.first; yh < in_h.second; ++yh) {
+          const int64_t xd = d.Source(yd, kd, false), xh = h.Source(yh, kh, false), xw = w.Source(in_w.first, kw, false);
+          found.x_at.push_back((((i * d.x + xd) * h.x + xh) * w.x + xw) * c_stride);
+          found.dy_at.push_back((((i * d.y + yd) * h.y + yh) * w.y + in_w.first) * s.o);
+        }
+    return found;
+  }
+  void RunGroup(int64_t group, const float* dy, const float* x, float* xs, float* dfilter) const {
+    const int64_t sums = num_taps * s.o * c_stride, of_x = s.groups * s.c * x_pixels, of_dy = s.groups * s.o * y_pixels;
+    float* const dw = ScratchFor(0, sums);  // (taps, outputs, inputs)
+    float* const gs = ScratchFor(2, samples_at_a_time * y_pixels * s.o);
     std::memset(dw, 0, sums * sizeof(float));
-    for (int64_t n = 0; n < s.samples && y_pixels > 0; n += block) {
-      const int64_t samples = std::min(block, s.samples - n);
-      ChannelsLast(x + (n * s.groups + g) * s.c * x_pixels, s.groups * s.c * x_pixels, xs, c_stride, samples, s.c, x_pixels);
-      ChannelsLast(dy + (n * s.groups + g) * s.o * y_pixels, s.groups * s.o * y_pixels, gs, o_stride, samples, s.o, y_pixels);
-      for (int64_t tap = 0; tap < num_taps; ++tap) {
-        const int64_t kd = tap / (h.k * w.k), kh = tap / w.k % h.k, kw = tap % w.k;
-        const auto in_d = ReadersOf(d, kd), in_h = ReadersOf(h, kh), in_w = ReadersOf(w, kw);
-        x_at.clear();
-        dy_at.clear();
-        for (int64_t i = 0; i < samples; ++i)
-          for (int64_t yd = in_d.first; yd < in_d.second; ++yd)
-            for (int64_t yh = in_h.first; yh < in_h.second; ++yh) {
-              const int64_t xd = d.Source(yd, kd, false), xh = h.Source(yh, kh, false), xw = w.Source(in_w.first, kw, false);
-              x_at.push_back((((i * d.x + xd) * h.x + xh) * w.x + xw) * c_stride);
-              dy_at.push_back((((i * d.y + yd) * h.y + yh) * w.y + in_w.first) * o_stride);
-            }
-        const int64_t count = in_w.second - in_w.first;
-        if (count <= 0 || x_at.empty()) continue;
-        const FilterRun run{gs, xs, dw + tap * o_stride * c_stride, dy_at.data(), x_at.data(), static_cast<int64_t>(x_at.size()),
-                            count, o_stride, w.stride * c_stride, c_stride, s.o, c_stride};
+    for (int64_t n = 0; n < s.samples && y_pixels > 0; n += samples_at_a_time) {
+      const int64_t samples = std::min(samples_at_a_time, s.samples - n);
+      const float *from_x = x + n * of_x + group * s.c * x_pixels, *from_dy = dy + n * of_dy + group * s.o * y_pixels;
+      ForWork(samples, kPackingWork * samples * (s.c * x_pixels + s.o * y_pixels), [&](int64_t i, int64_t end) {
+        ChannelsLast(from_x + i * of_x, of_x, xs + i * x_pixels * c_stride, c_stride, end - i, s.c, x_pixels);
+        ChannelsLast(from_dy + i * of_dy, of_dy, gs + i * y_pixels * s.o, s.o, end - i, s.o, y_pixels);
+      });
+      AddSamples(samples, gs, xs, dw);
+    }
+    ForWork(s.o, kPackingWork * s.o * s.c * num_taps, [&](int64_t o, int64_t end) {
+      for (; o < end; ++o)
+        g_maths->Transpose(dw + o * c_stride, s.o * c_stride, dfilter + o * s.c * num_taps, num_taps, num_taps, s.c);
+    });
+  }
+  // Every number of dw is a sum over pixels in one order, whichever thread computes it.
+  void AddSamples(int64_t samples, const float* gs, const float* xs, float* dw) const {
+    constexpr int64_t kRows = 24;  // of outputs: whole tiles for every instruction set
+    const int64_t of_tap = (s.o + kRows - 1) / kRows;
+    const double work = static_cast<double>(samples) * y_pixels * num_taps * s.o * s.c;
+    ForWork(num_taps * of_tap, work, [&](int64_t i, int64_t end) {
+      for (; i < end; ++i) {
+        const Lines& at = lines[i / of_tap];
+        const int64_t row = i % of_tap * kRows, num_lines = static_cast<int64_t>(at.x_at.size()) / samples_at_a_time * samples;
+        if (num_lines == 0) continue;
+        const FilterRun run{gs + row, xs, dw + (i / of_tap * s.o + row) * c_stride, at.dy_at.data(), at.x_at.data(), num_lines,
+                            at.count, s.o, s.axis[2].stride * c_stride, c_stride, std::min(kRows, s.o - row), c_stride};
         g_maths->ConvFilter(&run);
       }
-    }
-    for (int64_t o = 0; o < s.o; ++o)
-      g_maths->Transpose(dw + o * c_stride, o_stride * c_stride, dfilter + (g * s.o + o) * s.c * num_taps, num_taps, num_taps,
-                         s.c);
+    });
   }
-}
+
+  const ConvShape& s;
+  const int64_t num_taps, x_pixels, y_pixels, c_stride, samples_at_a_time;
+  std::vector<Lines> lines;  // of each tap
+};
 
 inline void RunConv(KernelComputeContext* c) {
-  Convolve(ConvShape(c, "in", "out"), false, In(c, "in"), In(c, "weight"), MaybeIn(c, "bias"), MaybeIn(c, "_add_to_output"),
-           Out(c, "out"));
+  const ConvShape s(c, "in", "out");
+  Convolution(s, false).Run(In(c, "in"), In(c, "weight"), MaybeIn(c, "bias"), MaybeIn(c, "_add_to_output"), Out(c, "out"));
 }
 inline void RunConvDataGrad(KernelComputeContext* c) {
-  Convolve(ConvShape(c, "dx", "dy"), true, In(c, "dy"), In(c, "filter"), nullptr, MaybeIn(c, "_add_to_output"), Out(c, "dx"));
+  const ConvShape s(c, "dx", "dy");
+  Convolution(s, true).Run(In(c, "dy"), In(c, "filter"), nullptr, MaybeIn(c, "_add_to_output"), Out(c, "dx"));
 }
 inline void RunConvFilterGrad(KernelComputeContext* c) {
-  FilterGradient(ConvShape(c, "x", "dy"), In(c, "dy"), In(c, "x"), Out(c, "filter_diff"));
+  const ConvShape s(c, "x", "dy");
+  FilterGradient(s).Run(In(c, "dy"), In(c, "x"), Out(c, "filter_diff"));
 }
 
 inline bool HasChannelsFirst(const KernelRegContext& c) { return c.Attr<std::string>("data_format") == "channels_first"; }

@@ -101,8 +101,10 @@ inline void RunDropoutMask(KernelComputeContext* c) {
   std::vector<uint32_t> columns(words + rows, words + rows + width);
   for (auto& word : columns) word = word * static_cast<uint32_t>(multiplier) + static_cast<uint32_t>(increment);
   float* y = Out(c, "out");
-  for (int64_t r = 0; r < rows; ++r, y += width)
-    g_maths->DropLine(words[r], columns.data(), static_cast<float>(-threshold), static_cast<float>(kept), y, width);
+  ForRows(rows, width, kLightGrain, [&](int64_t r, int64_t end) {
+    const float shift = static_cast<float>(-threshold), scale = static_cast<float>(kept);
+    for (; r < end; ++r) g_maths->DropLine(words[r], columns.data(), shift, scale, y + r * width, width);
+  });
 }
 
 inline void RegisterPointwise() {

@@ -32,6 +32,13 @@ struct PoolShape {
     const auto& all = c->Attr<std::vector<int32_t>>("dilation");
     std::copy(all.begin(), all.end(), dilation + 2 - all.size());
   }
+  // Calls `run(plane)` for all planes, on several threads. A window's number takes a few times one of a plain loop.
+  template<typename Function>
+  void ForPlanes(const Function& run) const {
+    ForRows(planes, std::max(h * w, y_h * y_w * kernel[0] * kernel[1]), kHeavyGrain, [&](int64_t plane, int64_t end) {
+      for (; plane < end; ++plane) run(plane);
+    });
+  }
 };
 
 // The largest of each window, the first of equal ones, a NaN before all; and where it lies in its plane.
@@ -41,9 +48,11 @@ inline void RunMaxPool(KernelComputeContext* c) {
   const float* x = In(c, "x");
   float* y = Out(c, "y");
   int64_t* index = c->Tensor4ArgNameAndIndex("indice", 0)->mut_dptr<int64_t>();
-  for (int64_t plane = 0; plane < s.planes; ++plane, x += s.h * s.w)
+  s.ForPlanes([&](int64_t plane) {
+    const float* of_plane = x + plane * s.h * s.w;
+    int64_t to = plane * s.y_h * s.y_w;
     for (int64_t i = 0; i < s.y_h; ++i)
-      for (int64_t j = 0; j < s.y_w; ++j) {
+      for (int64_t j = 0; j < s.y_w; ++j, ++to) {
         const int64_t top = i * s.stride[0] - s.padding[0], left = j * s.stride[1] - s.padding[1];
         const int64_t bottom = std::min(s.h, top + s.kernel[0] * s.dilation[0]);
         const int64_t right = std::min(s.w, left + s.kernel[1] * s.dilation[1]);
@@ -53,24 +62,27 @@ inline void RunMaxPool(KernelComputeContext* c) {
         int64_t at = first_row * s.w + first_column;
         for (int64_t row = first_row; row < bottom; row += s.dilation[0])
           for (int64_t column = first_column; column < right; column += s.dilation[1]) {
-            const float number = x[row * s.w + column];
+            const float number = of_plane[row * s.w + column];
             if (number > largest || number != number) {
               largest = number;
               at = row * s.w + column;
             }
           }
-        *y++ = largest;
-        *index++ = at;
+        y[to] = largest;
+        index[to] = at;
       }
+  });
 }
 inline void RunMaxPoolGrad(KernelComputeContext* c) {
   const PoolShape s(c, "dx", "dy", false);
   const float* dy = In(c, "dy");
   const int64_t* index = c->Tensor4ArgNameAndIndex("indice", 0)->dptr<int64_t>();
   float* dx = Out(c, "dx");
-  std::memset(dx, 0, Size(c, "dx") * sizeof(float));
-  for (int64_t plane = 0; plane < s.planes; ++plane, dx += s.h * s.w)
-    for (int64_t i = 0; i < s.y_h * s.y_w; ++i) dx[*index++] += *dy++;
+  s.ForPlanes([&](int64_t plane) {
+    float* to = dx + plane * s.h * s.w;
+    std::memset(to, 0, s.h * s.w * sizeof(float));
+    for (int64_t i = plane * s.y_h * s.y_w; i < (plane + 1) * s.y_h * s.y_w; ++i) to[index[i]] += dy[i];
+  });
 }
 
 // Which inputs each output of an axis is the mean of, and how many numbers that counts as.
@@ -99,7 +111,7 @@ struct MeanAxis {
 template<typename Function>
 void ForWindows(const PoolShape& s, const MeanAxis& rows, const MeanAxis& columns, bool counts_padding, int64_t divisor,
                 const Function& run) {
-  for (int64_t plane = 0; plane < s.planes; ++plane)
+  s.ForPlanes([&](int64_t plane) {
     for (int64_t i = 0; i < s.y_h; ++i)
       for (int64_t j = 0; j < s.y_w; ++j) {
         const int64_t width = columns.end[j] - columns.first[j], height = rows.end[i] - rows.first[i];
@@ -107,6 +119,7 @@ void ForWindows(const PoolShape& s, const MeanAxis& rows, const MeanAxis& column
         for (int64_t row = rows.first[i]; row < rows.end[i]; ++row)
           run((plane * s.h + row) * s.w + columns.first[j], width, (plane * s.y_h + i) * s.y_w + j, static_cast<float>(count));
       }
+  });
 }
 template<typename Function>
 void ForMeans(KernelComputeContext* c, const char* x, const char* y, bool is_adaptive, const Function& run) {

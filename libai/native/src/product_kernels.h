@@ -33,11 +33,8 @@ struct Product {
     }
   }
 
-  static constexpr double kPartWork = 3e5;  // multiplications that are worth a part: some 5 us
-
  private:
   static constexpr int64_t kRows = 256, kTerms = 256;  // at a time
-  static constexpr double kPackingWork = 8;            // a number that is packed, in multiplications
 
   int64_t RowsOfPart() const { return RoundUp(static_cast<int64_t>(kPartWork * m / Work()) + 1, 8); }
 
@@ -143,7 +140,7 @@ inline void RunMatmul(KernelComputeContext* c) {
     }
     p(a + a_at, b + b_at, out + i * p.m * p.n);
   };
-  const int64_t worth_a_part = static_cast<int64_t>(Product::kPartWork / std::max(1.0, p.Work())) + 1;
+  const int64_t worth_a_part = static_cast<int64_t>(kPartWork / std::max(1.0, p.Work())) + 1;
   ForRanges(count, worth_a_part, [&](int64_t i, int64_t end) {
     for (; i < end; ++i) multiply(i);
   }, count * p.Work());

@@ -175,12 +175,19 @@ EXPORTED void libai_team_enable(bool is_enabled, bool is_forced) {
   libai::g_is_enabled = is_enabled;
   libai::g_is_forced = is_forced;
 }
-// Loops that were large enough: how many were shared out, how many not, and whether those took most of the time of the last ones.
-EXPORTED int64_t libai_team_shared() { return libai::g_team.load()->num_shared; }
-EXPORTED int64_t libai_team_alone() { return libai::g_team.load()->num_alone; }
-EXPORTED bool libai_team_prefers_sharing() { 
+// Loops that were large enough: how many were shared out, how many not, and whether those took most of the time of the last
+// ones. Without threads there are none.
+EXPORTED int64_t libai_team_shared() {
   const libai::Team* team = libai::g_team;
-  return team->recent_shared >= team->recent_alone;
+  return team == nullptr ? 0 : team->num_shared.load();
+}
+EXPORTED int64_t libai_team_alone() {
+  const libai::Team* team = libai::g_team;
+  return team == nullptr ? 0 : team->num_alone.load();
+}
+EXPORTED bool libai_team_prefers_sharing() {
+  const libai::Team* team = libai::g_team;
+  return team != nullptr && team->recent_shared >= team->recent_alone;
 }
 // For tests: which of `count` loops of equal work are shared out when they take so many seconds.
 EXPORTED void libai_team_simulate(const double* shared, const double* alone, int count, bool* is_shared) {

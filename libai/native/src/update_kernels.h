@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "blocks.h"
+#include "scratch.h"
 
 namespace libai {
 
@@ -84,6 +85,10 @@ inline void RunMultiAdam(KernelComputeContext* c) {
   });
 }
 
+inline double SumOfSquares(const float* x, int64_t n) {
+  return SumPieces(n, [=](int64_t at, int64_t count) { return g_maths->SumSquares(x + at, 0.0f, count); });
+}
+
 // The norms are exact to 1e-7, where OneFlow adds up squares one after the other in float32.
 inline void RunLamb(KernelComputeContext* c) {
   if (IsSkipped(c)) return;
@@ -92,14 +97,15 @@ inline void RunLamb(KernelComputeContext* c) {
   p.step = corrects ? Given(c, "bias_correction1", "bias_correction1_val") : 1.0f;
   if (!corrects) p.root2 = 1.0f;
   const int64_t n = Size(c, "model");
-  thread_local std::vector<float> direction;
-  direction.resize(n);
-  float *w = Out(c, "model"), *d = direction.data();
-  g_maths->LambDirection(&p, In(c, "model_diff"), w, Out(c, "m"), Out(c, "v"), d, n);
-  const float of_w = __builtin_sqrtf(static_cast<float>(g_maths->SumSquares(w, 0.0f, n)));
-  const float of_d = __builtin_sqrtf(static_cast<float>(g_maths->SumSquares(d, 0.0f, n)));
-  const float trust = of_w > 0.0f && of_d > 0.0f ? of_w / of_d : 1.0f;
-  g_maths->LambStep(d, w, p.rate * trust, p.decay, n);
+  const float* diff = In(c, "model_diff");
+  float *w = Out(c, "model"), *m = Out(c, "m"), *v = Out(c, "v"), *d = ScratchFor(0, n);
+  ForRanges(n, kLightGrain, [=](int64_t i, int64_t end) {
+    g_maths->LambDirection(&p, diff + i, w + i, m + i, v + i, d + i, end - i);
+  });
+  const float of_w = __builtin_sqrtf(static_cast<float>(SumOfSquares(w, n)));
+  const float of_d = __builtin_sqrtf(static_cast<float>(SumOfSquares(d, n)));
+  const float rate = p.rate * (of_w > 0.0f && of_d > 0.0f ? of_w / of_d : 1.0f);
+  ForRanges(n, kLightGrain, [=](int64_t i, int64_t end) { g_maths->LambStep(d + i, w + i, rate, p.decay, end - i); });
 }
 
 inline MomentumArgs ReadMomentumArgs(KernelComputeContext* c) {
@@ -158,7 +164,7 @@ inline void RunSumPowAbs(KernelComputeContext* c) {
   for (int i = 0; i < static_cast<int>(c->inputs().size()); ++i) {
     const float* x = In(c, "x", i);
     const int64_t n = Count(c, "x", i);
-    if (p == 2.0f) total += SumPieces(n, [=](int64_t at, int64_t count) { return g_maths->SumSquares(x + at, 0.0f, count); });
+    if (p == 2.0f) total += SumOfSquares(x, n);
     else if (p == 1.0f) total += SumPieces(n, [=](int64_t at, int64_t count) { return g_maths->SumAbs(x + at, count); });
     else for (int64_t k = 0; k < n; ++k) total += std::pow(std::fabs(static_cast<double>(x[k])), p);
   }

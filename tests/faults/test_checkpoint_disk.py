@@ -65,7 +65,7 @@ def test_every_failing_system_call_gives_a_clear_error_and_no_damage(root, monke
             with pytest.raises(CheckpointError) as error:
                 checkpoint.save(root, iteration, TENSORS, {"n": 2})
             assert os.strerror(code) in str(error.value)
-            assert f"checkpoint iter_000000{iteration} (40.0 kB) could not be written" in str(error.value)
+            assert f"checkpoint iter_000000{iteration} (39.06 KiB) could not be written" in str(error.value)
             assert "Earlier checkpoints" in str(error.value)
             _assert_untouched(root)
     assert total > 10
@@ -77,8 +77,8 @@ def test_too_little_space_is_said_before_anything_is_written(root, monkeypatch):
     monkeypatch.setattr(saving.shutil, "disk_usage", lambda path: _Usage(10_000))
     with pytest.raises(CheckpointError) as error:
         checkpoint.save(root, 2, TENSORS, {})
-    assert "checkpoint iter_0000002 needs 40.0 kB and" in str(error.value)
-    assert "has 10.0 kB free. Nothing was written." in str(error.value)
+    assert "checkpoint iter_0000002 needs 39.06 KiB and" in str(error.value)
+    assert "has 9.766 KiB free. Nothing was written." in str(error.value)
     _assert_untouched(root)
 
 

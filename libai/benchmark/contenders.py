@@ -101,7 +101,7 @@ class _Pause(HookBase):
         if self.losses is not None:
             self.losses.append(self.trainer.fetch_metrics()["train/loss"])
         if self.trainer.completed_iters >= self.until:
-            self.trainer.pause()
+            self.trainer.loop.pause()
 
 
 class TrainerContender(OneFlowContender):
@@ -134,15 +134,15 @@ class TrainerContender(OneFlowContender):
             self._run.settle_mode()
             self.trainer.train(0, _NO_END)
         else:
-            self.trainer.go_on()
+            self.trainer.train(self.trainer.iter, self.trainer.max_iter)
         self.data_seconds = self._pause.data_seconds
         return self._pause.losses or []
 
     def run(self, iterations: int, losses: bool) -> dict[str, Any]:
         """See `Contender.run`; adds `build_seconds` and `tokens_per_iter`, which the first iteration brings."""
         answer = super().run(iterations, losses)
-        answer["build_seconds"] = getattr(self.trainer, "build_seconds", None)
-        answer["tokens_per_iter"] = self.trainer.items_per_iter
+        answer["build_seconds"] = self.trainer.graph and self.trainer.graph.build_seconds
+        answer["tokens_per_iter"] = self.trainer.feed.items_per_iter
         return answer
 
     def save(self, kind: str) -> dict[str, Any]:

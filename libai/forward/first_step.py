@@ -21,7 +21,7 @@ from libai.optim.state import import_state, state_keys, walk_parameters
 from libai.parallel import whole
 from libai.utils.distributed import any_rank
 from libai.utils.errors import UserError
-from libai.utils.tensors import local_part
+from libai.utils.tensors import clear_gradients, local_part
 
 logger = logging.getLogger("libai.engine")
 #: how far apart a loss may be in the two modes, relative; on GPUs other kernels may be chosen
@@ -71,7 +71,7 @@ class FirstStep:
         result = None
         self._writes = ViewWrites()
         trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
-        trainer.clear_gradients()
+        clear_gradients(trainer.model)
         try:
             twin = copy_module(trainer.model, shared=trained)  # hooks of gradients stay with their tensors
             result = trainer.forward_pass.accumulate_gradients(self._writes.watching(twin), inputs, twin)
@@ -80,7 +80,7 @@ class FirstStep:
         except Exception:  # it cannot be copied; or fails, and compiling says it better
             logger.debug("the first compiled step cannot be compared with the same step op by op", exc_info=True)
         gradients = [parameter.grad for parameter in trained]
-        trainer.clear_gradients()
+        clear_gradients(trainer.model)
         if any_rank(result is None) or result is None or find_unseeded_dropouts(trainer.model):
             return  # OneFlow's own dropout draws other masks in a graph
         self._losses = {name: [_values(value)[0] for value in values] for name, values in result.losses.items()}
@@ -94,7 +94,7 @@ class FirstStep:
             parameters[name] = parameter.detach().clone().requires_grad_(parameter.requires_grad)
             parameters[name].grad = gradients.get(id(parameter))
         optimizer = _copy_for(parameters, trainer.optimizer, trainer.model)
-        import_state(optimizer, parameters, *trainer.export_optimizer_state())
+        import_state(optimizer, parameters, *trainer.optimizer_state.export())
         options = trainer.options
         if options.max_grad_norm is not None:
             clip_grad_norm(parameters.values(), options.max_grad_norm, options.norm_type)
@@ -111,7 +111,7 @@ class FirstStep:
         if not self._losses:
             return
         trainer = self._trainer
-        bound = MAX_APART[trainer.device]
+        bound = MAX_APART[trainer.forward_pass.device]
         for name, op_by_op in self._losses.items():
             compiled = [value for tensor in losses[name] for value in _values(tensor)]
             for number, (one, other) in enumerate(zip(compiled, op_by_op)):
@@ -120,7 +120,7 @@ class FirstStep:
                     which = "the first batch" if len(compiled) == 1 else f"the first iteration's batch {number + 1}"
                     self._refuse(f"the loss {name!r} of {which} is {one:.8g} compiled and {other:.8g} op by op")
         parameters = dict(trainer.model.named_parameters())
-        tensors, _ = trainer.export_optimizer_state()
+        tensors, _ = trainer.optimizer_state.export()
         total = _norm(np.array([change.moved for change in self._changes.values()]))
         for name, change in self._changes.items():
             tensor = tensors[name] if name in tensors else parameters[name]

@@ -32,6 +32,13 @@ def local_part(tensor: flow.Tensor) -> flow.Tensor:
     return detached(tensor.to_local() if tensor.is_global else tensor)
 
 
+def clear_gradients(model: flow.nn.Module) -> None:
+    """Set every gradient to None: one that is not when a graph is compiled keeps its parameter out of the update for
+    ever (docs/oneflow.md#eager-gradients-at-compile-time), and the compiled trace leaves lazy ones behind."""
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
 _around: list[tuple[Callable[[flow.Tensor], Any], Callable[[Any], flow.Tensor]]] = []
 
 

@@ -6,8 +6,6 @@ import pytest
 import toy
 
 MOST_MEMBERS = 30
-#: what still shows more; the numbers may only become smaller
-LARGER = {"EagerTrainer": 53, "GraphTrainer": 55}
 
 
 def public_members(instance: object) -> set[str]:
@@ -22,11 +20,10 @@ def trainer_of(mode: str):
 
 def test_trainers_show_few_members(mode):
     trainer = trainer_of(mode)
-    name = type(trainer).__name__
-    assert len(public_members(trainer)) == LARGER.get(name, MOST_MEMBERS), sorted(public_members(trainer))
+    assert len(public_members(trainer)) <= MOST_MEMBERS, sorted(public_members(trainer))
 
 
-@pytest.mark.parametrize("part", ["feed", "metrics", "guard", "forward_pass", "batch_scope"])
+@pytest.mark.parametrize("part", ["feed", "loop", "forward_pass", "optimizer_state", "_guard"])
 def test_what_a_trainer_is_made_of_shows_few_members(mode, part):
     assert len(public_members(getattr(trainer_of(mode), part))) <= MOST_MEMBERS
 

@@ -389,7 +389,7 @@ def test_a_folder_that_is_lost_in_mid_run_ends_the_run(tmp_path, lose, period, c
     assert run_guarded(run.train) == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert len(errors) == 1 and "was removed or renamed while" in errors[0], errors
-    assert isinstance(run.trainer.failure, OutputLostError) and not folder.exists()
+    assert isinstance(run.trainer.loop.failure, OutputLostError) and not folder.exists()
     assert run.trainer.completed_iters == (2 if period == 1 else 4)
 
 

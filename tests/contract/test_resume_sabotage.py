@@ -52,7 +52,7 @@ def straight(tmp_path_factory):
 
 def parts(run):
     """What a resume gives back, by the name of the control that changes it."""
-    optimizer, _ = run.trainer.export_optimizer_state()
+    optimizer, _ = run.trainer.optimizer_state.export()
     (hook,) = [hook for hook in run.trainer.hooks if isinstance(hook, RandomStateHook)]
     return {
         "rng": hook._restored,
@@ -61,7 +61,7 @@ def parts(run):
         "sample": run.train_loader.state_dict(),
         "weights": {name: value.numpy().tobytes() for name, value in run.model.state_dict().items()},
         "optimizer": {
-            name: np.asarray(value).tobytes() for name, value in run.trainer.export_optimizer_state()[0].items()
+            name: np.asarray(value).tobytes() for name, value in run.trainer.optimizer_state.export()[0].items()
         },
         "iteration": run.trainer.completed_iters,
     }

@@ -87,7 +87,7 @@ def run(case, joins=True, max_bytes=None):
         lines = record(trainer)
         trainer.train(0, 3)
     assert len(counts) == joins and all(counts), counts
-    messages = edges_of_gradients(JobEdit(trainer._train_graph._full_job_proto))
+    messages = edges_of_gradients(JobEdit(trainer.graph._full_job_proto))
     tensors = {name: whole(p).numpy() for name, p in trainer.model.named_parameters()}
     return SimpleNamespace(losses=[line["train/loss"] for line in lines], tensors=tensors, messages=len(messages))
 

@@ -41,8 +41,8 @@ def leg(folder: Path, mesh: tuple[int, int, int], mode: str, forgets: bool = Fal
     checkpointer = TrainerCheckpointer(trainer, folder)
     start = checkpointer.resume() or 0
     if forgets:
-        tensors, scalars = trainer.export_optimizer_state()
-        trainer.import_optimizer_state({name: tensor * 0 for name, tensor in tensors.items()}, {**scalars, "step": 0})
+        tensors, scalars = trainer.optimizer_state.export()
+        trainer.optimizer_state.load({name: tensor * 0 for name, tensor in tensors.items()}, {**scalars, "step": 0})
     lines = record(trainer)
     trainer.train(start, start + LEG)
     checkpointer.save()
@@ -125,7 +125,7 @@ def skip(folder: Path) -> dict[str, Any]:
             expected = expected_of(replace(plan, case=replace(case, batches=without_bad), iterations=3 * LEG - 1))
             differences[f"{mesh} {mode}"] = _difference(good, expected.losses)
             assert np.isfinite([line["train/loss"] for line in good]).all()
-            culprits[f"{mesh} {mode}"] = trainer.guard.bad_iterations
+            culprits[f"{mesh} {mode}"] = trainer._guard.bad_iterations
     return {"differences": differences, "culprits": culprits}
 
 

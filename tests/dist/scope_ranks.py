@@ -39,7 +39,7 @@ def main(target: str) -> None:
         note(f"{name}, not checked", outcome(lambda u=unchecked, e=expected: distance(u, e)))
     for name, build in cm.UNCOUPLED.items():
         losses, trainer = trained(build, "eager")
-        note(f"{name}, stays local", [distance(losses, plain_loop(build)), bool(trainer.layout.is_global)])
+        note(f"{name}, stays local", [distance(losses, plain_loop(build)), bool(trainer.forward_pass.layout.is_global)])
     rank_scope(note)
     refusals(note)
     accumulation(note)

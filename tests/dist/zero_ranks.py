@@ -200,8 +200,8 @@ def bytes_here(trainer: Any) -> dict[str, int]:
         with trainer._graph_variables() as variables:
             state = [tensor for name, tensor in variables.items() if name.startswith("model.")]
     else:
-        state = [tensor for entries in trainer._copy_optimizer_tensors().values() for tensor in entries.values()]
-    arrangement = trainer.layout.arrangement
+        state = [tensor for entries in trainer.optimizer_state.copy().values() for tensor in entries.values()]
+    arrangement = trainer.forward_pass.layout.arrangement
     return {
         "whole": sum(p.numel() * p.element_size() for p in parameters),
         "parameters": sum(map(_size_here, parameters)),

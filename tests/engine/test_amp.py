@@ -44,29 +44,29 @@ def trained(iterations, **options):
 
 @pytest.mark.parametrize(("amp", "data_type"), [("fp16", 9), ("bf16", 11)])
 def test_the_compiled_job_is_told_to_mix_precision(amp, data_type):
-    job = trained(1, amp=amp)._train_graph._full_job_proto.job_conf
+    job = trained(1, amp=amp).graph._full_job_proto.job_conf
     assert job.enable_auto_mixed_precision and job.mixed_precision_data_type == data_type
     assert job.train_conf.HasField("dynamic_loss_scale_policy") == (amp == "fp16")
 
 
 def test_without_amp_the_job_computes_in_float32():
-    job = trained(1)._train_graph._full_job_proto.job_conf
+    job = trained(1).graph._full_job_proto.job_conf
     assert not job.enable_auto_mixed_precision and not job.train_conf.HasField("dynamic_loss_scale_policy")
 
 
 def test_the_loss_scale_is_logged_and_survives_a_checkpoint():
     first = trained(4, amp="fp16")
     assert first.fetch_metrics()["train/loss_scale"] == 65536.0
-    tensors, scalars = first.export_optimizer_state()
+    tensors, scalars = first.optimizer_state.export()
     assert scalars["loss_scale"] == 65536.0 and scalars["loss_scale_good_steps"] == 4.0
 
     flow.manual_seed(1)
     model = toy.Classifier()
     second = toy.trainer_of("graph", model, toy.batches(2), toy.optimizer_of("adamw", model), amp="fp16")
-    second.import_optimizer_state(tensors, {**scalars, "loss_scale": 1024.0})
+    second.optimizer_state.load(tensors, {**scalars, "loss_scale": 1024.0})
     second.train(0, 1)
-    assert second.export_optimizer_state()[1]["loss_scale"] == 1024.0
-    assert second.export_optimizer_state()[1]["loss_scale_good_steps"] == 5.0
+    assert second.optimizer_state.export()[1]["loss_scale"] == 1024.0
+    assert second.optimizer_state.export()[1]["loss_scale_good_steps"] == 5.0
 
 
 def test_loss_scaling_leaves_the_curve_as_it_is():

@@ -24,11 +24,11 @@ def compiled(batch_size, width=16):
 def test_what_each_operation_makes_is_counted_once():
     small, large = compiled(8), compiled(16)
     hidden = 16 * 4  # bytes of a row behind the first layer, which several operations make
-    assert large.graph_bytes - small.graph_bytes >= 8 * 3 * hidden
+    assert large.graph.num_bytes - small.graph.num_bytes >= 8 * 3 * hidden
 
 
 def test_a_split_value_counts_with_its_part():
-    job = compiled(8)._train_graph._full_job_proto
+    job = compiled(8).graph._full_job_proto
     whole = bytes_of_values(job, Mesh(2))
     for op in job.net.op:
         for name in [name for entry in op.user_conf.output.values() for name in entry.s]:

@@ -33,7 +33,7 @@ def test_preparing_changes_nothing_but_the_build_time():
     plain, _ = run("graph", data, 6)
     prepared, trainer = run("graph", data, 6, prepare=True)
     assert prepared == plain
-    assert trainer.build_seconds > 0
+    assert trainer.graph.build_seconds > 0
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -85,7 +85,7 @@ def test_state_goes_into_a_compiled_graph_in_place():
     with flow.no_grad():
         for mine, other in zip(receiver.model.parameters(), donor.model.parameters()):
             mine.copy_(other)
-    receiver.import_optimizer_state(*donor.export_optimizer_state())
+    receiver.optimizer_state.load(*donor.optimizer_state.export())
     losses = [receiver.collect([receiver.update([batch])])[0]["train/loss"] for batch in data[4:]]
     assert losses == expected[4:]
 
@@ -169,5 +169,5 @@ def test_only_a_model_that_draws_gets_a_random_key(rate, takes_key):
     batch = {"x": np.ones((4, 4), np.float32)}
     trainer = GraphTrainer(model, [batch] * 3, flow.optim.SGD(model.parameters(), lr=0.1))
     trainer.train(0, 3)
-    names = [op.name for op in trainer._train_graph._full_job_proto.net.op if op.HasField("input_conf")]
+    names = [op.name for op in trainer.graph._full_job_proto.net.op if op.HasField("input_conf")]
     assert any(name.endswith("_key") for name in names) == takes_key

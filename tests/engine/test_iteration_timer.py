@@ -96,7 +96,7 @@ def test_iterations_without_a_hook_agree_with_the_stopwatch_too(mode):
 
 def run_by(clock, mode, *hooks, iters=8, period=4):
     trainer, timer, writer = timed(mode, *hooks, period=period)
-    trainer.clock = TrainingClock(clock)
+    trainer.loop.clock = TrainingClock(clock)
     trainer.train(0, iters)
     return trainer, timer, writer
 
@@ -124,8 +124,8 @@ def test_waiting_for_data_is_time_of_the_iteration(mode):
             yield batch
 
     trainer, timer, _ = timed(mode)
-    trainer.reset_data_loader(loader)
-    trainer.clock = TrainingClock(clock)
+    trainer.feed.reset(loader)
+    trainer.loop.clock = TrainingClock(clock)
     trainer.train(0, 8)
     assert counted(timer) == clock.now == 4.0
 
@@ -142,7 +142,7 @@ def test_evaluation_and_saving_are_no_time_of_training(mode):
             self.trainer = None
 
         def save(self):
-            with self.trainer.not_training():
+            with self.trainer.loop.not_training():
                 clock.pass_by(1000.0)()
 
         def check(self, **_):
@@ -154,7 +154,7 @@ def test_evaluation_and_saving_are_no_time_of_training(mode):
     steps = CallbackHook(after_step=clock.pass_by(1.0))
     trainer, timer, _ = timed(mode, steps, EvalHook(2, evaluate, at_start=True), CheckpointHook(saves, 4))
     saves.trainer = trainer
-    trainer.clock = TrainingClock(clock)
+    trainer.loop.clock = TrainingClock(clock)
     trainer.train(0, 8)
     assert counted(timer) == 8.0
     assert clock.now == 8.0 + 5 * 100 + 2 * 1000, "negative control: it was there to be counted"
@@ -164,13 +164,13 @@ def test_updates_still_running_when_an_evaluation_begins_are_time_of_training(mo
     """They are waited for before the clock stops: the evaluation would wait for them, and hide them."""
     order = []
     trainer, _, _ = timed(mode, EvalHook(4, lambda: order.append("evaluation") or {"eval/a/b": 0.0}))
-    waits = type(trainer).wait_for_device
+    waits = trainer.loop.wait_for_device
 
     def wait_for_device():
-        order.append(("wait", trainer.clock.is_running))
-        waits(trainer)
+        order.append(("wait", trainer.loop.clock.is_running))
+        waits()
 
-    trainer.wait_for_device = wait_for_device
+    trainer.loop.wait_for_device = wait_for_device
     trainer.train(0, 5)
     evaluated = order.index("evaluation")
     assert order[evaluated - 1] == ("wait", True)
@@ -194,12 +194,12 @@ def test_a_run_that_stops_between_two_log_points_counts_all_its_iterations(mode)
 def test_a_change_of_mode_is_no_time_of_training(mode):
     """Neither the rebuilding nor the iterations before it are lost or counted twice."""
     clock = FakeTime()
-    pause = CallbackHook(after_step=lambda trainer: trainer.pause() if trainer.iter == 5 else None)
+    pause = CallbackHook(after_step=lambda trainer: trainer.loop.pause() if trainer.iter == 5 else None)
     trainer, timer, _ = run_by(clock, mode, CallbackHook(after_step=clock.pass_by(1.0)), pause, iters=12, period=20)
     clock.pass_by(50.0)()
     other = switch_trainer(trainer, {"eager": "graph", "graph": "eager"}[mode])
     clock.pass_by(50.0)()
-    other.go_on()
+    other.train(other.iter, other.max_iter)
     assert other.status == "finished" and other.mode != mode
     assert (timer.throughput.total_iters, counted(timer), timer.first_seconds) == (10, 12.0, 2.0)
 

@@ -11,8 +11,8 @@ import toy
 from oneflow import nn
 
 from libai.data import build_eval_loader
+from libai.engine.loop.step_result import StepResult, fetch_scalars, to_numbers
 from libai.engine.trainer.model_trainer import with_num_loss_items
-from libai.engine.trainer.step_result import StepResult, fetch_scalars, to_numbers
 from libai.evaluation import Evaluator, MeanLossEvaluator
 from libai.utils.errors import UserError
 

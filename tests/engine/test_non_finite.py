@@ -117,11 +117,11 @@ def test_skip_equals_a_run_that_never_made_that_update(mode):
     expected = build(mode, data)
     for i, batch in enumerate(data):
         expected.iter = i
-        expected.skip_update() if i in (6, 13) else expected.update([batch])
+        expected._step_schedule() if i in (6, 13) else expected.update([batch])
     trainer = build(mode, data, "skip")
     seen = fetch_every(trainer, 5)
     trainer.train(0, 20)
-    assert trainer.guard.bad_iterations == [7, 14]
+    assert trainer._guard.bad_iterations == [7, 14]
     assert trainer.optimizer._state["step"] == 18
     for now, then in zip(weights(trainer), weights(expected)):
         assert np.array_equal(now, then)
@@ -134,7 +134,7 @@ def test_rollback_drops_the_updates_since_the_last_good_state(mode):
     trainer = build(mode, data, "rollback")
     fetch_every(trainer, 4)
     trainer.train(0, 12)
-    assert trainer.status == "finished" and trainer.guard.bad_iterations == [7]
+    assert trainer.status == "finished" and trainer._guard.bad_iterations == [7]
     # the copy was made before iteration 1 (fewer than MIN_ITERS_BETWEEN_COPIES since), so iterations 1 to 8 are gone
     assert trainer.optimizer._state["step"] == 4
     assert all(np.isfinite(w).all() for w in weights(trainer))
@@ -230,13 +230,13 @@ def test_a_copy_of_the_graphs_state_is_that_of_its_moment():
     trainer = toy.trainer_of("graph", net, toy.batches(40), toy.optimizer_of("adamw", net))
     trainer.train(0, 2)
     for batch in toy.batches(8, seed=1):
-        expected = {name: t.numpy().copy() for name, t in trainer.export_optimizer_state()[0].items()}
+        expected = {name: t.numpy().copy() for name, t in trainer.optimizer_state.export()[0].items()}
         copied = Snapshot.of(trainer)
         first = trainer.update([batch])  # must not write into what is being copied
         copied.restore(trainer)
         second = trainer.update([batch])  # must not read what is being written back
         copied.restore(trainer)
-        for name, tensor in trainer.export_optimizer_state()[0].items():
+        for name, tensor in trainer.optimizer_state.export()[0].items():
             assert np.array_equal(tensor.numpy(), expected[name]), name
         losses = [trainer.collect([result])[0]["train/loss"] for result in (first, second)]
         assert losses[0] == losses[1]

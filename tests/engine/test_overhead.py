@@ -92,7 +92,7 @@ def train_by(monkeypatch, is_direct, batches):
     model = toy.Classifier()
     trainer = toy.trainer_of("graph", model, batches, toy.optimizer_of("adamw", model), max_grad_norm=0.5)
     kept = [trainer.update([batch]) for batch in batches]  # read at the end: an output must not be written again
-    assert trainer._train_graph._can_skip_trees
+    assert trainer.graph._can_skip_trees
     return trainer.collect(kept), model.a.weight.numpy()
 
 

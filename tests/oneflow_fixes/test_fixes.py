@@ -85,7 +85,7 @@ class MeanLoss(toy.Classifier):
 def num_operations(model: toy.Classifier) -> int:
     trainer = toy.trainer_of("graph", model, [], toy.optimizer_of("adamw", model))
     trainer.update(toy.batches(1))
-    return len(trainer._train_graph._full_job_proto.net.op)
+    return len(trainer.graph._full_job_proto.net.op)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def train(model, accumulation=1, **options):
     )
     losses = toy.record_losses(trainer)
     trainer.train(0, 6 // accumulation)
-    kinds = [graphs_kind(op) for op in trainer._train_graph._full_job_proto.net.op]
+    kinds = [graphs_kind(op) for op in trainer.graph._full_job_proto.net.op]
     return losses, [p.numpy().copy() for p in net.parameters()], kinds
 
 

@@ -50,7 +50,7 @@ def train(case, accumulation, **options):
     )
     losses = toy.record_losses(trainer)
     trainer.train(0, 6 // accumulation)
-    return losses, [p.numpy().copy() for p in net.parameters()], trainer._train_graph._full_job_proto
+    return losses, [p.numpy().copy() for p in net.parameters()], trainer.graph._full_job_proto
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

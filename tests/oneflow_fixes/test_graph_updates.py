@@ -36,7 +36,7 @@ def trained(build, max_norm=0.05, accumulation=1):
         "graph", model, toy.batches(6), optimizer, max_grad_norm=max_norm, num_accumulation_steps=accumulation
     )
     trainer.train(0, 6)
-    job = JobEdit(trainer._train_graph._full_job_proto)
+    job = JobEdit(trainer.graph._full_job_proto)
     return [p.numpy() for p in model.parameters()], Counter(job.kind(op) for op in job.ops.values())
 
 

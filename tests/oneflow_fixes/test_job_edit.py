@@ -40,7 +40,7 @@ def compiled(num_layers, **options):
         "graph", net, [{"x": np.ones((2, 4), np.float32)}], toy.optimizer_of("adamw", net), **options
     )
     trainer.prepare()
-    return trainer._train_graph
+    return trainer.graph
 
 
 def steps_of_passes(num_layers, monkeypatch, **options):

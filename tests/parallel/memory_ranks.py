@@ -44,7 +44,7 @@ def measure(mode: str, sizes: tuple[int, int, int]) -> dict:
     trainer_class = {"eager": EagerTrainer, "graph": GraphTrainer}[mode]
     trainer = trainer_class(model, [{"input_ids": ids, "labels": ids}], optimizer, mesh=mesh, device="cpu")
     trainer.update([{"input_ids": ids, "labels": ids}])
-    tensors, _ = trainer.export_optimizer_state()
+    tensors, _ = trainer.optimizer_state.export()
     row = {
         "weights": [local_bytes(model.parameters()), expected.weights],
         "optimizer": [local_bytes(tensors.values()), expected.optimizer],

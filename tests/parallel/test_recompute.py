@@ -198,7 +198,7 @@ def test_a_graph_marks_the_blocks_for_the_compiler_and_computes_the_same():
         )
         found.append(toy.record_losses(trainer))
         trainer.train(0, 3)
-        block = trainer._train_graph.model.blocks[1].to(nn.graph.GraphModule)
+        block = trainer.graph.model.blocks[1].to(nn.graph.GraphModule)
         marked.append(bool(block.activation_checkpointing))
     assert marked == [False, True]
     assert found[0] == losses

@@ -50,7 +50,7 @@ def test_only_repeats_and_updates_read_a_variable_itself(steps, expected):
     trainer = trainer_of(GraphTrainer, num_accumulation_steps=steps)
     trainer.prepare()
     names = {f"model.{name}/out" for name, _ in trainer.model.named_parameters()}
-    ops = [op for op in trainer._train_graph._full_job_proto.net.op if op.HasField("user_conf")]
+    ops = [op for op in trainer.graph._full_job_proto.net.op if op.HasField("user_conf")]
     readers, behind_repeats = set(), set()
     for op in ops:
         if names & {source for sources in op.user_conf.input.values() for source in sources.s}:

@@ -7,7 +7,7 @@ import oneflow as flow
 import pytest
 import toy
 
-from libai.engine.trainer.step_result import fetch_scalars
+from libai.engine.loop.step_result import fetch_scalars
 from libai.utils.tensors import detached, is_on_cpu, local_part
 
 VIEWS = {

@@ -49,7 +49,7 @@ class CheckpointHook(HookBase):
         self._checkpointer.check_can_save()
         self._saved_at = time.monotonic()
         if self._period_seconds is not None:
-            self.trainer.agreement.ask(_TIME_TO_SAVE, self._is_time_to_save)
+            self.trainer.loop.agreement.ask(_TIME_TO_SAVE, self._is_time_to_save)
 
     def _is_time_to_save(self) -> int:
         assert self._period_seconds is not None
@@ -61,7 +61,7 @@ class CheckpointHook(HookBase):
         completed = self.trainer.iter + 1
         is_last = completed == self.trainer.max_iter and self._at_end
         is_due = self._period > 0 and completed % self._period == 0
-        if self.trainer.agreement.take(_TIME_TO_SAVE) or is_due or is_last:
+        if self.trainer.loop.agreement.take(_TIME_TO_SAVE) or is_due or is_last:
             self._save()
 
     def _save(self) -> None:
@@ -70,7 +70,7 @@ class CheckpointHook(HookBase):
 
     def after_train(self) -> None:
         """Saves what a run that ended early has reached, and waits for the save under way."""
-        self.trainer.agreement.withdraw(_TIME_TO_SAVE)
+        self.trainer.loop.agreement.withdraw(_TIME_TO_SAVE)
         if self.trainer.status == "failed":
             self._after_failure()
             return
@@ -97,6 +97,6 @@ class CheckpointHook(HookBase):
             and get_world_size() == 1
             and not trainer.feed.is_ahead
             and trainer.completed_iters > 0
-            and isinstance(trainer.failure, Exception)  # not Ctrl-C, which wants an end at once
-            and not isinstance(trainer.failure, (NonFiniteLoss, CheckpointError, OutputLostError))
+            and isinstance(trainer.loop.failure, Exception)  # not Ctrl-C, which wants an end at once
+            and not isinstance(trainer.loop.failure, (NonFiniteLoss, CheckpointError, OutputLostError))
         )

@@ -38,7 +38,7 @@ class DeterminismHook(HookBase):
             return
         generators = random.getstate(), np.random.get_state()
         batch = trainer.feed.peek()[0]
-        with trainer.not_training():
+        with trainer.loop.not_training():
             first, second = (_digests(trainer, batch) for _ in range(2))
         random.setstate(generators[0])
         np.random.set_state(generators[1])
@@ -59,8 +59,8 @@ def _digests(trainer: ModelTrainer, batch: Any) -> list[tuple[str, bytes]]:
     found: list[tuple[str, bytes]] = []
     for name, module in twin.named_modules():
         module.register_forward_hook(_recorder(name, found))
-    inputs = trainer.layout.lay_out_batch(trainer.forward_pass.to_device(batch))
-    with trainer.forward_pass.random_scope(0), trainer.layout.source_ops():
+    inputs = trainer.forward_pass.layout.lay_out_batch(trainer.forward_pass.to_device(batch))
+    with trainer.forward_pass.random_scope(0), trainer.forward_pass.layout.source_ops():
         losses, _ = read_losses(twin(**inputs), trainer.model)
     total_loss(losses).backward()
     found += [(f"the loss {name}", _digest(value)) for name, value in losses.items()]

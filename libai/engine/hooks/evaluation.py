@@ -45,7 +45,7 @@ class EvalHook(HookBase):
         if completed == self._last_evaluated:
             return
         self.trainer.check_finite()  # so that spoilt weights are reported as that, and not as a strange metric
-        with self.trainer.not_training():
+        with self.trainer.loop.not_training():
             start = time.perf_counter()
             metrics = self._function()
             seconds = time.perf_counter() - start

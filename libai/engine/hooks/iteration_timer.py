@@ -57,14 +57,14 @@ class IterationTimer(HookBase):
     def after_train(self) -> None:
         """Ends the last window, of a run that was stopped between two log points for instance."""
         if self.trainer.status != "failed":
-            self.trainer.wait_for_device()
+            self.trainer.loop.wait_for_device()
             self._end()
 
     def close_window(self) -> None:
         """Hand the time since the last call to the `Throughput`. Call it after the metrics have been fetched."""
         if self._is_first or not self._iters:
             return
-        items = getattr(self.trainer, "items_per_iter", None)
+        items = self.trainer.feed.items_per_iter
         self.throughput.update(
             self._window_seconds(),
             samples=self._samples * self._iters,
@@ -88,10 +88,10 @@ class IterationTimer(HookBase):
         self._begin_window()
 
     def _window_seconds(self) -> float:
-        return self.trainer.clock.seconds - self._start
+        return self.trainer.loop.clock.seconds - self._start
 
     def _begin_window(self) -> None:
-        self._start, self._data_seconds, self._iters = self.trainer.clock.seconds, 0.0, 0
+        self._start, self._data_seconds, self._iters = self.trainer.loop.clock.seconds, 0.0, 0
 
     @property
     def total_seconds(self) -> float:

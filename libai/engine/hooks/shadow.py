@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.parity.report import largest_difference, relative_difference
+from libai.engine.trainer.graph import update_op_by_op
 from libai.engine.trainer.snapshot import Snapshot
 from libai.parallel import whole
 from libai.utils.errors import UserError
@@ -13,8 +14,8 @@ from libai.utils.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
 
+    from libai.engine.loop.step_result import StepResult
     from libai.engine.trainer.graph import GraphTrainer
-    from libai.engine.trainer.step_result import StepResult
 
 
 class ShadowUpdateHook(HookBase):
@@ -35,7 +36,7 @@ class ShadowUpdateHook(HookBase):
 
     def before_train(self) -> None:
         """Refuses AMP."""
-        amp = cast("GraphTrainer", self.trainer).amp
+        amp = cast("GraphTrainer", self.trainer).options.amp
         if amp is not None:
             raise UserError(
                 f"graph.shadow_every={self._every} repeats the update op by op in float32, and amp={amp} computes in "
@@ -48,11 +49,11 @@ class ShadowUpdateHook(HookBase):
         self._expected = None
         if (trainer.iter + 1) % self._every:
             return
-        with trainer.not_training():
+        with trainer.loop.not_training():
             trainer.prepare()
             batches = trainer.feed.peek()
             before = Snapshot.of(trainer)
-            result = trainer.update_op_by_op(batches)
+            result = update_op_by_op(trainer, batches)
             self._expected = _losses(trainer, result), _weights(trainer)
             before.restore(trainer)
 
@@ -61,7 +62,7 @@ class ShadowUpdateHook(HookBase):
         if self._expected is None:
             return
         trainer = cast("GraphTrainer", self.trainer)
-        with trainer.not_training():
+        with trainer.loop.not_training():
             losses, weights = self._expected
             now = trainer.fetch_metrics()
             apart = [relative_difference(losses[name], now.get(name, float("nan"))) for name in losses]

@@ -82,9 +82,7 @@ class WriterHook(HookBase):
             if rates:
                 rates["data_ms"] = float(all_reduce(np.array([rates["data_ms"]]), "max")[0])
             scalars.update({f"perf/{name}": value for name, value in rates.items()})
-            scalars.update(
-                {f"perf/{name}": value for name, value in memory_gb(getattr(trainer, "device", "cpu")).items()}
-            )
+            scalars.update({f"perf/{name}": value for name, value in memory_gb(trainer.loop.device).items()})
         return scalars
 
     def _has_new_evaluation(self) -> bool:

@@ -25,12 +25,15 @@ class DataFeed:
 
     Attributes:
         seconds: how long the latest `take` waited.
+        items_per_iter: tokens per iteration over all ranks, known from the first iteration on; None where there are
+            only samples.
         is_ahead: true from the first read for an iteration until the trainer sets it back after the update; weights
             and position do not belong together then.
     """
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]], num_micro_batches: int = 1):
         self.seconds = 0.0
+        self.items_per_iter: int | None = None
         self.is_ahead = False
         self._num_micro_batches = num_micro_batches
         self.reset(source)

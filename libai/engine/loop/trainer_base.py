@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from libai.engine.log.events import EventStorage
 from libai.engine.loop.check_parts import check_iterations
 from libai.engine.loop.data_feed import DataFeed
 from libai.engine.loop.hook_base import HOOK_POINTS, HookBase
-from libai.engine.loop.pending_metrics import MAX_PENDING_RESULTS, LossGuard, PendingMetrics
-from libai.engine.loop.training_clock import TrainingClock
-from libai.launch.stop import STOP, Agreement
+from libai.engine.loop.loop_state import LoopState
+from libai.engine.loop.pending_metrics import MAX_PENDING_RESULTS, LossGuard
+from libai.launch.stop import STOP
 from libai.oneflow_fixes.switch_interval import quick_thread_switches
 from libai.utils.distributed import get_rank, is_main_process
 from libai.utils.errors import UserError
@@ -54,17 +53,11 @@ class TrainerBase:
             named after. Right at every hook point and after a failure: an iteration counts once its update is made.
         status: "created", "running", "paused", "finished", "stopped" (by a hook), "interrupted" (from outside, see
             `libai.launch.stop`) or "failed".
-        failure: what `train` raised, when it failed.
         feed: gives the micro-batches.
-        metrics: results of updates, until they are fetched, and the numbers of the latest one.
-        guard: what is done about a loss that is not finite.
-        agreement: how all ranks come to act on something in the same iteration.
-        clock: the time spent on training, see `not_training`.
+        loop: what another trainer that continues the run is handed; stops, pauses and time.
     """
 
     mode: ClassVar[str] = "base"
-    #: false while another trainer may still take the place of this one: hooks are then judged when training starts
-    is_mode_settled = True
     #: see `quick_thread_switches`
     _switch_seconds: ClassVar[float] = SWITCH_SECONDS
 
@@ -84,14 +77,10 @@ class TrainerBase:
         self.status = "created"
         self.storage = EventStorage(0)
         self.hooks: list[HookBase] = []
-        self.failure: BaseException | None = None
-        self.agreement = Agreement()
-        self.clock = TrainingClock()
-        self._unfinished_hooks: list[str] = []
-        self._storage_state: Mapping[str, Any] | None = None
         self._hook_calls: dict[str, list[Callable[[], None]]] = {point: [] for point in HOOK_POINTS}
-        self.metrics = PendingMetrics()
-        self.guard = LossGuard()
+        self.loop = LoopState()
+        #: what is done about a loss that is not finite
+        self._guard = LossGuard()
 
     # ------------------------------------------------------------------ what a subclass gives
 
@@ -109,9 +98,6 @@ class TrainerBase:
         """
         raise NotImplementedError(f"{type(self).__name__} must define collect(results)")
 
-    def wait_for_device(self) -> None:
-        """Wait until everything that was launched is done. A trainer that computes on the host has nothing to do."""
-
     # ------------------------------------------------------------------ hooks
 
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
@@ -126,7 +112,7 @@ class TrainerBase:
                 raise TypeError(f"a hook must be an instance of HookBase, not {type(hook).__name__}: {hook!r}")
             if hook.only_on == "main" and not is_main_process():
                 continue
-            if self.is_mode_settled:
+            if self.loop.is_mode_settled:
                 hook.check_mode(self.mode)
             hook.trainer = weakref.proxy(self)
             self.hooks.append(hook)
@@ -139,65 +125,42 @@ class TrainerBase:
         for call in self._hook_calls[point]:
             call()
 
-    def reset_data_loader(self, data_loader: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
-        """Read from another loader (or from the one this function returns) from the next iteration on."""
-        self.feed.reset(data_loader)
-
     # ------------------------------------------------------------------ the loop
 
     def train(self, start_iter: int, max_iter: int | None = None) -> None:
         """Run iterations `start_iter ... max_iter - 1`. With nothing to do, only `before_train`/`after_train` run.
 
-        An exception is logged with its iteration and raised again after the hooks' `after_train`.
+        A paused run continues, without another `before_train`. An exception is logged with its iteration and raised
+        again after the hooks' `after_train`.
         """
         check_iterations(start_iter, max_iter)
         assert max_iter is not None
+        has_begun = self.status == "paused"
         self.iter = self.start_iter = start_iter
         self.max_iter = max_iter
         self.completed_iters = start_iter
-        self.storage = EventStorage(start_iter)
-        if self._storage_state is not None:
-            self.storage.load_state_dict(self._storage_state)
-            self._storage_state, self.storage.iter = None, start_iter
-        self._run(has_begun=False)
+        if not has_begun:
+            self.storage = EventStorage(start_iter)
+            if self.loop.events is not None:
+                self.storage.load_state_dict(self.loop.events)
+                self.loop.events, self.storage.iter = None, start_iter
+        self._run(has_begun)
 
-    @contextmanager
-    def not_training(self) -> Iterator[None]:
-        """Leave the time of the block out of the rates: an evaluation, a save. The updates launched before are waited
-        for first, because their time is training's."""
-        self.wait_for_device()
-        with self.clock.paused():
-            yield
-
-    def pause(self) -> None:
-        """Leave the loop after the present iteration, without `after_train`; `status` is then "paused".
-
-        Meant for `after_step`; another trainer may `take_over` and `go_on`.
-        """
-        self._is_pausing = True
-
-    def take_over(self, old: TrainerBase) -> None:
+    def _adopt_state(self, old: TrainerBase) -> None:
         """Stand where `old` stands: its iteration, loader, hooks and events. `old` must not be used any more."""
-        self.feed, self.metrics, self.storage = old.feed, old.metrics, old.storage
-        self.agreement, self.clock = old.agreement, old.clock
+        self.feed, self.storage, self.loop = old.feed, old.storage, old.loop
         self.iter, self.start_iter, self.completed_iters = old.iter, old.start_iter, old.completed_iters
         self.max_iter, self.status = old.max_iter, old.status
-        self._storage_state, self._unfinished_hooks = old._storage_state, old._unfinished_hooks
         self.register_hooks(old.hooks)
 
-    def go_on(self) -> None:
-        """Run the remaining iterations of a paused run that was taken over; `before_train` is not called again."""
-        self.start_iter = self.iter
-        self._run(has_begun=True)
-
     def _run(self, has_begun: bool) -> None:
-        if not self.is_mode_settled:
+        if not self.loop.is_mode_settled:
             for hook in self.hooks:
                 hook.check_mode(self.mode)
-        self.status, self._is_pausing, self.failure = "running", False, None
+        self.status, self.loop.is_pausing, self.loop.failure = "running", False, None
         with (
             self.storage,
-            self.clock.running(),
+            self.loop.clock.running(),
             quick_thread_switches(self._switch_seconds),
             report_progress(lambda: (self.completed_iters, self._evaluated_batches)),
         ):
@@ -212,7 +175,7 @@ class TrainerBase:
             except Interrupted:
                 self.status, self.iter = "interrupted", self.completed_iters
             except BaseException as error:
-                self.status, self.failure = "failed", error
+                self.status, self.loop.failure = "failed", error
                 # a user's mistake and Ctrl-C explain themselves; the place is worth a line for everything else
                 if isinstance(error, Exception) and not isinstance(error, UserError):
                     logger.error("training failed in iteration %d on rank %d", self.iter + 1, get_rank())
@@ -223,7 +186,7 @@ class TrainerBase:
 
     def _run_iterations(self) -> None:
         before_step, storage = self._hook_calls["before_step"], self.storage
-        agreement, metrics = self.agreement, self.metrics
+        loop, agreement, metrics = self.loop, self.loop.agreement, self.loop.metrics
         poll = agreement.poller()
         if self.start_iter < self.max_iter:
             self._raise_if_stopping()
@@ -239,7 +202,7 @@ class TrainerBase:
                     self.check_finite()
                 if agreement.answer(STOP) and iteration + 1 < self.max_iter:
                     raise Interrupted
-                if self._is_pausing:
+                if loop.is_pausing:
                     self.status = "paused"
                     self.iter += 1
                     return
@@ -260,14 +223,14 @@ class TrainerBase:
                 stop = stop or reason
             except BaseException:
                 keys = self._after_step_keys()
-                self._unfinished_hooks = [keys[i] for i in (chosen or range(len(keys))) if i >= index]
+                self.loop.unfinished_hooks = [keys[i] for i in (chosen or range(len(keys))) if i >= index]
                 raise
         if stop is not None:
             raise stop
 
     def _finish_interrupted_iteration(self) -> None:
         """Run what was left of the `after_step` hooks when the run was saved, in an evaluation for instance."""
-        unfinished, self._unfinished_hooks = self._unfinished_hooks, []
+        unfinished, self.loop.unfinished_hooks = self.loop.unfinished_hooks, []
         chosen = [index for index, key in enumerate(self._after_step_keys()) if key in unfinished]
         if not chosen or self.start_iter != self.completed_iters or not self.start_iter:
             return
@@ -283,7 +246,7 @@ class TrainerBase:
 
     def _raise_if_stopping(self) -> None:
         """Raise `Interrupted` when the ranks have agreed to stop; for long work between two iterations."""
-        if self.agreement.answer(STOP):
+        if self.loop.agreement.answer(STOP):
             raise Interrupted
 
     def _finish(self) -> None:
@@ -303,13 +266,13 @@ class TrainerBase:
         """One iteration: fetch the micro-batches, update, keep the result for the next log point."""
         micro_batches = self.feed.take()
         if self.iter == self.start_iter:
-            self.inspect_first(micro_batches)
-        self.guard.before_update(self.iter, micro_batches)
-        self.metrics.pending.append((self.iter, self.update(micro_batches)))
+            self._inspect_first(micro_batches)
+        self._guard.before_update(self.iter, micro_batches)
+        self.loop.metrics.pending.append((self.iter, self.update(micro_batches)))
         self.completed_iters = self.iter + 1
         self.feed.is_ahead = False
 
-    def inspect_first(self, micro_batches: list[Any]) -> None:
+    def _inspect_first(self, micro_batches: list[Any]) -> None:
         """Called once per `train`, before the first update, with its micro-batches: for checks that need real data."""
 
     # ------------------------------------------------------------------ metrics and the finite check
@@ -320,8 +283,8 @@ class TrainerBase:
         Fetches everything since the last call in one go and raises `NonFiniteLoss` for the first iteration whose loss
         is not finite. Collective; free when called again in the same iteration. Empty before the first iteration.
         """
-        self.metrics.fetch(self.collect, self.guard)
-        return self.metrics.of(self.completed_iters)
+        self.loop.metrics.fetch(self.collect, self._guard)
+        return self.loop.metrics.of(self.completed_iters)
 
     #: batches evaluated in this process; only tells that an evaluation goes on
     _evaluated_batches = 0
@@ -343,9 +306,9 @@ class TrainerBase:
             state["data_loader"] = position
         state["hooks"] = {key: value for key, hook in self._keyed_hooks() if (value := hook.state_dict())}
         self.fetch_metrics()
-        state["metrics"] = self.metrics.state_dict(self.completed_iters)
-        if self._unfinished_hooks:
-            state["unfinished_hooks"] = self._unfinished_hooks
+        state["metrics"] = self.loop.metrics.state_dict(self.completed_iters)
+        if self.loop.unfinished_hooks:
+            state["unfinished_hooks"] = self.loop.unfinished_hooks
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -355,9 +318,9 @@ class TrainerBase:
         """
         self.iter = self.start_iter = self.completed_iters = int(state["iteration"])
         self.feed.go_to(state.get("data_loader"), self.iter)
-        self._storage_state = state.get("events")
-        self._unfinished_hooks = list(state.get("unfinished_hooks", []))
-        self.metrics.load_state_dict(self.iter, state.get("metrics", {}))
+        self.loop.events = state.get("events")
+        self.loop.unfinished_hooks = list(state.get("unfinished_hooks", []))
+        self.loop.metrics.load_state_dict(self.iter, state.get("metrics", {}))
         hooks = dict(self._keyed_hooks())
         for key, value in state.get("hooks", {}).items():
             if key in hooks:

@@ -316,7 +316,7 @@ def put_arrays(model: nn.Module, arrays: Arrays) -> None:
 
 def _optimizer_arrays(trainer: ModelTrainer) -> Arrays:
     try:
-        state, _ = trainer.export_optimizer_state()
+        state, _ = trainer.optimizer_state.export()
     except UserError:  # a graph that updates nothing has no state, which the comparison then shows
         return {}
     return {name: tensor.numpy().copy() for name, tensor in state.items()}

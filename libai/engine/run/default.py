@@ -143,7 +143,7 @@ class DefaultTrainer:
             self.seed,
             block_costs,
         )
-        self.trainer.is_mode_settled = run.mode != "auto"
+        self.trainer.loop.is_mode_settled = run.mode != "auto"
         #: as cut by measured time, also in a trainer that is only timed
         self._measured_block_costs = block_costs
         self.checkpointer = TrainerCheckpointer(
@@ -163,7 +163,7 @@ class DefaultTrainer:
             },
         )
         self.stop = StopRequest(run.train.max_seconds)
-        self.trainer.agreement.ask(STOP, self.stop)
+        self.trainer.loop.agreement.ask(STOP, self.stop)
         self.evaluation_tags: list[str] = []
         self.trainer.register_hooks(self.build_hooks())
         self.start_iter, self._is_training = 0, False
@@ -311,13 +311,13 @@ class DefaultTrainer:
             self.trainer.train(start, min(until or self.plan.train_iter, self.plan.train_iter))
             while self.trainer.status == "paused":
                 self._switch(self._next_mode, "asked for in mid-run")
-                self.trainer.go_on()
+                self.trainer.train(self.trainer.iter, self.trainer.max_iter)
         finally:
-            if is_main_process() and not isinstance(self.trainer.failure, OutputLostError):
+            if is_main_process() and not isinstance(self.trainer.loop.failure, OutputLostError):
                 write_summary(self)
 
     def _stopped(self) -> StoppedFromOutside:
-        asked_by, saved = self.trainer.agreement.take(STOP), self.checkpointer.last_saved
+        asked_by, saved = self.trainer.loop.agreement.take(STOP), self.checkpointer.last_saved
         barrier()  # rank 0 may still have been writing; a rank that leaves earlier makes oneflow abort it
         if is_main_process():
             logger.info(
@@ -352,12 +352,13 @@ class DefaultTrainer:
             mode, reason = only
             self.mode_reason = f"graph.enabled=auto: {reason}"
             self._switch(mode, self.mode_reason)
-        self.trainer.is_mode_settled = True
+        self.trainer.loop.is_mode_settled = True
         if not isinstance(self.trainer, GraphTrainer):
             return
         try:
             self.trainer.prepare()
-            self._compile_seconds = self.trainer.build_seconds  # kept here: a switch to eager mode drops the trainer
+            if self.trainer.graph is not None:  # kept here: a switch to eager mode drops the trainer
+                self._compile_seconds = self.trainer.graph.build_seconds
         except (GraphBuildError, BatchScopeError) as error:
             if self.run.mode != "auto" and self.run.graph.on_build_error != "eager":
                 raise
@@ -387,8 +388,9 @@ class DefaultTrainer:
             self.seed,
             self._measured_block_costs,
         )
-        eager.batch_scope.take_over(graph.batch_scope)
-        eager.batch_scope.settle(eager, graph.feed.peek())
+        scope = eager.forward_pass.batch_scope
+        scope.adopt_findings(graph.forward_pass.batch_scope)
+        scope.settle(eager, graph.feed.peek())
         seconds = time_modes({"graph": graph, "eager": eager}, graph.feed.peek())
         seed_everything(self.seed)
         compared = ", ".join(f"{name} {value * 1e3:.1f}" for name, value in seconds.items())
@@ -407,7 +409,7 @@ class DefaultTrainer:
         if self.trainer.status == "running":
             if mode != self.trainer.mode:
                 self._next_mode = mode
-                self.trainer.pause()
+                self.trainer.loop.pause()
             return
         self._switch(mode, "asked for by switch_mode")
 

@@ -57,7 +57,7 @@ def _update(run: DefaultTrainer) -> float:
     """Update the weights once; the loss."""
     trainer = run.trainer
     micro_batches = trainer.feed.peek()
-    trainer.inspect_first(micro_batches)
+    trainer._inspect_first(micro_batches)
     (numbers,) = trainer.collect([trainer.update(micro_batches)])
     if not math.isfinite(numbers["train/loss"]):
         raise NonFiniteLoss(trainer.completed_iters + 1, numbers, updated=True)

@@ -108,7 +108,7 @@ def _losses_of(trained: Any, batches: Batches) -> list[dict[str, float]]:
     live: ModelTrainer = trained.trainer
     if not isinstance(live, GraphTrainer):
         twin = _twin(trained, trained.run, live.mode, batches)
-        twin.inspect_first(list(batches[0]))
+        twin._inspect_first(list(batches[0]))
         return _train(twin, live.completed_iters, batches)
     live.prepare()
     before, iteration = Snapshot.of(live), live.iter
@@ -127,7 +127,7 @@ def _twin_or_reason(trained: Any, mode: str, batches: Batches) -> tuple[ModelTra
     for step in (  # the ranks agree after each: in the next one they would wait for each other
         lambda: check_supported(run, mode, trained.mesh.device),
         lambda: twins.append(_twin(trained, run, mode, batches)),
-        lambda: twins[0].inspect_first(list(batches[0])),
+        lambda: twins[0]._inspect_first(list(batches[0])),
         lambda: twins[0].prepare(),
     ):
         reason = None
@@ -177,7 +177,7 @@ def _twin(trained: Any, run: Any, mode: str, batches: Batches) -> ModelTrainer:
 
 def _bring_to(live: ModelTrainer, twin: ModelTrainer) -> None:
     """Give `twin` the optimizer state, schedule and rates of `live`."""
-    twin.import_optimizer_state(*live.export_optimizer_state())
+    twin.optimizer_state.load(*live.optimizer_state.export())
     if twin.lr_scheduler is not None and has_state(twin.lr_scheduler):
         load_scheduler_state(twin.lr_scheduler, scheduler_state(live.lr_scheduler, live.optimizer), twin.optimizer)
     for group, now in zip(twin.optimizer.param_groups, live.optimizer.param_groups):

@@ -48,7 +48,7 @@ def start_banner(run: DefaultTrainer, length: str | None = None) -> None:
         f"libai {__version__}": f"{train.name or run.output_dir.name} -> {run.output_dir}",
         "mode": f"{run.trainer.mode} ({kind}; {run.mode_reason}); switch with {other}",
         "model": _describe_model(run.model),
-        "layout": run.trainer.layout.describe(),
+        "layout": run.trainer.forward_pass.layout.describe(),
         "batch": run.plan.describe(),
         "length": length or describe_length(run),
         "data": _describe_data(run),
@@ -79,7 +79,7 @@ def write_summary(run: DefaultTrainer) -> None:
         "max_iter": run.plan.train_iter,
         "seconds": round(run.timer.total_seconds, 3),
         "first_iteration_seconds": round(run.timer.first_seconds, 3),
-        "build_seconds": getattr(trainer, "build_seconds", None),
+        "build_seconds": trainer.graph and trainer.graph.build_seconds,
         "startup": asdict(run.startup),
         "throughput": rates,
         "checkpoints": {
@@ -87,9 +87,9 @@ def write_summary(run: DefaultTrainer) -> None:
             "stall_seconds": round(run.checkpointer.stall_seconds, 3),
             "last": run.checkpointer.last_saved and run.checkpointer.last_saved.name,
         },
-        "metrics": {**trainer.metrics.latest, **latest},
+        "metrics": {**trainer.loop.metrics.latest, **latest},
         "seed": run.seed,
-        "mesh": run.trainer.layout.describe(),
+        "mesh": run.trainer.forward_pass.layout.describe(),
         "batch": run.plan.describe(),
     }
     atomic_write_text(run.output_dir / "summary.json", json.dumps(_without_nan(summary), indent=1) + "\n")

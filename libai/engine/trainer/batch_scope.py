@@ -52,7 +52,7 @@ class BatchScope:
         self.coupling: Coupling | None = None
         self._is_known = self._is_settled = False
 
-    def take_over(self, old: BatchScope) -> None:
+    def adopt_findings(self, old: BatchScope) -> None:
         """Know what `old` knows about the same model."""
         self.coupling, self._is_known = old.coupling, old._is_known
 
@@ -73,7 +73,7 @@ class BatchScope:
             self._is_known = True
         if self.coupling is not None:
             self._act(trainer, batches[0])
-        elif trainer.mesh.data > 1 and not trainer.layout.is_global:
+        elif trainer.mesh.data > 1 and not trainer.forward_pass.layout.is_global:
             _warn_of_odd_metrics(trainer, batches)
         self._is_settled = True
 
@@ -99,7 +99,7 @@ class BatchScope:
         if trainer.mesh.data == 1:
             return
         if self.wanted == "rank":
-            if trainer.layout.is_global:
+            if trainer.forward_pass.layout.is_global:
                 raise self._refusal(
                     f"{trainer.mode} mode computes with global tensors here, whose operations see the samples of all "
                     f"{trainer.mesh.data} data ranks",
@@ -107,11 +107,11 @@ class BatchScope:
                     "train.dist.gradient_reduction=auto.",
                 )
             return
-        if not trainer.layout.is_global:
-            if trainer.gradient_reduction != "auto":
+        if not trainer.forward_pass.layout.is_global:
+            reduction = trainer.options.gradient_reduction
+            if reduction != "auto":
                 raise self._refusal(
-                    f"with train.dist.gradient_reduction={trainer.gradient_reduction} its operations see the samples "
-                    "of one rank",
+                    f"with train.dist.gradient_reduction={reduction} its operations see the samples of one rank",
                     "Set gradient_reduction=auto or global, or train.dist.batch_scope=rank.",
                 )
             if is_main_process():
@@ -121,7 +121,7 @@ class BatchScope:
                     self.coupling,
                     trainer.mesh.data,
                 )
-            trainer.use_global_tensors()
+            trainer._use_global_tensors()
         self._verify(trainer, batch)
 
     def _verify(self, trainer: ModelTrainer, batch: Batch) -> None:
@@ -130,7 +130,7 @@ class BatchScope:
         if gathered is None:
             return
         try:
-            trial = Trial(trainer.model, trainer.layout)
+            trial = Trial(trainer.model, trainer.forward_pass.layout)
             found, expected = trial.loss_value(batch), trial.loss_value(gathered, is_replicated=True)
         except Exception as error:
             reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
@@ -183,7 +183,7 @@ def find_coupling_of(trainer: ModelTrainer, micro_batches: Sequence[Any]) -> tup
 
 def _look_here(trainer: ModelTrainer, batches: list[Batch]) -> Coupling | None:
     batch, count, is_replicated = _sample(trainer, batches)
-    return find_coupling(Trial(trainer.model, trainer.layout), batch, count, is_replicated)
+    return find_coupling(Trial(trainer.model, trainer.forward_pass.layout), batch, count, is_replicated)
 
 
 def _warn_of_odd_metrics(trainer: ModelTrainer, batches: list[Batch]) -> None:
@@ -191,7 +191,7 @@ def _warn_of_odd_metrics(trainer: ModelTrainer, batches: list[Batch]) -> None:
     names: list[str] = []
     with suppress(CannotTell):
         batch, count, is_replicated = _sample(trainer, batches)
-        names = find_odd_metrics(Trial(trainer.model, trainer.layout), batch, count, is_replicated)
+        names = find_odd_metrics(Trial(trainer.model, trainer.forward_pass.layout), batch, count, is_replicated)
     odd = sorted({name for of_rank in gather_objects(names) for name in of_rank})
     if odd and is_main_process():
         logger.warning(
@@ -219,7 +219,7 @@ def _sample(trainer: ModelTrainer, batches: list[Batch]) -> tuple[Batch, Callabl
 
     def count(one: Batch) -> float:
         number = np.array([float(np.asarray(_host(trainer.forward_pass.item_counts([one])[0])))])
-        return float((all_reduce(number) if trainer.layout.is_global and not is_replicated else number)[0])
+        return float((all_reduce(number) if trainer.forward_pass.layout.is_global and not is_replicated else number)[0])
 
     return batch, count, is_replicated
 

@@ -83,7 +83,7 @@ class TrainerCheckpointer:
         one before it, cannot be written.
         """
         self.trainer.check_finite()
-        with self.trainer.not_training():
+        with self.trainer.loop.not_training():
             return self._save_once(best)
 
     def _save_once(self, best: Best | None) -> Path:
@@ -162,21 +162,21 @@ class TrainerCheckpointer:
     def snapshot(self) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
         """`(tensors, state)` of the trainer as the checkpoint library takes them. Collective."""
         trainer = self.trainer
-        optimizer_tensors, optimizer_scalars = trainer.export_optimizer_state()
+        optimizer_tensors, optimizer_scalars = trainer.optimizer_state.export()
         state = {**self._state(trainer.state_dict()), "optimizer": optimizer_scalars}
         return {"model": trainer.model.state_dict(), "optimizer": optimizer_tensors}, state
 
     def _state(self, trainer_state: Mapping[str, Any]) -> dict[str, Any]:
         from libai.scheduler import scheduler_state
 
-        scheduler = self.trainer.lr_scheduler
+        scheduler, graph = self.trainer.lr_scheduler, self.trainer.graph
         return {
             "trainer": trainer_state,
             "lr_scheduler": None if scheduler is None else scheduler_state(scheduler, self.trainer.optimizer),
             "mode": self.trainer.mode,
             "libai_version": __version__,
             "facts": self._facts,
-            "mode_facts": {**self.mode_facts, "build_seconds": getattr(self.trainer, "build_seconds", None)},
+            "mode_facts": {**self.mode_facts, "build_seconds": graph and graph.build_seconds},
         }
 
     def check(self) -> None:
@@ -255,7 +255,7 @@ class TrainerCheckpointer:
         _require_run(saved)
         checkpoint.load_weights(path, trainer.model, strict=True)
         # an optimizer without state, such as plain SGD, has no tensors to save
-        trainer.import_optimizer_state(saved.tensors.get("optimizer", {}), saved.state["optimizer"])
+        trainer.optimizer_state.load(saved.tensors.get("optimizer", {}), saved.state["optimizer"])
         self._load_schedule(saved.state["lr_scheduler"])
         trainer.load_state_dict(saved.state["trainer"])
         return saved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,14 +12,15 @@ from oneflow import nn
 
 from libai.engine.graph.traced_state import note_in_eager, refuse_in_eager
 from libai.engine.loop.pending_metrics import NonFiniteLoss
+from libai.engine.loop.step_result import StepResult
 from libai.engine.trainer.forward_pass import Batch
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.non_finite import num_bytes
-from libai.engine.trainer.step_result import StepResult
+from libai.engine.trainer.optimizer_state import EagerOptimizerState
 from libai.forward.contract import read_losses
 from libai.forward.effects import PythonState, own_buffers, with_line
 from libai.forward.python_state import writes_state
-from libai.optim import JoinedUpdates, clip_grad_norm, export_state, import_state, norm_and_coefficient
+from libai.optim import JoinedUpdates, clip_grad_norm, norm_and_coefficient
 from libai.parallel import Mesh, parallelize
 from libai.parallel.batch_statistics import share_batch_statistics
 from libai.parallel.data_parallel import GradientReduction, Reduction, build_reduction, renew_parameters
@@ -38,64 +39,62 @@ class EagerTrainer(ModelTrainer):
     `gradient_reduction`: how, see `libai.parallel.data_parallel`; "auto" is "flat" on CPU and "ddp" on CUDA; "global"
     lays model and batches out as global tensors and leaves it to OneFlow.
     `zero_grad_before_forward`: clear the gradients at the start of an iteration instead of after the update, so that
-    they can be looked at in `after_step`. `amp`: None, or "bf16" for autocast on CUDA; "fp16" needs loss scaling, which
-    OneFlow 0.9 has in graphs only.
+    they can be looked at in `after_step`. With `amp="bf16"` it computes under autocast, on CUDA; "fp16" needs loss
+    scaling, which OneFlow 0.9 has in graphs only.
     """
 
     mode = "eager"
+    optimizer_state: EagerOptimizerState
 
     def __init__(
         self,
         model: nn.Module,
         *args: Any,
         zero_grad_before_forward: bool = False,
-        amp: str | None = None,
-        gradient_reduction: Reduction = "auto",
         **kwargs: Any,
     ):
-        self.gradient_reduction: Reduction = gradient_reduction
         super().__init__(model, *args, **kwargs)
+        amp = self.options.amp
         if amp not in (None, "bf16"):
             raise UserError(
                 f"amp={amp!r} needs loss scaling, which OneFlow 0.9 has in graphs only. Use 'bf16' or None."
             )
         self._zero_grad_before_forward = zero_grad_before_forward
-        self.amp = amp
+        self.optimizer_state = EagerOptimizerState(self.model, self.optimizer)
         self._held: list[Batch] = []
         self._python_state: PythonState | None = None
         self._max_held = 0
         self._parameters = self._trained_parameters()
-        self._joined: JoinedUpdates | None = None
-        has_replicas = self.mesh.data > 1 and not self.layout.is_global
-        self.reduction = self._reduce_with(gradient_reduction) if has_replicas else None
-        self._forward = self.reduction.forward if self.reduction else self.model
-        self._set_to_none = self.reduction is None or self.reduction.set_to_none
+        has_replicas = self.mesh.data > 1 and not self.forward_pass.layout.is_global
+        self._reduction = self._reduce_with(self.options.gradient_reduction) if has_replicas else None
+        self._forward = self._reduction.forward if self._reduction else self.model
+        self._set_to_none = self._reduction is None or self._reduction.set_to_none
         # the first optimizer update must not meet gradients of whatever the user tried before
         self.optimizer.zero_grad(set_to_none=True)
 
     def _trained_parameters(self) -> list[flow.Tensor]:
         return [p for group in self.optimizer.param_groups for p in group.parameters if p.requires_grad]
 
-    def use_global_tensors(self) -> None:
-        """See `ModelTrainer.use_global_tensors`. Training goes on as if `gradient_reduction` had been "global"."""
-        state = self.export_optimizer_state()
+    def _use_global_tensors(self) -> None:
+        """See `ModelTrainer._use_global_tensors`. Training continues as if `gradient_reduction` had been "global"."""
+        state = self.optimizer_state.export()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.reduction is not None and self.reduction.leaves_hooks:
+        if self._reduction is not None and self._reduction.leaves_hooks:
             renew_parameters(self.model, self.optimizer)
-        self.layout = parallelize(self.model, self._model_plan, self.mesh)
-        self.gradient_reduction, self.reduction = "global", None
+        self.forward_pass.layout = parallelize(self.model, self._model_plan, self.mesh)
+        self.options, self._reduction = replace(self.options, gradient_reduction="global"), None
         self._forward, self._set_to_none, self._parameters = self.model, True, self._trained_parameters()
-        self.import_optimizer_state(*state)
-        self.guard.forget()
+        self.optimizer_state.load(*state)
+        self._guard.forget()
 
     def _reduce_with(self, kind: Reduction) -> GradientReduction:
         share_batch_statistics(self._batch_norms)
         split = partial(read_losses, model=self.model)
-        return build_reduction(kind, self.model, self._parameters, split, self.device)
+        return build_reduction(kind, self.model, self._parameters, split, self.forward_pass.device)
 
     @classmethod
-    def needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
-        """See `ModelTrainer.needs_global_tensors`. Ranks that hold whole replicas keep them as local tensors."""
+    def _needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
+        """See `ModelTrainer._needs_global_tensors`. Ranks that hold whole replicas keep them as local tensors."""
         shares = zero_stage > 0 or gradient_reduction == "global"
         return not mesh.is_data_parallel_only or (shares and mesh.data > 1)
 
@@ -114,11 +113,11 @@ class EagerTrainer(ModelTrainer):
         named = [forward_pass.name_inputs(batch) for batch in micro_batches]
         batches = [forward_pass.to_device(batch) for batch in named]
         with forward_pass.index_check.watch(named, forward_pass.describe_batch):
-            forward = self._forward_with_autocast if self.amp else self._forward
+            forward = self._forward_with_autocast if self.options.amp else self._forward
             result = forward_pass.accumulate_gradients(forward, batches)
         self._hold(batches)
-        if self.reduction is not None:
-            self.reduction.reduce()
+        if self._reduction is not None:
+            self._reduction.reduce()
         self._call_hooks("after_backward")
         if self.options.check_finite_every_iter:
             self._check_finite_before_update(result)
@@ -131,9 +130,10 @@ class EagerTrainer(ModelTrainer):
     def _clip_and_step(self) -> flow.Tensor | None:
         """The norm of the gradients where they are clipped. Nobody looks at them between clipping and the end of the
         update unless they are kept, so that it can be the update that scales them."""
-        if self._joined is None:
-            self._joined = JoinedUpdates(self.optimizer)
-        fits, norm, coefficient = self._joined.fits, None, None
+        updates = self.optimizer_state.updates
+        if updates is None:
+            updates = self.optimizer_state.updates = JoinedUpdates(self.optimizer)
+        fits, norm, coefficient = updates.fits, None, None
         options = self.options
         if options.max_grad_norm is not None:
             if fits and not self._zero_grad_before_forward:
@@ -141,7 +141,7 @@ class EagerTrainer(ModelTrainer):
             else:
                 norm = clip_grad_norm(self._parameters, options.max_grad_norm, options.norm_type)
         if fits:
-            self._joined.step(coefficient)
+            updates.step(coefficient)
         else:
             self.optimizer.step()
         return norm
@@ -161,11 +161,12 @@ class EagerTrainer(ModelTrainer):
         if self._max_held:
             self._held += batches
 
-    def inspect_first(self, micro_batches: list[Any]) -> None:
-        """See `TrainerBase.inspect_first`."""
-        super().inspect_first(micro_batches)
+    def _inspect_first(self, micro_batches: list[Any]) -> None:
+        """See `TrainerBase._inspect_first`."""
+        super()._inspect_first(micro_batches)
         self._check_state_of_forward(micro_batches[0])
-        self._max_held = MAX_HELD_BYTES // max(1, num_bytes(micro_batches[0])) if self.device == "cpu" else 0
+        is_on_cpu = self.forward_pass.device == "cpu"
+        self._max_held = MAX_HELD_BYTES // max(1, num_bytes(micro_batches[0])) if is_on_cpu else 0
 
     def _check_state_of_forward(self, batch: Any) -> None:
         """Find out what forward changes beside its outputs (docs/decisions/0012-state-in-forward.md).
@@ -174,12 +175,12 @@ class EagerTrainer(ModelTrainer):
         numbers, which cannot be put back. State that Python keeps is looked at again when the first losses are read.
         """
         self._python_state = PythonState(self.model)
-        shares = self.layout.cuts_parameters and self.options.zero_stage > 0
+        shares = self.forward_pass.layout.cuts_parameters and self.options.zero_stage > 0
         has_frozen = shares and not all(parameter.requires_grad for parameter in self.model.parameters())
         if not (own_buffers(self.model) or writes_state(self.model) or has_frozen):
             return
         effects = self.forward_pass.effects_of_forward(batch)
-        refuse_in_eager(self.model, effects, self.reduction is not None)
+        refuse_in_eager(self.model, effects, self._reduction is not None)
         if shares and effects.parameters:
             raise UserError(
                 f"forward changes the parameter {with_line(self.model, effects.parameters[0])}, and with "
@@ -187,9 +188,9 @@ class EagerTrainer(ModelTrainer):
                 "change. Change it in a hook's after_step, or train without ZeRO."
             )
         changing = effects.buffers
-        if changing and self.reduction is not None:
-            if self.batch_scope.wanted == "global" and self.gradient_reduction == "auto":
-                self.use_global_tensors()
+        if changing and self._reduction is not None:
+            if self.options.batch_scope == "global" and self.options.gradient_reduction == "auto":
+                self._use_global_tensors()
                 return
             raise UserError(
                 f"forward changes the buffer {with_line(self.model, changing[0])}, and {self.mesh.data} data-parallel "
@@ -220,25 +221,6 @@ class EagerTrainer(ModelTrainer):
         """See `ModelTrainer._eval_batch`. With local tensors ranks need not have equally many batches."""
         return self._run_eagerly(batch, replicated, everywhere)
 
-    def export_optimizer_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """See `ModelTrainer.export_optimizer_state`."""
-        return export_state(self.optimizer, dict(self.model.named_parameters()))
-
-    def import_optimizer_state(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
-        """See `ModelTrainer.import_optimizer_state`."""
-        import_state(self.optimizer, dict(self.model.named_parameters()), tensors, scalars)
-        self._joined = None
-
-    def clear_gradients(self) -> None:
-        """See `ModelTrainer.clear_gradients`."""
+    def _clear_gradients(self) -> None:
+        """See `ModelTrainer._clear_gradients`."""
         self.optimizer.zero_grad(set_to_none=self._set_to_none)
-
-    def _copy_optimizer_tensors(self) -> Any:
-        """See `ModelTrainer._copy_optimizer_tensors`."""
-        state = self.optimizer._state
-        return {p: {k: v.clone() for k, v in state.get(p, {}).items()} for p in self._parameters}
-
-    def _put_back_optimizer_tensors(self, copies: Any) -> None:
-        """See `ModelTrainer._put_back_optimizer_tensors`."""
-        for parameter, entries in copies.items():
-            self.optimizer._state[parameter] = {key: value.clone() for key, value in entries.items()}

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import oneflow as flow
 
 from libai.engine.graph.build_errors import explain_forward_error
-from libai.engine.trainer.step_result import StepResult
+from libai.engine.loop.step_result import StepResult
+from libai.engine.trainer.batch_scope import BatchScope
 from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss
 from libai.forward.effects import Effects, copy_module, find_effects, note_unsaved_buffers
 from libai.forward.in_place import values_kept
@@ -22,6 +23,7 @@ from libai.forward.index_check import IndexCheck
 from libai.forward.lost_views import ViewWrites, refuse_lost_changes
 from libai.forward.saved_values import SavedValues, refuse_wrong_gradients
 from libai.layers.random import assign_layer_ids, fold, random_context
+from libai.parallel import Layout
 from libai.utils.distributed import any_rank, get_rank, is_main_process
 from libai.utils.tensors import detached
 
@@ -38,6 +40,7 @@ class ForwardPass:
     """The forward pass of one trainer's model over batches of this rank, and its gradients.
 
     Attributes:
+        batch_scope: what operations over the samples of a batch see.
         draws_randomness: whether forward needs a random key; the masks of stock dropout layers ignore every seed
             (docs/oneflow.md#dropout-ignores-seeds).
         counts_items: whether the model says over how many items its losses average.
@@ -46,8 +49,12 @@ class ForwardPass:
         evaluated: the dataset and the number of the batch that is being evaluated.
     """
 
-    def __init__(self, trainer: ModelTrainer):
-        self.model, self.mesh, self.device = trainer.model, trainer.mesh, trainer.device
+    #: of the model; set when the trainer has laid it out
+    layout: Layout
+
+    def __init__(self, trainer: ModelTrainer, device: str):
+        self.model, self.mesh, self.device = trainer.model, trainer.mesh, device
+        self.batch_scope = BatchScope(trainer.options.batch_scope, trainer.options.check_batch_scope)
         self.draws_randomness = bool(assign_layer_ids(self.model))
         self.counts_items = hasattr(self.model, "num_loss_items")
         self.index_check = IndexCheck(self.model)
@@ -95,7 +102,7 @@ class ForwardPass:
     def effects_of_forward(self, batch: Any) -> Effects:
         """What a forward on this micro-batch of this rank changes, tried once on a copy of the model. Collective."""
         if self.effects is None:
-            inputs = self._trainer.layout.lay_out_batch(self.to_device(batch))
+            inputs = self.layout.lay_out_batch(self.to_device(batch))
             named = [self.name_inputs(batch)]
 
             def forward(model: flow.nn.Module, inputs: Mapping[str, flow.Tensor]) -> Any:
@@ -112,13 +119,13 @@ class ForwardPass:
         """The losses that `model`, a copy of this trainer's, gives for the iteration's first micro-batch; their
         gradients are added to those of its parameters."""
         with values_kept(model, self.effects.written if self.effects else ()):
-            losses, _ = read_losses(self._try_forward(model, self._trainer.layout.lay_out_batch(batch)), model)
+            losses, _ = read_losses(self._try_forward(model, self.layout.lay_out_batch(batch)), model)
             total_loss(losses).backward()
         return losses
 
     def _try_forward(self, model: flow.nn.Module, inputs: Mapping[str, flow.Tensor]) -> Any:
         inputs = {name: tensor.clone() for name, tensor in inputs.items()}  # forward may change them in place
-        with self.random_scope(0), self._trainer.layout.source_ops():
+        with self.random_scope(0), self.layout.source_ops():
             return model(**inputs)
 
     def find_unreached_parameters(self, batch: Any) -> list[str]:
@@ -129,7 +136,7 @@ class ForwardPass:
         the parameters are global.
         """
         twin = copy_module(self.model)
-        inputs = self._trainer.layout.lay_out_batch(self.to_device(batch))
+        inputs = self.layout.lay_out_batch(self.to_device(batch))
         with self.index_check.watch([self.name_inputs(batch)], self.describe_batch, twin):
             losses, _ = read_losses(self._try_forward(twin, inputs), self.model)
         total_loss(losses).backward()
@@ -138,8 +145,8 @@ class ForwardPass:
 
     def forward_eagerly(self, batch: Batch, micro: int) -> dict[str, flow.Tensor]:
         """The losses of one micro-batch, run op by op on the plain module, as `update` would compute them."""
-        with self.random_scope(micro), self._trainer.layout.source_ops():
-            return read_losses(self.model(**self._trainer.layout.lay_out_batch(batch)), self.model)[0]
+        with self.random_scope(micro), self.layout.source_ops():
+            return read_losses(self.model(**self.layout.lay_out_batch(batch)), self.model)[0]
 
     def accumulate_gradients(
         self, forward: Callable[..., Any], batches: Sequence[Batch], model: flow.nn.Module | None = None
@@ -149,7 +156,7 @@ class ForwardPass:
         `batches`: of this rank, local tensors; `model`: whose forward it is; default: the trainer's. The first call is
         watched: raises `UserError` for a forward whose losses or gradients OneFlow gets wrong.
         """
-        model, layout = model or self.model, self._trainer.layout
+        model, layout = model or self.model, self.layout
         scales, shares = self._scales(batches)
         losses, metrics = [], []
         saved, self._saved_values = self._saved_values, None
@@ -180,7 +187,7 @@ class ForwardPass:
     def _differentiate(self, losses: dict[str, flow.Tensor], scale: Any) -> None:
         total = total_loss(losses)
         if isinstance(scale, flow.Tensor):
-            scale = self._trainer.layout.replicate(scale)
+            scale = self.layout.replicate(scale)
         try:
             (total if scale is None else total * scale).backward()
         except Exception as error:
@@ -193,7 +200,7 @@ class ForwardPass:
 
     def _call(self, forward: Callable[..., Any], batch: Batch) -> Any:
         try:
-            return forward(**self._trainer.layout.lay_out_batch(batch))
+            return forward(**self.layout.lay_out_batch(batch))
         except Exception as error:
             explained = explain_forward_error(error, self.model, batch, self._trainer.iter == self._trainer.start_iter)
             if explained is None:
@@ -204,7 +211,7 @@ class ForwardPass:
         """`(scales, shares)` of the micro-batches: what to multiply each loss with before backward, and its weight in
         the logged mean. Where each rank differentiates its own part, gradients are averaged over ranks, so that a scale
         is the share times the number of ranks."""
-        ranks = 1 if self._trainer.layout.is_global else self.mesh.data
+        ranks = 1 if self.layout.is_global else self.mesh.data
         if len(batches) == 1 and (ranks == 1 or not self.counts_items):
             return [None], [1.0 / ranks]
         if self.counts_items:
@@ -226,7 +233,7 @@ class ForwardPass:
             vector = flow.stack([count.to(flow.float32).reshape(()) for count in counts])
         if self.mesh.data == 1:
             return vector / vector.sum().clamp(min=1.0)
-        if not self._trainer.layout.is_global:
+        if not self.layout.is_global:
             return vector / flow._C.local_all_reduce(vector.sum()).clamp(min=1.0)
         vector = flow._C.local_all_reduce(vector)
         return vector / vector.sum().clamp(min=1.0)

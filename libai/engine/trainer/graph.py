@@ -6,8 +6,8 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,27 +15,20 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.graph.build_errors import GraphBuildError, explain_build_error, without_oneflow_error_lines
-from libai.engine.graph.graphs import MODULE_NAME, EvalGraph, StepInputs, TrainGraph
+from libai.engine.graph.graphs import EvalGraph, StepInputs, TrainGraph
 from libai.engine.graph.memory import warn_if_too_large
 from libai.engine.graph.traced_state import refuse_in_graph, refuse_untried, same_buffers, write_buffers
+from libai.engine.loop.step_result import StepResult
 from libai.engine.trainer.forward_pass import Batch
 from libai.engine.trainer.model_trainer import ModelTrainer
-from libai.engine.trainer.step_result import StepResult
+from libai.engine.trainer.optimizer_state import GraphOptimizerState
 from libai.forward.contract import as_batch_dict
 from libai.forward.first_step import FirstStep
 from libai.layers.random import draws_randomness, fold, random_context
 from libai.oneflow_fixes.fixes import is_on
-from libai.oneflow_fixes.internals import wait_for_device
 from libai.oneflow_fixes.spinning import SpinningThread, thread_ids
-from libai.optim import (
-    bias_corrections,
-    clip_grad_norm,
-    export_graph_state,
-    export_state,
-    import_state,
-    to_graph_state,
-)
-from libai.parallel import Mesh, whole
+from libai.optim import bias_corrections, clip_grad_norm, export_state, import_state
+from libai.parallel import Mesh
 from libai.parallel.batch_statistics import count_batches
 from libai.utils.distributed import any_rank, is_main_process
 from libai.utils.errors import UserError
@@ -48,16 +41,35 @@ Shapes = tuple[tuple[int, ...], ...]
 Signature = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
+def update_op_by_op(trainer: GraphTrainer, micro_batches: Sequence[Any]) -> StepResult:
+    """`trainer.update`, op by op, on the graph's weights and optimizer state. Collective."""
+    forward_pass, optimizer, options = trainer.forward_pass, trainer.optimizer, trainer.options
+    batches = [forward_pass.name_inputs(batch) for batch in micro_batches]
+    parameters = dict(trainer.model.named_parameters())
+    import_state(optimizer, parameters, *trainer.optimizer_state.export())
+    trainer._clear_gradients()
+    with forward_pass.index_check.watch(batches, forward_pass.describe_batch), same_buffers(trainer.model):
+        on_device = [forward_pass.to_device(batch) for batch in batches]
+        result = forward_pass.accumulate_gradients(trainer.model, on_device)
+    if options.max_grad_norm is not None:
+        result.grad_norm = clip_grad_norm(parameters.values(), options.max_grad_norm, options.norm_type)
+    optimizer.step()
+    trainer._clear_gradients()
+    trainer.optimizer_state.load(*export_state(optimizer, parameters))
+    trainer._step_schedule()
+    return result
+
+
 class GraphTrainer(ModelTrainer):
     """`ModelTrainer` that compiles the whole update; in a multi-process job parameters and batches are global tensors.
 
-    Input shapes are frozen when the graph is compiled, at the first update. `amp`: see `TrainGraph`. `debug`:
-    OneFlow's graph debug level (-1 off, 0 ... 3). `check_first_step`: compare the first compiled update with the same
-    one op by op (`libai.forward.first_step`). `build_seconds` is the duration of that first call, `graph_bytes` what
-    the results of all operations take on a rank.
+    Input shapes are frozen when the graph is compiled, at the first update. `debug`: OneFlow's graph debug level (-1
+    off, 0 ... 3). `check_first_step`: compare the first compiled update with the same one op by op
+    (`libai.forward.first_step`). `graph`: the compiled update; None before.
     """
 
     mode = "graph"
+    optimizer_state: GraphOptimizerState
     #: the micro-batches of an iteration are traced one behind the other; OneFlow accumulates otherwise
     _in_turn = False
     _switch_seconds = math.inf  # its operations run without the interpreter; to switch more often only costs (0009)
@@ -66,7 +78,6 @@ class GraphTrainer(ModelTrainer):
         self,
         model: nn.Module,
         *args: Any,
-        amp: str | None = None,
         debug: int = -1,
         auto_parallel: bool = False,
         check_first_step: bool = True,
@@ -79,34 +90,29 @@ class GraphTrainer(ModelTrainer):
                 "before the host sees the loss. Leave it out (a loss that is not finite still ends the run at the next "
                 "log point and is never saved), or use EagerTrainer (graph.enabled=false)."
             )
-        self.amp = amp
         self._debug = debug
         self._auto_parallel = auto_parallel
-        self.build_seconds: float | None = None
-        self.graph_bytes: int | None = None
         groups = self.optimizer.param_groups
         self._corrects_bias = any("betas" in group for group in groups)
         self._step_inputs = self._make_step_inputs(self.options.num_accumulation_steps)
         #: the buffers that forward changes, known when the graph is compiled
         self._changing: tuple[str, ...] = ()
         self._weighted = self.forward_pass.counts_items and self.options.num_accumulation_steps > 1
-        self._train_graph: TrainGraph | None = None
+        self.optimizer_state = GraphOptimizerState(
+            self.model, self.optimizer, self.forward_pass.layout, self.options.amp
+        )
         self._shapes: Shapes | None = None
-        self._state_to_load: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
-        if self.optimizer._state["step"]:
-            # it has made eager updates before, and the graph goes on from there
-            self._state_to_load = export_state(self.optimizer, dict(self.model.named_parameters()))
         self._eval_graphs: dict[Signature, EvalGraph] = {}
         self._spinning: SpinningThread | None = None
-        self._first_step: FirstStep | None = FirstStep(self) if check_first_step and not amp else None
+        self._first_step: FirstStep | None = FirstStep(self) if check_first_step and not self.options.amp else None
 
     def _make_step_inputs(self, size: int) -> StepInputs:
         groups = len(self.optimizer.param_groups)
-        return StepInputs(groups, self.mesh.pipeline, size, self._corrects_bias, self.layout.constant)
+        return StepInputs(groups, self.mesh.pipeline, size, self._corrects_bias, self.forward_pass.layout.constant)
 
     @classmethod
-    def needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
-        """See `ModelTrainer.needs_global_tensors`. A graph over local tensors would train without synchronising."""
+    def _needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
+        """See `ModelTrainer._needs_global_tensors`. A graph over local tensors would train without synchronising."""
         return not mesh.is_single
 
     # ------------------------------------------------------------------ one update
@@ -116,22 +122,27 @@ class GraphTrainer(ModelTrainer):
         forward_pass = self.forward_pass
         batches = [forward_pass.name_inputs(batch) for batch in micro_batches]
         if self._is_ragged(batches):
-            with forward_pass.index_check.watch(batches, forward_pass.describe_batch):
-                return self._update_eagerly([forward_pass.to_device(batch) for batch in batches])
-        if self._train_graph is None:
+            warn_once(
+                logger,
+                "ragged",
+                f"iteration {self.iter + 1} has a batch of another shape ({'; '.join(map(describe, batches))}) than "
+                "the graph was compiled for: such updates run op by op, with the same result.",
+            )
+            return update_op_by_op(self, batches)
+        if self.graph is None:
             self._build(batches)
-        assert self._train_graph is not None
+        assert self.graph is not None
         forward_pass.index_check.refuse(batches, forward_pass.describe_batch)
         self._set_step_inputs()
         inputs, shares = self._inputs(batches)
         if self._first_step is not None:
             self._first_step.compute(batches)
-        losses, metrics, norm, buffers = self._train_graph(**inputs)
+        losses, metrics, norm, buffers = self.graph(**inputs)
         if not self._in_turn:
             losses, metrics = [losses], [metrics]
         result = StepResult.of(losses, metrics, shares, norm)
         if self._first_step is not None:
-            with self._graph_variables():  # it reads them
+            with self.optimizer_state.variables():  # it reads them
                 self._first_step.require_same(result.losses)
             self._first_step = None
         if buffers:
@@ -147,10 +158,10 @@ class GraphTrainer(ModelTrainer):
 
         Raises `GraphBuildError` on every rank when any rank cannot compile; the trainer's state is as before.
         """
-        if self._train_graph is not None:
+        if self.graph is not None:
             return
         self.forward_pass.effects_of_forward(self.feed.peek()[0])  # before others try the batch: it checks the indices
-        self.batch_scope.settle(self, self.feed.peek())
+        self.forward_pass.batch_scope.settle(self, self.feed.peek())
         batches = [as_batch_dict(batch, self.model) for batch in self.feed.peek()]
         if not self._is_ragged(batches):
             self._build(batches)
@@ -159,31 +170,31 @@ class GraphTrainer(ModelTrainer):
         """`(keyword arguments of the graph, shares)` for the micro-batches of one iteration."""
         if self._in_turn:
             return self._separate_inputs(batches)
-        steps = self.options.num_accumulation_steps
+        steps, layout = self.options.num_accumulation_steps, self.forward_pass.layout
         batch = self.forward_pass.to_device(_join(batches))
-        inputs: dict[str, Any] = {"batch": self.layout.lay_out_batch(batch), "step": self._step_inputs.tensors}
+        inputs: dict[str, Any] = {"batch": layout.lay_out_batch(batch), "step": self._step_inputs.tensors}
         shares: Sequence[float] | flow.Tensor = [1.0 / steps] * steps
         if self._weighted:
             size = len(next(iter(batch.values()))) // steps
             parts = [{name: t[i * size : (i + 1) * size] for name, t in batch.items()} for i in range(steps)]
             shares = self.forward_pass.item_shares(parts)
-            inputs["share"] = self.layout.replicate(shares)
+            inputs["share"] = layout.replicate(shares)
         if self._takes_key:
-            inputs["key"] = self.layout.replicate(self._keys(range(steps)))
+            inputs["key"] = layout.replicate(self._keys(range(steps)))
         return inputs, shares
 
     def _separate_inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
         """`_inputs` for a graph that traces the micro-batches one behind the other: lists with an entry for each."""
-        steps = self.options.num_accumulation_steps
+        steps, layout = self.options.num_accumulation_steps, self.forward_pass.layout
         parts = [self.forward_pass.to_device(batch) for batch in batches]
-        inputs: dict[str, Any] = {"batch": [self.layout.lay_out_batch(part) for part in parts]}
+        inputs: dict[str, Any] = {"batch": [layout.lay_out_batch(part) for part in parts]}
         inputs["step"] = self._step_inputs.tensors
         shares: Sequence[float] | flow.Tensor = [1.0 / steps] * steps
         if self._weighted:
             shares = self.forward_pass.item_shares(parts)
-            inputs["share"] = [self.layout.replicate(shares[i : i + 1]) for i in range(steps)]
+            inputs["share"] = [layout.replicate(shares[i : i + 1]) for i in range(steps)]
         if self._takes_key:
-            inputs["key"] = [self.layout.replicate(self._keys([micro])) for micro in range(steps)]
+            inputs["key"] = [layout.replicate(self._keys([micro])) for micro in range(steps)]
         return inputs, shares
 
     def _keys(self, micro_batches: Sequence[int]) -> flow.Tensor:
@@ -201,38 +212,6 @@ class GraphTrainer(ModelTrainer):
         """True when the micro-batches differ in shape from each other or from those that the graph was compiled for."""
         expected = self._shapes or _shapes(batches[0])
         return any(_shapes(batch) != expected for batch in batches)
-
-    def _update_eagerly(self, batches: Sequence[Batch]) -> StepResult:
-        """One update op by op on the graph's weights and optimizer state, for a shape it was not compiled for."""
-        warn_once(
-            logger,
-            "ragged",
-            f"iteration {self.iter + 1} has a batch of another shape ({'; '.join(map(describe, batches))}) than the "
-            "graph was compiled for: such updates run op by op, with the same result.",
-        )
-        return self._update_with(batches)
-
-    def update_op_by_op(self, micro_batches: list[Any]) -> StepResult:
-        """`update`, op by op, on the graph's weights and optimizer state. Collective."""
-        forward_pass = self.forward_pass
-        batches = [forward_pass.name_inputs(batch) for batch in micro_batches]
-        with forward_pass.index_check.watch(batches, forward_pass.describe_batch):
-            return self._update_with([forward_pass.to_device(batch) for batch in batches])
-
-    def _update_with(self, batches: Sequence[Batch]) -> StepResult:
-        parameters = dict(self.model.named_parameters())
-        import_state(self.optimizer, parameters, *self.export_optimizer_state())
-        self._drop_gradients()
-
-        with same_buffers(self.model):
-            result = self.forward_pass.accumulate_gradients(self.model, batches)
-        if self.options.max_grad_norm is not None:
-            result.grad_norm = clip_grad_norm(parameters.values(), self.options.max_grad_norm, self.options.norm_type)
-        self.optimizer.step()
-        self._drop_gradients()
-        self.import_optimizer_state(*export_state(self.optimizer, parameters))
-        self._step_schedule()
-        return result
 
     def _set_step_inputs(self) -> None:
         step = self.optimizer._state["step"]
@@ -266,11 +245,11 @@ class GraphTrainer(ModelTrainer):
         graph = TrainGraph(
             self.model,
             self.optimizer,
-            self.layout,
+            self.forward_pass.layout,
             num_accumulation_steps=self.options.num_accumulation_steps,
             max_grad_norm=self.options.max_grad_norm,
             norm_type=self.options.norm_type,
-            amp=self.amp,
+            amp=self.options.amp,
             recomputed_blocks=self._recomputed_blocks(),
             auto_parallel=self._auto_parallel,
             buffers=self._changing,
@@ -280,34 +259,33 @@ class GraphTrainer(ModelTrainer):
         )
         if self._debug >= 0:
             graph.debug(self._debug)
-        if self._state_to_load is not None:
-            state = self._graph_state(*self._state_to_load)
-            graph.load_state_dict({**state, **self._loss_scale_tensors(graph, self._state_to_load[1])})
+        self.optimizer_state.give_to(graph)
         self._trace(graph, inputs)
         refuse_untried(self.model, effects)
         note_progress()
-        self.graph_bytes = warn_if_too_large(graph._full_job_proto, self.mesh)
+        graph.num_bytes = warn_if_too_large(graph._full_job_proto, self.mesh)
         graph.finish_complie_and_init_runtime()
         self.forward_pass.index_check.learn(graph)
-        self._train_graph, self._state_to_load = graph, None
+        self.graph = graph
+        self.optimizer_state.keep_in(graph)
         self._shapes = _shapes(batches[0])
         if self.mesh.size > 1 and self.mesh.device == "cpu" and is_on("polling-thread"):
             self._spinning = SpinningThread(threads)
-        self.build_seconds = time.perf_counter() - start
+        graph.build_seconds = time.perf_counter() - start
         if is_main_process():
             text = "compiled the training graph in %.1f s; the results of its operations take about %s on each rank"
-            logger.info(text, self.build_seconds, format_bytes(self.graph_bytes))
+            logger.info(text, graph.build_seconds, format_bytes(graph.num_bytes))
 
     def _trace(self, graph: TrainGraph, inputs: dict[str, Any]) -> None:
         """Trace the model. All ranks learn whether one has failed, for the next step waits for all of them."""
-        self._drop_gradients()
+        self._clear_gradients()
         failure: Exception | None = None
         try:
             with without_oneflow_error_lines() if self._debug < 0 else nullcontext():
                 graph.build_graph(**inputs)
         except Exception as error:
             failure = error
-        self._drop_gradients()
+        self._clear_gradients()
         has_failed_somewhere = any_rank(failure is not None)
         if failure is not None:
             raise explain_build_error(failure, self.model) from failure
@@ -318,12 +296,6 @@ class GraphTrainer(ModelTrainer):
             elsewhere.is_consequence = True  # the launcher shows the error that it follows from
             raise elsewhere
 
-    def _drop_gradients(self) -> None:
-        """A gradient that is not None when a graph is compiled keeps its parameter out of the update for ever
-        (docs/oneflow.md#eager-gradients-at-compile-time), and the compiled trace leaves lazy ones behind."""
-        for parameter in self.model.parameters():
-            parameter.grad = None
-
     # ------------------------------------------------------------------ evaluation
 
     def _eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
@@ -331,7 +303,7 @@ class GraphTrainer(ModelTrainer):
         if replicated or self._eval_signature_is_new(batch):
             with same_buffers(self.model):
                 return self._run_eagerly(batch, replicated, everywhere)
-        graph, inputs = self._eval_graphs[signature(batch)], self.layout.lay_out_batch(batch)
+        graph, inputs = self._eval_graphs[signature(batch)], self.forward_pass.layout.lay_out_batch(batch)
         if not graph._is_compiled:
             graph._compile(inputs)
             self.forward_pass.index_check.learn(graph)
@@ -355,59 +327,8 @@ class GraphTrainer(ModelTrainer):
         if self.forward_pass.effects_of_forward(batch).eval_buffers:
             return True  # a compiled forward would not write them
         if not self._eval_graphs:
-            self._eval_graphs[shape] = EvalGraph(self.model, self.layout)
+            self._eval_graphs[shape] = EvalGraph(self.model, self.forward_pass.layout)
         return shape not in self._eval_graphs
-
-    # ------------------------------------------------------------------ optimizer state
-
-    def export_optimizer_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """See `ModelTrainer.export_optimizer_state`."""
-        parameters = dict(self.model.named_parameters())
-        if self._train_graph is not None:
-            state = self._train_graph.state_dict()
-            # only with loss scaling, which may leave an update out, does the graph count
-            step = None if self.amp == "fp16" else self.optimizer._state["step"]
-            exported, counts = export_graph_state(state, MODULE_NAME, parameters, self.optimizer, step)
-            return exported, {**counts, **self._loss_scale_state()}
-        if self._state_to_load is not None:
-            tensors, scalars = self._state_to_load
-            return dict(tensors), dict(scalars)
-        return export_state(self.optimizer, parameters)
-
-    def import_optimizer_state(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
-        """See `ModelTrainer.import_optimizer_state`. A compiled graph takes the state in place."""
-        parameters = dict(self.model.named_parameters())
-        self.optimizer._state["step"] = int(scalars["step"])
-        for parameter in parameters.values():
-            if self.optimizer._state.get(parameter):
-                self.optimizer._state[parameter] = {}  # an eager copy would go stale
-        if self._train_graph is None:
-            self._state_to_load = (dict(tensors), dict(scalars))
-            return
-        state = {**self._graph_state(tensors, scalars), **self._loss_scale_tensors(self._train_graph, scalars)}
-        with self._graph_variables() as variables:
-            for name, variable in variables.items():
-                if name in state:
-                    variable.copy_(state[name].to_global(placement=variable.placement, sbp=variable.sbp))
-
-    def _loss_scale_state(self) -> dict[str, float]:
-        """The state of fp16 loss scaling as checkpoint scalars; empty without it."""
-        if self.amp != "fp16":
-            return {}
-        with self._graph_variables() as variables:
-            return {
-                key: float(whole(variables[name]).numpy()[0])
-                for key, name in _loss_scale_names(self._train_graph).items()
-                if name in variables
-            }
-
-    def _loss_scale_tensors(self, graph: TrainGraph, scalars: Mapping[str, Any]) -> dict[str, flow.Tensor]:
-        kinds = {"loss_scale": flow.float32, "loss_scale_good_steps": flow.int64}
-        return {
-            name: self.layout.replicate(flow.tensor([scalars[key]]).to(kinds[key]))
-            for key, name in _loss_scale_names(graph).items()
-            if self.amp == "fp16" and key in scalars
-        }
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `ModelTrainer.collect`; with fp16 also `train/loss_scale`."""
@@ -415,48 +336,9 @@ class GraphTrainer(ModelTrainer):
         if self._spinning is not None and self._spinning.can_be_told:
             self._spinning.calm()
             self._spinning = None
-        if self._train_graph is not None and "loss_scale" in (state := self._loss_scale_state()):
+        if "loss_scale" in (state := self.optimizer_state.loss_scale()):
             numbers[-1]["train/loss_scale"] = state["loss_scale"]
         return numbers
-
-    @contextmanager
-    def _graph_variables(self) -> Iterator[dict[str, flow.Tensor]]:
-        """Live tensors, by name, of what the compiled graph keeps besides the module: optimizer state, step count.
-
-        OneFlow 0.9 orders eager operations on them and launches of the graph in no way, unlike for the module's own:
-        an update under way would write after what is done here, and the next one before.
-        """
-        assert self._train_graph is not None
-        wait_for_device()
-        job = self._train_graph._c_nn_graph
-        yield dict(zip(job.additional_var_names, job.additional_var_tensors))
-        wait_for_device()
-
-    def _copy_optimizer_tensors(self) -> Any:
-        """See `ModelTrainer._copy_optimizer_tensors`."""
-        if self._train_graph is None:
-            return self._state_to_load
-        with self._graph_variables() as variables:
-            return {name: variable.clone() for name, variable in variables.items()}
-
-    def _put_back_optimizer_tensors(self, copies: Any) -> None:
-        """See `ModelTrainer._put_back_optimizer_tensors`. A snapshot from before compilation is not accepted."""
-        if self._train_graph is None:
-            self._state_to_load = copies
-            return
-        if not isinstance(copies, dict):
-            raise ValueError("this snapshot was made before the graph was compiled; call prepare() before snapshot()")
-        with self._graph_variables() as variables:
-            for name, variable in variables.items():
-                variable.copy_(copies[name])
-
-    def _graph_state(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> dict[str, Any]:
-        return to_graph_state(tensors, scalars, MODULE_NAME, self.optimizer, dict(self.model.named_parameters()))
-
-
-def _loss_scale_names(graph: Any) -> dict[str, str]:
-    prefix = f"System-Train-DynamicLossScale-{graph.name}-"
-    return {"loss_scale": f"{prefix}LossScale", "loss_scale_good_steps": f"{prefix}GoodStepCounter"}
 
 
 def signature(batch: Mapping[str, Any]) -> Signature:

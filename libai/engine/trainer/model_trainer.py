@@ -1,6 +1,6 @@
 """What eager and graph training share: a model, its optimizer and schedule, evaluation, and the numbers they give.
 
-The two trainers differ in `update`, `_eval_batch` and where the optimizer state lives, and nowhere else.
+The two trainers differ in `update`, `_eval_batch` and `optimizer_state`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ import numpy as np
 import oneflow as flow
 
 from libai.engine.graph.build_errors import explain_forward_error
+from libai.engine.graph.graphs import TrainGraph
 from libai.engine.loop.check_parts import check_arguments, check_metrics, check_sums
+from libai.engine.loop.loop_state import LoopState
+from libai.engine.loop.step_result import StepResult, to_numbers
 from libai.engine.loop.trainer_base import TrainerBase
-from libai.engine.trainer.batch_scope import BatchScope
 from libai.engine.trainer.forward_pass import Batch, ForwardPass
 from libai.engine.trainer.non_finite import NonFiniteGuard
+from libai.engine.trainer.optimizer_state import OptimizerState
 from libai.engine.trainer.options import TrainOptions
-from libai.engine.trainer.step_result import StepResult, to_numbers
 from libai.forward.contract import as_batch_dict
 from libai.layers.random import find_unseeded_dropouts
 from libai.oneflow_fixes.internals import wait_for_device
@@ -41,6 +43,7 @@ from libai.scheduler import needs_metric
 from libai.utils.distributed import all_reduce, default_device, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import note_progress, phase
+from libai.utils.tensors import clear_gradients
 
 logger = logging.getLogger("libai.engine")
 
@@ -59,10 +62,10 @@ class ModelTrainer(TrainerBase):
         settings: single fields of `options`.
     """
 
-    #: tokens per iteration over all ranks, known from the first iteration on; None where there are only samples
-    items_per_iter: int | None = None
-    #: how eager ranks average gradients, see `EagerTrainer`
-    gradient_reduction: str = "auto"
+    #: exports and takes back what the optimizer has, in the form that both modes share
+    optimizer_state: OptimizerState
+    #: the compiled update, where there is one
+    graph: TrainGraph | None = None
 
     def __init__(
         self,
@@ -79,32 +82,32 @@ class ModelTrainer(TrainerBase):
         check_arguments(type(self).__name__, model, data_loader, optimizer, lr_scheduler)
         super().__init__(data_loader, num_accumulation_steps=options.num_accumulation_steps)
         self.options = options
-        self.device = default_device(options.device)
-        self.mesh = options.mesh or Mesh.of_this_job(self.device)
-        self.model = model if layout is not None else model.to(self.device)
+        device = default_device(options.device)
+        self.loop = LoopState(device, wait_for_device)
+        self.mesh = options.mesh or Mesh.of_this_job(device)
+        self.model = model if layout is not None else model.to(device)
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self._schedule_needs_metric = needs_metric(lr_scheduler)
         self._lr = self._current_lr()
-        self.batch_scope = BatchScope(options.batch_scope, options.check_batch_scope)
         self._batch_norms = batch_norms(model)
-        self.forward_pass = ForwardPass(self)
+        self.forward_pass = ForwardPass(self, device)
         if options.undoes_updates:
-            self.guard = NonFiniteGuard(self)
+            self._guard = NonFiniteGuard(self)
         if options.zero_stage and self.mesh.data == 1 and is_main_process():
             logger.warning(
                 "ZeRO (stage %d) saves nothing here: one data-parallel rank has nobody to share with",
                 options.zero_stage,
             )
         self._model_plan = ParallelPlan.of(model, options.plan)
-        self.layout: Layout = layout or self._lay_out()
+        self.forward_pass.layout = layout or self._lay_out()
         refuse_split_statistics(self.model)
         self._check_optimizer()
         self._warn_of_stock_dropout()
 
     def _lay_out(self) -> Layout:
         options = self.options
-        if self.needs_global_tensors(self.mesh, options.zero_stage, self.gradient_reduction):
+        if self._needs_global_tensors(self.mesh, options.zero_stage, options.gradient_reduction):
             return parallelize(
                 self.model,
                 self._model_plan,
@@ -117,7 +120,7 @@ class ModelTrainer(TrainerBase):
         recompute_in_backward(self.model, self._recomputed_blocks())
         return LocalLayout(self.mesh)
 
-    def use_global_tensors(self) -> None:
+    def _use_global_tensors(self) -> None:
         """Lay a model that data-parallel ranks hold as local replicas out as global tensors. Collective."""
         raise NotImplementedError(f"{type(self).__name__} has no local replicas")
 
@@ -128,9 +131,9 @@ class ModelTrainer(TrainerBase):
         return self._model_plan.block_names(self.model)
 
     @classmethod
-    def needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
+    def _needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
         """Whether this mode lays the model out as global tensors on `mesh`."""
-        raise NotImplementedError(f"{cls.__name__} must define needs_global_tensors")
+        raise NotImplementedError(f"{cls.__name__} must define _needs_global_tensors")
 
     def _warn_of_stock_dropout(self) -> None:
         modules = dict(self.model.named_modules())
@@ -144,19 +147,19 @@ class ModelTrainer(TrainerBase):
 
     def _check_optimizer(self) -> None:
         owned = {id(p) for p in self.model.parameters()}
-        strangers = [p for group in self.optimizer.param_groups for p in group.parameters if id(p) not in owned]
-        if strangers:
+        unknown = [p for group in self.optimizer.param_groups for p in group.parameters if id(p) not in owned]
+        if unknown:
             raise UserError(
-                f"the optimizer holds {len(strangers)} parameter(s), first of shape {tuple(strangers[0].shape)}, that "
+                f"the optimizer holds {len(unknown)} parameter(s), first of shape {tuple(unknown[0].shape)}, that "
                 "are not in the model: it was built for another model object. Build it from model.parameters()."
             )
 
     # ------------------------------------------------------------------ the first iteration
 
-    def inspect_first(self, micro_batches: list[Any]) -> None:
-        """See `TrainerBase.inspect_first`: counts tokens, and names the parameters without gradient when asked to."""
-        self.items_per_iter = self._count_tokens(micro_batches)
-        self.batch_scope.settle(self, micro_batches)
+    def _inspect_first(self, micro_batches: list[Any]) -> None:
+        """See `TrainerBase._inspect_first`: counts tokens, and names the parameters without gradient when asked to."""
+        self.feed.items_per_iter = self._count_tokens(micro_batches)
+        self.forward_pass.batch_scope.settle(self, micro_batches)
         if self.options.undoes_updates:
             self.prepare()  # a copy of the state from before compilation could not be put back
         if not self.options.detect_anomalous_params:
@@ -190,8 +193,9 @@ class ModelTrainer(TrainerBase):
 
     def _run_eagerly(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
         """`_eval_batch` op by op."""
-        lay_out = self.layout.lay_out_replicated_batch if replicated else self.layout.lay_out_batch
-        with flow.no_grad(), self.layout.source_ops():
+        layout = self.forward_pass.layout
+        lay_out = layout.lay_out_replicated_batch if replicated else layout.lay_out_batch
+        with flow.no_grad(), layout.source_ops():
             try:
                 outputs = self.model(**lay_out(batch))
             except Exception as error:
@@ -204,46 +208,20 @@ class ModelTrainer(TrainerBase):
     def _localize_outputs(self, outputs: Any, batch: Batch, replicated: bool, everywhere: bool) -> Any:
         """What the model gave for this rank's `batch`, as local tensors."""
         num_samples = len(next(iter(batch.values())))
-        return map_tensors(
-            outputs, lambda tensor: self.layout.local_output(tensor, num_samples, replicated, everywhere)
-        )
-
-    def export_optimizer_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The optimizer state in the form both modes share: tensors `<parameter>/<key>`, and JSON-able scalars."""
-        raise NotImplementedError(f"{type(self).__name__} must define export_optimizer_state")
-
-    def import_optimizer_state(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
-        """Take back what `export_optimizer_state` gave, from this mode or the other."""
-        raise NotImplementedError(f"{type(self).__name__} must define import_optimizer_state")
-
-    def wait_for_device(self) -> None:
-        """See `TrainerBase.wait_for_device`; OneFlow 0.9 waits for graphs and single operations alike."""
-        wait_for_device()
+        local = self.forward_pass.layout.local_output
+        return map_tensors(outputs, lambda tensor: local(tensor, num_samples, replicated, everywhere))
 
     def prepare(self) -> None:
         """Do ahead of the first update what can be done ahead; graph mode compiles. Collective."""
 
-    def _copy_optimizer_tensors(self) -> Any:
-        """A copy of the optimizer state's tensors on the device, for `_put_back_optimizer_tensors`."""
-        raise NotImplementedError(f"{type(self).__name__} must define _copy_optimizer_tensors")
-
-    def _put_back_optimizer_tensors(self, copies: Any) -> None:
-        """Set the optimizer state's tensors to what `_copy_optimizer_tensors` gave; the copies stay usable."""
-        raise NotImplementedError(f"{type(self).__name__} must define _put_back_optimizer_tensors")
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `TrainerBase.load_state_dict`."""
         super().load_state_dict(state)
-        self.guard.forget()
+        self._guard.forget()
 
-    def skip_update(self) -> None:
-        """Let an iteration pass without an update: the schedule goes on, the optimizer's count does not."""
-        self._step_schedule()
-
-    def clear_gradients(self) -> None:
+    def _clear_gradients(self) -> None:
         """Forget all gradients, as this mode needs it before its next update."""
-        for parameter in self.model.parameters():
-            parameter.grad = None
+        clear_gradients(self.model)
 
     def check_finite(self) -> None:
         """See `TrainerBase.check_finite`. Whoever reads the weights calls this first, so that it also brings the batch
@@ -275,7 +253,7 @@ class ModelTrainer(TrainerBase):
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `TrainerBase.collect`. The last dict has every loss, metric, the rate and the gradient norm; the earlier
         ones only `train/loss`, which the finite check needs."""
-        numbers = to_numbers(results, self.mesh.data > 1 and not self.layout.is_global)
+        numbers = to_numbers(results, self.mesh.data > 1 and not self.forward_pass.layout.is_global)
         numbers[-1]["train/lr"] = self._lr
         return numbers
 
@@ -292,7 +270,7 @@ class ModelTrainer(TrainerBase):
         added over batches and ranks in float64. Collective. The model is in training mode again afterwards. Raises
         `Interrupted` between two batches when the ranks have agreed to stop.
         """
-        with self.not_training():
+        with self.loop.not_training():
             return self._evaluate(loader, evaluators, dataset, max_batches)
 
     def _evaluate(
@@ -304,10 +282,10 @@ class ModelTrainer(TrainerBase):
         sums: dict[str, dict[str, Any]] = {name: {} for name in evaluators}
         was_training = self.model.training
         self.model.eval()
-        poll = self.agreement.poller()
+        poll = self.loop.agreement.poller()
         items = iter(loader)
         first = list(itertools.islice(items, 1))
-        self.batch_scope.settle_for_evaluation(self, *(_eval_item(item) for item in first))
+        self.forward_pass.batch_scope.settle_for_evaluation(self, *(_eval_item(item) for item in first))
         try:
             for number, item in enumerate(itertools.chain(first, items)):
                 self._evaluated_batches += 1
@@ -321,7 +299,7 @@ class ModelTrainer(TrainerBase):
                 with self._watch_indices([batch]):
                     batch = self.forward_pass.to_device(batch)
                     outputs = self._eval_batch(batch, replicated)
-                if not self.layout.sees_outputs or (replicated and self.mesh.data_rank != 0):
+                if not self.forward_pass.layout.sees_outputs or (replicated and self.mesh.data_rank != 0):
                     continue
                 outputs = with_num_loss_items(outputs, self.forward_pass.item_counts([batch])[0])
                 for name, evaluator in evaluators.items():
@@ -329,7 +307,7 @@ class ModelTrainer(TrainerBase):
         finally:
             self.forward_pass.evaluated = None
             self.model.train(was_training)
-            self.guard.forget()  # what follows an evaluation (a plateau schedule) could not be repeated
+            self._guard.forget()  # what follows an evaluation (a plateau schedule) could not be repeated
         metrics: dict[str, float] = {}
         for name, evaluator in evaluators.items():
             total = sums[name] if self.mesh.is_single else reduce_sums(sums[name])

@@ -139,7 +139,7 @@ class NonFiniteGuard(LossGuard):
     def _skip(self, index: int, batches: list[tuple[int, list[Any]]]) -> list[tuple[int, Any]]:
         """Leave out the update at `index`; the schedule goes on, and the later updates are made again."""
         trainer = self._trainer
-        trainer.skip_update()
+        trainer._step_schedule()
         self._batches = []
         self._snapshot = Snapshot.of(trainer)
         results = []
@@ -257,12 +257,12 @@ def _first_gradient(trainer: ModelTrainer, total: flow.Tensor, outputs: list[tup
         if gradient is not None and not _is_finite(gradient):
             text = f"first the gradient of the output of {name} is not finite, though the forward pass is"
             return _Found(text, not _is_finite_here(gradient))
-    trainer.clear_gradients()
+    trainer._clear_gradients()
     total.backward()
     parameters = [(name, p.grad) for name, p in trainer.model.named_parameters() if p.grad is not None]
     bad = {name: gradient for name, gradient in parameters if not _is_finite(gradient)}
     is_here = any(not _is_finite_here(gradient) for gradient in bad.values())
-    trainer.clear_gradients()
+    trainer._clear_gradients()
     if not bad:
         return None
     text = f"the gradient of {', '.join(list(bad)[:3])} is not finite, though the forward pass is"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from libai.parallel import Mesh, ParallelPlan
+from libai.parallel.data_parallel import Reduction
 from libai.utils.errors import UserError
 
 
@@ -27,6 +28,8 @@ class TrainOptions:
         max_grad_norm: clip the gradients to this norm, taken over all parameters together; None: no clipping.
         norm_type: the p of that norm.
         seed: of the dropout masks (`libai.layers.random`).
+        amp: compute in "bf16" or "fp16", on CUDA; None: in float32.
+        gradient_reduction: how eager data-parallel ranks average their gradients, see `EagerTrainer`.
         check_finite_every_iter: check the losses *before* every update (costs one synchronisation per iteration)
             instead of at the next log point; eager mode only.
         detect_anomalous_params: log the trainable parameters that the first iteration's losses do not reach.
@@ -49,6 +52,8 @@ class TrainOptions:
     max_grad_norm: float | None = None
     norm_type: float = 2.0
     seed: int = 0
+    amp: str | None = None
+    gradient_reduction: Reduction = "auto"
     check_finite_every_iter: bool = False
     detect_anomalous_params: bool = False
     non_finite: str = "raise"

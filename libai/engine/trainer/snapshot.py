@@ -34,7 +34,7 @@ class Snapshot:
         with flow.no_grad():
             return cls(
                 tensors=[tensor.clone() for tensor in _module_tensors(trainer.model)],
-                optimizer=trainer._copy_optimizer_tensors(),
+                optimizer=trainer.optimizer_state.copy(),
                 step=optimizer._state["step"],
                 rates=[group["lr"] for group in optimizer.param_groups],
                 schedule=None if scheduler is None else scheduler_state(scheduler, optimizer),
@@ -47,7 +47,7 @@ class Snapshot:
         with flow.no_grad():
             for tensor, copied in zip(_module_tensors(trainer.model), self.tensors):
                 tensor.copy_(copied)
-            trainer._put_back_optimizer_tensors(self.optimizer)
+            trainer.optimizer_state.put_back(self.optimizer)
         optimizer._state["step"] = self.step
         if self.schedule is not None:
             load_scheduler_state(trainer.lr_scheduler, self.schedule, optimizer)

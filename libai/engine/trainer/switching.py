@@ -1,4 +1,4 @@
-"""Going on in the other mode: the same weights, optimizer state, schedule, data position and hooks."""
+"""Continuing in the other mode: the same weights, optimizer state, schedule, data position and hooks."""
 
 from __future__ import annotations
 
@@ -16,41 +16,43 @@ TRAINERS: dict[str, type[ModelTrainer]] = {"eager": EagerTrainer, "graph": Graph
 
 
 def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer:
-    """A trainer of `mode` that goes on exactly where `old` stands, between two iterations; `old` is used up.
+    """A trainer of `mode` that continues exactly where `old` stands, between two iterations; `old` is used up.
 
     Model, optimizer, schedule, loader and hooks are the same objects. In a job of several processes the parameters
     become local or global tensors; after training with OneFlow 0.9's DDP they are new `Parameter` objects, because it
     leaves hooks on the old ones that cannot be taken off: keep no references to single parameters.
 
-    `options`: arguments that only the trainer of `mode` takes. Collective. Raises `NonFiniteLoss` rather than carry
-    spoilt weights over, `UserError` for an unknown mode or a hook that cannot work in it.
+    `options`: arguments of the new trainer; `amp` and `gradient_reduction` of the old one are not kept. Collective.
+    Raises `NonFiniteLoss` rather than carry corrupted weights over, `UserError` for an unknown mode or a hook that
+    cannot work in it.
     """
     if mode not in TRAINERS:
         raise UserError(f"there is no mode {mode!r}: a run trains in {' or '.join(TRAINERS)} mode.")
     if mode == old.mode:
         return old
     old.check_finite()
-    tensors, scalars = old.export_optimizer_state()
+    tensors, scalars = old.optimizer_state.export()
     for hook in old.hooks:
         hook.check_mode(mode)
-    keeps_layout = old.layout.is_global == TRAINERS[mode].needs_global_tensors(
+    layout = old.forward_pass.layout
+    keeps_layout = layout.is_global == TRAINERS[mode]._needs_global_tensors(
         old.mesh, old.options.zero_stage, options.get("gradient_reduction", "auto")
     )
-    if not keeps_layout and old.layout.is_global:
+    if not keeps_layout and layout.is_global:
         localize(old.model)
-    elif isinstance(old, EagerTrainer) and old.reduction is not None and old.reduction.leaves_hooks:
+    elif isinstance(old, EagerTrainer) and old._reduction is not None and old._reduction.leaves_hooks:
         renew_parameters(old.model, old.optimizer)
     old.optimizer._state["step"] = 0  # the new trainer is given the state below, and must not look for it here
     new = TRAINERS[mode](
         old.model,
         [],
         old.optimizer,
-        replace(old.options, check_finite_every_iter=False),
+        replace(old.options, check_finite_every_iter=False, amp=None, gradient_reduction="auto"),
         lr_scheduler=old.lr_scheduler,
-        layout=old.layout if keeps_layout else None,
+        layout=layout if keeps_layout else None,
         **options,
     )
-    new.import_optimizer_state(tensors, scalars)
-    new.take_over(old)
-    new.batch_scope.take_over(old.batch_scope)
+    new.optimizer_state.load(tensors, scalars)
+    new._adopt_state(old)
+    new.forward_pass.batch_scope.adopt_findings(old.forward_pass.batch_scope)
     return new

@@ -291,10 +291,10 @@ def _train(config: str, overrides: Sequence[str], cell: Cell, num_iters: int) ->
 
 def _notes_on_scope(trainer: Any) -> list[str]:
     """Over which samples a model that mixes them has been computed on these ranks."""
-    scope, ranks = trainer.batch_scope, trainer.mesh.data
+    scope, ranks = trainer.forward_pass.batch_scope, trainer.mesh.data
     if scope.coupling is None or ranks == 1:
         return []
-    if trainer.layout.is_global:
+    if trainer.forward_pass.layout.is_global:
         return [f"{scope.coupling}: computed over the samples of all {ranks} data-parallel ranks"]
     return [
         f"{scope.coupling}: with train.dist.batch_scope={scope.wanted} each of the {ranks} data-parallel ranks "

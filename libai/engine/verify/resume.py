@@ -121,7 +121,7 @@ class _InterruptAfter(HookBase):
 
     def after_step(self) -> None:
         if self.trainer.iter + 1 == self._iteration:
-            self.trainer.agreement.decide(STOP, signal.SIGTERM)
+            self.trainer.loop.agreement.decide(STOP, signal.SIGTERM)
 
 
 # ---------------------------------------------------------------------- comparing

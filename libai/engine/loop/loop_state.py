@@ -1,0 +1,56 @@
+"""What belongs to a run of the loop and not to one trainer: a trainer that continues in another mode is handed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from libai.engine.loop.pending_metrics import PendingMetrics
+from libai.engine.loop.training_clock import TrainingClock
+from libai.launch.stop import Agreement
+
+
+class LoopState:
+    """Who may stop the loop, the time that it has taken, and the results that nobody has fetched yet.
+
+    Args:
+        device: "cpu" or "cuda".
+        wait_for_device: waits until everything that was launched is done.
+
+    Attributes:
+        agreement: how all ranks come to act on something in the same iteration.
+        clock: the time spent on training, see `not_training`.
+        metrics: results of updates, until they are fetched, and the numbers of the latest one.
+        failure: what `train` raised, when it failed.
+        is_mode_settled: false while another trainer may still replace this one: hooks are then judged when training
+            starts.
+        events: state of the `EventStorage` from a checkpoint, until training begins.
+        unfinished_hooks: the keys of the hooks whose `after_step` was cut short.
+    """
+
+    def __init__(self, device: str = "cpu", wait_for_device: Callable[[], None] = lambda: None):
+        self.device, self.wait_for_device = device, wait_for_device
+        self.agreement = Agreement()
+        self.clock = TrainingClock()
+        self.metrics = PendingMetrics()
+        self.failure: BaseException | None = None
+        self.is_mode_settled = True
+        self.is_pausing = False
+        self.events: Mapping[str, Any] | None = None
+        self.unfinished_hooks: list[str] = []
+
+    def pause(self) -> None:
+        """Leave the loop after the present iteration, without `after_train`; the trainer's `status` is then "paused".
+
+        Meant for `after_step`. `train` continues, in this trainer or in one that `switch_trainer` gives.
+        """
+        self.is_pausing = True
+
+    @contextmanager
+    def not_training(self) -> Iterator[None]:
+        """Leave the time of the block out of the throughput: an evaluation, a save. The updates launched before are
+        waited for first, because their time is training's."""
+        self.wait_for_device()
+        with self.clock.paused():
+            yield

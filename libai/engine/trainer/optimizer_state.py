@@ -1,0 +1,164 @@
+"""Where each mode keeps the state of the optimizer, and the form in which checkpoints and the other mode take it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+
+from libai.engine.graph.graphs import MODULE_NAME, TrainGraph
+from libai.oneflow_fixes.internals import wait_for_device
+from libai.optim import JoinedUpdates, export_graph_state, export_state, import_state, to_graph_state
+from libai.parallel import Layout, whole
+
+
+class OptimizerState:
+    """The state of `optimizer`, whose parameters are those of `model`: OneFlow keeps it in the optimizer."""
+
+    def __init__(self, model: nn.Module, optimizer: flow.optim.Optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def export(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The state in the form both modes share: tensors `<parameter>/<key>`, and JSON-able scalars."""
+        return export_state(self.optimizer, self._parameters())
+
+    def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
+        """Take back what `export` gave, in this mode or the other."""
+        import_state(self.optimizer, self._parameters(), tensors, scalars)
+
+    def copy(self) -> Any:
+        """A copy of the state's tensors on the device, for `put_back`."""
+        state, groups = self.optimizer._state, self.optimizer.param_groups
+        trained = [p for group in groups for p in group.parameters if p.requires_grad]
+        return {p: {k: v.clone() for k, v in state.get(p, {}).items()} for p in trained}
+
+    def put_back(self, copies: Any) -> None:
+        """Set the state's tensors to what `copy` gave; the copies stay usable."""
+        for parameter, entries in copies.items():
+            self.optimizer._state[parameter] = {key: value.clone() for key, value in entries.items()}
+
+    def _parameters(self) -> dict[str, flow.Tensor]:
+        return dict(self.model.named_parameters())
+
+
+class EagerOptimizerState(OptimizerState):
+    """`updates`: makes the optimizer's updates, once there are any."""
+
+    updates: JoinedUpdates | None = None
+
+    def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
+        """See `OptimizerState.load`."""
+        super().load(tensors, scalars)
+        self.updates = None
+
+
+class GraphOptimizerState(OptimizerState):
+    """A compiled graph keeps the state itself; until there is one, what it is to begin with waits here.
+
+    `amp`: with "fp16" the state of loss scaling belongs to it.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: flow.optim.Optimizer, layout: Layout, amp: str | None):
+        super().__init__(model, optimizer)
+        self._layout, self._amp = layout, amp
+        self._graph: TrainGraph | None = None
+        self._waiting: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
+        if optimizer._state["step"]:  # it has made eager updates before, and the graph continues from there
+            self._waiting = super().export()
+
+    def give_to(self, graph: TrainGraph) -> None:
+        """Let `graph`, which is not compiled yet, begin with the state."""
+        if self._waiting is not None:
+            graph.load_state_dict(self._tensors_of(graph, *self._waiting))
+
+    def keep_in(self, graph: TrainGraph) -> None:
+        """`graph` is compiled: from now on it has the state."""
+        self._graph, self._waiting = graph, None
+
+    def export(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """See `OptimizerState.export`."""
+        if self._graph is not None:
+            # only with loss scaling, which may leave an update out, does the graph count
+            step = None if self._amp == "fp16" else self.optimizer._state["step"]
+            state = self._graph.state_dict()
+            exported, counts = export_graph_state(state, MODULE_NAME, self._parameters(), self.optimizer, step)
+            return exported, {**counts, **self.loss_scale()}
+        if self._waiting is not None:
+            tensors, scalars = self._waiting
+            return dict(tensors), dict(scalars)
+        return super().export()
+
+    def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
+        """See `OptimizerState.load`. A compiled graph takes the state in place."""
+        self.optimizer._state["step"] = int(scalars["step"])
+        for parameter in self.model.parameters():
+            if self.optimizer._state.get(parameter):
+                self.optimizer._state[parameter] = {}  # an eager copy would go stale
+        if self._graph is None:
+            self._waiting = (dict(tensors), dict(scalars))
+            return
+        state = self._tensors_of(self._graph, tensors, scalars)
+        with self.variables() as variables:
+            for name, variable in variables.items():
+                if name in state:
+                    variable.copy_(state[name].to_global(placement=variable.placement, sbp=variable.sbp))
+
+    def copy(self) -> Any:
+        """See `OptimizerState.copy`."""
+        if self._graph is None:
+            return self._waiting
+        with self.variables() as variables:
+            return {name: variable.clone() for name, variable in variables.items()}
+
+    def put_back(self, copies: Any) -> None:
+        """See `OptimizerState.put_back`. A copy from before compilation is not accepted."""
+        if self._graph is None:
+            self._waiting = copies
+            return
+        if not isinstance(copies, dict):
+            raise ValueError("this snapshot was made before the graph was compiled; call prepare() before snapshot()")
+        with self.variables() as variables:
+            for name, variable in variables.items():
+                variable.copy_(copies[name])
+
+    @contextmanager
+    def variables(self) -> Iterator[dict[str, flow.Tensor]]:
+        """Live tensors, by name, of what the compiled graph keeps besides the module: optimizer state, step count.
+
+        OneFlow 0.9 orders eager operations on them and launches of the graph in no way, unlike for the module's own:
+        an update under way would write after what is done here, and the next one before.
+        """
+        assert self._graph is not None
+        wait_for_device()
+        job = self._graph._c_nn_graph
+        yield dict(zip(job.additional_var_names, job.additional_var_tensors))
+        wait_for_device()
+
+    def loss_scale(self) -> dict[str, float]:
+        """The state of fp16 loss scaling as checkpoint scalars; empty without it."""
+        if self._amp != "fp16" or self._graph is None:
+            return {}
+        with self.variables() as variables:
+            return {
+                key: float(whole(variables[name]).numpy()[0])
+                for key, name in _loss_scale_names(self._graph).items()
+                if name in variables
+            }
+
+    def _tensors_of(self, graph: TrainGraph, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> dict[str, Any]:
+        """What `graph` calls the tensors of the state."""
+        kinds = {"loss_scale": flow.float32, "loss_scale_good_steps": flow.int64}
+        scales = {
+            name: self._layout.replicate(flow.tensor([scalars[key]]).to(kinds[key]))
+            for key, name in _loss_scale_names(graph).items()
+            if self._amp == "fp16" and key in scalars
+        }
+        return {**to_graph_state(tensors, scalars, MODULE_NAME, self.optimizer, self._parameters()), **scales}
+
+
+def _loss_scale_names(graph: TrainGraph) -> dict[str, str]:
+    prefix = f"System-Train-DynamicLossScale-{graph.name}-"
+    return {"loss_scale": f"{prefix}LossScale", "loss_scale_good_steps": f"{prefix}GoodStepCounter"}

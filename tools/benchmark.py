@@ -1,12 +1,12 @@
 """Benchmark configs: `python tools/benchmark.py CONFIG... [--modes eager,graph,...] [--procs 1,2] [key=value ...]`.
 
-The contenders (our trainers in both modes, hand-written OneFlow loops, stock OneFlow, commands of yours) run as
-processes of their own and take turns in short blocks. docs/performance.md explains the report.
+The variants (our trainers in both modes, hand-written OneFlow loops, stock OneFlow, commands of yours) run as processes
+of their own, interleaved in short blocks. docs/performance.md explains the report.
 
     python tools/benchmark.py compare OLD.json NEW.json     regression or noise?
     python tools/benchmark.py docs REPORT.json... --md FILE  write a page with its plots from reports
 
-Exit codes: 0 done (compare: the same or better); 1 failed, the contenders compute different things, or (compare) a
+Exit codes: 0 done (compare: the same or better); 1 failed, the variants compute different things, or (compare) a
 regression; 2 a mistake in config or arguments.
 """
 

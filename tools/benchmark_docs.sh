@@ -74,7 +74,7 @@ write() {
 measure_benchmarks() {
   local names=() torch=() config name how=(--modes eager,graph,raw-eager,raw-graph,eager-stock,graph-stock --rounds 8 --block-seconds 0.6 --saves 4)
   [ $quick = 0 ] || how=(--modes eager,graph --rounds 2 --block-seconds 0.05 --saves 0 --check-iterations 2 --no-peak)
-  [ -z "$torch_python" ] || torch=(--torch-python "$torch_python" --torch-script tools/benchmark_torch.py)
+  [ -z "$torch_python" ] || torch=(--torch-python "$torch_python")
   for config in "${configs[@]}"; do
     name=$(basename "$config" .py)
     measure "$name" "$config" optim.params=null "${how[@]}" ${torch[@]+"${torch[@]}"}

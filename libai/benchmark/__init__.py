@@ -1,7 +1,6 @@
-"""Measure contenders against each other: processes that take turns, so that drift of the machine hits all alike.
+"""Measure variants of a training against each other, interleaved, so that drift of the machine hits all alike.
 
-A contender is a command that speaks the line protocol of `protocol.py`. `session.py` starts the contenders and passes
-the turn, `statistics.py` says what the numbers mean, `report.py`, `plots.py` and `compare.py` show it. `worker.py` is
-the contender for a config of ours. The command line is tools/benchmark.py; `docs_page.py` writes pages from
-reports, and tools/benchmark_docs.sh measures all that the pages in docs/ show.
+A variant is a command that speaks the line protocol of `protocol.py`. `cases.py` says what is measured, `measure.py`
+lets the variants run block by block, `variants.py` is what runs for a config of ours. `statistics.py` says what block
+times mean, `report.py` makes report.json of them, `compare.py` compares two, `tables.py` and `plots.py` show one.
 """

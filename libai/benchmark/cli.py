@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from libai.benchmark.plan import Sweep, Wanted, checkpoint_case, plan_cases, without_folders
-from libai.benchmark.session import Settings, measure
+from libai.benchmark.cases import Request, checkpoint_case, find_mode, make_cases, parse_sweep, without_folders
+from libai.benchmark.measure import Settings, measure
+from libai.benchmark.report import describe_case, make_report, read_report
 from libai.utils.errors import UserError
 
 
@@ -37,19 +38,28 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _work(arguments: Sequence[str]) -> int:
-    from libai.benchmark.worker import work
-
+    """Be one rank of a variant."""
     parser = _Parser(prog="benchmark.py --worker", allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     for name in ("--worker", "--config-file", "--folder"):
         parser.add_argument(name, required=True)
     args = parser.parse_intermixed_args(arguments)
-    return work(args.config_file, args.overrides, args.worker, Path(args.folder))
+    mode = find_mode(args.worker)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the model or a library prints must not meet the protocol
+    if mode.is_stock:
+        os.environ.pop("OPENBLAS_CORETYPE", None)  # that `import libai` has set; oneflow is not imported yet
+    from libai.benchmark.variants import serve_ranks
+    from libai.config import LazyConfig, validate
+    from libai.utils.distributed import get_world_size
+
+    config = LazyConfig.apply_overrides(LazyConfig.load(args.config_file), args.overrides)
+    serve_ranks(validate(config, get_world_size()), mode, Path(args.folder), answers)
+    return 0
 
 
 def _compare(arguments: Sequence[str]) -> int:
     from libai.benchmark.compare import compare_reports, print_comparison
-    from libai.benchmark.report import read_report
 
     parser = _Parser(prog="benchmark.py compare", allow_abbrev=False)
     parser.add_argument("old", type=Path, metavar="OLD.json")
@@ -61,8 +71,7 @@ def _compare(arguments: Sequence[str]) -> int:
 
 
 def _docs(arguments: Sequence[str]) -> int:
-    from libai.benchmark.docs_page import write_page
-    from libai.benchmark.report import read_report
+    from libai.benchmark.tables import write_page
 
     parser = _Parser(prog="benchmark.py docs", allow_abbrev=False)
     parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT.json")
@@ -75,83 +84,73 @@ def _docs(arguments: Sequence[str]) -> int:
 
 
 def _benchmark(arguments: Sequence[str], tool: Path) -> int:
+    from libai.benchmark.tables import to_sections, write_page
+    from libai.utils.atomic import atomic_write_text
+
     args = _parser().parse_intermixed_args(arguments)
-    wanted = _wanted(args, tool)
+    request = _request(args, tool)
     settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
     if not args.no_plots:
         from libai.benchmark.plots import require_matplotlib
 
         require_matplotlib()  # before an hour of measuring, not after it
     output = _make_folder(args.output)
-    cases = plan_cases(wanted)
+    cases = make_cases(request)
     if args.checkpoint:
         cases.append(checkpoint_case(tool))
 
-    from rich.console import Console
-
-    from libai.benchmark.report import describe_case, make_report, share_token_counts
-    from libai.benchmark.tables import print_report, to_markdown
-    from libai.utils.atomic import atomic_write_text
-
-    # a plain SIGTERM would leave the contenders' checkpoints, gigabytes, in the temporary folder
+    # a plain SIGTERM would leave the variants' checkpoints, gigabytes, in the temporary folder
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     machine = _describe_machine(tool.parent.parent)
     described = []
     for number, case in enumerate(cases, start=1):
         with tempfile.TemporaryDirectory(prefix="libai-benchmark-") as folder:
             say = partial(print, f"[{number}/{len(cases)}] {case.title}:", file=sys.stderr, flush=True)
-            outcome = measure(case, Path(folder), settings, say)
-        share_token_counts(outcome.everyone)
-        described.append(describe_case(case, outcome))
+            described.append(describe_case(case, measure(case, Path(folder), settings, say)))
     command = shlex.join(["python", "tools/benchmark.py", *map(without_folders, arguments)])
     report = make_report(described, settings, command, machine)
 
     atomic_write_text(output / "report.json", json.dumps(report, indent=1) + "\n")
-    atomic_write_text(output / "report.md", to_markdown(report) + "\n")
-    print_report(report, Console(width=None if sys.stdout.isatty() else 160))
-    if not args.no_plots:
-        from libai.benchmark.plots import draw
-
-        draw(report, output)
-    if args.md is not None:
-        from libai.benchmark.docs_page import write_page
-
-        write_page([report], args.md, plots=not args.no_plots)
-    print(f"report.json, report.md and plots are in {output}")
+    for title, lines in to_sections(report):
+        print("\n".join([f"{title}\n", *lines, ""]))
+    page = args.md or output / "report.md"
+    write_page([report], page, plots=not args.no_plots)
+    print(f"report.json is in {output}, the page with the plots is {page}")
     return 0
 
 
-def _wanted(args: argparse.Namespace, tool: Path) -> Wanted:
+def _request(args: argparse.Namespace, tool: Path) -> Request:
     configs = tuple(word for word in args.words if "=" not in word and not word.startswith(("~", "+")))
     overrides = tuple(word for word in args.words if word not in configs)
     if not configs and not args.checkpoint:
         raise UserError("no config is named. Start with one: tools/benchmark.py configs/mlp_digits.py.")
-    return Wanted(
+    return Request(
         tool=tool,
         configs=configs,
         overrides=overrides,
         modes=_listed(args.modes),
-        processes=tuple(_whole("--procs", text) for text in _listed(args.procs)),
-        sweep=Sweep.parse(args.sweep) if args.sweep else None,
+        processes=tuple(_positive("--procs", text) for text in _listed(args.procs)),
+        sweep=parse_sweep(args.sweep) if args.sweep else None,
         scaling=args.scaling,
         peak=not args.no_peak,
         twin=not args.no_twin,
-        contenders=_commands(args),
+        commands=_commands(args, tool),
     )
 
 
-def _commands(args: argparse.Namespace) -> dict[str, tuple[str, ...]]:
+def _commands(args: argparse.Namespace, tool: Path) -> dict[str, tuple[str, ...]]:
     commands: dict[str, tuple[str, ...]] = {}
-    for text in args.contender:
+    for text in args.variant:
         name, equals, command = text.partition("=")
         if not (name and equals and command.strip()):
-            raise UserError(f"--contender {text}: write NAME=COMMAND, a command that speaks the line protocol.")
+            raise UserError(f"--variant {text}: write NAME=COMMAND, a command that speaks the line protocol.")
         commands[name] = tuple(shlex.split(command))
-    if (args.torch_python is None) != (args.torch_script is None):
-        raise UserError("--torch-python PATH and --torch-script FILE belong together: an interpreter and what it runs.")
     if args.torch_python is not None:
-        commands["torch"] = (args.torch_python, args.torch_script)
+        script = args.torch_script or str(tool.with_name("benchmark_torch.py"))
+        commands["torch"] = (args.torch_python, script)
         commands["torch-1"] = ("env", "OMP_NUM_THREADS=1", *commands["torch"])
+    elif args.torch_script is not None:
+        raise UserError("--torch-script FILE needs --torch-python PATH, the interpreter that runs it.")
     return commands
 
 
@@ -159,7 +158,7 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _whole(flag: str, text: str) -> int:
+def _positive(flag: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise UserError(f"{flag} names {text!r}; it takes whole numbers of at least 1, such as 1,2.")
     return int(text)
@@ -174,7 +173,7 @@ def _make_folder(path: Path) -> Path:
 
 
 _SETTINGS = {
-    "rounds": "blocks of each contender",
+    "rounds": "blocks of each variant",
     "block_seconds": "length of a block",
     "check_iterations": "losses compared",
     "loss_tolerance": "relative",
@@ -185,25 +184,28 @@ _SETTINGS = {
 
 
 def _parser() -> argparse.ArgumentParser:
-    tool: Any = _Parser(prog="benchmark.py", allow_abbrev=False, description="Measure configs; contenders take turns.")
+    tool: Any = _Parser(
+        prog="benchmark.py", allow_abbrev=False, description="Measure variants of configs, interleaved."
+    )
     add = tool.add_argument
     add("words", nargs="*", metavar="CONFIG... key=value...", help="config files, and settings for all of them")
-    add("--modes", default="eager,graph,raw-eager,raw-graph", help="contenders (default %(default)s)")
-    add("--procs", default="1", metavar="N,...", help="processes of each contender (default 1)")
+    add("--modes", default="eager,graph,raw-eager,raw-graph", help="variants (default %(default)s)")
+    add("--procs", default="1", metavar="N,...", help="processes of each variant (default 1)")
     add("--scaling", choices=("weak", "strong"), default="weak", help="with --procs: what stays (default weak)")
     add("--sweep", metavar="KEY=V1,V2", help="one case for each value of a setting")
-    add("--contender", action="append", default=[], metavar="NAME=COMMAND", help="a command that speaks the protocol")
-    add("--torch-python", metavar="PATH", help="interpreter of an environment with PyTorch, for --torch-script")
-    add("--torch-script", metavar="FILE", help="a contender that it runs: torch, and torch-1 on one thread")
+    names = ("--variant", "--contender")  # the second is the old name, until the next release
+    add(*names, action="append", default=[], metavar="NAME=COMMAND", help="a command that speaks the protocol")
+    add("--torch-python", metavar="PATH", help="a Python with PyTorch: variants torch, and torch-1 on one thread")
+    add("--torch-script", metavar="FILE", help="what it runs (default tools/benchmark_torch.py)")
     for field in fields(Settings):
         about = f"{_SETTINGS[field.name]} (default %(default)s)"
         add(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default, help=about)
     add("--checkpoint", action="store_true", help="also measure what saving a model of 50 million weights costs")
     add("--no-peak", action="store_true", help="do not measure a matrix product")
-    add("--no-twin", action="store_true", help="do not repeat the first contender: no noise floor")
-    add("--no-plots", action="store_true", help="no PNG and SVG files")
+    add("--no-twin", action="store_true", help="do not repeat the first variant: no noise floor")
+    add("--no-plots", action="store_true", help="no plots on the page")
     add("--output", type=Path, default=Path("bench"), metavar="FOLDER", help="of the report (default bench)")
-    add("--md", type=Path, metavar="FILE", help="write a documentation page too")
+    add("--md", type=Path, metavar="FILE", help="the page (default report.md in --output)")
     return tool
 
 
@@ -218,9 +220,8 @@ def _describe_machine(repository: Path) -> dict[str, Any]:
     facts = collect_env()
     state = git_state(repository)
     commit = "not in a git repository" if state is None else state["commit"][:9] + " changed" * bool(state["dirty"])
-    machine = facts["machine"]
     return {
-        **{name: machine[name] for name in ("os", "cpu", "cores", "memory_gb")},
+        **{name: facts["machine"][name] for name in ("os", "cpu", "cores", "memory_gb")},
         "devices": [device["name"] for device in facts["cuda"]["devices"]],
         "libai": facts["libai"],
         "oneflow": facts["oneflow"]["version"],

@@ -1,8 +1,8 @@
 """Two reports held against each other: a regression, or noise?
 
-Runs at different times see a different machine. Where both reports have a peak (the matrix product that took turns with
-the contenders), times are compared as multiples of its time in the same rounds, which a slower machine changes alike.
-A difference counts when it is larger than the noise floors and the uncertainties of both runs together.
+Runs at different times see a different machine. Where both reports have a peak (the matrix product that was interleaved
+with the variants), times are compared as multiples of its time in the same rounds, which a slower machine changes
+alike. A difference counts when it is larger than the noise floors and the uncertainties of both runs together.
 """
 
 from __future__ import annotations
@@ -18,36 +18,35 @@ from libai.utils.errors import UserError
 LEAST_DIFFERENCE = 0.02
 #: a pair of runs that would have to differ by more than this is too noisy to call them the same
 UNCLEAR_BEYOND = 0.25
-REGRESSION, BETTER, SAME, UNCLEAR, MISSING = "regression", "better", "same", "unclear", "missing"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One contender of one case. ratio: new to old, above 1 is slower; threshold: what would have counted.
+    """One variant of one case. ratio: new to old, above 1 is slower.
 
-    basis: "peak" when times are multiples of the peak's, else "time". Without figures `verdict` is "missing".
+    verdict: "regression", "better", "same", "unclear", or "missing" without figures. basis: "peak" when times are
+    multiples of the peak's, else "time". about: the rest of its line.
     """
 
     case: str
-    contender: str
+    variant: str
     verdict: str
+    about: str
     ratio: float | None = None
-    threshold: float | None = None
     basis: str = ""
-    reason: str = ""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rows of all contenders, and remarks about what may make the reports hard to compare."""
+    """The rows of all variants, and remarks about what may make the reports hard to compare."""
 
     rows: list[Row]
     remarks: list[str]
 
     @property
     def has_regression(self) -> bool:
-        """True when a contender is slower, or is gone."""
-        return any(row.verdict in (REGRESSION, MISSING) for row in self.rows)
+        """True when a variant is slower, or is gone."""
+        return any(row.verdict in ("regression", "missing") for row in self.rows)
 
 
 def compare_reports(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
@@ -63,42 +62,59 @@ def compare_reports(old: Mapping[str, Any], new: Mapping[str, Any]) -> Compariso
     return Comparison(rows, list(_remarks(old, new)))
 
 
+def print_comparison(comparison: Comparison) -> None:
+    """One line for each variant, the remarks, and the verdict."""
+    for row in comparison.rows:
+        print(f"{row.verdict:<11} {row.case}: {row.variant}{row.about}")
+    for remark in comparison.remarks:
+        print(f"note: {remark}")
+    unclear = sum(row.verdict == "unclear" for row in comparison.rows)
+    if comparison.has_regression:
+        print("regression")
+    elif unclear:
+        print(f"no regression to be seen, but {unclear} of {len(comparison.rows)} variants were too noisy to tell")
+    else:
+        print("no regression")
+
+
 def _compare_case(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Row]:
-    found = {c["name"]: c for c in new["contenders"]}
-    for before in old["contenders"]:
+    found = {c["name"]: c for c in new["variants"]}
+    for before in old["variants"]:
         if before["unavailable"] or before["is_peak"] or before["twin_of"]:
             continue
         after = found.get(before["name"])
-        if after is None or after["unavailable"]:
-            reason = "the new report does not have it" if after is None else f"it took no part: {after['unavailable']}"
-            yield Row(old["title"], before["name"], MISSING, reason=reason)
-            continue
-        yield _compare_contender(old, new, before, after)
+        if after is None:
+            yield Row(old["title"], before["name"], "missing", ", the new report does not have it")
+        elif after["unavailable"]:
+            yield Row(old["title"], before["name"], "missing", f", it took no part: {after['unavailable']}")
+        else:
+            yield _compare_variant(old, new, before, after)
 
 
-def _compare_contender(
+def _compare_variant(
     old: Mapping[str, Any], new: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> Row:
     peaks = [_peak(case, before["processes"]) for case in (old, new)]
     if all(peaks):
-        basis = "peak"
+        basis, unit = "peak", "measured against the peak"
         estimates = [paired_ratio(c["blocks"], p["blocks"]) for c, p in zip((before, after), peaks) if p is not None]
     else:
-        basis = "time"
+        basis, unit = "time", "in seconds"
         estimates = [Estimate(**c["step_seconds"]) for c in (before, after)]
     floors = [case["noise"].get(str(before["processes"]), {}).get("floor", 0.0) for case in (old, new)]
     ratio = estimates[1].median / estimates[0].median
     threshold = max(LEAST_DIFFERENCE, max(floors) + sum(estimate.uncertainty for estimate in estimates))
-    verdict = SAME if threshold <= UNCLEAR_BEYOND else UNCLEAR
+    verdict = "same" if threshold <= UNCLEAR_BEYOND else "unclear"
     if ratio > 1.0 + threshold:
-        verdict = REGRESSION
+        verdict = "regression"
     elif ratio < 1.0 / (1.0 + threshold):
-        verdict = BETTER
-    return Row(old["title"], before["name"], verdict, ratio, threshold, basis)
+        verdict = "better"
+    about = f" takes {ratio:.3f} times as long, {unit} (counts beyond ±{threshold:.1%})"
+    return Row(old["title"], before["name"], verdict, about, ratio, basis)
 
 
 def _peak(case: Mapping[str, Any], processes: int) -> Mapping[str, Any] | None:
-    peaks = (c for c in case["contenders"] if c["is_peak"] and not c["unavailable"] and c["processes"] == processes)
+    peaks = (c for c in case["variants"] if c["is_peak"] and not c["unavailable"] and c["processes"] == processes)
     return next(peaks, None)
 
 
@@ -112,25 +128,3 @@ def _remarks(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
             yield f"the {name} report has no noise floor (--no-twin), so small differences may pass for real ones"
         if any(max(case["loads"]) > report["machine"]["cores"] + 1 for case in report["cases"]):
             yield f"the machine was busy with other things during the {name} run; its uncertainty is large"
-
-
-def print_comparison(comparison: Comparison) -> None:
-    """One line per contender and the verdict of all."""
-    for row in comparison.rows:
-        if row.ratio is None or row.threshold is None:
-            print(f"{row.verdict:<11} {row.case}: {row.contender}, {row.reason}")
-            continue
-        unit = "measured against the peak" if row.basis == "peak" else "in seconds"
-        print(
-            f"{row.verdict:<11} {row.case}: {row.contender} takes {row.ratio:.3f} times as long, {unit} "
-            f"(counts beyond ±{row.threshold:.1%})"
-        )
-    for remark in comparison.remarks:
-        print(f"note: {remark}")
-    unclear = sum(row.verdict == UNCLEAR for row in comparison.rows)
-    if comparison.has_regression:
-        print("regression")
-    elif unclear:
-        print(f"no regression to be seen, but {unclear} of {len(comparison.rows)} contenders were too noisy to tell")
-    else:
-        print("no regression")

@@ -1,31 +1,52 @@
-"""Plots of a report as PNG and SVG: bars with error bars, the break-even chart, curves over a sweep, scaling."""
+"""Plots of a report as SVG: bars with error bars, the break-even chart, and curves over what was swept.
+
+Light, on white paper also in dark mode, and told apart without colour too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from libai.benchmark.curve_plots import paint_curve
-from libai.benchmark.curves import find_curves, is_in_a_curve
-from libai.benchmark.plot_style import COLOURS, OTHER_COLOUR, STYLE
+from libai.benchmark.report import Curve, cases_of_their_own, find_curves
 from libai.utils.errors import UserError
 
-
-@dataclass(frozen=True)
-class Plot:
-    """A plot that a report gives.
-
-    about: title of what it shows. size: in inches. paint: fills a figure. is_main: one that a page shows.
-    """
-
-    name: str
-    about: str
-    size: tuple[float, float]
-    paint: Callable[[Any], None]
-    is_main: bool = True
+#: mode → colour, marker, line: one hue per family, the compiled member of which is the darker and has square markers;
+#: our trainers solid, hand-written loops dashed, stock ones dotted
+_LOOKS = {
+    "eager": ("#5b8fd0", "o", "-"),
+    "graph": ("#163f78", "s", "-"),
+    "raw-eager": ("#7dbb7d", "o", "--"),
+    "raw-eager-sync": ("#b5d9b0", "v", "--"),
+    "raw-graph": ("#2f7d4f", "s", "--"),
+    "raw-graph-sync": ("#5fa777", "^", "--"),
+    "eager-stock": ("#dda568", "o", ":"),
+    "graph-stock": ("#a8651f", "s", ":"),
+    "command": ("#9873b8", "D", "-."),
+}
+_STYLE = {
+    "font.size": 10,
+    "font.family": ["DejaVu Sans", "sans-serif"],
+    "text.color": "#222222",
+    "axes.labelcolor": "#222222",
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "axes.edgecolor": "#888888",
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "libai",
+}
+#: a range of times wider than this is drawn on a logarithmic axis, where the swept values are
+_WIDE = 4.0
 
 
 def require_matplotlib() -> None:
@@ -38,147 +59,177 @@ def require_matplotlib() -> None:
         ) from None
 
 
-def plan_plots(report: Mapping[str, Any]) -> list[Plot]:
-    """All plots of a report. Cases of a sweep have their curve, and nothing of their own."""
-    found: list[Plot] = []
-    curves = find_curves(report)
-    drawn_as_curves = [case["title"] for curve in curves for case in curve.cases]
-    cases = [case for case in report["cases"] if not is_in_a_curve(case, curves)]
-    for number, case in enumerate(cases, start=1):
-        suffix = "" if len(cases) == 1 else f"_{number}"
-        is_main = case["title"] not in drawn_as_curves
-        size = (8.0, 1.4 + 0.42 * len(_shown(case)))
-        found.append(Plot(f"times{suffix}", case["title"], size, _on_axes(partial(_bars, case=case)), is_main))
-        for index, pair in enumerate(case["break_even"]):
-            name = f"break_even{suffix}" + ("" if index == 0 else f"_{pair['contender'].replace(' ', '_')}")
-            paint = partial(_cumulative, case=case, pair=pair)
-            found.append(Plot(name, case["title"], (7.0, 4.2), _on_axes(paint), is_main and index == 0))
-        if case["scaling"]:
-            paint = partial(_scaling, case=case)
-            found.append(Plot(f"scaling{suffix}", case["title"], (7.0, 4.2), _on_axes(paint), is_main))
-    for curve in curves:
-        found.append(Plot(f"curve_{curve.name}", curve.title, (9.0, 4.2), partial(paint_curve, curve=curve)))
-    return found
+def draw(report: Mapping[str, Any], folder: Path, prefix: str = "") -> dict[str, list[Path]]:
+    """Draw all that a report gives into `folder`, which is made; returns title → the files about it.
 
-
-def draw(
-    report: Mapping[str, Any],
-    folder: Path,
-    kinds: tuple[str, ...] = ("png", "svg"),
-    prefix: str = "",
-    only_main: bool = False,
-) -> dict[str, list[Path]]:
-    """Draw all that a report gives, or what a page shows of it, into `folder`.
-
-    Returns title -> the files about it, one of each kind per plot.
+    A case on several numbers of processes has its curve, and a case of a sweep is part of one. The same report gives
+    the same bytes.
     """
+    require_matplotlib()
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, list[Path]] = {}
-    with pyplot.rc_context(STYLE):
-        for plot in plan_plots(report):
-            if only_main and not plot.is_main:
-                continue
-            figure = pyplot.figure(figsize=plot.size, layout="constrained")
-            plot.paint(figure)
-            for kind in kinds:
-                metadata = {"Date": None} if kind == "svg" else None  # the same report gives the same bytes
-                file = folder / f"{prefix}{plot.name}.{kind}"
-                figure.savefig(file, dpi=150, metadata=metadata)
-                files.setdefault(plot.about, []).append(file)
+    with pyplot.rc_context(_STYLE):
+        for name, title, size, paint in _plots(report):
+            figure = pyplot.figure(figsize=size, layout="constrained")
+            paint(figure)
+            file = folder / f"{prefix}{name}.svg"
+            figure.savefig(file, metadata={"Date": None})
             pyplot.close(figure)
+            files.setdefault(title, []).append(file)
     return files
 
 
-def _on_axes(paint: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A painter of figures from one of a single panel."""
-    return lambda figure: paint(figure.subplots())
+def _plots(report: Mapping[str, Any]) -> list[tuple[str, str, tuple[float, float], Callable[[Any], None]]]:
+    """`(name, title, size in inches, what fills a figure)` of each plot."""
+    found: list[tuple[str, str, tuple[float, float], Callable[[Any], None]]] = []
+    curves = find_curves(report)
+    drawn = [case["title"] for curve in curves for case in curve.cases]
+    cases = [case for case in cases_of_their_own(report, curves) if case["title"] not in drawn]
+    for number, case in enumerate(cases, start=1):
+        suffix, title = "" if len(cases) == 1 else f"_{number}", case["title"]
+        height = 1.4 + 0.42 * len(_shown(case))
+        found.append((f"times{suffix}", title, (8.0, height), partial(_paint_bars, case=case)))
+        if case["break_even"]:
+            paint = partial(_paint_break_even, case=case, point=case["break_even"][0])
+            found.append((f"break_even{suffix}", title, (7.0, 4.2), paint))
+    for curve in curves:
+        found.append((f"curve_{curve.name}", curve.title, (9.0, 4.2), partial(_paint_curve, curve=curve)))
+    return found
 
 
 def _shown(case: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [c for c in case["contenders"] if not c["unavailable"] and not c["is_peak"]]
+    return [c for c in case["variants"] if not c["unavailable"] and not c["is_peak"]]
 
 
-def _bars(axes: Any, case: Mapping[str, Any]) -> None:
+def _look(mode: str) -> tuple[str, str, str]:
+    return _LOOKS.get(mode, ("#999999", "o", "-"))
+
+
+def _paint_bars(figure: Any, case: Mapping[str, Any]) -> None:
     """Milliseconds per iteration; the whiskers are the 10th and 90th percentile of the blocks."""
-    contenders = _shown(case)[::-1]
-    medians = [c["step_seconds"]["median"] * 1e3 for c in contenders]
-    below = [m - min(m, c["step_seconds"]["p10"] * 1e3) for m, c in zip(medians, contenders)]
-    above = [max(m, c["step_seconds"]["p90"] * 1e3) - m for m, c in zip(medians, contenders)]
+    axes, variants = figure.subplots(), _shown(case)[::-1]
+    steps = [{name: value * 1e3 for name, value in c["step_seconds"].items()} for c in variants]
+    medians = [step["median"] for step in steps]
+    above = [step["p90"] - step["median"] for step in steps]
     bars = axes.barh(
-        [c["name"] for c in contenders],
+        [c["name"] for c in variants],
         medians,
-        xerr=[below, above],
-        color=[COLOURS.get(c["mode"], OTHER_COLOUR) for c in contenders],
+        xerr=[[step["median"] - step["p10"] for step in steps], above],
+        color=[_look(c["mode"])[0] for c in variants],
         error_kw={"ecolor": "#8c8c8c", "elinewidth": 1.2, "capsize": 3},  # seen on dark bars and on paper
         height=0.66,
     )
-    for bar, contender in zip(bars, contenders):
-        if contender["twin_of"]:
-            bar.set_hatch("///")
-            bar.set_edgecolor("white")
+    for bar, variant in zip(bars, variants):
+        if variant["twin_of"]:
+            bar.set(hatch="///", edgecolor="white")
     for row, (median, high) in enumerate(zip(medians, above)):
-        axes.annotate(
-            f"{median:,.0f}" if median >= 1000 else f"{median:.3g}",
-            (median + high, row),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-        )
+        text, place = f"{median:,.0f}" if median >= 1000 else f"{median:.3g}", (median + high, row)
+        axes.annotate(text, place, xytext=(6, 0), textcoords="offset points", va="center", fontsize=9)
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.12)
     axes.set_xlim(left=0)
     axes.set_xlabel("ms per iteration (median; whiskers: 10th to 90th percentile of the blocks)")
-    _title(axes, case)
+    axes.set_title(case["title"], loc="left", fontsize=10)
 
 
-def _cumulative(axes: Any, case: Mapping[str, Any], pair: Mapping[str, Any]) -> None:
-    """Seconds until an iteration is done, compilation included, for a compiled contender and its eager one."""
-    import numpy as np
-
-    by_name = {c["name"]: c for c in case["contenders"]}
-    pays = pair["iterations"]
+def _paint_break_even(figure: Any, case: Mapping[str, Any], point: Mapping[str, Any]) -> None:
+    """Seconds until an iteration is done, compilation included, for a compiled variant and its eager one."""
+    axes, by_name = figure.subplots(), {c["name"]: c for c in case["variants"]}
+    pays = point["iterations"]
     end = max(20.0, 2.5 * pays) if pays else 200.0
-    iterations = np.array([1.0, end])
-    for name in (pair["baseline"], pair["contender"]):
-        contender = by_name[name]
-        step, colour = contender["step_seconds"], COLOURS.get(contender["mode"], OTHER_COLOUR)
-
-        def at(quantile: str, step: Mapping[str, float] = step, first: float = contender["first_seconds"]) -> Any:
-            return first + (iterations - 1) * step[quantile]
-
-        axes.fill_between(iterations, at("low"), at("high"), color=colour, alpha=0.25, linewidth=0)
-        axes.plot(iterations, at("median"), color=colour, linewidth=2, label=name)
+    for name in (point["baseline"], point["variant"]):
+        variant = by_name[name]
+        step, first, colour = variant["step_seconds"], variant["first_seconds"], _look(variant["mode"])[0]
+        low, middle, high = ([first, first + (end - 1) * step[key]] for key in ("low", "median", "high"))
+        axes.fill_between([1.0, end], low, high, color=colour, alpha=0.25, linewidth=0)
+        axes.plot([1.0, end], middle, color=colour, linewidth=2, label=name)
     if pays:
         axes.axvline(pays, color="#888888", linestyle="--", linewidth=1)
         axes.annotate(f"after {pays}", (pays, axes.get_ylim()[1]), (5, -12), textcoords="offset points", fontsize=9)
-    axes.set_xlabel("iterations")
-    axes.set_ylabel("seconds, compilation included")
+    axes.set(xlabel="iterations", ylabel="seconds, compilation included")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, loc="upper left")
-    _title(axes, case, pair["reason"])
+    axes.set_title(f"{case['title']}\n{point['reason']}", loc="left", fontsize=10)
 
 
-def _scaling(axes: Any, case: Mapping[str, Any]) -> None:
-    names = [row["contender"] for row in case["scaling"]]
-    values = [row["efficiency"]["median"] * 100 for row in case["scaling"]]
-    below = [max(0.0, v - row["efficiency"]["low"] * 100) for v, row in zip(values, case["scaling"])]
-    above = [max(0.0, row["efficiency"]["high"] * 100 - v) for v, row in zip(values, case["scaling"])]
-    axes.bar(
-        names, values, yerr=[below, above], color="#1f4e8c", width=0.6, error_kw={"capsize": 3, "ecolor": "#444444"}
+def _paint_curve(figure: Any, curve: Curve) -> None:
+    """Time per iteration and throughput over what was swept, one line per variant."""
+    times, rates = figure.subplots(1, 2)
+    places, is_log = _places(curve.values)
+    field, unit = curve.rate
+    for axes, name, scale in ((times, "step_seconds", 1e3), (rates, field, 1.0)):
+        for variant, line in curve.lines.items():
+            _paint_line(axes, variant, [(x, c, c[name]) for x, c in zip(places, line) if c and name in c], scale)
+        if is_log:
+            axes.set_xscale("log", base=2)
+        axes.set_xticks(places, curve.values)
+        axes.minorticks_off()
+        axes.margins(x=0.06)
+        axes.set_xlabel(curve.label)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    times.set_ylabel("ms per iteration", labelpad=6)
+    rates.set_ylabel(unit, labelpad=6)
+    if is_log and not curve.kind:
+        _make_wide_axis_logarithmic(times, curve)
+    if curve.kind:
+        _paint_linear(rates, places, next(iter(curve.lines.values()))[0], field)
+    handles, labels = rates.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, min(len(labels), 6)), frameon=False)
+    title = textwrap.fill(curve.title, 96, break_long_words=False, break_on_hyphens=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+
+
+def _paint_line(axes: Any, name: str, points: Sequence[tuple[float, Any, Mapping[str, float]]], scale: float) -> None:
+    if not points:
+        return
+    colour, marker, style = _look(points[0][1]["mode"])
+    middle, below, above = (
+        [scale * amount for amount in amounts]
+        for amounts in zip(*((y["median"], y["median"] - y["low"], y["high"] - y["median"]) for _, _, y in points))
     )
-    axes.axhline(100, color="#888888", linestyle="--", linewidth=1)
-    axes.grid(axis="x", visible=False)
-    axes.set_ylabel("efficiency, % of linear")
-    axes.tick_params(axis="x", labelrotation=20)
-    kinds = sorted({row["kind"] for row in case["scaling"]} - {"peak"})
-    _title(axes, case, f"{' and '.join(kinds)} scaling (bars: 95 % interval)")
+    look = {"color": colour, "marker": marker, "linestyle": style, "markersize": 5, "linewidth": 1.6}
+    axes.errorbar([x for x, _, _ in points], middle, [below, above], elinewidth=1.0, capsize=3, label=name, **look)
 
 
-def _title(axes: Any, case: Mapping[str, Any], under: str = "") -> None:
-    axes.set_title(case["title"] + (f"\n{under}" if under else ""), loc="left", fontsize=10)
+def _places(values: Sequence[str]) -> tuple[list[float], bool]:
+    """Where values stand on the axis, and whether it is logarithmic: where they are geometric."""
+    try:
+        places = [float(value) for value in values]
+    except ValueError:  # names, not numbers: evenly spaced
+        return [float(number) for number in range(len(values))], False
+    ratios = [b / a for a, b in zip(places, places[1:]) if a > 0]
+    is_geometric = len(ratios) == len(places) - 1 and len(ratios) > 1 and min(ratios) > 1.2
+    return places, is_geometric and max(ratios) <= 1.25 * min(ratios)
+
+
+def _make_wide_axis_logarithmic(axes: Any, curve: Curve) -> None:
+    from matplotlib.ticker import LogLocator
+
+    shown = [c["step_seconds"] for c in curve.points]
+    low, high = (pick(step[end] for step in shown) * 1e3 for pick, end in ((min, "low"), (max, "high")))
+    if high / low >= _WIDE:
+        formatter = axes.yaxis.get_major_formatter()
+        axes.set_yscale("log")
+        axes.set_ylim(low / 1.25, high * 1.25)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 200 else (1,)))
+        axes.yaxis.set_major_formatter(formatter)
+        axes.minorticks_off()
+
+
+def _paint_linear(axes: Any, places: Sequence[float], first: Mapping[str, Any] | None, field: str) -> None:
+    """What the `first` variant would reach if every process added as much as the first does."""
+    if first is None or field not in first:
+        return
+    linear = [first[field]["median"] / places[0] * place for place in places]
+    top = axes.get_ylim()[1]
+    axes.plot(places, linear, color="#aaaaaa", linewidth=1, linestyle=(0, (1, 2)))
+    look = {"ha": "right", "fontsize": 9, "color": "#777777"}
+    axes.annotate("linear", (places[-1], linear[-1]), (-4, 4), textcoords="offset points", **look)
+    axes.set_ylim(0, max(top, linear[-1] * 1.1))

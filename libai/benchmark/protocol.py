@@ -1,6 +1,6 @@
-"""The line protocol between the controller of a benchmark and one contender. Standard library only.
+"""The line protocol between a benchmark and one variant, as a variant speaks it. Standard library only.
 
-A contender reads JSON objects, one per line, from standard input and answers each with one line on standard output. It
+A variant reads JSON objects, one per line, from standard input and answers each with one line on standard output. It
 says `{"event": "ready", ...facts}` first. Then, as often as it is asked:
 
     {"command": "run", "iterations": 20, "losses": true}   make so many iterations, as fast as it can
@@ -37,7 +37,7 @@ READY, DONE, UNAVAILABLE = "ready", "done", "unavailable"
 
 
 class Unavailable(Exception):
-    """Raised by a contender that cannot do what it is asked; the text says why and is shown in the report."""
+    """Raised by a variant that cannot do what it is asked; the text says why and is shown in the report."""
 
 
 def encode(message: Mapping[str, Any]) -> str:
@@ -56,7 +56,7 @@ def decode(line: str) -> dict[str, Any] | None:
     return message if isinstance(message, dict) and {"event", "command"} & set(message) else None
 
 
-class Contender:
+class Variant:
     """What `serve` serves: subclass it and define `run`; see the module for the fields."""
 
     def facts(self) -> dict[str, Any]:
@@ -76,11 +76,14 @@ class Contender:
         raise Unavailable(f"{type(self).__name__} saves no checkpoints")
 
 
-def serve(build: Callable[[], Contender], lines: Iterable[str], reply: Callable[[Mapping[str, Any]], object]) -> None:
-    """Build a contender and answer `lines` until one says quit or there are no more."""
+Contender = Variant  #: the old name, until the next release
+
+
+def serve(build: Callable[[], Variant], lines: Iterable[str], reply: Callable[[Mapping[str, Any]], object]) -> None:
+    """Build a variant and answer `lines` until one says quit or there are no more."""
     try:
-        contender = build()
-        reply({"event": READY, **contender.facts()})
+        variant = build()
+        reply({"event": READY, **variant.facts()})
     except Unavailable as reason:
         reply({"event": UNAVAILABLE, "reason": str(reason)})
         return
@@ -89,13 +92,13 @@ def serve(build: Callable[[], Contender], lines: Iterable[str], reply: Callable[
         if message is None or message["command"] == "quit":
             return
         try:
-            reply({"event": DONE, **_answer(contender, message)})
+            reply({"event": DONE, **_answer(variant, message)})
         except Unavailable as reason:
             reply({"event": UNAVAILABLE, "reason": str(reason)})
 
 
-def serve_stdio(build: Callable[[], Contender]) -> None:
-    """`serve` on standard input and output, for a contender of one process."""
+def serve_stdio(build: Callable[[], Variant]) -> None:
+    """`serve` on standard input and output, for a variant of one process."""
 
     def reply(message: Mapping[str, Any]) -> None:
         sys.stdout.write(encode(message))
@@ -104,13 +107,13 @@ def serve_stdio(build: Callable[[], Contender]) -> None:
     serve(build, iter(sys.stdin.readline, ""), reply)
 
 
-def _answer(contender: Contender, message: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(variant: Variant, message: Mapping[str, Any]) -> dict[str, Any]:
     if message["command"] == "run":
-        return contender.run(int(message["iterations"]), bool(message.get("losses")))
+        return variant.run(int(message["iterations"]), bool(message.get("losses")))
     if message["command"] == "save":
-        return contender.save(str(message["kind"]))
+        return variant.save(str(message["kind"]))
     if message["command"] == "wait":
-        return contender.wait()
+        return variant.wait()
     raise Unavailable(f"there is no command {message['command']!r}")
 
 

@@ -107,7 +107,7 @@ class RawGraph:
         if max_norm is not None and len(groups) > 1:
             raise Unavailable(
                 "a stock nn.Graph clips each parameter group by its own norm, which is another training; "
-                "optim.params=null makes one group for all contenders"
+                "optim.params=null makes one group for all variants"
             )
         for group in groups:
             group._enable_clip_grad = max_norm is not None

@@ -1,4 +1,4 @@
-"""From measured contenders to the report, a JSON value: every figure with its spread, or the reason why it is missing.
+"""The report, a JSON value: every figure of every variant with its spread, and the curves that its cases make.
 
 All texts and plots are made from this value alone, so that `report.json` is all one needs to keep.
 """
@@ -7,55 +7,58 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from libai.benchmark.modes import EAGER_OF
-from libai.benchmark.plan import Case
-from libai.benchmark.session import MAX_IDLE_SHARE, Measured, Outcome, Settings
+from libai.benchmark.cases import MODES, Case
+from libai.benchmark.measure import Measured, Outcome, Settings
 from libai.benchmark.statistics import Estimate, break_even, estimate, noise_floor, paired_ratio
 from libai.utils.errors import UserError
 
-VERSION = 1
-KIND = "libai benchmark"
+KIND, VERSION = "libai benchmark", 2
+#: share of a core that a variant may use while it waits; more disturbs the one whose turn it is
+MAX_IDLE_SHARE = 0.05
+#: figure → the fact that a block's time is divided into, and the reason that stands where it is missing
+_RATES = {
+    "samples_per_s": ("global_batch_size", "the variant reports no global batch size"),
+    "tokens_per_s": ("tokens_per_iter", "no trainer took part that counts them, or samples are no token sequences"),
+    "flops_per_s": ("flops_per_iter", "the model has no num_flops_per_sample"),
+}
 
 
 def make_report(
     cases: Sequence[Mapping[str, Any]], settings: Settings, command: str, machine: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The whole report from `describe_case` of each case."""
-    return {
-        "kind": KIND,
-        "version": VERSION,
-        "command": command,
-        "machine": dict(machine),
-        "settings": asdict(settings),
-        "cases": list(cases),
-    }
+    """The report from `describe_case` of each case."""
+    head = {"kind": KIND, "version": VERSION, "command": command, "machine": dict(machine)}
+    return {**head, "settings": asdict(settings), "cases": list(cases)}
 
 
 def read_report(path: Path) -> dict[str, Any]:
     """A report from its file; `UserError` when it is none."""
     try:
-        report = json.loads(path.read_text())
+        text = path.read_text()
+        report = json.loads(text)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}). Name the report.json of a benchmark.") from None
     except ValueError:
         raise UserError(f"{path} is no JSON. Name the report.json that tools/benchmark.py wrote.") from None
-    if not isinstance(report, dict) or report.get("kind") != KIND or report.get("version") != VERSION:
+    if not isinstance(report, dict) or report.get("kind") != KIND or report.get("version") not in (1, VERSION):
         raise UserError(
             f"{path} is no report of this version of tools/benchmark.py (it has no kind={KIND!r}, version={VERSION}). "
             "Run the benchmark again."
         )
+    if report["version"] == 1:  # which had another name for a variant; until the next release
+        report = json.loads(text.replace('"contenders":', '"variants":').replace('"contender":', '"variant":'))
     return report
 
 
 def describe_case(case: Case, outcome: Outcome) -> dict[str, Any]:
     """The part of the report about one case."""
-    everyone = outcome.everyone
-    took_part = {m.entry.name: m for m in everyone if m.unavailable is None}
-    baselines, floors = _baselines(took_part), _noise_floors(took_part)
+    took_part = [m for m in outcome.everyone if m.unavailable is None]
+    _share_token_counts(took_part)
+    floors = _noise_floors(took_part)
     return {
         "title": case.title,
         "config": case.config,
@@ -64,49 +67,49 @@ def describe_case(case: Case, outcome: Outcome) -> dict[str, Any]:
         "loads": outcome.loads,
         "rounding": outcome.rounding,
         "noise": floors,
-        "contenders": [_describe(m, took_part, baselines) for m in everyone],
+        "variants": [_describe(m, took_part) for m in outcome.everyone],
         "break_even": _break_evens(took_part, floors),
         "scaling": _scaling(took_part),
     }
 
 
-def _baselines(took_part: Mapping[str, Measured]) -> dict[int, Measured]:
-    """Processes -> the contender that the others of as many processes are compared to, the first one."""
-    first: dict[int, Measured] = {}
-    for measured in took_part.values():
-        if not measured.entry.is_peak:
-            first.setdefault(measured.entry.processes, measured)
-    return first
+def _share_token_counts(took_part: Sequence[Measured]) -> None:
+    """Give hand-written loops the tokens per iteration that a trainer of the same global batch has counted."""
+    counted = {
+        m.facts["global_batch_size"]: m.facts["tokens_per_iter"] for m in took_part if m.facts.get("tokens_per_iter")
+    }
+    for measured in took_part:
+        tokens = counted.get(measured.facts.get("global_batch_size"))
+        if tokens:
+            measured.facts["tokens_per_iter"] = measured.facts.get("tokens_per_iter") or tokens
 
 
-def _noise_floors(took_part: Mapping[str, Measured]) -> dict[str, dict[str, Any]]:
-    """Processes (as text, for JSON) -> the noise that a contender and its twin show."""
+def _noise_floors(took_part: Sequence[Measured]) -> dict[str, dict[str, Any]]:
+    """Processes (as text, for JSON) → the noise that a variant and its twin show."""
+    by_name = {m.spec.name: m for m in took_part}
     floors = {}
-    for twin in took_part.values():
-        original = took_part.get(twin.entry.twin_of or "")
+    for twin in took_part:
+        original = by_name.get(twin.spec.twin_of or "")
         if original is not None:
-            ratio = paired_ratio(twin.blocks, original.blocks)
             has_cpu = bool(original.cpu_blocks and twin.cpu_blocks)
-            floors[str(twin.entry.processes)] = {
-                "contender": original.entry.name,
+            floors[str(twin.spec.processes)] = {
+                "variant": original.spec.name,
                 "floor": noise_floor(original.blocks, twin.blocks),
                 "cpu_floor": noise_floor(original.cpu_blocks, twin.cpu_blocks) if has_cpu else None,
-                "ratio": asdict(ratio),
+                "ratio": asdict(paired_ratio(twin.blocks, original.blocks)),
             }
     return floors
 
 
-def _describe(
-    measured: Measured, took_part: Mapping[str, Measured], baselines: Mapping[int, Measured]
-) -> dict[str, Any]:
-    entry, facts = measured.entry, measured.facts
+def _describe(measured: Measured, took_part: Sequence[Measured]) -> dict[str, Any]:
+    spec, facts = measured.spec, measured.facts
     described: dict[str, Any] = {
-        "name": entry.name,
-        "mode": entry.mode,
-        "processes": entry.processes,
-        "twin_of": entry.twin_of,
-        "is_peak": entry.is_peak,
-        "environment": dict(entry.environment),
+        "name": spec.name,
+        "mode": spec.mode,
+        "processes": spec.processes,
+        "twin_of": spec.twin_of,
+        "is_peak": spec.is_peak,
+        "environment": dict(spec.environment),
         "unavailable": measured.unavailable,
         "facts": facts,
     }
@@ -121,85 +124,47 @@ def _describe(
         launch_seconds=measured.launch_seconds,
         losses=measured.losses,
         missing=missing,
+        saves=_describe_saves(measured.saves),
     )
-    for name, fact, what in (
-        ("samples_per_s", "global_batch_size", "the contender reports no global batch size"),
-        (
-            "tokens_per_s",
-            "tokens_per_iter",
-            "no trainer took part that counts them, or the samples are no token sequences",
-        ),
-        ("flops_per_s", "flops_per_iter", "the model has no num_flops_per_sample"),
-    ):
-        if entry.is_peak and name != "flops_per_s":
-            missing[name] = "a matrix product has no samples"
-        elif facts.get(fact):
+    for name in ("peak_rss_bytes", "device_bytes", "build_seconds"):
+        if facts.get(name) is not None:
+            described[name] = facts[name]
+    for name, blocks in (("cpu_seconds", measured.cpu_blocks), ("data_share", measured.data_shares)):
+        if blocks:
+            described[name] = estimate(blocks)
+        else:
+            missing[name] = "the variant does not report it"
+    for name, (fact, why) in _RATES.items():
+        if facts.get(fact):
             described[name] = estimate([facts[fact] / seconds for seconds in measured.blocks])
         else:
-            missing[name] = what
-    _describe_peak_share(measured, took_part, described, missing)
-    baseline = baselines.get(entry.processes)
-    if baseline is not None and baseline is not measured and not entry.is_peak:
-        described["ratio"] = {"to": baseline.entry.name, **asdict(paired_ratio(measured.blocks, baseline.blocks))}
-        if measured.cpu_blocks and baseline.cpu_blocks:
-            cpu = paired_ratio(measured.cpu_blocks, baseline.cpu_blocks)
-            described["cpu_ratio"] = {"to": baseline.entry.name, **asdict(cpu)}
-    _describe_resources(measured, described, missing)
-    described["saves"] = _describe_saves(measured.saves)
-    return described
-
-
-def share_token_counts(everyone: Sequence[Measured]) -> None:
-    """Give hand-written loops the tokens per iteration that a trainer of the same global batch has counted."""
-    counted = {
-        m.facts["global_batch_size"]: m.facts["tokens_per_iter"] for m in everyone if m.facts.get("tokens_per_iter")
-    }
-    for measured in everyone:
-        size = measured.facts.get("global_batch_size")
-        if size in counted and "tokens_per_iter" not in measured.facts:
-            measured.facts["tokens_per_iter"] = counted[size]
-
-
-def _describe_peak_share(
-    measured: Measured, took_part: Mapping[str, Measured], described: dict[str, Any], missing: dict[str, str]
-) -> None:
-    """FLOP/s as a share of what a matrix product reached in the same rounds."""
-    entry = measured.entry
-    peak = next((m for m in took_part.values() if m.entry.is_peak and m.entry.processes == entry.processes), None)
-    if entry.is_peak:
-        missing["peak_share"] = "this is the peak"
-    elif "flops_per_s" not in described:
-        missing["peak_share"] = missing["flops_per_s"]
-    elif peak is None:
-        missing["peak_share"] = "no peak was measured"
-    else:
-        flops, peak_flops = measured.facts["flops_per_iter"], peak.facts["flops_per_iter"]
-        shares = [flops / mine / (peak_flops / other) for mine, other in zip(measured.blocks, peak.blocks)]
-        described["peak_share"] = estimate(shares)
-
-
-def _describe_resources(measured: Measured, described: dict[str, Any], missing: dict[str, str]) -> None:
-    facts = measured.facts
-    for name, reason in (
-        ("peak_rss_bytes", "the contender does not report it"),
-        ("build_seconds", "nothing is compiled" if "graph" not in measured.entry.mode else "part of first_seconds"),
-        ("device_bytes", "runs on the CPU" if facts.get("device", "cpu") == "cpu" else "not reported"),
-    ):
-        if facts.get(name) is None:
-            missing[name] = reason
-        else:
-            described[name] = facts[name]
-    if measured.cpu_blocks:
-        described["cpu_seconds"] = estimate(measured.cpu_blocks)
-    else:
-        missing["cpu_seconds"] = "the contender does not report it"
-    if measured.data_shares:
-        described["data_share"] = estimate(measured.data_shares)
-    else:
-        missing["data_share"] = "the contender does not report it"
+            missing[name] = why
+    if not spec.is_peak:
+        _compare_to_others(measured, took_part, described, missing)
     if measured.idle_share is not None:
         described["idle_share"] = measured.idle_share
         described["disturbs_others"] = measured.idle_share > MAX_IDLE_SHARE
+    return described
+
+
+def _compare_to_others(
+    measured: Measured, took_part: Sequence[Measured], described: dict[str, Any], missing: dict[str, str]
+) -> None:
+    """FLOP/s as a share of the peak's, and ratios to the first variant, both of as many processes and paired."""
+    equals = [m for m in took_part if m.spec.processes == measured.spec.processes]
+    peak = next((m for m in equals if m.spec.is_peak), None)
+    if "flops_per_s" not in described or peak is None:
+        missing["peak_share"] = missing.get("flops_per_s", "no peak was measured")
+    else:
+        work = measured.facts["flops_per_iter"] / peak.facts["flops_per_iter"]
+        described["peak_share"] = estimate([work * b / a for a, b in zip(measured.blocks, peak.blocks)])
+    baseline = next(m for m in equals if not m.spec.is_peak)
+    if baseline is measured:
+        return
+    described["ratio"] = {"to": baseline.spec.name, **asdict(paired_ratio(measured.blocks, baseline.blocks))}
+    if measured.cpu_blocks and baseline.cpu_blocks:
+        cpu = paired_ratio(measured.cpu_blocks, baseline.cpu_blocks)
+        described["cpu_ratio"] = {"to": baseline.spec.name, **asdict(cpu)}
 
 
 def _describe_saves(saves: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -209,67 +174,156 @@ def _describe_saves(saves: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """
     if not saves.get("sync") or not saves.get("async"):
         return {}
+    sync, (first, *later) = saves["sync"], saves["async"]
     described: dict[str, Any] = {
         "iteration_beside_seconds": estimate(saves["iteration_beside"]),
-        "sync_seconds": estimate(saves["sync"]),
-        "async_first_seconds": saves["async"][0],
+        "sync_seconds": estimate(sync),
+        "async_first_seconds": first,
     }
-    later = saves["async"][1:]
     if later:
         described["async_seconds"] = estimate(later)
-        described["stall_share"] = estimate([a / s for a, s in zip(later, saves["sync"][1:])])
-        fastest_sync, fastest_async = min(saves["sync"]), min(later)
-        described["fastest"] = {
-            "sync_seconds": fastest_sync,
-            "async_seconds": fastest_async,
-            "stall_share": fastest_async / fastest_sync,
-        }
+        described["stall_share"] = estimate([a / s for a, s in zip(later, sync[1:])])
+        fastest = {"sync_seconds": min(sync), "async_seconds": min(later), "stall_share": min(later) / min(sync)}
+        described["fastest"] = fastest
     return described
 
 
-def _break_evens(took_part: Mapping[str, Measured], floors: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each compiled contender against the eager one of as many processes."""
+def _break_evens(took_part: Sequence[Measured], floors: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each compiled variant against the eager one of as many processes."""
     found = []
-    originals = {(m.entry.mode, m.entry.processes): m for m in took_part.values() if m.entry.twin_of is None}
-    for (mode, processes), measured in originals.items():
-        eager = originals.get((EAGER_OF.get(mode, ""), processes))
-        if eager is None:
+    originals = {(m.spec.mode, m.spec.processes): m for m in took_part if m.spec.twin_of is None}
+    for (mode, processes), graph in originals.items():
+        eager = originals.get((mode.replace("graph", "eager"), processes))
+        if mode not in MODES or MODES[mode].base != "graph" or eager is None:
             continue
-        assert measured.first_seconds is not None and eager.first_seconds is not None
         point = break_even(
-            measured.entry.name,
-            eager.entry.name,
-            measured.first_seconds,
-            eager.first_seconds,
-            Estimate.of(measured.blocks),
-            Estimate.of(eager.blocks),
-            paired_ratio(measured.blocks, eager.blocks),
+            (graph.spec.name, eager.spec.name),
+            (graph.first_seconds, eager.first_seconds),
+            (Estimate.of(graph.blocks).median, Estimate.of(eager.blocks).median),
+            paired_ratio(graph.blocks, eager.blocks),
             floors.get(str(processes), {}).get("floor", 0.0),
         )
-        found.append(asdict(point))
+        found.append(point)
     return found
 
 
-def _scaling(took_part: Mapping[str, Measured]) -> list[dict[str, Any]]:
-    """Contenders of several processes against the same one of the fewest: speed-up in samples per second, paired."""
+def _scaling(took_part: Sequence[Measured]) -> list[dict[str, Any]]:
+    """Variants of several processes against the same one of the fewest: speed-up in samples per second, paired."""
     found = []
-    originals = [m for m in took_part.values() if m.entry.twin_of is None and m.entry.mode != "command"]
+    originals = [m for m in took_part if m.spec.twin_of is None and m.spec.mode != "command"]
     for measured in originals:
-        entry = measured.entry
-        few = min((m for m in originals if m.entry.mode == entry.mode), key=lambda m: m.entry.processes)
-        if few.entry.processes >= entry.processes:
+        spec = measured.spec
+        few = min((m for m in originals if m.spec.mode == spec.mode), key=lambda m: m.spec.processes)
+        if few.spec.processes >= spec.processes:
             continue
-        unit = "flops_per_iter" if entry.is_peak else "global_batch_size"
+        unit = "flops_per_iter" if spec.is_peak else "global_batch_size"
         work = measured.facts[unit] / few.facts[unit]
         speedups = [work * a / b for a, b in zip(few.blocks, measured.blocks)]
-        more = entry.processes / few.entry.processes
-        found.append(
-            {
-                "contender": entry.name,
-                "to": few.entry.name,
-                "kind": "peak" if entry.is_peak else ("strong" if work == 1 else "weak"),
-                "speedup": estimate(speedups),
-                "efficiency": estimate([speedup / more for speedup in speedups]),
-            }
-        )
+        more = spec.processes / few.spec.processes
+        row = {"variant": spec.name, "to": few.spec.name, "speedup": estimate(speedups)}
+        row["kind"] = "peak" if spec.is_peak else ("strong" if work == 1 else "weak")
+        found.append({**row, "efficiency": estimate([speedup / more for speedup in speedups])})
     return found
+
+
+#: the last part of a swept setting → how it is called in tables and plots
+_LABELS = {
+    "num_layers": "layers",
+    "hidden_size": "hidden size",
+    "sequence_length": "sequence length (tokens)",
+    "max_seq_length": "sequence length (tokens)",
+    "train_micro_batch_size": "micro-batch (samples)",
+    "global_batch_size": "global batch (samples)",
+    "num_accumulation_steps": "accumulation (micro-batches per iteration)",
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a sweep, or one case on several numbers of processes, has measured.
+
+    key: the setting, or "processes". values: its values as text. lines: variant → its part of the report at each value,
+    None where it took no part. cases: those of the sweep, or the one case. kind: "weak" or "strong" for processes,
+    else "".
+    """
+
+    config: str
+    key: str
+    values: tuple[str, ...]
+    lines: Mapping[str, Sequence[Mapping[str, Any] | None]]
+    cases: tuple[Mapping[str, Any], ...]
+    kind: str = ""
+
+    @property
+    def name(self) -> str:
+        """For files: `gpt_stdlib_num_layers`, `gpt_stdlib_processes_weak`."""
+        return "_".join(filter(None, [Path(self.config).stem, self.key.rpartition(".")[2], self.kind]))
+
+    @property
+    def label(self) -> str:
+        """What is on the axis."""
+        return _LABELS.get(self.key.rpartition(".")[2], self.key)
+
+    @property
+    def title(self) -> str:
+        """`configs/gpt_stdlib.py: layers`, with the settings that all values share."""
+        shared = [word for word in self.cases[0]["overrides"] if not word.startswith(f"{self.key}=")]
+        what = f"{self.kind} scaling" if self.kind else self.label.partition(" (")[0]
+        return f"{self.config}: {what}" + (f" ({' '.join(shared)})" if shared else "")
+
+    @property
+    def points(self) -> list[Mapping[str, Any]]:
+        """All variants at all values, where they took part."""
+        return [c for line in self.lines.values() for c in line if c is not None]
+
+    @property
+    def rate(self) -> tuple[str, str]:
+        """`(field, unit)` of the throughput: tokens where they are counted, else samples."""
+        counted = bool(self.points) and all("tokens_per_s" in c for c in self.points)
+        return ("tokens_per_s", "tokens/s") if counted else ("samples_per_s", "samples/s")
+
+    @property
+    def splits_a_batch(self) -> bool:
+        """Accumulation is swept and the samples per iteration stay: the first value can be called one big batch."""
+        sizes = {c["facts"].get("global_batch_size") for c in self.points}
+        return self.key.endswith("num_accumulation_steps") and len(sizes) == 1 and None not in sizes
+
+
+def find_curves(report: Mapping[str, Any]) -> list[Curve]:
+    """All curves of at least two values, in the report's order."""
+    swept: dict[str, list[Mapping[str, Any]]] = {}
+    curves = []
+    for case in report["cases"]:
+        if case["sweep"] is not None:
+            swept.setdefault(case["config"], []).append(case)
+        else:
+            curves += _over_processes(case)
+    curves += [_over_values(config, cases) for config, cases in swept.items() if len(cases) > 1]
+    return curves
+
+
+def cases_of_their_own(report: Mapping[str, Any], curves: Sequence[Curve]) -> list[Mapping[str, Any]]:
+    """The cases that are no part of a sweep, whose table is the curve's."""
+    swept = [case["title"] for curve in curves if not curve.kind for case in curve.cases]
+    return [case for case in report["cases"] if case["title"] not in swept]
+
+
+def _over_values(config: str, cases: Sequence[Mapping[str, Any]]) -> Curve:
+    found = [{c["name"]: c for c in _drawn(case)} for case in cases]
+    lines = {name: [one.get(name) for one in found] for name in dict.fromkeys(name for one in found for name in one)}
+    values = tuple(case["sweep"]["value"] for case in cases)
+    return Curve(config, cases[0]["sweep"]["key"], values, lines, tuple(cases))
+
+
+def _over_processes(case: Mapping[str, Any]) -> list[Curve]:
+    found = {(c["mode"], c["processes"]): c for c in _drawn(case) if c["mode"] != "command"}
+    counts = sorted({processes for _, processes in found})
+    kinds = sorted({row["kind"] for row in case["scaling"]} - {"peak"})
+    if len(counts) < 2:
+        return []
+    lines = {mode: [found.get((mode, n)) for n in counts] for mode in dict.fromkeys(mode for mode, _ in found)}
+    return [Curve(case["config"], "processes", tuple(map(str, counts)), lines, (case,), "_".join(kinds))]
+
+
+def _drawn(case: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [c for c in case["variants"] if not (c["unavailable"] or c["is_peak"] or c["twin_of"])]

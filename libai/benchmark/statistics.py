@@ -1,21 +1,19 @@
 """What block times say: medians with their uncertainty, paired ratios, the noise floor, and the break-even point.
 
-Contenders take turns, so block r of one is paired with block r of another: the ratio of a pair is free of the drift
+Variants are interleaved, so block r of one is paired with block r of another: the ratio of a pair is free of the drift
 that both have seen. All intervals are 95 % bootstrap intervals of the median, drawn with a fixed seed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 _RESAMPLES = 4000
-#: in place of a figure that there is not
-NOT_AVAILABLE = "n/a"
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,7 @@ class Estimate:
     def of(cls, values: Sequence[float]) -> Estimate:
         """The estimate from one value per block, at least one."""
         sample = np.asarray(values, dtype=np.float64)
+        # scipy.stats.bootstrap finds the same, and its import takes longer than the whole report
         draws = np.random.default_rng(0).integers(0, len(sample), (_RESAMPLES, len(sample)))
         low, high = np.percentile(np.median(sample[draws], axis=1), [2.5, 97.5])
         p10, p90 = np.percentile(sample, [10, 90])
@@ -57,7 +56,7 @@ def paired_ratio(times: Sequence[float], baseline: Sequence[float]) -> Estimate:
 
 
 def noise_floor(times: Sequence[float], twin: Sequence[float]) -> float:
-    """The relative difference that two runs of the very same contender show: smaller ones mean nothing.
+    """The relative difference that two runs of the very same variant show: smaller ones mean nothing.
 
     The larger of: how far the median ratio is from 1, and the half width of its interval.
     """
@@ -70,55 +69,33 @@ def is_beyond_noise(ratio: Estimate, floor: float) -> bool:
     return abs(ratio.median - 1.0) > floor and (ratio.low > 1.0 or ratio.high < 1.0)
 
 
-@dataclass(frozen=True)
-class BreakEven:
-    """From which iteration on `contender` has made up for its slower start against `baseline`.
-
-    iterations: None when it never does. `earliest`, `latest`: the same for the ends of the ratio's interval, None where
-    that end never pays off. `reason` says it in words.
-    """
-
-    contender: str
-    baseline: str
-    iterations: int | None
-    earliest: int | None
-    latest: int | None
-    reason: str
-
-
 def break_even(
-    contender: str,
-    baseline: str,
-    start: float,
-    baseline_start: float,
-    step: Estimate,
-    baseline_step: Estimate,
-    ratio: Estimate,
-    floor: float,
-) -> BreakEven:
-    """When `contender` pays off.
+    names: tuple[str, str], starts: tuple[float, float], steps: tuple[float, float], ratio: Estimate, floor: float
+) -> dict[str, Any]:
+    """From which iteration on a variant has made up for its slower start against its baseline.
 
-    `start`, `baseline_start`: seconds of the first iteration of each, compilation included. `ratio`: of the steady
-    iterations, contender to baseline, paired. Steady iterations are compared by the ratio, which drift does not touch.
+    All pairs are (variant, baseline): their names, the seconds of their first iteration (compilation included), the
+    median seconds of the others. These are compared by the paired `ratio`, which drift does not touch. `iterations` of
+    the answer is None when it never does; `reason` says it in words, with the ends of the interval.
     """
-    extra = (start - step.median) - (baseline_start - baseline_step.median)
+    name, baseline = names
+    extra = (starts[0] - steps[0]) - (starts[1] - steps[1])
 
     def after(at_ratio: float) -> int | None:
-        gain = baseline_step.median * (1.0 - at_ratio)
-        if gain <= 0:
-            return None
-        return max(1, math.ceil(extra / gain))
+        gain = steps[1] * (1.0 - at_ratio)
+        return max(1, math.ceil(extra / gain)) if gain > 0 else None
 
+    count = None
     if not is_beyond_noise(ratio, floor):
-        found = f"{contender} / {baseline} = {ratio.median:.3f} is within the noise ({floor:.1%})"
-        return BreakEven(contender, baseline, None, None, None, f"never, as far as this run can tell: {found}")
-    if ratio.median > 1.0:
-        slower = f"{contender} takes {ratio.median:.3f} times as long in every iteration"
-        return BreakEven(contender, baseline, None, None, None, f"never: {slower}")
-    count, earliest, latest = after(ratio.median), after(ratio.low), after(ratio.high)
-    latest_text = "never" if latest is None else str(latest)
-    reason = f"{contender} pays off after {count} iterations ({earliest} to {latest_text})"
-    return BreakEven(contender, baseline, count, earliest, latest, reason)
+        why = f"{name} / {baseline} = {ratio.median:.3f} is within the noise ({floor:.1%})"
+        reason = f"never, as far as this run can tell: {why}"
+    elif ratio.median > 1.0:
+        reason = f"never: {name} takes {ratio.median:.3f} times as long in every iteration"
+    else:
+        count = after(ratio.median)
+        latest = after(ratio.high)
+        reason = f"{name} pays off after {count} iterations ({after(ratio.low)} to {latest or 'never'})"
+    return {"variant": name, "baseline": baseline, "iterations": count, "reason": reason}
 
 
 def relative_difference(loss: float, other: float) -> float:
@@ -142,18 +119,3 @@ def worst_loss_difference(
         if difference / limit > worst / its_limit:
             worst, where, its_limit = difference, index + 1, limit
     return worst, where, its_limit
-
-
-def format_spread(estimate: Mapping[str, Any] | None, scale: float = 1.0, unit: str = "") -> str:
-    """`12.3 ±4%`: a median and how far it may be off, half of its 95 % interval relative to it."""
-    if not estimate:
-        return NOT_AVAILABLE
-    median = estimate["median"]
-    off = (estimate["high"] - estimate["low"]) / 2 / median if median else 0.0
-    shown = f"{short(median * scale)}{unit}"
-    return f"{shown} ±{off:.0%}" if off >= 0.095 else f"{shown} ±{off:.1%}"
-
-
-def short(value: float) -> str:
-    """Three digits, or whole thousands."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""A contender of a few lines that sleeps instead of training: `sleeper.py [--seconds S] [--loss X] [--fail WHEN] ...`.
+"""A variant of a few lines that sleeps instead of training: `sleeper.py [--seconds S] [--loss X] [--fail WHEN] ...`.
 
 What a test plants is in its arguments; those that the controller appends (config, overrides) are ignored.
 """
@@ -7,10 +7,10 @@ import argparse
 import sys
 import time
 
-from libai.benchmark.protocol import Contender, Unavailable, resources_of_this_process, serve_stdio
+from libai.benchmark.protocol import Unavailable, Variant, resources_of_this_process, serve_stdio
 
 
-class Sleeper(Contender):
+class Sleeper(Variant):
     def __init__(self, seconds, first_seconds, loss, fail):
         if fail == "unavailable":
             raise Unavailable("it cannot sleep here")

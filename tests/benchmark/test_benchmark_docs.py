@@ -22,8 +22,8 @@ def test_a_page_of_configs_is_measured_and_written(tmp_path):
     assert result.returncode == 0, result
     page = (tmp_path / "benchmarks.md").read_text()
     assert "### configs/mlp_digits.py optim.params=null" in page
-    for contender in ("eager", "graph", "eager (again)"):
-        assert f"\n| {contender} | " in page
+    for variant in ("eager", "graph", "eager (again)"):
+        assert f"\n| {variant} | " in page
     assert re.search(r"waiting for data: eager \d+\.\d\d%, graph \d+\.\d\d%", page)
     links = re.findall(r"\]\((images/\S+)\)", page)
     assert links == [f"images/benchmarks/run1_{plot}.svg" for plot in ("times", "break_even")]

@@ -1,4 +1,4 @@
-"""tools/benchmark.py with real contenders: both modes, two processes, stock contenders, refusals and exit codes."""
+"""tools/benchmark.py with real variants: both modes, two processes, stock variants, refusals and exit codes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def benchmark(*arguments: str, **options) -> jobs.Finished:
     return jobs.run([sys.executable, TOOL, *arguments], **{"timeout": 280, **options})
 
 
-def contenders_of(folder: Path) -> dict:
+def variants_of(folder: Path) -> dict:
     (case,) = json.loads((folder / "report.json").read_text())["cases"]
-    return {c["name"]: c for c in case["contenders"]}
+    return {c["name"]: c for c in case["variants"]}
 
 
 @pytest.mark.slow
@@ -33,24 +33,22 @@ def test_modes_and_hand_written_loops_compute_the_same_and_are_reported(tmp_path
         *("--modes", "eager,graph,raw-eager-sync,raw-graph", "--no-twin", "--output", str(tmp_path), *QUICK),
     )
     assert result.returncode == 0, result
-    found = contenders_of(tmp_path)
+    found = variants_of(tmp_path)
     assert set(found) == {"eager", "graph", "raw-eager-sync", "raw-graph", "gemm"}
-    for name, contender in found.items():
-        assert contender["unavailable"] is None, (name, contender)
-        assert len(contender["blocks"]) == 2 and min(contender["blocks"]) > 0
-        assert contender["peak_rss_bytes"] > 50 * 2**20
+    for name, variant in found.items():
+        assert variant["unavailable"] is None, (name, variant)
+        assert len(variant["blocks"]) == 2 and min(variant["blocks"]) > 0
+        assert variant["peak_rss_bytes"] > 50 * 2**20
         if name != "gemm":
-            assert contender["losses"] == pytest.approx(
-                found["eager"]["losses"], rel=1e-5
-            )  # dropout has the same masks
-            assert 0 < contender["data_share"]["median"] < 0.9
+            assert variant["losses"] == pytest.approx(found["eager"]["losses"], rel=1e-5)  # dropout has the same masks
+            assert 0 < variant["data_share"]["median"] < 0.9
     # each iteration has another loss, so that the check has something to see
     assert len(set(found["eager"]["losses"])) == 4
     assert found["graph"]["build_seconds"] < found["graph"]["first_seconds"] < found["graph"]["launch_seconds"]
     for mode in ("eager", "graph"):
         saves = found[mode]["saves"]
         assert saves["sync_seconds"]["median"] > 0 and saves["async_first_seconds"] > 0
-    for file in ("report.md", "times.png", "times.svg", "break_even.png"):
+    for file in ("report.md", "images/report/run1_times.svg", "images/report/run1_break_even.svg"):
         assert (tmp_path / file).stat().st_size > 1000
     for file in ("report.md", "report.json"):
         text = (tmp_path / file).read_text()
@@ -59,14 +57,14 @@ def test_modes_and_hand_written_loops_compute_the_same_and_are_reported(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.launch
-def test_two_processes_take_turns_with_one(tmp_path):
+def test_one_and_two_processes_are_interleaved(tmp_path):
     result = benchmark(
         CONFIG,
         *("--modes", "eager,raw-graph", "--procs", "1,2", "--scaling", "strong", "--no-twin", "--no-peak"),
         *("train.train_micro_batch_size=8", "optim.params=null", "--no-plots", "--output", str(tmp_path), *QUICK),
     )
     assert result.returncode == 0, result
-    found = contenders_of(tmp_path)
+    found = variants_of(tmp_path)
     assert {name: c["processes"] for name, c in found.items()} == {
         "eager x1": 1,
         "raw-graph x1": 1,
@@ -75,20 +73,20 @@ def test_two_processes_take_turns_with_one(tmp_path):
     }
     # strong scaling: the same global batch, and so the same losses whatever the number of processes
     assert {c["facts"]["global_batch_size"] for c in found.values()} == {8}
-    for contender in found.values():
-        assert contender["losses"] == pytest.approx(found["eager x1"]["losses"], rel=1e-4)
+    for variant in found.values():
+        assert variant["losses"] == pytest.approx(found["eager x1"]["losses"], rel=1e-4)
         # one that spins while it waits would use a core or more for each process
-        assert contender.get("idle_share", 0.0) < 0.5
+        assert variant.get("idle_share", 0.0) < 0.5
     assert "idle_share" in found["eager x1"]
     (case,) = json.loads((tmp_path / "report.json").read_text())["cases"]
     assert [row["kind"] for row in case["scaling"]] == ["strong", "strong"]
 
 
-def test_a_contender_of_another_training_is_refused(tmp_path):
+def test_a_variant_of_another_training_is_refused(tmp_path):
     planted = f"slept={sys.executable} {HERE / 'sleeper.py'} --batch 8 --loss 3.0"
     result = benchmark(
         CONFIG,
-        *("--modes", "eager", "--contender", planted, "--no-twin", "--no-peak", "--no-plots"),
+        *("--modes", "eager", "--variant", planted, "--no-twin", "--no-peak", "--no-plots"),
         *("--output", str(tmp_path), *QUICK),
     )
     assert result.returncode == 1, result
@@ -104,7 +102,7 @@ def test_a_stock_graph_that_would_clip_otherwise_takes_no_part(tmp_path):
         *("--no-plots", "--output", str(tmp_path), *QUICK),
     )
     assert result.returncode == 0, result
-    found = contenders_of(tmp_path)
+    found = variants_of(tmp_path)
     assert found["eager-stock"]["unavailable"] is None
     assert found["eager-stock"]["environment"]["OPENBLAS_CORETYPE"] is None
     assert "optim.params=null makes one group" in found["graph-stock"]["unavailable"]
@@ -120,8 +118,8 @@ def test_a_stock_graph_that_would_clip_otherwise_takes_no_part(tmp_path):
         ([CONFIG, "--procs", "1,1"], "each once"),
         ([CONFIG, "--sweep", "model.hidden_sizes"], "write KEY=V1,V2"),
         ([CONFIG, "--rounds", "1"], "at least 2"),
-        ([CONFIG, "--contender", "torch"], "write NAME=COMMAND"),
-        ([CONFIG, "--torch-python", "python"], "belong together"),
+        ([CONFIG, "--variant", "torch"], "write NAME=COMMAND"),
+        ([CONFIG, "--torch-script", "mine.py"], "needs --torch-python"),
         ([CONFIG, "optim.lrr=1"], "optim.lr"),
         ([CONFIG, "--round", "3"], "unrecognized arguments"),
         (["compare", "one.json"], "required: NEW.json"),
@@ -166,7 +164,7 @@ def test_ended_from_outside_it_leaves_no_process_and_no_file(tmp_path):
         "        time.sleep(0.1)\n"
         "threading.Thread(target=end, daemon=True).start()\n"
         f"sys.argv = {[TOOL, CONFIG, '--modes', 'eager', '--no-twin', '--no-peak', '--no-plots']!r}\n"
-        f"sys.argv += {['--contender', sleeper, '--output', str(tmp_path)]!r}\n"
+        f"sys.argv += {['--variant', sleeper, '--output', str(tmp_path)]!r}\n"
         "import runpy\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )

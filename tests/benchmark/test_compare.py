@@ -11,7 +11,7 @@ from libai.utils.errors import UserError
 
 
 def report(speed: float = 1.0, machine: float = 1.0, noise: float = 0.005, seed: int = 0, peak: bool = True):
-    """A report of a contender that takes `speed` times as long as usual, on a machine `machine` times as slow."""
+    """A report of a variant that takes `speed` times as long as usual, on a machine `machine` times as slow."""
     rng = np.random.default_rng(seed)
 
     def blocks(scale: float) -> list[float]:
@@ -32,7 +32,7 @@ def verdict(old, new) -> str:
     return row.verdict
 
 
-def test_the_same_contender_on_another_day_is_the_same():
+def test_the_same_variant_on_another_day_is_the_same():
     assert verdict(report(seed=1), report(seed=2)) == "same"
 
 
@@ -56,7 +56,7 @@ def test_very_noisy_runs_are_not_called_the_same(capsys):
     assert comparison.rows[0].verdict == "unclear"
     assert not comparison.has_regression
     print_comparison(comparison)
-    assert "1 of 1 contenders were too noisy to tell" in capsys.readouterr().out
+    assert "1 of 1 variants were too noisy to tell" in capsys.readouterr().out
 
 
 def test_a_slower_machine_is_no_regression():
@@ -71,12 +71,12 @@ def test_without_a_peak_a_slower_machine_looks_like_one():
     assert comparison.rows[0].basis == "time"
 
 
-def test_a_contender_that_is_gone_is_a_regression():
+def test_a_variant_that_is_gone_is_a_regression():
     new = report(seed=2)
-    new["cases"][0]["contenders"][0]["unavailable"] = "it does not compile any more"
+    new["cases"][0]["variants"][0]["unavailable"] = "it does not compile any more"
     comparison = compare_reports(report(seed=1), new)
     assert comparison.has_regression
-    assert comparison.rows[0].reason == "it took no part: it does not compile any more"
+    assert comparison.rows[0].about == ", it took no part: it does not compile any more"
 
 
 def test_another_machine_and_a_busy_one_are_remarked():

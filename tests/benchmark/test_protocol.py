@@ -1,4 +1,4 @@
-"""The line protocol: what a contender answers, and what it does with what it cannot do."""
+"""The line protocol: what a variant answers, and what it does with what it cannot do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from libai.benchmark import protocol
 
 
-class Counter(protocol.Contender):
+class Counter(protocol.Variant):
     def facts(self):
         return {"mode": "counter"}
 
@@ -37,7 +37,7 @@ def test_what_it_cannot_do_has_a_reason_and_does_not_end_it():
     assert said[2]["reason"] == "there is no command 'dance'"
 
 
-def test_a_contender_that_cannot_be_built_says_so_instead_of_ready():
+def test_a_variant_that_cannot_be_built_says_so_instead_of_ready():
     def build():
         raise protocol.Unavailable("not here")
 

@@ -1,4 +1,4 @@
-"""The controller with contenders that sleep: turns, refusals, failures, and processes that are gone afterwards."""
+"""The controller with variants that sleep: blocks, refusals, failures, and processes that are gone afterwards."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ import planted
 import psutil
 import pytest
 
-from libai.benchmark.process import ContenderFailed, ContenderProcess
-from libai.benchmark.session import DifferentTraining, Measured, Settings, measure
+from libai.benchmark.cases import VariantSpec
+from libai.benchmark.measure import (
+    DifferentTraining,
+    Measured,
+    Settings,
+    VariantFailed,
+    VariantProcess,
+    measure,
+)
 from libai.utils.errors import UserError
 
 
-def run(tmp_path, *entries, settings=planted.QUICK, probes=()):
-    return measure(planted.case_of(*entries, probes=probes), tmp_path, settings, lambda text: None)
+def run(tmp_path, *specs, settings=planted.QUICK, probes=()):
+    return measure(planted.case_of(*specs, probes=probes), tmp_path, settings, lambda text: None)
 
 
-def test_contenders_take_turns_and_are_measured(tmp_path):
+def test_variants_are_interleaved_and_measured(tmp_path):
     outcome = run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--seconds", "0.02", "--first-seconds", "0.2"))
     a, b = outcome.everyone
     assert len(a.blocks) == len(b.blocks) == len(outcome.loads) == planted.QUICK.rounds
@@ -51,31 +58,31 @@ def test_a_difference_within_the_tolerance_is_accepted(tmp_path):
     assert all(measured.blocks for measured in outcome.everyone)
 
 
-def test_losses_may_part_by_as_much_as_a_nudge_of_the_weights_explains(tmp_path):
-    # 1e-5, 1e-4 and 1e-3 in iterations 1 to 3, and the nudge half of it
-    parts, nudged = planted.sleeper("b", "--drift", "1e-6"), planted.sleeper("nudged", "--drift", "5e-7")
-    outcome = run(tmp_path, planted.sleeper("a"), parts, probes=(nudged,))
-    assert [m.entry.name for m in outcome.everyone] == ["a", "b"]
+def test_losses_may_diverge_by_as_much_as_a_perturbation_of_the_weights_explains(tmp_path):
+    # 1e-5, 1e-4 and 1e-3 in iterations 1 to 3, and the perturbation half of it
+    diverging, perturbed = planted.sleeper("b", "--drift", "1e-6"), planted.sleeper("perturbed", "--drift", "5e-7")
+    outcome = run(tmp_path, planted.sleeper("a"), diverging, probes=(perturbed,))
+    assert [m.spec.name for m in outcome.everyone] == ["a", "b"]
     assert all(measured.blocks for measured in outcome.everyone)
     assert outcome.rounding == {
-        "contenders": ["a", "b"],
+        "variants": ["a", "b"],
         "iteration": 3,
         "difference": pytest.approx(1e-3),
         "allowed": pytest.approx(10 * 5e-4),
     }
 
 
-@pytest.mark.parametrize("nudge", ["0", "1e-10"])
-def test_a_training_that_rounding_does_not_part_keeps_its_tolerance(tmp_path, nudge):
-    nudged = planted.sleeper("nudged", "--drift", nudge)
+@pytest.mark.parametrize("drift", ["0", "1e-10"])
+def test_a_training_that_rounding_does_not_change_keeps_its_tolerance(tmp_path, drift):
+    perturbed = planted.sleeper("perturbed", "--drift", drift)
     with pytest.raises(DifferentTraining, match=r"iteration 3 .*above 0\.0001"):
-        run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--drift", "1e-6"), probes=(nudged,))
+        run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--drift", "1e-6"), probes=(perturbed,))
 
 
 def test_a_difference_before_rounding_has_grown_is_refused(tmp_path):
-    nudged = planted.sleeper("nudged", "--drift", "1e-6")  # allows 1e-4, 1e-3, 1e-2
+    perturbed = planted.sleeper("perturbed", "--drift", "1e-6")  # allows 1e-4, 1e-3, 1e-2
     with pytest.raises(DifferentTraining, match=r"iteration 1 .*above 0\.0001"):
-        run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--loss", "5.01"), probes=(nudged,))
+        run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--loss", "5.01"), probes=(perturbed,))
 
 
 def test_a_loss_that_is_not_finite_is_refused(tmp_path):
@@ -94,21 +101,21 @@ def test_more_processes_may_take_larger_batches(tmp_path):
     assert all(measured.blocks for measured in outcome.everyone)
 
 
-def test_a_contender_that_cannot_takes_no_part_and_says_why(tmp_path):
+def test_a_variant_that_cannot_takes_no_part_and_says_why(tmp_path):
     outcome = run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--fail", "unavailable"))
     assert outcome.everyone[1].unavailable == "it cannot sleep here"
     assert outcome.everyone[1].blocks == []
     assert len(outcome.everyone[0].blocks) == planted.QUICK.rounds
 
 
-def test_a_contender_that_dies_is_named_with_its_last_words(tmp_path):
-    with pytest.raises(ContenderFailed, match=r"(?s)contender b ended with exit code 3.*a planted death"):
+def test_a_variant_that_dies_is_named_with_its_last_words(tmp_path):
+    with pytest.raises(VariantFailed, match=r"(?s)variant b ended with exit code 3.*a planted death"):
         run(tmp_path, planted.sleeper("a"), planted.sleeper("b", "--fail", "dies"))
 
 
-def test_a_contender_that_hangs_is_ended_in_time(tmp_path):
+def test_a_variant_that_hangs_is_ended_in_time(tmp_path):
     start = time.monotonic()
-    with pytest.raises(ContenderFailed, match=r"contender a gave no answer within 0\.3 s"):
+    with pytest.raises(VariantFailed, match=r"variant a gave no answer within 0\.3 s"):
         run(
             tmp_path,
             planted.sleeper("a", "--fail", "hangs"),
@@ -120,12 +127,12 @@ def test_a_contender_that_hangs_is_ended_in_time(tmp_path):
     ]
 
 
-def test_a_contender_may_print(tmp_path):
+def test_a_variant_may_print(tmp_path):
     outcome = run(tmp_path, planted.sleeper("a", "--fail", "talks"))
     assert len(outcome.everyone[0].blocks) == planted.QUICK.rounds
 
 
-def test_a_waiting_contender_takes_no_processor_time(tmp_path):
+def test_a_waiting_variant_takes_no_processor_time(tmp_path):
     outcome = run(
         tmp_path,
         planted.sleeper("a"),
@@ -137,10 +144,10 @@ def test_a_waiting_contender_takes_no_processor_time(tmp_path):
 
 
 def test_one_that_hardly_waited_is_not_accused():
-    contender = Measured(planted.sleeper("a"), idle_cpu_seconds=0.4, waited_seconds=0.49)
-    assert contender.idle_share is None
-    contender.waited_seconds = 0.5
-    assert contender.idle_share == pytest.approx(0.8)
+    variant = Measured(planted.sleeper("a"), idle_cpu_seconds=0.4, waited_seconds=0.49)
+    assert variant.idle_share is None
+    variant.waited_seconds = 0.5
+    assert variant.idle_share == pytest.approx(0.8)
 
 
 def test_nobody_is_left_after_the_end(tmp_path):
@@ -150,9 +157,9 @@ def test_nobody_is_left_after_the_end(tmp_path):
     ]
 
 
-def test_a_command_that_is_no_contender_is_named(tmp_path):
-    with pytest.raises(ContenderFailed, match="contender a ended with exit code 0"):
-        ContenderProcess("a", ["true"], {}, tmp_path / "log.txt")
+def test_a_command_that_is_no_variant_is_named(tmp_path):
+    with pytest.raises(VariantFailed, match="variant a ended with exit code 0"):
+        VariantProcess(VariantSpec("a", ("true",)), tmp_path, planted.QUICK)
 
 
 @pytest.mark.parametrize("field", ["rounds", "block_seconds", "check_iterations", "loss_tolerance"])

@@ -1,20 +1,29 @@
-"""The contenders for a config: our trainers, the hand-written loops, and the matrix product that shows the peak."""
+"""The variants for a config: our trainers, the hand-written loops, and the matrix product that shows the peak.
+
+Each runs in a job of its own, whose ranks all call `serve_ranks`.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import oneflow as flow
 
-from libai.benchmark.modes import Mode
-from libai.benchmark.protocol import Contender, Unavailable, resources_of_this_process
+from libai.benchmark.cases import Mode
+from libai.benchmark.protocol import Unavailable, Variant, encode, resources_of_this_process, serve
+from libai.benchmark.raw_loops import RawEager, RawGraph
+from libai.config import solve_batch_sizes
 from libai.engine import BatchPlan, DefaultTrainer, HookBase, default_setup
 from libai.engine.setup import build
 from libai.engine.trainer.checkpointer import TrainerCheckpointer
 from libai.engine.trainer.model_trainer import ModelTrainer
+from libai.launch.guard import leave_at_once
 from libai.layers.random import assign_layer_ids, draws_randomness, fold
 from libai.oneflow_fixes.internals import used_cuda_mib, wait_for_device
 from libai.parallel import Mesh
@@ -25,6 +34,7 @@ from libai.utils.distributed import (
     gather_objects,
     get_rank,
     get_world_size,
+    is_main_process,
 )
 from libai.utils.seeding import resolve_seed, seed_everything
 
@@ -36,8 +46,8 @@ GEMM_SIZE = 1024
 _NO_END = 2**31
 
 
-class OneFlowContender(Contender):
-    """A contender whose iterations are OneFlow's: clocks, resources and losses are read alike for all of them."""
+class OneFlowVariant(Variant):
+    """A variant whose iterations are OneFlow's: clocks, resources and losses are read alike for all of them."""
 
     def __init__(self, device: str):
         self.device = device
@@ -49,7 +59,7 @@ class OneFlowContender(Contender):
         raise NotImplementedError(f"{type(self).__name__} must define iterate(count, losses)")
 
     def run(self, iterations: int, losses: bool) -> dict[str, Any]:
-        """See `Contender.run`. `seconds` is that of the slowest rank. With losses no lead is made. Collective."""
+        """See `Variant.run`. `seconds` is that of the slowest rank. With losses no lead is made. Collective."""
         before = time.process_time()
         if not losses:
             self.iterate(LEAD, losses=False)
@@ -72,18 +82,23 @@ class OneFlowContender(Contender):
         }
 
     def _device_bytes(self) -> int | None:
-        if self.device != "cuda":
-            return None
-        return int(used_cuda_mib()) * 2**20
+        return int(used_cuda_mib()) * 2**20 if self.device == "cuda" else None
 
-    def common_facts(self) -> dict[str, Any]:
-        """What every OneFlow contender says about itself. Collective."""
-        ranks = gather_objects(resources_of_this_process())
-        return {
-            "device": self.device,
-            "processes": get_world_size(),
-            "rss_bytes": sum(rank["rss_bytes"] for rank in ranks),
-        }
+    def describe(self, **facts: Any) -> dict[str, Any]:
+        """The facts of every OneFlow variant, and `facts`. Collective."""
+        rss = sum(rank["rss_bytes"] for rank in gather_objects(resources_of_this_process()))
+        return {"device": self.device, "processes": get_world_size(), "rss_bytes": rss, **facts}
+
+    def describe_training(self, model: Any, batches: BatchPlan, mode: Mode) -> dict[str, Any]:
+        """The facts of a variant that trains `model`. Collective."""
+        per_sample = getattr(model, "num_flops_per_sample", None)
+        return self.describe(
+            mode=mode.name,
+            parameters=sum(p.numel() for p in model.parameters()),
+            global_batch_size=batches.global_batch_size,
+            batch=batches.describe().partition(", ")[0],
+            flops_per_iter=per_sample and int(per_sample) * batches.global_batch_size,
+        )
 
 
 class _Pause(HookBase):
@@ -104,7 +119,7 @@ class _Pause(HookBase):
             self.trainer.loop.pause()
 
 
-class TrainerContender(OneFlowContender):
+class TrainerVariant(OneFlowVariant):
     """`DefaultTrainer` as `tools/train_net.py` runs it, with its loader, hooks and writers."""
 
     def __init__(self, run: Any, mode: Mode):
@@ -121,11 +136,11 @@ class TrainerContender(OneFlowContender):
         return self._run.trainer
 
     def facts(self) -> dict[str, Any]:
-        """See `Contender.facts`."""
-        return {**self.common_facts(), **_facts_of_training(self._run.model, self._run.plan, self._mode)}
+        """See `Variant.facts`."""
+        return self.describe_training(self._run.model, self._run.plan, self._mode)
 
     def iterate(self, count: int, losses: bool) -> list[float]:
-        """See `OneFlowContender.iterate`; the first call compiles."""
+        """See `OneFlowVariant.iterate`; the first call compiles."""
         self._pause.until = self.trainer.completed_iters + count
         self._pause.losses = [] if losses else None
         self._pause.data_seconds = 0.0
@@ -139,14 +154,14 @@ class TrainerContender(OneFlowContender):
         return self._pause.losses or []
 
     def run(self, iterations: int, losses: bool) -> dict[str, Any]:
-        """See `Contender.run`; adds `build_seconds` and `tokens_per_iter`, which the first iteration brings."""
+        """See `Variant.run`; adds `build_seconds` and `tokens_per_iter`, which the first iteration brings."""
         answer = super().run(iterations, losses)
         answer["build_seconds"] = self.trainer.graph and self.trainer.graph.build_seconds
         answer["tokens_per_iter"] = self.trainer.feed.items_per_iter
         return answer
 
     def save(self, kind: str) -> dict[str, Any]:
-        """See `Contender.save`; one folder for each kind, of which the newest checkpoint stays."""
+        """See `Variant.save`; one folder for each kind, of which the newest checkpoint stays."""
         if kind not in self._savers:
             folder = Path(self._run.output_dir) / f"checkpoints_{kind}"
             self._savers[kind] = TrainerCheckpointer(self.trainer, folder, max_to_keep=1, async_save=kind == "async")
@@ -160,7 +175,7 @@ class TrainerContender(OneFlowContender):
         return {"seconds": seconds, "bytes": sum(file.stat().st_size for file in path.iterdir())}
 
     def wait(self) -> dict[str, Any]:
-        """See `Contender.wait`."""
+        """See `Variant.wait`."""
         start = time.perf_counter()
         for saver in self._savers.values():
             saver.finish()  # not close: each save would then pay for fresh memory, as only the first one of a run does
@@ -168,13 +183,10 @@ class TrainerContender(OneFlowContender):
         return {"seconds": time.perf_counter() - start}
 
 
-class RawContender(OneFlowContender):
+class RawVariant(OneFlowVariant):
     """A hand-written loop over the config's model, data and optimizer, in either mode."""
 
     def __init__(self, run: Any, mode: Mode):
-        from libai.benchmark.raw_loops import RawEager, RawGraph
-        from libai.config import solve_batch_sizes
-
         super().__init__(default_device(run.train.device))
         dist = run.train.dist
         if dist.tensor_parallel_size * dist.pipeline_parallel_size > 1:
@@ -186,16 +198,16 @@ class RawContender(OneFlowContender):
             train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, mesh.data
         )
         self._loader = iter(build.build_train_loader(run, mesh, sizes.micro, seed))
-        self._plan = BatchPlan.make(sizes, mesh.data, train_iter=train.train_iter)
+        self._batches = BatchPlan.make(sizes, mesh.data, train_iter=train.train_iter)
         flow.manual_seed(seed)  # as in DefaultTrainer: the same weights
         self._model = build.build_model(run).to(self.device)
         self._seed, self._iteration = seed, 0
         assign_layer_ids(self._model)
         self._draws_randomness = draws_randomness(self._model)
-        if mode.nudges:
-            _nudge(self._model)
+        if mode.is_perturbed:
+            _perturb(self._model)
         optimizer = build.build_optimizer(run, self._model)
-        build.scale_lr(run, optimizer, self._plan)
+        build.scale_lr(run, optimizer, self._batches)
         max_norm, steps = train.clip_grad.max_norm, sizes.accumulation
         self._loop: Any
         if mode.base == "graph":
@@ -204,21 +216,20 @@ class RawContender(OneFlowContender):
         else:
             self._loop = RawEager(self._model, optimizer, steps, max_norm, mesh.size, mesh.data_rank)
         self._num_ranks = mesh.size
-        self._tokens: int | None = None
 
     def facts(self) -> dict[str, Any]:
-        """See `Contender.facts`."""
-        return {**self.common_facts(), **_facts_of_training(self._model, self._plan, self._mode)}
+        """See `Variant.facts`."""
+        return self.describe_training(self._model, self._batches, self._mode)
 
     def iterate(self, count: int, losses: bool) -> list[float]:
-        """See `OneFlowContender.iterate`. Modes that sync read the loss in every iteration, the others once."""
+        """See `OneFlowVariant.iterate`. Modes that sync read the loss in every iteration, the others once."""
         found: list[float] = []
         self.data_seconds = 0.0
         reads = losses or self._mode.syncs
         loss = None
         for _ in range(count):
             start = time.perf_counter()
-            batches = [self._next_batch() for _ in range(self._plan.num_accumulation_steps)]
+            batches = [self._next_batch() for _ in range(self._batches.num_accumulation_steps)]
             self.data_seconds += time.perf_counter() - start
             loss = self._loop.update(batches, self._dropout_keys(len(batches)))
             self._iteration += 1
@@ -237,13 +248,11 @@ class RawContender(OneFlowContender):
         return [fold(self._seed, self._iteration, micro) for micro in range(micro_batches)]
 
     def _next_batch(self) -> dict[str, flow.Tensor]:
-        batch = next(self._loader)
-        return {
-            name: (value if isinstance(value, flow.Tensor) else flow.from_numpy(np.ascontiguousarray(value))).to(
-                self.device
-            )
-            for name, value in batch.items()
-        }
+        tensors = {}
+        for name, value in next(self._loader).items():
+            tensor = value if isinstance(value, flow.Tensor) else flow.from_numpy(np.ascontiguousarray(value))
+            tensors[name] = tensor.to(self.device)
+        return tensors
 
     def _mean_over_ranks(self, value: float) -> float:
         if self._mode.base == "graph" or self._num_ranks == 1:
@@ -251,7 +260,7 @@ class RawContender(OneFlowContender):
         return float(all_reduce(np.array([value]))[0]) / self._num_ranks
 
 
-def _nudge(model: flow.nn.Module) -> None:
+def _perturb(model: flow.nn.Module) -> None:
     """Change every weight by its last bit, up or down."""
     generator = np.random.default_rng(0)
     for parameter in model.parameters():
@@ -260,7 +269,7 @@ def _nudge(model: flow.nn.Module) -> None:
         parameter.data.copy_(flow.tensor((value * (1.0 + bits)).astype(value.dtype)))
 
 
-class GemmContender(OneFlowContender):
+class GemmVariant(OneFlowVariant):
     """One float32 matrix product per iteration and rank: what this build of OneFlow can reach on this machine."""
 
     def __init__(self, run: Any, mode: Mode):
@@ -272,11 +281,11 @@ class GemmContender(OneFlowContender):
         )
 
     def facts(self) -> dict[str, Any]:
-        """See `Contender.facts`."""
-        return {**self.common_facts(), "mode": "gemm", "flops_per_iter": 2 * GEMM_SIZE**3 * get_world_size()}
+        """See `Variant.facts`."""
+        return self.describe(mode="gemm", flops_per_iter=2 * GEMM_SIZE**3 * get_world_size())
 
     def iterate(self, count: int, losses: bool) -> list[float]:
-        """See `OneFlowContender.iterate`; a product has no loss."""
+        """See `OneFlowVariant.iterate`; a product has no loss."""
         product = self._a
         for _ in range(count):
             product = flow.matmul(self._a, self._b)
@@ -284,12 +293,40 @@ class GemmContender(OneFlowContender):
         return []
 
 
-def _facts_of_training(model: Any, plan: BatchPlan, mode: Mode) -> dict[str, Any]:
-    per_sample = getattr(model, "num_flops_per_sample", None)
-    return {
-        "mode": mode.name,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "global_batch_size": plan.global_batch_size,
-        "batch": plan.describe().partition(", ")[0],
-        "flops_per_iter": per_sample and int(per_sample) * plan.global_batch_size,
-    }
+def serve_ranks(run: Any, mode: Mode, folder: Path, answers: TextIO) -> None:
+    """Answer the controller through rank 0 until it says quit, then end. `folder`: scratch space of this variant."""
+
+    def build() -> Variant:
+        return (GemmVariant if mode.base == "gemm" else RawVariant if mode.is_raw else TrainerVariant)(run, mode)
+
+    def reply(message: Mapping[str, Any]) -> None:
+        if is_main_process():
+            answers.write(encode(message))
+            answers.flush()
+
+    serve(build, _messages(folder), reply)
+    leave_at_once(0)  # OneFlow's own exit handlers wait for the other ranks
+
+
+def _messages(folder: Path) -> Iterator[str]:
+    """The controller's lines on every rank: rank 0 reads them and passes them on through named pipes.
+
+    Not through OneFlow: its scheduler spins while a broadcast is in flight, and waiting must cost nothing.
+    """
+    if get_world_size() == 1:
+        return iter(sys.stdin.readline, "")
+    own = folder / f"turn_{get_rank()}"
+    if not is_main_process():
+        os.mkfifo(own)
+    barrier()
+    if is_main_process():
+        return _pass_on([open(folder / f"turn_{rank}", "w") for rank in range(1, get_world_size())])
+    return iter(open(own).readline, "")
+
+
+def _pass_on(others: list[TextIO]) -> Iterator[str]:
+    for line in iter(sys.stdin.readline, ""):
+        for pipe in others:
+            pipe.write(line)
+            pipe.flush()
+        yield line

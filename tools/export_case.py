@@ -23,7 +23,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from libai.config import LazyConfig, solve_batch_sizes, target_of, validate
-from libai.config.instantiation import describe
+from libai.config.lazy.instantiation import describe
 from libai.launch.runtime import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.seeding import resolve_seed, seed_everything

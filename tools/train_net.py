@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from libai.config import Args, LazyConfig, parse_args, validate
-from libai.config.lazy import to_yaml
+from libai.config.lazy.lazy_config import to_yaml
 from libai.launch.runtime import guarded_main
 from libai.launch.startup import seconds_since_process_start
 from libai.utils.distributed import get_world_size, is_main_process

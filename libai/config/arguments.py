@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 from omegaconf import OmegaConf
 
-from libai.config.combinations import solve_batch_sizes
-from libai.config.errors import ConfigError, did_you_mean, meant
-from libai.config.lazy import LazyConfig
+from libai.config.batch import solve_batch_sizes
+from libai.config.lazy.lazy_config import LazyConfig
+from libai.config.settings.errors import ConfigError, did_you_mean, meant
 from libai.config.validation import validate
 
 FLAGS: dict[str, str] = {

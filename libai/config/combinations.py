@@ -1,8 +1,7 @@
-"""Settings that depend on each other: the arithmetic of batch sizes and ranks, and a table of what does nothing where.
+"""Settings that depend on each other: one table, each row refused or warned about by name.
 
-Each row of the table is refused or warned about by name. A setting counts as given when it differs from its default.
-What a mode or a device cannot honour stands in the support table of the engine; what is wrong by itself is found by
-`libai.config.validation`.
+A setting counts as given when it differs from its default. What a mode or a device cannot honour stands in the support
+table of the engine; what is wrong by itself is found by `libai.config.validation`.
 """
 
 from __future__ import annotations
@@ -15,104 +14,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from libai.config import schema
-from libai.config.errors import ConfigError, did_you_mean
-from libai.config.instantiation import accepts, target_of
-
-
-@dataclass(frozen=True)
-class BatchSizes:
-    """`global_ == micro * accumulation * data_parallel_size`, all in samples but `accumulation` (micro-batches)."""
-
-    micro: int
-    accumulation: int
-    global_: int
-
-
-def solve_data_parallel_size(
-    world_size: int, data_parallel_size: int | None, tensor_parallel_size: int, pipeline_parallel_size: int
-) -> int:
-    """Number of data-parallel replicas; None is derived. Raises `ConfigError` when the product is not `world_size`.
-
-    >>> solve_data_parallel_size(8, None, 2, 1)
-    4
-    """
-    inner = tensor_parallel_size * pipeline_parallel_size
-    if data_parallel_size is None and world_size % inner == 0:
-        return world_size // inner
-    if data_parallel_size is None:
-        divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
-        raise ConfigError(
-            f"train.dist.tensor_parallel_size={tensor_parallel_size} × pipeline_parallel_size={pipeline_parallel_size} "
-            f"= {inner} does not divide the {world_size} process{'es' if world_size > 1 else ''} of this run. "
-            f"Their product may be {_listed(divisors)}, or start a multiple of {inner} processes."
-        )
-    product = data_parallel_size * inner
-    if product != world_size:
-        fits = world_size // inner if world_size % inner == 0 else None
-        change = f"Set train.dist.data_parallel_size={fits} (or null)" if fits else "Change train.dist"
-        raise ConfigError(
-            f"train.dist asks for {data_parallel_size} data × {tensor_parallel_size} tensor × {pipeline_parallel_size} "
-            f"pipeline = {product} processes, the run has {world_size}. {change}, or start {product} processes."
-        )
-    return data_parallel_size
-
-
-def solve_batch_sizes(
-    train_micro_batch_size: int | None,
-    global_batch_size: int | None,
-    num_accumulation_steps: int | None,
-    data_parallel_size: int,
-) -> BatchSizes:
-    """Complete the triangle micro-batch, global batch, accumulation; None is unknown, accumulation defaults to 1.
-
-    Raises `ConfigError` with the nearest values that work when nothing completes it.
-
-    >>> solve_batch_sizes(4, 32, None, 2)
-    BatchSizes(micro=4, accumulation=4, global_=32)
-    """
-    micro, total, steps, ranks = (
-        train_micro_batch_size,
-        global_batch_size,
-        num_accumulation_steps,
-        data_parallel_size,
-    )
-    if micro is None and total is None:
-        raise ConfigError(
-            "No batch size is set. Set train.train_micro_batch_size (samples per rank and forward pass) or "
-            "train.global_batch_size (samples per iteration)."
-        )
-    if total is None:
-        assert micro is not None
-        steps = steps or 1
-        return BatchSizes(micro, steps, micro * steps * ranks)
-    if micro is None:
-        steps = steps or 1
-        if total % (steps * ranks):
-            raise _not_a_multiple(total, "accumulation × data-parallel ranks", steps, ranks)
-        return BatchSizes(total // (steps * ranks), steps, total)
-    if total % (micro * ranks):
-        raise _not_a_multiple(total, "micro-batch × data-parallel ranks", micro, ranks)
-    needed = total // (micro * ranks)
-    if steps is not None and steps != needed:
-        raise ConfigError(
-            f"train.global_batch_size={total} is not micro-batch × accumulation × data-parallel ranks = "
-            f"{micro} × {steps} × {ranks} = {micro * steps * ranks}. Set train.num_accumulation_steps={needed} or "
-            f"train.global_batch_size={micro * steps * ranks}, or leave one of them null."
-        )
-    return BatchSizes(micro, needed, total)
-
-
-def _not_a_multiple(total: int, what: str, first: int, ranks: int) -> ConfigError:
-    unit = first * ranks
-    near = [n for n in (total // unit * unit, total // unit * unit + unit) if n > 0]
-    return ConfigError(
-        f"train.global_batch_size={total} is not a multiple of {what} = {first} × {ranks}. Nearest: {_listed(near)}."
-    )
-
-
-def _listed(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))
+from libai.config.lazy.instantiation import accepts, target_of
+from libai.config.settings import schema
+from libai.config.settings.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -199,23 +103,21 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Rule:
-    """`settings` do nothing where `is_met` is false, because of `reason`; `change` says what to do instead."""
+    """`settings` do nothing where `is_met` is false; `reason` says why, and then what to do instead."""
 
     settings: tuple[str, ...]
     is_met: Callable[[Facts], bool]
     reason: str
-    change: str
     is_refused: bool = False
-    effect: tuple[str, str] = ("does nothing", "do nothing")
+    effect: str = "does nothing"
 
     def text(self, facts: Facts) -> str | None:
         """What to tell the user; None where all is well."""
         given = [] if self.is_met(facts) else facts.given(self.settings)
         if not given:
             return None
-        verb = self.effect[len(given) > 1]
-        numbers = {"end": facts.train_iter, "start": facts.start_iter}
-        return f"{', '.join(given)} {verb}: {self.reason.format(**numbers)}. {self.change}"
+        effect = "do nothing" if len(given) > 1 else self.effect
+        return f"{', '.join(given)} {effect}: {self.reason.format(end=facts.train_iter, start=facts.start_iter)}"
 
 
 def _paths(section: str, *names: str) -> tuple[str, ...]:
@@ -225,18 +127,14 @@ def _paths(section: str, *names: str) -> tuple[str, ...]:
 def _needs(needed: str, *names: str, because: str = "", value: str = "", is_refused: bool = False) -> Rule:
     """The settings `names` beside `needed` do nothing while that one is false or null; `value`: what to set it to."""
     is_switch = isinstance(_default(needed), bool)
-    return Rule(
-        _paths(needed.rpartition(".")[0], *names),
-        lambda facts: facts.value(needed) not in (None, False),
-        f"{needed} is {'false' if is_switch else 'null'}{because}",
-        f"Set it{' to true' if is_switch else value}, or leave {names[0] if len(names) == 1 else 'the others'} out.",
-        is_refused,
-    )
+    is_, value = ("false", " to true") if is_switch else ("null", value)
+    reason = f"{needed} is {is_}{because}. Set it{value}, or leave {names[0] if len(names) == 1 else 'the others'} out."
+    settings = _paths(needed.rpartition(".")[0], *names)
+    return Rule(settings, lambda facts: facts.value(needed) not in (None, False), reason, is_refused)
 
 
 _EVALUATION = ("eval_period", "eval_at_start", "eval_after_train", "eval_metric", "eval_mode")
 _PROFILED = _paths("train.profiler", "enabled", "start_iter")
-_CANNOT_BE_KEPT = ("cannot be kept", "cannot be kept")
 
 #: whoever asks for an outcome that cannot come is refused; details of something that is switched off are warned about
 RULES: tuple[Rule, ...] = (
@@ -253,31 +151,28 @@ RULES: tuple[Rule, ...] = (
     Rule(
         _paths("train.dist", "blocks_per_stage", "stage_balance"),
         lambda f: f.dist.auto or (f.dist.pipeline_parallel_size or 1) > 1,
-        "train.dist.pipeline_parallel_size is 1, so there are no stages to cut",
-        "Leave it out, or ask for more stages.",
+        "train.dist.pipeline_parallel_size is 1, so there are no stages to cut. Leave it out, or ask for more stages.",
         is_refused=True,
     ),
     Rule(
         ("train.dist.stage_balance",),
         lambda f: f.dist.blocks_per_stage is None,
-        "train.dist.blocks_per_stage gives the stages already",
-        "Leave one of them out.",
+        "train.dist.blocks_per_stage gives the stages already. Leave one of them out.",
         is_refused=True,
     ),
     Rule(
         ("train.dist.gradient_reduction",),
         lambda f: f.dist.gradient_reduction == "global" or not (f.shards or f.train.zero_optimization.enabled),
         "it averages over ranks that hold full replicas; with tensor or pipeline ranks, or ZeRO, OneFlow's global "
-        "tensors do it",
-        "Leave it at auto.",
+        "tensors do it. Leave it at auto.",
         is_refused=True,
-        effect=_CANNOT_BE_KEPT,
+        effect="cannot be kept",
     ),
     Rule(
         _paths("train.evaluation", "eval_metric", "early_stop_patience"),
         lambda f: not f.train.evaluation.enabled or bool(f.datasets),
-        "dataloader.test names no dataset to measure it on",
-        'Add one, dataloader.test = {"val": LazyCall(...)(...)}, or remove the setting.',
+        "dataloader.test names no dataset to measure it on. "
+        'Add one, dataloader.test = {{"val": LazyCall(...)(...)}}, or remove the setting.',
         is_refused=True,
     ),
     _needs("train.evaluation.enabled", *_EVALUATION),
@@ -287,8 +182,7 @@ RULES: tuple[Rule, ...] = (
             "train.test_micro_batch_size",
         ),
         lambda f: bool(f.datasets),
-        "dataloader.test names no dataset",
-        "Remove them, or add a dataset.",
+        "dataloader.test names no dataset. Remove them, or add a dataset.",
     ),
     _needs("train.evaluation.eval_metric", "eval_mode", value=', for example to "val/loss"'),
     Rule(
@@ -296,43 +190,41 @@ RULES: tuple[Rule, ...] = (
         lambda f: (
             not f.train_iter or f.train.evaluation.eval_after_train or f.train.evaluation.eval_period <= f.train_iter
         ),
-        "the run ends after iteration {end}, and eval_after_train is false, so nothing is evaluated",
+        "the run ends after iteration {end}, and eval_after_train is false, so nothing is evaluated. "
         "Choose a shorter period.",
     ),
     Rule(
         ("train.warmup_ratio",),
         lambda f: f.run.lr_scheduler is not None,
-        "lr_scheduler is null, so the rate is constant",
+        "lr_scheduler is null, so the rate is constant. "
         'Set lr_scheduler = LazyCall("libai.scheduler.WarmupConstantLR")(), or train.warmup_ratio=0.',
     ),
     Rule(
         ("train.warmup_ratio",),
         lambda f: f.run.lr_scheduler is None or f.schedule_warms_up,
-        "lr_scheduler has no warm-up that is left open (an argument warmup_iter that is not set)",
+        "lr_scheduler has no warm-up that is left open (an argument warmup_iter that is not set). "
         "Choose a schedule of libai.scheduler and leave its warmup_iter out, or set train.warmup_ratio=0.",
         is_refused=True,
     ),
     Rule(
         ("train.warmup_ratio",),
         lambda f: not f.train_iter or round(f.train_iter * f.train.warmup_ratio) > 0,
-        "its share of {end} iterations is less than half an iteration",
-        "Choose a larger one, or set it to 0.",
+        "its share of {end} iterations is less than half an iteration. Choose a larger one, or set it to 0.",
     ),
     Rule(
         ("train.deterministic",),
         lambda f: f.train.seed is not None,
-        "train.seed is null, so every run draws its own",
-        "Set a seed, or remove it.",
+        "train.seed is null, so every run draws its own. Set a seed, or remove it.",
         is_refused=True,
-        effect=_CANNOT_BE_KEPT,
+        effect="cannot be kept",
     ),
     Rule(
         ("train.deterministic",),
         lambda f: f.run.mode != "auto" and f.dist.stage_balance != "time",
-        "graph.enabled=auto and train.dist.stage_balance=time choose by measured time, which differs between runs",
+        "graph.enabled=auto and train.dist.stage_balance=time choose by measured time, which differs between runs. "
         "Choose the mode, or the stages by parameters.",
         is_refused=True,
-        effect=_CANNOT_BE_KEPT,
+        effect="cannot be kept",
     ),
     _needs("train.clip_grad.max_norm", "norm_type"),
     _needs("train.amp.enabled", "dtype"),
@@ -341,13 +233,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         _PROFILED,
         lambda f: not f.train.profiler.enabled or not f.train_iter or f.train.profiler.start_iter < f.train_iter,
-        "the run ends after iteration {end}, before the profile begins",
+        "the run ends after iteration {end}, before the profile begins. "
         "Choose an earlier train.profiler.start_iter, or train longer.",
     ),
     Rule(
         _PROFILED,
         lambda f: not f.train.profiler.enabled or f.train.profiler.start_iter >= f.start_iter,
-        "the run is resumed after iteration {start}, behind the beginning of the profile",
+        "the run is resumed after iteration {start}, behind the beginning of the profile. "
         "Choose a later train.profiler.start_iter for a profile of the resumed run.",
     ),
     _needs("train.checkpointer.enabled", "period", "period_seconds", "max_to_keep", "keep_every", "async_save"),
@@ -355,20 +247,19 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("train.load_weight",),
         lambda f: not f.start_iter,
-        "the run continues after iteration {start} with the weights of its checkpoint",
+        "the run continues after iteration {start} with the weights of its checkpoint. "
         "To start from that file, begin a run in another train.output_dir.",
     ),
     Rule(
         ("train.dist.plan",),
         lambda f: f.is_cut,
-        "nothing is cut: one tensor and pipeline rank, no ZeRO, no activation checkpointing",
+        "nothing is cut: one tensor and pipeline rank, no ZeRO, no activation checkpointing. "
         "Remove it, or ask for one of them.",
     ),
     Rule(
         ("train.dist.gradient_reduction",),
         lambda f: f.world_size > 1,
-        "one process has nobody to average gradients with",
-        "Leave it at auto, or start more processes.",
+        "one process has nobody to average gradients with. Leave it at auto, or start more processes.",
     ),
     Rule(
         ("train.dist.auto",),
@@ -376,31 +267,9 @@ RULES: tuple[Rule, ...] = (
             f.run.mode != "eager"
             or None in (f.dist.data_parallel_size, f.dist.tensor_parallel_size, f.dist.pipeline_parallel_size)
         ),
-        "all three sizes are given, and in eager mode there is nothing else to choose",
-        "Leave a size out, or remove it.",
+        "all three sizes are given, and in eager mode there is nothing else to choose. Leave a size out, or remove it.",
     ),
 )
-
-
-def impossible_sizes(train: schema.Train, world_size: int) -> Iterator[str]:
-    """Lengths, meshes and batch sizes that cannot be."""
-    dist = train.dist
-    if not train.train_iter and not train.train_epoch:
-        yield "train.train_iter and train.train_epoch are both 0, so nothing would be trained. Set one of them."
-    tensor, pipeline = dist.tensor_parallel_size or 1, dist.pipeline_parallel_size or 1
-    if dist.auto and None in (dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size):
-        given = (dist.data_parallel_size or 1) * tensor * pipeline
-        if world_size % given:
-            yield (
-                f"train.dist.auto=true has {given} = data × tensor × pipeline of the sizes that are given, which does "
-                f"not divide the {world_size} process(es) of this run. Leave them null, or start a multiple of {given}."
-            )
-        return  # the batch sizes are solved for each mesh that the planner tries
-    try:
-        replicas = solve_data_parallel_size(world_size, dist.data_parallel_size, tensor, pipeline)
-        solve_batch_sizes(train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, replicas)
-    except ConfigError as error:
-        yield from error.problems
 
 
 def refused(facts: Facts) -> list[str]:

@@ -10,9 +10,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from libai.config import schema
-from libai.config.coercion import type_name
-from libai.config.errors import ConfigError, hint
+from libai.config.settings import schema
+from libai.config.settings.coercion import type_name
+from libai.config.settings.errors import ConfigError, hint
 
 BEGIN, END = "<!-- keys: begin -->", "<!-- keys: end -->"
 

@@ -6,7 +6,7 @@ Device and mode are not judged here: what a mode cannot honour is refused by the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,11 +14,12 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from libai.config import schema
-from libai.config.coercion import OBJECTS, Mismatch, copy_config, to_nodes
-from libai.config.combinations import Facts, impossible_sizes, refused
-from libai.config.errors import ConfigError, did_you_mean, hint
-from libai.config.instantiation import TARGET, target_of, unknown_arguments
+from libai.config.batch import solve_batch_sizes, solve_data_parallel_size
+from libai.config.combinations import Facts, refused
+from libai.config.lazy.instantiation import TARGET, target_of, unknown_arguments
+from libai.config.settings import schema
+from libai.config.settings.coercion import OBJECTS, Mismatch, copy_config, to_nodes
+from libai.config.settings.errors import ConfigError, did_you_mean, hint
 from libai.utils.errors import first_line
 
 
@@ -90,7 +91,7 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
     problems += _check_calls(train.evaluation.evaluators, "train.evaluation.evaluators")
     problems += _check_calls(train.extra_hooks, "train.extra_hooks")
     if not train_problems:  # a number that could not be read would make more mistakes than there are
-        problems += impossible_sizes(train, world_size)
+        problems += _impossible_sizes(train, world_size)
     if not problems:
         problems += refused(Facts.before_start(RunConfig(train=train, graph=graph, **lazy), world_size))
     if problems:
@@ -150,6 +151,27 @@ def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
         except Mismatch as error:
             problems.append(f"{where}={value!r}: {error}.")
     return cls(**values)
+
+
+def _impossible_sizes(train: schema.Train, world_size: int) -> Iterator[str]:
+    """Lengths, meshes and batch sizes that cannot be."""
+    dist = train.dist
+    if not train.train_iter and not train.train_epoch:
+        yield "train.train_iter and train.train_epoch are both 0, so nothing would be trained. Set one of them."
+    tensor, pipeline = dist.tensor_parallel_size or 1, dist.pipeline_parallel_size or 1
+    if dist.auto and None in (dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size):
+        given = (dist.data_parallel_size or 1) * tensor * pipeline
+        if world_size % given:
+            yield (
+                f"train.dist.auto=true has {given} = data × tensor × pipeline of the sizes that are given, which does "
+                f"not divide the {world_size} process(es) of this run. Leave them null, or start a multiple of {given}."
+            )
+        return  # the batch sizes are solved for each mesh that the planner tries
+    try:
+        replicas = solve_data_parallel_size(world_size, dist.data_parallel_size, tensor, pipeline)
+        solve_batch_sizes(train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, replicas)
+    except ConfigError as error:
+        yield from error.problems
 
 
 def _left_open(path: str) -> str:

@@ -13,8 +13,8 @@ PACKAGE = ROOT / "libai"
 #: the folders of libai from the lowest floor up: a file may import from lower floors, and from its own folder
 FLOORS = (
     ("utils",),
-    ("native",),
-    ("oneflow_fixes",),
+    ("native", "config.settings"),
+    ("oneflow_fixes", "config.lazy"),
     ("oneflow_fixes.global_tensors", "launch"),
     ("config", "layers", "data", "optim", "scheduler", "evaluation", "checkpoint", "engine.log"),
     ("models",),

@@ -2,7 +2,7 @@ from typing import Any, Literal
 
 import pytest
 
-from libai.config.coercion import Mismatch, accepts_text, coerce, expected, simple, type_name
+from libai.config.settings.coercion import Mismatch, accepts_text, coerce, expected, simple, type_name
 
 
 @pytest.mark.parametrize(

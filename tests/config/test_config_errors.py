@@ -1,4 +1,4 @@
-from libai.config.errors import ConfigError, did_you_mean, nearest
+from libai.config.settings.errors import ConfigError, did_you_mean, nearest
 from libai.utils.errors import UserError
 
 

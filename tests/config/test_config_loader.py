@@ -4,7 +4,8 @@ import textwrap
 import pytest
 from omegaconf import OmegaConf
 
-from libai.config import ConfigError, LazyConfig, get_config, instantiate, loader
+from libai.config import ConfigError, LazyConfig, get_config, instantiate
+from libai.config.lazy import loader
 
 
 @pytest.fixture

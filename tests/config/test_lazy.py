@@ -5,7 +5,7 @@ import pytest
 from omegaconf import DictConfig
 
 from libai.config import ConfigError, LazyCall, instantiate
-from libai.config.coercion import copy_config
+from libai.config.settings.coercion import copy_config
 
 
 @dataclasses.dataclass

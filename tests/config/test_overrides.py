@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from libai.config import ConfigError, LazyCall, LazyConfig, defaults, format_override
-from libai.config.coercion import OBJECTS
+from libai.config.settings.coercion import OBJECTS
 
 
 class AdamW:

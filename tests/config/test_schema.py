@@ -4,7 +4,7 @@ import math
 import pytest
 
 from libai.config import defaults, schema
-from libai.config.coercion import Bounds
+from libai.config.settings.coercion import Bounds
 
 
 def test_every_key_has_a_doc_and_a_default_that_fits():

@@ -2,8 +2,8 @@ import collections
 
 import pytest
 
-from libai.config.errors import ConfigError
-from libai.config.instantiation import accepts, argument_kind, locate, path_of, unknown_arguments
+from libai.config.lazy.instantiation import accepts, argument_kind, locate, path_of, unknown_arguments
+from libai.config.settings.errors import ConfigError
 
 
 class Part:

@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ReadonlyConfigError
 
 from libai.config import ConfigError, LazyCall, LazyConfig, instantiate, validate
-from libai.config.coercion import OBJECTS
+from libai.config.settings.coercion import OBJECTS
 
 
 class Net:

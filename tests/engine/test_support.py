@@ -11,7 +11,7 @@ import jobs
 import pytest
 import toy
 
-from libai.config.schema import Dist, Graph, Train
+from libai.config.settings.schema import Dist, Graph, Train
 from libai.engine.setup import support
 from libai.utils.errors import UserError
 

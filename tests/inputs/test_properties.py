@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from libai import checkpoint
 from libai.checkpoint.manifest import checkpoint_name
 from libai.config import ConfigError, LazyCall, LazyConfig, defaults, solve_batch_sizes, validate
-from libai.config.coercion import OBJECTS
-from libai.config.schema import all_paths
+from libai.config.settings.coercion import OBJECTS
+from libai.config.settings.schema import all_paths
 from libai.data import ByteTokenizer, DataError, verify_token_files
 from libai.data.sampling import DataLayout, SampleStream
 from libai.data.token_files import open_tokens, read_index, write_token_files

@@ -13,7 +13,7 @@ import pytest
 import toy
 from oneflow import nn
 
-from libai.config.schema import ActivationCheckpoint, Graph, Train
+from libai.config.settings.schema import ActivationCheckpoint, Graph, Train
 from libai.engine.setup import support
 from libai.layers import Dropout
 from libai.parallel import recompute, recompute_in_backward

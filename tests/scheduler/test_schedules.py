@@ -8,7 +8,7 @@ import oneflow as flow
 import pytest
 from oneflow.optim import lr_scheduler
 
-from libai.config.instantiation import argument_kind, path_of
+from libai.config.lazy.instantiation import argument_kind, path_of
 from libai.scheduler import (
     OneCycleLR,
     WarmupConstantLR,

@@ -13,7 +13,7 @@ import oneflow as flow
 
 from libai import __version__
 from libai.config import fill_unset
-from libai.config.lazy import to_yaml
+from libai.config.lazy.lazy_config import to_yaml
 from libai.launch.facts import collect_env, git_state
 from libai.native.kernels import kernels_in_use
 from libai.oneflow_fixes.fixes import describe_fixes

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from libai.config import BatchSizes
-from libai.config.schema import LARGEST
+from libai.config.settings.schema import LARGEST
 from libai.utils.errors import UserError
 
 

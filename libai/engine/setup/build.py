@@ -12,7 +12,7 @@ from typing import Any
 import oneflow as flow
 
 from libai.config import fill_unset, instantiate
-from libai.config.instantiation import target_of
+from libai.config.lazy.instantiation import target_of
 from libai.engine.loop.check_parts import (
     check_batch_memory,
     check_evaluator,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from libai.config.errors import did_you_mean
+from libai.config.settings.errors import did_you_mean
 from libai.engine.log.events import EventStorage
 from libai.evaluation import MeanLossEvaluator
 from libai.utils.errors import UserError

@@ -13,10 +13,10 @@ from typing import Any, Union
 from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
-from libai.config import schema
-from libai.config.coercion import Mismatch, accepts_text, coerce, copy_config, kind_of, to_nodes
-from libai.config.errors import ConfigError, did_you_mean, meant
-from libai.config.instantiation import TARGET, accepts, argument_kind, describe, keyword_names, target_of
+from libai.config.lazy.instantiation import TARGET, accepts, argument_kind, describe, keyword_names, target_of
+from libai.config.settings import schema
+from libai.config.settings.coercion import Mismatch, accepts_text, coerce, copy_config, kind_of, to_nodes
+from libai.config.settings.errors import ConfigError, did_you_mean, meant
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from libai.config.coercion import OBJECTS, Bounds, Mismatch, coerce, expected
+from libai.config.settings.coercion import OBJECTS, Bounds, Mismatch, coerce, expected
 
 LARGEST = 10**9
 """No count of anything is larger: what is, overflows somewhere later (dates, C integers, memory)."""

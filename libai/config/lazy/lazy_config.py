@@ -11,10 +11,11 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from libai.config import loader, overrides, schema
-from libai.config.coercion import OBJECTS, PLAIN, to_nodes
-from libai.config.errors import ConfigError, did_you_mean
-from libai.config.instantiation import TARGET, describe, keyword_names, path_of
+from libai.config.lazy import loader, overrides
+from libai.config.lazy.instantiation import TARGET, describe, keyword_names, path_of
+from libai.config.settings import schema
+from libai.config.settings.coercion import OBJECTS, PLAIN, to_nodes
+from libai.config.settings.errors import ConfigError, did_you_mean
 from libai.utils.atomic import atomic_write_text
 
 _HEADER = "# Load it with libai.config.LazyConfig.load; it describes the same run.\n"
@@ -73,7 +74,7 @@ class LazyConfig:
 
     @staticmethod
     def apply_overrides(config: DictConfig, arguments: Sequence[str]) -> DictConfig:
-        """Return a copy of `config` with `key=value`, `+key=value` and `~key` applied; see `libai.config.overrides`."""
+        """Return a copy of `config` with `key=value`, `+key=value` and `~key` applied; see `overrides.py`."""
         return overrides.apply_overrides(config, arguments)
 
     @staticmethod

@@ -20,9 +20,9 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from libai.config.coercion import OBJECTS, copy_config, to_nodes
-from libai.config.errors import ConfigError, did_you_mean, is_foreign, meant
-from libai.config.schema import LAZY_SECTIONS, SECTIONS
+from libai.config.settings.coercion import OBJECTS, copy_config, to_nodes
+from libai.config.settings.errors import ConfigError, did_you_mean, is_foreign, meant
+from libai.config.settings.schema import LAZY_SECTIONS, SECTIONS
 from libai.utils.errors import UserError
 
 IMPORT_FROM = "_import_from_"
@@ -88,7 +88,7 @@ def _unread_names(path: Path, namespace: Mapping[str, Any]) -> Iterator[str]:
 
 def shipped_configs() -> Path:
     """The folder of the configs that come with libai."""
-    package = Path(__file__).resolve().parents[1]
+    package = Path(__file__).resolve().parents[2]
     inside = package / "configs"  # an installed wheel
     return inside if inside.is_dir() else package.parent / "configs"
 

@@ -18,8 +18,8 @@ from typing import Any, Union, get_type_hints
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from libai.config.coercion import kind_of, simple
-from libai.config.errors import ConfigError, did_you_mean
+from libai.config.settings.coercion import kind_of, simple
+from libai.config.settings.errors import ConfigError, did_you_mean
 from libai.utils.errors import UserError, first_line
 
 TARGET = "_target_"

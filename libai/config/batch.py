@@ -1,0 +1,102 @@
+"""The arithmetic of batch sizes and ranks: pure functions of whole numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from libai.config.settings.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """`global_ == micro * accumulation * data_parallel_size`, all in samples but `accumulation` (micro-batches)."""
+
+    micro: int
+    accumulation: int
+    global_: int
+
+
+def solve_data_parallel_size(
+    world_size: int, data_parallel_size: int | None, tensor_parallel_size: int, pipeline_parallel_size: int
+) -> int:
+    """Number of data-parallel replicas; None is derived. Raises `ConfigError` when the product is not `world_size`.
+
+    >>> solve_data_parallel_size(8, None, 2, 1)
+    4
+    """
+    inner = tensor_parallel_size * pipeline_parallel_size
+    if data_parallel_size is None and world_size % inner == 0:
+        return world_size // inner
+    if data_parallel_size is None:
+        divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
+        raise ConfigError(
+            f"train.dist.tensor_parallel_size={tensor_parallel_size} × pipeline_parallel_size={pipeline_parallel_size} "
+            f"= {inner} does not divide the {world_size} process{'es' if world_size > 1 else ''} of this run. "
+            f"Their product may be {_listed(divisors)}, or start a multiple of {inner} processes."
+        )
+    product = data_parallel_size * inner
+    if product != world_size:
+        fits = world_size // inner if world_size % inner == 0 else None
+        change = f"Set train.dist.data_parallel_size={fits} (or null)" if fits else "Change train.dist"
+        raise ConfigError(
+            f"train.dist asks for {data_parallel_size} data × {tensor_parallel_size} tensor × {pipeline_parallel_size} "
+            f"pipeline = {product} processes, the run has {world_size}. {change}, or start {product} processes."
+        )
+    return data_parallel_size
+
+
+def solve_batch_sizes(
+    train_micro_batch_size: int | None,
+    global_batch_size: int | None,
+    num_accumulation_steps: int | None,
+    data_parallel_size: int,
+) -> BatchSizes:
+    """Complete the triangle micro-batch, global batch, accumulation; None is unknown, accumulation defaults to 1.
+
+    Raises `ConfigError` with the nearest values that work when nothing completes it.
+
+    >>> solve_batch_sizes(4, 32, None, 2)
+    BatchSizes(micro=4, accumulation=4, global_=32)
+    """
+    micro, total, steps, ranks = (
+        train_micro_batch_size,
+        global_batch_size,
+        num_accumulation_steps,
+        data_parallel_size,
+    )
+    if micro is None and total is None:
+        raise ConfigError(
+            "No batch size is set. Set train.train_micro_batch_size (samples per rank and forward pass) or "
+            "train.global_batch_size (samples per iteration)."
+        )
+    if total is None:
+        assert micro is not None
+        steps = steps or 1
+        return BatchSizes(micro, steps, micro * steps * ranks)
+    if micro is None:
+        steps = steps or 1
+        if total % (steps * ranks):
+            raise _not_a_multiple(total, "accumulation × data-parallel ranks", steps, ranks)
+        return BatchSizes(total // (steps * ranks), steps, total)
+    if total % (micro * ranks):
+        raise _not_a_multiple(total, "micro-batch × data-parallel ranks", micro, ranks)
+    needed = total // (micro * ranks)
+    if steps is not None and steps != needed:
+        raise ConfigError(
+            f"train.global_batch_size={total} is not micro-batch × accumulation × data-parallel ranks = "
+            f"{micro} × {steps} × {ranks} = {micro * steps * ranks}. Set train.num_accumulation_steps={needed} or "
+            f"train.global_batch_size={micro * steps * ranks}, or leave one of them null."
+        )
+    return BatchSizes(micro, needed, total)
+
+
+def _not_a_multiple(total: int, what: str, first: int, ranks: int) -> ConfigError:
+    unit = first * ranks
+    near = [n for n in (total // unit * unit, total // unit * unit + unit) if n > 0]
+    return ConfigError(
+        f"train.global_batch_size={total} is not a multiple of {what} = {first} × {ranks}. Nearest: {_listed(near)}."
+    )
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))

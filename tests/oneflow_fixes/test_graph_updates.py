@@ -16,8 +16,9 @@ OPTIMIZERS = {
     "sgd": ("sgd", lambda p: flow.optim.SGD(p, lr=0.1)),
     "sgd, decay": ("sgd", lambda p: flow.optim.SGD(p, lr=0.1, weight_decay=0.1)),
     "momentum": ("momentum", lambda p: flow.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.2)),
+    "momentum, decay": ("momentum", lambda p: flow.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1)),
     "nesterov": ("momentum", lambda p: flow.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True)),
-    "adam": ("adam", lambda p: flow.optim.Adam(p, lr=1e-2, weight_decay=0.1)),
+    "adam, decay": ("adam", lambda p: flow.optim.Adam(p, lr=1e-2, weight_decay=0.1)),
     "adamw": ("adam", lambda p: flow.optim.AdamW(p, lr=1e-2, weight_decay=0.1)),
     "no correction": ("adam", lambda p: flow.optim.AdamW(p, lr=1e-2, do_bias_correction=False)),
 }
@@ -48,11 +49,11 @@ def test_weights_are_those_of_single_updates(name, max_norm, accumulation, monke
     kind, build = OPTIMIZERS[name]
     found, ops = trained(build, max_norm, accumulation)
     assert (ops[f"multi_tensor_{kind}_update"], ops[f"{kind}_update"]) == (2, 0)
-    if "decay" not in name and name != "adam":  # OneFlow adds their decay to clipped gradients
-        assert ops["scalar_mul_by_tensor"] == 0
-    monkeypatch.setattr(graphs, "join_updates", lambda job: 0)
-    monkeypatch.setattr(graphs, "scale_in_updates", lambda job: 0)
+    assert ops["scalar_mul_by_tensor"] == ops["l1_l2_regularize_gradient"] == 0
+    for part in ("decay_in_updates", "scale_in_updates", "join_updates"):
+        monkeypatch.setattr(graphs, part, lambda job: 0)
     expected, ops = trained(build, max_norm, accumulation)
+    assert ops["l1_l2_regularize_gradient"] == (4 if "decay" in name else 0)
     assert (ops[f"multi_tensor_{kind}_update"], ops[f"{kind}_update"]) == (0, 4)
     for one, other in zip(found, expected):
         np.testing.assert_array_equal(one, other)

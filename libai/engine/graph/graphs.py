@@ -30,7 +30,7 @@ from libai.oneflow_fixes.job.constants import fold_constants
 from libai.oneflow_fixes.job.gradients import join_gradients
 from libai.oneflow_fixes.job.idle_ops import remove_idle_ops
 from libai.oneflow_fixes.job.job_edit import JobEdit, copied
-from libai.oneflow_fixes.job.updates import join_updates, scale_in_updates
+from libai.oneflow_fixes.job.updates import decay_in_updates, join_updates, scale_in_updates
 from libai.oneflow_fixes.job.variables import first_of_equal, is_update, read_copies_of_variables, remove_step_count
 from libai.parallel import GlobalLayout, Layout, LocalLayout, Mesh, named_tensors
 from libai.utils.errors import UserError
@@ -234,6 +234,7 @@ class TrainGraph(CompiledGraph):
         if self._clips:
             self._return_norm(job, norm_source, out2name)
         if self._joins_updates and is_on("joined-updates"):
+            decay_in_updates(job)
             scale_in_updates(job)
             join_updates(job)
         if not self._scales_loss and is_on("step-count"):
@@ -272,7 +273,7 @@ class TrainGraph(CompiledGraph):
             if argument in update.input:
                 job.set_source(op, argument, 0, step_values[name])
         update.attr["learning_rate_scale"].at_float = 1.0
-        # AdamW and LAMB decay in the update op; the others through a regularizing op made for each variable
+        # AdamW and LAMB decay in the update op; for the others OneFlow makes an op for each variable
         update.attr["weight_decay"].at_float = conf.weight_decay_conf.weight_decay_rate
         for field, value in _kind_conf(conf).ListFields():
             if field.name in update.attr and field.name not in _STRUCTURAL:

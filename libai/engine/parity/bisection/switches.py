@@ -58,6 +58,7 @@ class Switch:
 PASSES: Mapping[str, str] = {
     "make_clip_norm_exact": "libai/oneflow_fixes/job/clip_norm.py: one gradient norm over all groups",
     "read_copies_of_variables": "libai/oneflow_fixes/job/variables.py: copies of weights for the model, decision 0007",
+    "decay_in_updates": "libai/oneflow_fixes/job/updates.py: updates add the decay of SGD and Adam to gradients",
     "scale_in_updates": "libai/oneflow_fixes/job/updates.py: updates multiply gradients by the clip coefficient",
     "join_updates": "libai/oneflow_fixes/job/updates.py: one operation updates many parameters",
     "remove_step_count": "libai/oneflow_fixes/job/variables.py: takes out OneFlow's own step count",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ def load_weights(
     key_mapping: Mapping[str, str] | None = None,
     strict: bool = True,
     group: str = "model",
+    revise_keys: Iterable[Sequence[str]] | None = None,
 ) -> WeightsReport:
     """Copy the weights in `source` into `target` and report how they fit.
 
@@ -64,18 +65,21 @@ def load_weights(
         key_mapping: regular expression -> replacement, applied with `re.sub` in order to every name on disk; a name
             that becomes empty is dropped.
         strict: raise `CheckpointError` with the report unless it `is_exact`; nothing has been copied then. Otherwise
-            copy what fits.
+            copy what fits, and raise when nothing does.
         group: which tensors of a checkpoint to take.
+        revise_keys: more of what `key_mapping` holds, as pairs `(expression, replacement)`, applied after it.
 
     Floating dtypes are converted to the model's, other kinds must agree. Collective when the module has global tensors.
     """
     tensors = open_weights(source, group)
-    on_disk = _map_names(tensors, key_mapping or {}, str(source))
+    on_disk = _map_names(tensors, _rules(key_mapping, revise_keys), str(source))
     named = _named_tensors(target)
     wanted = {name: _spec_of(value) for name, value in (named if named is not None else target).items()}
     report = _compare(tensors.origin.name, {name: tensors.spec(old) for name, old in on_disk.items()}, wanted)
     if strict and not report.is_exact:
         raise CheckpointError(f"{report}\n`strict=false` skips what does not fit; `key_mapping` renames tensors.")
+    if named is not None and wanted and not report.loaded:
+        raise CheckpointError(f"{report}\nNothing fits: is it one of this model? `key_mapping` renames tensors.")
     if named is not None:
         for name in report.loaded:
             _copy(named[name], tensors[on_disk[name]])
@@ -116,12 +120,24 @@ def open_weights(source: str | Path, group: str = "model") -> TensorGroup:
     raise CheckpointError(f"{path} holds neither {MANIFEST} nor {group}.safetensors nor {index_name(group)}.")
 
 
-def _map_names(tensors: TensorGroup, key_mapping: Mapping[str, str], source: str) -> dict[str, str]:
+def _rules(key_mapping: Mapping[str, str] | None, revise_keys: Iterable[Sequence[str]] | None) -> list[tuple[str, str]]:
+    """What renames tensors, as pairs `(expression, replacement)`."""
+    rules = [*(key_mapping or {}).items(), *(revise_keys or [])]
+    for rule in rules:
+        if isinstance(rule, str) or len(rule) != 2 or not all(isinstance(text, str) for text in rule):
+            raise CheckpointError(
+                f"revise_keys has {rule!r}, not a pair of texts. Write [[expression, replacement], ...], such as "
+                "[['^module\\.', '']]."
+            )
+    return [(pattern, replacement) for pattern, replacement in rules]
+
+
+def _map_names(tensors: TensorGroup, rules: Sequence[tuple[str, str]], source: str) -> dict[str, str]:
     """New name -> name on disk."""
     mapped: dict[str, str] = {}
     for name in tensors:
         new = name
-        for pattern, replacement in key_mapping.items():
+        for pattern, replacement in rules:
             try:
                 new = re.sub(pattern, replacement, new)
             except (re.error, IndexError) as error:

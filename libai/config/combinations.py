@@ -245,7 +245,12 @@ RULES: tuple[Rule, ...] = (
     _needs("train.checkpointer.enabled", "period", "period_seconds", "max_to_keep", "keep_every", "async_save"),
     _needs("train.checkpointer.max_to_keep", "keep_every", because=", so all checkpoints are kept"),
     Rule(
-        ("train.load_weight",),
+        _paths("train.load_weight", "strict", "key_mapping", "revise_keys"),
+        lambda f: bool(f.train.load_weight.path),
+        "train.load_weight.path is empty, so no weights are loaded. Set it, or leave the others out.",
+    ),
+    Rule(
+        ("train.load_weight.path",),
         lambda f: not f.start_iter,
         "the run continues after iteration {start} with the weights of its checkpoint. "
         "To start from that file, begin a run in another train.output_dir.",

@@ -124,6 +124,8 @@ def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
         if name in parent.keys():  # noqa: SIM118  `in parent` is false for ???
             problems.append(f"{path}=null: a section cannot be null. Remove it, or set {path}.key=value.")
         return cls()
+    if isinstance(node, str) and hasattr(cls, "text_key"):
+        return cls(**{cls.text_key: node})
     keys = {key.rpartition(".")[2]: key for key in schema.below(path)}
     if not isinstance(node, DictConfig):
         problems.append(f"{path}={node!r}: expected a section. Set {', '.join(list(keys.values())[:3])}.")

@@ -89,6 +89,25 @@ def test_names_are_mapped_in_order(saved):
     assert np.array_equal(wrapped.backbone.weight.numpy(), net.body.weight.numpy())
 
 
+def test_keys_are_revised_by_pairs_after_the_mapping(saved):
+    net, path = saved
+    mapping, pairs = {r"^(norm|head)\..*": ""}, [["^body", "x"], ("^x", "backbone")]
+    backbone = nn.ModuleDict({"backbone": nn.Linear(4, 8)})
+    assert checkpoint.load_weights(path, backbone, mapping, revise_keys=pairs).is_exact
+    assert np.array_equal(backbone["backbone"].weight.numpy(), net.body.weight.numpy())
+    for wrong in (["^body"], "ab", [["^body", 3]], [("a", "b", "c")]):
+        with pytest.raises(CheckpointError, match="not a pair of texts"):
+            checkpoint.load_weights(path, backbone, revise_keys=wrong)
+
+
+def test_weights_of_which_nothing_fits_are_an_error_also_without_strict(saved):
+    module = nn.ModuleDict({"other": nn.Linear(4, 8)})
+    before = _values(module)
+    with pytest.raises(CheckpointError, match="Nothing fits: is it one of this model"):
+        checkpoint.load_weights(saved[1], module, strict=False)
+    assert _equal(_values(module), before)
+
+
 @pytest.mark.parametrize(
     ("mapping", "expected"),
     [({"(": "x"}, "is no regular expression"), ({"a": r"\9"}, "is no regular expression"), ({".*": "x"}, "gives both")],

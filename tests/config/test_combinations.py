@@ -151,8 +151,14 @@ WARNED = [
     (
         ["train.load_weight=x"],
         {"start_iter": 50},
-        "train.load_weight=x does nothing: the run continues after iteration 50",
+        "train.load_weight.path=x does nothing: the run continues after iteration 50",
         ["train.load_weight=''"],
+    ),
+    (
+        ["train.load_weight.strict=false"],
+        {},
+        "train.load_weight.strict=false does nothing: train.load_weight.path is empty",
+        ["train.load_weight=x"],
     ),
     (
         ["train.dist.plan={split: {}}"],

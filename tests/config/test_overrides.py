@@ -44,6 +44,9 @@ def applied(*overrides):
         ("train.output_dir=007", "train.output_dir", "007"),
         ("train.output_dir='out/x=y'", "train.output_dir", "out/x=y"),
         ("train.amp={enabled: on}", "train.amp", {"enabled": True, "dtype": "fp16"}),
+        ("train.load_weight=007", "train.load_weight.path", "007"),
+        ("train.load_weight={path: a, strict: off}", "train.load_weight.strict", False),
+        ("train.load_weight.revise_keys=[['^a\\.', '']]", "train.load_weight.revise_keys", [["^a\\.", ""]]),
         ("+train.log_period=5", "train.log_period", 5),
         ("optim.amsgrad=true", "optim.amsgrad", True),
         ("optim.weight_decay=1", "optim.weight_decay", 1.0),
@@ -68,6 +71,13 @@ def applied(*overrides):
 )
 def test_an_override_that_fits_is_applied(override, key, value):
     assert OmegaConf.select(applied(override), key) == value
+
+
+def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
+    given = config()
+    given.train.load_weight = "a.safetensors"
+    section = LazyConfig.apply_overrides(given, ["train.load_weight.strict=false"]).train.load_weight
+    assert section == {"path": "a.safetensors", "strict": False}
 
 
 @pytest.mark.parametrize(

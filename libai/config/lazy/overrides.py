@@ -7,7 +7,7 @@ problems are reported together.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Union
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override
@@ -145,6 +145,10 @@ def _is_free(key: str) -> bool:
 
 def _set_section(config: DictConfig, path: str, change: _Change) -> None:
     """`train.amp={enabled: true}` sets the keys one by one, so that each is checked."""
+    cls: Any = schema.find(path)
+    if hasattr(cls, "text_key") and not isinstance(change.value, (dict, list, type(None))):
+        _apply(config, replace(change, key=f"{path}.{cls.text_key}"))
+        return
     if not isinstance(change.value, dict):
         raise ConfigError(f"{change.text}: expected a section. Set {', '.join(schema.below(path)[:3])}.")
     for name, value in change.value.items():
@@ -280,9 +284,11 @@ def _put(config: DictConfig, path: str, value: Any) -> None:
     node: Any = config
     *parents, name = path.split(".")
     for parent in parents:
-        if not _has(node, parent) or _raw_item(node, parent) is None:
+        found = _raw_item(node, parent) if _has(node, parent) else None
+        if found is None or isinstance(found, str):  # a text in the place of a section, see `text_key`
+            cls: Any = schema.find(path.rpartition(".")[0])
             with flag_override(node, ["struct", "readonly"], [False, False]):
-                node[parent] = {}
+                node[parent] = {} if found is None else {cls.text_key: found}
         node = node[int(parent) if isinstance(node, ListConfig) else parent]
     with flag_override(node, ["struct", "readonly"], [False, False]):
         node[int(name) if isinstance(node, ListConfig) else name] = to_nodes(value)

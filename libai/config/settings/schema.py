@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_type_hints
+from typing import Any, ClassVar, Literal, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -167,6 +167,23 @@ class Dist:
 
 
 @dataclass(frozen=True)
+class LoadWeight:
+    """The weights that the model starts from; `train.load_weight=PATH` sets the path alone."""
+
+    #: the key that is meant where the section is set to a text
+    text_key: ClassVar[str] = "path"
+
+    path: str = _key("", "Checkpoint, safetensors file or folder of Hugging Face shards; empty starts fresh.")
+    strict: bool = _key(True, "Refuse weights that do not fit the model one to one; false takes those that fit.")
+    key_mapping: dict[str, str] | None = _key(
+        None, "Regular expression -> replacement, for the names in the file; an empty name drops the tensor."
+    )
+    revise_keys: list[Any] | None = _key(
+        None, "The same as pairs `[expression, replacement]`, applied after it; can be written on a command line."
+    )
+
+
+@dataclass(frozen=True)
 class Train:
     """How to train. Every period counts iterations, and an iteration is one optimizer update in both modes."""
 
@@ -206,7 +223,7 @@ class Train:
     scheduler: Any = _lazy(lambda: None, "Another place for `lr_scheduler`, for configs written for LiBai.")
 
     log_period: int = _key(20, "Iterations between two logged ones; metrics are fetched only then.", at_least=1)
-    load_weight: str = _key("", "Checkpoint whose weights the model starts from; empty starts fresh.")
+    load_weight: LoadWeight = _section(LoadWeight)
     resume: bool = _key(False, "Continue from the newest checkpoint in `output_dir`.")
     non_finite: Literal["raise", "skip", "rollback"] = _key(
         "raise", "On a NaN or infinite loss: stop, leave that update out, or go back to the state before."

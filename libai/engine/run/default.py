@@ -169,8 +169,9 @@ class DefaultTrainer:
         self.start_iter, self._is_training = 0, False
         if resumed is not None:
             self.resume(resumed)
-        elif run.train.load_weight:
-            self.load_weights(run.train.load_weight)
+        elif run.train.load_weight.path:
+            wanted = run.train.load_weight
+            self.load_weights(wanted.path, wanted.strict, wanted.key_mapping, wanted.revise_keys)
         self._warn_of_unused()
         self._import_seconds, self._build_seconds = import_seconds, time.perf_counter() - began
         self._compile_seconds: float | None = None
@@ -465,7 +466,7 @@ class DefaultTrainer:
     def report_evaluation(self) -> dict[str, float]:
         """Evaluate once, log the result and return it (`--eval-only`). Collective."""
         start = time.perf_counter()
-        if is_main_process() and not self.start_iter and not self.run.train.load_weight:
+        if is_main_process() and not self.start_iter and not self.run.train.load_weight.path:
             logger.warning("these are the initial weights: --resume or train.load_weight=FILE evaluates trained ones")
         metrics = self.evaluate()
         if is_main_process():
@@ -486,10 +487,16 @@ class DefaultTrainer:
         self.checkpointer.load(path or require_checkpoint(self.checkpointer.root, self.folder.owns))
         self.start_iter = self.trainer.completed_iters
 
-    def load_weights(self, path: str) -> None:
-        """Take the model's weights, and nothing else, from a checkpoint folder or a safetensors file."""
+    def load_weights(
+        self,
+        path: str,
+        strict: bool = True,
+        key_mapping: Mapping[str, str] | None = None,
+        revise_keys: Sequence[Sequence[str]] | None = None,
+    ) -> None:
+        """Take the model's weights, and nothing else, from elsewhere; arguments as in `checkpoint.load_weights`."""
         from libai import checkpoint
 
-        report = checkpoint.load_weights(path, self.model)
+        report = checkpoint.load_weights(path, self.model, key_mapping, strict, revise_keys=revise_keys)
         if is_main_process():
             logger.info("loaded weights from %s: %s", path, report)

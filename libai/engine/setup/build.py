@@ -6,6 +6,7 @@ Every builder takes the `RunConfig` and what was built before it; none writes in
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
 
 logger = logging.getLogger("libai.engine")
+_initialised: weakref.WeakSet[flow.nn.Module] = weakref.WeakSet()
 
 
 def _instantiate_with(section: Any, **facts: Any) -> Any:
@@ -44,12 +46,24 @@ def _instantiate_with(section: Any, **facts: Any) -> Any:
 
 
 def build_model(run: Any) -> flow.nn.Module:
-    """The user's module, in training mode. Raises `UserError` when the target does not give a module."""
+    """The user's module, in training mode, after its own `init_weights()` where it has that.
+
+    Raises `UserError` when the target does not give a module.
+    """
     with checked_sizes():
         model = instantiate(run.model)
     check_model(model, "the config's `model`")
+    _initialise(model)
     apply_sync_batch_norm(run, model)
     return model.train()
+
+
+def _initialise(model: flow.nn.Module) -> None:
+    """Call the model's own `init_weights()`, where it has one: once, also when a built model is given twice."""
+    init = getattr(model, "init_weights", None)
+    if callable(init) and model not in _initialised:
+        init()
+        _initialised.add(model)
 
 
 def apply_sync_batch_norm(run: Any, model: flow.nn.Module) -> None:

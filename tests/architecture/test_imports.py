@@ -26,7 +26,7 @@ FLOORS = (
     ("engine.parity.bisection", "engine.hooks"),
     ("engine.run",),
     ("engine",),  # its __init__.py, which gives users their names
-    ("engine.verify", "benchmark"),
+    ("engine.verify", "benchmark", "hf"),
 )
 FLOOR = {folder: floor for floor, folders in enumerate(FLOORS) for folder in folders}
 

@@ -21,7 +21,7 @@ from libai.parallel import ParallelPlan
 
 #: page -> how many blocks it has, so that a new one is not forgotten; those in jobs are counted too
 COUNTS = {"hooks": 2, "quickstart": 1, "data": 2, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 5}
-COUNTS["checkpoints"] = 2
+COUNTS.update(checkpoints=2, pretrained=1)
 
 
 def block(page: str, index: int = 0) -> str:
@@ -61,6 +61,16 @@ def test_quickstart(tmp_path, monkeypatch):
     checked = validate(LazyConfig.load("notes.py"))
     assert len(instantiate(checked.dataloader.train.dataset)) > 0
     assert checked.train.output_dir == "out/notes"
+
+
+def test_pretrained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = jobs.ROOT / "tests/hf/fixtures/llama3"
+    (tmp_path / "SmolLM2-135M").symlink_to(folder)
+    made = run(block("pretrained"))
+    assert type(made["model"]).__name__ == "Llama"
+    for file in folder.glob("model*"):
+        assert (tmp_path / "my_model" / file.name).read_bytes() == file.read_bytes()
 
 
 def test_data():

@@ -1,0 +1,45 @@
+"""The command `libai hf import | export | verify`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns its exit code. Raises `UserError` and `CheckpointError` with what to change."""
+    options = _parser().parse_args(arguments)
+    from libai import hf
+
+    if options.action == "import":
+        report = hf.import_folder(options.folder, options.out)
+        print(f"{report}\nwrote {options.out}; train.load_weight={options.out} starts a training from it.")
+        return 0
+    if options.action == "export":
+        files = hf.export_folder(options.weights, options.out, options.like, options.architecture)
+        print(f"wrote {', '.join(files)} into {options.out}")
+        return 0
+    found = hf.verify(options.folder, options.python)
+    for name, difference in found.items():
+        print(f"{name}: largest difference {difference:.2e}")
+    is_equal = max(found.values()) <= options.tolerance
+    print("equal" if is_equal else f"different: more than {options.tolerance:.0e} apart")
+    return 0 if is_equal else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("libai hf", description="Weights of Hugging Face, in and out.")
+    actions = parser.add_subparsers(dest="action", required=True)
+    action = actions.add_parser("import", help="write a Hugging Face folder's weights under libai's names")
+    action.add_argument("folder", help="with config.json and model.safetensors, or shards and their index")
+    action.add_argument("out")
+    action = actions.add_parser("export", help="write weights as a Hugging Face folder")
+    action.add_argument("weights", help="a run's folder, a checkpoint, or what import wrote")
+    action.add_argument("out")
+    action.add_argument("--like", help="a Hugging Face folder whose names, types, order and shards are kept")
+    action.add_argument("--architecture", help="for a run: such as LlamaForCausalLM")
+    action = actions.add_parser("verify", help="compare what libai and transformers compute")
+    action.add_argument("folder")
+    action.add_argument("--python", required=True, help="of an environment with PyTorch and transformers")
+    action.add_argument("--tolerance", type=float, default=1e-5, help="largest absolute difference (1e-5)")
+    return parser

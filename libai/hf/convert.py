@@ -1,0 +1,203 @@
+"""Models and weights from Hugging Face folders into libai, and back with the same bytes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from oneflow import nn
+
+from libai.checkpoint import CheckpointError, WeightsReport, copy_into, open_weights
+from libai.checkpoint.safetensors_format import TensorSpec
+from libai.config import LazyCall, instantiate
+from libai.engine.setup.outline import build_outline
+from libai.hf.families import FAMILIES, Family, family_of
+from libai.hf.files import (
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    Pretrained,
+    read_folder,
+    read_json,
+    write_folder,
+    write_json,
+    write_like,
+    write_safetensors,
+)
+from libai.hf.rules import Match, match
+from libai.utils.errors import UserError
+
+
+def model_config(folder: str | Path, **arguments: Any) -> Any:
+    """The `LazyCall` that builds our model for the config.json in `folder`; `arguments` replace what it says."""
+    config = read_json(Path(folder) / CONFIG)
+    _, family = family_of(config)
+    return LazyCall(family.target)(**{**family.read_arguments(config), **arguments})
+
+
+def load_pretrained(folder: str | Path, **arguments: Any) -> nn.Module:
+    """Our model with the weights in `folder`. Raises `CheckpointError` with the report unless all fit exactly."""
+    source, config = read_folder(folder), model_config(folder, **arguments)
+    imported = _imported(source, config)
+    model = instantiate(config)
+    copy_into(model, imported, str(folder))
+    return model
+
+
+def import_folder(folder: str | Path, out: str | Path, **arguments: Any) -> WeightsReport:
+    """Write the weights in `folder` under our names into `out`, for `train.load_weight`; config.json beside them.
+
+    Types stay as they are. Raises `CheckpointError` with the report, before anything is written, unless all fit.
+    """
+    source = read_folder(folder)
+    imported = _imported(source, model_config(folder, **arguments))
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    specs = {name: imported.spec(name) for name in sorted(imported)}
+    write_safetensors(out / WEIGHTS, specs, imported.__getitem__)
+    shutil.copyfile(source.folder / CONFIG, out / CONFIG)
+    return imported.report
+
+
+def export_folder(
+    weights: str | Path, out: str | Path, like: str | Path | None = None, architecture: str | None = None
+) -> list[str]:
+    """Write weights of ours as a Hugging Face folder `out`; returns the names of the files.
+
+    Args:
+        weights: what `libai.checkpoint.open_weights` opens: a checkpoint, a run folder, or what `import_folder` wrote.
+        like: a Hugging Face folder whose config.json, names, types, order and shards are kept: weights that came
+            from it get the same bytes. Default: as `transformers` would write them, with the config.json beside the
+            weights, or made from the `config.yaml` of their run.
+        architecture: for the config.yaml of a run; default: the first that has the model's class.
+    """
+    tensors = open_weights(weights)
+    specs = {name: tensors.spec(name) for name in tensors}
+    out = Path(out)
+    if like is not None:
+        source = read_folder(like)
+        fetch = _Exported(source.family, specs, tensors, source)
+        out.mkdir(parents=True, exist_ok=True)
+        for file, group in source.files.items():
+            write_like(out / file, source.folder / file, group, fetch)
+        kept = [name for name in (CONFIG, INDEX) if (source.folder / name).exists()]
+        for name in kept:
+            shutil.copyfile(source.folder / name, out / name)
+        return [*source.files, *kept]
+    config = _config_of(Path(weights), architecture)
+    fetch = _Exported(FAMILIES[config["architectures"][0]], specs, tensors, None)
+    out.mkdir(parents=True, exist_ok=True)
+    write_folder(out, fetch.specs, fetch)
+    write_json(out / CONFIG, config)
+    return sorted(path.name for path in out.iterdir())
+
+
+class _Imported(Mapping[str, np.ndarray]):
+    """Our name -> array, read and taken apart when asked for. `report`: their names against those of the model."""
+
+    def __init__(
+        self, source: Pretrained, specs: Mapping[str, TensorSpec], matches: Mapping[str, Match], report: WeightsReport
+    ):
+        self.report = report
+        self._source, self._specs = source, specs
+        self._places = {ours: (m, i) for m in matches.values() for i, ours in enumerate(m.ours)}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        found, index = self._places[name]
+        array = self._source[self._source.name_in_file(found.theirs)]
+        return np.ascontiguousarray(found.form.split(array, len(found.ours))[index])
+
+    def spec(self, name: str) -> TensorSpec:
+        """Type in the file, and our shape."""
+        found, _ = self._places[name]
+        return TensorSpec(self._source.spec(self._source.name_in_file(found.theirs)).dtype, self._specs[name].shape)
+
+
+class _Exported:
+    """Their name -> array, put together when called. `specs`: of all tensors of a file without a model to follow."""
+
+    def __init__(
+        self,
+        family: Family,
+        specs: Mapping[str, TensorSpec],
+        tensors: Mapping[str, np.ndarray],
+        like: Pretrained | None,
+    ):
+        self._tensors, self._like = tensors, like
+        own = match(family.rules, specs)
+        self.specs = {name: m.spec for name, m in own.items()}
+        self._matches = {**{copy: own[original] for copy, original in family.copies.items()}, **own}
+        if like is not None:
+            self._matches = {like.name_in_file(name): m for name, m in self._matches.items()}
+            report = _report(like, {like.name_in_file(name): spec for name, spec in self.specs.items()})
+            if not report.is_exact:
+                raise CheckpointError(f"the weights do not fit {like.folder}. {report}")
+
+    def __call__(self, name: str) -> np.ndarray:
+        found = self._matches.get(name)
+        if found is None:
+            assert self._like is not None  # a constant of the file, `_report` has seen to that
+            return self._like[name]
+        return found.form.join([self._tensors[ours] for ours in found.ours])
+
+
+def _imported(source: Pretrained, config: Any) -> _Imported:
+    model = build_outline(lambda: instantiate(config))
+    specs = {
+        name: TensorSpec(str(tensor.dtype).removeprefix("oneflow."), tuple(tensor.shape))
+        for name, tensor in model.state_dict().items()
+    }
+    matches = match(source.family.rules, specs)
+    report = _report(source, {source.name_in_file(m.theirs): m.spec for m in matches.values()})
+    if not report.is_exact:
+        raise CheckpointError(str(report))
+    return _Imported(source, specs, matches, report)
+
+
+def _report(source: Pretrained, wanted: Mapping[str, TensorSpec]) -> WeightsReport:
+    """Names and shapes in the folder against those of our model; copies and constants count as neither."""
+    copies = {source.name_in_file(name) for name in source.family.copies} - set(wanted)
+    held = {
+        name: source.spec(name)
+        for name in source
+        if name not in copies and not any(fnmatchcase(name, pattern) for pattern in source.family.not_weights)
+    }
+    both = sorted(set(held) & set(wanted))
+    return WeightsReport(
+        str(source.folder),
+        loaded=[name for name in both if held[name].shape == wanted[name].shape],
+        missing=sorted(set(wanted) - set(held)),
+        unexpected=sorted(set(held) - set(wanted)),
+        mismatched={name: (held[name], wanted[name]) for name in both if held[name].shape != wanted[name].shape},
+    )
+
+
+def _config_of(weights: Path, architecture: str | None) -> dict[str, Any]:
+    if (weights / CONFIG).exists():
+        return read_json(weights / CONFIG)
+    from omegaconf import OmegaConf
+
+    run = next((path / "config.yaml" for path in (weights, *weights.parents) if (path / "config.yaml").exists()), None)
+    if run is None:
+        raise UserError(
+            f"{weights} has neither {CONFIG} nor the config.yaml of a run, so its model is not known. Name a Hugging "
+            "Face folder that the new one shall be like."
+        )
+    content: Any = OmegaConf.to_container(OmegaConf.load(run), resolve=True)
+    model = content["model"]
+    target = model.pop("_target_")
+    kinds = [name for name, family in FAMILIES.items() if family.target.rpartition(".")[2] == target.rpartition(".")[2]]
+    if not kinds or (architecture or kinds[0]) not in kinds:
+        raise UserError(f"{run} trains {target}, for which libai.hf knows {', '.join(kinds) or 'no architecture'}.")
+    chosen = architecture or kinds[0]
+    return FAMILIES[chosen].write_config(chosen, model)

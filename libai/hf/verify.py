@@ -1,0 +1,69 @@
+"""Compares what our model and `transformers` compute from one Hugging Face folder."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+
+from libai.hf.convert import load_pretrained
+from libai.hf.files import read_folder
+from libai.utils.errors import UserError
+
+_SCRIPT = Path(__file__).with_name("reference.py")
+
+
+def verify(folder: str | Path, python: str | Path, seed: int = 0) -> dict[str, float]:
+    """The largest absolute difference of each output, for two random inputs in float32.
+
+    `python`: an interpreter whose environment has PyTorch and transformers; it need not have OneFlow.
+    """
+    inputs = random_inputs(read_folder(folder).config, seed)
+    with tempfile.TemporaryDirectory() as scratch:
+        given, made = Path(scratch, "inputs.npz"), Path(scratch, "outputs.npz")
+        np.savez(given, **inputs)
+        command = [str(python), str(_SCRIPT), str(folder), str(given), str(made)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise UserError(f"{python} could not compute the reference: {done.stderr.strip()[-1000:]}")
+        expected = dict(np.load(made))
+    return differences(compute(folder, inputs), expected)
+
+
+def compute(folder: str | Path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What our model computes; the outputs have the names that `transformers` gives them."""
+    model: Any = load_pretrained(folder).eval()
+    names = read_folder(folder).family.inputs
+    with flow.no_grad():
+        outputs = model(**{names.get(name, name): flow.from_numpy(array) for name, array in inputs.items()})
+    return {name: tensor.numpy() for name, tensor in outputs.items()}
+
+
+def differences(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> dict[str, float]:
+    """The largest absolute difference of each output that both have. Raises `UserError` where they share none."""
+    both = found.keys() & expected.keys()
+    if not both:
+        raise UserError(
+            f"our model gives {', '.join(found)} and transformers {', '.join(expected)}: nothing to compare."
+        )
+    return {name: float(np.abs(found[name] - expected[name]).max()) for name in sorted(both)}
+
+
+def random_inputs(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
+    """Arguments of a `transformers` model: token ids with padding in one of two rows, or images."""
+    random = np.random.default_rng(seed)
+    if "image_size" in config or config["model_type"] == "resnet":
+        size = config.get("image_size", 64)
+        shape = (2, config.get("num_channels", 3), size, size)
+        return {"pixel_values": random.standard_normal(shape).astype(np.float32)}
+    longest = config.get("max_position_embeddings") or config.get("n_positions", 1024)
+    length = min(24, longest)
+    inputs = {"input_ids": random.integers(0, config["vocab_size"], (2, length))}
+    if config["model_type"] == "bert":
+        inputs["attention_mask"] = (np.arange(length) < np.array([[length], [length - 3]])).astype(np.int64)
+        inputs["token_type_ids"] = np.repeat(np.arange(length)[None] * 2 // length, 2, axis=0)
+    return inputs

@@ -1,0 +1,43 @@
+"""`libai hf`: what it writes, what it prints, and what it returns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from libai.hf.command import main
+from libai.hf.verify import compute, random_inputs, read_folder
+from libai.utils.errors import UserError
+
+QWEN2 = Path(__file__).resolve().parent / "fixtures" / "qwen2"
+
+
+def test_import_and_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", str(QWEN2), str(tmp_path / "ours")]) == 0
+    assert "26 tensors fit, 0 missing, 0 unexpected" in capsys.readouterr().out
+    assert main(["export", str(tmp_path / "ours"), str(tmp_path / "back"), "--like", str(QWEN2)]) == 0
+    assert (tmp_path / "back/model.safetensors").read_bytes() == (QWEN2 / "model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def other_python(tmp_path: Path) -> Path:
+    """Stands for an interpreter with transformers, which computes what is in `answer.npz`."""
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\ncp "{tmp_path}/answer.npz" "$4"\n')
+    script.chmod(0o755)
+    return script
+
+
+@pytest.mark.parametrize("distance, code", [(0.0, 0), (1e-4, 1)])
+def test_verify(distance: float, code: int, other_python: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = compute(QWEN2, random_inputs(read_folder(QWEN2).config))
+    np.savez(other_python.with_name("answer.npz"), **{name: array + distance for name, array in outputs.items()})
+    assert main(["verify", str(QWEN2), "--python", str(other_python)]) == code
+    assert ("equal\n" in capsys.readouterr().out) == (code == 0)
+
+
+def test_verify_says_why_there_is_no_reference(other_python: Path) -> None:
+    with pytest.raises(UserError, match="could not compute the reference: cp: .*answer.npz"):
+        main(["verify", str(QWEN2), "--python", str(other_python)])

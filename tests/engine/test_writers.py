@@ -14,18 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from libai.engine.log import writers
-from libai.engine.log.writers import (
-    AsyncWriter,
-    ConsoleWriter,
-    JSONLinesWriter,
-    LogRecord,
-    TensorBoardWriter,
-    Writer,
-    close_all,
-    format_eval_lines,
-    format_train_line,
-)
+from libai.engine.log import json_lines
+from libai.engine.log.console import ConsoleWriter, format_eval_lines, format_train_line
+from libai.engine.log.json_lines import JSONLinesWriter
+from libai.engine.log.tensorboard import TensorBoardWriter
+from libai.engine.log.writers import AsyncWriter, LogRecord, Writer, close_all
 from libai.utils.errors import OutputLostError, UserError
 
 REPO = Path(__file__).parents[2]
@@ -103,7 +96,8 @@ class TestConsole:
         """In a real pseudo-terminal of 40 columns: no line may be broken by us."""
         program = (
             "from libai.utils.logging import setup_logging\n"
-            "from libai.engine.log.writers import ConsoleWriter, LogRecord\n"
+            "from libai.engine.log.console import ConsoleWriter\n"
+            "from libai.engine.log.writers import LogRecord\n"
             "setup_logging(None, 0, 1)\n"
             "writer = ConsoleWriter()\n"
             f"scalars = {FULL!r}\n"
@@ -239,7 +233,7 @@ class TestJSONLines:
             def write(self, data):
                 return super().write(bytes(data)[:7])
 
-        monkeypatch.setattr(writers.io, "FileIO", Short)
+        monkeypatch.setattr(json_lines.io, "FileIO", Short)
         writer = JSONLinesWriter(path)
         for i in (1, 2, 3):
             writer.write(LogRecord(i, 9, {"train/loss": 1.5 * i}))
@@ -259,7 +253,7 @@ class TestJSONLines:
                 space[0] -= done
                 return done
 
-        monkeypatch.setattr(writers.io, "FileIO", Full)
+        monkeypatch.setattr(json_lines.io, "FileIO", Full)
         writer = JSONLinesWriter(path)
         with pytest.raises(OSError, match="No space left on device: the metrics cannot be written") as error:
             for i in range(1, 9):

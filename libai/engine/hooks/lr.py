@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from libai.engine.hooks.evaluation.eval_metric import latest_value
 from libai.engine.loop.hook_base import HookBase
-from libai.engine.trainer.eval_metric import latest_value
 from libai.scheduler import needs_metric
 from libai.utils.errors import UserError
 

@@ -20,7 +20,11 @@ import oneflow as flow
 from libai.config import RunConfig, combinations, solve_batch_sizes, validate
 from libai.engine import hooks
 from libai.engine.graph.build_errors import GraphBuildError
-from libai.engine.log.writers import AsyncWriter, ConsoleWriter, JSONLinesWriter, LogRecord, TensorBoardWriter, Writer
+from libai.engine.hooks.evaluation.eval_metric import look_for
+from libai.engine.log.console import ConsoleWriter
+from libai.engine.log.json_lines import JSONLinesWriter
+from libai.engine.log.tensorboard import TensorBoardWriter
+from libai.engine.log.writers import AsyncWriter, LogRecord, Writer
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.loop.trainer_base import Interrupted
 from libai.engine.run.dry_run import dry_run
@@ -34,7 +38,6 @@ from libai.engine.setup.choose_mode import mode_of_hooks, time_modes
 from libai.engine.setup.support import check_supported
 from libai.engine.trainer.batch_scope import BatchScopeError
 from libai.engine.trainer.checkpointer import TrainerCheckpointer, require_checkpoint, saved_seed
-from libai.engine.trainer.eval_metric import look_for
 from libai.engine.trainer.graph import GraphTrainer
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.switching import TRAINERS, switch_trainer

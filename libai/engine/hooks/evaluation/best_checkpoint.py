@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from libai.engine.hooks.evaluation.eval_metric import latest_value
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.trainer.checkpointer import TrainerCheckpointer
-from libai.engine.trainer.eval_metric import latest_value
 
 
 class BestCheckpointHook(HookBase):

@@ -1,4 +1,4 @@
-"""Metrics to the writers: every `period` iterations, after the last one, and whenever an evaluation has finished."""
+"""From the event storage to the writers: every `period` iterations, at the end, and after every evaluation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from libai.engine.hooks.iteration_timer import IterationTimer
+from libai.engine.hooks.metrics.iteration_timer import IterationTimer
 from libai.engine.log.throughput import memory_gb
 from libai.engine.log.writers import LogRecord, Writer, close_all
 from libai.engine.loop.hook_base import HookBase
@@ -52,26 +52,27 @@ class WriterHook(HookBase):
         old = {tag: at for tag, (_, at) in self.trainer.storage.latest().items() if at < self.trainer.start_iter}
         self._written.update(old)
         self._evaluated_at = old.get("perf/eval_s")
-        self._write(self.trainer.start_iter, {})
+        self._write(self.trainer.start_iter)
 
     def after_step(self) -> None:
         """Writes when the period says so, after the last iteration, and when there is a new evaluation."""
         trainer = self.trainer
         completed = trainer.iter + 1
         if completed % self._period == 0 or completed == trainer.max_iter:
-            self._write(completed, self._train_scalars())
+            self._write(completed, self._record_training())
         elif self._has_new_evaluation():
-            self._write(completed, {})
+            self._write(completed)
 
     def after_train(self) -> None:
         """Writes the evaluation of a run that was stopped early, and closes the writers."""
         try:
             if self.trainer.status != "failed":
-                self._write(self.trainer.iter, {})
+                self._write(self.trainer.iter)
         finally:
             close_all(self._writers)
 
-    def _train_scalars(self) -> dict[str, float]:
+    def _record_training(self) -> list[str]:
+        """Put the numbers of the iteration, and how fast it was, into the event storage; their tags."""
         trainer = self.trainer
         scalars = trainer.fetch_metrics()
         if is_main_process():
@@ -83,14 +84,17 @@ class WriterHook(HookBase):
                 rates["data_ms"] = float(all_reduce(np.array([rates["data_ms"]]), "max")[0])
             scalars.update({f"perf/{name}": value for name, value in rates.items()})
             scalars.update({f"perf/{name}": value for name, value in memory_gb(trainer.loop.device).items()})
-        return scalars
+        trainer.storage.put_scalars(**scalars)
+        for tag in scalars:
+            self._written.pop(tag, None)
+        return list(scalars)
 
     def _has_new_evaluation(self) -> bool:
         found = self.trainer.storage.get("perf/eval_s")
         return found is not None and found[1] != self._evaluated_at
 
     def _new_recorded(self) -> dict[str, float]:
-        """What was put into the event storage since it was last written: evaluations, and what hooks recorded."""
+        """What was put into the event storage since it was last written."""
         new = {}
         for tag, (value, iteration) in self.trainer.storage.latest().items():
             if self._written.get(tag) != iteration:
@@ -98,7 +102,8 @@ class WriterHook(HookBase):
                 new[tag] = value
         return new
 
-    def _write(self, completed: int, train: dict[str, float]) -> None:
+    def _write(self, completed: int, training: Sequence[str] = ()) -> None:
+        """Give the writers all that is new in the event storage, first the tags that are of training."""
         recorded = self._new_recorded()
         seconds = recorded.get("perf/eval_s")
         if seconds is not None:
@@ -106,13 +111,13 @@ class WriterHook(HookBase):
         for name, text, iteration in self.trainer.storage.pop_texts():
             for writer in self._writers:
                 writer.write_text(name, text, iteration + 1)
-        if not train and not recorded:
+        if not recorded:
             return
         record = LogRecord(
             iter=completed,
             max_iter=self.trainer.max_iter,
-            scalars={**train, **recorded},
-            kind="train" if train else "eval",
+            scalars={**{tag: recorded[tag] for tag in training}, **recorded},
+            kind="train" if training else "eval",
             seconds=seconds,
         )
         for writer in self._writers:

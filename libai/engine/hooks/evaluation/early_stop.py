@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from libai.engine.hooks.evaluation.eval_metric import latest_value
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.loop.trainer_base import StopTraining
-from libai.engine.trainer.eval_metric import latest_value
 
 
 class EarlyStopHook(HookBase):

@@ -1,0 +1,1 @@
+"""Hooks that evaluate, and those that act on what an evaluation has measured."""

@@ -1,0 +1,1 @@
+"""Hooks that time the loop, profile it, and bring its numbers to the writers."""

@@ -1,9 +1,11 @@
 """Install libai: `pip install -e .` (the exact pins of a tested environment are in requirements.lock)."""
 
 import re
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 
@@ -29,14 +31,28 @@ def list_native_sources() -> list:
     return [str(path.relative_to(folder)) for path in sorted((folder / "src").rglob("*")) if path.is_file()]
 
 
+class BuildWithConfigs(build_py):
+    """Also copies the shipped configs, which lie beside the package in the repository, into it."""
+
+    def run(self):
+        super().run()
+        if not getattr(self, "editable_mode", False):
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(
+                ROOT / "configs", Path(self.build_lib, "libai", "configs"), ignore=ignored, dirs_exist_ok=True
+            )
+
+
 setup(
     name="libai",
     version=read_version(),
     description="An eager/graph dual-mode trainer for OneFlow",
     packages=find_packages(include=["libai", "libai.*"]),
     package_data={"libai.native": list_native_sources()},
+    cmdclass={"build_py": BuildWithConfigs},
+    entry_points={"console_scripts": ["libai = libai.cli.main:main"]},
     # oneflow 0.9.0 has wheels for CPython 3.7 to 3.10; libai is written for and tested on 3.10
     python_requires=">=3.10,<3.11",
     install_requires=read_requirements("core.in"),
-    extras_require={"dev": read_requirements("dev.in")},
+    extras_require={"dev": read_requirements("dev.in"), "plot": ["matplotlib>=3.8"]},
 )

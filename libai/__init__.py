@@ -4,7 +4,7 @@ Importing the package prepares the process environment for OneFlow (see `libai.l
 oneflow itself is imported by the first module that needs it.
 """
 
-from libai.launch.interpreter import find_environment as _find_environment
+from libai.launch.installation import find_environment as _find_environment
 
 _find_environment()
 

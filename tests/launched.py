@@ -1,6 +1,5 @@
 """Programs of a test's own, launched by `tools/train.sh`: without oneflow unless they import it."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -12,17 +11,6 @@ from libai.launch import runtime
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_INHERITED = {*runtime.RENDEZVOUS_VARIABLES, "NODE", "NODE_RANK", "ADDR", "PORT", "OMP_NUM_THREADS", "VENV"}
-
-
-def load_launch():
-    spec = importlib.util.spec_from_file_location("libai_tools_launch", ROOT / "tools" / "launch.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-launch = load_launch()  # also makes the modules beside it importable
 
 
 def make_environment(**extra: str) -> dict[str, str]:

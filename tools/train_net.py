@@ -1,76 +1,12 @@
-"""Train, evaluate or check a config: `bash tools/train.sh tools/train_net.py CONFIG PROCS [overrides] [flags]`.
+"""Train, evaluate or check a config: `bash tools/train.sh tools/train_net.py CONFIG PROCS [overrides] [flags]`."""
 
-This file is the tour: read the arguments, check the config, build the run, train. Everything else is in the library.
-"""
-
-from __future__ import annotations
-
-import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without installation
 
-from libai.config import Args, LazyConfig, parse_args, validate
-from libai.config.lazy.lazy_config import to_yaml
-from libai.launch.runtime import guarded_main
-from libai.launch.startup import seconds_since_process_start
-from libai.utils.distributed import get_world_size, is_main_process
-
-#: what --fast-dev-run changes: a few iterations of everything
-FAST_DEV_RUN = [
-    "train.train_iter=8",
-    "train.train_epoch=0",
-    "train.log_period=1",
-    "train.evaluation.eval_period=4",
-    "train.evaluation.eval_iter=2",
-    "train.checkpointer.period=4",
-]
-FLAGS = {"--support": "print which option works in which mode and on which device, and stop"}
-
-
-def load_run(args: Args):
-    """The checked config that will run: file, then overrides, then what flags imply."""
-    overrides = [*args.overrides, *(FAST_DEV_RUN if args.fast_dev_run else [])]
-    config = LazyConfig.apply_overrides(LazyConfig.load(args.config), overrides)
-    return validate(config, world_size=get_world_size())
-
-
-def print_all(text: str) -> None:
-    """Print to stdout, whose reader may have seen enough: `--print-config | head`."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is flushed at exit
-
-
-def main() -> int:
-    args = parse_args(sys.argv[1:], prog="train_net.py", extra_flags=FLAGS, config_required="--support" not in sys.argv)
-    if args.extra["support"]:
-        from libai.engine.setup.support import support_table
-
-        if is_main_process():
-            print_all(support_table())
-        return 0
-    run = load_run(args)
-    if args.print_config:
-        if is_main_process():
-            print_all(to_yaml(run.to_config()))
-        return 0
-
-    from libai.engine import DefaultTrainer, default_setup
-
-    import_seconds = seconds_since_process_start()
-    run = default_setup(run, args.overrides, trains=not (args.dry_run or args.eval_only))
-    trainer = DefaultTrainer(run, resume=args.resume or run.train.resume, import_seconds=import_seconds)
-    if args.dry_run:
-        trainer.dry_run()
-    elif args.eval_only:
-        trainer.report_evaluation()
-    else:
-        trainer.train()
-    return 0
-
+from libai.cli.train_net import main
+from libai.launch.guard import guarded_main
 
 if __name__ == "__main__":
     guarded_main(main)

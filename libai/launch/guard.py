@@ -132,19 +132,23 @@ def _wait_for_leaving_ranks(limit_seconds: float) -> None:
 
 
 def run_script(arguments: Sequence[str]) -> NoReturn:
-    """Run a Python file as `__main__`, like `python FILE ARGUMENTS`, as one guarded rank of the launcher's job.
+    """Run a Python file or a module of libai as `__main__`, as one guarded rank of the launcher's job.
 
-    `arguments`: the launcher's process id, the file, the file's arguments.
+    `arguments`: the launcher's process id, the file's absolute path or the module's name, its arguments.
     """
     launcher_pid, file, *rest = arguments
     request_parent_death_signal(int(launcher_pid))
     dump_stacks_on_signal()
     begin_notes()
     sys.argv = [file, *rest]
-    sys.path[0] = str(Path(file).resolve().parent)
+    is_file = os.path.isabs(file)
+    sys.path[:1] = [str(Path(file).resolve().parent)] if is_file else []
 
     def run_file() -> None:
-        runpy.run_path(file, run_name="__main__")
+        if is_file:
+            runpy.run_path(file, run_name="__main__")
+        else:
+            runpy.run_module(file, run_name="__main__", alter_sys=True)
 
     guarded_main(run_file)
 

@@ -1,4 +1,4 @@
-"""One job from its ranks' start to its end, and again after a failure while restarts are left. For tools/launch.py.
+"""One job from its ranks' start to its end, and again after a failure while restarts are left. For libai/cli/launch.py.
 
 `oneflow.distributed.launch` works out what each rank gets. The ranks are not its children, because its watch loop
 leaves ranks behind (it kills only when it leads a process group, and one failed rank hangs the others): they are
@@ -27,6 +27,8 @@ from libai.utils.errors import EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
 
 # Several machines: oneflow's heartbeat takes up to 13 s to tell the other ranks of a failure; then they are ended.
 MULTI_NODE_RESTART_SECONDS = 20.0
+#: the program that trains a config, as a module and as the file of the repository that calls it
+TRAINING = "libai.cli.train_net"
 TRAIN_NET = Path(__file__).resolve().parents[2] / "tools" / "train_net.py"
 #: what `oneflow.distributed.launch` sets for a rank
 _RANK_VARIABLES = (*runtime.RENDEZVOUS_VARIABLES, "OMP_NUM_THREADS", "GLOG_log_dir")
@@ -37,7 +39,9 @@ RANK_BOOTSTRAP = "import sys; from libai.launch.guard import run_script; run_scr
 
 @dataclass(frozen=True)
 class Job:
-    """What to run on this machine. `file` and `config` are absolute paths; `arguments` go to the file unchanged.
+    """What to run on this machine; `arguments` go to it unchanged.
+
+    `file`: the absolute path of a program, or the name of a module of libai; `config`: an absolute path.
 
     `output_dir`: where the job keeps its files, when that is known.
     """
@@ -56,6 +60,11 @@ class Job:
     def world_size(self) -> int:
         """Number of ranks on all machines."""
         return self.num_processes * self.num_nodes
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it runs libai's own training program, of which more is known than of others."""
+        return self.file in (TRAINING, str(TRAIN_NET))
 
 
 # ------------------------------------------------------------------------------------------- starting the ranks
@@ -149,12 +158,11 @@ def launch(job: Job, limits: Limits) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="libai-", ignore_cleanup_errors=True) as notes_folder:
         first = job.node_rank * job.num_processes
         rank_notes.reserve_leaving(notes_folder, range(first, first + job.num_processes))
-        is_training = job.file == str(TRAIN_NET)
         supervisor = Supervisor(
             stop_seconds=limits.stop_seconds,
             exit_seconds=limits.exit_seconds,
             notes_folder=notes_folder,
-            stall_watch=StallWatch(notes_folder, limits.stall_seconds, judges_all=is_training),
+            stall_watch=StallWatch(notes_folder, limits.stall_seconds, judges_all=job.is_training),
         )
         os.environ[rank_notes.FAILURE_DIR_VARIABLE] = notes_folder
         os.environ[rank_notes.LOCAL_RANKS_VARIABLE] = str(job.num_processes)
@@ -182,7 +190,7 @@ def _output_folder(job: Job, notes_folder: str) -> Path:
     return Path(notes_folder)
 
 
-def run(job: Job, limits: Limits, new_port: Callable[[], int] | None) -> int:
+def run_job(job: Job, limits: Limits, new_port: Callable[[], int] | None) -> int:
     """Run the job, again after a failure while restarts are left, and return its exit code.
 
     `new_port() -> int` gives every start a port of its own; None: the user has chosen one.

@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launched import NOT_INHERITED, ROOT, Script, launch, make_environment
+from launched import NOT_INHERITED, ROOT, Script, make_environment
 
-from libai.launch import guard
+from libai.cli import launch
+from libai.launch import guard, request
 from libai.launch import job as launch_job
 from libai.launch import ranks as launch_ranks
 from libai.launch import report as launch_report
@@ -40,19 +41,19 @@ def test_help_goes_to_stdout():
     assert result.returncode == 0 and result.stdout.startswith("usage: ") and result.stderr == ""
 
 
-def test_launcher_prints_the_same_usage(capsys):
-    assert launch.main(["only", "two"]) == 2
-    assert capsys.readouterr().err.splitlines()[0].startswith("usage: bash tools/train.sh FILE CONFIG PROCS")
+def test_launcher_prints_its_usage(capsys):
+    assert launch.run(["only", "two"]) == 2
+    assert capsys.readouterr().err.startswith("usage: libai launch FILE CONFIG PROCS")
 
 
 def read_job(script: Script, processes: str = "2", **environment: str):
-    return launch.read_job([str(script.path), str(script.config), processes, "a=1"], environment)
+    return request.read_job([str(script.path), str(script.config), processes, "a=1"], environment)
 
 
 def test_job_has_what_was_asked(script):
     job = read_job(script("pass"))
     assert (job.num_processes, job.num_nodes, job.world_size, job.address) == (2, 1, 2, "127.0.0.1")
-    assert job.arguments == ("a=1",) and Path(job.file).is_absolute() and job.port in launch.FREE_PORTS
+    assert job.arguments == ("a=1",) and Path(job.file).is_absolute() and job.port in request.FREE_PORTS
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_what_cannot_be_is_one_error(script, processes, environment, text):
 def test_second_node_takes_the_documented_port(script):
     # 192.0.2.0/24 is reserved for documentation: no machine has such an address
     job = read_job(script("pass"), NODE="2", NODE_RANK="1", ADDR="192.0.2.1")
-    assert (job.port, job.world_size) == (launch.DEFAULT_PORT, 4)
+    assert (job.port, job.world_size) == (request.DEFAULT_PORT, 4)
 
 
 def test_port_in_use_is_an_error_and_a_free_one_is_not(script):
@@ -96,15 +97,15 @@ def test_port_in_use_is_an_error_and_a_free_one_is_not(script):
 
 
 def test_free_ports_differ():
-    assert len({launch.find_free_port() for _ in range(8)}) > 1
+    assert len({request.find_free_port() for _ in range(8)}) > 1
 
 
 def test_files_are_found_from_the_current_folder_then_the_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert launch.find_file("FILE", "tools/launch.py") == str(ROOT / "tools" / "launch.py")
+    assert request.find_file("FILE", "tools/launch.py") == str(ROOT / "tools" / "launch.py")
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "launch.py").write_text("")
-    assert launch.find_file("FILE", "tools/launch.py") == str(tmp_path / "tools" / "launch.py")
+    assert request.find_file("FILE", "tools/launch.py") == str(tmp_path / "tools" / "launch.py")
 
 
 def test_missing_file_suggests_a_neighbour(tmp_path, monkeypatch):
@@ -112,9 +113,9 @@ def test_missing_file_suggests_a_neighbour(tmp_path, monkeypatch):
     with pytest.raises(
         UserError, match=r"FILE is tools/lanch.py, and there is no such file. Did you mean tools/launch.py"
     ):
-        launch.find_file("FILE", "tools/lanch.py")
+        request.find_file("FILE", "tools/lanch.py")
     with pytest.raises(UserError, match="CONFIG is nowhere/x.py, and there is no such file. Looked in"):
-        launch.find_file("CONFIG", "nowhere/x.py")
+        request.find_file("CONFIG", "nowhere/x.py")
 
 
 # --------------------------------------------------------------------------------------- what the ranks get
@@ -165,13 +166,13 @@ def test_calls_between_ranks_go_through_no_proxy(script):
     ],
 )
 def test_restarts_are_taken_from_the_command_line_then_the_environment(words, variable, expected):
-    assert launch.take_max_restarts(words, {"MAX_RESTARTS": variable} if variable else {}) == expected
+    assert request.take_max_restarts(words, {"MAX_RESTARTS": variable} if variable else {}) == expected
 
 
 @pytest.mark.parametrize(("words", "text"), [(["--max-restarts"], "''"), (["--max-restarts=-1"], "'-1'")])
 def test_a_wrong_number_of_restarts_is_an_error(words, text):
     with pytest.raises(UserError, match=f"--max-restarts is {text}; it must be how often a failed job is started"):
-        launch.take_max_restarts(words, {})
+        request.take_max_restarts(words, {})
 
 
 def test_unsupported_gpu_stops_cuda_and_warns_otherwise(script, monkeypatch, capsys):
@@ -527,13 +528,13 @@ def test_a_launcher_that_starts_no_ranks_is_an_error(script, monkeypatch):
 @pytest.mark.launch
 def test_a_missing_machine_is_a_clear_line(script, monkeypatch):
     # rank 0 of two nodes, alone; a real network address is not needed for that, so the checks of ADDR are passed by
-    monkeypatch.setattr(launch, "_check_address", lambda *_: None)
+    monkeypatch.setattr(request, "_check_address", lambda *_: None)
     for name in NOT_INHERITED & set(os.environ):
         monkeypatch.delenv(name)
     monkeypatch.setenv("LIBAI_CONNECT_TIMEOUT", "2")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     program = script("import libai, oneflow")
-    job = read_job(program, "1", NODE="2", NODE_RANK="0", PORT=str(launch.find_free_port()))
+    job = read_job(program, "1", NODE="2", NODE_RANK="0", PORT=str(request.find_free_port()))
     supervisor = launch_ranks.Supervisor(notes_folder=str(program.folder))
     monkeypatch.setenv("LIBAI_FAILURE_DIR", str(program.folder))
     launch_job.start_ranks(job, supervisor.ranks, program.folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from libai.launch import auto as launch_auto
+from libai.cli import auto as launch_auto
 from libai.utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ def settle(seconds, facts=FACTS, cores=8):
         measured.append(list(words))
         return seconds.get(int(words[2]))
 
-    return launch_auto.settle(WORDS, facts, cores, measure), measured
+    return launch_auto.resolve(WORDS, facts, cores, measure), measured
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_the_fastest_is_taken_and_keeps_the_global_batch(capsys):
     assert measured[1] == ["train_net.py", "config.py", "2", "optim.lr=0.1", *batch]
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "launch: auto: 1 process, 8 threads each: 1.0000 s per step"
-    assert len(said) == 4 and said[-1].startswith("launch: auto: chosen: bash tools/train.sh train_net.py config.py 2 ")
+    assert len(said) == 4 and said[-1] == f"launch: auto: chosen: 2 processes, with {' '.join(batch)}"
 
 
 def test_one_process_stays_as_it_was_asked_for():

@@ -16,6 +16,7 @@ from libai.config.lazy.instantiation import TARGET, describe, keyword_names, pat
 from libai.config.settings import schema
 from libai.config.settings.coercion import OBJECTS, PLAIN, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean
+from libai.launch.installation import shipped_configs
 from libai.utils.atomic import atomic_write_text
 
 _HEADER = "# Load it with libai.config.LazyConfig.load; it describes the same run.\n"
@@ -91,7 +92,7 @@ class LazyConfig:
 
 def get_config(path: str) -> DictConfig:
     """Load a config that comes with libai, such as `get_config("common/train.py").train`."""
-    return loader.load(loader.shipped_configs() / path)
+    return loader.load(Path(shipped_configs(), path))
 
 
 def to_yaml(config: DictConfig) -> str:

@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from libai.config.settings.coercion import OBJECTS, copy_config, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean, is_foreign, meant
 from libai.config.settings.schema import LAZY_SECTIONS, SECTIONS
+from libai.launch.installation import shipped_config, shipped_configs
 from libai.utils.errors import UserError
 
 IMPORT_FROM = "_import_from_"
@@ -32,14 +33,17 @@ _import_folders: list[Path] = []
 
 
 def load(path: str | Path) -> DictConfig:
-    """Load a `.py` config (its public dicts and LazyCalls) or a saved `.yaml`.
+    """Load a `.py` config (its public dicts and LazyCalls), a saved `.yaml`, or a shipped config by its name alone.
 
     The file's folder becomes importable and stays so. Raises `ConfigError` with file and line for whatever goes
     wrong in the file.
     """
     path = Path(path)
     if not _is_file(path):
-        raise ConfigError(_missing(path))
+        shipped = shipped_config(str(path))
+        if shipped is None:
+            raise ConfigError(_missing(path))
+        path = Path(shipped)
     if path.suffix in (".yaml", ".yml"):
         return _load_yaml(path)
     if path.suffix != ".py":
@@ -84,13 +88,6 @@ def _unread_names(path: Path, namespace: Mapping[str, Any]) -> Iterator[str]:
         if node.id in suspects - read:
             suspects.discard(node.id)
             yield f"{shown(path)}:{node.lineno}: {node.id}={namespace[node.id]!r} sets nothing.{meant(node.id)}"
-
-
-def shipped_configs() -> Path:
-    """The folder of the configs that come with libai."""
-    package = Path(__file__).resolve().parents[2]
-    inside = package / "configs"  # an installed wheel
-    return inside if inside.is_dir() else package.parent / "configs"
 
 
 def make_importable(folder: Path) -> None:
@@ -228,7 +225,7 @@ class _Loader:
     def _folder_above(self, name: str, names: list[str]) -> Path | None:
         """The folder above the `configs` that an absolute `from configs.x import y` means: near the file, or ours."""
         parts = name.split(".")
-        for folder in [*self._root.parents, shipped_configs().parent]:
+        for folder in [*self._root.parents, Path(shipped_configs()).parent]:
             base = folder.joinpath(*parts)
             if base.with_suffix(".py").is_file() or any((base / f"{item}.py").is_file() for item in names):
                 return folder

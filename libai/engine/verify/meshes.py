@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from libai.engine.parity.report import ROUNDING, array_difference, relative_difference
+from libai.launch.installation import LIBAI
 from libai.utils.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[3]
 AXES = ("data", "tensor", "pipeline")
 #: seconds for one job; start-up, compilation and a few updates take under ten on a quiet machine
 JOB_SECONDS = 900
@@ -170,8 +170,15 @@ def _run_job(config: str, overrides: Sequence[str], cell: Cell, num_iters: int, 
     """What rank 0 of the cell's job wrote, with its `buffers` as arrays; `{"failed": text}` when it died."""
     folder.mkdir()
     request = json.dumps({**asdict(cell), "num_iters": num_iters, "folder": str(folder)})
-    launcher = [sys.executable, str(ROOT / "tools" / "launch.py"), str(ROOT / "tools" / "parity.py")]
-    command = [*launcher, config, str(cell.num_ranks), *overrides, f"--cell={request}"]
+    command = [
+        *LIBAI,
+        "launch",
+        "libai.cli.commands.parity",
+        config,
+        str(cell.num_ranks),
+        *overrides,
+        f"--cell={request}",
+    ]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=JOB_SECONDS)
     except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
 """PROCS=auto: how many processes train a config fastest on this machine, found by a short training with each number.
 
-The global batch stays that of one process, and with it the curve. For tools/launch.py; standard library only.
+The global batch stays that of one process, and with it the curve. For libai/cli/launch.py; standard library only.
 """
 
 import json
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from libai.launch import guard
+from libai.launch.installation import LIBAI
 from libai.utils.errors import UserError
 
 #: a trial: this many iterations, the first of which does not count, or as many as fit into these seconds
@@ -63,7 +64,7 @@ def choose(seconds: Mapping[int, float | None]) -> int:
     return min(n for n, value in measured.items() if value * CLEARLY <= best)
 
 
-def settle(
+def resolve(
     words: Sequence[str],
     facts: Mapping[str, object],
     cores: int,
@@ -87,17 +88,16 @@ def settle(
         print(f"launch: auto: {count} process{'es' if count > 1 else ''}, {each}: {took}", file=sys.stderr, flush=True)
     chosen = choose(seconds)
     batch = batch_overrides(chosen, total, accumulation)
-    command = [file, config, str(chosen), *with_settings(rest, batch)]
-    print(f"launch: auto: chosen: bash tools/train.sh {' '.join(command)}", file=sys.stderr, flush=True)
-    return command
+    settings = f", with {' '.join(batch)}" if batch else ""
+    print(f"launch: auto: chosen: {chosen} process{'es' if chosen > 1 else ''}{settings}", file=sys.stderr, flush=True)
+    return [file, config, str(chosen), *with_settings(rest, batch)]
 
 
 def measure_in_child(words: Sequence[str]) -> float | None:
-    """Seconds per step of a short training by tools/launch.py; None when it fails or gets to no second step."""
+    """Seconds per step of a short training as a job of its own; None when it fails or gets to no second step."""
     with tempfile.TemporaryDirectory(prefix="libai-auto-") as folder:
-        launch = str(Path(__file__).resolve().parents[2] / "tools" / "launch.py")
         settings = [*_TRIAL, f"train.output_dir={folder}/run"]
-        command = [sys.executable, launch, *with_settings(words, settings)]
+        command = [*LIBAI, "launch", *with_settings(words, settings)]
         try:
             subprocess.run(
                 command,

@@ -1,16 +1,37 @@
-"""The commands of `tools/` in a Python without OneFlow: go on in the project's environment, or say how to.
+"""Where libai lies, and the commands of `tools/` in a Python without OneFlow: continue in the project's environment.
 
-`libai/__init__.py` calls this before anything else, so it is kept to what any Python 3 can read.
+`libai/__init__.py` imports this before anything else, so it is kept to what any Python 3 can read.
 """
 
 import importlib.util
 import os
 import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+#: the clone, or the folder into which the package is installed
+ROOT = os.path.dirname(PACKAGE)
+#: the words that start the command `libai` in a process of its own, also from a clone that is not installed
+LIBAI = (sys.executable, os.path.join(PACKAGE, "__main__.py"))
 #: what each command imports; others than these need all of the first
 NEEDED = ("oneflow", "omegaconf", "numpy")
 NEEDED_BY = {"checkpoint.py": ("numpy",), "launch.py": (), "benchmark_torch.py": ()}
+
+
+def shipped_configs():
+    """The folder of the configs that come with libai."""
+    inside = os.path.join(PACKAGE, "configs")  # an installed wheel
+    return inside if os.path.isdir(inside) else os.path.join(ROOT, "configs")
+
+
+def shipped_config(name):
+    """The path of a shipped config by its name alone, None where there is no such config."""
+    path = os.path.join(shipped_configs(), name + ".py")
+    return path if name.isidentifier() and os.path.isfile(path) else None
+
+
+def is_clone():
+    """Whether libai is used from its repository, and not installed from a wheel."""
+    return os.path.isfile(os.path.join(ROOT, "tools", "train.sh"))
 
 
 def find_environment() -> None:

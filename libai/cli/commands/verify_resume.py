@@ -1,0 +1,127 @@
+"""Certify that a config resumes exactly: 2 N iterations equal N, a fresh process, and N more, byte for byte.
+
+With --sabotage one thing is left out of the resume, as a control: that must end in "broken".
+
+Exit codes: 0 exact; 1 broken, or a job failed; 2 a mistake in the arguments or the config.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from libai.cli.parser import Parser
+from libai.config import LazyConfig, validate
+from libai.launch.guard import guarded_main
+from libai.launch.installation import LIBAI
+from libai.launch.runtime import RENDEZVOUS_VARIABLES
+from libai.utils.distributed import get_world_size
+from libai.utils.errors import EXIT_RESUMABLE, UserError
+
+#: the program of each of the three jobs, with `--phase`
+PROGRAM = "libai.cli.commands.verify_resume"
+#: phase -> (folder it works in, exit code of a job that does what it should)
+PHASES = {"straight": ("straight", 0), "first": ("resumed", EXIT_RESUMABLE), "second": ("resumed", 0)}
+SABOTAGES = ("rng", "seed", "scheduler", "sample")
+
+
+def build_parser() -> Parser:
+    """The command line, of the user or (with `--phase`) of a job."""
+    parser = Parser(description=__doc__)
+    parser.add_argument("words", nargs="*", metavar="CONFIG and overrides")
+    parser.add_argument("--procs", type=int, default=1, help="processes of each job (default 1)")
+    parser.add_argument("--iters", type=int, default=8, help="N, the iterations before and after the stop (default 8)")
+    parser.add_argument("--sabotage", choices=SABOTAGES, help="leave this out of the resume; it must be noticed")
+    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    parser.add_argument("--folder", type=Path, help="keep what the jobs write here, an empty or new folder")
+    parser.add_argument("--phase", choices=PHASES, help=argparse.SUPPRESS)
+    parser.add_argument("--config-file", help=argparse.SUPPRESS)
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The checked command line."""
+    args = build_parser().parse_intermixed_args(arguments)
+    if args.config_file is None:
+        if not args.words:
+            raise UserError("no config is named. Start with one: CONFIG [key=value ...].")
+        args.config_file = args.words.pop(0)
+    if args.iters < 1 or args.procs < 1:
+        raise UserError(f"--iters {args.iters} --procs {args.procs}: both must be at least 1.")
+    return args
+
+
+def run_job(args: argparse.Namespace) -> int:
+    """One phase, as a rank of a job."""
+    from libai.engine import default_setup
+    from libai.engine.verify.resume import Rehearsal, job_overrides
+
+    folder, _ = PHASES[args.phase]
+    overrides = [*args.words, *job_overrides(args.iters, args.folder / folder)]
+    run = validate(LazyConfig.apply_overrides(LazyConfig.load(args.config_file), overrides), get_world_size())
+    run = default_setup(run, overrides)
+    if args.phase == "second":
+        Rehearsal(run, resume=True, sabotage=args.sabotage).train()
+    else:
+        Rehearsal(run, stop_after=args.iters if args.phase == "first" else None).train()
+    return 0
+
+
+def start_job(args: argparse.Namespace, phase: str, folder: Path) -> int:
+    """Run one phase in fresh processes; returns 0 when it ended as it should, else the exit code to end with."""
+    command = [*LIBAI, "launch", PROGRAM, args.config_file, str(args.procs), *args.words]
+    command += ["--phase", phase, "--folder", str(folder), "--iters", str(args.iters)]
+    if args.sabotage and phase == "second":
+        command += ["--sabotage", args.sabotage]
+    environment = {name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
+    if done.returncode == PHASES[phase][1]:
+        return 0
+    sys.stderr.write(done.stderr[-8000:])
+    print(f"the job `{phase}` ended with exit code {done.returncode}, not {PHASES[phase][1]}", file=sys.stderr)
+    return 2 if done.returncode == 2 else 1
+
+
+def certify(args: argparse.Namespace, folder: Path) -> int:
+    """Run the three jobs in `folder`, compare, report."""
+    for phase in PHASES:
+        code = start_job(args, phase, folder)
+        if code:
+            return code
+
+    from libai.engine.verify.resume import compare, is_exact, report_json, report_table
+
+    findings = compare(folder / "straight", folder / "resumed", args.iters)
+    exact = is_exact(findings)
+    if args.json:
+        facts = {"config": args.config_file, "overrides": args.words, "processes": args.procs, "iters": args.iters}
+        print(report_json(findings, **facts, sabotage=args.sabotage))
+        return 0 if exact else 1
+    print(report_table(findings))
+    ways = f"{2 * args.iters} iterations, and {args.iters} + a fresh start + {args.iters}"
+    without = f" (sabotaged: resumed without its {args.sabotage})" if args.sabotage else ""
+    print(f"{'exact' if exact else 'broken'}: {ways}, {args.procs} process(es){without}")
+    return 0 if exact else 1
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code."""
+    args = parse(arguments)
+    if args.phase:
+        return run_job(args)
+    if args.folder is None:
+        with tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
+            return certify(args, Path(folder))
+    args.folder.mkdir(parents=True, exist_ok=True)
+    if any(args.folder.iterdir()):
+        raise UserError(f"--folder {args.folder} is not empty, and old files would be compared. Give a new one.")
+    return certify(args, args.folder.resolve())
+
+
+if __name__ == "__main__":
+    guarded_main(lambda: run(sys.argv[1:]))

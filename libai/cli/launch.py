@@ -1,0 +1,169 @@
+"""Start the ranks of one job on this machine and see that they end together: `libai launch`, behind tools/train.sh.
+
+    libai launch FILE CONFIG PROCS [arguments of FILE …]
+
+libai/launch/request.py reads what was asked for, libai/launch/job.py starts the ranks, libai/launch/ranks.py watches
+them. Standard library only, but for the check of the config in a process of its own: oneflow is never imported here.
+
+Environment: NODE (machines), NODE_RANK, ADDR, PORT of the first machine; MAX_RESTARTS; LIBAI_STOP_TIMEOUT, the seconds
+that ranks get to save and stop after a signal; LIBAI_STALL_TIMEOUT, the seconds without progress that end a job, and
+LIBAI_STALL_TIMEOUT_BUILD and so on for single phases.
+Exit codes: 0 done, 1 failed, 2 user mistake, 75 stopped but resumable, 128 + signal when a signal ended ranks that
+could not save.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from libai.cli import auto
+from libai.launch import guard, runtime
+from libai.launch.installation import ROOT, is_clone
+from libai.launch.job import Job, Limits, run_job
+from libai.launch.ranks import DEFAULT_EXIT_SECONDS, DEFAULT_STOP_SECONDS
+from libai.launch.request import find_free_port, read_job, take_max_restarts
+from libai.launch.watch import read_stall_limits
+from libai.native import kernels
+from libai.oneflow_fixes import openblas
+from libai.utils import gpu
+from libai.utils.errors import EXIT_FAILED, EXIT_USER_MISTAKE, UserError
+
+USAGE = """\
+usage: libai launch FILE CONFIG PROCS [--max-restarts N] [--oversubscribe] [key=value | --flag | ...]
+FILE = a program of yours; every process gets --config-file CONFIG and the other arguments
+PROCS = processes on this machine; auto measures which number is fastest\
+"""
+
+# What grpc must not reach through a proxy: every numeric address, since it compares the ends of names.
+NO_GRPC_PROXY = "0,1,2,3,4,5,6,7,8,9,localhost"
+# With these the training program writes nothing into the output folder.
+WRITES_NOTHING = {"--print-config", "--support", "--dry-run", "--eval-only"}
+
+
+def run_preflight(job: Job) -> dict[str, Any]:
+    """Check config and overrides as the training program does; what `libai.config.arguments.check` found out.
+
+    A mistake is shown, and ends this process with its exit code.
+    """
+    code, found, said = _ask_preflight(lambda arguments: _check(arguments, job))
+    if code == 0 and not found:  # --help
+        print(said, end="")
+        sys.exit(0)
+    if code != 0:
+        sys.stderr.write(said)
+        sys.exit(code if code > 0 else EXIT_FAILED)
+    return found
+
+
+def look_at_config(job: Job) -> dict[str, Any]:
+    """What can be known before a FILE of the user's own runs, which may use CONFIG and arguments as it likes."""
+    return _ask_preflight(lambda arguments: arguments.look(job.config, list(job.arguments)))[1]
+
+
+def _check(arguments: ModuleType, job: Job) -> dict[str, Any]:
+    from libai.cli.train_net import FLAGS
+
+    return arguments.check(job.config, list(job.arguments), world_size=job.world_size, extra_flags=FLAGS)
+
+
+def _ask_preflight(question: Callable[[ModuleType], dict[str, Any]]) -> tuple[int, dict[str, Any], str]:
+    """`(exit code, answer, what was printed)` of a forked child that asks the module `libai.config.arguments`.
+
+    A child, since configs import oneflow, whose threads and slow exit handlers the launcher does not want. What it
+    prints is kept back: every rank will print it again.
+    """
+
+    def answer(write_end: int) -> None:
+        from libai.config import arguments
+
+        with os.fdopen(write_end, "w", encoding="utf-8") as pipe:
+            json.dump(question(arguments), pipe)
+
+    read_end, write_end = os.pipe()
+    with tempfile.TemporaryFile() as said:
+        child = os.fork()
+        if child == 0:
+            os.close(read_end)
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+            guard.leave_at_once(guard.run_guarded(lambda: answer(write_end)))
+        os.close(write_end)
+        with os.fdopen(read_end, encoding="utf-8") as pipe:
+            text = pipe.read()
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0)
+        return code, json.loads(text) if code == 0 and text else {}, said.read().decode(errors="replace")
+
+
+def choose_environment(job: Job, environment: Mapping[str, str], facts: Mapping[str, object]) -> dict[str, str]:
+    """Return the variables to add for the ranks: what makes oneflow fast here, unless the user has set it."""
+    extra = {}
+    if is_clone():  # a folder of installed packages must not come before the standard library
+        extra["PYTHONPATH"] = os.pathsep.join([ROOT, *filter(None, [environment.get("PYTHONPATH")])])
+    if job.world_size > 1:
+        # a proxy for web pages does not know the ranks, and grpc would send all their calls to it
+        extra["no_grpc_proxy"] = ",".join(filter(None, [environment.get("no_grpc_proxy"), NO_GRPC_PROXY, job.address]))
+    if job.num_processes > 1 and "OMP_NUM_THREADS" not in environment:
+        # for matrix products; also keeps oneflow's launcher from setting 1, with a banner about it
+        extra["OMP_NUM_THREADS"] = str(max(1, openblas.usable_cores() // job.num_processes))
+    device = facts.get("device")
+    if device != "cpu" and (warning := gpu.check_gpu()) is not None:
+        if device == "cuda":
+            raise UserError(warning)
+        print(f"launch: {warning}", file=sys.stderr)
+    on_cpu = device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
+    if on_cpu and facts.get("graph_enabled") is False and "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD" not in environment:
+        # the scheduler thread spins while a worker computes, so ranks steal each other's cores; graph mode gets slower
+        extra["ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD"] = "0"
+    return extra
+
+
+# ------------------------------------------------------------------------------------------- the whole command
+
+
+def resolve_processes(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The arguments with a number in place of PROCS=auto; `UserError` where it cannot be measured."""
+    file, config, _, *rest = arguments
+    alone = [file, config, "1", *rest]
+    job = read_job(alone, environment)
+    if not job.is_training or job.num_nodes > 1:
+        why = f"NODE={job.num_nodes}" if job.num_nodes > 1 else f"FILE is {file}"
+        raise UserError(f"PROCS=auto measures tools/train_net.py on one machine, and {why}. Name a number.")
+    facts = run_preflight(job)
+    if WRITES_NOTHING & set(rest):  # there is no training to be fast
+        return alone
+    return auto.resolve(arguments, facts, openblas.usable_cores(), auto.measure_in_child)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    max_restarts, arguments = take_max_restarts(arguments, os.environ)
+    if len(arguments) < 3:
+        print(USAGE, file=sys.stderr)
+        return EXIT_USER_MISTAKE
+    runtime.hide_rendezvous_environment()  # this process is no rank, even when started from one
+    limits = Limits(
+        runtime.read_seconds("LIBAI_STOP_TIMEOUT", DEFAULT_STOP_SECONDS),
+        read_stall_limits(os.environ),
+        max_restarts,
+        runtime.read_seconds("LIBAI_EXIT_TIMEOUT", DEFAULT_EXIT_SECONDS),
+    )
+    runtime.connect_seconds()  # the ranks read it; a mistake in it is told once, here
+    if arguments[2] == "auto":
+        arguments = resolve_processes(arguments, os.environ)
+    job = read_job(arguments, os.environ)
+    facts = run_preflight(job) if job.is_training else look_at_config(job)
+    if "output_dir" in facts and not WRITES_NOTHING & set(job.arguments):
+        job = replace(job, output_dir=Path(str(facts["output_dir"])).absolute())
+    os.environ.update(choose_environment(job, os.environ, facts))
+    kernels.compile_kernels()
+    return run_job(job, limits, new_port=None if os.environ.get("PORT") else find_free_port)

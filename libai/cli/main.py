@@ -1,0 +1,86 @@
+"""The command `libai SUBCOMMAND …`, also as `python -m libai`: its table of subcommands.
+
+A new subcommand is a file in libai/cli/commands with `run(arguments) -> exit code`, and a line in `COMMANDS`. Modules
+are imported when their subcommand runs, so that `libai --help` takes no longer than Python's own start.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import NoReturn
+
+from libai import __version__
+from libai.launch.guard import guarded_main
+from libai.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: `function` of `libai.cli.<module>` gets the words that follow it."""
+
+    summary: str
+    module: str
+    function: str = "run"
+
+    def load(self) -> ModuleType:
+        """Its module."""
+        return importlib.import_module(f"libai.cli.{self.module}")
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command("train a config", "training", "train"),
+    "eval": Command("evaluate a run, or a config", "training", "evaluate"),
+    "resume": Command("continue a run from its newest checkpoint", "training", "resume"),
+    "launch": Command("start a program of your own on several processes", "launch"),
+    "parity": Command("prove that eager and graph mode train the same", "commands.parity"),
+    "verify-resume": Command("prove that a config resumes exactly", "commands.verify_resume"),
+    "benchmark": Command("measure configs in both modes", "commands.benchmark"),
+    "plan": Command("propose how to spread a config over many ranks", "commands.plan"),
+    "checkpoint": Command("list, verify, compare, convert and delete checkpoints", "commands.checkpoint"),
+}
+
+
+def usage() -> str:
+    """What `libai --help` prints."""
+    rows = [f"  {name:<14} {command.summary}" for name, command in COMMANDS.items()]
+    lines = ["usage: libai COMMAND [arguments]", "", *rows, "", "`libai COMMAND --help` tells more of each."]
+    return "\n".join(lines)
+
+
+def dispatch(words: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    if not words or words[0] in ("-h", "--help") or list(words) == ["help"]:
+        print(usage())
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(f"libai {__version__}")
+        return 0
+    name, *arguments = words
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(COMMANDS)}."
+        raise UserError(f"{name}: no such command. {hint}")
+    command = COMMANDS[name]
+    sys.argv = [f"libai {name}", *arguments]  # for usages, and what a run notes of its command
+    return getattr(command.load(), command.function)(arguments)
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and end it."""
+    guarded_main(lambda: _until_nobody_reads(sys.argv[1:]))
+
+
+def _until_nobody_reads(words: Sequence[str]) -> int:
+    try:
+        code = dispatch(words)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `… | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is flushed at exit
+        return 0

@@ -1,0 +1,87 @@
+"""`libai train`, `libai eval` and `libai resume`: the training program on this machine's processes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from libai.cli import launch
+from libai.cli.parser import Parser
+from libai.launch.job import TRAINING
+from libai.utils.errors import UserError
+
+_WORDS = "CONFIG [-n PROCS] [key=value | +key=value | ~key ...] [flags]"
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Train a config: a file, or the name of a shipped one."""
+    processes, words = _parse(arguments, f"train {_WORDS}", train.__doc__)
+    config = _take_name(words, "no config is named. `libai configs` lists the shipped ones.")
+    return launch.run([TRAINING, config, processes or "1", *words])
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    """Evaluate once: the newest checkpoint of a run's folder, or a config with train.load_weight=CHECKPOINT."""
+    processes, words = _parse(arguments, f"eval RUN|{_WORDS}", evaluate.__doc__)
+    name = _take_name(words, "nothing is named. Give the output folder of a run, or a config.")
+    if not Path(name).is_dir():
+        return launch.run([TRAINING, name, processes or "1", *words, "--eval-only"])
+    return launch.run([*_of_run(Path(name), processes), *words, "--eval-only"])
+
+
+def resume(arguments: Sequence[str]) -> int:
+    """Continue the run that a folder holds from its newest checkpoint, on as many processes as before."""
+    processes, words = _parse(arguments, f"resume RUN {_WORDS.partition(' ')[2]}", resume.__doc__)
+    name = _take_name(words, "no run is named. Give its output folder, such as out/mlp_digits.")
+    return launch.run([*_of_run(Path(name), processes), *words])
+
+
+def _of_run(folder: Path, processes: str | None) -> list[str]:
+    """The command line that continues the run in `folder`."""
+    config = folder / "config.yaml"
+    if not config.is_file():
+        raise UserError(f"{folder} holds no run: there is no config.yaml in it. Give the output folder of a training.")
+    return [TRAINING, str(config), processes or _processes_of(folder), f"train.output_dir={folder}", "--resume"]
+
+
+def _processes_of(folder: Path) -> str:
+    try:
+        facts = json.loads((folder / "env.json").read_text(encoding="utf-8"))
+        return str(facts["layout"]["world_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "1"
+
+
+def build_parser(usage: str = f"train {_WORDS}", description: str | None = train.__doc__) -> Parser:
+    """The command line; what is not listed goes to the training program, which knows its own flags."""
+    parser = Parser(usage=f"libai {usage}", description=description)
+    parser.add_argument("-n", "--procs", metavar="PROCS", help="processes on this machine; auto measures (default 1)")
+    parser.add_argument("--max-restarts", metavar="N", help="start a failed job again so often (default 0)")
+    parser.add_argument("--oversubscribe", action="store_true", help="allow many more processes than cores")
+    from libai.cli.train_net import all_flags
+
+    for flag, text in all_flags().items():
+        parser.add_argument(flag, action="store_true", help=text)
+    return parser
+
+
+def _parse(arguments: Sequence[str], usage: str, description: str | None) -> tuple[str | None, list[str]]:
+    """The value of `-n`, None where it is not given, and the other words as they are."""
+    if {"-h", "--help"} & set(arguments):
+        build_parser(usage, description).parse_args(["--help"])
+    parser = Parser(usage=f"libai {usage}", add_help=False)
+    parser.add_argument("-n", "--procs")
+    known, words = parser.parse_known_args(list(arguments))
+    if known.procs is not None and not re.fullmatch("[1-9][0-9]*|auto", known.procs):
+        raise UserError(f"-n {known.procs}: it must be the number of processes on this machine, at least 1, or auto.")
+    return known.procs, words
+
+
+def _take_name(words: list[str], missing: str) -> str:
+    """Remove the first word that is no setting and no flag, and return it."""
+    for index, word in enumerate(words):
+        if "=" not in word and not word.startswith(("-", "~", "+")):
+            return words.pop(index)
+    raise UserError(missing)

@@ -1,0 +1,124 @@
+"""The command `libai`: its help, its mistakes, what its subcommands ask the launcher for, and what is in the wheel."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jobs
+import pytest
+
+from libai.cli import launch, main, training
+from libai.utils.errors import UserError
+
+MAIN = [sys.executable, str(jobs.ROOT / "libai" / "__main__.py")]
+
+
+@pytest.fixture(autouse=True)
+def _argv(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["libai"])  # dispatch changes it
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The command lines that would have been launched."""
+    lines: list[list[str]] = []
+    monkeypatch.setattr(launch, "run", lambda words: lines.append(list(words)) or 0)
+    return lines
+
+
+def test_help_names_every_subcommand_and_imports_none(capsys):
+    assert main.dispatch(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert [name for name in main.COMMANDS if not re.search(rf"^  {name} ", said, re.M)] == []
+    code = "import sys; from libai.cli import main; main.dispatch(['--help']); print('LOADED', *sys.modules)"
+    loaded = jobs.run([sys.executable, "-c", code]).stdout.split("LOADED ")[1].split()
+    assert {"oneflow", "numpy", "omegaconf", "argparse"} & set(loaded) == set()
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_subcommand_has_help(name, capsys):
+    try:
+        code = main.dispatch([name, "--help"])
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 0 and capsys.readouterr().out.startswith("usage: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["trian", "mlp_digits"], "trian: no such command. Did you mean train?"),
+        (["train"], "no config is named. `libai configs` lists"),
+        (["train", "mlp_digits", "-n", "0"], "-n 0: it must be the number of processes"),
+        (["train", "mlp_digit"], "CONFIG is mlp_digit, and there is no such file. Did you mean mlp_digits?"),
+        (["resume"], "no run is named"),
+        (["resume", "nowhere"], "nowhere holds no run: there is no config.yaml in it"),
+        (["parity", "mlp_digits", "--proc", "2"], "--proc: no such flag. Did you mean --procs? `libai parity --help`"),
+        (["plan", "mlp_digits"], "the following arguments are required: --ranks, --device-memory."),
+    ],
+)
+def test_mistakes_are_one_clear_error(words, text):
+    with pytest.raises(UserError, match=re.escape(text)):
+        main.dispatch(words)
+
+
+def test_a_setting_that_does_not_exist_ends_it_before_any_rank():
+    done = jobs.run([*MAIN, "train", "mlp_digits", "-n", "2", "train.trian_iter=3"], cwd="/")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.errors == ["error: train.trian_iter: no such setting. Did you mean train.train_iter?"], done
+
+
+def test_training_passes_settings_and_flags_on(asked):
+    assert main.dispatch(["train", "-n", "2", "optim.lr=1", "mlp_digits", "--fast-dev-run", "~train.seed"]) == 0
+    main.dispatch(["eval", "c.py", "train.load_weight=x"])
+    assert asked == [
+        ["libai.cli.train_net", "mlp_digits", "2", "optim.lr=1", "--fast-dev-run", "~train.seed"],
+        ["libai.cli.train_net", "c.py", "1", "train.load_weight=x", "--eval-only"],
+    ]
+
+
+def test_a_run_is_resumed_and_evaluated_as_it_was(asked, tmp_path):
+    (tmp_path / "config.yaml").write_text("")
+    (tmp_path / "env.json").write_text(json.dumps({"layout": {"world_size": 4}}))
+    main.dispatch(["resume", str(tmp_path), "train.train_iter=9"])
+    main.dispatch(["eval", str(tmp_path), "-n", "1"])
+    run = ["libai.cli.train_net", str(tmp_path / "config.yaml")]
+    here = [f"train.output_dir={tmp_path}", "--resume"]
+    assert asked == [[*run, "4", *here, "train.train_iter=9"], [*run, "1", *here, "--eval-only"]]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    with subprocess.Popen([*MAIN, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(60)) == ("", 0)
+
+
+def test_a_user_file_comes_before_a_shipped_config_of_its_name(tmp_path, monkeypatch):
+    from libai.launch.request import find_config
+
+    monkeypatch.chdir(tmp_path)
+    assert find_config("mlp_digits") == str(jobs.ROOT / "configs" / "mlp_digits.py")
+    Path("mlp_digits").touch()
+    assert find_config("mlp_digits") == str(tmp_path / "mlp_digits")
+
+
+def test_the_wheel_holds_the_configs(tmp_path):
+    command = [sys.executable, "setup.py", "-q", "build", "-b", str(tmp_path), "egg_info", "-e", str(tmp_path)]
+    done = jobs.run(command, cwd=jobs.ROOT)
+    assert done.returncode == 0, done
+    built = {path.name for path in (tmp_path / "lib" / "libai" / "configs").rglob("*.py")}
+    assert built == {path.name for path in (jobs.ROOT / "configs").rglob("*.py")} and "mlp_digits.py" in built
+
+
+def test_trains_and_resumes_from_any_folder(tmp_path):
+    small = ["train.train_iter=2", "train.device=cpu", "train.evaluation.enabled=false"]
+    done = jobs.run([*MAIN, "train", "mlp_digits", *small], cwd=tmp_path)
+    assert done.returncode == 0, done
+    done = jobs.run([*MAIN, "resume", "out/mlp_digits", "train.train_iter=4"], cwd=tmp_path)
+    assert done.returncode == 0, done
+    assert list(jobs.read_column(tmp_path / "out" / "mlp_digits")) == [2, 4]
+    assert training._processes_of(tmp_path / "out" / "mlp_digits") == "1"

@@ -22,7 +22,7 @@ from types import ModuleType
 
 from libai.launch.guard import guarded_main as guarded_main
 from libai.launch.guard import open_missing_streams
-from libai.native import kernels
+from libai.native import kernels, layer_norm
 from libai.oneflow_fixes import openblas
 from libai.oneflow_fixes.fixes import is_on, left_out
 from libai.utils.rank_notes import FAILURE_DIR_VARIABLE, phase, without_harmless_lines, world_size
@@ -142,6 +142,8 @@ def _make_faster(wants_other_openblas: bool, kernel_levels: tuple[str, ...]) -> 
         openblas.use_current()
     if is_on("kernels"):
         kernels.use_kernels(kernel_levels)
+    if kernels.are_kernels_on() and is_on("layer-norm"):
+        layer_norm.use_operation()
     if is_on("threads"):
         openblas.use_threads(kernels.loaded_library())
 

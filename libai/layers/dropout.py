@@ -8,6 +8,7 @@ import oneflow as flow
 
 from libai.layers.random import SeededLayer, dropout_mask, random_context, random_int32
 from libai.native.kernels import are_kernels_on
+from libai.oneflow_fixes.fixes import is_on
 from libai.utils.errors import UserError
 from libai.utils.tensors import is_on_cpu
 
@@ -86,7 +87,7 @@ def _scaled_mask(x: flow.Tensor, p: float, shape: Sequence[int], layer_id: int) 
     with flow.no_grad():
         threshold, kept = float(round((p - 0.5) * 2.0**32)), 1.0 / (1.0 - p)
         is_whole = not x.is_global and x.dtype == flow.float32 and tuple(shape) == tuple(x.shape)
-        if is_whole and is_on_cpu(x) and are_kernels_on():
+        if is_whole and is_on_cpu(x) and are_kernels_on() and is_on("dropout-mask"):
             return dropout_mask(x, layer_id, threshold, kept)
         # in place where that is faster: add_ and mul_ are, clamp_ is not
         mask = random_int32(x, shape, layer_id).to(flow.float32).add_(-threshold).clamp(0.0, 1.0).mul_(kept)

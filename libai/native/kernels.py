@@ -58,13 +58,11 @@ def use_kernels(levels: tuple[str, ...]) -> None:
     if _library is not None or not levels:
         return
     from libai.native.cache import find_library
-    from libai.native.layer_norm import use_operation
     from libai.native.library import Library
 
     try:
         library = Library(find_library())
         level = next(level for level in levels if library.use_level(level))
-        use_operation()
     except Unavailable as reason:
         _description = f"oneflow's own, which are slower ({reason})"
         return

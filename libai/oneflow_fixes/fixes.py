@@ -6,6 +6,7 @@ measured, all optional ones are left out. Standard library only. Not here: the r
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from dataclasses import dataclass
@@ -40,6 +41,27 @@ FIXES = (
     _optional("openblas", "matrix products of a current OpenBLAS", "0010", "CPU", "oneflow_fixes.openblas.use_current"),
     _optional("threads", "large operations on several cores", "0021", "CPU", "oneflow_fixes.openblas.use_threads"),
     _optional("kernels", "CPU kernels of libai/native", "0015", "CPU", "native.kernels.use_kernels"),
+    _optional(
+        "layer-norm",
+        "layer and group norm are one operation; replaces functions of OneFlow's Python",
+        "0015",
+        "CPU with kernels",
+        "native.layer_norm.use_operation",
+    ),
+    _optional(
+        "dropout-mask",
+        "the mask of libai.layers.Dropout is one operation",
+        "0002",
+        "CPU with kernels",
+        "layers.random.dropout_mask",
+    ),
+    _optional(
+        "eager-updates",
+        "one operation computes the norm of all gradients, or updates many parameters",
+        "0015",
+        "eager mode on CPU with kernels",
+        "optim.joined.JoinedUpdates",
+    ),
     _optional(
         "switch-interval",
         "OneFlow's threads get the interpreter's lock sooner; process-wide while training",
@@ -83,10 +105,17 @@ FIXES = (
         "oneflow_fixes.job.constants.fold_constants",
     ),
     _optional(
-        "joined-updates",
-        "one operation clips and updates many parameters",
+        "scaled-updates",
+        "updates clip and decay gradients, in place of operations for each parameter",
         "0015",
-        "graphs on CPU",
+        "graphs on CPU with kernels",
+        "oneflow_fixes.job.updates.scale_in_updates",
+    ),
+    _optional(
+        "joined-updates",
+        "one operation updates many parameters",
+        "0015",
+        "graphs on CPU with kernels",
         "oneflow_fixes.job.updates.join_updates",
     ),
     _optional(
@@ -133,7 +162,13 @@ _BY_NAME = {fix.name: fix for fix in FIXES}
 
 def left_out() -> frozenset[str]:
     """The fixes that the environment leaves out; `UserError` for anything but optional ones with a minus sign."""
-    words = [word.strip() for word in os.environ.get(VARIABLE, "").split(",") if word.strip()]
+    others = frozenset(fix for name, (value, fix) in _SAME.items() if os.environ.get(name) == value)
+    return _read(os.environ.get(VARIABLE, "")) | others
+
+
+@functools.lru_cache(maxsize=8)
+def _read(text: str) -> frozenset[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
     optional = [fix.name for fix in FIXES if not fix.is_needed]
     if wrong := [word for word in words if word[:1] != "-" or word[1:] not in optional]:
         from libai.utils.errors import UserError
@@ -142,9 +177,7 @@ def left_out() -> frozenset[str]:
             f"{VARIABLE} has {', '.join(map(repr, wrong))}; it takes optional fixes of OneFlow to leave out, such as "
             f"-{optional[0]},-{optional[1]}. These are optional: {', '.join(optional)}."
         )
-    return frozenset(word[1:] for word in words) | {
-        fix for name, (value, fix) in _SAME.items() if os.environ.get(name) == value
-    }
+    return frozenset(word[1:] for word in words)
 
 
 def is_on(name: str) -> bool:

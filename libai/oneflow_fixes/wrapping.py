@@ -23,11 +23,11 @@ def wrap_forward(module: nn.Module, around: Around) -> None:
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return around(self, base.forward, args, kwargs)
 
-    exchange_class(module, Wrapped)
+    # it still shows the name of its class
+    Wrapped.__name__, Wrapped.__qualname__, Wrapped.__module__ = base.__name__, base.__qualname__, base.__module__
+    module.__class__ = Wrapped
 
 
-def exchange_class(module: nn.Module, wrapped: type) -> None:
-    """Make `module` a `wrapped`, a subclass of its class, that still shows the name of its class."""
-    base = type(module)
-    wrapped.__name__, wrapped.__qualname__, wrapped.__module__ = base.__name__, base.__qualname__, base.__module__
-    module.__class__ = wrapped
+def unwrap_forward(module: nn.Module) -> None:
+    """Undo the last `wrap_forward`."""
+    module.__class__ = type(module).__bases__[0]

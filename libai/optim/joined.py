@@ -15,6 +15,7 @@ import oneflow as flow
 
 from libai.native.kernels import are_kernels_on
 from libai.native.operations import apply_to_many, build_operation
+from libai.oneflow_fixes.fixes import is_on
 
 
 def are_joinable(tensors: Sequence[flow.Tensor]) -> bool:
@@ -24,7 +25,7 @@ def are_joinable(tensors: Sequence[flow.Tensor]) -> bool:
     """
     if not are_kernels_on() or not tensors or tensors[0].is_global or tensors[0].device.type != "cpu":
         return False
-    return all(tensor.dtype == flow.float32 for tensor in tensors)
+    return is_on("eager-updates") and all(tensor.dtype == flow.float32 for tensor in tensors)
 
 
 def joined_norm_power(tensors: Sequence[flow.Tensor], norm_type: float) -> flow.Tensor:

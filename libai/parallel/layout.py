@@ -21,7 +21,7 @@ from libai.oneflow_fixes.global_tensors.indexing import refuse_unseen_assignment
 from libai.oneflow_fixes.global_tensors.meeting import StagesMeet, move_to
 from libai.oneflow_fixes.global_tensors.operations import SourceOps, repair_global_operations
 from libai.oneflow_fixes.global_tensors.recurrent import give_initial_states
-from libai.oneflow_fixes.wrapping import exchange_class
+from libai.oneflow_fixes.wrapping import wrap_forward
 from libai.parallel.mesh import Mesh
 from libai.parallel.plan import Arrangement, ParallelPlan, TensorLayout
 from libai.parallel.recompute import recompute_in_backward
@@ -320,29 +320,21 @@ def _connect_stages(module: nn.Module, arrangement: Arrangement, layout: GlobalL
 
 
 def _wrap_input(module: nn.Module, change: Any) -> None:
-    """Apply `change` to every tensor that `module` is called with.
+    """Apply `change` to every tensor that `module` is called with."""
 
-    The class is exchanged because `nn.Graph` ignores an attribute `forward` of the object
-    (docs/oneflow.md#forward-in-a-graph).
-    """
-    base = type(module)
+    def run(proxy: Any, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return forward(proxy, *map_tensors(args, change), **map_tensors(kwargs, change))
 
-    class Wrapped(base):  # type: ignore[misc, valid-type]
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return base.forward(self, *map_tensors(args, change), **map_tensors(kwargs, change))
-
-    exchange_class(module, Wrapped)
+    wrap_forward(module, run)
 
 
 def _wrap_output(module: nn.Module, change: Any) -> None:
     """Apply `change` to every tensor that `module` returns."""
-    base = type(module)
 
-    class Wrapped(base):  # type: ignore[misc, valid-type]
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return map_tensors(base.forward(self, *args, **kwargs), change)
+    def run(proxy: Any, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return map_tensors(forward(proxy, *args, **kwargs), change)
 
-    exchange_class(module, Wrapped)
+    wrap_forward(module, run)
 
 
 # ---------------------------------------------------------------------------------------------- back to local

@@ -13,6 +13,7 @@ import oneflow as flow
 import pytest
 import toy
 
+from libai.layers.dropout import seeded_dropout
 from libai.oneflow_fixes.fixes import FIXES, describe_fixes, fixes_that_are_on, is_on
 from libai.oneflow_fixes.switch_interval import quick_thread_switches
 from libai.utils.errors import UserError
@@ -74,7 +75,25 @@ def test_a_process_starts_without_those_that_are_left_out():
         "from libai.native.kernels import kernels_in_use as c; print(a(), b(), c(), flush=True)"
     )
     assert in_new_process(code, "-openblas, -threads, -kernels") == "bundled 1 oneflow's own"
+    code = (
+        "import libai; from oneflow.nn.modules import normalization as n; print(hasattr(n.layer_norm, '__wrapped__'))"
+    )
+    assert [in_new_process(code, fixes) for fixes in ("", "-layer-norm")] == ["True", "False"]
     assert "LIBAI_FIXES has '-mkl'" in in_new_process(code, "-mkl")
+
+
+def test_eager_operations_stay_single_where_joined_ones_are_left_out(library, monkeypatch):
+    def calls() -> tuple[int, int]:
+        model, before = toy.Classifier(), library.calls()
+        trainer = toy.trainer_of("eager", model, [], toy.optimizer_of("adamw", model), max_grad_norm=1.0)
+        trainer.update(toy.batches(1))
+        seeded_dropout(model.a.weight, p=0.5, layer_id=1, key=2).numpy()
+        after = library.calls()
+        return tuple(after[op] - before[op] for op in ("multi_tensor_adam_update", "quantization"))
+
+    assert calls() == (2, 1)
+    monkeypatch.setenv("LIBAI_FIXES", "-eager-updates,-dropout-mask")
+    assert calls() == (0, 0)
 
 
 class MeanLoss(toy.Classifier):
@@ -83,14 +102,22 @@ class MeanLoss(toy.Classifier):
 
 
 def num_operations(model: toy.Classifier) -> int:
-    trainer = toy.trainer_of("graph", model, [], toy.optimizer_of("adamw", model))
+    trainer = toy.trainer_of("graph", model, [], toy.optimizer_of("adamw", model), max_grad_norm=1.0)
     trainer.update(toy.batches(1))
     return len(trainer.graph._full_job_proto.net.op)
 
 
 @pytest.mark.parametrize(
-    ("name", "model"), [("step-count", MeanLoss), ("idle-ops", toy.Classifier), ("constants", MeanLoss)]
+    ("name", "model"),
+    [
+        ("step-count", MeanLoss),
+        ("idle-ops", toy.Classifier),
+        ("constants", MeanLoss),
+        ("scaled-updates", MeanLoss),
+        ("joined-updates", MeanLoss),
+    ],
 )
+@pytest.mark.usefixtures("library")
 def test_a_job_keeps_what_a_left_out_pass_would_take_away(name, model, monkeypatch):
     fewer = num_operations(model())
     monkeypatch.setenv("LIBAI_FIXES", f"-{name}")

@@ -233,9 +233,10 @@ class TrainGraph(CompiledGraph):
                 self._connect_update(job, op, step_values)
         if self._clips:
             self._return_norm(job, norm_source, out2name)
-        if self._joins_updates and is_on("joined-updates"):
+        if self._joins_updates and is_on("scaled-updates"):
             decay_in_updates(job)
             scale_in_updates(job)
+        if self._joins_updates and is_on("joined-updates"):
             join_updates(job)
         if not self._scales_loss and is_on("step-count"):
             remove_step_count(job)

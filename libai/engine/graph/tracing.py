@@ -25,7 +25,7 @@ from oneflow.nn.graph.proxy import LazyBuilder, ProxyModule, ProxyParameterDict,
 
 from libai.forward.python_state import hooks_of
 from libai.forward.rebinding import rebound
-from libai.oneflow_fixes.wrapping import exchange_class
+from libai.oneflow_fixes.wrapping import unwrap_forward, wrap_forward
 
 _MISSING = object()
 
@@ -69,25 +69,23 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _hooks_in_forward(module: nn.Module, standing_for: dict[nn.Module, list[Any]]) -> Iterator[None]:
     """Let the forward of `module` run its hooks, which `nn.Module.__call__` does outside of graphs."""
-    base = type(module)
 
-    class Hooked(base):  # type: ignore[misc, valid-type]
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            for hook in module._forward_pre_hooks.values():
-                changed = _as_proxy(hook, standing_for)(self, args)
-                if changed is not None:
-                    args = changed if isinstance(changed, tuple) else (changed,)
-            result = base.forward(self, *args, **kwargs)
-            for hook in module._forward_hooks.values():
-                changed = _as_proxy(hook, standing_for)(self, args, result)
-                result = result if changed is None else changed
-            return result
+    def run_hooks(proxy: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for hook in module._forward_pre_hooks.values():
+            changed = _as_proxy(hook, standing_for)(proxy, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        result = forward(proxy, *args, **kwargs)
+        for hook in module._forward_hooks.values():
+            changed = _as_proxy(hook, standing_for)(proxy, args, result)
+            result = result if changed is None else changed
+        return result
 
-    exchange_class(module, Hooked)
+    wrap_forward(module, run_hooks)
     try:
         yield
     finally:
-        module.__class__ = base
+        unwrap_forward(module)
 
 
 def _as_proxy(hook: Any, standing_for: dict[nn.Module, list[Any]]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from libai.engine.graph.graphs import TrainGraph
 from libai.engine.parity.state import scan
 from libai.engine.trainer.graph import GraphTrainer
 from libai.oneflow_fixes.internals import is_tracing
+from libai.oneflow_fixes.wrapping import wrap_forward
 from libai.parallel import whole
 from libai.utils.tree import named_tensors_in
 
@@ -73,7 +75,7 @@ class Recorder:
         for name, module in list(model.named_modules()):
             # containers have no forward, and the graph tells them apart by their classes
             if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
-                module.__class__ = recording_class(type(module), name, self)
+                wrap_forward(module, partial(self.run, name))
 
     def _start_iteration(self) -> None:
         self._forwards: list[list[Event]] = []
@@ -146,7 +148,7 @@ class Recorder:
 
     # ------------------------------------------------------------------ called by the modules
 
-    def run(self, base: type, name: str, module: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def run(self, name: str, module: Any, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """The forward of one module: `module` is the module, or the graph's stand-in for it."""
         is_recording = is_tracing() or self.is_on
         is_root = name == ""
@@ -158,7 +160,7 @@ class Recorder:
             self.on_code(self._stack[-1])
         self._stack.append(name)
         try:
-            outputs = base.forward(module, *args, **kwargs)  # type: ignore[attr-defined]
+            outputs = forward(module, *args, **kwargs)
         except Exception:
             self.failed_in = name if self.failed_in is None else self.failed_in
             raise
@@ -238,16 +240,6 @@ class RecordingGraphTrainer(GraphTrainer):
 
         graph.__class__ = RecordingGraph
         super()._trace(graph, inputs)
-
-
-def recording_class(base: type, name: str, recorder: Any) -> type:
-    """A subclass of a module's class whose forward is `recorder.run(base, name, module, args, kwargs)`."""
-
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return recorder.run(base, name, self, args, kwargs)
-
-    namespace = {"forward": forward, "__module__": base.__module__, "__qualname__": base.__qualname__}
-    return type(base.__name__, (base,), namespace)
 
 
 def _keeper(store: dict[str, flow.Tensor], key: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,14 +105,14 @@ class Call:
     path: str = ""
     left_out: tuple[str, ...] = ()
 
-    def run(self, base: type, name: str, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Called instead of the module's forward, see `recording_class`."""
+    def run(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Called instead of the module's forward, see `wrap_forward`."""
         is_wanted = self.is_on and module is self.module and not self.outputs
         if is_wanted:
             self.args, self.kwargs = map_tensors((args, dict(kwargs)), lambda tensor: tensor.detach().clone())
             named = [*module.named_parameters(), *module.named_buffers()]
             self.weights = {name: tensor.numpy().copy() for name, tensor in named}
-        outputs = base.forward(module, *args, **kwargs)  # type: ignore[attr-defined]
+        outputs = forward(module, *args, **kwargs)
         for i, output in enumerate(tensors_in(outputs) if is_wanted else []):
             self.outputs.append(output.numpy().copy())
             if output.requires_grad:

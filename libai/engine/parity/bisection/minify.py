@@ -21,8 +21,8 @@ from oneflow import nn
 from libai.engine.parity.bisection.case import Call, write_program
 from libai.engine.parity.bisection.search import Culprit
 from libai.engine.parity.bisection.source import Unwritable
-from libai.engine.parity.recorder import recording_class
 from libai.engine.parity.runs import Bench, describe_failure
+from libai.oneflow_fixes.wrapping import unwrap_forward, wrap_forward
 from libai.utils.errors import UserError
 
 MOST_LINES, MOST_BYTES = 79, 1_000_000
@@ -115,7 +115,7 @@ class _Minifier:
         trainer = self.bench.build("eager")
         module = dict(trainer.model.named_modules())[name]
         call = Call(module, path=name)
-        module.__class__ = recording_class(type(module), name, call)
+        wrap_forward(module, call.run)
         wanted = (self.found.iteration or 1) - (self.found.stage in ("backward", "update"))
         for iteration in range(max(wanted, 1)):
             call.is_on = iteration + 1 == max(wanted, 1)
@@ -124,7 +124,7 @@ class _Minifier:
                 trainer.update(self.bench.batches_of(iteration))
             except Exception as error:
                 raise Unwritable(f"eager training fails: {describe_failure(error)}") from error
-        module.__class__ = type(module).__bases__[0]
+        unwrap_forward(module)
         if not call.outputs:
             raise Unwritable("it was not called, or returned no tensor, in that iteration")
         return call

@@ -9,7 +9,7 @@ processor time of the loop's thread, which a busy machine disturbs less:
 
     raw         batch to tensors, forward, backward, update, clear, step the schedule (graph: one call, schedule inside)
     raw+sync    the same, and reads the loss in every iteration
-    ours        a `DefaultTrainer` with its default hooks; with `--log-period N` also a log point every N iterations
+    ours        a `Run` with its default hooks; with `--log-period N` also a log point every N iterations
 
 Other tools import `measure`. Nothing here checks that results are right: tests/parity does.
 """
@@ -187,7 +187,7 @@ def raw_graph_loop(iters: int, reads_loss: bool, width: int = 4) -> Callable[[],
 def measure(mode: str, rounds: int, iters: int, log_period: int, folder: Path, width: int = 4) -> dict[str, Micros]:
     """`{"wall": ..., "host": ...}`: microseconds per iteration of `raw`, `raw+sync` and `ours` in each round.
 
-    `ours` is a `DefaultTrainer` with the hooks of a default run (no checkpoint is due) that writes into `folder`. For
+    `ours` is a `Run` with the hooks of a default run (no checkpoint is due) that writes into `folder`. For
     eager mode on CPU `ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD=0` belongs into the environment before oneflow is imported,
     as `tools/train.sh` sets it.
     """
@@ -195,7 +195,7 @@ def measure(mode: str, rounds: int, iters: int, log_period: int, folder: Path, w
     from omegaconf import OmegaConf
 
     from libai.config import LazyCall, defaults, validate
-    from libai.engine import DefaultTrainer, default_setup
+    from libai.engine import Run, default_setup
 
     train, graph = defaults("train"), defaults("graph")
     num_iters = (rounds + 1) * iters + 1  # the loader is asked once more, which ends the last turn
@@ -211,7 +211,7 @@ def measure(mode: str, rounds: int, iters: int, log_period: int, folder: Path, w
         "graph": graph,
     }
     run = default_setup(validate(OmegaConf.create(config, flags={"allow_objects": True})))
-    trainer = DefaultTrainer(run)
+    trainer = Run(run)
     raw = {"eager": raw_eager_loop, "graph": raw_graph_loop}[mode]
     turns = trainer.train_loader
     turns.others = {name: raw(iters, name != "raw", width) for name in ("raw", "raw+sync")}

@@ -1,4 +1,7 @@
-"""Train, evaluate or check a config: `bash tools/train.sh tools/train_net.py CONFIG PROCS [overrides] [flags]`."""
+"""Train, evaluate or check a config: `bash tools/train.sh tools/train_net.py CONFIG PROCS [overrides] [flags]`.
+
+The training step is `update` in libai/engine/trainer/eager.py and graph.py, the loop libai/engine/loop/trainer_base.py.
+"""
 
 import sys
 from pathlib import Path

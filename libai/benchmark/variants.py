@@ -19,7 +19,7 @@ from libai.benchmark.cases import Mode
 from libai.benchmark.protocol import Unavailable, Variant, encode, resources_of_this_process, serve
 from libai.benchmark.raw_loops import RawEager, RawGraph
 from libai.config import solve_batch_sizes
-from libai.engine import BatchPlan, DefaultTrainer, HookBase, default_setup
+from libai.engine import BatchPlan, HookBase, Run, default_setup
 from libai.engine.setup import build
 from libai.engine.trainer.checkpointer import TrainerCheckpointer
 from libai.engine.trainer.model_trainer import ModelTrainer
@@ -120,11 +120,11 @@ class _Pause(HookBase):
 
 
 class TrainerVariant(OneFlowVariant):
-    """`DefaultTrainer` as `tools/train_net.py` runs it, with its loader, hooks and writers."""
+    """`Run` as `tools/train_net.py` runs it, with its loader, hooks and writers."""
 
     def __init__(self, run: Any, mode: Mode):
         default_setup(run)
-        self._run = DefaultTrainer(run)
+        self._run = Run(run)
         super().__init__(self._run.mesh.device)
         self._mode, self._pause = mode, _Pause()
         self._run.trainer.register_hooks([self._pause])
@@ -146,7 +146,7 @@ class TrainerVariant(OneFlowVariant):
         self._pause.data_seconds = 0.0
         if self.trainer.status == "created":
             seed_everything(self._run.seed)
-            self._run.settle_mode()
+            self._run.resolve_mode()
             self.trainer.train(0, _NO_END)
         else:
             self.trainer.train(self.trainer.iter, self.trainer.max_iter)
@@ -199,7 +199,7 @@ class RawVariant(OneFlowVariant):
         )
         self._loader = iter(build.build_train_loader(run, mesh, sizes.micro, seed))
         self._batches = BatchPlan.make(sizes, mesh.data, train_iter=train.train_iter)
-        flow.manual_seed(seed)  # as in DefaultTrainer: the same weights
+        flow.manual_seed(seed)  # as in `Run`: the same weights
         self._model = build.build_model(run).to(self.device)
         self._seed, self._iteration = seed, 0
         assign_layer_ids(self._model)

@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def export(folder: Path, config: str, overrides: list[str], num_batches: int) -> None:
-    """Write the three files. The weights are those that `DefaultTrainer` starts with, the batches its first ones."""
+    """Write the three files. The weights are those that `Run` starts with, the batches its first ones."""
     run: Any = validate(LazyConfig.apply_overrides(LazyConfig.load(config), overrides))
     if run.lr_scheduler is not None:
         raise UserError(
@@ -55,7 +55,7 @@ def export(folder: Path, config: str, overrides: list[str], num_batches: int) ->
     sizes = solve_batch_sizes(train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, 1)
     loader = build.build_train_loader(run, Mesh(), sizes.micro, seed)
     batches = list(itertools.islice(loader, num_batches))
-    flow.manual_seed(seed)  # as in DefaultTrainer: the same weights
+    flow.manual_seed(seed)  # as in `Run`: the same weights
     model = build.build_model(run)
     optimizer = build.build_optimizer(run, model)
 

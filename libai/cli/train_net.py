@@ -32,7 +32,7 @@ def all_flags() -> dict[str, str]:
     return {**COMMON_FLAGS, **FLAGS}
 
 
-def load_run(args: Args):
+def load_config(args: Args):
     """The checked config that will run: file, then overrides, then what flags imply."""
     overrides = [*args.overrides, *(FAST_DEV_RUN if args.fast_dev_run else [])]
     config = LazyConfig.apply_overrides(LazyConfig.load(args.config), overrides)
@@ -55,23 +55,23 @@ def main() -> int:
         if is_main_process():
             print_all(support_table())
         return 0
-    run = load_run(args)
+    config = load_config(args)
     if args.print_config:
         if is_main_process():
-            print_all(to_yaml(run.to_config()))
+            print_all(to_yaml(config.to_config()))
         return 0
 
-    from libai.engine import DefaultTrainer, default_setup
+    from libai.engine import Run, default_setup
 
     import_seconds = seconds_since_process_start()
-    run = default_setup(run, args.overrides, trains=not (args.dry_run or args.eval_only))
-    trainer = DefaultTrainer(run, resume=args.resume or run.train.resume, import_seconds=import_seconds)
+    config = default_setup(config, args.overrides, trains=not (args.dry_run or args.eval_only))
+    run = Run(config, resume=args.resume or config.train.resume, import_seconds=import_seconds)
     if args.dry_run:
-        trainer.dry_run()
+        run.dry_run()
     elif args.eval_only:
-        trainer.report_evaluation()
+        run.report_evaluation()
     else:
-        trainer.train()
+        run.train()
     return 0
 
 

@@ -11,9 +11,12 @@ from libai.engine.loop.trainer_base import StopTraining as StopTraining
 from libai.engine.loop.trainer_base import TrainerBase as TrainerBase
 from libai.engine.parity.check import check_parity as check_parity
 from libai.engine.parity.report import ParityReport as ParityReport
-from libai.engine.run.default import DefaultTrainer as DefaultTrainer
-from libai.engine.run.default import default_setup as default_setup
+from libai.engine.run.run import Run as Run
+from libai.engine.run.setup import default_setup as default_setup
 from libai.engine.setup.batch_plan import BatchPlan as BatchPlan
 from libai.engine.trainer.eager import EagerTrainer as EagerTrainer
 from libai.engine.trainer.graph import GraphTrainer as GraphTrainer
 from libai.forward.contract import ModelContractError as ModelContractError
+
+#: the old name of `Run`; gone in the next release
+DefaultTrainer = Run

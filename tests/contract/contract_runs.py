@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from libai.config import LazyCall, LazyConfig, defaults, validate
 from libai.data import build_eval_loader, build_train_loader
-from libai.engine import DefaultTrainer, default_setup
+from libai.engine import Run, default_setup
 from libai.evaluation import ClassificationEvaluator
 
 
@@ -53,8 +53,8 @@ def make_config(output_dir: Any, mode: str, *overrides: str) -> Any:
     return LazyConfig.apply_overrides(OmegaConf.create(config, flags={"allow_objects": True}), list(overrides))
 
 
-def make_run(output_dir: Any, mode: str, *overrides: str, resume: bool = False, cls: type = DefaultTrainer) -> Any:
-    """The `DefaultTrainer` of `make_config`, set up and not yet started."""
+def make_run(output_dir: Any, mode: str, *overrides: str, resume: bool = False, cls: type = Run) -> Any:
+    """The `Run` of `make_config`, set up and not yet started."""
     run = default_setup(validate(make_config(output_dir, mode, *overrides)))
     return cls(run, resume=resume)
 

@@ -17,7 +17,7 @@ from contract_runs import make_config, make_run
 
 from libai import checkpoint
 from libai.config import LazyCall, validate
-from libai.engine import DefaultTrainer, default_setup
+from libai.engine import Run, default_setup
 from libai.engine.hooks import CallbackHook
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.run.earlier_runs import find_run
@@ -98,8 +98,8 @@ def test_a_checkpoint_of_another_run_is_neither_resumed_nor_pruned(tmp_path, cap
 def test_train_resume_in_a_config_acts_without_the_command_line(mode, tmp_path):
     run_until(tmp_path, mode, 4)
     config = validate(make_config(tmp_path, mode, "train.resume=true"))
-    assert DefaultTrainer(default_setup(config)).start_iter == 4
-    assert DefaultTrainer(default_setup(config), resume=False).start_iter == 0
+    assert Run(default_setup(config)).start_iter == 4
+    assert Run(default_setup(config), resume=False).start_iter == 0
 
 
 def test_a_failed_check_leaves_the_earlier_run_where_it_is(tmp_path):
@@ -217,7 +217,7 @@ def test_a_second_job_is_refused_and_changes_nothing(tmp_path):
     with pytest.raises(UserError, match=expected):
         ready.train()  # it was built before the other job began
     run = default_setup(validate(make_config(tmp_path, "eager")), trains=False)
-    DefaultTrainer(run, resume=True).report_evaluation()  # a look is allowed
+    Run(run, resume=True).report_evaluation()  # a look is allowed
     assert tree(tmp_path) == before
     lock.release()
     ready.train()
@@ -273,7 +273,7 @@ def test_a_dry_run_and_an_evaluation_touch_no_file_and_no_weight(mode, tmp_path,
     run_until(tmp_path / "out", mode, 4)
     before = tree(tmp_path / "out")
     run = default_setup(validate(make_config(tmp_path / "out", mode)), ["typed=1"], trains=False)
-    run = DefaultTrainer(run, resume=resume)
+    run = Run(run, resume=resume)
     at_first = weights(run)
     run.dry_run()
     assert all(np.array_equal(a, b) for a, b in zip(at_first, weights(run)))
@@ -329,7 +329,7 @@ def with_part(tmp_path, mode, *overrides, trains=True, **parts):
     config = make_config(tmp_path, mode, *overrides)
     for name, part in parts.items():
         config[name] = LazyCall(part)()
-    return DefaultTrainer(default_setup(validate(config), trains=trains))
+    return Run(default_setup(validate(config), trains=trains))
 
 
 @pytest.mark.parametrize(

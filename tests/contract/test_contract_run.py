@@ -13,7 +13,7 @@ import pytest
 import toy
 
 from libai.config import LazyConfig
-from libai.engine import DefaultTrainer, HookBase, NonFiniteLoss, hooks
+from libai.engine import HookBase, NonFiniteLoss, Run, hooks
 from libai.engine.setup.support import OPTIONS, YES, check_supported
 from libai.utils.errors import UserError
 
@@ -243,7 +243,7 @@ def test_anomalous_parameters_of_a_config_are_named(mode, tmp_path, caplog):
 def test_every_part_can_be_replaced_by_a_subclass(mode, tmp_path):
     built = []
 
-    class Mine(DefaultTrainer):
+    class Mine(Run):
         @classmethod
         def build_model(cls, run):
             built.append("model")
@@ -271,7 +271,7 @@ def test_every_part_can_be_replaced_by_a_subclass(mode, tmp_path):
         @classmethod
         def build_evaluators(cls, run):
             built.append("evaluators")
-            return DefaultTrainer.build_evaluators(run)
+            return Run.build_evaluators(run)
 
         def build_writers(self):
             built.append("writers")
@@ -290,7 +290,7 @@ def test_the_config_that_ran_is_written_and_runs_again(mode, tmp_path):
     contract_runs.train(tmp_path / "first", mode)
     config = LazyConfig.load(tmp_path / "first" / "config.yaml")
     config.train.output_dir = str(tmp_path / "second")
-    DefaultTrainer(contract_runs.default_setup(config)).train()
+    Run(contract_runs.default_setup(config)).train()
     assert jobs.read_column(tmp_path / "first") == jobs.read_column(tmp_path / "second")
 
 
@@ -382,3 +382,11 @@ def test_a_setting_without_effect_is_named_at_the_start_of_a_run(tmp_path, caplo
 def test_a_deterministic_run_checks_its_model(mode, tmp_path):
     run = contract_runs.train(tmp_path, mode, "train.deterministic=true")
     assert any(isinstance(hook, hooks.DeterminismHook) for hook in run.trainer.hooks)
+
+
+def test_the_old_names_of_a_run_work_for_one_release(tmp_path):
+    import libai.engine
+
+    assert libai.engine.DefaultTrainer is Run
+    run = contract_runs.make_run(tmp_path, "eager")
+    assert run.run is run.config and run.config.train.output_dir == str(tmp_path)

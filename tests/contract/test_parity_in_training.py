@@ -12,7 +12,7 @@ from contract_runs import make_config, make_run, train
 from oneflow import nn
 
 from libai.config import LazyCall, validate
-from libai.engine import DefaultTrainer, GraphTrainer, default_setup
+from libai.engine import GraphTrainer, Run, default_setup
 from libai.engine.graph.graphs import StepInputs
 from libai.engine.hooks import ShadowUpdateHook
 from libai.layers import Dropout
@@ -60,7 +60,7 @@ def curve(tmp_path, mode, name, *overrides, loader=None, model=Averaging):
     config.model = LazyCall(model)()
     if loader is not None:
         config.dataloader.train = LazyCall(loader)()
-    run = DefaultTrainer(default_setup(validate(config)))
+    run = Run(default_setup(validate(config)))
     run.train()
     lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
@@ -160,7 +160,7 @@ def test_the_module_is_named_in_a_resumed_run_too(mode, tmp_path):
     def run_of(is_wrong, *overrides):
         config = make_config(tmp_path, mode, NO_EVALUATION, *overrides)
         config.model = LazyCall(Wrong)(is_wrong=is_wrong)
-        return DefaultTrainer(default_setup(validate(config)), resume=is_wrong)
+        return Run(default_setup(validate(config)), resume=is_wrong)
 
     run_of(False).train(until=3)
     with pytest.raises(UserError, match="another training") as raised:

@@ -11,7 +11,7 @@ from contract_runs import make_config
 
 from libai import checkpoint
 from libai.config import LazyCall, validate
-from libai.engine import DefaultTrainer, default_setup
+from libai.engine import Run, default_setup
 from libai.engine.graph.build_errors import GraphBuildError
 from libai.engine.hooks import CallbackHook
 from libai.engine.setup import build
@@ -30,7 +30,7 @@ class Branching(toy.Classifier):
 def run(folder, *overrides, model=toy.Classifier, before=None):
     config = make_config(folder, "eager", *overrides)
     config.model = LazyCall(model)()
-    trainer = DefaultTrainer(default_setup(validate(config)))
+    trainer = Run(default_setup(validate(config)))
     if before is not None:
         before(trainer)
     trainer.train()
@@ -58,7 +58,7 @@ def test_both_timed_modes_get_the_same_measured_costs_of_the_blocks(tmp_path, mo
         return build_trainer(run, mode, *others)
 
     monkeypatch.setattr(build, "build_trainer", record)
-    monkeypatch.setattr(DefaultTrainer, "_block_costs", lambda self, micro_batch_size: [0.25, 0.5])
+    monkeypatch.setattr(Run, "_block_costs", lambda self, micro_batch_size: [0.25, 0.5])
     run(tmp_path / "auto", "graph.enabled=auto")
     assert given == {"graph": [0.25, 0.5], "eager": [0.25, 0.5]}
 
@@ -132,7 +132,7 @@ def test_a_mode_that_was_asked_for_refuses_the_hook_at_once(tmp_path):
 
 def test_a_loop_that_was_never_settled_does_not_skip_hooks_silently(tmp_path):
     config = make_config(tmp_path, "eager", "graph.enabled=auto")
-    loop = DefaultTrainer(default_setup(validate(config))).trainer
+    loop = Run(default_setup(validate(config))).trainer
     loop.register_hooks([eager_only()[0]])
     with pytest.raises(UserError, match="uses after_backward"):
         loop.train(0, 1)

@@ -18,7 +18,7 @@ from test_parity_in_training import NO_EVALUATION, Averaging, Centred, Wrong  # 
 from toy import Classifier  # noqa: E402
 
 from libai.config import LazyCall, validate  # noqa: E402
-from libai.engine import DefaultTrainer, default_setup  # noqa: E402
+from libai.engine import Run, default_setup  # noqa: E402
 from libai.engine.graph.graphs import StepInputs  # noqa: E402
 from libai.engine.run import parity_start  # noqa: E402
 from libai.utils.distributed import barrier, gather_objects, get_rank  # noqa: E402
@@ -55,7 +55,7 @@ def run(folder: str, mode: str, model: Any, *words: str) -> dict[str, Any]:
     config.model = LazyCall(model)()
     error = None
     try:
-        DefaultTrainer(default_setup(validate(config, world_size=2))).train()
+        Run(default_setup(validate(config, world_size=2))).train()
     except UserError as raised:
         error = str(raised)
     barrier()

@@ -8,7 +8,7 @@ import toy
 
 from libai.config import ConfigError, LazyConfig, validate
 from libai.engine.graph.graphs import TrainGraph
-from libai.engine.setup.auto_mesh import settle_mesh
+from libai.engine.setup.auto_mesh import resolve_mesh
 from libai.utils.errors import UserError
 
 CONFIG = str(jobs.ROOT / "configs" / "gpt_stdlib.py")
@@ -22,19 +22,19 @@ def test_without_auto_sizes_left_open_are_one():
     dist = checked().train.dist
     assert (dist.tensor_parallel_size, dist.pipeline_parallel_size) == (1, 1)
     run = checked()
-    assert settle_mesh(run) is run
+    assert resolve_mesh(run) is run
 
 
 def test_auto_fills_the_sizes_that_are_null():
     run = checked("train.dist.auto=true", "train.dist.device_memory=8GiB")
     assert run.train.dist.tensor_parallel_size is None
-    dist = settle_mesh(run).train.dist
+    dist = resolve_mesh(run).train.dist
     assert (dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size) == (1, 1, 1)
 
 
 def test_auto_refuses_a_device_that_is_too_small():
     with pytest.raises(UserError, match="nothing fits into 1 MiB per rank"):
-        settle_mesh(checked("train.dist.auto=true", "train.dist.device_memory=1MiB"))
+        resolve_mesh(checked("train.dist.auto=true", "train.dist.device_memory=1MiB"))
 
 
 def test_memory_without_auto_and_sizes_that_do_not_divide_are_refused():

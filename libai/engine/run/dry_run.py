@@ -24,18 +24,18 @@ from libai.utils.distributed import any_rank, barrier, broadcast_object, is_main
 from libai.utils.units import format_bytes
 
 if TYPE_CHECKING:
-    from libai.engine.run.default import DefaultTrainer
+    from libai.engine.run.run import Run
 
 logger = logging.getLogger("libai.engine")
 
 
-def dry_run(run: DefaultTrainer) -> None:
+def dry_run(run: Run) -> None:
     """Make one update, write a checkpoint to a temporary folder and read it back, evaluate one batch of each data set.
 
     The weights, the optimizer, the schedule and the data position are as before when it returns, and the output folder
     was not touched. Hooks are asked for their state, but not called. Collective.
     """
-    run.settle_mode()
+    run.resolve_mode()
     run.check_metric()
     if is_main_process():
         start_banner(run, f"dry run, one update; a training would be {describe_length(run)}")
@@ -43,9 +43,9 @@ def dry_run(run: DefaultTrainer) -> None:
     done = []
     with _undone(run):
         done.append(f"one update (loss {_update(run):.4f})")
-        if run.run.train.checkpointer.enabled:
+        if run.config.train.checkpointer.enabled:
             done.append(f"a checkpoint written and read back ({format_bytes(_save_and_load(run))})")
-        for name, loader in run.test_loaders.items() if run.run.train.evaluation.enabled else ():
+        for name, loader in run.test_loaders.items() if run.config.train.evaluation.enabled else ():
             run.trainer.evaluate(loader, run.evaluators, name, max_batches=1)
             done.append(f"one evaluation batch of {name}")
     if is_main_process():
@@ -53,7 +53,7 @@ def dry_run(run: DefaultTrainer) -> None:
         logger.info("dry run passed in %.1f s: %s. All of it is undone, nothing was kept", took, ", ".join(done))
 
 
-def _update(run: DefaultTrainer) -> float:
+def _update(run: Run) -> float:
     """Update the weights once; the loss."""
     trainer = run.trainer
     micro_batches = trainer.feed.peek()
@@ -64,7 +64,7 @@ def _update(run: DefaultTrainer) -> float:
     return numbers["train/loss"]
 
 
-def _save_and_load(run: DefaultTrainer) -> int:
+def _save_and_load(run: Run) -> int:
     """Write a checkpoint of this run to a temporary folder, verify it and take it back; its size in bytes."""
     folder = Path(broadcast_object(tempfile.mkdtemp(prefix="libai-dry-run-") if is_main_process() else None))
     try:
@@ -83,7 +83,7 @@ def _save_and_load(run: DefaultTrainer) -> int:
 
 
 @contextmanager
-def _undone(run: DefaultTrainer) -> Iterator[None]:
+def _undone(run: Run) -> Iterator[None]:
     """Put the state of the trainer and of Python's and NumPy's generators back at the end of the block."""
     trainer = run.trainer
     generators = random.getstate(), np.random.get_state()

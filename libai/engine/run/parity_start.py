@@ -36,7 +36,7 @@ Batches = Sequence[Sequence[Any]]
 
 
 def check_at_start(trained: Any, num_iters: int) -> None:
-    """Compare the modes over the next `num_iters` iterations of `trained`, a `DefaultTrainer` between two iterations.
+    """Compare the modes over the next `num_iters` iterations of `trained`, a `Run` between two iterations.
 
     Weights, optimizer, schedule, random numbers and data position are afterwards as before, bit for bit. Takes the
     memory of a second model and of these batches for as long. Where the other mode refuses the model or the mesh, a
@@ -83,7 +83,7 @@ def _compare(trained: Any, mine: list[dict[str, float]], theirs: list[dict[str, 
         relative, name = loss_difference(ours, others)
         worst = max(worst, relative)
         if relative > BOUND:
-            asked = f"train.parity_check={trained.run.train.parity_check}"
+            asked = f"train.parity_check={trained.config.train.parity_check}"
             values = [losses.get(name, float("nan")) for losses in (ours, others)]
             raise UserError(
                 f"{asked}: {other} mode is another training. In iteration {trained.trainer.completed_iters + number} "
@@ -107,7 +107,7 @@ def _losses_of(trained: Any, batches: Batches) -> list[dict[str, float]]:
     """
     live: ModelTrainer = trained.trainer
     if not isinstance(live, GraphTrainer):
-        twin = _twin(trained, trained.run, live.mode, batches)
+        twin = _twin(trained, trained.config, live.mode, batches)
         twin._inspect_first(list(batches[0]))
         return _train(twin, live.completed_iters, batches)
     live.prepare()
@@ -122,7 +122,7 @@ def _losses_of(trained: Any, batches: Batches) -> list[dict[str, float]]:
 def _twin_or_reason(trained: Any, mode: str, batches: Batches) -> tuple[ModelTrainer | None, str]:
     """A trainer of the other `mode` that stands where the run stands, or why that mode refuses the run. Collective:
     where one rank is refused, all are."""
-    run = _without_settings_of_one_mode(trained.run)
+    run = _without_settings_of_one_mode(trained.config)
     twins: list[ModelTrainer] = []
     for step in (  # the ranks agree after each: in the next one they would wait for each other
         lambda: check_supported(run, mode, trained.mesh.device),
@@ -168,7 +168,7 @@ def _twin(trained: Any, run: Any, mode: str, batches: Batches) -> ModelTrainer:
     schedule = trained.build_lr_scheduler(run, optimizer, trained.plan)
     twin = build.build_trainer(
         run, mode, model, _flat(batches), optimizer, schedule, trained.plan, trained.mesh, trained.seed,
-        trained._measured_block_costs,
+        trained.measured_block_costs,
     )  # fmt: skip
     _bring_to(live, twin)
     twin.options = replace(twin.options, detect_anomalous_params=False)  # the run itself says it
@@ -190,7 +190,7 @@ def _flat(batches: Batches) -> list[Any]:
 
 def _same_model(trained: Any) -> flow.nn.Module:
     """Another model of the run's config, on this rank alone, with the weights and buffers that the run has now."""
-    model = trained.build_model(trained.run)
+    model = trained.build_model(trained.config)
     values = {name: whole(tensor) for name, tensor in named_tensors(trained.trainer.model)}
     with flow.no_grad():
         for name, tensor in named_tensors(model):
@@ -201,8 +201,8 @@ def _same_model(trained: Any) -> flow.nn.Module:
 
 
 def _optimizer(trained: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
-    optimizer = trained.build_optimizer(trained.run, model)
-    build.scale_lr(trained.run, optimizer, trained.plan)
+    optimizer = trained.build_optimizer(trained.config, model)
+    build.scale_lr(trained.config, optimizer, trained.plan)
     return optimizer
 
 
@@ -243,7 +243,7 @@ def _culprit(trained: Any, batches: Batches, iteration: int) -> str:
             lambda: _same_model(trained),
             _flat(batches),
             lambda model: _optimizer(trained, model),
-            build_lr_scheduler=lambda optimizer: trained.build_lr_scheduler(trained.run, optimizer, trained.plan),
+            build_lr_scheduler=lambda optimizer: trained.build_lr_scheduler(trained.config, optimizer, trained.plan),
             num_iters=len(batches),
             num_accumulation_steps=steps,
             seed=trained.seed,

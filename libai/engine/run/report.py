@@ -21,7 +21,7 @@ from libai.oneflow_fixes.openblas import openblas_in_use, threads_in_use
 from libai.utils.atomic import atomic_write_text
 
 if TYPE_CHECKING:
-    from libai.engine.run.default import DefaultTrainer
+    from libai.engine.run.run import Run
 
 logger = logging.getLogger("libai.engine")
 
@@ -36,12 +36,12 @@ def starting_files(run: Any, run_id: str) -> dict[str, str]:
     }
 
 
-def start_banner(run: DefaultTrainer, length: str | None = None) -> None:
+def start_banner(run: Run, length: str | None = None) -> None:
     """Log what is about to run: mode, model, layout, batch, optimizer, software, kernels. Rank 0 only.
 
     `length`: how much of it; default: a whole training.
     """
-    train = run.run.train
+    train = run.config.train
     other = "graph.enabled=true" if run.trainer.mode == "eager" else "graph.enabled=false"
     kind = "op by op" if run.trainer.mode == "eager" else "one compiled nn.Graph step"
     lines = {
@@ -65,7 +65,7 @@ def start_banner(run: DefaultTrainer, length: str | None = None) -> None:
         logger.info("%s%s", title.ljust(width), text)
 
 
-def write_summary(run: DefaultTrainer) -> None:
+def write_summary(run: Run) -> None:
     """Log the closing line and write `summary.json`: status, length, time, throughput, last metrics. Rank 0 only."""
     trainer = run.trainer
     rates = run.timer.throughput.summary()
@@ -112,10 +112,10 @@ def write_summary(run: DefaultTrainer) -> None:
     logger.info("%s  -> %s", "  ".join(parts), run.output_dir)
 
 
-def describe_length(run: DefaultTrainer) -> str:
+def describe_length(run: Run) -> str:
     """`400 iterations, 20 of them warm-up; log every 20, evaluate every 200, save every 200`: what will happen, from
     where the run stands to its end, and nothing that will not."""
-    train, start, end = run.run.train, run.start_iter, run.plan.train_iter
+    train, start, end = run.config.train, run.start_iter, run.plan.train_iter
     warmup = min(_warmup_iters(run), end)
     parts = [
         f"{end} iterations"
@@ -147,9 +147,9 @@ def _times(verb: str, period: int, start: int, end: int, at_end: bool, seconds: 
     return f"{verb} {' or '.join(times)}" if times else ""
 
 
-def _warmup_iters(run: DefaultTrainer) -> int:
+def _warmup_iters(run: Run) -> int:
     """Iterations of warm-up of the schedule that really runs: the plan's, where the schedule takes them."""
-    section = run.run.lr_scheduler
+    section = run.config.lr_scheduler
     if section is None:
         return 0
     if "warmup_iter" in fill_unset(section, warmup_iter=0):
@@ -158,7 +158,7 @@ def _warmup_iters(run: DefaultTrainer) -> int:
     return given if isinstance(given, int) else 0
 
 
-def _describe_run(run: DefaultTrainer) -> str:
+def _describe_run(run: Run) -> str:
     found = run.folder.checkpoint
     return f"{run.folder.run_id}, {'new' if found is None else f'continued from {found.name}'}"
 
@@ -170,19 +170,19 @@ def _describe_model(model: Any) -> str:
     return f"{type(model).__name__}, {total:,} parameters ({trained:,} trained), {size / 2**20:.1f} MB"
 
 
-def _describe_data(run: DefaultTrainer) -> str:
+def _describe_data(run: Run) -> str:
     samples = run.plan.samples_per_epoch
     train = f"{samples:,} samples" if samples else type(run.train_loader).__name__
-    tests = ", ".join(run.test_loaders) if run.run.train.evaluation.enabled else ""
+    tests = ", ".join(run.test_loaders) if run.config.train.evaluation.enabled else ""
     return f"train {train}; evaluation on {tests or 'none'}"
 
 
-def _describe_optimizer(run: DefaultTrainer) -> str:
+def _describe_optimizer(run: Run) -> str:
     groups = run.optimizer.param_groups
     rates = sorted({float(group["initial_lr"] if "initial_lr" in group else group["lr"]) for group in groups})
     shown = " ... ".join(f"{rate:.2e}" for rate in dict.fromkeys((rates[0], rates[-1])))
     schedule = "constant rate" if run.lr_scheduler is None else type(run.lr_scheduler).__name__
-    clip = run.run.train.clip_grad.max_norm
+    clip = run.config.train.clip_grad.max_norm
     clipped = f", gradients clipped to norm {clip:g}" if clip else ""
     return (
         f"{type(run.optimizer).__name__}, {len(run.optimizer.param_groups)} group(s), rate {shown}, {schedule}{clipped}"

@@ -33,7 +33,7 @@ logger = logging.getLogger("libai.engine")
 _ZERO, _RECOMPUTATION = "train.zero_optimization.enabled", "train.activation_checkpoint.enabled"
 
 
-def settle_mesh(run: Any) -> Any:
+def resolve_mesh(run: Any) -> Any:
     """`run` with the sizes of `train.dist` that it leaves open chosen by the planner; `run` itself when none is open.
 
     Every rank must call it: they agree on the memory of the smallest device. Raises `UserError` when nothing fits.

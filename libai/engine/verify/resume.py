@@ -17,7 +17,7 @@ from typing import Any
 from libai import checkpoint
 from libai.engine.hooks import RandomStateHook
 from libai.engine.loop.hook_base import HookBase
-from libai.engine.run.default import DefaultTrainer
+from libai.engine.run.run import Run
 from libai.launch.stop import STOP
 from libai.scheduler import load_scheduler_state, scheduler_state
 from libai.utils.distributed import any_rank
@@ -55,7 +55,7 @@ def job_overrides(num_iters: int, output_dir: Path) -> list[str]:
     ]
 
 
-class Rehearsal(DefaultTrainer):
+class Rehearsal(Run):
     """The user's run, interrupted after `stop_after` iterations, or resumed with something missing (`sabotage`)."""
 
     def __init__(self, run: Any, *, stop_after: int | None = None, resume: bool = False, sabotage: str | None = None):

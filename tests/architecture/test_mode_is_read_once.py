@@ -1,0 +1,82 @@
+"""What the config says about the mode is read in one place; everything else asks a trainer, or is told the mode."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+#: names that hold a run's config
+CONFIGS = ("run", "config", "cfg")
+#: file -> how often it reads the setting or `RunConfig.mode`, which is made of it; the numbers may only become smaller
+READERS = {
+    "libai/config/validation.py": 1,  # RunConfig.mode
+    "libai/engine/run/modes.py": 5,
+    # before there is a run: what is refused, the memory and the speed of a plan, the banner of a tool
+    "libai/config/combinations.py": 2,
+    "libai/config/arguments.py": 2,
+    "libai/config/settings/errors.py": 1,
+    "libai/engine/setup/auto_mesh.py": 2,
+    "libai/engine/setup/support.py": 1,
+    "libai/cli/commands/plan.py": 1,
+    "tools/profile_ops.py": 1,
+}
+#: here a run is one of the two that are compared
+OTHER_RUNS = ("libai/engine/parity/check.py",)
+
+
+def _name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def readers(source: str) -> int:
+    """How many expressions read `graph.enabled`, `["graph"]["enabled"]`, "graph.enabled" or a config's `mode`."""
+    count = 0
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            count += node.attr == "enabled" and _name(node.value) == "graph"
+            count += node.attr == "mode" and _name(node.value) in CONFIGS
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            inner = node.value
+            keys = [ast.unparse(part.slice) for part in (node, inner) if isinstance(part, ast.Subscript)]
+            count += keys == ["'enabled'", "'graph'"]
+        elif isinstance(node, ast.Constant):
+            count += node.value == "graph.enabled"
+    return count
+
+
+def test_few_places_read_the_mode():
+    found = Counter(
+        {
+            str(path.relative_to(ROOT)): count
+            for folder in ("libai", "tools", "projects")
+            for path in sorted((ROOT / folder).rglob("*.py"))
+            if "tests" not in path.parts and (count := readers(path.read_text()))
+        }
+    )
+    assert {name: count for name, count in found.items() if name not in OTHER_RUNS} == READERS
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if run.graph.enabled: pass",
+        "if graph.enabled: pass",
+        "x = cfg['graph']['enabled']",
+        "x = OmegaConf.select(cfg, 'graph.enabled')",
+        "if self.config.mode == 'graph': pass",
+        "if facts.run.mode != 'eager': pass",
+    ],
+)
+def test_another_reader_would_be_counted(line):
+    """Negative control."""
+    assert readers(line) == 1
+
+
+def test_asking_a_trainer_is_not_reading_the_config():
+    assert (
+        readers("if trainer.mode == 'graph': pass\nrun.graph.enabled = True\nraise E('set graph.enabled=false')") == 0
+    )

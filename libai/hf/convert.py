@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from libai.hf.files import (
     write_like,
     write_safetensors,
 )
-from libai.hf.rules import Match, match
+from libai.hf.rules import Match, Rule, match
 from libai.utils.errors import UserError
 
 
@@ -80,7 +80,7 @@ def export_folder(
     out = Path(out)
     if like is not None:
         source = read_folder(like)
-        fetch = _Exported(source.family, specs, tensors, source)
+        fetch = _Exported(source.family, source.family.rules_for(source.config), specs, tensors, source)
         out.mkdir(parents=True, exist_ok=True)
         for file, group in source.files.items():
             write_like(out / file, source.folder / file, group, fetch)
@@ -89,7 +89,8 @@ def export_folder(
             shutil.copyfile(source.folder / name, out / name)
         return [*source.files, *kept]
     config = _config_of(Path(weights), architecture)
-    fetch = _Exported(FAMILIES[config["architectures"][0]], specs, tensors, None)
+    family = FAMILIES[config["architectures"][0]]
+    fetch = _Exported(family, family.rules_for(config), specs, tensors, None)
     out.mkdir(parents=True, exist_ok=True)
     write_folder(out, fetch.specs, fetch)
     write_json(out / CONFIG, config)
@@ -129,12 +130,13 @@ class _Exported:
     def __init__(
         self,
         family: Family,
+        rules: Sequence[Rule],
         specs: Mapping[str, TensorSpec],
         tensors: Mapping[str, np.ndarray],
         like: Pretrained | None,
     ):
         self._tensors, self._like = tensors, like
-        own = match(family.rules, specs)
+        own = match(rules, specs)
         self.specs = {name: m.spec for name, m in own.items()}
         self._matches = {**{copy: own[original] for copy, original in family.copies.items()}, **own}
         if like is not None:
@@ -157,7 +159,7 @@ def _imported(source: Pretrained, config: Any) -> _Imported:
         name: TensorSpec(str(tensor.dtype).removeprefix("oneflow."), tuple(tensor.shape))
         for name, tensor in model.state_dict().items()
     }
-    matches = match(source.family.rules, specs)
+    matches = match(source.family.rules_for(source.config), specs)
     report = _report(source, {source.name_in_file(m.theirs): m.spec for m in matches.values()})
     if not report.is_exact:
         raise CheckpointError(str(report))

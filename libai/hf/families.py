@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from libai.hf.rules import JOINED, JOINED_TRANSPOSED, TRANSPOSED, Rule
+from libai.hf.rules import BATCHED, JOINED, JOINED_TRANSPOSED, TRANSPOSED, Rule, kernel
 from libai.utils.errors import UserError
 
 Config = Mapping[str, Any]
@@ -19,20 +19,20 @@ class Family:
     Args:
         model_type: of config.json.
         target: our class.
-        rules: how the tensors belong together.
+        rules: how the tensors belong together; as a function of config.json where forms depend on it.
         arguments: our argument -> (key of config.json, what `transformers` takes without that key).
         required: key of config.json -> values that our class can compute, the first being the default.
         implied: our arguments that follow from the architecture.
         prefix: what names of the file begin with where the model has a head; files of bare models leave it out.
         copies: name of a file -> name of the tensor that it repeats (a tied head), where the file has it at all.
         not_weights: patterns of names of constants that some files hold.
-        inputs: name of an input of `transformers` -> name of our argument, where they differ.
+        inputs, outputs: name of an input or output of `transformers` -> name of ours, where they differ.
         read_more, write_more: settings that are no plain pairs.
     """
 
     model_type: str
     target: str
-    rules: tuple[Rule, ...]
+    rules: tuple[Rule, ...] | Callable[[Config], tuple[Rule, ...]]
     arguments: Mapping[str, tuple[str, Any]]
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
@@ -40,8 +40,13 @@ class Family:
     copies: Mapping[str, str] = field(default_factory=dict)
     not_weights: tuple[str, ...] = ()
     inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
     read_more: Callable[[Config], dict[str, Any]] = lambda config: {}
     write_more: Callable[[Config], dict[str, Any]] = lambda arguments: {}
+
+    def rules_for(self, config: Config) -> tuple[Rule, ...]:
+        """The rules for a model with this config.json."""
+        return self.rules(config) if callable(self.rules) else self.rules
 
     def read_arguments(self, config: Config) -> dict[str, Any]:
         """Our arguments for a config.json. Raises `UserError` for a setting that our class cannot compute."""
@@ -200,8 +205,160 @@ def _write_rotary(ours: Config) -> dict[str, Any]:
 
 # -------------------------------------------------------------------------------------------------------------- table
 
+
+# -------------------------------------------------------------------------------------------------------------- BERT
+
+_BERT_RULES = (
+    Rule("token_embedding.weight", "bert.embeddings.word_embeddings.weight"),
+    Rule("position_embedding", "bert.embeddings.position_embeddings.weight"),
+    Rule("token_type_embedding.weight", "bert.embeddings.token_type_embeddings.weight"),
+    Rule("embedding_norm.@", "bert.embeddings.LayerNorm.@"),
+    Rule("blocks.*.attention.q.@", "bert.encoder.layer.*.attention.self.query.@"),
+    Rule("blocks.*.attention.k.@", "bert.encoder.layer.*.attention.self.key.@"),
+    Rule("blocks.*.attention.v.@", "bert.encoder.layer.*.attention.self.value.@"),
+    Rule("blocks.*.attention.out.@", "bert.encoder.layer.*.attention.output.dense.@"),
+    Rule("blocks.*.attention_norm.@", "bert.encoder.layer.*.attention.output.LayerNorm.@"),
+    Rule("blocks.*.mlp.up.@", "bert.encoder.layer.*.intermediate.dense.@"),
+    Rule("blocks.*.mlp.down.@", "bert.encoder.layer.*.output.dense.@"),
+    Rule("blocks.*.mlp_norm.@", "bert.encoder.layer.*.output.LayerNorm.@"),
+    Rule("pooler.@", "bert.pooler.dense.@"),
+)
+_MASKED_LM_RULES = (
+    *_BERT_RULES,
+    Rule("head.0.@", "cls.predictions.transform.dense.@"),
+    Rule("head.2.@", "cls.predictions.transform.LayerNorm.@"),
+    Rule("head_bias", "cls.predictions.bias"),
+    Rule("next_sentence.@", "cls.seq_relationship.@"),
+)
+_MASKED_LM_COPIES = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+
+
+def _read_encoder(config: Config) -> dict[str, Any]:
+    """Settings that BERT and ViT name alike."""
+    return {
+        "mlp_ratio": config.get("intermediate_size", 3072) / config.get("hidden_size", 768),
+        "activation": _named(config.get("hidden_act", "gelu")),
+    }
+
+
+def _write_encoder(ours: Config) -> dict[str, Any]:
+    return {
+        "intermediate_size": int(ours["hidden_size"] * ours.get("mlp_ratio", 4.0)),
+        "hidden_act": _ACTIVATIONS_OF_HF[ours.get("activation", "gelu")],
+    }
+
+
+def _bert(target: str, rules: tuple[Rule, ...], **more: Any) -> Family:
+    return Family(
+        "bert",
+        target,
+        rules,
+        arguments={
+            "vocab_size": ("vocab_size", 30522),
+            "max_seq_length": ("max_position_embeddings", 512),
+            "hidden_size": ("hidden_size", 768),
+            "num_layers": ("num_hidden_layers", 12),
+            "num_heads": ("num_attention_heads", 12),
+            "num_token_types": ("type_vocab_size", 2),
+            "norm_eps": ("layer_norm_eps", 1e-12),
+        },
+        required={"position_embedding_type": ("absolute",), "is_decoder": (False,)},
+        prefix="bert.",
+        **{"not_weights": ("*position_ids",), "read_more": _read_encoder, "write_more": _write_encoder, **more},
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- ViT
+
+
+def _vit_rules(config: Config) -> tuple[Rule, ...]:
+    return (
+        Rule("class_token", "vit.embeddings.cls_token"),
+        Rule("position_embedding", "vit.embeddings.position_embeddings", BATCHED),
+        Rule(
+            "patch_embedding.weight",
+            "vit.embeddings.patch_embeddings.projection.weight",
+            kernel(config.get("num_channels", 3), config.get("patch_size", 16)),
+        ),
+        Rule("patch_embedding.bias", "vit.embeddings.patch_embeddings.projection.bias"),
+        Rule("blocks.*.attention_norm.@", "vit.encoder.layer.*.layernorm_before.@"),
+        Rule("blocks.*.attention.q.@", "vit.encoder.layer.*.attention.attention.query.@"),
+        Rule("blocks.*.attention.k.@", "vit.encoder.layer.*.attention.attention.key.@"),
+        Rule("blocks.*.attention.v.@", "vit.encoder.layer.*.attention.attention.value.@"),
+        Rule("blocks.*.attention.out.@", "vit.encoder.layer.*.attention.output.dense.@"),
+        Rule("blocks.*.mlp_norm.@", "vit.encoder.layer.*.layernorm_after.@"),
+        Rule("blocks.*.mlp.up.@", "vit.encoder.layer.*.intermediate.dense.@"),
+        Rule("blocks.*.mlp.down.@", "vit.encoder.layer.*.output.dense.@"),
+        Rule("norm.@", "vit.layernorm.@"),
+        Rule("head.@", "classifier.@"),
+    )
+
+
+_VIT = Family(
+    "vit",
+    "libai.models.ViT",
+    _vit_rules,
+    arguments={
+        "image_size": ("image_size", 224),
+        "patch_size": ("patch_size", 16),
+        "num_channels": ("num_channels", 3),
+        "hidden_size": ("hidden_size", 768),
+        "num_layers": ("num_hidden_layers", 12),
+        "num_heads": ("num_attention_heads", 12),
+        "norm_eps": ("layer_norm_eps", 1e-12),
+    },
+    required={"qkv_bias": (True,)},
+    prefix="vit.",
+    inputs={"pixel_values": "images"},
+    read_more=lambda config: {**_read_encoder(config), "num_classes": _num_classes(config)},
+    write_more=lambda ours: {**_write_encoder(ours), **_labels(ours)},
+)
+
+
+def _num_classes(config: Config) -> int:
+    """`transformers` counts the labels of config.json, two where it has none."""
+    return len(config.get("id2label") or {}) or config.get("num_labels", 2)
+
+
+def _labels(ours: Config) -> dict[str, Any]:
+    names = [f"LABEL_{i}" for i in range(ours["num_classes"])]
+    return {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+
+
+# -------------------------------------------------------------------------------------------------------------- table
+
 #: architecture of config.json -> family
 FAMILIES: dict[str, Family] = {
+    "BertForPreTraining": _bert(
+        "libai.models.BERT",
+        _MASKED_LM_RULES,
+        implied={"is_post_norm": True, "predicts_next_sentence": True},
+        copies=_MASKED_LM_COPIES,
+        outputs={"prediction_logits": "logits", "seq_relationship_logits": "next_sentence_logits"},
+    ),
+    "BertForMaskedLM": _bert(
+        "libai.models.BERT",
+        _MASKED_LM_RULES,
+        implied={"is_post_norm": True},
+        copies=_MASKED_LM_COPIES,
+        not_weights=("bert.pooler.*", "cls.seq_relationship.*", "*position_ids"),
+    ),
+    "BertForSequenceClassification": _bert(
+        "libai.models.BERTClassifier",
+        (*_BERT_RULES, Rule("head.@", "classifier.@")),
+        implied={"is_post_norm": True},
+        read_more=lambda config: {**_read_encoder(config), "num_classes": _num_classes(config)},
+        write_more=lambda ours: {**_write_encoder(ours), **_labels(ours)},
+    ),
+    "BertModel": _bert(
+        "libai.models.BERTEmbedder",
+        _BERT_RULES,
+        implied={"is_post_norm": True, "has_pooler": True},
+        outputs={"last_hidden_state": "features", "pooler_output": "pooled"},
+    ),
     "GPT2LMHeadModel": _GPT2,
     "LlamaForCausalLM": _llama(
         "llama",
@@ -217,6 +374,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen2ForCausalLM": _llama(
         "qwen2", 32768, 22016, required={"use_sliding_window": (False,)}, implied={"qkv_bias": True}
     ),
+    "ViTForImageClassification": _VIT,
 }
 
 

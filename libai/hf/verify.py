@@ -37,10 +37,11 @@ def verify(folder: str | Path, python: str | Path, seed: int = 0) -> dict[str, f
 def compute(folder: str | Path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """What our model computes; the outputs have the names that `transformers` gives them."""
     model: Any = load_pretrained(folder).eval()
-    names = read_folder(folder).family.inputs
+    family = read_folder(folder).family
+    names = {ours: theirs for theirs, ours in family.outputs.items()}
     with flow.no_grad():
-        outputs = model(**{names.get(name, name): flow.from_numpy(array) for name, array in inputs.items()})
-    return {name: tensor.numpy() for name, tensor in outputs.items()}
+        outputs = model(**{family.inputs.get(name, name): flow.from_numpy(array) for name, array in inputs.items()})
+    return {names.get(name, name): tensor.numpy() for name, tensor in outputs.items()}
 
 
 def differences(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> dict[str, float]:

@@ -4,6 +4,8 @@ from libai.models.alexnet import ALEXNET_PLAN as ALEXNET_PLAN
 from libai.models.alexnet import AlexNet as AlexNet
 from libai.models.bert import BERT as BERT
 from libai.models.bert import BERT_PLAN as BERT_PLAN
+from libai.models.bert import BERTClassifier as BERTClassifier
+from libai.models.bert import BERTEmbedder as BERTEmbedder
 from libai.models.bert import MaskedTokens as MaskedTokens
 from libai.models.gpt import GPT as GPT
 from libai.models.gpt import GPT_PLAN as GPT_PLAN

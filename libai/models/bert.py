@@ -1,4 +1,7 @@
-"""BERT: a bidirectional encoder trained to restore masked tokens (Devlin et al. 2019), and the masking dataset."""
+"""BERT: a bidirectional encoder (Devlin et al. 2019) trained to restore masked tokens, to classify and to embed texts.
+
+The dataset that masks tokens is here, too.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from oneflow.nn import functional as F
 
 from libai.layers import Dropout
 from libai.models.init import init_weights, transformer_std
-from libai.models.outputs import token_cross_entropy
+from libai.models.outputs import classification_outputs, token_cross_entropy
 from libai.models.transformer import (
+    ACTIVATIONS,
     RESIDUAL_PROJECTIONS,
     check_transformer,
     embed_tokens,
@@ -29,17 +33,20 @@ from libai.utils.sizes import check_sizes
 BERT_PLAN = plan_of_blocks("blocks")
 
 
-class BERT(nn.Module):
-    """An encoder with a masked-language-model head tied to the token embedding.
+class BERTEncoder(nn.Module):
+    """The embeddings and blocks that BERT's models share.
 
-    Its blocks are pre-norm where the paper's are post-norm: they train without a delicate warm-up.
+    The blocks are pre-norm unless `is_post_norm` asks for the paper's: they train without a delicate warm-up.
 
     Args:
         vocab_size: number of token ids, the mask token among them.
         max_seq_length: longest sequence, the number of learned positions.
         hidden_size, num_layers, num_heads, mlp_ratio: the size of the blocks.
         dropout: rate on the embeddings and on both branches of each block.
-        ignore_index: label of the positions that were not masked.
+        is_post_norm: a norm behind the embeddings and behind each branch, as published weights have it.
+        num_token_types: kinds of segments that `token_type_ids` tells apart; 0 for none.
+        activation, norm_eps: of the blocks; published weights have `norm_eps=1e-12`.
+        has_pooler: a dense layer over the first token, which `pooled` reads.
     """
 
     plan = BERT_PLAN
@@ -53,52 +60,203 @@ class BERT(nn.Module):
         num_heads: int = 4,
         mlp_ratio: float = 4.0,
         dropout: float = 0.0,
-        ignore_index: int = -100,
+        is_post_norm: bool = False,
+        num_token_types: int = 0,
+        activation: str = "gelu",
+        norm_eps: float = 1e-5,
+        has_pooler: bool = False,
     ):
         super().__init__()
         check_sizes(vocab_size=vocab_size, max_seq_length=max_seq_length)
         check_transformer(hidden_size, num_layers, num_heads, mlp_ratio)
-        self.ignore_index = ignore_index
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
         self.position_embedding = nn.Parameter(flow.zeros(max_seq_length, hidden_size))
+        self.token_type_embedding = nn.Embedding(num_token_types, hidden_size) if num_token_types else None
+        self.embedding_norm = nn.LayerNorm(hidden_size, eps=norm_eps) if is_post_norm else None
         self.embedding_dropout = Dropout(dropout)
         self.blocks = nn.ModuleList(
-            [layer_norm_block(hidden_size, num_heads, mlp_ratio, dropout) for _ in range(num_layers)]
+            [
+                layer_norm_block(
+                    hidden_size,
+                    num_heads,
+                    mlp_ratio,
+                    dropout,
+                    activation=activation,
+                    norm_eps=norm_eps,
+                    is_post_norm=is_post_norm,
+                )
+                for _ in range(num_layers)
+            ]
         )
-        self.norm = nn.LayerNorm(hidden_size)
-        self.head = nn.Sequential(nn.Linear(hidden_size, hidden_size), nn.GELU(), nn.LayerNorm(hidden_size))
-        self.head_bias = nn.Parameter(flow.zeros(vocab_size))
-        init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))
+        self.norm = None if is_post_norm else nn.LayerNorm(hidden_size, eps=norm_eps)
+        self.pooler = nn.Linear(hidden_size, hidden_size) if has_pooler else None
 
-    def forward(
-        self, input_ids: flow.Tensor, labels: flow.Tensor | None = None, attention_mask: flow.Tensor | None = None
-    ) -> dict[str, Any]:
-        """`input_ids`, `labels`, `attention_mask` (batch, length) int64; the mask is 0 on padding, 1 elsewhere.
+    def init_weights(self) -> None:
+        """Fill all parameters; called by each model when it is complete."""
+        std = transformer_std(self.token_embedding.weight.shape[1], len(self.blocks), RESIDUAL_PROJECTIONS)
+        init_weights(self, std)
 
-        Returns the loss `mlm` in nats per counted label, or `{"logits": (batch, length, vocab_size)}` without labels.
+    def features(
+        self,
+        input_ids: flow.Tensor,
+        attention_mask: flow.Tensor | None = None,
+        token_type_ids: flow.Tensor | None = None,
+    ) -> flow.Tensor:
+        """The output of the last block, normalised, (batch, length, hidden_size).
+
+        `input_ids`, `attention_mask`, `token_type_ids` (batch, length) int64; the mask is 0 on padding, 1 elsewhere.
+        Without `token_type_ids` every token is of type 0.
         """
-        mask = None
-        if attention_mask is not None:
-            mask = padding_mask(attention_mask)
-        x = self.embedding_dropout(embed_tokens(input_ids, self.token_embedding, self.position_embedding))
+        mask = None if attention_mask is None else padding_mask(attention_mask)
+        x = embed_tokens(input_ids, self.token_embedding, self.position_embedding)
+        if self.token_type_embedding is not None:
+            types = self.token_type_embedding
+            x = x + (types.weight[0] if token_type_ids is None else types(token_type_ids))
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        x = self.embedding_dropout(x)
         for block in self.blocks:
             x = block(x, mask)
-        x = self.head(self.norm(x))
-        logits = F.linear(x, self.token_embedding.weight, self.head_bias)
-        if labels is None:
-            return {"logits": logits}
-        return {"losses": {"mlm": token_cross_entropy(logits, labels, self.ignore_index)}}
+        return x if self.norm is None else self.norm(x)
 
-    def num_loss_items(self, input_ids: Any, labels: Any = None, attention_mask: Any = None) -> Any:
-        """How many labels the mean of the loss is over (tensors or arrays in, a scalar of the same kind out)."""
-        return (labels != self.ignore_index).sum()
+    def pooled(self, features: flow.Tensor) -> flow.Tensor:
+        """What the pooler makes of the first token, (batch, hidden_size)."""
+        assert self.pooler is not None
+        return flow.tanh(self.pooler(features[:, 0]))
 
     @property
     def num_flops_per_sample(self) -> int:
         """Forward and backward FLOPs of a sequence of `max_seq_length` tokens."""
         max_length, hidden_size = self.position_embedding.shape
-        multiplied = (self.blocks, self.head, self.token_embedding)
+        multiplied = (self.blocks, *self.multiplied_outside())
         return transformer_flops(multiplied, len(self.blocks), hidden_size, max_length)
+
+    def multiplied_outside(self) -> tuple[nn.Module, ...]:
+        """The modules outside of the blocks whose matrices meet every token."""
+        return ()
+
+
+class BERT(BERTEncoder):
+    """The encoder with a masked-language-model head tied to the token embedding, for pre-training.
+
+    Args:
+        ignore_index: label of the positions that were not masked.
+        predicts_next_sentence: a second head over the pooled first token, which tells whether segment 1 follows
+            segment 0; needs `has_pooler`.
+        encoder: arguments of `BERTEncoder`.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        max_seq_length: int,
+        hidden_size: int = 128,
+        num_layers: int = 4,
+        num_heads: int = 4,
+        mlp_ratio: float = 4.0,
+        dropout: float = 0.0,
+        ignore_index: int = -100,
+        predicts_next_sentence: bool = False,
+        **encoder: Any,
+    ):
+        has_pooler = predicts_next_sentence
+        sizes = (vocab_size, max_seq_length, hidden_size, num_layers, num_heads, mlp_ratio, dropout)
+        super().__init__(*sizes, **{"has_pooler": has_pooler, **encoder})
+        self.ignore_index = ignore_index
+        activation = ACTIVATIONS[encoder.get("activation", "gelu")]()
+        norm = nn.LayerNorm(hidden_size, eps=encoder.get("norm_eps", 1e-5))
+        self.head = nn.Sequential(nn.Linear(hidden_size, hidden_size), activation, norm)
+        self.head_bias = nn.Parameter(flow.zeros(vocab_size))
+        self.next_sentence = nn.Linear(hidden_size, 2) if predicts_next_sentence else None
+        self.init_weights()
+
+    def forward(
+        self,
+        input_ids: flow.Tensor,
+        labels: flow.Tensor | None = None,
+        attention_mask: flow.Tensor | None = None,
+        token_type_ids: flow.Tensor | None = None,
+        next_sentence_labels: flow.Tensor | None = None,
+    ) -> dict[str, Any]:
+        """`labels` (batch, length) int64, `next_sentence_labels` (batch,) int64, the others as in `features`.
+
+        Returns the loss `mlm` in nats per counted label and, with its labels, `nsp` per sample; without labels
+        `{"logits": (batch, length, vocab_size)}` and, with that head, `next_sentence_logits` (batch, 2).
+        """
+        features = self.features(input_ids, attention_mask, token_type_ids)
+        logits = F.linear(self.head(features), self.token_embedding.weight, self.head_bias)
+        outputs = {"logits": logits}
+        if self.next_sentence is not None:
+            outputs["next_sentence_logits"] = self.next_sentence(self.pooled(features))
+        if labels is None:
+            return outputs
+        losses = {"mlm": token_cross_entropy(logits, labels, self.ignore_index)}
+        if next_sentence_labels is not None and self.next_sentence is not None:
+            losses["nsp"] = F.cross_entropy(outputs["next_sentence_logits"], next_sentence_labels)
+        return {"losses": losses}
+
+    def num_loss_items(self, input_ids: Any, labels: Any = None, **others: Any) -> Any:
+        """How many labels the mean of the loss is over (tensors or arrays in, a scalar of the same kind out)."""
+        return (labels != self.ignore_index).sum()
+
+    def multiplied_outside(self) -> tuple[nn.Module, ...]:
+        """See `BERTEncoder`."""
+        return (self.head, self.token_embedding)
+
+
+class BERTClassifier(BERTEncoder):
+    """The encoder with a classifier over the pooled first token.
+
+    Args:
+        num_classes: of the labels.
+        encoder: arguments of `BERTEncoder`; there is always a pooler.
+    """
+
+    def __init__(self, vocab_size: int, max_seq_length: int, num_classes: int, **encoder: Any):
+        super().__init__(vocab_size, max_seq_length, **{**encoder, "has_pooler": True})
+        check_sizes(num_classes=num_classes)
+        self.head_dropout = Dropout(encoder.get("dropout", 0.0))
+        self.head = nn.Linear(self.token_embedding.weight.shape[1], num_classes)
+        self.init_weights()
+
+    def forward(
+        self,
+        input_ids: flow.Tensor,
+        labels: flow.Tensor | None = None,
+        attention_mask: flow.Tensor | None = None,
+        token_type_ids: flow.Tensor | None = None,
+    ) -> dict[str, Any]:
+        """`labels` (batch,) int64, the others as in `features`. Returns what `classification_outputs` describes."""
+        pooled = self.pooled(self.features(input_ids, attention_mask, token_type_ids))
+        return classification_outputs(self.head(self.head_dropout(pooled)), labels, self.training)
+
+
+class BERTEmbedder(BERTEncoder):
+    """The encoder as a sentence embedding: the mean over a text's tokens, scaled to length 1 (Reimers et al. 2019).
+
+    It has no loss of its own. Arguments: those of `BERTEncoder`.
+    """
+
+    def __init__(self, vocab_size: int, max_seq_length: int, **encoder: Any):
+        super().__init__(vocab_size, max_seq_length, **encoder)
+        self.init_weights()
+
+    def forward(
+        self,
+        input_ids: flow.Tensor,
+        attention_mask: flow.Tensor | None = None,
+        token_type_ids: flow.Tensor | None = None,
+    ) -> dict[str, flow.Tensor]:
+        """`{"embeddings": (batch, hidden_size), "features": …}` and, with a pooler, `pooled`; see `features`."""
+        features = self.features(input_ids, attention_mask, token_type_ids)
+        if attention_mask is None:
+            mean = features.mean(dim=1)
+        else:
+            weights = attention_mask.to(flow.float32).unsqueeze(-1)
+            mean = (features * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1.0)
+        length = flow.square(mean).sum(dim=-1, keepdim=True).sqrt().clamp(min=1e-12)
+        outputs = {"embeddings": mean / length, "features": features}
+        return outputs if self.pooler is None else {**outputs, "pooled": self.pooled(features)}
 
 
 class MaskedTokens:

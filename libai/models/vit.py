@@ -33,6 +33,7 @@ class ViT(nn.Module):
         hidden_size, num_layers, num_heads, mlp_ratio: the size of the blocks.
         dropout: rate on the embeddings and on both branches of each block.
         drop_path: rate of skipping a branch in the last block; it rises linearly from 0 in the first.
+        activation, norm_eps: of the blocks; weights of Hugging Face have `norm_eps=1e-12`.
         pool: `"cls"` reads the class token, `"mean"` averages the patches and has no class token.
     """
 
@@ -51,6 +52,8 @@ class ViT(nn.Module):
         dropout: float = 0.0,
         drop_path: float = 0.0,
         pool: str = "cls",
+        activation: str = "gelu",
+        norm_eps: float = 1e-5,
     ):
         super().__init__()
         check_sizes(image_size=image_size, patch_size=patch_size, num_channels=num_channels, num_classes=num_classes)
@@ -74,9 +77,12 @@ class ViT(nn.Module):
         self.embedding_dropout = Dropout(dropout)
         rates = [drop_path * i / max(1, num_layers - 1) for i in range(num_layers)]
         self.blocks = nn.ModuleList(
-            [layer_norm_block(hidden_size, num_heads, mlp_ratio, dropout, rate) for rate in rates]
+            [
+                layer_norm_block(hidden_size, num_heads, mlp_ratio, dropout, rate, None, activation, norm_eps)
+                for rate in rates
+            ]
         )
-        self.norm = nn.LayerNorm(hidden_size)
+        self.norm = nn.LayerNorm(hidden_size, eps=norm_eps)
         self.head = nn.Linear(hidden_size, num_classes)
         init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))
 

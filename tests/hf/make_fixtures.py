@@ -25,6 +25,24 @@ DECODER = {
     "intermediate_size": 40,
     "max_position_embeddings": 64,
 }
+BERT = {
+    "vocab_size": 96,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "max_position_embeddings": 32,
+}
+VIT = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "image_size": 16,
+    "patch_size": 4,
+    "num_channels": 3,
+    "num_labels": 5,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -35,6 +53,11 @@ LLAMA3 = {
 }
 #: name -> architecture, settings, and how the folder is written
 MODELS = {
+    "bert": ("BertModel", BERT, {}),
+    "bert_classifier": ("BertForSequenceClassification", {**BERT, "num_labels": 3}, {}),
+    "bert_masked_lm": ("BertForMaskedLM", BERT, {}),
+    "bert_pretraining": ("BertForPreTraining", {**BERT, "hidden_act": "gelu_new"}, {}),
+    "vit": ("ViTForImageClassification", VIT, {}),
     "gpt2": (
         "GPT2LMHeadModel",
         {"vocab_size": 96, "n_positions": 32, "n_embd": 24, "n_layer": 2, "n_head": 3},

@@ -16,6 +16,14 @@ PUBLISHED: dict[str, Any] = dict(LazyConfig.load(CONFIGS / "common/models/publis
 
 #: from the papers and model cards; of a weight that is used twice once
 NUM_PARAMETERS = {
+    "bert_base": 110_106_428,
+    "bert_large": 336_226_108,
+    "minilm_l6": 22_713_216,
+    "vit_tiny": 5_717_416,
+    "vit_small": 22_050_664,
+    "vit_base": 86_567_656,
+    "vit_large": 304_326_632,
+    "vit_huge": 632_045_800,
     "gpt2": 124_439_808,
     "gpt2_medium": 354_823_168,
     "gpt2_large": 774_030_080,

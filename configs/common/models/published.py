@@ -20,7 +20,41 @@ def _llama(vocab_size: int, max_seq_length: int, **sizes: Any) -> Any:
     return LazyCall("libai.models.Llama")(vocab_size=vocab_size, max_seq_length=max_seq_length, **sizes)
 
 
+def _bert(hidden_size: int, num_layers: int, num_heads: int, target: str = "libai.models.BERT", **more: Any) -> Any:
+    return LazyCall(target)(
+        vocab_size=30522,
+        max_seq_length=512,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        is_post_norm=True,
+        num_token_types=2,
+        norm_eps=1e-12,
+        **more,
+    )
+
+
+def _vit(patch_size: int, hidden_size: int, num_layers: int, num_heads: int) -> Any:
+    return LazyCall("libai.models.ViT")(
+        image_size=224,
+        patch_size=patch_size,
+        num_classes=1000,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        norm_eps=1e-6,
+    )
+
+
 published = {
+    "bert_base": _bert(768, 12, 12, predicts_next_sentence=True),
+    "bert_large": _bert(1024, 24, 16, predicts_next_sentence=True),
+    "minilm_l6": _bert(384, 6, 12, "libai.models.BERTEmbedder", has_pooler=True),
+    "vit_tiny": _vit(16, 192, 12, 3),
+    "vit_small": _vit(16, 384, 12, 6),
+    "vit_base": _vit(16, 768, 12, 12),
+    "vit_large": _vit(16, 1024, 24, 16),
+    "vit_huge": _vit(14, 1280, 32, 16),
     "gpt2": _gpt2(768, 12, 12),
     "gpt2_medium": _gpt2(1024, 24, 16),
     "gpt2_large": _gpt2(1280, 36, 20),

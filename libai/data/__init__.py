@@ -24,3 +24,5 @@ from libai.data.token_files import verify_token_files as verify_token_files
 from libai.data.tokenizers import BPETokenizer as BPETokenizer
 from libai.data.tokenizers import ByteTokenizer as ByteTokenizer
 from libai.data.tokenizers import load_tokenizer as load_tokenizer
+from libai.data.variable_length import PackedDataset as PackedDataset
+from libai.data.variable_length import PadCollate as PadCollate

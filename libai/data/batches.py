@@ -6,16 +6,20 @@ A batch is `dict[str, np.ndarray]`, first axis = samples, int64, float32 or bool
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 
 from libai.data.errors import DataError, SampleError
+from libai.data.processes import WorkerProcesses
 from libai.utils.errors import UserError
 
 Batch = dict[str, np.ndarray]
+#: a list of what `ds[i]` returned → a batch
+Collate = Callable[[list[Any]], Mapping[str, Any]]
 
 MAX_WORKERS = 1024
 
@@ -77,26 +81,57 @@ def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch
 
 
 class BatchReader:
-    """Reads the samples at given indices as one batch, spread over `num_workers` threads.
+    """Reads the samples at given indices as one batch, shared by `num_workers` threads or processes.
 
-    Threads, not processes: a forked child inherits OneFlow's and OpenBLAS's locks without their threads and can hang;
-    a spawned one imports oneflow and joins the rendezvous of the job as a rank too many. Reading files, decoding and
-    NumPy release the interpreter lock, which is where slow datasets spend their time.
+    Threads are enough where reading files, decoding or NumPy takes the time, which release the interpreter lock;
+    processes are for datasets whose own Python code does. `collate(samples) -> dict` makes the batch of a list of what
+    `ds[i]` returned, in the trainer's process. One with a method `pad_to(samples, length)` is given the length that the
+    longest of several ranks needs, by the dataset's attribute `lengths`.
     """
 
-    def __init__(self, dataset: Any, num_workers: int = 0):
+    def __init__(
+        self,
+        dataset: Any,
+        num_workers: int = 0,
+        *,
+        workers: Literal["threads", "processes"] = "threads",
+        collate: Collate | None = None,
+    ):
         if not 0 <= num_workers <= MAX_WORKERS:
-            raise DataError(f"num_workers={num_workers}: use 0 (no extra threads) to {MAX_WORKERS} threads.")
+            raise DataError(f"num_workers={num_workers}: use 0 (no extra threads or processes) to {MAX_WORKERS}.")
+        if workers not in ("threads", "processes"):
+            raise DataError(f"workers={workers!r}: samples are read by 'threads' or 'processes'.")
+        if collate is not None and not callable(collate):
+            raise DataError(f"collate is a {type(collate).__name__}, not a function of a list of samples.")
         self.dataset = as_dataset(dataset)
+        if collate is not None and not hasattr(self.dataset, "__getitem__"):
+            raise DataError(f"collate needs single samples, and {type(self.dataset).__name__} has no ds[i]. Add it.")
+        self._read_part = _read_chunk if collate is None else _read_samples
+        self._collate = collate
         self._num_workers = num_workers
-        self._pool = ThreadPoolExecutor(num_workers, "libai-data-worker") if num_workers else None
+        self._workers: WorkerThreads | WorkerProcesses | None = None
+        if num_workers:
+            kind = WorkerThreads if workers == "threads" else WorkerProcesses
+            self._workers = kind(self._read_part, self.dataset, num_workers)
 
-    def read(self, indices: np.ndarray) -> Batch:
-        """The samples at `indices`, in this order. A failing sample raises with its index, see `SampleError`."""
-        if self._pool is None or len(indices) == 1:
-            return _read_chunk(self.dataset, indices)
-        chunks = np.array_split(indices, min(self._num_workers, len(indices)))
-        parts = list(self._pool.map(_read_chunk, [self.dataset] * len(chunks), chunks))
+    def read(self, indices: np.ndarray, together: np.ndarray | None = None) -> Batch:
+        """The samples at `indices`, in this order. A failing sample raises with its index, see `SampleError`.
+
+        `together`: what all ranks read at this moment, for collate functions that pad; default: `indices`.
+        """
+        chunks = np.array_split(indices, max(1, min(self._num_workers, len(indices))))
+        if self._workers is None or (len(chunks) == 1 and isinstance(self._workers, WorkerThreads)):
+            parts = [self._read_part(self.dataset, indices)]
+        else:
+            parts = self._workers.map(chunks)
+        if self._collate is not None:
+            samples = [sample for part in parts for sample in part]
+            return self._collated(samples, indices if together is None else together)
+        return self._joined(parts, chunks)
+
+    def _joined(self, parts: Sequence[Any], chunks: list[np.ndarray]) -> Batch:
+        if len(parts) == 1:
+            return parts[0]
         for part, chunk in zip(parts, chunks):
             _check_same_keys(self.dataset, parts[0], part, chunk[0])
         try:
@@ -104,13 +139,51 @@ class BatchReader:
         except ValueError as error:
             raise DataError(
                 f"samples of {type(self.dataset).__name__} differ in shape and cannot be stacked into one batch "
-                f"({error}): pad or crop them to one shape in the dataset."
+                f"({error}): pad or crop them to one shape in the dataset, or give a collate function."
             ) from error
 
+    def _collated(self, samples: list[Any], together: np.ndarray) -> Batch:
+        collate, lengths = self._collate, getattr(self.dataset, "lengths", None)
+        assert collate is not None
+        if lengths is not None and hasattr(collate, "pad_to"):
+            batch = collate.pad_to(samples, int(np.asarray(lengths)[together].max()))
+        else:
+            batch = collate(samples)
+        if not isinstance(batch, Mapping):
+            raise DataError(f"collate returned a {type(batch).__name__}, not a dict: {_RIGHT_CODE}.")
+        return as_batch(self.dataset, batch, len(samples))
+
     def close(self) -> None:
-        """Wait for the worker threads and end them."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        """Wait for the workers and end them."""
+        if self._workers is not None:
+            self._workers.close()
+
+
+class WorkerThreads:
+    """Calls `read(dataset, indices)` in threads, see `WorkerProcesses`."""
+
+    def __init__(self, read: Callable[[Any, np.ndarray], Any], dataset: Any, num_workers: int):
+        self._read = partial(read, dataset)
+        self._pool = ThreadPoolExecutor(num_workers, "libai-data-worker")
+
+    def map(self, chunks: Sequence[np.ndarray]) -> list[Any]:
+        """`read` of every chunk, in order."""
+        return list(self._pool.map(self._read, chunks))
+
+    def close(self) -> None:
+        """Wait for the threads and end them."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _read_samples(dataset: Any, indices: np.ndarray) -> list[Any]:
+    """What `ds[i]` returns, one after the other."""
+    samples = []
+    for index in indices.tolist():
+        try:
+            samples.append(dataset[index])
+        except Exception as error:
+            raise _reading_failed(dataset, f"sample {index}", error) from error
+    return samples
 
 
 def _read_chunk(dataset: Any, indices: np.ndarray) -> Batch:
@@ -127,17 +200,11 @@ def _read_chunk(dataset: Any, indices: np.ndarray) -> Batch:
 
 
 def _stack(dataset: Any, indices: np.ndarray) -> Batch:
-    samples: list[Mapping] = []
-    for index in indices.tolist():
-        try:
-            sample = dataset[index]
-        except Exception as error:
-            raise _reading_failed(dataset, f"sample {index}", error) from error
+    samples = _read_samples(dataset, indices)
+    for index, sample in zip(indices, samples):
         if not isinstance(sample, Mapping):
             raise _not_a_dict(dataset, f"sample {index}", sample)
-        if samples:
-            _check_same_keys(dataset, samples[0], sample, index)
-        samples.append(sample)
+        _check_same_keys(dataset, samples[0], sample, index)
     return {key: _stack_key(dataset, key, [sample[key] for sample in samples]) for key in samples[0]}
 
 
@@ -148,7 +215,8 @@ def _stack_key(dataset: Any, key: str, values: list[Any]) -> np.ndarray:
     except ValueError as error:
         raise DataError(
             f"{key!r} of {type(dataset).__name__} has the shapes {sorted({a.shape for a in arrays})} within one batch, "
-            "which cannot be stacked: pad or crop the samples to one shape in the dataset."
+            "which cannot be stacked: pad or crop the samples to one shape in the dataset, or give a collate "
+            "function, such as libai.data.PadCollate."
         ) from error
 
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from libai.data.batches import Batch, BatchReader, as_batch
+from libai.data.batches import Batch, BatchReader, Collate, as_batch
 from libai.data.errors import DataError
 from libai.data.read_ahead import ReadAhead, checked_prefetch
 from libai.data.sampling import DataLayout, SampleRandom, SampleStream
+from libai.data.variable_length import lengths_of
 
 
 class _StepReader:
@@ -29,7 +30,8 @@ class _StepReader:
     def read(self, step_start: int) -> Batch:
         """The micro-batch of the step whose first sample, over all ranks, is at stream position `step_start`."""
         start, stop = self._layout.slice_of_step(step_start)
-        batch = self._reader.read(self._stream.indices(start, stop))
+        together = self._stream.indices(step_start, step_start + self._layout.samples_per_step)
+        batch = self._reader.read(together[start - step_start : stop - step_start], together)
         if self._augment is not None:
             augmented = self._augment(batch, SampleRandom(self._stream.seed, np.arange(start, stop)))
             batch = as_batch(self._reader.dataset, augmented, stop - start)
@@ -54,13 +56,18 @@ class TrainLoader:
         *,
         seed: int = 0,
         shuffle: bool = True,
-        num_workers: int = 0,
         prefetch: int = 2,
+        group_by_length: int | None = None,
+        **reading: Any,
     ):
-        reader = BatchReader(dataset, num_workers)
+        reader = BatchReader(dataset, **reading)
         self.dataset = reader.dataset
         self.layout = layout
-        self._stream = SampleStream(len(self.dataset), seed=seed, shuffle=shuffle)
+        self.collate = reading.get("collate")
+        lengths = None if group_by_length is None else lengths_of(self.dataset)
+        self._stream = SampleStream(
+            len(self.dataset), seed=seed, shuffle=shuffle, lengths=lengths, group=group_by_length or 1
+        )
         self._steps = _StepReader(reader, layout, self._stream)
         self._prefetch = checked_prefetch(prefetch)
         self._consumed_samples = 0
@@ -125,17 +132,31 @@ def build_train_loader(
     seed: int = 0,
     shuffle: bool = True,
     num_workers: int = 0,
+    workers: Literal["threads", "processes"] = "threads",
+    collate: Collate | None = None,
+    group_by_length: int | None = None,
     prefetch: int = 2,
 ) -> TrainLoader:
     """An endless, exactly resumable loader of one rank's micro-batches.
 
     `dataset`: an object with `len(ds)` and `ds[i] -> dict` or `get_batch(indices)`, or a dict of equally long arrays.
-    `prefetch`: micro-batches read ahead in one background thread, once reading proves slow. `num_workers`: threads that
-    share the reading of one micro-batch, for datasets that are slow per sample.
+    `prefetch`: micro-batches read ahead in one background thread, once reading proves slow. `num_workers`: threads or
+    processes (`workers`) that share the reading of one micro-batch, for datasets that are slow per sample. `collate`:
+    a function that makes the batch of a list of samples, see `BatchReader`. `group_by_length`: keep so many samples of
+    similar length together (by `dataset.lengths`); the global batch size or a multiple of it is best.
     Raises `DataError` for an empty dataset or impossible numbers.
     """
-    layout = DataLayout(micro_batch_size, data_rank, num_data_ranks)
-    return TrainLoader(dataset, layout, seed=seed, shuffle=shuffle, num_workers=num_workers, prefetch=prefetch)
+    return TrainLoader(
+        dataset,
+        DataLayout(micro_batch_size, data_rank, num_data_ranks),
+        seed=seed,
+        shuffle=shuffle,
+        prefetch=prefetch,
+        group_by_length=group_by_length,
+        num_workers=num_workers,
+        workers=workers,
+        collate=collate,
+    )
 
 
 class EvalLoader:
@@ -153,12 +174,12 @@ class EvalLoader:
         layout: DataLayout,
         *,
         max_batches: int | None = None,
-        num_workers: int = 0,
         prefetch: int = 2,
+        **reading: Any,
     ):
         if max_batches is not None and max_batches < 1:
             raise DataError(f"max_batches={max_batches}: evaluate at least one batch, or null for all of them.")
-        self._reader = BatchReader(dataset, num_workers)
+        self._reader = BatchReader(dataset, **reading)
         self.dataset = self._reader.dataset
         self.layout = layout
         self._prefetch = checked_prefetch(prefetch)
@@ -172,7 +193,9 @@ class EvalLoader:
 
     def _read_slice(self, slice_: tuple[int, int, bool]) -> tuple[Batch, bool]:
         start, stop, replicated = slice_
-        return self._reader.read(np.arange(start, stop)), replicated
+        first = start if replicated else start - start % self.layout.samples_per_step
+        together = np.arange(first, stop if replicated else first + self.layout.samples_per_step)
+        return self._reader.read(np.arange(start, stop), together), replicated
 
     def _cut(self, num_samples: int) -> list[tuple[int, int, bool]]:
         """This rank's `(start, stop, replicated)` of every batch."""
@@ -191,6 +214,8 @@ def build_eval_loader(
     num_data_ranks: int = 1,
     max_batches: int | None = None,
     num_workers: int = 0,
+    workers: Literal["threads", "processes"] = "threads",
+    collate: Collate | None = None,
     prefetch: int = 2,
 ) -> EvalLoader:
     """A sized, re-iterable loader of `(batch, replicated)`, see `EvalLoader`.
@@ -199,4 +224,5 @@ def build_eval_loader(
     those of `build_train_loader`. Raises `DataError` for an empty dataset or impossible numbers.
     """
     layout = DataLayout(micro_batch_size, data_rank, num_data_ranks)
-    return EvalLoader(dataset, layout, max_batches=max_batches, num_workers=num_workers, prefetch=prefetch)
+    reading = {"num_workers": num_workers, "workers": workers, "collate": collate}
+    return EvalLoader(dataset, layout, max_batches=max_batches, prefetch=prefetch, **reading)

@@ -17,6 +17,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,10 @@ class TokenDataset:
         # A view, (all windows, sequence_length + 1): gathering rows of it copies whole windows, about 3x as fast as
         # gathering tokens by a 2-D index (measured, 8 x 1024 uint16 tokens).
         self._windows = np.lib.stride_tricks.sliding_window_view(self.tokens, sequence_length + 1)[::stride]
+
+    def __reduce__(self) -> Any:
+        """A copy in another process maps the file again; the tokens are not sent."""
+        return partial(TokenDataset, stride=self.stride), (self.path, self.sequence_length, self.split)
 
     @property
     def vocab_size(self) -> int:

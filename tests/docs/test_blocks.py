@@ -15,12 +15,12 @@ from test_readme import blocks
 
 from libai import checkpoint
 from libai.config import LazyCall, LazyConfig, defaults, instantiate, validate
-from libai.data import build_eval_loader, build_train_loader
+from libai.data import PadCollate, build_eval_loader, build_train_loader
 from libai.evaluation import Evaluator
 from libai.parallel import ParallelPlan
 
 #: page -> how many blocks it has, so that a new one is not forgotten; those in jobs are counted too
-COUNTS = {"hooks": 2, "quickstart": 1, "data": 2, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 5}
+COUNTS = {"hooks": 2, "quickstart": 1, "data": 3, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 5}
 COUNTS.update(checkpoints=2, pretrained=1)
 
 
@@ -87,6 +87,23 @@ def test_data():
     assert batch["images"].shape == (4, 1, 2, 2) and batch["labels"].shape == (4,)
     evaluated, _ = next(iter(instantiate(made["dataloader"]["test"]["val"], micro_batch_size=4)))
     assert np.asarray(evaluated["labels"]).tolist() == [0, 1, 2, 3]
+
+
+class Reviews:
+    lengths = np.arange(300) % 90 + 1
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        return {"input_ids": np.ones(self.lengths[index]), "labels": np.ones(self.lengths[index])}
+
+
+def test_data_of_different_lengths():
+    names = {"build_train_loader": build_train_loader, "PadCollate": PadCollate, "Reviews": Reviews}
+    made = run(block("data", 2), LazyCall=LazyCall, **names)
+    batch = next(iter(instantiate(made["train"], micro_batch_size=4, seed=0)))
+    assert batch["input_ids"].shape[1] in (64, 128) and batch["attention_mask"].shape == batch["labels"].shape
 
 
 def test_parity():

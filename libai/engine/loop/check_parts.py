@@ -96,7 +96,7 @@ def check_batch_memory(loader: Any, train: Any, data_parallel_size: int) -> None
     available = available_bytes()
     if num_samples < _LARGE_BATCH or dataset is None or available is None:
         return
-    sample = BatchReader(dataset).read(np.zeros(1, dtype=np.int64))
+    sample = BatchReader(dataset, collate=getattr(loader, "collate", None)).read(np.zeros(1, dtype=np.int64))
     num_bytes = sum(array.nbytes for array in sample.values()) + 8
     if num_bytes * num_samples > available:
         raise UserError(

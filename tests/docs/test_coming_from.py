@@ -1,0 +1,73 @@
+"""Each name on the right of the tables in docs/coming_from.md exists: settings, flags, classes, functions, files."""
+
+from __future__ import annotations
+
+import pydoc
+import re
+
+import jobs
+import pytest
+
+import libai.engine
+import libai.evaluation
+from libai.config import LazyConfig, parse_args, validate
+from libai.config.reference import key_help
+
+PAGE = (jobs.ROOT / "docs/coming_from.md").read_text()
+CONFIG = str(jobs.ROOT / "configs/gpt_stdlib.py")
+LAUNCHER = (jobs.ROOT / "tools/train.sh").read_text()
+SECTIONS = ("train", "graph", "optim", "lr_scheduler", "dataloader", "model")
+#: parts of what a model returns, tags, and modules of OneFlow: words of other pages
+WORDS = ("forward", "oneflow.nn", '"metrics"', '{"losses": {…}, "metrics": {…}}', "train/lr", "ReduceLROnPlateau")
+
+
+def rows() -> list[tuple[str, str]]:
+    """Both cells of every row of the tables."""
+    cells = re.findall(r"^\| (.+?) \| (.+) \|$", PAGE, re.MULTILINE)
+    return [(there, here) for there, here in cells if here != "here"]
+
+
+def is_known(name: str) -> bool:
+    """Whether `name` stands for something here; raises `ConfigError` for settings that would be refused."""
+    key, is_assignment, _ = name.partition("=")
+    if key.partition(".")[0] in SECTIONS:
+        if is_assignment:
+            validate(LazyConfig.apply_overrides(LazyConfig.load(CONFIG), [name]))
+        return bool(key_help(key).doc)
+    if name.startswith("--"):
+        return bool(parse_args([CONFIG, name]))
+    if name in ("PROCS", "NODE"):
+        return re.search(rf"\b{name}\b", LAUNCHER) is not None
+    if name.startswith("libai."):
+        return pydoc.locate(name) is not None
+    if "/" in name and name not in WORDS:
+        return (jobs.ROOT / name).is_file()
+    owner, _, member = name.partition(".")
+    for package in (libai.engine, libai.evaluation):
+        found = getattr(package, owner, None)
+        if found is not None and (not member or hasattr(found, member)):
+            return True
+    return name in WORDS
+
+
+def test_there_are_tables_of_five_trainers():
+    assert len(rows()) > 100
+    assert len(re.findall(r"^## ", PAGE, re.MULTILINE)) == 5
+
+
+@pytest.mark.parametrize("there, here", rows(), ids=lambda cell: cell[:40])
+def test_what_stands_on_the_right_exists(there, here):
+    assert [name for name in re.findall(r"`([^`]+)`", here) if not is_known(name)] == []
+
+
+@pytest.mark.parametrize("name", ["HookBase.after_lunch", "libai.data.Nothing", "tools/nothing.py", "Trainer.fit"])
+def test_a_name_that_is_not_here_would_be_noticed(name):
+    """Negative control."""
+    assert not is_known(name)
+
+
+@pytest.mark.parametrize("name", ["train.itr", "optim.learning=1", "--resum"])
+def test_a_setting_that_is_not_here_would_be_refused(name):
+    """Negative control."""
+    with pytest.raises(ValueError):
+        is_known(name)

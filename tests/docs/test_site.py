@@ -1,0 +1,61 @@
+"""The rendered site: its navigation, its links and its reference, and, where mkdocs is there, the build itself."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+
+import jobs
+import pytest
+import yaml
+
+sys.path.insert(0, str(jobs.ROOT / "tools"))
+import docs_site
+
+CONFIG = yaml.safe_load((jobs.ROOT / "mkdocs.yml").read_text())
+
+
+def pages(nav) -> list[str]:
+    """The files that a navigation names."""
+    if isinstance(nav, str):
+        return [nav]
+    return [page for part in (nav.values() if isinstance(nav, dict) else nav) for page in pages(part)]
+
+
+def test_every_page_is_in_the_navigation():
+    files = {path.name for path in jobs.ROOT.glob("docs/*.md")} - {"README.md"}
+    reference = {f"api/{package}.md" for package in docs_site.API}
+    assert set(pages(CONFIG["nav"])) == files | reference | set(docs_site.SHOWN)
+
+
+def test_links_hold_on_the_site():
+    def site(text, page):
+        return docs_site.site_markdown(text, page)
+
+    assert site("[a](docs/modes.md#auto) ![p](docs/images/loop.svg)", "index.md").startswith("[a](modes.md#auto)")
+    assert site("[a](../README.md#b) [c](modes.md)", "quickstart.md") == "[a](index.md#b) [c](modes.md)"
+    assert site("[a](../modes.md) [b](../../CONTRIBUTING.md)", "decisions/0001-x.md") == (
+        "[a](../modes.md) [b](../contributing.md)"
+    )
+    assert site("[a](../libai/config) [b](https://x.org)", "config.md") == "a [b](https://x.org)"
+
+
+@pytest.mark.parametrize("package", docs_site.API)
+def test_the_reference_has_what_a_package_exports(package):
+    names = docs_site.public_names(package)
+    module = importlib.import_module(f"libai.{package}")
+    assert len(names) > 4
+    assert [name for name in names if not hasattr(module, name)] == []
+
+
+def test_doctests_are_shown_as_code():
+    text = "One.\n\n>>> f(1)\n2\n\nTwo."
+    assert docs_site.fence_doctests(text) == "One.\n\n```pycon\n>>> f(1)\n2\n```\n\nTwo."
+
+
+@pytest.mark.skipif(shutil.which("mkdocs") is None, reason="no mkdocs on PATH: pip install -r requirements/docs.txt")
+def test_the_site_builds_without_a_warning(tmp_path):
+    result = jobs.run(["mkdocs", "build", "--strict", "--site-dir", str(tmp_path)], cwd=jobs.ROOT, timeout=120)
+    assert result.returncode == 0, result
+    assert "EagerTrainer" in (tmp_path / "api/engine/index.html").read_text()

@@ -1,0 +1,85 @@
+"""What mkdocs.yml needs beside docs/: pages made of files elsewhere in the repository, and of docstrings.
+
+Hooks of mkdocs and an extension of griffe, which both call by name. Needs requirements/docs.txt to run, not to import.
+"""
+
+import os
+import posixpath
+import re
+from pathlib import Path
+
+try:
+    from griffe import Extension
+except ImportError:
+    Extension = object
+
+ROOT = Path(__file__).resolve().parents[1]
+#: page of the site -> file of the repository that it shows
+SHOWN = {
+    "index.md": "README.md",
+    "overview.md": "docs/README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    "contract_tests.md": "tests/contract/README.md",
+    "projects/autoencoder_digits.md": "projects/autoencoder_digits/README.md",
+}
+#: packages whose public names are the reference
+API = ("engine", "config", "data", "evaluation", "optim", "scheduler", "layers", "models", "parallel", "checkpoint")
+_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]+)?\)")
+
+
+def site_markdown(text: str, page: str) -> str:
+    """`text` of a page with links that hold on the site; a link to a file that is no page becomes its text."""
+    source = SHOWN.get(page, f"docs/{page}")
+    shown = {file: name for name, file in SHOWN.items()}
+
+    def change(match: re.Match) -> str:
+        label, link, heading = match[1], match[2], match[3] or ""
+        file = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+        target = shown.get(file, file.removeprefix("docs/") if file.startswith("docs/") else None)
+        if target is None or not target.endswith((".md", ".svg", ".png")):
+            return label
+        return f"[{label}]({posixpath.relpath(target, posixpath.dirname(page) or '.')}{heading})"
+
+    return _LINK.sub(change, text)
+
+
+def public_names(package: str) -> list[str]:
+    """What `libai/<package>/__init__.py` exports: by `import x as x`, or in `__all__`."""
+    source = (ROOT / "libai" / package / "__init__.py").read_text()
+    listed = source.partition("__all__ = [")[2].partition("]")[0]
+    return re.findall(r"\b(\w+) as \1\b", source) or re.findall(r'"(\w+)"', listed)
+
+
+def fence_doctests(text: str) -> str:
+    """`text` of a docstring with its doctests as code blocks."""
+    return re.sub(r"^>>> .*(?:\n(?!\n).+)*", lambda match: f"```pycon\n{match[0]}\n```", text, flags=re.M)
+
+
+class Doctests(Extension):
+    """Shows the doctests of docstrings as code."""
+
+    def on_instance(self, *, obj, **_):
+        if obj.docstring:
+            obj.docstring.value = fence_doctests(obj.docstring.value)
+
+
+def on_config(config):
+    pages = sorted(path.name for path in (ROOT / "docs/decisions").glob("[0-9]*.md"))
+    config.nav.append({"Decisions": ["decisions/README.md", *(f"decisions/{name}" for name in pages)]})
+    return config
+
+
+def on_files(files, config):
+    from mkdocs.structure.files import File
+
+    for page, file in SHOWN.items():
+        files.append(File.generated(config, page, abs_src_path=os.fspath(ROOT / file)))
+    for package in API:
+        entries = "".join(f"\n::: libai.{package}.{name}\n" for name in public_names(package))
+        files.append(File.generated(config, f"api/{package}.md", content=f"# libai.{package}\n{entries}"))
+    return files
+
+
+def on_page_markdown(markdown, page, **_):
+    return site_markdown(markdown, page.file.src_uri)

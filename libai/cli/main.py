@@ -22,7 +22,7 @@ from libai.utils.errors import UserError
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: `function` of `libai.cli.<module>` gets the words that follow it."""
+    """A subcommand: `function` of `module` gets the words that follow it."""
 
     summary: str
     module: str
@@ -30,19 +30,25 @@ class Command:
 
     def load(self) -> ModuleType:
         """Its module."""
-        return importlib.import_module(f"libai.cli.{self.module}")
+        return importlib.import_module(self.module)
 
 
 COMMANDS: dict[str, Command] = {
-    "train": Command("train a config", "training", "train"),
-    "eval": Command("evaluate a run, or a config", "training", "evaluate"),
-    "resume": Command("continue a run from its newest checkpoint", "training", "resume"),
-    "launch": Command("start a program of your own on several processes", "launch"),
-    "parity": Command("prove that eager and graph mode train the same", "commands.parity"),
-    "verify-resume": Command("prove that a config resumes exactly", "commands.verify_resume"),
-    "benchmark": Command("measure configs in both modes", "commands.benchmark"),
-    "plan": Command("propose how to spread a config over many ranks", "commands.plan"),
-    "checkpoint": Command("list, verify, compare, convert and delete checkpoints", "commands.checkpoint"),
+    "train": Command("train a config", "libai.cli.training", "train"),
+    "eval": Command("evaluate a run, or a config", "libai.cli.training", "evaluate"),
+    "resume": Command("continue a run from its newest checkpoint", "libai.cli.training", "resume"),
+    "launch": Command("start a program of your own on several processes", "libai.cli.launch"),
+    "parity": Command("prove that eager and graph mode train the same", "libai.cli.commands.parity"),
+    "verify-resume": Command("prove that a config resumes exactly", "libai.cli.commands.verify_resume"),
+    "benchmark": Command("measure configs in both modes", "libai.cli.commands.benchmark"),
+    "plan": Command("propose how to spread a config over many ranks", "libai.cli.commands.plan"),
+    "checkpoint": Command("list, verify, compare, convert and delete checkpoints", "libai.cli.commands.checkpoint"),
+    "hf": Command("import, export and verify weights of Hugging Face", "libai.hf.command", "main"),
+    "plot": Command("draw the curves of runs", "libai.cli.commands.plot"),
+    "doctor": Command("check this environment", "libai.cli.commands.doctor"),
+    "configs": Command("list the shipped configs", "libai.cli.commands.configs"),
+    "help": Command("say what a setting is: type, range, default, meaning", "libai.cli.commands.explain"),
+    "completion": Command("print the completion for bash or zsh", "libai.cli.completion"),
 }
 
 

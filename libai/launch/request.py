@@ -47,7 +47,7 @@ def read_job(arguments: Sequence[str], environment: Mapping[str, str]) -> Job:
         num_nodes=num_nodes,
         node_rank=node_rank,
         address=address,
-        port=_choose_port(environment.get("PORT", ""), num_nodes, node_rank),
+        port=choose_port(environment.get("PORT", ""), num_nodes, node_rank),
     )
 
 
@@ -146,7 +146,8 @@ def _check_address(address: str, num_nodes: int, node_rank: int) -> None:
         raise UserError(f"NODE_RANK={node_rank}, but ADDR={address} {found}. ADDR names the machine of NODE_RANK=0.")
 
 
-def _choose_port(text: str, num_nodes: int, node_rank: int) -> int:
+def choose_port(text: str, num_nodes: int, node_rank: int) -> int:
+    """The port that the variable PORT asks for, else a free one; `UserError` for one that cannot be had."""
     if not text and num_nodes == 1:
         return find_free_port()
     if text and not (text.isdecimal() and 0 < int(text) < 65536):

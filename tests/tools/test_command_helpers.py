@@ -1,0 +1,209 @@
+"""`libai doctor`, `configs`, `help`, `plot` and `completion`."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import jobs
+import pytest
+
+from libai.cli import completion, main
+from libai.cli.commands import configs, doctor, explain, plot
+from libai.utils.errors import UserError
+
+# ---------------------------------------------------------------------------------------------------- doctor
+
+FACTS = {
+    "oneflow": {"version": "0.9.0", "cpu_kernels": "libai's for avx2", "openblas": "0.3.30"},
+    "packages": {"numpy": "1.26.4", "protobuf": "3.20.3"},
+    "cuda": {"available": False, "devices": []},
+}
+
+
+def test_the_doctor_checks_this_environment(capsys, tmp_path):
+    assert doctor.run(["--json", "--folder", str(tmp_path)]) == 0
+    found = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    names = ["python", "oneflow", "kernels", "openblas", "compiler", "threads", "memory", "disk", "ports", "gpu"]
+    assert list(found) == names
+    assert found["oneflow"]["status"] == "ok" and found["oneflow"]["found"].startswith("0.9.0 (numpy 1.")
+    assert all(bool(row["todo"]) == (row["status"] != "ok") for row in found.values())
+
+
+def test_what_fails_ends_it_with_1_and_says_what_to_do(capsys, monkeypatch):
+    monkeypatch.setattr(
+        doctor, "_look", lambda: (None, "oneflow is not installed in /x. Run `pip install -e .` there.")
+    )
+    assert doctor.run([]) == 1
+    said = capsys.readouterr().out
+    assert re.search(r"^failed   oneflow   `import oneflow` fails: oneflow is not installed in /x\. Run", said, re.M)
+    assert "kernels" not in said and re.search(r"^ok +python ", said, re.M)
+
+
+def test_the_error_of_an_import_is_told(monkeypatch):
+    monkeypatch.setattr(doctor, "_LOOK", "import sys; sys.exit('Error: no such library')")
+    assert doctor._look() == (None, "Error: no such library")
+
+
+def checked(name: str, monkeypatch, tmp_path) -> doctor.Finding:
+    """The finding of a check where its one condition is broken."""
+    if name == "kernels":
+        return doctor.check_kernels({"oneflow": {"cpu_kernels": "oneflow's own (no g++)"}})
+    if name == "openblas":
+        return doctor.check_openblas({"oneflow": {"openblas": "bundled"}})
+    if name == "compiler":
+        monkeypatch.setattr(doctor, "find_compiler", lambda: None)
+        return doctor.check_compiler()
+    if name == "threads":
+        return doctor.check_threads({"OMP_NUM_THREADS": "100000"})
+    if name == "memory":
+        monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (10**9, 10**9))
+        return doctor.check_memory()
+    if name == "disk":
+        monkeypatch.setattr(doctor, "_LOW_DISK", 1e18)
+        return doctor.check_disk(tmp_path)
+    if name == "gpu":
+        monkeypatch.setattr(doctor.gpu, "check_gpu", lambda: "H100 cannot be used")
+        return doctor.check_gpu(FACTS)
+    monkeypatch.setenv("PORT", "70000")
+    return doctor.check_ports()
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "text"),
+    [
+        ("kernels", "warning", "oneflow's own (no g++)"),
+        ("openblas", "warning", "pip install scipy-openblas32"),
+        ("compiler", "warning", "no g++ or clang++"),
+        ("threads", "warning", "unset OMP_NUM_THREADS"),
+        ("memory", "warning", "ulimit -v unlimited"),
+        ("disk", "warning", "train.output_dir"),
+        ("gpu", "warning", "H100 cannot be used"),
+        ("ports", "failed", "PORT is '70000'"),
+    ],
+)
+def test_every_check_can_fail(name, status, text, monkeypatch, tmp_path):
+    """Negative controls."""
+    finding = checked(name, monkeypatch, tmp_path)
+    assert finding.status == status and text in finding.found + finding.todo and finding.todo
+
+
+def test_a_folder_that_cannot_be_written_to_fails(tmp_path):
+    finding = doctor.check_disk(tmp_path / "none")
+    assert finding.status == "failed" and "train.output_dir" in finding.todo
+
+
+def test_another_oneflow_is_a_warning():
+    facts = {**FACTS, "oneflow": {**FACTS["oneflow"], "version": "0.9.1"}}
+    assert doctor.check_oneflow(FACTS, "").status == "ok"
+    assert doctor.check_oneflow(facts, "").status == "warning"
+    with_gpu = {**FACTS, "cuda": {"available": True, "devices": [{"name": "A100", "capability": [8, 0]}]}}
+    assert doctor.check_gpu(with_gpu).found == "A100 (8.0)"
+    assert replace(doctor.check_gpu(FACTS), name="") == doctor.Finding("", "ok", "none; training runs on the CPU")
+
+
+# -------------------------------------------------------------------------------------------- configs and help
+
+
+def test_configs_are_listed_with_a_line_each(capsys):
+    assert configs.run([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == sorted(path.stem for path in (jobs.ROOT / "configs").glob("*.py"))
+    assert all(len(line.split()) > 4 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (["train.log_period"], ["  type     int >= 1", "  default  20"]),
+        (["train.clip_grad"], ["train.clip_grad.max_norm", "train.clip_grad.norm_type"]),
+        (["model.hidden_sizes", "mlp_digits"], ["libai.models.mlp.MLP: hidden_sizes: Sequence[int]", "    - 128"]),
+        (["train.train_iter", "mlp_digits"], ["  in mlp_digits: 600"]),
+        (["optim.lt", "mlp_digits"], ["has no argument lt"]),
+        (["plan"], ["usage: libai plan"]),
+    ],
+)
+def test_help_of_a_key(words, texts, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["libai"])
+    try:
+        assert explain.run(words) == 0
+    except SystemExit as stop:
+        assert stop.code == 0
+    said = capsys.readouterr().out
+    assert [text for text in texts if text not in said] == []
+
+
+def test_help_of_a_key_that_does_not_exist():
+    with pytest.raises(UserError, match=r"train.lgo_period: no such setting. Did you mean train.log_period\?"):
+        explain.run(["train.lgo_period"])
+
+
+# ------------------------------------------------------------------------------------------------------- plot
+
+
+@pytest.fixture
+def a_run(tmp_path):
+    rows = [{"iter": 1, "train/loss": 2.0}, {"iter": 2, "train/loss": 1.0, "eval/val/loss": 1.5}]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + '\n{"iter": 3, "tr')
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_curves_are_drawn(a_run, tmp_path, suffix, start):
+    pytest.importorskip("matplotlib")
+    output = tmp_path / f"curves.{suffix}"
+    assert plot.run([str(a_run), str(a_run), "--tag", "train/loss", "--tag", "eval/val/loss", "-o", str(output)]) == 0
+    assert output.read_bytes().startswith(start)
+    assert plot.read_curves(a_run) == {"train/loss": ([1, 2], [2.0, 1.0]), "eval/val/loss": ([2], [1.5])}
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["RUN", "--tag", "x"], "--tag x: no run has such a metric. There are train/loss, eval/val/loss."),
+        (["RUN", "-o", "curves.bmp"], "it must end in .png or .svg"),
+        (["nowhere"], "nowhere holds no metrics"),
+    ],
+)
+def test_what_cannot_be_drawn(a_run, words, text):
+    with pytest.raises(UserError, match=re.escape(text)):
+        plot.run([str(a_run) if word == "RUN" else word for word in words])
+
+
+def test_without_matplotlib_it_says_so(a_run, monkeypatch):
+    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match="not installed. Run `pip install matplotlib`"):
+        plot.run([str(a_run)])
+
+
+# ------------------------------------------------------------------------------------------------- completion
+
+
+def test_bash_completes_commands_flags_configs_and_settings(tmp_path):
+    lines = ["libai tr", "libai train mlp", "libai train x --fast", "libai plan x train.log", "libai checkpoint ver"]
+    tries = "\n".join(
+        f'COMP_WORDS=({line}); COMP_CWORD={len(line.split()) - 1}; _libai; echo "${{COMPREPLY[@]}}"' for line in lines
+    )
+    done = subprocess.run(
+        ["bash", "-c", completion.script("bash") + tries], capture_output=True, text=True, cwd=tmp_path
+    )
+    expected = ["train", "mlp_digits", "--fast-dev-run", "train.log_period=", "verify"]
+    assert (done.stdout.splitlines(), done.stderr) == (expected, "")
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh")
+def test_zsh_reads_its_script():
+    script = "autoload -U compinit; compinit -D; " + completion.script("zsh")
+    done = subprocess.run(["zsh", "-f", "-c", script + "whence -w _libai"], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("_libai: function\n", "")
+
+
+def test_both_scripts_know_every_command():
+    for shell in ("bash", "zsh"):
+        text = completion.script(shell)
+        assert [name for name in main.COMMANDS if f"    {name}) words" not in text] == []

@@ -189,7 +189,8 @@ def find_coupling(
         return None
     if _apart(trial.loss_value(batch, is_replicated), loss) > LOSS_TOLERANCE:
         raise CannotTell("two forwards with the same batch give two losses: it draws random numbers, or remembers")
-    return Coupling(_culprit(trial, batch, mixed, exchanges, is_replicated) or _name(trial), evidence)
+    module = _culprit(trial, batch, mixed, exchanges, is_replicated)
+    return Coupling(module or f"{type(trial._original).__name__}.forward", evidence)
 
 
 def find_odd_metrics(
@@ -392,10 +393,6 @@ def _number(tensor: flow.Tensor) -> float:
 
 def _num_samples(batch: Mapping[str, flow.Tensor]) -> int:
     return max((len(tensor) for tensor in batch.values() if tensor.ndim), default=0)
-
-
-def _name(trial: Trial) -> str:
-    return f"{type(trial._original).__name__}.forward"
 
 
 def _first_line(error: Exception) -> str:

@@ -11,7 +11,7 @@ from oneflow.nn import functional as F
 from oneflow.nn.functional import cross_entropy
 
 from libai.evaluation import MeanLossEvaluator
-from libai.forward.index_check import IndexCheck, IndexOutOfRange
+from libai.forward.indices.check import IndexCheck, IndexOutOfRange
 from libai.utils.errors import UserError
 
 ROWS = 20

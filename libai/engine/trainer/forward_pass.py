@@ -19,7 +19,7 @@ from libai.engine.trainer.batch_scope import BatchScope
 from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss
 from libai.forward.effects import Effects, copy_module, find_effects, note_unsaved_buffers
 from libai.forward.in_place import values_kept
-from libai.forward.index_check import IndexCheck
+from libai.forward.indices.check import IndexCheck
 from libai.forward.lost_views import ViewWrites, refuse_lost_changes
 from libai.forward.saved_values import SavedValues, refuse_wrong_gradients
 from libai.layers.random import assign_layer_ids, fold, random_context

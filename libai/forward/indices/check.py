@@ -5,7 +5,7 @@ behind the logits for a label. So every integer input is compared on the host wi
 
 * in eager mode a batch with a value beyond all earlier ones runs with the lookup functions replaced by ones that read
   their indices and compare them with the table; after a few iterations there is hardly such a batch any more.
-* in graph mode the compiled job says which input reaches which table (`libai.forward.index_lookups`).
+* in graph mode the compiled job says which input reaches which table (`libai.forward.indices.lookups`).
 
 Neither waits for the device, except for the batches of a loader that gives tensors instead of arrays.
 """
@@ -23,7 +23,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.forward.index_lookups import Lookup, lookups_of
+from libai.forward.indices.lookups import Lookup, lookups_of
 from libai.utils.errors import UserError
 
 #: an input whose largest value was never looked up so many times is a counter or the like: look at it ever more rarely

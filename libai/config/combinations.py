@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 from libai.config.lazy.instantiation import accepts, target_of
 from libai.config.settings import schema
@@ -62,6 +62,8 @@ class Facts:
     def schedule_warms_up(self) -> bool:
         """Whether the schedule takes its warm-up from `train.warmup_ratio`."""
         section = self.run.lr_scheduler
+        if isinstance(section, ListConfig):
+            section = section[0]
         try:
             target = target_of(section)
         except ConfigError:

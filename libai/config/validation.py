@@ -33,6 +33,7 @@ class RunConfig:
     optim: Any
     lr_scheduler: Any
     dataloader: Any
+    momentum_scheduler: Any = None
     #: what was typed on the command line, for `overrides.txt`; applied already
     overrides: tuple[str, ...] = ()
 
@@ -183,6 +184,8 @@ def _left_open(path: str) -> str:
 def _check_section(name: str, node: Any) -> list[str]:
     if node is None:
         return []
+    if name in schema.SCHEDULES and isinstance(node, ListConfig):
+        return _check_calls(node, name) if node else [f"{name}=[] names no schedule. Set it to null, or add one."]
     if name != "dataloader":
         return [] if _is_built(node) else _check_calls({name: node}, "")
     if not isinstance(node, DictConfig):

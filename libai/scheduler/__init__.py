@@ -16,7 +16,7 @@ from libai.scheduler.builders import (
     WarmupStableDecayLR,
     WarmupStepLR,
 )
-from libai.scheduler.factor_lr import FactorLR
+from libai.scheduler.factor_lr import FactorLR, in_sequence, with_momentum
 from libai.scheduler.schedules import Schedule
 from libai.scheduler.state import has_state, load_scheduler_state, needs_metric, scheduler_state
 
@@ -35,7 +35,9 @@ __all__ = [
     "WarmupStableDecayLR",
     "WarmupStepLR",
     "has_state",
+    "in_sequence",
     "load_scheduler_state",
     "needs_metric",
     "scheduler_state",
+    "with_momentum",
 ]

@@ -1,11 +1,12 @@
 """What a config names: builders that bind a schedule to an optimizer, `lr_scheduler = LazyCall(WarmupCosineLR)(...)`.
 
 Every `Warmup…` builder takes `optimizer, max_iter` (the run's iterations, which the engine fills in), the warm-up's
-`warmup_iter, warmup_factor, warmup_method`, and `by, iters_per_epoch`: `@_with_warmup` adds them to what a schedule
-takes itself. `max_iter` and `warmup_iter` always count iterations. With `by="epoch"` the lengths that are the
-schedule's own (`milestones`, `step_size`, `cycle_iter`, `decay_iter`, `timescale`, the exponent of `gamma`) count
-epochs, and after the warm-up the rate changes at epoch boundaries only. The names follow LiBai, so they are written
-like classes.
+`warmup_iter, warmup_factor, warmup_method`, and `by, iters_per_epoch, max_epoch, warmup_epoch`: `@_with_warmup` adds
+them to what a schedule takes itself. `max_iter` and `warmup_iter` count iterations; `max_epoch` and `warmup_epoch` say
+the same in epochs, of `iters_per_epoch` iterations, which the engine fills in too. With `by="epoch"` the lengths that
+are the schedule's own (`milestones`, `step_size`, `cycle_iter`, `decay_iter`, `timescale`, the exponent of `gamma`)
+count epochs, and after the warm-up the rate changes at epoch boundaries only. The names follow LiBai, so they are
+written like classes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ class _Run:
     optimizer: Optimizer
     max_iter: int
     warmup_iter: int
-    unit: int
+    unit: float
+
+    def iters(self, name: str, length: float) -> int:
+        """The argument `name`, a length of the schedule's own, in iterations."""
+        return _positive(name, int(length * self.unit))
 
 
 def _with_warmup(shape: Callable[..., Schedule]) -> Callable[..., FactorLR]:
@@ -69,10 +74,26 @@ def _build(
     warmup_factor: float = 0.001,
     warmup_method: str = "linear",
     by: str = "iter",
-    iters_per_epoch: int | None = None,
+    iters_per_epoch: float | None = None,
+    max_epoch: float | None = None,
+    warmup_epoch: float | None = None,
 ) -> FactorLR:
     """The schedule held per epoch where asked, with a checked warm-up in front, bound to `optimizer`."""
-    unit = _unit(by, iters_per_epoch)
+    if by not in ("iter", "epoch"):
+        raise UserError(f"by={by!r} is unknown. Use by='iter' or by='epoch'.")
+    unit = _epoch(iters_per_epoch, "by='epoch'") if by == "epoch" else 1
+    if max_epoch is not None:
+        max_iter = _positive(
+            f"max_epoch={max_epoch:g} epochs: max_iter",
+            schedules.first_iter(max_epoch, _epoch(iters_per_epoch, f"max_epoch={max_epoch:g}")),
+        )
+    if warmup_epoch is not None:
+        if warmup_iter:
+            raise UserError(
+                f"warmup_epoch={warmup_epoch:g} and a warm-up of {warmup_iter} iterations (warmup_iter or "
+                "train.warmup_ratio) mean the same. Give one of them."
+            )
+        warmup_iter = schedules.first_iter(warmup_epoch, _epoch(iters_per_epoch, f"warmup_epoch={warmup_epoch:g}"))
     schedule = shape(_Run(optimizer, max_iter, warmup_iter, unit))
     if warmup_method not in ("linear", "constant"):
         raise UserError(f"warmup_method={warmup_method!r} is unknown. Use 'linear' or 'constant'.")
@@ -86,7 +107,7 @@ def _build(
     if by == "epoch":
         schedule = schedules.held_per_epoch(schedule, unit)
     schedule = schedules.with_warmup(schedule, warmup_iter, warmup_factor, warmup_method)
-    return FactorLR(optimizer, _checked(schedule, max_iter))
+    return FactorLR(optimizer, _checked(schedule, max_iter), length=max_iter, warmup_iter=warmup_iter)
 
 
 @_with_warmup
@@ -117,14 +138,14 @@ def WarmupCosineAnnealingLR(
     end = _as_factor(run.optimizer, eta_min)
     if cycle_iter is None:
         return schedules.cosine(_positive("max_iter", run.max_iter), end=end)
-    cycle = _positive("cycle_iter", cycle_iter) * run.unit
+    cycle = run.iters("cycle_iter", cycle_iter)
     return schedules.cosine_restarts(cycle, _positive("cycle_mult", cycle_mult), cycle_decay, end=end)
 
 
 @_with_warmup
 def WarmupMultiStepLR(run: _Run, milestones: Sequence[float], gamma: float = 0.1) -> Schedule:
     """Times `gamma` at each of `milestones`: iterations (or epochs), or fractions of `max_iter` when below 1."""
-    points = [round(point * run.max_iter) if 0 < point < 1 else int(point) * run.unit for point in milestones]
+    points = [round(point * run.max_iter) if 0 < point < 1 else int(int(point) * run.unit) for point in milestones]
     if any(later <= earlier for earlier, later in zip(points, points[1:])) or any(point < 0 for point in points):
         raise UserError(
             f"WarmupMultiStepLR: milestones={list(milestones)} are the iterations {points}, which do not increase. "
@@ -136,13 +157,13 @@ def WarmupMultiStepLR(run: _Run, milestones: Sequence[float], gamma: float = 0.1
 @_with_warmup
 def WarmupStepLR(run: _Run, step_size: int, gamma: float = 0.1) -> Schedule:
     """Times `gamma` every `step_size` iterations (or epochs)."""
-    return schedules.every_step(_positive("step_size", step_size) * run.unit, gamma)
+    return schedules.every_step(run.iters("step_size", step_size), gamma)
 
 
 @_with_warmup
 def WarmupExponentialLR(run: _Run, gamma: float) -> Schedule:
     """Times `gamma` each iteration (or each epoch)."""
-    return schedules.every_step(run.unit, gamma) if run.unit > 1 else schedules.exponential(gamma)
+    return schedules.every_step(int(run.unit), gamma) if run.unit > 1 else schedules.exponential(gamma)
 
 
 @_with_warmup
@@ -166,8 +187,8 @@ def WarmupLinearLR(run: _Run, end_factor: float = 0.0) -> Schedule:
 @_with_warmup
 def WarmupInverseSqrtLR(run: _Run, timescale: int | None = None) -> Schedule:
     """`sqrt(timescale / iteration)` after the first `timescale` iterations (default: the warm-up, or 1 without one)."""
-    length = max(run.warmup_iter, 1) if timescale is None else timescale * run.unit
-    return schedules.inverse_sqrt(_positive("timescale", length))
+    length = max(run.warmup_iter, 1) if timescale is None else run.iters("timescale", timescale)
+    return schedules.inverse_sqrt(length)
 
 
 @_with_warmup
@@ -188,7 +209,7 @@ def WarmupStableDecayLR(
             f"WarmupStableDecayLR: decay_shape={decay_shape!r} is not one of {sorted(schedules.DECAY_SHAPES)}."
         )
     max_iter = run.max_iter
-    length = round(decay_ratio * max_iter) if decay_iter is None else decay_iter * run.unit
+    length = round(decay_ratio * max_iter) if decay_iter is None else int(decay_iter * run.unit)
     if not 0 <= length <= max_iter:
         raise UserError(
             f"WarmupStableDecayLR: the decay lasts {length} iterations, but the run has {max_iter} (max_iter). "
@@ -208,7 +229,8 @@ def OneCycleLR(
     if not 0 <= rise_ratio < 1:
         raise UserError(f"OneCycleLR: rise_ratio={rise_ratio} is the rising part of the run: give 0 <= rise_ratio < 1.")
     rise_iter = round(rise_ratio * (_positive("max_iter", max_iter) - 1))
-    return FactorLR(optimizer, _checked(schedules.one_cycle(max_iter, rise_iter, start_factor, end_factor), max_iter))
+    schedule = schedules.one_cycle(max_iter, rise_iter, start_factor, end_factor)
+    return FactorLR(optimizer, _checked(schedule, max_iter), length=max_iter)
 
 
 def _checked(schedule: Schedule, max_iter: int) -> Schedule:
@@ -223,18 +245,14 @@ def _checked(schedule: Schedule, max_iter: int) -> Schedule:
     return schedule
 
 
-def _unit(by: str, iters_per_epoch: int | None) -> int:
-    """Iterations in one unit of a schedule's own lengths."""
-    if by == "iter":
-        return 1
-    if by != "epoch":
-        raise UserError(f"by={by!r} is unknown. Use by='iter' or by='epoch'.")
+def _epoch(iters_per_epoch: float | None, asked: str) -> float:
+    """Iterations of an epoch, for which `asked` asks."""
     if not iters_per_epoch or iters_per_epoch < 1:
         raise UserError(
-            f"by='epoch' needs to know how long an epoch is, but iters_per_epoch={iters_per_epoch}. "
-            "Give iters_per_epoch (samples per epoch / global batch size), or use by='iter'."
+            f"{asked} needs to know how long an epoch is, but iters_per_epoch={iters_per_epoch}. Give iters_per_epoch "
+            "(samples per epoch / global batch size, which a loader with samples_per_epoch tells), or count iterations."
         )
-    return int(iters_per_epoch)
+    return iters_per_epoch
 
 
 def _positive(name: str, value: int) -> int:

@@ -1,14 +1,17 @@
-"""The one scheduler class of libai: it multiplies each group's initial rate by a factor of the iteration."""
+"""The one scheduler class of libai: a factor of the iteration multiplies each group's initial learning rate.
+
+Another may multiply the initial momentum. `in_sequence` and `with_momentum` make one scheduler of several."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import oneflow as flow
 from oneflow.nn.optimizer.lr_scheduler import LRScheduler
 
+from libai.scheduler import schedules
 from libai.scheduler.schedules import Schedule
 from libai.utils.errors import UserError
 
@@ -22,16 +25,32 @@ class FactorLR(LRScheduler):
     their own initial rates (OneFlow's `WarmUpLR` refuses groups with different rates). It is an `LRScheduler` of
     OneFlow's so that user code which checks the type accepts it, but it has no compiled form and needs none: graph
     mode reads the rates from the optimizer each iteration, as eager mode does.
+
+    `momentum_factor`: multiplies the groups' initial momentum (the first of `betas` for Adam and its kin). Eager mode
+    only: a compiled update holds the momentum as a constant. `length`: iterations that the schedule was made for.
     """
 
     base_lrs: list[float]
 
-    def __init__(self, optimizer: flow.optim.Optimizer, factor: Schedule) -> None:
-        self.factor = factor
+    def __init__(
+        self,
+        optimizer: flow.optim.Optimizer,
+        factor: Schedule,
+        *,
+        momentum_factor: Schedule | None = None,
+        length: int | None = None,
+        warmup_iter: int = 0,
+    ) -> None:
+        self.factor, self.momentum_factor = factor, momentum_factor
+        self.length, self.warmup_iter = length, warmup_iter
+        self.base_momenta: list[float] = []
+        if momentum_factor is not None:
+            self.base_momenta = [_momentum(group) for group in optimizer.param_groups]
+            self._check_momenta()
         super().__init__(optimizer)
 
     def step(self) -> None:
-        """Go on to the next iteration and write its rates into the optimizer."""
+        """Move to the next iteration and write its rates into the optimizer."""
         self.last_step += 1
         self._write_rates()
 
@@ -40,8 +59,12 @@ class FactorLR(LRScheduler):
         return base_lr * self.factor(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """`{"last_step": int, "base_lrs": [float]}`: the schedule itself comes from the config."""
-        return {"last_step": self.last_step, "base_lrs": list(self.base_lrs)}
+        """`{"last_step": int, "base_lrs": [float]}`: the schedule itself comes from the config.
+
+        With a momentum schedule also `"base_momenta": [float]`.
+        """
+        momenta = {"base_momenta": list(self.base_momenta)} if self.base_momenta else {}
+        return {"last_step": self.last_step, "base_lrs": list(self.base_lrs), **momenta}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`: restores the iteration and the initial rates and writes the rates.
@@ -61,9 +84,77 @@ class FactorLR(LRScheduler):
         self.base_lrs = saved
         for group, base_lr in zip(self.optimizer.param_groups, saved):
             group["initial_lr"] = base_lr
+        if self.base_momenta:
+            self.base_momenta = [float(momentum) for momentum in state_dict.get("base_momenta", self.base_momenta)]
         self.last_step = int(state_dict["last_step"])
         self._write_rates()
 
     def _write_rates(self) -> None:
         factor = self.factor(self.last_step)
         self.update_lrs([base_lr * factor for base_lr in self.base_lrs])
+        if self.momentum_factor is None:
+            return
+        factor = self.momentum_factor(self.last_step)
+        for group, momentum in zip(self.optimizer.param_groups, self.base_momenta):
+            if "betas" in group:
+                group["betas"] = (momentum * factor, *group["betas"][1:])
+            else:
+                group["momentum"] = momentum * factor
+
+    def _check_momenta(self) -> None:
+        assert self.momentum_factor is not None
+        length = self.length or 0
+        for step in range(0, length + 1, max(1, length // 100)):
+            for momentum in self.base_momenta:
+                value = momentum * self.momentum_factor(step)
+                if not 0 < value < 1:
+                    raise UserError(
+                        f"this momentum schedule gives the momentum {value:.6g} at iteration {step}, and a momentum "
+                        "is a number above 0 and below 1. Check its factors and the optimizer's momentum."
+                    )
+
+
+def in_sequence(optimizer: flow.optim.Optimizer, parts: Sequence[FactorLR], max_iter: int) -> FactorLR:
+    """One scheduler that runs `parts` one after another, each for its `length`, in a run of `max_iter` iterations.
+
+    Raises `UserError` when a part would not begin before the end of the run.
+    """
+    start = 0
+    for index, part in enumerate(parts):
+        if not isinstance(part, FactorLR) or part.length is None:
+            raise UserError(
+                f"part {index} of the list of schedules is a {type(part).__name__}: only schedules of libai.scheduler "
+                "know their length and can follow one another. Use one of them, or a scheduler of your own alone."
+            )
+        if start >= max_iter:
+            raise UserError(
+                f"part {index} of the list of schedules would begin after {start} iterations, and the run has "
+                f"{max_iter}. Make the parts before it shorter (max_iter or max_epoch), or train longer."
+            )
+        start += part.length
+    factor = schedules.in_sequence([(part.factor, part.length or 0) for part in parts])
+    return FactorLR(optimizer, factor, length=start, warmup_iter=parts[0].warmup_iter)
+
+
+def with_momentum(optimizer: flow.optim.Optimizer, rates: Any, momentum: Any) -> FactorLR:
+    """One scheduler of the learning rates by `rates` (None: constant) and of the momentum by `momentum`'s factor."""
+    for name, schedule in (("lr_scheduler", rates), ("momentum_scheduler", momentum)):
+        if schedule is not None and not isinstance(schedule, FactorLR):
+            raise UserError(
+                f"{name} is a {type(schedule).__name__}, and a momentum can only be scheduled by schedules of "
+                "libai.scheduler, beside a learning rate that they schedule too. Use one of them, or FactorLR."
+            )
+    factor = schedules.constant() if rates is None else rates.factor
+    warmup_iter = 0 if rates is None else rates.warmup_iter
+    return FactorLR(optimizer, factor, momentum_factor=momentum.factor, length=momentum.length, warmup_iter=warmup_iter)
+
+
+def _momentum(group: Any) -> float:
+    if "betas" in group:
+        return float(group["betas"][0])
+    if "momentum" in group and group["momentum"] > 0:
+        return float(group["momentum"])
+    raise UserError(
+        "a momentum schedule finds no momentum in the optimizer: use SGD with momentum above 0, Adam, AdamW or LAMB, "
+        "or remove momentum_scheduler."
+    )

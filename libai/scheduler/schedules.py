@@ -8,6 +8,7 @@ The builders in `libai.scheduler.builders` bind schedules to optimizers.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -176,10 +177,37 @@ def with_warmup(schedule: Schedule, warmup_iter: int, warmup_factor: float, meth
     return factor
 
 
-def held_per_epoch(schedule: Schedule, iters_per_epoch: int) -> Schedule:
-    """`schedule` changed at the first iteration of each epoch only.
+def held_per_epoch(schedule: Schedule, iters_per_epoch: float) -> Schedule:
+    """`schedule` changed at the first iteration of each epoch only; `iters_per_epoch` need not be whole.
 
     >>> [held_per_epoch(exponential(0.5), 2)(step) for step in (0, 1, 2, 3)]
     [1.0, 1.0, 0.25, 0.25]
+    >>> [held_per_epoch(lambda step: step, 2.5)(step) for step in (2, 3, 4, 5)]
+    [0, 3, 3, 5]
     """
-    return lambda step: schedule(step // iters_per_epoch * iters_per_epoch)
+
+    def factor(step: int) -> float:
+        epoch = math.ceil((step + 0.5) / iters_per_epoch) - 1  # the last whose first iteration is not after `step`
+        return schedule(first_iter(epoch, iters_per_epoch))
+
+    return factor
+
+
+def first_iter(epochs: float, iters_per_epoch: float) -> int:
+    """The first iteration after `epochs` epochs: the nearest one, where a batch holds samples of two epochs."""
+    return math.floor(epochs * iters_per_epoch + 0.5)
+
+
+def in_sequence(parts: Sequence[tuple[Schedule, int]]) -> Schedule:
+    """Schedules one after another, each with its length; each begins at its own iteration 0, the last one stays.
+
+    >>> [in_sequence([(constant(), 2), (exponential(0.5), 3)])(step) for step in (1, 2, 3, 9)]
+    [1.0, 1.0, 0.5, 0.0078125]
+    """
+    starts = [0, *itertools.accumulate(length for _, length in parts[:-1])]
+
+    def factor(step: int) -> float:
+        index = bisect.bisect_right(starts, step) - 1
+        return parts[index][0](step - starts[index])
+
+    return factor

@@ -117,7 +117,8 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
         ("+train.foo=1", "train.foo: no such setting. The keys of train are fixed; docs/config.md lists them."),
         (
             "+foo=1",
-            "foo: no such setting. The sections are model, optim, lr_scheduler, dataloader, train, graph.",
+            "foo: no such setting. The sections are model, optim, lr_scheduler, momentum_scheduler, dataloader, train, "
+            "graph.",
         ),
         ("optim.weight_decy=0.1", "optim.weight_decy: no such setting. Did you mean optim.weight_decay?"),
         ("optim.amsgrad=flase", "optim.amsgrad=flase: expected true or false."),

@@ -94,8 +94,8 @@ def test_interpolations_are_resolved():
         ),
         (
             {"grpah": {"enabled": True}},
-            "grpah is not a section of a config (model, optim, lr_scheduler, dataloader, train, graph). "
-            "Did you mean graph? The name of a helper variable starts with an underscore.",
+            "grpah is not a section of a config (model, optim, lr_scheduler, momentum_scheduler, dataloader, train, "
+            "graph). Did you mean graph? The name of a helper variable starts with an underscore.",
         ),
         (
             {"model": None},

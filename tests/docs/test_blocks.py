@@ -18,10 +18,11 @@ from libai.config import LazyCall, LazyConfig, defaults, instantiate, validate
 from libai.data import PadCollate, build_eval_loader, build_train_loader
 from libai.evaluation import Evaluator
 from libai.parallel import ParallelPlan
+from libai.scheduler import in_sequence
 
 #: page -> how many blocks it has, so that a new one is not forgotten; those in jobs are counted too
 COUNTS = {"hooks": 2, "quickstart": 1, "data": 3, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 5}
-COUNTS.update(checkpoints=2, pretrained=1)
+COUNTS.update(checkpoints=2, pretrained=1, training=1)
 
 
 def block(page: str, index: int = 0) -> str:
@@ -71,6 +72,15 @@ def test_pretrained(tmp_path, monkeypatch):
     assert type(made["model"]).__name__ == "Llama"
     for file in folder.glob("model*"):
         assert (tmp_path / "my_model" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_training():
+    first, second = run(block("training"))["lr_scheduler"]
+    optimizer = flow.optim.SGD([nn.Parameter(flow.zeros(1))], lr=1.0)
+    facts = {"optimizer": optimizer, "max_iter": 50, "iters_per_epoch": 5.5}
+    parts = [instantiate(first, **facts), instantiate(second, **facts)]
+    schedule = in_sequence(optimizer, parts, max_iter=61)
+    assert schedule.warmup_iter == 3 and [schedule.factor(step) for step in (3, 10, 61)] == [1.0, 1.0, 0.1]
 
 
 def test_data():

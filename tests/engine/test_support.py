@@ -20,7 +20,7 @@ COLUMNS = [(mode, device) for mode in ("eager", "graph") for device in ("cpu", "
 
 
 def make_run(**graph):
-    return SimpleNamespace(train=Train(), graph=Graph(**graph))
+    return SimpleNamespace(train=Train(), graph=Graph(**graph), momentum_scheduler=None)
 
 
 def test_defaults_are_supported_everywhere():
@@ -79,7 +79,7 @@ def test_the_printed_table_says_for_each_cell_what_a_start_would_do():
     used = set()
     for option in support.OPTIONS:
         for (mode, device), cell in zip(COLUMNS, rows[option.name]):
-            run = SimpleNamespace(train=Train(), graph=Graph())
+            run = SimpleNamespace(train=Train(), graph=Graph(), momentum_scheduler=None)
             always = replace(option, is_asked=lambda run: True)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(support, "OPTIONS", (always,))
@@ -169,7 +169,7 @@ def test_graph_debug_makes_the_compiler_talk(capfd):
 
 
 def test_a_way_of_reducing_is_refused_where_the_graph_does_it():
-    run = SimpleNamespace(train=Train(dist=Dist(gradient_reduction="flat")), graph=Graph())
+    run = SimpleNamespace(train=Train(dist=Dist(gradient_reduction="flat")), graph=Graph(), momentum_scheduler=None)
     support.check_supported(run, "eager", "cpu")
     with pytest.raises(
         UserError, match="train.dist.gradient_reduction cannot .* graph mode .*itself.*Leave it at auto"

@@ -221,7 +221,7 @@ def test_a_builder_shows_the_warm_ups_arguments_around_its_own():
     """What a config is checked against; the order lets LiBai's positional calls work."""
     assert list(inspect.signature(WarmupMultiStepLR).parameters) == [
         *("optimizer", "max_iter", "milestones", "warmup_iter", "warmup_factor", "gamma"),
-        *("warmup_method", "by", "iters_per_epoch"),
+        *("warmup_method", "by", "iters_per_epoch", "max_epoch", "warmup_epoch"),
     ]
     assert argument_kind(WarmupMultiStepLR, "gamma") is float and argument_kind(WarmupMultiStepLR, "by") is str
     assert path_of(WarmupMultiStepLR) == "libai.scheduler.WarmupMultiStepLR"
@@ -238,3 +238,18 @@ def test_arguments_can_be_given_by_position():
 def test_a_missing_argument_is_named_with_its_builder():
     with pytest.raises(TypeError, match=r"WarmupMultiStepLR\(\): missing a required argument: 'milestones'"):
         WarmupMultiStepLR(build_optimizer(), MAX_ITER)
+
+
+def test_epochs_need_not_be_whole_iterations():
+    schedule = WarmupMultiStepLR(
+        build_optimizer(), 30, [1, 3], warmup_iter=0, gamma=0.5, by="epoch", iters_per_epoch=5.5, max_epoch=4
+    )
+    assert schedule.length == 22
+    factors = [schedule.factor(step) for step in range(22)]
+    assert factors == [1.0] * 6 + [0.5] * 11 + [0.25] * 5  # epoch 1 begins at 5.5, epoch 3 at 16.5
+
+
+def test_lengths_in_epochs_need_to_know_the_epoch():
+    for name in ("max_epoch", "warmup_epoch"):
+        with pytest.raises(UserError, match=f"{name}=2 needs to know how long an epoch is, but iters_per_epoch=None"):
+            WarmupCosineLR(build_optimizer(), 30, **{name: 2})

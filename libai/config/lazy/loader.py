@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from libai.config.settings.coercion import OBJECTS, copy_config, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean, is_foreign, meant
-from libai.config.settings.schema import LAZY_SECTIONS, SECTIONS
+from libai.config.settings.schema import LAZY_SECTIONS, SCHEDULES, SECTIONS
 from libai.launch.installation import shipped_config, shipped_configs
 from libai.utils.errors import UserError
 
@@ -55,9 +55,14 @@ def load(path: str | Path) -> DictConfig:
     public = {
         name: to_nodes(value)
         for name, value in namespace.items()
-        if isinstance(value, (dict, DictConfig, ListConfig)) and not name.startswith("_")
+        if isinstance(value, _types_of(name)) and not name.startswith("_")
     }
     return OmegaConf.create(copy_config(public), flags=OBJECTS)
+
+
+def _types_of(name: str) -> tuple[type, ...]:
+    """What a variable of a config file may be to become a section."""
+    return (dict, DictConfig, ListConfig, *([list] if name in SCHEDULES else []))
 
 
 def _misplaced(path: Path, namespace: Mapping[str, Any]) -> Iterator[str]:
@@ -65,7 +70,7 @@ def _misplaced(path: Path, namespace: Mapping[str, Any]) -> Iterator[str]:
     for name in SECTIONS:
         value = namespace.get(name)
         may_be_null = name in LAZY_SECTIONS and value is None
-        if name not in namespace or may_be_null or isinstance(value, (dict, DictConfig, ListConfig)):
+        if name not in namespace or may_be_null or isinstance(value, _types_of(name)):
             continue
         found = f"the {'module' if isinstance(value, types.ModuleType) else 'class'} {getattr(value, '__name__', '')}"
         if not isinstance(value, (type, types.ModuleType)):

@@ -1,7 +1,7 @@
 """The typed settings: every key of `train` and `graph` with its type, default, range and meaning.
 
 This is the one source of truth: defaults (`configs/common`), validation, overrides and `docs/config.md` derive from
-it. `model`, `optim`, `lr_scheduler` and `dataloader` hold `LazyCall`s, whose targets' signatures are their schema.
+it. `model`, `optim`, `dataloader` and the schedules hold `LazyCall`s, whose targets' signatures are their schema.
 """
 
 from __future__ import annotations
@@ -285,10 +285,14 @@ TYPED_SECTIONS: dict[str, type] = {"train": Train, "graph": Graph}
 LAZY_SECTIONS: dict[str, str] = {
     "model": "LazyCall of the model, a plain `oneflow.nn.Module`.",
     "optim": "LazyCall of the optimizer; `params` is a LazyCall that receives the model.",
-    "lr_scheduler": "LazyCall of the learning-rate schedule; null keeps the rate constant.",
+    "lr_scheduler": "LazyCall of the learning-rate schedule, or a list of them, one after another; null keeps the rate "
+    "constant.",
+    "momentum_scheduler": "LazyCall of a schedule of libai.scheduler, or a list of them, whose factor multiplies the "
+    "optimizer's momentum; null keeps it constant. Eager mode only.",
     "dataloader": "`train`: LazyCall of the training loader; `test`: name -> LazyCall of an evaluation loader.",
 }
 SECTIONS = (*LAZY_SECTIONS, *TYPED_SECTIONS)
+SCHEDULES = ("lr_scheduler", "momentum_scheduler")
 
 
 @dataclass(frozen=True)

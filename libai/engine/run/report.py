@@ -18,6 +18,7 @@ from libai.launch.facts import collect_env, git_state
 from libai.native.kernels import kernels_in_use
 from libai.oneflow_fixes.fixes import describe_fixes
 from libai.oneflow_fixes.openblas import openblas_in_use, threads_in_use
+from libai.scheduler import FactorLR
 from libai.utils.atomic import atomic_write_text
 
 if TYPE_CHECKING:
@@ -150,8 +151,8 @@ def _times(verb: str, period: int, start: int, end: int, at_end: bool, seconds: 
 def _warmup_iters(run: Run) -> int:
     """Iterations of warm-up of the schedule that really runs: the plan's, where the schedule takes them."""
     section = run.config.lr_scheduler
-    if section is None:
-        return 0
+    if section is None or isinstance(run.lr_scheduler, FactorLR):
+        return 0 if section is None else run.lr_scheduler.warmup_iter
     if "warmup_iter" in fill_unset(section, warmup_iter=0):
         return run.plan.warmup_iter
     given = section.get("warmup_iter")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import oneflow as flow
+from omegaconf import ListConfig
 
 from libai.config import fill_unset, instantiate
 from libai.config.lazy.instantiation import target_of
@@ -33,6 +34,7 @@ from libai.engine.trainer.switching import TRAINERS
 from libai.layers import synchronize_batch_norms
 from libai.optim import auto_scale_lr
 from libai.parallel import Mesh
+from libai.scheduler import in_sequence, with_momentum
 from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
 
@@ -104,17 +106,38 @@ def scale_lr(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> None
 
 
 def build_lr_scheduler(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> Any:
-    """The schedule, or None. It is given `optimizer`, `max_iter` and `warmup_iter` where it takes them."""
-    if run.lr_scheduler is None:
+    """The schedule of rates and momentum, or None; see `_build_schedule`."""
+    schedule = _build_schedule(run.lr_scheduler, "lr_scheduler", optimizer, plan, plan.warmup_iter)
+    if run.momentum_scheduler is None:
+        return schedule
+    momentum = _build_schedule(run.momentum_scheduler, "momentum_scheduler", optimizer, plan, 0)
+    return with_momentum(optimizer, schedule, momentum)
+
+
+def _build_schedule(section: Any, name: str, optimizer: flow.optim.Optimizer, plan: BatchPlan, warmup_iter: int) -> Any:
+    """The schedule of a section, which is given `optimizer` and the lengths of run, warm-up and epoch where it takes
+    them. A list of schedules becomes one; the last part has what the others leave of the run."""
+    if section is None:
         return None
-    schedule = _instantiate_with(
-        run.lr_scheduler,
-        optimizer=optimizer,
-        max_iter=plan.train_iter,
-        warmup_iter=plan.warmup_iter,
-    )
-    check_schedule(schedule, "the config's `lr_scheduler`")
-    return schedule
+    parts, start = [], 0
+    sections = list(section) if isinstance(section, ListConfig) else [section]
+    for index, part in enumerate(sections):
+        if index < len(sections) - 1 and part.get("max_iter") is None and part.get("max_epoch") is None:
+            raise UserError(
+                f"{name}[{index}] has no length, so the schedule after it has no beginning. Set its max_iter "
+                "(iterations) or max_epoch (epochs)."
+            )
+        schedule = _instantiate_with(
+            part,
+            optimizer=optimizer,
+            max_iter=max(plan.train_iter - start, 1),
+            warmup_iter=0 if index else warmup_iter,
+            iters_per_epoch=plan.iters_per_epoch,
+        )
+        check_schedule(schedule, f"the config's `{name}`")
+        parts.append(schedule)
+        start += getattr(schedule, "length", None) or 0
+    return in_sequence(optimizer, parts, plan.train_iter) if isinstance(section, ListConfig) else parts[0]
 
 
 def build_train_loader(run: Any, mesh: Mesh, micro_batch_size: int, seed: int) -> Any:

@@ -18,6 +18,7 @@ from libai.utils.logging import warn_once
 logger = logging.getLogger("libai.engine")
 
 YES = "yes"
+NO_MOMENTUM_SCHEDULE = "a compiled update of OneFlow 0.9 holds the momentum as a constant"
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,14 @@ OPTIONS: tuple[Option, ...] = (
             "parity/test_metric_schedules.py",
             "test_a_plateau_schedule_is_stepped_by_evaluations_and_equals_a_plain_loop",
         ),
+    ),
+    Option(
+        "momentum_scheduler",
+        lambda run: run.momentum_scheduler is not None,
+        YES,
+        NO_MOMENTUM_SCHEDULE,
+        "Remove it, or run with graph.enabled=false.",
+        _by("contract/test_contract_schedules.py", "test_the_momentum_follows_its_schedule_or_is_refused", "eager"),
     ),
     Option(
         "hooks with after_backward",

@@ -90,6 +90,11 @@ class GraphTrainer(ModelTrainer):
                 "before the host sees the loss. Leave it out (a loss that is not finite still ends the run at the next "
                 "log point and is never saved), or use EagerTrainer (graph.enabled=false)."
             )
+        if getattr(self.lr_scheduler, "momentum_factor", None) is not None:
+            raise UserError(
+                "a schedule of the momentum cannot be honoured in graph mode: a compiled update of OneFlow 0.9 holds "
+                "the momentum as a constant. Leave momentum_scheduler out, or use EagerTrainer (graph.enabled=false)."
+            )
         self._debug = debug
         self._auto_parallel = auto_parallel
         groups = self.optimizer.param_groups

@@ -1,0 +1,155 @@
+"""Lists of schedules and schedules of the momentum, by iteration and by epoch. 44 samples in batches of 8: an epoch has
+5.5 iterations."""
+
+from __future__ import annotations
+
+import contract_runs
+import jobs
+import numpy as np
+import oneflow as flow
+import pytest
+
+from libai.config import LazyCall, LazyConfig, validate
+from libai.engine import DefaultTrainer, default_setup
+from libai.engine.hooks import CallbackHook
+from libai.scheduler import OneCycleLR, WarmupConstantLR, WarmupCosineLR, WarmupLinearLR, WarmupStepLR
+from libai.utils.errors import UserError
+
+
+def make_run(output_dir, mode, *overrides, resume=False, **sections):
+    config = contract_runs.make_config(output_dir, mode)
+    config.update(sections)
+    config = LazyConfig.apply_overrides(config, overrides)
+    return DefaultTrainer(default_setup(validate(config)), resume=resume)
+
+
+def learning_rates(output_dir, mode, *overrides, **sections):
+    make_run(output_dir, mode, *overrides, **sections).train()
+    return list(jobs.read_column(output_dir, "train/lr").values())
+
+
+def test_schedules_follow_one_another_by_iteration(mode, tmp_path):
+    parts = [LazyCall(WarmupConstantLR)(max_iter=3, warmup_factor=0.5), LazyCall(WarmupLinearLR)()]
+    found = learning_rates(tmp_path, mode, "train.warmup_ratio=0.25", lr_scheduler=parts)
+    # a warm-up of 2 iterations in the first part only; the last one has the 5 iterations that are left
+    assert found == pytest.approx([0.005, 0.0075, 0.01, 0.01, 0.008, 0.006, 0.004, 0.002])
+
+
+def test_schedules_follow_one_another_by_epoch(mode, tmp_path):
+    parts = [
+        LazyCall(WarmupConstantLR)(max_epoch=1, warmup_epoch=0.5, warmup_factor=0.0, warmup_method="constant"),
+        LazyCall(WarmupStepLR)(step_size=1, gamma=0.5, by="epoch"),
+    ]
+    found = learning_rates(tmp_path, mode, "train.train_epoch=3", "train.train_iter=0", lr_scheduler=parts)
+    assert found == pytest.approx([0.0] * 3 + [0.01] * 3 + [0.01] * 6 + [0.005] * 5)  # 3, 6 and 12 of 17 iterations
+
+
+def test_a_list_of_schedules_is_resumed_inside_its_second_part(mode, tmp_path):
+    parts = [LazyCall(WarmupConstantLR)(max_iter=2), LazyCall(WarmupCosineLR)()]
+    full = make_run(tmp_path / "full", mode, lr_scheduler=parts)
+    full.train()
+    first = make_run(tmp_path / "cut", mode, lr_scheduler=parts)
+    first.trainer.train(0, 4)
+    second = make_run(tmp_path / "cut", mode, lr_scheduler=parts, resume=True)
+    second.train()
+    for name, weight in full.model.state_dict().items():
+        assert np.array_equal(weight.numpy(), second.model.state_dict()[name].numpy()), name
+
+
+def test_the_momentum_follows_its_schedule_or_is_refused(mode, tmp_path):
+    optim = LazyCall(flow.optim.SGD)(lr=0.1, momentum=0.8)
+    sections = {"optim": optim, "momentum_scheduler": LazyCall(WarmupLinearLR)(end_factor=0.5)}
+    if mode == "graph":
+        with pytest.raises(UserError, match="momentum_scheduler cannot be honoured in graph mode .*a constant"):
+            make_run(tmp_path, mode, **sections)
+        return
+    run = make_run(tmp_path / "a", mode, "lr_scheduler=null", **sections)
+    seen = []
+    run.trainer.register_hooks(
+        [CallbackHook(before_step=lambda _: seen.append(run.optimizer.param_groups[0]["momentum"]))]
+    )
+    start = {name: value.numpy().copy() for name, value in run.model.state_dict().items()}
+    run.train()
+    assert seen == pytest.approx([0.8 * (1 - step / 16) for step in range(8)])
+
+    constant = make_run(tmp_path / "b", mode, "lr_scheduler=null", optim=optim)  # negative control: it is used
+    assert all(np.array_equal(start[name], value.numpy()) for name, value in constant.model.state_dict().items())
+    constant.train()
+    ends = [trained.model.state_dict() for trained in (run, constant)]
+    assert any(not np.array_equal(ends[0][name].numpy(), ends[1][name].numpy()) for name in start)
+
+
+def test_a_momentum_schedule_of_adam_is_resumed_exactly(tmp_path):
+    sections = {"momentum_scheduler": [LazyCall(WarmupConstantLR)(max_epoch=0.5), LazyCall(OneCycleLR)()]}
+    full = make_run(tmp_path / "full", "eager", **sections)
+    full.train()
+    first = make_run(tmp_path / "cut", "eager", **sections)
+    first.trainer.train(0, 4)
+    second = make_run(tmp_path / "cut", "eager", **sections, resume=True)
+    second.train()
+    assert second.optimizer.param_groups[0]["betas"] == full.optimizer.param_groups[0]["betas"]
+    assert second.optimizer.param_groups[0]["betas"][0] != 0.9
+    for name, weight in full.model.state_dict().items():
+        assert np.array_equal(weight.numpy(), second.model.state_dict()[name].numpy()), name
+
+
+@pytest.mark.parametrize(
+    ("sections", "text"),
+    [
+        (
+            {"lr_scheduler": [LazyCall(WarmupConstantLR)(), LazyCall(WarmupCosineLR)()]},
+            r"lr_scheduler\[0\] has no length, .* Set its max_iter \(iterations\) or max_epoch \(epochs\)",
+        ),
+        (
+            {"lr_scheduler": [LazyCall(WarmupConstantLR)(max_epoch=2), LazyCall(WarmupCosineLR)()]},
+            "part 1 of the list of schedules would begin after 11 iterations, and the run has 8",
+        ),
+        (
+            {"lr_scheduler": [LazyCall(flow.optim.lr_scheduler.StepLR)(step_size=2), LazyCall(WarmupCosineLR)()]},
+            r"lr_scheduler\[0\] has no length",
+        ),
+        (
+            {"lr_scheduler": [LazyCall(flow.optim.lr_scheduler.StepLR)(step_size=2)]},
+            "part 0 of the list of schedules is a StepLR: only schedules of libai.scheduler",
+        ),
+        (
+            {"momentum_scheduler": LazyCall(flow.optim.lr_scheduler.StepLR)(step_size=2)},
+            "momentum_scheduler is a StepLR, and a momentum can only be scheduled by schedules of libai.scheduler",
+        ),
+        (
+            {"momentum_scheduler": LazyCall(WarmupCosineLR)(), "optim": LazyCall(flow.optim.SGD)(lr=0.1)},
+            "a momentum schedule finds no momentum in the optimizer: use SGD with momentum",
+        ),
+        (
+            {"momentum_scheduler": LazyCall(WarmupConstantLR)(warmup_factor=2.0, warmup_iter=2)},
+            "this momentum schedule gives the momentum 1.8 at iteration 0",
+        ),
+        (
+            {"lr_scheduler": LazyCall(WarmupConstantLR)(warmup_iter=2, warmup_epoch=1)},
+            r"warmup_epoch=1 and a warm-up of 2 iterations .* mean the same",
+        ),
+    ],
+    ids=lambda value: str(value)[:30] if isinstance(value, str) else "",
+)
+def test_schedules_that_cannot_be_are_refused(sections, text, tmp_path):
+    with pytest.raises(UserError, match=text):
+        make_run(tmp_path, "eager", **sections)
+
+
+def test_a_list_of_schedules_is_checked_overridden_and_saved(tmp_path):
+    config = contract_runs.make_config(tmp_path, "eager")
+    config.lr_scheduler = [LazyCall(WarmupConstantLR)(max_iter=3), LazyCall(WarmupCosineLR)()]
+    config = LazyConfig.apply_overrides(config, ["lr_scheduler.1.alpha=0.5"])
+    LazyConfig.save(validate(config).to_config(), tmp_path / "config.yaml")
+    assert LazyConfig.load(tmp_path / "config.yaml").lr_scheduler[1].alpha == 0.5
+    config.lr_scheduler[1]["alhpa"] = 1
+    with pytest.raises(UserError, match=r"lr_scheduler\[1\].alhpa: .*Did you mean alpha"):
+        validate(config)
+    config.lr_scheduler = []
+    with pytest.raises(UserError, match=r"lr_scheduler=\[\] names no schedule"):
+        validate(config)
+    file = tmp_path / "parts.py"
+    file.write_text(
+        "from libai.config import LazyCall\nlr_scheduler = [LazyCall('libai.scheduler.WarmupConstantLR')(max_iter=3)]\n"
+    )
+    assert LazyConfig.load(file).lr_scheduler[0].max_iter == 3

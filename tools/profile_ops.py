@@ -4,182 +4,21 @@ Prints, longest first, calls, microseconds per call and share of each operation 
 and the update, and how much longer they take one by one than in a real update. One process; nothing is written.
 """
 
-from __future__ import annotations
-
-import argparse
-import contextlib
-import itertools
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without installation
 
-from libai.config import LazyConfig, solve_batch_sizes, validate
-from libai.launch.runtime import guarded_main
-from libai.utils.distributed import default_device, get_world_size
-from libai.utils.errors import UserError
-from libai.utils.seeding import resolve_seed, seed_everything
+import libai  # noqa: F401  (finds the environment)
 
-_SMALLEST = ["relu", "forward", [{"shape": [1], "dtype": "float32", "grad": False}], {}]
-_ROUNDS, _BURST_SECONDS = 16, 2e-3  # of the comparison with PyTorch
+# isort: split
+from libai.launch.guard import guarded_main
 
 
 def main() -> int:
-    args = _parser().parse_intermixed_args()
-    if get_world_size() > 1:
-        raise UserError(
-            f"tools/profile_ops.py times one process, and this job has {get_world_size()}, which would wait for each "
-            "other inside the operations. Start it with python instead of the launcher."
-        )
-    for name, value in (("--updates", args.updates), ("--lines", args.lines)):
-        if value < 1:
-            raise UserError(f"{name}={value}: at least 1 is needed. Leave it out for the default.")
-    # with --json, standard output holds the JSON and nothing else, whatever a model prints
-    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-        profile = profile_config(args.config, args.overrides, args.updates, args.shapes or args.torch is not None)
-    print(profile.to_json() if args.json else profile.table(args.lines))
-    if args.torch:
-        print(compare_with_torch(profile, args.torch, args.lines))
-    return 0
+    from libai.benchmark.profiling.operations import run
 
-
-class OpServer:
-    """tools/op_server.py in a process of its own; `python` has the library `kind`."""
-
-    def __init__(self, python: str, kind: str):
-        command = [python, str(Path(__file__).with_name("op_server.py")), kind]
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **threads}
-        )
-
-    def seconds(self, request: list[Any], calls: int) -> float:
-        """Of a call; `ValueError` with the reason where this library cannot make it."""
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps([*request, calls]) + "\n")
-            process.stdin.flush()
-        answer = json.loads(process.stdout.readline() or '"the process has ended"')
-        if isinstance(answer, str):
-            raise ValueError(answer)
-        return float(answer)
-
-    def close(self) -> None:
-        """End the process."""
-        with contextlib.suppress(BrokenPipeError), self._process as process:
-            process.kill()
-
-
-def compare_with_torch(profile: Any, python: str, num_lines: int) -> str:
-    """A table in Markdown of the operations that take longest, with PyTorch's time at equal shapes.
-
-    `python` has PyTorch. Both libraries have one thread for an operation and take turns in bursts of some milliseconds;
-    of each the best burst counts, since a busy machine can only make them longer.
-    """
-    servers = [OpServer(sys.executable, "oneflow"), OpServer(python, "torch")]
-    try:
-        servers[1].seconds(_SMALLEST, 1)
-    except ValueError as error:
-        for server in servers:
-            server.close()
-        raise UserError(f"--torch {python}: {error}. Name a Python that has PyTorch.") from None
-    lines = [
-        "| phase | operation | shapes | calls | share | µs | PyTorch | ratio |",
-        "|---|---|---|--:|--:|--:|--:|--:|",
-    ]
-    missing = []
-    try:
-        for op in profile.ops:
-            if len(lines) == num_lines + 2:
-                break
-            try:
-                request = [op.name, op.phase, *profile.examples[op.name, op.shapes]]
-                ours, theirs = (seconds * 1e6 for seconds in _best_in_turns(servers, request))
-            except (KeyError, ValueError):  # a copy to the host, a view, a function in Python
-                missing.append(f"{op.phase} {op.name} {op.shapes} ({op.us / profile.op_us:.1%})")
-                continue
-            head = f"| {op.phase} | {op.name} | {op.shapes} | {op.calls:.0f} | {op.us / profile.op_us:.1%}"
-            lines.append(f"{head} | {ours:.1f} | {theirs:.1f} | {ours / theirs:.2f} |")
-    finally:
-        for server in servers:
-            server.close()
-    return "\n".join([*lines, *(["", "Not compared: " + ", ".join(missing) + "."] if missing else [])])
-
-
-def _best_in_turns(servers: list[OpServer], request: list[Any]) -> list[float]:
-    calls = []
-    for server in servers:
-        server.seconds(request, 2)
-        calls.append(max(1, min(200, int(_BURST_SECONDS / server.seconds(request, 2)))))
-    rounds = [[server.seconds(request, count) for server, count in zip(servers, calls)] for _ in range(_ROUNDS)]
-    return [min(each) for each in zip(*rounds)]
-
-
-def profile_config(config: str, overrides: list[str], num_updates: int, with_shapes: bool) -> Any:
-    """The `OpProfile` of a config: its parts, built as a run builds them, in eager mode."""
-    run: Any = validate(LazyConfig.apply_overrides(LazyConfig.load(config), overrides))
-
-    from libai.engine import BatchPlan
-    from libai.engine.setup import build
-    from libai.engine.setup.support import check_supported
-    from libai.oneflow_fixes.op_profile import profile_ops
-    from libai.parallel import Mesh
-
-    if run.mode == "graph":
-        raise UserError(
-            "graph.enabled=true: the operations of a compiled step have no times of their own in OneFlow 0.9. Profile "
-            "the same training with graph.enabled=false."
-        )
-    device = default_device(run.train.device)
-    if device != "cpu":
-        raise UserError(
-            f"train.device={device}: on a GPU the host's clock sees launches and not kernels. Set train.device=cpu, "
-            "or use train.profiler.enabled=true in a run, which has OneFlow's own profiler on CUDA."
-        )
-    check_supported(run, "eager", device)
-    seed = seed_everything(resolve_seed(run.train.seed))
-    train = run.train
-    sizes = solve_batch_sizes(train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, 1)
-    mesh = Mesh(device=device)
-    loader = build.build_train_loader(run, mesh, sizes.micro, seed)
-    plan = BatchPlan.make(
-        sizes,
-        1,
-        train_iter=train.train_iter,
-        train_epoch=train.train_epoch,
-        warmup_ratio=train.warmup_ratio,
-        samples_per_epoch=getattr(loader, "samples_per_epoch", None),
-    )
-    model = build.build_model(run)
-    optimizer = build.build_optimizer(run, model)
-    schedule = build.build_lr_scheduler(run, optimizer, plan)
-    trainer = build.build_trainer(run, "eager", model, [], optimizer, schedule, plan, mesh, seed)
-    batches = itertools.cycle(loader)  # a loader of the user's own may end
-    return profile_ops(
-        trainer, lambda: list(itertools.islice(batches, sizes.accumulation)), num_updates, with_shapes=with_shapes
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="profile_ops.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("config", metavar="CONFIG", help="a config file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for tools/train_net.py")
-    parser.add_argument("--updates", type=int, default=10, metavar="N", help="timed updates (default 10)")
-    parser.add_argument("--lines", type=int, default=30, metavar="N", help="operations in the table (default 30)")
-    parser.add_argument("--shapes", action="store_true", help="tell calls of one operation apart by their shapes")
-    parser.add_argument("--torch", metavar="PYTHON", help="compare the first lines with the PyTorch that PYTHON has")
-    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
-    return parser
+    return run(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -23,3 +23,14 @@ def quick_thread_switches(seconds: float) -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(usual)
+
+
+@contextmanager
+def usual_thread_switches() -> Iterator[None]:
+    """Python's own interval while the block runs: what a loop without our trainer has."""
+    ours = sys.getswitchinterval()
+    sys.setswitchinterval(0.005)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(ours)

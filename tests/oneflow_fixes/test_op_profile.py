@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import subprocess
 import sys
 
@@ -14,17 +13,10 @@ import pytest
 import toy
 from oneflow import nn
 
+from libai.benchmark.profiling import operations
 from libai.oneflow_fixes.op_profile import OpProfile, OpTime, OpTimer, profile_ops, summarize
 
 TOOL = str(jobs.ROOT / "tools" / "profile_ops.py")
-
-
-@pytest.fixture(scope="module")
-def profile_config():
-    """The tool's function. Its own entry on `sys.path` goes; those that loading a config makes must stay."""
-    function = runpy.run_path(TOOL)["profile_config"]
-    sys.path.remove(str(jobs.ROOT))
-    return function
 
 
 class Slow(flow.autograd.Function):
@@ -149,12 +141,12 @@ def test_calls_are_described_so_that_others_can_make_them():
     assert kwargs == {"transpose_b": True}
 
 
-def test_the_server_of_operations_times_a_call_and_its_gradient():
+def test_the_timer_of_operations_times_a_call_and_its_gradient():
     tensor = {"shape": [4, 2], "dtype": "float32", "grad": True}
     requests = [["matmul", phase, [tensor, tensor], {"transpose_b": True}, 2] for phase in ("forward", "backward")]
     requests += [["no_such_operation", "forward", [], {}, 1]]
     server = subprocess.run(
-        [sys.executable, str(jobs.ROOT / "tools" / "op_server.py"), "oneflow"],
+        [sys.executable, operations.__file__.replace("operations", "operation_timer"), "oneflow"],
         input="".join(json.dumps(request) + "\n" for request in requests),
         capture_output=True,
         text=True,
@@ -173,8 +165,10 @@ def test_a_python_without_torch_is_one_error():
     "config",
     [p.stem for p in sorted((jobs.ROOT / "configs").glob("*.py")) if "cifar" not in p.stem and "bpe" not in p.stem],
 )
-def test_every_shipped_config_that_needs_no_download_can_be_profiled(config, profile_config):
-    profile = profile_config(str(jobs.ROOT / "configs" / f"{config}.py"), ["train.train_micro_batch_size=4"], 1, False)
+def test_every_shipped_config_that_needs_no_download_can_be_profiled(config):
+    profile = operations.profile_config(
+        str(jobs.ROOT / "configs" / f"{config}.py"), ["train.train_micro_batch_size=4"], 1, False
+    )
     assert {op.phase for op in profile.ops} == {"forward", "backward", "update"}
     assert profile.factor > 0
 
@@ -200,5 +194,5 @@ def test_profile_ops_makes_the_updates_it_says():
     assert len(data) == 20 - 2 * (3 + 2) and profile.updates == 3
     assert trainer.optimizer._state["step"] == 2 * (3 + 2)
     update = {op.name: op.calls for op in profile.ops if op.phase == "update"}
-    units = trainer.optimizer.param_groups if trainer._joined.fits else list(model.parameters())
+    units = trainer.optimizer.param_groups if trainer.optimizer_state.updates.fits else list(model.parameters())
     assert update["dispatch_adam_update"] == len(units)

@@ -13,8 +13,8 @@ BARE = [sys.executable, "-S"]
 COMMANDS = sorted(
     path.name
     for path in (jobs.ROOT / "tools").glob("*.py")
-    # the launcher needs the standard library only, and its parts are no commands; the last two run with PyTorch
-    if not path.name.startswith("launch") and path.name not in ("benchmark_torch.py", "op_server.py")
+    # the launcher needs the standard library only, and its parts are no commands; the last one runs with PyTorch
+    if not path.name.startswith("launch") and path.name != "benchmark_torch.py"
 )
 
 

@@ -1,7 +1,8 @@
-"""Time single operations in OneFlow or in PyTorch: `python tools/op_server.py oneflow|torch`, for tools/profile_ops.py.
+"""Time single operations in OneFlow or in PyTorch: `python operation_timer.py oneflow|torch`, for `operations.py`.
 
-Reads requests, one JSON array per line: `[operation, phase, args, kwargs, calls]`, with arguments as `OpTimer.examples`
-describes them, and answers each with the seconds of a call, or with a text where it cannot make it. One thread.
+A program that runs under the Python of either library. Reads requests, one JSON array per line: `[operation, phase,
+args, kwargs, calls]`, with arguments as `OpTimer.examples` describes them, and answers each with the seconds of a call,
+or with a text where it cannot make it. One thread.
 """
 
 from __future__ import annotations
@@ -80,17 +81,18 @@ class Timer:
 
 def oneflow_timer() -> Timer:
     """The operations as the profiler names them."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
     import oneflow as flow
 
     import libai.config  # noqa: F401  (which lets oneflow use its kernels)
+    from libai.oneflow_fixes.internals import wait_for_device
 
     def find(name: str) -> Callable[..., Any]:
         if name == "add":
             return lambda x, y, alpha=1, inplace=False: flow.add(x, y)  # not into what the next call needs
         return getattr(flow._C, name, None) or getattr(flow.Tensor, name, None) or getattr(flow.Tensor, f"__{name}__")
 
-    return Timer(flow, find, flow._oneflow_internal.eager.Sync)
+    return Timer(flow, find, wait_for_device)
 
 
 def torch_timer() -> Timer:

@@ -1,0 +1,1 @@
+"""Runs in an environment with torch, numpy and safetensors, where it imports neither libai nor oneflow."""

@@ -1,0 +1,199 @@
+"""GPT, BERT, ViT, ResNet and AlexNet in PyTorch, with the arguments and the parameter names of `libai.models`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Unavailable(Exception):
+    """The case cannot be trained here; the text says why."""
+
+
+def build_model(case: dict[str, Any]) -> nn.Module:
+    """The model of a case."""
+    name, sizes = case["model"]["class"].rpartition(".")[2], case["model"]["arguments"]
+    for rate in ("dropout", "drop_path"):
+        if sizes.get(rate):
+            raise Unavailable(f"model.{rate}={sizes[rate]}: PyTorch draws other masks, so the losses could not agree")
+    if name in ("GPT", "BERT"):
+        return LanguageModel(name, sizes)
+    if name in ("ViT", "ResNet", "AlexNet"):
+        return {"ViT": ViT, "ResNet": ResNet, "AlexNet": AlexNet}[name](sizes)
+    raise Unavailable(f"{name} has no twin in PyTorch here; there are GPT, BERT, ViT, ResNet and AlexNet")
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with separate projections; (batch, length, hidden) to the same."""
+
+    def __init__(self, hidden_size: int, num_heads: int, is_causal: bool):
+        super().__init__()
+        self.num_heads, self.is_causal = num_heads, is_causal
+        self.q, self.k, self.v, self.out = (nn.Linear(hidden_size, hidden_size) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = (
+            layer(x).view(batch, length, self.num_heads, width // self.num_heads).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class MLPBlock(nn.Module):
+    """The two-layer network of a block."""
+
+    def __init__(self, hidden_size: int, mlp_ratio: float):
+        super().__init__()
+        self.up = nn.Linear(hidden_size, int(hidden_size * mlp_ratio))
+        self.down = nn.Linear(int(hidden_size * mlp_ratio), hidden_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, hidden_size: int, num_heads: int, mlp_ratio: float, is_causal: bool):
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(hidden_size), nn.LayerNorm(hidden_size)
+        self.attention = Attention(hidden_size, num_heads, is_causal)
+        self.mlp = MLPBlock(hidden_size, mlp_ratio)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def _blocks(sizes: dict[str, Any], is_causal: bool) -> nn.ModuleList:
+    each = (sizes["hidden_size"], sizes["num_heads"], sizes["mlp_ratio"], is_causal)
+    return nn.ModuleList([Block(*each) for _ in range(sizes["num_layers"])])
+
+
+class LanguageModel(nn.Module):
+    """GPT (causal) and BERT (with its extra head), by the arguments of libai's classes of these names."""
+
+    def __init__(self, name: str, sizes: dict[str, Any]):
+        super().__init__()
+        hidden_size, vocab_size = sizes["hidden_size"], sizes["vocab_size"]
+        self.is_bert, self.ignore_index = name == "BERT", sizes["ignore_index"]
+        self.token_embedding = nn.Embedding(vocab_size, hidden_size)
+        self.position_embedding = nn.Parameter(torch.zeros(sizes["max_seq_length"], hidden_size))
+        self.blocks = _blocks(sizes, not self.is_bert)
+        self.norm = nn.LayerNorm(hidden_size)
+        self.head: nn.Module | None = None
+        if self.is_bert:
+            self.head = nn.Sequential(nn.Linear(hidden_size, hidden_size), nn.GELU(), nn.LayerNorm(hidden_size))
+            self.head_bias = nn.Parameter(torch.zeros(vocab_size))
+        elif not sizes["tie_head"]:
+            self.head = nn.Linear(hidden_size, vocab_size, bias=False)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.token_embedding(input_ids) + self.position_embedding[: input_ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        if self.head is not None:
+            x = self.head(x)
+        if self.is_bert:
+            x = F.linear(x, self.token_embedding.weight, self.head_bias)
+        elif self.head is None:
+            x = F.linear(x, self.token_embedding.weight)
+        return F.cross_entropy(x.flatten(0, 1), labels.flatten(), ignore_index=self.ignore_index)
+
+
+class ViT(nn.Module):
+    """An image classifier, by the arguments of `libai.models.ViT`."""
+
+    def __init__(self, sizes: dict[str, Any]):
+        super().__init__()
+        size, hidden_size = sizes["patch_size"], sizes["hidden_size"]
+        self.patch_size, self.pool = size, sizes["pool"]
+        num_tokens = (sizes["image_size"] // size) ** 2 + (self.pool == "cls")
+        self.patch_embedding = nn.Linear(sizes["num_channels"] * size**2, hidden_size)
+        if self.pool == "cls":
+            self.class_token = nn.Parameter(torch.zeros(1, 1, hidden_size))
+        self.position_embedding = nn.Parameter(torch.zeros(num_tokens, hidden_size))
+        self.blocks = _blocks(sizes, False)
+        self.norm, self.head = nn.LayerNorm(hidden_size), nn.Linear(hidden_size, sizes["num_classes"])
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        batch, channels, height, width = images.shape
+        size = self.patch_size
+        x = images.reshape(batch, channels, height // size, size, width // size, size)
+        x = self.patch_embedding(x.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size))
+        if self.pool == "cls":
+            x = torch.cat([self.class_token.expand(batch, -1, -1), x], dim=1)
+        x = x + self.position_embedding
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        return F.cross_entropy(self.head(x[:, 0] if self.pool == "cls" else x.mean(dim=1)), labels)
+
+
+class BasicBlock(nn.Module):
+    """A block of ResNet."""
+
+    def __init__(self, num_in: int, num_out: int, stride: int):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(num_in, num_out, 3, stride, 1, bias=False), nn.BatchNorm2d(num_out)
+        self.conv2, self.norm2 = nn.Conv2d(num_out, num_out, 3, 1, 1, bias=False), nn.BatchNorm2d(num_out)
+        projected = stride > 1 or num_in != num_out
+        parts = [nn.Conv2d(num_in, num_out, 1, stride, bias=False), nn.BatchNorm2d(num_out)] if projected else []
+        self.shortcut = nn.Sequential(*parts)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """An image classifier, by the arguments of `libai.models.ResNet`."""
+
+    def __init__(self, sizes: dict[str, Any]):
+        super().__init__()
+        width, is_small = sizes["width"], sizes["stem"] == "cifar"
+        self.stem = nn.Sequential(
+            nn.Conv2d(sizes["num_channels"], width, *((3, 1, 1) if is_small else (7, 2, 3)), bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            *([] if is_small else [nn.MaxPool2d(3, 2, 1)]),
+        )
+        widths = [width * 2**stage for stage, count in enumerate(sizes["blocks_per_stage"]) for _ in range(count)]
+        pairs = zip([width, *widths], widths)
+        self.blocks = nn.ModuleList([BasicBlock(num_in, num_out, num_out // num_in) for num_in, num_out in pairs])
+        self.head = nn.Linear(widths[-1], sizes["num_classes"])
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.stem(images)
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(x.mean((2, 3))), labels)
+
+
+class AlexNet(nn.Module):
+    """An image classifier, by the arguments of `libai.models.AlexNet`; without dropout."""
+
+    def __init__(self, sizes: dict[str, Any]):
+        super().__init__()
+        width, hidden_size = sizes["width"], sizes["hidden_size"]
+        channels = [sizes["num_channels"], width, width * 3, width * 6, width * 4, width * 4]
+        layers = [
+            nn.Sequential(nn.Conv2d(a, b, 3, 1, 1), nn.ReLU(), *([nn.MaxPool2d(2, 2)] if i in (0, 1, 4) else []))
+            for i, (a, b) in enumerate(zip(channels, channels[1:]))
+        ]
+        self.features = nn.Sequential(*layers)
+        num_features = channels[-1] * (sizes["image_size"] // 8) ** 2
+        self.classifier = nn.Sequential(
+            nn.Identity(), nn.Linear(num_features, hidden_size), nn.ReLU(),
+            nn.Identity(), nn.Linear(hidden_size, hidden_size), nn.ReLU(),
+        )  # fmt: skip
+        self.head = nn.Linear(hidden_size, sizes["num_classes"])
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.classifier(self.features(images).flatten(1))), labels)

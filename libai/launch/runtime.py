@@ -25,6 +25,7 @@ from libai.launch.guard import open_missing_streams
 from libai.native import kernels, layer_norm
 from libai.oneflow_fixes import openblas
 from libai.oneflow_fixes.fixes import is_on, left_out
+from libai.oneflow_fixes.local_operations import repair_operations
 from libai.utils.rank_notes import FAILURE_DIR_VARIABLE, phase, without_harmless_lines, world_size
 
 RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
@@ -49,7 +50,7 @@ def prepare_environment() -> None:
     if not any(isinstance(finder, _OneFlowFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _OneFlowFinder())
     if "oneflow" in sys.modules:
-        _make_faster(openblas.is_wanted(), kernels.wanted_levels())
+        _apply_fixes(openblas.is_wanted(), kernels.wanted_levels())
 
 
 # ---------------------------------------------------------------------------------------------------- the CPU
@@ -134,10 +135,11 @@ class _OneFlowLoader(importlib.abc.Loader):
             raise _oneflow_import_error(text) from error
         if (text := explain_versions()) is not None:  # of modules that are loaded now
             raise _oneflow_import_error(text)
-        _make_faster(*wanted)
+        _apply_fixes(*wanted)
 
 
-def _make_faster(wants_other_openblas: bool, kernel_levels: tuple[str, ...]) -> None:
+def _apply_fixes(wants_other_openblas: bool, kernel_levels: tuple[str, ...]) -> None:
+    repair_operations()
     if wants_other_openblas and is_on("openblas"):
         openblas.use_current()
     if is_on("kernels"):

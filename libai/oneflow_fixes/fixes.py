@@ -140,6 +140,13 @@ FIXES = (
         "oneflow_fixes.job.variables.read_copies_of_variables",
     ),
     _needed(
+        "operations",
+        "functions whose gradient or device is wrong",
+        "0020",
+        "all tensors",
+        "oneflow_fixes.local_operations.repair_operations",
+    ),
+    _needed(
         "global-operations",
         "operations that OneFlow refuses or computes wrongly",
         "0020",

@@ -32,6 +32,15 @@ def assigned(h: flow.Tensor, index: Any, value: Any) -> flow.Tensor:
     return h
 
 
+def assigned_in_place(h: flow.Tensor) -> flow.Tensor:
+    """Lists and arrays of indices, without a gradient."""
+    h[:, [0, 2]] = 0.0
+    h[:, np.array([1])] = 0.5
+    h[[0, 7]] = 3.0
+    h[[[0, 1], [2, 3]]] = 4.0
+    return h
+
+
 #: what libai makes of other operations, because OneFlow's own are wrong or refused with global tensors
 REPAIRED = {
     "stack, last axis": lambda x, w, i: flow.stack([x, x * 2], dim=-1),
@@ -61,6 +70,10 @@ REPAIRED = {
     "zeros_like a sum, filled": lambda x, w, i: x + flow.zeros_like(x.sum(0)).fill_(0.5) + flow.ones_like(x.sum(0)),
     "from_numpy": lambda x, w, i: x * flow.from_numpy(np.arange(4, dtype=np.float32)),
     "eye": lambda x, w, i: x @ flow.eye(4),
+    "empty": lambda x, w, i: x * flow.empty(4).fill_(0.5),
+    "diagonal of samples": lambda x, w, i: flow.diagonal(x @ x.transpose(1, 2), 0, 1, 2),
+    "einsum with a diagonal": lambda x, w, i: flow.einsum("bii->bi", x @ x.transpose(1, 2)) @ w,
+    "assigned by lists": lambda x, w, i: x + assigned_in_place(x.detach() * 1.0),
     "affine_grid": lambda x, w, i: F.affine_grid(x[:, :2, :3], (8, 1, 5, 3)),
     "affine_grid, corners": lambda x, w, i: F.affine_grid(x[:, :2, :3], (8, 1, 5, 3), align_corners=True),
     "affine_grid of volumes": lambda x, w, i: F.affine_grid(x[:, :3], (8, 1, 2, 3, 4)),

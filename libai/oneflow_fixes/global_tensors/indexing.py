@@ -26,17 +26,18 @@ _PACKAGE = Path(__file__).parents[2]
 def index_with_all_ranks() -> None:
     """From now on, global tensors of integers that index others are laid out whole on every rank. In this process."""
     flow.Tensor.__getitem__ = _with_whole_indices(flow.Tensor.__getitem__)
+    flow.Tensor.__setitem__ = _with_whole_indices(flow.Tensor.__setitem__)
     flow.gather_nd = _with_whole_indices(flow.gather_nd)
 
 
 def _with_whole_indices(operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
-    def indexed(tensor: flow.Tensor, index: Any) -> Any:
+    def indexed(tensor: flow.Tensor, index: Any, *value: Any) -> Any:
         if isinstance(index, list) and any(isinstance(one, list) for one in index):
             index = tuple(index)  # one list for each axis
         if isinstance(index, tuple):
-            return operation(tensor, tuple(_whole(one, tensor) for one in index))
-        return operation(tensor, _whole(index, tensor))
+            return operation(tensor, tuple(_whole(one, tensor) for one in index), *value)
+        return operation(tensor, _whole(index, tensor), *value)
 
     return indexed
 

@@ -33,24 +33,34 @@ def repair_global_operations() -> None:
 
 
 class SourceOps:
-    """OneFlow's global mode, and what does not keep to it in OneFlow 0.9.0: `flow.eye` and `flow.from_numpy`."""
+    """OneFlow's global mode, and what does not keep to it in OneFlow 0.9.0."""
 
     def __init__(self, placement: Any, sbp: Any):
         self._mode = flow.utils.global_view.global_mode(True, placement=placement, sbp=sbp)
 
     def __enter__(self) -> None:
         self._mode.__enter__()
-        self._eye, flow.eye = flow.eye, _eye
-        self._from_numpy, flow.from_numpy = flow.from_numpy, flow.tensor
+        self._before = {name: getattr(flow, name) for name in _SOURCES}
+        for name, source in _SOURCES.items():
+            setattr(flow, name, source)
 
     def __exit__(self, *error: Any) -> None:
-        flow.eye, flow.from_numpy = self._eye, self._from_numpy
+        for name, source in self._before.items():
+            setattr(flow, name, source)
         self._mode.__exit__(*error)
 
 
 def _eye(n: int, m: int | None = None, *_: Any, dtype: Any = flow.float32, **__: Any) -> flow.Tensor:
     columns = n if m is None else m
     return (flow.arange(n).unsqueeze(1) == flow.arange(columns).unsqueeze(0)).to(dtype)
+
+
+def _empty(*size: Any, **kwargs: Any) -> flow.Tensor:
+    return flow.zeros(*size, **kwargs)
+
+
+#: what gives local tensors in global mode -> what does not
+_SOURCES: dict[str, Callable[..., flow.Tensor]] = {"eye": _eye, "from_numpy": flow.tensor, "empty": _empty}
 
 
 def _for_global_tensors(operation: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:

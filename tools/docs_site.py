@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: page of the site -> file of the repository that it shows
 SHOWN = {
     "index.md": "README.md",
+    "index.zh.md": "README.zh.md",
     "overview.md": "docs/README.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",

@@ -166,6 +166,13 @@ def test_the_readme_names_the_two_commands_and_every_page():
     assert unnamed == []
 
 
+def test_the_chinese_readme_shows_the_same_commands_code_and_links():
+    english, chinese = ((ROOT / name).read_text() for name in ("README.md", "README.zh.md"))
+    assert blocks(chinese, r"\w*") == blocks(english, r"\w*")
+    link = r"\]\(((?!README)[^)]+)\)"
+    assert re.findall(link, chinese) == re.findall(link, english)
+
+
 def test_the_checks_can_fail():
     """Negative control of the checks above."""
     assert missing_paths("see `tools/train.sh` and `configs/nowhere.py`.") == ["configs/nowhere.py"]

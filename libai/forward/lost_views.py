@@ -67,7 +67,7 @@ class ViewWrites:
 
     def __init__(self) -> None:
         self.lines: dict[str, None] = {}
-        self._spoilt_by: Sequence[str] = ()
+        self._corrupted_by: Sequence[str] = ()
         self._members: dict[int, _Member] = {}
         self._is_busy = False
 
@@ -80,10 +80,10 @@ class ViewWrites:
 
         return watched
 
-    def spoiling(self, lines: Sequence[str], forward: Callable[..., Any]) -> Callable[..., Any]:
+    def corrupting(self, lines: Sequence[str], forward: Callable[..., Any]) -> Callable[..., Any]:
         """`forward`, where each change of a tensor by one of `lines` also alters what the other tensors of its memory
         have missed of it: a result that depends on that is wrong."""
-        self._spoilt_by = lines
+        self._corrupted_by = lines
         return self.watching(forward)
 
     @contextmanager
@@ -178,7 +178,7 @@ class ViewWrites:
             return
         line = line_of_user()
         self.lines[line] = None
-        if line in self._spoilt_by:
+        if line in self._corrupted_by:
             for member, overlap in missed:
                 _alter(member.tensor, overlap)
 
@@ -202,10 +202,10 @@ def refuse_lost_changes(model: nn.Module, forward: Callable[[nn.Module], Any], l
     """Raise `UserError`, on every rank, if what `forward(model)` gives, or leaves in buffers, depends on what a change
     at one of `lines` (as in `ViewWrites.lines`) has not reached. Works on copies of `model`. Collective."""
 
-    def results(spoilt: Sequence[str] = ()) -> list[np.ndarray]:
+    def results(changed: Sequence[str] = ()) -> list[np.ndarray]:
         twin = copy_module(model)
         leave_out_dropout(twin)
-        return numbers_of([ViewWrites().spoiling(spoilt, forward)(twin), dict(twin.named_buffers())])
+        return numbers_of([ViewWrites().corrupting(changed, forward)(twin), dict(twin.named_buffers())])
 
     plain = results()
     if any_rank(not are_equal(plain, results())):

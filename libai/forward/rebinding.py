@@ -2,7 +2,7 @@
 
 A forward hook may hold a module of its model, or a parameter, in its closure, in a global name, in an argument that
 `functools.partial` has bound, or as an attribute of a callable object. `copy.deepcopy` copies no function, and a graph
-knows nothing of it, so such a hook would go on with the tensors of the original.
+knows nothing of it, so such a hook would continue with the tensors of the original.
 """
 
 from __future__ import annotations

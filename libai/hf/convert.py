@@ -14,7 +14,7 @@ from oneflow import nn
 from libai.checkpoint import CheckpointError, WeightsReport, copy_into, open_weights
 from libai.checkpoint.safetensors_format import TensorSpec
 from libai.config import LazyCall, instantiate
-from libai.engine.setup.outline import build_outline
+from libai.engine.setup.shape_only import build_shape_only
 from libai.hf.families import FAMILIES, Family, family_of
 from libai.hf.files import (
     CONFIG,
@@ -154,7 +154,7 @@ class _Exported:
 
 
 def _imported(source: Pretrained, config: Any) -> _Imported:
-    model = build_outline(lambda: instantiate(config))
+    model = build_shape_only(lambda: instantiate(config))
     specs = {
         name: TensorSpec(str(tensor.dtype).removeprefix("oneflow."), tuple(tensor.shape))
         for name, tensor in model.state_dict().items()

@@ -185,7 +185,7 @@ class Saves:
     close = wait = check_can_save = check
 
 
-def test_spoilt_weights_are_never_saved(mode):
+def test_corrupted_weights_are_never_saved(mode):
     data = toy.batches(8)
     trainer = make_trainer(mode, data[:4] + [poison(data[4])] + data[5:])
     saves = Saves(trainer)

@@ -190,7 +190,7 @@ def test_resuming_a_finished_run_trains_nothing(mode, tmp_path):
     assert all(np.array_equal(a, b) for a, b in zip(weights(first).values(), weights(again).values()))
 
 
-def test_spoilt_weights_never_reach_a_checkpoint(mode, tmp_path):
+def test_corrupted_weights_never_reach_a_checkpoint(mode, tmp_path):
     """detectron2 looks at some iterations only, LiBai at none (FEATURES B2)."""
     run = contract_runs.make_run(tmp_path, mode, "optim.lr=1e30", "~lr_scheduler", "train.log_period=100")
     with pytest.raises(NonFiniteLoss):

@@ -189,7 +189,7 @@ def _batches_that_look_equal() -> AbstractContextManager[Any]:
 
     stack = ExitStack()
     stack.enter_context(mock.patch.object(GlobalLayout, "lay_out_batch", laid_out))
-    stack.enter_context(mock.patch.object(BatchScope, "settle", lambda *_: None))  # which would refuse them
+    stack.enter_context(mock.patch.object(BatchScope, "resolve", lambda *_: None))  # which would refuse them
     return stack
 
 

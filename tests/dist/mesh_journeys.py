@@ -117,7 +117,7 @@ def skip(folder: Path) -> dict[str, Any]:
         for mode in ("eager", "graph"):
             case = replace(plain(), max_norm=CLIPPED, batches=mm.token_batches)
             plan = Planned("skip", case, mesh, mode, iterations=3 * LEG)
-            loader = _spoilt(plan)
+            loader = _corrupted(plan)
             trainer = build_trainer(plan, loader, non_finite="skip")
             lines = record(trainer)
             trainer.train(0, plan.iterations)
@@ -129,7 +129,7 @@ def skip(folder: Path) -> dict[str, Any]:
     return {"differences": differences, "culprits": culprits}
 
 
-def _spoilt(plan: Any) -> list[dict[str, Any]]:
+def _corrupted(plan: Any) -> list[dict[str, Any]]:
     from mesh_cases import parts_of
 
     from libai.parallel import Mesh

@@ -212,7 +212,7 @@ def test_a_damaged_checkpoint_is_skipped_and_an_empty_folder_is_an_error(tmp_pat
 def test_weights_without_a_run_cannot_be_resumed(tmp_path):
     trainer = make()
     path = checkpoint.save(tmp_path, 3, {"model": trainer.model.state_dict()}, {})
-    with pytest.raises(checkpoint.CheckpointError, match="holds no run to go on with.*train.load_weight="):
+    with pytest.raises(checkpoint.CheckpointError, match="holds no run to continue.*train.load_weight="):
         TrainerCheckpointer(trainer, tmp_path).load(path)
 
 

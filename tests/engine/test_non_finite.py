@@ -173,7 +173,7 @@ def test_a_gradient_without_a_bad_loss_is_found_before_it_spoils_the_next_iterat
 
 def test_without_the_copy_the_error_still_names_the_iteration(mode):
     trainer = build(mode, data_with_a_bad_batch(8, [4]), replay_non_finite=False)
-    with pytest.raises(NonFiniteLoss, match="iteration 5.*spoilt.*replay_non_finite=true undoes"):
+    with pytest.raises(NonFiniteLoss, match="iteration 5.*corrupted.*replay_non_finite=true undoes"):
         trainer.train(0, 8)
 
 

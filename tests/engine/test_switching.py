@@ -115,11 +115,11 @@ def test_timing_both_modes_disturbs_neither():
         trainer = build(name, "adamw", data)
         expected[name] = toy.record_losses(trainer)
         trainer.train(0, 8)
-    contenders = {name: build(name, "adamw", data) for name in ("eager", "graph")}
-    contenders["graph"].prepare()
-    seconds = time_modes(contenders, data[:1])
+    variants = {name: build(name, "adamw", data) for name in ("eager", "graph")}
+    variants["graph"].prepare()
+    seconds = time_modes(variants, data[:1])
     assert set(seconds) == {"eager", "graph"} and all(value > 0 for value in seconds.values())
-    for name, trainer in contenders.items():
+    for name, trainer in variants.items():
         losses = toy.record_losses(trainer)
         trainer.train(0, 8)
         assert losses == expected[name]

@@ -165,7 +165,7 @@ def test_a_signal_to_the_launcher_saves_and_resumes_the_identical_curve(tmp_path
     assert process.returncode == 75, output
     stopped_at = json.loads((folder / "summary.json").read_text())["iterations"]
     assert 5 <= stopped_at < ITERATIONS
-    assert f"stopped by {signum.name} after iteration {stopped_at}; --resume goes on" in output
+    assert f"stopped by {signum.name} after iteration {stopped_at}; --resume continues" in output
 
     resumed = jobs.train_sh(CONFIG, procs, *settings, f"train.output_dir={folder}", "--resume")
     assert resumed.returncode == 0, resumed
@@ -224,7 +224,7 @@ def test_ranks_that_are_ready_wait_for_one_that_is_not(tmp_path, hooks_on_path):
         **hooks_on_path,
     )
     assert done.returncode == 75, done
-    assert "--resume goes on" in done.stdout and "had done its work" not in done.stderr, done
+    assert "--resume continues" in done.stdout and "had done its work" not in done.stderr, done
 
 
 @pytest.mark.slow
@@ -268,7 +268,7 @@ def test_a_failing_hook_loses_nothing_that_was_trained(tmp_path, hooks_on_path):
         CONFIG, *SETTINGS, folder, "train.extra_hooks=[{_target_: signal_hooks.Fails}]", **hooks_on_path
     )
     assert failed.returncode == 1 and "planted" in failed.stderr, failed
-    assert "the state before the failure is whole and was saved as iter_0000007" in failed.stdout + failed.stderr
+    assert "the state before the failure is intact and was saved as iter_0000007" in failed.stdout + failed.stderr
     resumed = jobs.train_net(CONFIG, *SETTINGS, folder, "--resume")
     assert resumed.returncode == 0, resumed
     assert without_timings(tmp_path / "failed") == whole

@@ -114,4 +114,4 @@ def test_a_signal_on_one_machine_stops_and_saves_the_whole_job(folder, machines)
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     assert [process.returncode for process in both] == [75, 75], outputs
-    assert "--resume goes on" in outputs[0]
+    assert "--resume continues" in outputs[0]

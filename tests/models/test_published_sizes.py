@@ -9,7 +9,7 @@ import oneflow as flow
 import pytest
 
 from libai.config import LazyConfig, instantiate, validate
-from libai.engine.setup.outline import build_outline, trace_forward
+from libai.engine.setup.shape_only import build_shape_only, trace_forward
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 PUBLISHED: dict[str, Any] = dict(LazyConfig.load(CONFIGS / "common/models/published.py").published)
@@ -38,13 +38,13 @@ NUM_PARAMETERS = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_number_of_parameters(name: str) -> None:
-    model = build_outline(lambda: instantiate(PUBLISHED[name]))
+    model = build_shape_only(lambda: instantiate(PUBLISHED[name]))
     assert sum(p.numel() for p in model.parameters()) == NUM_PARAMETERS[name]
 
 
 def test_the_config_of_a_published_size_compiles() -> None:
     config = validate(LazyConfig.load(CONFIGS / "smollm2_135m.py"))
-    model: Any = build_outline(lambda: instantiate(config.model))
+    model: Any = build_shape_only(lambda: instantiate(config.model))
     ids = flow.zeros(2, config.model.max_seq_length, dtype=flow.int64)
     ops = trace_forward(model, {"input_ids": ids, "labels": ids})
     assert sum(p.numel() for p in model.parameters()) == NUM_PARAMETERS["smollm2_135m"]

@@ -16,7 +16,7 @@ import pytest
 from oneflow import nn
 
 from libai.engine import GraphTrainer
-from libai.engine.setup.outline import build_outline, trace_forward
+from libai.engine.setup.shape_only import build_shape_only, trace_forward
 from libai.models import GPT, AlexNet, ResNet
 from libai.parallel import Mesh, ParallelPlan
 from libai.parallel.planner.activations import TracedOp, stage_costs
@@ -218,15 +218,15 @@ def test_a_slow_link_between_machines_is_kept_for_data_parallel_ranks():
     assert links.seconds(traffic, Mesh(2, 8, 1)) == pytest.approx(100 + 10)
 
 
-# ---------------------------------------------------------------------------------------------- outlines
+# ---------------------------------------------------------------------------------------------- shape-only models
 
 
-def test_an_outline_has_names_and_shapes_and_no_memory():
+def test_a_shape_only_model_has_names_and_shapes_and_no_memory():
     before = jobs_rss()
-    model = build_outline(lambda: GPT(50304, 8, hidden_size=8192, num_layers=8, num_heads=8))
+    model = build_shape_only(lambda: GPT(50304, 8, hidden_size=8192, num_layers=8, num_heads=8))
     assert sum(p.numel() for p in model.parameters()) > 6.5e9  # 26 GB
     assert jobs_rss() - before < 300 * 2**20
-    small = build_outline(make_gpt)
+    small = build_shape_only(make_gpt)
     real = make_gpt()
     assert [(n, p.shape, p.dtype) for n, p in small.named_parameters()] == [
         (n, p.shape, p.dtype) for n, p in real.named_parameters()
@@ -243,7 +243,7 @@ def jobs_rss() -> int:
     ("make", "shape"), [(lambda: ResNet(width=8), (2, 3, 32, 32)), (lambda: AlexNet(width=8), (2, 3, 32, 32))]
 )
 def test_other_models_are_traced_too(make, shape):
-    model = build_outline(make)
+    model = build_shape_only(make)
     ops = trace_forward(model, {"images": flow.zeros(*shape), "labels": flow.zeros(shape[0], dtype=flow.int64)})
     (cost,) = stage_costs(ops, ParallelPlan.of(model).arrange(model, Mesh()))
     assert cost.kept > shape[0] * 8 * 32 * 32 * 4

@@ -80,7 +80,7 @@ def controls() -> Iterator[Planned]:
 
 def _no_trial_of_scope() -> AbstractContextManager[Any]:
     """Without it the model is found to mix its samples, and computed right with global tensors."""
-    return mock.patch.object(BatchScope, "settle", lambda *_: None)
+    return mock.patch.object(BatchScope, "resolve", lambda *_: None)
 
 
 def _same_samples() -> AbstractContextManager[Any]:

@@ -177,7 +177,7 @@ _copy, _zero, _data, _detach = (vars(flow.Tensor)[name] for name in ("copy_", "z
 
 
 def _copy_lazily(self: flow.Tensor, other: Any) -> flow.Tensor:
-    """OneFlow would write the variable when the step is over, and go on with its old value."""
+    """OneFlow would write the variable when the step is over, and continue with its old value."""
     if not self.is_lazy or not isinstance(other, flow.Tensor):
         return _copy(self, other)
     value = other.detach().to(self.dtype)

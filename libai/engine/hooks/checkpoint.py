@@ -16,7 +16,7 @@ _TIME_TO_SAVE = "time to save"
 
 
 class CheckpointHook(HookBase):
-    """Saves through a `TrainerCheckpointer`. Losses are checked first: weights that a NaN has spoilt are not written.
+    """Saves through a `TrainerCheckpointer`. Losses are checked first: corrupted weights are not written.
 
     The last hook of an iteration, so that what the others did in it, metrics written included, is part of the state.
 
@@ -84,7 +84,7 @@ class CheckpointHook(HookBase):
         try:
             if self._can_save_after_failure():
                 path = self._checkpointer.save()
-                logger.info("the state before the failure is whole and was saved as %s; --resume goes on", path.name)
+                logger.info("the state before the failure is intact and was saved as %s; --resume continues", path.name)
         finally:
             self._checkpointer.wait()
 

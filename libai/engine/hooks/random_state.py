@@ -1,4 +1,4 @@
-"""The global random generators, so that whatever draws from them goes on alike after a resume."""
+"""The global random generators, so that what draws from them continues after a resume as without one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RandomStateHook(HookBase):
         self._seed_oneflow(self.trainer.start_iter if self._seeded_at is None else self._seeded_at)
 
     def after_train(self) -> None:
-        """Remembers where the generators are: training may go on in this process."""
+        """Remembers where the generators are: training may continue in this process."""
         self._restored = _python_and_numpy()
 
     def before_step(self) -> None:

@@ -19,7 +19,7 @@ class NonFiniteLoss(FloatingPointError):
     def __init__(self, iteration: int, losses: Mapping[str, float], updated: bool, diagnosis: str = ""):
         self.iteration, self.losses, self.diagnosis = iteration, dict(losses), diagnosis
         effect = (
-            "The update was made before this was seen, so the weights in memory are spoilt; no checkpoint holds them"
+            "The update was made before this was seen, so the weights in memory are corrupted; no checkpoint holds them"
             if updated
             else "The update was not made, the weights are those of the iteration before"
         )

@@ -238,7 +238,7 @@ class TrainerBase:
         try:
             self._run_after_step(chosen)
         except StopTraining as reason:
-            logger.info("the resumed run goes on, although the interrupted one was about to stop: %s", reason)
+            logger.info("the resumed run continues, although the interrupted one was about to stop: %s", reason)
         self.iter = self.storage.iter = self.start_iter
 
     def _after_step_keys(self) -> list[str]:
@@ -286,7 +286,7 @@ class TrainerBase:
         self.loop.metrics.fetch(self.collect, self._guard)
         return self.loop.metrics.of(self.completed_iters)
 
-    #: batches evaluated in this process; only tells that an evaluation goes on
+    #: batches evaluated in this process; only tells that an evaluation is under way
     _evaluated_batches = 0
 
     def check_finite(self) -> None:

@@ -1,4 +1,4 @@
-"""Prove that eager and graph mode are the same training for a model of the user's, or say where they part."""
+"""Prove that eager and graph mode are the same training for a model of the user's, or say where they diverge."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class _Check:
             losses={run.mode: [losses["loss"] for losses in run.losses] for run in (self.eager, self.graph)},
         )
 
-    # ------------------------------------------------------------------ where they part
+    # ------------------------------------------------------------------ where they diverge
 
     def _diagnose(self, first_broken: int | None) -> Diagnosis | None:
         for run in (self.eager, self.graph):

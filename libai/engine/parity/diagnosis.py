@@ -1,4 +1,4 @@
-"""Where two modes part: the stage of an iteration, and the module whose code makes the difference."""
+"""Where two modes diverge: the stage of an iteration, and the module whose code makes the difference."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _first_other_event(eager: list[Event], graph: list[Event]) -> Diagnosis | No
         if a is None or b is None or (a.kind, a.module, a.call) != (b.kind, b.module, b.call):
             caller = _caller(a or b)
             return Diagnosis(
-                "forward", caller, f"it goes on with {_step(a)} in eager mode and {_step(b)} in graph mode"
+                "forward", caller, f"it continues with {_step(a)} in eager mode and {_step(b)} in graph mode"
             )
         if a.keys != b.keys:
             return Diagnosis("forward", a.parent if a.kind == "enter" else a.module, f"{_step(a)} has other tensors")

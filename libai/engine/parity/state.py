@@ -1,6 +1,6 @@
 """What a model keeps in Python besides parameters and buffers: attributes, class attributes and module-level variables.
 
-A graph runs the Python of a forward once, when it is compiled, so such state is where the modes part. `PythonState`
+A graph runs the Python of a forward once, when it is compiled, so such state is where the modes diverge. `PythonState`
 puts it back between runs in one process, so that each run starts as a fresh process would, and `scan` lists it.
 """
 

@@ -103,5 +103,5 @@ def _undone(run: Run) -> Iterator[None]:
 
 
 def _copy_schedule(schedule: Any, optimizer: Any) -> Any:
-    """A copy of the schedule that sets the rates of the same optimizer."""
+    """A copy of the schedule that sets the learning rates of the same optimizer."""
     return copy.deepcopy(schedule, {id(optimizer): optimizer})

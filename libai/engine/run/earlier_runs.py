@@ -18,7 +18,7 @@ from libai.checkpoint.manifest import MANIFEST
 
 RUN_FILE, ENV_FILE = "run.json", "env.json"
 PREVIOUS = "previous"
-#: they tell whose the others are, so they are moved last: a move that was cut short goes on where it stopped
+#: they tell whose the others are, so they are moved last: a move that was cut short continues where it stopped
 _IDENTITY = (ENV_FILE, RUN_FILE)
 _FILES = (
     "config.yaml",

@@ -78,7 +78,7 @@ def _keep_the_faster(run: Run) -> None:
     eager = build.build_trainer(config, "eager", model, [], optimizer, schedule, run.plan, run.mesh, run.seed, costs)
     scope = eager.forward_pass.batch_scope
     scope.adopt_findings(graph.forward_pass.batch_scope)
-    scope.settle(eager, graph.feed.peek())
+    scope.resolve(eager, graph.feed.peek())
     seconds = time_modes({"graph": graph, "eager": eager}, graph.feed.peek())
     seed_everything(run.seed)
     compared = ", ".join(f"{name} {value * 1e3:.1f}" for name, value in seconds.items())

@@ -176,7 +176,7 @@ def _twin(trained: Any, run: Any, mode: str, batches: Batches) -> ModelTrainer:
 
 
 def _bring_to(live: ModelTrainer, twin: ModelTrainer) -> None:
-    """Give `twin` the optimizer state, schedule and rates of `live`."""
+    """Give `twin` the optimizer state, schedule and learning rates of `live`."""
     twin.optimizer_state.load(*live.optimizer_state.export())
     if twin.lr_scheduler is not None and has_state(twin.lr_scheduler):
         load_scheduler_state(twin.lr_scheduler, scheduler_state(live.lr_scheduler, live.optimizer), twin.optimizer)
@@ -234,7 +234,7 @@ def _culprit(trained: Any, batches: Batches, iteration: int) -> str:
         how = (
             f"tools/parity.py with this config, --procs {mesh.size} and --mesh {','.join(axes)} tells which mode it is"
         )
-        logger.warning("train.parity_check: the modes part; looking for the module")
+        logger.warning("train.parity_check: the modes diverge; looking for the module")
     if mesh.data > 1 and steps > 1:  # a compiled step records the micro-batches of each rank one behind the other
         return how
     names = ("plan", "blocks_per_stage", "zero_stage", "max_grad_norm", "norm_type")

@@ -305,7 +305,7 @@ class Run:
                 "stopped by %s after iteration %d; %s",
                 describe_stop(asked_by),
                 self.trainer.completed_iters,
-                f"--resume goes on from {saved.name}" if saved else "no checkpoint holds it",
+                f"--resume continues from {saved.name}" if saved else "no checkpoint holds it",
             )
         return StoppedFromOutside(exit_code_of(asked_by, is_resumable=saved is not None))
 
@@ -381,7 +381,7 @@ class Run:
         return self.trainer.predict(batch)
 
     def resume(self, path: Path | None = None) -> None:
-        """Go on from a checkpoint of this run, by default the newest verified one; `UserError` when there is none."""
+        """Continue from a checkpoint of this run, by default the newest verified one; `UserError` without one."""
         self.checkpointer.load(path or require_checkpoint(self.checkpointer.root, self.folder.owns))
         self.start_iter = self.trainer.completed_iters
 

@@ -155,7 +155,7 @@ class RunFolder:
         elif self.checkpoint is not None and self._names != self._own_names(self.run_id):
             raise UserError(
                 f"run {self.run_id} in {self.path} was continued by another job while this one was starting. Start "
-                "again with --resume to go on from where that job has ended."
+                "again with --resume to continue from where that job has ended."
             )
 
     def _start(self, contents: Callable[[], Mapping[str, str]]) -> None:
@@ -193,7 +193,7 @@ class RunFolder:
         raise OutputLostError(
             f"train.output_dir={self.path} was removed or renamed while run {self.run_id} wrote into it, so "
             "checkpoints and metrics have nowhere to go. The run ends here and writes nothing more. What it had "
-            "saved is where the folder is now; with train.output_dir set to that, --resume goes on."
+            "saved is where the folder is now; with train.output_dir set to that, --resume continues."
         )
 
 

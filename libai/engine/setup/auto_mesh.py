@@ -1,6 +1,6 @@
 """The planner applied to a config: what `tools/plan.py` prints and what `train.dist.auto=true` takes.
 
-The model is only outlined (`libai.engine.setup.outline`), so neither its memory nor its ranks are needed.
+The model is shape-only (`libai.engine.setup.shape_only`), so neither its memory nor its ranks are needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import oneflow as flow
 
 from libai.config import solve_batch_sizes
 from libai.engine.setup import build
-from libai.engine.setup.outline import build_outline, trace_forward
+from libai.engine.setup.shape_only import build_shape_only, trace_forward
 from libai.engine.setup.support import OPTIONS, YES
 from libai.forward.contract import as_batch_dict
 from libai.optim.state import state_keys, walk_parameters
@@ -92,7 +92,7 @@ def propose_for(
 
     Reads one batch of the training data, for its shapes. Raises `UserError` for a forward that cannot be traced.
     """
-    model = build_outline(lambda: build.build_model(run))
+    model = build_shape_only(lambda: build.build_model(run))
     names = dict(model.named_parameters())
     optimizer = build.build_optimizer(run, model)
     states = {}

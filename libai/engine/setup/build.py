@@ -91,7 +91,7 @@ def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
 
 
 def scale_lr(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> None:
-    """Apply `train.auto_scale_lr`: rates grow with the global batch size. Before the schedule is built."""
+    """Apply `train.auto_scale_lr`: learning rates grow with the global batch size. Before the schedule is built."""
     settings = run.train.auto_scale_lr
     if not settings.enabled:
         return

@@ -42,21 +42,21 @@ def mode_of_hooks(hooks: Iterable[HookBase]) -> tuple[str, str] | None:
     return allowed[0], str(refusal).partition(". ")[0]
 
 
-def time_modes(contenders: dict[str, ModelTrainer], micro_batches: list[Any]) -> dict[str, float]:
-    """Seconds per update of each contender on the same micro-batches: the fastest block, of the slowest rank.
+def time_modes(variants: dict[str, ModelTrainer], micro_batches: list[Any]) -> dict[str, float]:
+    """Seconds per update of each variant on the same micro-batches: the fastest block, of the slowest rank.
 
-    Every contender is left as it was: its state is restored bit for bit, and so are the random generators of Python
+    Every variant is left as it was: its state is restored bit for bit, and so are the random generators of Python
     and NumPy. Collective; all ranks get the same numbers. Call `prepare()` on graph trainers first.
     """
     generators = random.getstate(), np.random.get_state()
-    snapshots = {name: Snapshot.of(trainer) for name, trainer in contenders.items()}
-    best = dict.fromkeys(contenders, float("inf"))
-    for trainer in contenders.values():
+    snapshots = {name: Snapshot.of(trainer) for name, trainer in variants.items()}
+    best = dict.fromkeys(variants, float("inf"))
+    for trainer in variants.values():
         _time_block(trainer, micro_batches, updates=1)
     for _ in range(BLOCKS):
-        for name, trainer in contenders.items():
+        for name, trainer in variants.items():
             best[name] = min(best[name], _time_block(trainer, micro_batches, UPDATES_PER_BLOCK))
-    for name, trainer in contenders.items():
+    for name, trainer in variants.items():
         snapshots[name].restore(trainer)
     random.setstate(generators[0])
     np.random.set_state(generators[1])

@@ -50,20 +50,20 @@ class BatchScope:
         self.is_checked = is_checked
         #: found out with the first batch; None: the model does not mix samples
         self.coupling: Coupling | None = None
-        self._is_known = self._is_settled = False
+        self._is_known = self._is_resolved = False
 
     def adopt_findings(self, old: BatchScope) -> None:
         """Know what `old` knows about the same model."""
         self.coupling, self._is_known = old.coupling, old._is_known
 
-    def settle(self, trainer: ModelTrainer, micro_batches: Sequence[Any] | None) -> None:
+    def resolve(self, trainer: ModelTrainer, micro_batches: Sequence[Any] | None) -> None:
         """Bring `trainer` to the scope that is wanted, once, with the first batch that there is; free afterwards.
 
-        `micro_batches`: of this rank; None when this rank has none now (then nothing is settled). Collective. Raises
+        `micro_batches`: of this rank; None when this rank has none now (then nothing is resolved). Collective. Raises
         `BatchScopeError` where the trainer cannot honour the setting.
         """
         several_parts = trainer.mesh.data > 1 or trainer.options.num_accumulation_steps > 1
-        if self._is_settled or not self.is_checked or not several_parts:
+        if self._is_resolved or not self.is_checked or not several_parts:
             return
         if any_rank(not micro_batches):
             return
@@ -75,17 +75,17 @@ class BatchScope:
             self._act(trainer, batches[0])
         elif trainer.mesh.data > 1 and not trainer.forward_pass.layout.is_global:
             _warn_of_odd_metrics(trainer, batches)
-        self._is_settled = True
+        self._is_resolved = True
 
-    def settle_for_evaluation(self, trainer: ModelTrainer, item: tuple[Any, bool] = (None, False)) -> None:
+    def resolve_for_evaluation(self, trainer: ModelTrainer, item: tuple[Any, bool] = (None, False)) -> None:
         """The same with the first `(batch, whether all ranks have the same)` of an evaluation, where one comes before
-        the first update. A batch without losses, and one sample that all ranks have, settle nothing."""
+        the first update. A batch without losses, and one sample that all ranks have, resolve nothing."""
         batch, is_replicated = item
-        if trainer.mesh.data == 1 or self._is_settled:
+        if trainer.mesh.data == 1 or self._is_resolved:
             return
         is_useless = batch is None or (is_replicated and _is_single(trainer.forward_pass.to_device(batch)))
         with suppress(ModelContractError):
-            self.settle(trainer, None if is_useless else [batch])
+            self.resolve(trainer, None if is_useless else [batch])
 
     def _act(self, trainer: ModelTrainer, batch: Batch) -> None:
         steps = trainer.options.num_accumulation_steps

@@ -79,8 +79,8 @@ class TrainerCheckpointer:
         """Save the state after `trainer.completed_iters` updates, once per iteration; returns the checkpoint's folder.
 
         `best=(metric, value)` also marks it as the best one. With `async_save` it is still being written when this
-        returns. Collective. Raises `NonFiniteLoss` rather than save spoilt weights, `CheckpointError` when it, or the
-        one before it, cannot be written.
+        returns. Collective. Raises `NonFiniteLoss` rather than save corrupted weights, `CheckpointError` when it, or
+        the one before it, cannot be written.
         """
         self.trainer.check_finite()
         with self.trainer.loop.not_training():
@@ -191,7 +191,7 @@ class TrainerCheckpointer:
 
     @phase("save")
     def finish(self) -> None:
-        """As `close`, but for a run that goes on: the memory of the background save is kept for the next one."""
+        """As `close`, but for a run that continues: the memory of the background save is kept for the next one."""
         if self._background is not None:
             self._background.finish()
 
@@ -311,7 +311,7 @@ def find_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> 
 
 
 def require_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> Path:
-    """`find_checkpoint(root)`; a `UserError` when `--resume` has nothing to go on from. Collective."""
+    """`find_checkpoint(root)`; a `UserError` when `--resume` has nothing to continue from. Collective."""
     path = find_checkpoint(root, among)
     if path is None:
         found = sorted(p.name for p in root.iterdir()) if root.is_dir() else None
@@ -324,7 +324,7 @@ def require_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) 
 
 
 def saved_seed(path: Path) -> int | None:
-    """The seed of the run that wrote the checkpoint, which a run with `train.seed=null` takes over."""
+    """The seed of the run that wrote the checkpoint, which a run with `train.seed=null` adopts."""
     from libai import checkpoint
 
     return checkpoint.load(path).state.get("facts", {}).get("seed")
@@ -336,6 +336,6 @@ def _require_run(saved: Checkpoint) -> None:
     missing = [name for name in ("trainer", "optimizer", "lr_scheduler") if name not in saved.state]
     if missing:
         raise CheckpointError(
-            f"{saved.path} holds no run to go on with: its state has no {', '.join(missing)}. Take its weights alone: "
+            f"{saved.path} holds no run to continue: its state has no {', '.join(missing)}. Take its weights alone: "
             f"train.load_weight={saved.path}."
         )

@@ -166,7 +166,7 @@ class GraphTrainer(ModelTrainer):
         if self.graph is not None:
             return
         self.forward_pass.effects_of_forward(self.feed.peek()[0])  # before others try the batch: it checks the indices
-        self.forward_pass.batch_scope.settle(self, self.feed.peek())
+        self.forward_pass.batch_scope.resolve(self, self.feed.peek())
         batches = [as_batch_dict(batch, self.model) for batch in self.feed.peek()]
         if not self._is_ragged(batches):
             self._build(batches)
@@ -210,7 +210,7 @@ class GraphTrainer(ModelTrainer):
 
     @functools.cached_property
     def _takes_key(self) -> bool:
-        """Whether the graph has a random key among its inputs; rates of dropout are compiled in, also those of 0."""
+        """Whether the graph has a random key as input; dropout probabilities are compiled in, also those of 0."""
         return draws_randomness(self.model)
 
     def _is_ragged(self, batches: Sequence[dict[str, Any]]) -> bool:

@@ -159,7 +159,7 @@ class ModelTrainer(TrainerBase):
     def _inspect_first(self, micro_batches: list[Any]) -> None:
         """See `TrainerBase._inspect_first`: counts tokens, and names the parameters without gradient when asked to."""
         self.feed.items_per_iter = self._count_tokens(micro_batches)
-        self.forward_pass.batch_scope.settle(self, micro_batches)
+        self.forward_pass.batch_scope.resolve(self, micro_batches)
         if self.options.undoes_updates:
             self.prepare()  # a copy of the state from before compilation could not be put back
         if not self.options.detect_anomalous_params:
@@ -174,8 +174,8 @@ class ModelTrainer(TrainerBase):
             )
 
     def _count_tokens(self, micro_batches: list[Any]) -> int | None:
-        """Tokens of one iteration over all ranks, for rates: the elements of the first input of a model that counts
-        loss items, where that is a table of integers; None where samples are all there is to count."""
+        """Tokens of one iteration over all ranks, for the throughput: the elements of the first input of a model that
+        counts loss items, where that is a table of integers; None where samples are all there is to count."""
         first = next(iter(as_batch_dict(micro_batches[0], self.model).values()))
         if not self.forward_pass.counts_items or first.ndim != 2 or "int" not in str(first.dtype):
             return None
@@ -285,7 +285,7 @@ class ModelTrainer(TrainerBase):
         poll = self.loop.agreement.poller()
         items = iter(loader)
         first = list(itertools.islice(items, 1))
-        self.forward_pass.batch_scope.settle_for_evaluation(self, *(_eval_item(item) for item in first))
+        self.forward_pass.batch_scope.resolve_for_evaluation(self, *(_eval_item(item) for item in first))
         try:
             for number, item in enumerate(itertools.chain(first, items)):
                 self._evaluated_batches += 1

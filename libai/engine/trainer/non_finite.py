@@ -1,8 +1,8 @@
 """What happens when a loss is not finite: undo, find the cause, and raise, skip or roll back. The same in both modes.
 
 Nothing is checked between log points. Instead a copy of the state and the batches since are kept; when a log point
-finds a bad loss, the state is put back and the updates are made again, bit for bit, up to the one that spoilt it. That
-iteration's batch is then run op by op to name the first module whose output or gradient is not finite.
+finds a bad loss, the state is put back and the updates are made again, bit for bit, up to the one that corrupted it.
+That iteration's batch is then run op by op to name the first module whose output or gradient is not finite.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NonFiniteGuard(LossGuard):
     """Keeps what is needed to undo and repeat the latest updates of one trainer.
 
     `policy`: "raise" ends training with the weights of before the bad update; "skip" leaves that update out;
-    "rollback" goes back to the last good copy and drops the updates since, the data goes on. Memory: one copy of
+    "rollback" goes back to the last good copy and drops the updates since, the data continues. Memory: one copy of
     weights and optimizer state on the device, and the batches since it was made.
     """
 
@@ -100,7 +100,7 @@ class NonFiniteGuard(LossGuard):
             iteration, losses = repeated[bad[0]][0], numbers[bad[0]]
 
     def repair(self, bad_iteration: int) -> tuple[int, str, list[tuple[int, Any]]]:
-        """Put the state back, find the update that spoilt it, and act on it as the policy says.
+        """Put the state back, find the update that corrupted it, and act on it as the policy says.
 
         Returns `(culprit, diagnosis, results)`: the 0-based iteration, a sentence on what was not finite first, and the
         results `(iteration, StepResult)` of updates that were made again after it (`skip`). With "raise" the state is
@@ -137,7 +137,7 @@ class NonFiniteGuard(LossGuard):
         return culprit, diagnosis, results
 
     def _skip(self, index: int, batches: list[tuple[int, list[Any]]]) -> list[tuple[int, Any]]:
-        """Leave out the update at `index`; the schedule goes on, and the later updates are made again."""
+        """Leave out the update at `index`; the schedule continues, and the later updates are made again."""
         trainer = self._trainer
         trainer._step_schedule()
         self._batches = []
@@ -289,7 +289,7 @@ def _tensors(value: Any) -> Iterator[flow.Tensor]:
 
 
 def _is_finite(tensor: flow.Tensor) -> bool:
-    """The same on every rank for a global tensor, whatever stage it is on: ranks that disagreed would part ways and
+    """The same on every rank for a global tensor, whatever stage it is on: ranks that disagreed would diverge and
     wait for each other for ever. Collective then."""
     if not tensor.dtype.is_floating_point:
         return True

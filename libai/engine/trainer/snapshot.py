@@ -23,7 +23,7 @@ class Snapshot:
     tensors: list[flow.Tensor]
     optimizer: Any
     step: int
-    rates: list[float]
+    learning_rates: list[float]
     schedule: dict[str, Any] | None
     lr: float
 
@@ -36,7 +36,7 @@ class Snapshot:
                 tensors=[tensor.clone() for tensor in _module_tensors(trainer.model)],
                 optimizer=trainer.optimizer_state.copy(),
                 step=optimizer._state["step"],
-                rates=[group["lr"] for group in optimizer.param_groups],
+                learning_rates=[group["lr"] for group in optimizer.param_groups],
                 schedule=None if scheduler is None else scheduler_state(scheduler, optimizer),
                 lr=trainer._lr,
             )
@@ -51,7 +51,7 @@ class Snapshot:
         optimizer._state["step"] = self.step
         if self.schedule is not None:
             load_scheduler_state(trainer.lr_scheduler, self.schedule, optimizer)
-        for group, rate in zip(optimizer.param_groups, self.rates):
+        for group, rate in zip(optimizer.param_groups, self.learning_rates):
             group["lr"] = rate
         trainer._lr = self.lr
 

@@ -44,7 +44,7 @@ class EvalHook(HookBase):
     def _evaluate(self, completed: int) -> None:
         if completed == self._last_evaluated:
             return
-        self.trainer.check_finite()  # so that spoilt weights are reported as that, and not as a strange metric
+        self.trainer.check_finite()  # so that corrupted weights are reported as that, and not as a strange metric
         with self.trainer.loop.not_training():
             start = time.perf_counter()
             metrics = self._function()

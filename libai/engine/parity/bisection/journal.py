@@ -1,4 +1,4 @@
-"""What a bisection has tried, so that another process can go on where a training has ended this one.
+"""What a bisection has tried, so that another process can continue where a training has ended this one.
 
 The search is the same in every process and looks up what was tried before. `supervise` starts a process, waits for its
 result, and when it dies or hangs, writes so into the journal and starts the next one. It does the same when a trial

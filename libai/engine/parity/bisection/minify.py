@@ -1,4 +1,4 @@
-"""Writes a case that makes the modes part as one program with bare OneFlow, to keep, to mend, and to report.
+"""Writes a case that makes the modes diverge as one program with bare OneFlow, to keep, to mend, and to report.
 
 The program runs one module with the inputs, weights and gradients that it had in the training, eagerly and in a graph,
 prints what differs, and ends with 1 while something does. What a bisection blames on libai or on an option is not
@@ -110,7 +110,7 @@ class _Minifier:
         return write_program(call, self.found.stage, self.path.name, iterations, self.bound)
 
     def _record(self, name: str) -> Call:
-        """What module `name` got in the iteration in which the modes part, or in the one before where only gradients
+        """What module `name` got in the iteration in which the modes diverge, or in the one before where only gradients
         differ. Raises `Unwritable`."""
         trainer = self.bench.build("eager")
         module = dict(trainer.model.named_modules())[name]

@@ -1,4 +1,4 @@
-"""What makes two modes part: the smallest set of passes, compile options and repairs, or else modules of the model.
+"""What makes two modes diverge: the smallest set of passes, compile options and repairs, or else modules of the model.
 
 `tools/parity.py CONFIG --bisect` changes each of the switches of libai/engine/parity/bisection/switches.py that makes a
 difference, alone and then several at once, until the curves are equal. Where no switch helps, the model is at fault,

@@ -1,4 +1,4 @@
-"""A model's outline: its parameters without memory, and its forward as a list of operations without running it.
+"""A shape-only model: its parameters without memory, and its forward as a list of operations without running it.
 
 OneFlow 0.9 has no meta device, and its CPU allocator writes zeros into every tensor that it makes. So parameters are
 made over NumPy arrays here, whose pages the system provides at the first touch, and everything that would touch them
@@ -78,7 +78,7 @@ def without_memory() -> Iterator[None]:
         yield
 
 
-def build_outline(build: Callable[[], nn.Module]) -> nn.Module:
+def build_shape_only(build: Callable[[], nn.Module]) -> nn.Module:
     """What `build` makes, without memory for parameters. Names, shapes and types are the real ones."""
     with without_memory():
         return build()
@@ -90,12 +90,12 @@ def trace_forward(model: nn.Module, batch: Mapping[str, Any]) -> list[TracedOp]:
     `batch`: local tensors, of which only shapes and types count. OneFlow traces it as it would compile it, on this
     process alone. Raises what OneFlow raises for a forward that cannot be compiled.
     """
-    graph = _Outline(model)
+    graph = _ShapeOnly(model)
     graph.build_graph(dict(batch), flow.zeros(1, dtype=flow.int64))
     return read_job(graph._full_job_proto)
 
 
-class _Outline(CompiledGraph):
+class _ShapeOnly(CompiledGraph):
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model

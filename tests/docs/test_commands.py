@@ -1,0 +1,124 @@
+"""Every command that a page shows would be accepted by the parser of its tool, and its settings by the schema."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import shlex
+
+import pytest
+from test_readme import PAGES, ROOT, check_command, names
+
+from libai.cli.main import dispatch
+from libai.config import LazyConfig, validate
+
+#: pages that a tool writes
+GENERATED = ("benchmarks.md", "benchmarks_curves.md", "benchmarks_operations.md", "benchmarks_scaling.md")
+WRITTEN = [page for page in PAGES if page.name not in (*GENERATED, "CHANGELOG.md")]
+#: tool -> the words of `libai` that do the same, or the function that it calls
+TOOLS = {
+    "tools/benchmark.py": ["benchmark"],
+    "tools/checkpoint.py": ["checkpoint"],
+    "tools/parity.py": ["parity"],
+    "tools/plan.py": ["plan"],
+    "tools/verify_resume.py": ["verify-resume"],
+    "tools/overhead.py": "libai.benchmark.profiling.overhead",
+    "tools/profile_ops.py": "libai.benchmark.profiling.operations",
+}
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`((?:python tools/|bash tools/train\.sh |libai )[^`]+)`")
+#: words of a usage, which stand for something else
+PLACEHOLDER = re.compile(r"…|\.\.\.|\[|\b(?:PROCS|FILE|KEY|RUN|COMMAND|N|MY_\w+)\b|=value")
+
+
+class Parsed(Exception):
+    """The words were accepted."""
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every command in the blocks and code spans of a page, without comments and usages."""
+    shell = [block for language, block in BLOCK.findall(text) if language in ("", "bash", "text")]
+    lines = [line for block in shell for line in block.replace("\\\n", " ").splitlines()]
+    lines = [re.sub(r"\s\[--.*?\]|\s{3,}(?! *--).*| # .*| > .*", "", line.removeprefix("$ ")) for line in lines]
+    starts = ("python tools/", "libai ", "bash tools/train.sh ")
+    shown = [line for line in lines if line.startswith(starts) and not re.match(r"libai \d", line)]
+    shown += INLINE.findall(text)
+    return [shlex.split(line) for line in shown if not PLACEHOLDER.search(line)]
+
+
+def stop_after_parsing(patch: pytest.MonkeyPatch) -> None:
+    """Let every parser, and the launcher, raise `Parsed` where it would go on."""
+
+    def launch(words):
+        raise Parsed(words)
+
+    for name in ("parse_args", "parse_intermixed_args"):
+        original = getattr(argparse.ArgumentParser, name)
+
+        def parse(parser, *args, _original=original):
+            _original(parser, *args)
+            raise Parsed
+
+        patch.setattr(argparse.ArgumentParser, name, parse)
+    patch.setattr("libai.cli.launch.run", launch)
+    patch.setattr("libai.cli.training._of_run", lambda folder, processes: ["", "configs/mlp_digits.py", "1"])
+
+
+def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The words that would go to the launcher, none for other commands; an error when they would be refused."""
+    program, *arguments = words[1:] if words[0] == "python" else words
+    entry = TOOLS[program] if program != "libai" else []
+    with monkeypatch.context() as patch, pytest.raises(Parsed) as parsed:
+        stop_after_parsing(patch)
+        if isinstance(entry, str):
+            importlib.import_module(entry).run(arguments)
+        dispatch([*entry, *arguments])
+    return parsed.value.args[0] if parsed.value.args else []
+
+
+def accept(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise an error when the command would be refused; nothing runs."""
+    job = words[2:] if words[:2] == ["bash", "tools/train.sh"] else parse(words, monkeypatch)
+    if job and "--support" not in job:
+        _, config, processes, *rest = ["configs/mlp_digits.py" if word == "CONFIG" else word for word in job]
+        shipped = next((path for path in (config, f"configs/{config}.py") if (ROOT / path).is_file()), None)
+        if shipped is not None and processes != "auto":
+            check_command(["tools/train_net.py", shipped, processes, *rest])
+        return
+    config = next((word for word in words if re.fullmatch(r"configs/\w+\.py", word) and (ROOT / word).is_file()), None)
+    if config is not None:
+        overrides = [word for word in words if re.match(r"[a-z_]+\.[\w.]+=[^,]*$", word)]
+        validate(LazyConfig.apply_overrides(LazyConfig.load(ROOT / config), overrides))
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=names(WRITTEN))
+def test_every_command_would_be_accepted(page, monkeypatch):
+    for words in commands(page.read_text()):
+        accept(words, monkeypatch)
+
+
+def test_the_commands_of_the_pages_are_found():
+    found = [words for page in WRITTEN for words in commands(page.read_text())]
+    assert len(found) > 60
+    assert {words[1] for words in found if words[0] == "python"} >= set(TOOLS) - {"tools/overhead.py"}
+    assert commands("```\nlibai checkpoint ls out      name, size\n```\nand `libai plan CONFIG --ranks 2`") == [
+        ["libai", "checkpoint", "ls", "out"],
+        ["libai", "plan", "CONFIG", "--ranks", "2"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python tools/parity.py configs/gpt_stdlib.py --itres 5",
+        "python tools/parity.py configs/gpt_stdlib.py model.num_layer=2",
+        "libai trian mlp_digits",
+        "libai train mlp_digits optim.lrr=1",
+        "bash tools/train.sh tools/train_net.py CONFIG 1 train.itr=1",
+    ],
+)
+def test_a_command_that_would_be_refused_is_noticed(command, monkeypatch):
+    """Negative control."""
+    with pytest.raises((ValueError, pytest.fail.Exception)):
+        accept(shlex.split(command), monkeypatch)

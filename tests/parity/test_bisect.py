@@ -1,4 +1,4 @@
-"""`find_culprit` names what makes the modes part: of fourteen planted faults, the right one each time."""
+"""`find_culprit` names what makes the modes diverge: of fourteen planted faults, the right one each time."""
 
 from __future__ import annotations
 

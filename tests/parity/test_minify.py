@@ -1,4 +1,4 @@
-"""`minify` writes what makes the modes part as one small program with bare OneFlow, and nothing where it is libai's."""
+"""`minify` writes what makes the modes diverge as a small program with bare OneFlow, or nothing if it is libai's."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def compile_kernels() -> None:
 def use_kernels(levels: tuple[str, ...]) -> None:
     """Let the imported oneflow compute by our kernels, with the best of `levels` that the CPU has.
 
-    Where that cannot be (no compiler, no folder to write to, another oneflow, a failed test) oneflow goes on with its
+    Where that cannot be (no compiler, no folder to write to, another oneflow, a failed test) oneflow continues with its
     own, and a run says so where it names its versions.
     """
     global _library, _description

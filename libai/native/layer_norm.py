@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 def use_operation() -> None:
-    """Replace the function that the first two call, and the forward of the third. What the operation cannot do goes on
+    """Replace the function that the first two call, and the forward of the third. What the operation cannot do stays
     as before."""
     import oneflow as flow
     from oneflow.nn import functional

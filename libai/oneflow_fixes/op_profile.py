@@ -1,7 +1,7 @@
 """How long each operation of an eager update takes, on CPU: forward, backward and update apart.
 
 `OpTimer` replaces OneFlow's operations by ones that wait for their result, so that a duration belongs to one operation.
-`profile_ops` runs a trainer with and without it in turns and says by how much that slowed it down. It is made for
+`profile_ops` runs a trainer with and without it, interleaved, and says by how much that slowed it down. It is made for
 OneFlow 0.9.0, whose own profiler ends the process on a machine without a GPU. Not for graphs, whose operations have no
 separate times, and not for CUDA, where the host's clock sees the launch of a kernel and not the kernel.
 """

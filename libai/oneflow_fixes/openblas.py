@@ -58,7 +58,7 @@ def use_current() -> None:
     each product (1 when not set).
 
     Where that cannot be (no Linux on x86_64, the package is missing, the user has put a library of their own in front
-    of oneflow's) oneflow goes on as it is, and a run says so where it names its versions.
+    of oneflow's) oneflow stays as it is, and a run says so where it names its versions.
     """
     global _in_use
     if _in_use is None:

@@ -31,7 +31,7 @@ class SpinningThread:
         """Whether enough time has passed to tell it from the others."""
         return time.perf_counter() - self._start >= _LEAST_SECONDS
 
-    def calm(self) -> int | None:
+    def lower_priority(self) -> int | None:
         """Lower its priority and return its id; None if no thread spins. Call it once, after waiting for some steps."""
         elapsed = time.perf_counter() - self._start
         if not self._before:

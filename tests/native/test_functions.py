@@ -23,7 +23,7 @@ def sigmoid(x):
     return 1.0 / (1.0 + np.exp(-np.clip(x, -700, 700)))
 
 
-def silu_slope(x, k=1.0):
+def silu_derivative(x, k=1.0):
     return sigmoid(k * x) * (1.0 + k * x * (1.0 - sigmoid(k * x)))
 
 
@@ -31,7 +31,7 @@ def tanh_gate(x):
     return sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * np.clip(x, -1e3, 1e3) ** 3))
 
 
-def tanh_gelu_slope(x):
+def tanh_gelu_derivative(x):
     gate = tanh_gate(x)
     inner = 2.0 * math.sqrt(2.0 / math.pi) * (1.0 + 3.0 * 0.044715 * x * x)
     return gate + x * gate * (1.0 - gate) * inner
@@ -41,12 +41,12 @@ def erf(x):
     return np.vectorize(math.erf, otypes=[float])(x)
 
 
-#: operation, function, its value and slope in NumPy
+#: operation, function, its value and derivative in NumPy
 POINTWISE = {
     "gelu": (flow._C.gelu, lambda x: x * phi(x), lambda x: phi(x) + x * density(x)),
-    "fast_gelu": (flow._C.fast_gelu, lambda x: x * tanh_gate(x), tanh_gelu_slope),
-    "quick_gelu": (flow._C.quick_gelu, lambda x: x * sigmoid(1.702 * x), lambda x: silu_slope(x, 1.702)),
-    "silu": (flow.nn.functional.silu, lambda x: x * sigmoid(x), silu_slope),
+    "fast_gelu": (flow._C.fast_gelu, lambda x: x * tanh_gate(x), tanh_gelu_derivative),
+    "quick_gelu": (flow._C.quick_gelu, lambda x: x * sigmoid(1.702 * x), lambda x: silu_derivative(x, 1.702)),
+    "silu": (flow.nn.functional.silu, lambda x: x * sigmoid(x), silu_derivative),
     "sigmoid": (flow.sigmoid, sigmoid, lambda x: sigmoid(x) * sigmoid(-x)),
     "tanh": (flow.tanh, np.tanh, lambda x: 1.0 - np.tanh(x) ** 2),
     "exp": (flow.exp, np.exp, np.exp),
@@ -56,18 +56,18 @@ POINTWISE = {
 
 @pytest.mark.parametrize("name", POINTWISE)
 def test_functions_of_a_number(level, counted, name):
-    function, value, slope = POINTWISE[name]
+    function, value, derivative = POINTWISE[name]
     for shape in ((), (0, 3), (5, 7), (33, 1027)):
         x = np.asarray(random(*shape, spread=2.5))
         found, factors, (gradient,) = value_and_gradients(function, x)
         np.testing.assert_allclose(found, value(x.astype(np.float64)), rtol=8 * EPS, atol=4 * EPS)
-        close(gradient, factors * slope(x.astype(np.float64)))
+        close(gradient, factors * derivative(x.astype(np.float64)))
     counted(name, f"{name}_grad")
 
 
 @pytest.mark.parametrize("name", POINTWISE)
 def test_functions_far_out(level, name):
-    function, value, slope = POINTWISE[name]
+    function, value, derivative = POINTWISE[name]
     x = np.float32([-1e30, -200, -103, -90, -20, -14, -13, -1e-3, -1e-30, -0.0, 0.0, 1e-30, 1e-3, 13, 14, 20, 88, 90])
     x = np.concatenate([x, np.float32([200, 1e30])])
     tensor = flow.tensor(x, requires_grad=True)
@@ -75,11 +75,11 @@ def test_functions_far_out(level, name):
     found.sum().backward()
     with np.errstate(over="ignore"):
         wide = x.astype(np.float64)
-        expected, expected_slope = value(wide).astype(np.float32), np.float64(slope(wide)).astype(np.float32)
+        expected, expected_derivative = value(wide).astype(np.float32), np.float64(derivative(wide)).astype(np.float32)
     near = np.abs(x) < 1e-2
     np.testing.assert_allclose(found.numpy()[near], expected[near], rtol=8 * EPS, atol=1e-37)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(tensor.grad.numpy(), expected_slope, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(tensor.grad.numpy(), expected_derivative, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", POINTWISE)
@@ -130,15 +130,15 @@ def test_powers_of_negative_numbers(level):
 def test_roots(level, counted):
     x = np.float32([0.25, 1e-30, 1e30, 3.0])
     wide = x.astype(np.float64)
-    for function, value, slope in (
+    for function, value, derivative in (
         (flow.sqrt, wide**0.5, 0.5 * wide**-0.5),
         (flow.rsqrt, wide**-0.5, -0.5 * wide**-1.5),
     ):
         with np.errstate(over="ignore"):
-            slope = slope.astype(np.float32)
+            derivative = derivative.astype(np.float32)
         found, factors, (gradient,) = value_and_gradients(function, x)
         np.testing.assert_allclose(found, value, rtol=8 * EPS)
-        np.testing.assert_allclose(gradient, factors * slope, rtol=8 * EPS, atol=1e-37)
+        np.testing.assert_allclose(gradient, factors * derivative, rtol=8 * EPS, atol=1e-37)
     assert flow.sqrt(flow.tensor([0.0, np.inf])).numpy().tolist() == [0.0, np.inf]
     assert np.isnan(flow.sqrt(flow.tensor([-1.0])).numpy()).all() and np.isinf(flow.rsqrt(flow.zeros(1)).numpy()).all()
     counted("sqrt", "sqrt_grad", "rsqrt", "rsqrt_grad")

@@ -43,7 +43,7 @@ def run(machine, seconds, **busy):
 
 
 @pytest.mark.parametrize(
-    "busy, calmed",
+    "busy, lowered",
     [
         ({"POLLER": 0.95, "OLD": 0.01}, POLLER),
         ({"POLLER": 0.95, "MAIN": 1.0}, POLLER),  # the main thread computes, and is no candidate
@@ -54,11 +54,11 @@ def run(machine, seconds, **busy):
         ({}, None),
     ],
 )
-def test_only_a_thread_that_spins_is_calmed(machine, busy, calmed):
+def test_only_a_thread_that_spins_is_lowered(machine, busy, lowered):
     thread = SpinningThread(set(machine.seconds))
     run(machine, 0.3, **busy)
-    assert thread.calm() == calmed
-    assert machine.priorities == ({} if calmed is None else {calmed: 19})
+    assert thread.lower_priority() == lowered
+    assert machine.priorities == ({} if lowered is None else {lowered: 19})
 
 
 def test_it_can_be_told_after_50_milliseconds(machine):
@@ -73,7 +73,7 @@ def test_a_thread_that_has_ended_is_no_candidate(machine):
     thread = SpinningThread(set(machine.seconds))
     run(machine, 0.3)
     del machine.seconds[POLLER]
-    assert thread.calm() is None
+    assert thread.lower_priority() is None
 
 
 def test_a_priority_that_may_not_be_set_is_left(machine, monkeypatch):
@@ -83,7 +83,7 @@ def test_a_priority_that_may_not_be_set_is_left(machine, monkeypatch):
     monkeypatch.setattr(spinning.os, "setpriority", refuse)
     thread = SpinningThread(set(machine.seconds))
     run(machine, 0.3, POLLER=1.0)
-    assert thread.calm() is None
+    assert thread.lower_priority() is None
 
 
 PROGRAM = """
@@ -105,7 +105,7 @@ assert set(threads) <= spinning.thread_ids() and set(threads) <= set(spinning.th
 found = spinning.SpinningThread(set(threads))
 real = spinning.thread_seconds()
 spinning.thread_seconds = lambda: {**real, threads[0]: real[threads[0]] + 1e6}
-assert found.calm() == threads[0]
+assert found.lower_priority() == threads[0]
 print(json.dumps([os.getpriority(os.PRIO_PROCESS, t) for t in (os.getpid(), *threads)]), flush=True)
 os._exit(0)
 """
@@ -124,7 +124,7 @@ def test_a_trainer_waits_until_it_can_be_told_and_looks_once():
     trainer = toy.trainer_of("graph", net, toy.batches(4), toy.optimizer_of("sgd", net))
     trainer.train(0, 1)
     assert trainer._spinning is None  # one process has the cores to itself
-    trainer._spinning = SimpleNamespace(can_be_told=False, calm=lambda: calls.append(1))
+    trainer._spinning = SimpleNamespace(can_be_told=False, lower_priority=lambda: calls.append(1))
     trainer.train(1, 2)
     assert not calls
     trainer._spinning.can_be_told = True

@@ -339,7 +339,7 @@ class GraphTrainer(ModelTrainer):
         """See `ModelTrainer.collect`; with fp16 also `train/loss_scale`."""
         numbers = super().collect(results)
         if self._spinning is not None and self._spinning.can_be_told:
-            self._spinning.calm()
+            self._spinning.lower_priority()
             self._spinning = None
         if "loss_scale" in (state := self.optimizer_state.loss_scale()):
             numbers[-1]["train/loss_scale"] = state["loss_scale"]

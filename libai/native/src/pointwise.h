@@ -13,7 +13,7 @@ void Gelu(const float* x, float* y, int64_t n) {
 void GeluGrad(const float* x, const float* dy, float* dx, int64_t n) {
   SIMD for (int64_t i = 0; i < n; ++i) {
     float v = x[i];
-    v = v > 20.0f ? 20.0f : v;  // where the slope is 1 and 0; inf has no digits left for the formula
+    v = v > 20.0f ? 20.0f : v;  // where the derivative is 1 and 0; inf has no digits left for the formula
     v = v < -20.0f ? -20.0f : v;
     const float a = Abs(v), e = Exp(-0.5f * a * a), tail = e * ScaledTail(a);
     const float phi = v > 0.0f ? 1.0f - tail : tail;
@@ -41,23 +41,23 @@ void GeluGrad(const float* x, const float* dy, float* dx, int64_t n) {
 // x sigmoid(2 z) = x (1 + tanh(z)) / 2 with z = sqrt(2 / pi) (x + 0.044715 x^3) (Hendrycks & Gimpel 2016)
 constexpr float kTanhLinear = 1.5957691216057308f, kTanhCubic = 0.07135481282f;
 INLINE float TanhArgument(float v) { return v * Fma(kTanhCubic * v, v, kTanhLinear); }
-INLINE float TanhGeluSlope(float v) {
-  v = v > 20.0f ? 20.0f : v;  // where the slope is 1 and 0
+INLINE float TanhGeluDerivative(float v) {
+  v = v > 20.0f ? 20.0f : v;  // where the derivative is 1 and 0
   v = v < -20.0f ? -20.0f : v;
-  return GateSlope(v, TanhArgument(v), Fma(3.0f * kTanhCubic * v, v, kTanhLinear));
+  return GateDerivative(v, TanhArgument(v), Fma(3.0f * kTanhCubic * v, v, kTanhLinear));
 }
-INLINE float SiluSlope(float v, float k) {
+INLINE float SiluDerivative(float v, float k) {
   v = v > 120.0f ? 120.0f : v;
   v = v < -120.0f ? -120.0f : v;
-  return GateSlope(v, k * v, k);
+  return GateDerivative(v, k * v, k);
 }
 
 UNARY(FastGelu, v * Sigmoid(TanhArgument(v)))
-UNARY_GRAD(FastGeluGrad, g * TanhGeluSlope(v))
+UNARY_GRAD(FastGeluGrad, g * TanhGeluDerivative(v))
 UNARY(QuickGelu, v * Sigmoid(1.702f * v))
-UNARY_GRAD(QuickGeluGrad, g * SiluSlope(v, 1.702f))
+UNARY_GRAD(QuickGeluGrad, g * SiluDerivative(v, 1.702f))
 UNARY(Silu, v * Sigmoid(v))
-UNARY_GRAD(SiluGrad, g * SiluSlope(v, 1.0f))
+UNARY_GRAD(SiluGrad, g * SiluDerivative(v, 1.0f))
 UNARY(SigmoidAll, Sigmoid(v))
 UNARY_GRAD(SigmoidGrad, g * (v * (1.0f - v)))  // v: the sigmoid
 UNARY(TanhAll, Tanh(v))

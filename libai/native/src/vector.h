@@ -74,8 +74,8 @@ INLINE float ExpFull(float x) {
 
 INLINE float Sigmoid(float x) { return 1.0f / (1.0f + ExpFull(-x)); }
 
-// The slope of x sigmoid(z(x)) where `dz` is the slope of z: sigmoid(z) + x sigmoid(z) (1 - sigmoid(z)) dz
-INLINE float GateSlope(float x, float z, float dz) {
+// The derivative of x sigmoid(z(x)) where `dz` is the derivative of z: sigmoid(z) + x sigmoid(z) (1 - sigmoid(z)) dz
+INLINE float GateDerivative(float x, float z, float dz) {
   const float e = ExpFull(-Abs(z)), larger = 1.0f / (1.0f + e);  // 1 - sigmoid(z) without losing its digits
   const float gate = z > 0.0f ? larger : e * larger;
   return Fma(x * dz, e * larger * larger, gate);

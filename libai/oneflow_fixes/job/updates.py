@@ -90,7 +90,7 @@ def join_updates(job: JobEdit, max_numbers: int = MAX_NUMBERS) -> int:
 
 
 def _buckets(job: JobEdit, max_numbers: int) -> Iterator[list[Any]]:
-    """Updates of one kind that share rates and attributes, in the order of the job."""
+    """Updates of one kind that share learning rates and attributes, in the order of the job."""
     buckets: dict[Any, tuple[list[Any], int]] = {}
     for op in list(job.ops.values()):
         if job.kind(op) not in _JOINED or "max_v" in op.user_conf.input or op.ctrl_in_op_name:

@@ -24,15 +24,17 @@ from typing import Any
 
 from libai.cli import auto
 from libai.launch import guard, runtime
+from libai.launch.external import Place
 from libai.launch.installation import ROOT, is_clone
-from libai.launch.job import Job, Limits, run_job
+from libai.launch.job import TRAINING, Job, Limits, run_job
 from libai.launch.ranks import DEFAULT_EXIT_SECONDS, DEFAULT_STOP_SECONDS
-from libai.launch.request import find_free_port, read_job, take_max_restarts
+from libai.launch.request import choose_port, find_config, find_free_port, read_job, take_max_restarts
 from libai.launch.watch import read_stall_limits
 from libai.native import kernels
 from libai.oneflow_fixes import openblas
 from libai.utils import gpu
 from libai.utils.errors import EXIT_FAILED, EXIT_USER_MISTAKE, UserError
+from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE
 
 USAGE = """\
 usage: libai launch FILE CONFIG PROCS [--max-restarts N] [--oversubscribe] [key=value | --flag | ...]
@@ -46,17 +48,17 @@ NO_GRPC_PROXY = "0,1,2,3,4,5,6,7,8,9,localhost"
 WRITES_NOTHING = {"--print-config", "--support", "--dry-run", "--eval-only"}
 
 
-def run_preflight(job: Job) -> dict[str, Any]:
+def run_preflight(job: Job, tells: bool = True) -> dict[str, Any]:
     """Check config and overrides as the training program does; what `libai.config.arguments.check` found out.
 
-    A mistake is shown, and ends this process with its exit code.
+    A mistake is shown if this process is to tell it, and ends it with its exit code.
     """
     code, found, said = _ask_preflight(lambda arguments: _check(arguments, job))
     if code == 0 and not found:  # --help
-        print(said, end="")
+        print(said if tells else "", end="")
         sys.exit(0)
     if code != 0:
-        sys.stderr.write(said)
+        sys.stderr.write(said if tells else "")
         sys.exit(code if code > 0 else EXIT_FAILED)
     return found
 
@@ -167,3 +169,38 @@ def run(arguments: Sequence[str]) -> int:
     os.environ.update(choose_environment(job, os.environ, facts))
     kernels.compile_kernels()
     return run_job(job, limits, new_port=None if os.environ.get("PORT") else find_free_port)
+
+
+def be_rank(place: Place, config: str, arguments: Sequence[str]) -> int:
+    """Train as one rank among those that another launcher has started; returns the exit code.
+
+    Every rank checks the config before it meets the others, and the first one tells what is wrong.
+    """
+    restarts, words = take_max_restarts(arguments, {})
+    if restarts:
+        raise UserError(f"--max-restarts {restarts}: {place.launcher} starts the processes, and has to restart them.")
+    words = [word for word in words if word != "--oversubscribe"]
+    runtime.hide_rendezvous_environment()  # the check of the config must meet nobody
+    port = choose_port(str(place.port), place.size, place.rank)
+    job = Job(TRAINING, find_config(config), 1, tuple(words), place.size, place.rank, place.address, port)
+    facts = run_preflight(job, tells=place.rank == 0)
+    here = replace(job, num_processes=place.local_size, num_nodes=place.size)
+    os.environ.update(choose_environment(here, os.environ, facts) | _rank_variables(place))
+    kernels.compile_kernels()
+    sys.argv = [sys.argv[0], "--config-file", job.config, *words]
+
+    from libai.cli.train_net import main
+
+    return main()
+
+
+def _rank_variables(place: Place) -> dict[str, str]:
+    """What `import oneflow` and libai read of a rank."""
+    return {
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": str(place.size),
+        "MASTER_ADDR": place.address,
+        "MASTER_PORT": str(place.port),
+        LOCAL_RANKS_VARIABLE: str(place.local_size),
+    }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from libai.cli import launch
 from libai.cli.parser import Parser
+from libai.launch import external
 from libai.launch.job import TRAINING
 from libai.utils.errors import UserError
 
@@ -19,31 +21,48 @@ def train(arguments: Sequence[str]) -> int:
     """Train a config: a file, or the name of a shipped one."""
     processes, words = _parse(arguments, f"train {_WORDS}", train.__doc__)
     config = _take_name(words, "no config is named. `libai configs` lists the shipped ones.")
-    return launch.run([TRAINING, config, processes or "1", *words])
+    return _start(config, processes, words)
 
 
 def evaluate(arguments: Sequence[str]) -> int:
     """Evaluate once: the newest checkpoint of a run's folder, or a config with train.load_weight=CHECKPOINT."""
     processes, words = _parse(arguments, f"eval RUN|{_WORDS}", evaluate.__doc__)
     name = _take_name(words, "nothing is named. Give the output folder of a run, or a config.")
-    if not Path(name).is_dir():
-        return launch.run([TRAINING, name, processes or "1", *words, "--eval-only"])
-    return launch.run([*_of_run(Path(name), processes), *words, "--eval-only"])
+    if Path(name).is_dir():
+        return _continue(Path(name), processes, [*words, "--eval-only"])
+    return _start(name, processes, [*words, "--eval-only"])
 
 
 def resume(arguments: Sequence[str]) -> int:
     """Continue the run that a folder holds from its newest checkpoint, on as many processes as before."""
     processes, words = _parse(arguments, f"resume RUN {_WORDS.partition(' ')[2]}", resume.__doc__)
     name = _take_name(words, "no run is named. Give its output folder, such as out/mlp_digits.")
-    return launch.run([*_of_run(Path(name), processes), *words])
+    return _continue(Path(name), processes, words)
 
 
-def _of_run(folder: Path, processes: str | None) -> list[str]:
-    """The command line that continues the run in `folder`."""
+def _continue(folder: Path, processes: str | None, words: Sequence[str]) -> int:
+    """Start the run in `folder` again from its newest checkpoint."""
     config = folder / "config.yaml"
     if not config.is_file():
         raise UserError(f"{folder} holds no run: there is no config.yaml in it. Give the output folder of a training.")
-    return [TRAINING, str(config), processes or _processes_of(folder), f"train.output_dir={folder}", "--resume"]
+    words = [f"train.output_dir={folder}", "--resume", *words]
+    return _start(str(config), processes, words, default_processes=_processes_of(folder))
+
+
+def _start(config: str, processes: str | None, words: Sequence[str], default_processes: str = "1") -> int:
+    """Train on the processes of this machine, or as the one process that another launcher has started here."""
+    place = external.find_place(os.environ)
+    if place is None:
+        return launch.run([TRAINING, config, processes or default_processes, *words])
+    if place.is_machine:
+        os.environ.update(external.machine_variables(place, os.environ))
+        return launch.run([TRAINING, config, processes or "1", *words])
+    if processes is not None:
+        raise UserError(
+            f"-n {processes}, and {place.launcher} has started several processes on this machine already. Leave -n "
+            f"out, or let {place.launcher} start one process a machine."
+        )
+    return launch.be_rank(place, config, words)
 
 
 def _processes_of(folder: Path) -> str:

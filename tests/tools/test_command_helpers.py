@@ -28,7 +28,8 @@ FACTS = {
 def test_the_doctor_checks_this_environment(capsys, tmp_path):
     assert doctor.run(["--json", "--folder", str(tmp_path)]) == 0
     found = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    names = ["python", "oneflow", "kernels", "openblas", "compiler", "threads", "memory", "disk", "ports", "gpu"]
+    names = ["python", "oneflow", "kernels", "openblas", "compiler", "threads", "memory", "disk", "ports"]
+    names += ["launcher", "gpu"]
     assert list(found) == names
     assert found["oneflow"]["status"] == "ok" and found["oneflow"]["found"].startswith("0.9.0 (numpy 1.")
     assert all(bool(row["todo"]) == (row["status"] != "ok") for row in found.values())
@@ -69,6 +70,9 @@ def checked(name: str, monkeypatch, tmp_path) -> doctor.Finding:
     if name == "gpu":
         monkeypatch.setattr(doctor.gpu, "check_gpu", lambda: "H100 cannot be used")
         return doctor.check_gpu(FACTS)
+    if name == "launcher":
+        monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+        return doctor.check_launcher()
     monkeypatch.setenv("PORT", "70000")
     return doctor.check_ports()
 
@@ -84,6 +88,7 @@ def checked(name: str, monkeypatch, tmp_path) -> doctor.Finding:
         ("disk", "warning", "train.output_dir"),
         ("gpu", "warning", "H100 cannot be used"),
         ("ports", "failed", "PORT is '70000'"),
+        ("launcher", "failed", "Set NODE in its manifest"),
     ],
 )
 def test_every_check_can_fail(name, status, text, monkeypatch, tmp_path):

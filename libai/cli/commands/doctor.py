@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from libai.cli.parser import Parser
-from libai.launch import request
+from libai.launch import external, request
 from libai.launch.installation import ROOT
 from libai.launch.runtime import RENDEZVOUS_VARIABLES, explain_versions
 from libai.native.build import find_compiler
@@ -79,7 +79,7 @@ def examine(folder: Path) -> list[Finding]:
     if facts is not None:
         findings += [check_kernels(facts), check_openblas(facts)]
     findings += [check_compiler(), check_threads(os.environ), check_memory(), check_disk(folder), check_ports()]
-    return [*findings, check_gpu(facts)]
+    return [*findings, check_launcher(), check_gpu(facts)]
 
 
 def _look() -> tuple[dict[str, Any] | None, str]:
@@ -190,6 +190,15 @@ def check_ports() -> Finding:
     except UserError as error:
         return Finding("ports", "failed", f"no port for ranks to meet: {error}", "Set PORT to a free one.")
     return Finding("ports", "ok", f"{port} is free for ranks to meet")
+
+
+def check_launcher() -> Finding:
+    """Whether another launcher has started this process, and the place that it takes among the others."""
+    try:
+        place = external.find_place(os.environ)
+    except UserError as error:
+        return Finding("launcher", "failed", str(error), "docs/distributed.md lists the launchers that are recognised.")
+    return Finding("launcher", "ok", "none; libai starts the processes" if place is None else place.describe())
 
 
 def check_gpu(facts: dict[str, Any] | None) -> Finding:

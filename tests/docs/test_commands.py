@@ -10,7 +10,7 @@ import shlex
 import pytest
 from test_readme import PAGES, ROOT, check_command, names
 
-from libai.cli.main import dispatch
+from libai.cli.main import COMMANDS, dispatch
 from libai.config import LazyConfig, validate
 
 #: pages that a tool writes
@@ -28,6 +28,8 @@ TOOLS = {
 }
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:python tools/|bash tools/train\.sh |libai )[^`]+)`")
+#: a command without its arguments
+MENTION = re.compile(r"libai [a-z-]+(?: [a-z]+)?")
 #: words of a usage, which stand for something else
 PLACEHOLDER = re.compile(r"…|\.\.\.|\[|\b(?:PROCS|FILE|KEY|RUN|COMMAND|N|MY_\w+)\b|=value")
 
@@ -43,7 +45,7 @@ def commands(text: str) -> list[list[str]]:
     lines = [re.sub(r"\s\[--.*?\]|\s{3,}(?! *--).*| # .*| > .*", "", line.removeprefix("$ ")) for line in lines]
     starts = ("python tools/", "libai ", "bash tools/train.sh ")
     shown = [line for line in lines if line.startswith(starts) and not re.match(r"libai \d", line)]
-    shown += INLINE.findall(text)
+    shown += [line for line in INLINE.findall(text) if not MENTION.fullmatch(line)]
     return [shlex.split(line) for line in shown if not PLACEHOLDER.search(line)]
 
 
@@ -96,6 +98,11 @@ def accept(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_command_would_be_accepted(page, monkeypatch):
     for words in commands(page.read_text()):
         accept(words, monkeypatch)
+
+
+def test_every_command_that_is_named_exists():
+    named = {line.split()[1] for page in WRITTEN for line in re.findall(r"`(libai [a-z][^`]*)`", page.read_text())}
+    assert named - {"COMMAND"} <= set(COMMANDS) and len(named) > 8
 
 
 def test_the_commands_of_the_pages_are_found():

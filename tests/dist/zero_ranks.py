@@ -197,7 +197,7 @@ def bytes_here(trainer: Any) -> dict[str, int]:
     """Bytes of parameters and optimizer state: of the whole model, on this rank as they lie there, and as planned."""
     parameters = list(trainer.model.parameters())
     if isinstance(trainer, GraphTrainer):
-        with trainer._graph_variables() as variables:
+        with trainer.optimizer_state.variables() as variables:
             state = [tensor for name, tensor in variables.items() if name.startswith("model.")]
     else:
         state = [tensor for entries in trainer.optimizer_state.copy().values() for tensor in entries.values()]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # works from a clone, without installation
 
-from libai.launch.runtime import guarded_main
+from libai.launch.guard import guarded_main
 
 
 def main() -> int:

@@ -16,16 +16,11 @@ from typing import Any
 from libai.config import LazyConfig, solve_batch_sizes, validate
 from libai.utils.errors import UserError
 
-#: a constant rate, which a stock graph needs, and nothing in the loop but training
+#: a constant learning rate, which a stock graph needs, and nothing in the loop but training
 MEASURED_TRAINING = (
-    "lr_scheduler=null",
-    "train.scheduler=null",
-    "train.warmup_ratio=0",
-    "train.train_iter=1000000",
-    "train.train_epoch=0",
-    "train.evaluation.enabled=false",
-    "train.checkpointer.enabled=false",
-    "train.max_seconds=null",
+    *("lr_scheduler=null", "train.scheduler=null", "train.warmup_ratio=0"),
+    *("train.train_iter=1000000", "train.train_epoch=0", "train.max_seconds=null"),
+    *("train.evaluation.enabled=false", "train.checkpointer.enabled=false"),
 )
 _WORKER_THREAD = "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD"
 
@@ -160,12 +155,10 @@ def make_cases(request: Request) -> list[Case]:
 
 def checkpoint_case(tool: Path) -> Case:
     """A GPT of 50 million weights, 0.6 GB with its optimizer, trained eagerly: what a checkpoint costs it."""
-    overrides = (
-        *("model.hidden_size=512", "model.num_layers=16", "model.num_heads=8", "train.train_micro_batch_size=4"),
-        "optim.lr=1e-4",
-    )
     config = str(tool.parent.parent / "configs" / "gpt_stdlib.py")
-    (case,) = make_cases(Request(tool, (config,), overrides, modes=("eager",), peak=False, twin=False))
+    size = ("model.hidden_size=512", "model.num_layers=16", "model.num_heads=8", "train.train_micro_batch_size=4")
+    request = Request(tool, (config,), (*size, "optim.lr=1e-4"), modes=("eager",), peak=False, twin=False)
+    (case,) = make_cases(request)
     return case
 
 

@@ -25,10 +25,8 @@ def run_command(arguments: Sequence[str], tool: Path) -> int:
     """Run one command line of `tool`, the absolute path of tools/benchmark.py; returns the exit code."""
     if "--worker" in arguments:
         return _work(arguments)
-    if arguments[:1] == ["compare"]:
-        return _compare(arguments[1:])
-    if arguments[:1] == ["docs"]:
-        return _docs(arguments[1:])
+    if arguments[:1] in (["compare"], ["docs"]):
+        return (_compare if arguments[0] == "compare" else _docs)(arguments[1:])
     return _benchmark(arguments, tool)
 
 
@@ -172,17 +170,6 @@ def _make_folder(path: Path) -> Path:
     return path
 
 
-_SETTINGS = {
-    "rounds": "blocks of each variant",
-    "block_seconds": "length of a block",
-    "check_iterations": "losses compared",
-    "loss_tolerance": "relative",
-    "saves": "checkpoints of each kind",
-    "start_seconds": "limit",
-    "answer_seconds": "limit",
-}
-
-
 def _parser() -> argparse.ArgumentParser:
     tool: Any = _Parser(
         prog="benchmark.py", allow_abbrev=False, description="Measure variants of configs, interleaved."
@@ -198,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--torch-python", metavar="PATH", help="a Python with PyTorch: variants torch, and torch-1 on one thread")
     add("--torch-script", metavar="FILE", help="what it runs (default tools/benchmark_torch.py)")
     for field in fields(Settings):
-        about = f"{_SETTINGS[field.name]} (default %(default)s)"
+        about = field.metadata["help"] + " (default %(default)s)"
         add(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default, help=about)
     add("--checkpoint", action="store_true", help="also measure what saving a model of 50 million weights costs")
     add("--no-peak", action="store_true", help="do not measure a matrix product")
@@ -216,18 +203,15 @@ def _describe_machine(repository: Path) -> dict[str, Any]:
     """
     from libai.launch.facts import collect_env, git_state
 
-    load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
-    facts = collect_env()
-    state = git_state(repository)
+    facts, state = collect_env(), git_state(repository)
+    oneflow = facts["oneflow"]
     commit = "not in a git repository" if state is None else state["commit"][:9] + " changed" * bool(state["dirty"])
     return {
         **{name: facts["machine"][name] for name in ("os", "cpu", "cores", "memory_gb")},
+        **{name: oneflow[name] for name in ("openblas", "cpu_kernels")},
+        **{name: facts[name] for name in ("libai", "python")},
         "devices": [device["name"] for device in facts["cuda"]["devices"]],
-        "libai": facts["libai"],
-        "oneflow": facts["oneflow"]["version"],
-        "openblas": facts["oneflow"]["openblas"],
-        "cpu_kernels": facts["oneflow"]["cpu_kernels"],
-        "python": facts["python"],
+        "oneflow": oneflow["version"],
         "commit": commit,
-        "load": load,
+        "load": ", ".join(f"{value:.2f}" for value in os.getloadavg()),
     }

@@ -36,19 +36,15 @@ _LOG_TAIL = 4000
 
 @dataclass(frozen=True)
 class Settings:
-    """How long to measure.
+    """How long to measure. `saves`: checkpoints of each kind, 0 for none; the losses compared are the first ones."""
 
-    rounds: blocks of each variant. block_seconds: about how long a block takes. check_iterations: the first ones, whose
-    losses are compared with the relative `loss_tolerance`. saves: checkpoints of each kind, 0 for none.
-    """
-
-    rounds: int = 10
-    block_seconds: float = 1.0
-    check_iterations: int = 8
-    loss_tolerance: float = 1e-4
-    saves: int = 6
-    start_seconds: float = 300.0
-    answer_seconds: float = 300.0
+    rounds: int = field(default=10, metadata={"help": "blocks of each variant"})
+    block_seconds: float = field(default=1.0, metadata={"help": "about the length of a block"})
+    check_iterations: int = field(default=8, metadata={"help": "losses compared"})
+    loss_tolerance: float = field(default=1e-4, metadata={"help": "relative"})
+    saves: int = field(default=6, metadata={"help": "checkpoints of each kind"})
+    start_seconds: float = field(default=300.0, metadata={"help": "limit"})
+    answer_seconds: float = field(default=300.0, metadata={"help": "limit"})
 
     def __post_init__(self) -> None:
         least = {"rounds": 2, "check_iterations": 2, "saves": 0}
@@ -72,12 +68,9 @@ class DifferentTraining(Exception):
 
 
 class VariantProcess:
-    """A started variant: asked with a time limit, and ended with all that it has started.
+    """A started variant, in a session of its own: asked with a time limit, and ended with all that it has started.
 
-    Args:
-        spec: its name, command and environment (variables to set, or (None) to remove, on top of this process's); it
-            is started in a session of its own and inherits no launcher's variables.
-        folder: scratch space; its standard error goes to log.txt there.
+    It inherits no launcher's variables. `folder`: scratch space; its standard error goes to log.txt there.
     """
 
     def __init__(self, spec: VariantSpec, folder: Path, settings: Settings):
@@ -260,10 +253,9 @@ def _amplified_rounding(
 ) -> dict[Any, list[float]]:
     """Global batch size → the relative difference of losses that rounding explains, per iteration.
 
-    Some trainings diverge after a few iterations whatever is done to them: in the first updates of Adam every weight
-    moves by the rate, and the sign of a gradient that is nearly zero is decided by rounding. So the training is done
-    once more by hand with weights that differ in their last bit, and what that changes is what may be expected of
-    kernels that round otherwise. A bug shows before rounding has grown, in the first iterations.
+    In the first updates of Adam every weight moves by the learning rate, and rounding decides the sign of a gradient
+    that is nearly zero. So the training is done once more by hand with weights that differ in their last bit: what that
+    changes may be expected of kernels that round otherwise. A bug shows earlier, before rounding has grown.
     """
     found: dict[Any, list[float]] = {}
     for number, spec in enumerate(case.probes):

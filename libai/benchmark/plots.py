@@ -28,24 +28,16 @@ _LOOKS = {
     "command": ("#9873b8", "D", "-."),
 }
 _STYLE = {
-    "font.size": 10,
-    "font.family": ["DejaVu Sans", "sans-serif"],
-    "text.color": "#222222",
-    "axes.labelcolor": "#222222",
-    "xtick.color": "#444444",
-    "ytick.color": "#444444",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#e6e6e6",
     "axes.edgecolor": "#888888",
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
     "svg.fonttype": "none",
     "svg.hashsalt": "libai",
 }
-#: a range of times wider than this is drawn on a logarithmic axis, where the swept values are
+#: a range of times wider than this is drawn on a logarithmic axis
 _WIDE = 4.0
 
 
@@ -161,25 +153,26 @@ def _paint_break_even(figure: Any, case: Mapping[str, Any], point: Mapping[str, 
 def _paint_curve(figure: Any, curve: Curve) -> None:
     """Time per iteration and throughput over what was swept, one line per variant."""
     times, rates = figure.subplots(1, 2)
-    places, is_log = _places(curve.values)
+    places = range(len(curve.values))  # evenly spaced, which is what doubled values are on a logarithmic axis
     field, unit = curve.rate
     for axes, name, scale in ((times, "step_seconds", 1e3), (rates, field, 1.0)):
         for variant, line in curve.lines.items():
             _paint_line(axes, variant, [(x, c, c[name]) for x, c in zip(places, line) if c and name in c], scale)
-        if is_log:
-            axes.set_xscale("log", base=2)
         axes.set_xticks(places, curve.values)
-        axes.minorticks_off()
         axes.margins(x=0.06)
         axes.set_xlabel(curve.label)
         axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     times.set_ylabel("ms per iteration", labelpad=6)
     rates.set_ylabel(unit, labelpad=6)
-    if is_log and not curve.kind:
-        _make_wide_axis_logarithmic(times, curve)
+    steps = [c["step_seconds"]["median"] * 1e3 for c in curve.points]
+    if max(steps) >= _WIDE * min(steps):
+        times.set_yscale("log", subs=(2, 5))
+        times.set_ylim(min(steps) / 1.25, max(steps) * 1.25)
+    for axis in (times.yaxis, rates.yaxis):
+        axis.set_major_formatter("{x:,.6g}")
+    times.yaxis.set_minor_formatter("{x:,.6g}")
     if curve.kind:
-        _paint_linear(rates, places, next(iter(curve.lines.values()))[0], field)
+        _paint_linear(rates, curve, field)
     handles, labels = rates.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=max(1, min(len(labels), 6)), frameon=False)
     title = textwrap.fill(curve.title, 96, break_long_words=False, break_on_hyphens=False)
@@ -198,38 +191,13 @@ def _paint_line(axes: Any, name: str, points: Sequence[tuple[float, Any, Mapping
     axes.errorbar([x for x, _, _ in points], middle, [below, above], elinewidth=1.0, capsize=3, label=name, **look)
 
 
-def _places(values: Sequence[str]) -> tuple[list[float], bool]:
-    """Where values stand on the axis, and whether it is logarithmic: where they are geometric."""
-    try:
-        places = [float(value) for value in values]
-    except ValueError:  # names, not numbers: evenly spaced
-        return [float(number) for number in range(len(values))], False
-    ratios = [b / a for a, b in zip(places, places[1:]) if a > 0]
-    is_geometric = len(ratios) == len(places) - 1 and len(ratios) > 1 and min(ratios) > 1.2
-    return places, is_geometric and max(ratios) <= 1.25 * min(ratios)
-
-
-def _make_wide_axis_logarithmic(axes: Any, curve: Curve) -> None:
-    from matplotlib.ticker import LogLocator
-
-    shown = [c["step_seconds"] for c in curve.points]
-    low, high = (pick(step[end] for step in shown) * 1e3 for pick, end in ((min, "low"), (max, "high")))
-    if high / low >= _WIDE:
-        formatter = axes.yaxis.get_major_formatter()
-        axes.set_yscale("log")
-        axes.set_ylim(low / 1.25, high * 1.25)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 200 else (1,)))
-        axes.yaxis.set_major_formatter(formatter)
-        axes.minorticks_off()
-
-
-def _paint_linear(axes: Any, places: Sequence[float], first: Mapping[str, Any] | None, field: str) -> None:
-    """What the `first` variant would reach if every process added as much as the first does."""
+def _paint_linear(axes: Any, curve: Curve, field: str) -> None:
+    """What the first variant would reach if every process added as much as the first does."""
+    first = next(iter(curve.lines.values()))[0]
     if first is None or field not in first:
         return
-    linear = [first[field]["median"] / places[0] * place for place in places]
-    top = axes.get_ylim()[1]
-    axes.plot(places, linear, color="#aaaaaa", linewidth=1, linestyle=(0, (1, 2)))
+    linear = [first[field]["median"] / int(curve.values[0]) * int(count) for count in curve.values]
+    axes.plot(linear, color="#aaaaaa", linewidth=1, linestyle=(0, (1, 2)))
     look = {"ha": "right", "fontsize": 9, "color": "#777777"}
-    axes.annotate("linear", (places[-1], linear[-1]), (-4, 4), textcoords="offset points", **look)
-    axes.set_ylim(0, max(top, linear[-1] * 1.1))
+    axes.annotate("linear", (len(linear) - 1, linear[-1]), (-4, 4), textcoords="offset points", **look)
+    axes.set_ylim(0, max(axes.get_ylim()[1], linear[-1] * 1.1))

@@ -72,7 +72,7 @@ class Variant:
         raise Unavailable(f"{type(self).__name__} saves no checkpoints")
 
     def wait(self) -> dict[str, Any]:
-        """Wait until everything saved is on disk; returns `seconds`."""
+        """Wait until everything saved is on disk; the fields of the answer, if any."""
         raise Unavailable(f"{type(self).__name__} saves no checkpoints")
 
 

@@ -7,6 +7,7 @@ train another way.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,6 +19,7 @@ from oneflow.nn.parallel import DistributedDataParallel
 from libai.benchmark.protocol import Unavailable
 from libai.layers.random import random_context
 from libai.oneflow_fixes.launch_race import protect_graph_launches
+from libai.parallel import Mesh
 
 Batch = dict[str, flow.Tensor]
 
@@ -39,30 +41,21 @@ def _masks(key: int | flow.Tensor | None, data_rank: int = 0) -> AbstractContext
 
 
 class RawEager:
-    """Forward, backward, clip, step; OneFlow's DDP with several processes, of which this is number `data_rank`."""
+    """Forward, backward, clip, step; OneFlow's DDP with several processes."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Any,
-        accumulation: int,
-        max_norm: float | None,
-        world_size: int,
-        data_rank: int = 0,
-    ):
+    def __init__(self, model: nn.Module, optimizer: Any, accumulation: int, max_norm: float | None, mesh: Mesh):
         total = TotalLoss(model)
-        self._data_rank = data_rank
-        self._forward = DistributedDataParallel(total) if world_size > 1 else total
+        self._data_rank = mesh.data_rank
+        self._forward = total if mesh.is_single else DistributedDataParallel(total)
         self._optimizer, self._accumulation, self._max_norm = optimizer, accumulation, max_norm
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         # None frees memory, but breaks the buckets of OneFlow 0.9's DDP
-        self._set_to_none = world_size == 1
+        self._set_to_none = mesh.is_single
 
     def update(self, micro_batches: Sequence[Batch], keys: Sequence[int] = ()) -> flow.Tensor:
         """One update; returns the mean loss of this rank, on the device. `keys`: of dropout, one per micro-batch."""
         mean = None
-        nothing: list[int | None] = [None] * len(micro_batches)
-        for batch, key in zip(micro_batches, keys or nothing):
+        for batch, key in itertools.zip_longest(micro_batches, keys):
             with _masks(key, self._data_rank):
                 loss = self._forward(**batch)
             if self._accumulation > 1:
@@ -95,13 +88,7 @@ class RawGraph:
     """One compiled `nn.Graph` with its optimizer; global tensors with several processes."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Any,
-        accumulation: int,
-        max_norm: float | None,
-        norm_type: float,
-        placement: Any | None,
+        self, model: nn.Module, optimizer: Any, accumulation: int, max_norm: float | None, norm_type: float, mesh: Mesh
     ):
         groups = optimizer.param_groups
         if max_norm is not None and len(groups) > 1:
@@ -113,9 +100,9 @@ class RawGraph:
             group._enable_clip_grad = max_norm is not None
             if max_norm is not None:
                 group["clip_grad_max_norm"], group["clip_grad_norm_type"] = float(max_norm), float(norm_type)
-        self._placement = placement
-        if placement is not None:
-            _make_global(model, placement)
+        self._placement = None if mesh.is_single else mesh.placement()
+        if self._placement is not None:
+            _make_global(model, self._placement)
         for parameter in model.parameters():
             parameter.grad = None  # else OneFlow 0.9 leaves it out of the compiled update
         self._graph = _Graph(model, optimizer, accumulation)

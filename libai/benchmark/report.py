@@ -104,11 +104,7 @@ def _noise_floors(took_part: Sequence[Measured]) -> dict[str, dict[str, Any]]:
 def _describe(measured: Measured, took_part: Sequence[Measured]) -> dict[str, Any]:
     spec, facts = measured.spec, measured.facts
     described: dict[str, Any] = {
-        "name": spec.name,
-        "mode": spec.mode,
-        "processes": spec.processes,
-        "twin_of": spec.twin_of,
-        "is_peak": spec.is_peak,
+        **{name: getattr(spec, name) for name in ("name", "mode", "processes", "twin_of", "is_peak")},
         "environment": dict(spec.environment),
         "unavailable": measured.unavailable,
         "facts": facts,
@@ -116,16 +112,9 @@ def _describe(measured: Measured, took_part: Sequence[Measured]) -> dict[str, An
     if measured.unavailable is not None:
         return described
     missing: dict[str, str] = {}
-    described.update(
-        blocks=measured.blocks,
-        block_iterations=measured.block_iterations,
-        step_seconds=estimate(measured.blocks),
-        first_seconds=measured.first_seconds,
-        launch_seconds=measured.launch_seconds,
-        losses=measured.losses,
-        missing=missing,
-        saves=_describe_saves(measured.saves),
-    )
+    for name in ("blocks", "block_iterations", "first_seconds", "launch_seconds", "losses"):
+        described[name] = getattr(measured, name)
+    described.update(step_seconds=estimate(measured.blocks), saves=_describe_saves(measured.saves), missing=missing)
     for name in ("peak_rss_bytes", "device_bytes", "build_seconds"):
         if facts.get(name) is not None:
             described[name] = facts[name]
@@ -292,14 +281,11 @@ class Curve:
 def find_curves(report: Mapping[str, Any]) -> list[Curve]:
     """All curves of at least two values, in the report's order."""
     swept: dict[str, list[Mapping[str, Any]]] = {}
-    curves = []
     for case in report["cases"]:
         if case["sweep"] is not None:
             swept.setdefault(case["config"], []).append(case)
-        else:
-            curves += _over_processes(case)
-    curves += [_over_values(config, cases) for config, cases in swept.items() if len(cases) > 1]
-    return curves
+    curves = [curve for case in report["cases"] if case["sweep"] is None for curve in _over_processes(case)]
+    return curves + [_over_values(config, cases) for config, cases in swept.items() if len(cases) > 1]
 
 
 def cases_of_their_own(report: Mapping[str, Any], curves: Sequence[Curve]) -> list[Mapping[str, Any]]:

@@ -22,7 +22,6 @@ from libai.config import solve_batch_sizes
 from libai.engine import BatchPlan, HookBase, Run, default_setup
 from libai.engine.setup import build
 from libai.engine.trainer.checkpointer import TrainerCheckpointer
-from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.launch.guard import leave_at_once
 from libai.layers.random import assign_layer_ids, draws_randomness, fold
 from libai.oneflow_fixes.internals import used_cuda_mib, wait_for_device
@@ -71,7 +70,8 @@ class OneFlowVariant(Variant):
         return {"seconds": seconds, "data_seconds": waited, "losses": found, **self._resources(before, cpu)}
 
     def _resources(self, cpu_before: float, run_cpu: float) -> dict[str, Any]:
-        own = {"before": cpu_before, "run": run_cpu, **resources_of_this_process(), "device": self._device_bytes()}
+        device = int(used_cuda_mib()) * 2**20 if self.device == "cuda" else None
+        own = {"before": cpu_before, "run": run_cpu, **resources_of_this_process(), "device": device}
         ranks = gather_objects(own)
         on_device = [rank["device"] for rank in ranks]
         return {
@@ -80,9 +80,6 @@ class OneFlowVariant(Variant):
             "peak_rss_bytes": sum(rank["peak_rss_bytes"] for rank in ranks),
             "device_bytes": None if None in on_device else sum(on_device),
         }
-
-    def _device_bytes(self) -> int | None:
-        return int(used_cuda_mib()) * 2**20 if self.device == "cuda" else None
 
     def describe(self, **facts: Any) -> dict[str, Any]:
         """The facts of every OneFlow variant, and `facts`. Collective."""
@@ -130,41 +127,39 @@ class TrainerVariant(OneFlowVariant):
         self._run.trainer.register_hooks([self._pause])
         self._savers: dict[str, TrainerCheckpointer] = {}
 
-    @property
-    def trainer(self) -> ModelTrainer:
-        """The trainer of the mode that was asked for."""
-        return self._run.trainer
-
     def facts(self) -> dict[str, Any]:
-        """See `Variant.facts`."""
         return self.describe_training(self._run.model, self._run.plan, self._mode)
 
     def iterate(self, count: int, losses: bool) -> list[float]:
         """See `OneFlowVariant.iterate`; the first call compiles."""
-        self._pause.until = self.trainer.completed_iters + count
+        trainer = self._run.trainer
+        self._pause.until = trainer.completed_iters + count
         self._pause.losses = [] if losses else None
         self._pause.data_seconds = 0.0
-        if self.trainer.status == "created":
+        if trainer.status == "created":
             seed_everything(self._run.seed)
             self._run.resolve_mode()
-            self.trainer.train(0, _NO_END)
+            trainer.train(0, _NO_END)
         else:
-            self.trainer.train(self.trainer.iter, self.trainer.max_iter)
+            trainer.train(trainer.iter, trainer.max_iter)
         self.data_seconds = self._pause.data_seconds
         return self._pause.losses or []
 
     def run(self, iterations: int, losses: bool) -> dict[str, Any]:
         """See `Variant.run`; adds `build_seconds` and `tokens_per_iter`, which the first iteration brings."""
         answer = super().run(iterations, losses)
-        answer["build_seconds"] = self.trainer.graph and self.trainer.graph.build_seconds
-        answer["tokens_per_iter"] = self.trainer.feed.items_per_iter
+        trainer = self._run.trainer
+        answer["build_seconds"] = trainer.graph and trainer.graph.build_seconds
+        answer["tokens_per_iter"] = trainer.feed.items_per_iter
         return answer
 
     def save(self, kind: str) -> dict[str, Any]:
         """See `Variant.save`; one folder for each kind, of which the newest checkpoint stays."""
         if kind not in self._savers:
             folder = Path(self._run.output_dir) / f"checkpoints_{kind}"
-            self._savers[kind] = TrainerCheckpointer(self.trainer, folder, max_to_keep=1, async_save=kind == "async")
+            self._savers[kind] = TrainerCheckpointer(
+                self._run.trainer, folder, max_to_keep=1, async_save=kind == "async"
+            )
         wait_for_device()  # what is left of the iteration is not a cost of the save
         barrier()
         start = time.perf_counter()
@@ -175,12 +170,10 @@ class TrainerVariant(OneFlowVariant):
         return {"seconds": seconds, "bytes": sum(file.stat().st_size for file in path.iterdir())}
 
     def wait(self) -> dict[str, Any]:
-        """See `Variant.wait`."""
-        start = time.perf_counter()
         for saver in self._savers.values():
             saver.finish()  # not close: each save would then pay for fresh memory, as only the first one of a run does
         barrier()
-        return {"seconds": time.perf_counter() - start}
+        return {}
 
 
 class RawVariant(OneFlowVariant):
@@ -211,14 +204,12 @@ class RawVariant(OneFlowVariant):
         max_norm, steps = train.clip_grad.max_norm, sizes.accumulation
         self._loop: Any
         if mode.base == "graph":
-            placement = None if mesh.is_single else mesh.placement()
-            self._loop = RawGraph(self._model, optimizer, steps, max_norm, train.clip_grad.norm_type, placement)
+            self._loop = RawGraph(self._model, optimizer, steps, max_norm, train.clip_grad.norm_type, mesh)
         else:
-            self._loop = RawEager(self._model, optimizer, steps, max_norm, mesh.size, mesh.data_rank)
+            self._loop = RawEager(self._model, optimizer, steps, max_norm, mesh)
         self._num_ranks = mesh.size
 
     def facts(self) -> dict[str, Any]:
-        """See `Variant.facts`."""
         return self.describe_training(self._model, self._batches, self._mode)
 
     def iterate(self, count: int, losses: bool) -> list[float]:
@@ -243,9 +234,7 @@ class RawVariant(OneFlowVariant):
 
     def _dropout_keys(self, micro_batches: int) -> list[int]:
         """As a trainer draws them; none for a model that draws nothing."""
-        if not self._draws_randomness:
-            return []
-        return [fold(self._seed, self._iteration, micro) for micro in range(micro_batches)]
+        return [fold(self._seed, self._iteration, micro) for micro in range(micro_batches * self._draws_randomness)]
 
     def _next_batch(self) -> dict[str, flow.Tensor]:
         tensors = {}
@@ -281,7 +270,6 @@ class GemmVariant(OneFlowVariant):
         )
 
     def facts(self) -> dict[str, Any]:
-        """See `Variant.facts`."""
         return self.describe(mode="gemm", flops_per_iter=2 * GEMM_SIZE**3 * get_world_size())
 
     def iterate(self, count: int, losses: bool) -> list[float]:

@@ -9,7 +9,6 @@ import planted
 import pytest
 
 from libai.benchmark import plots, tables
-from libai.benchmark.plots import _places
 from libai.benchmark.report import find_curves, read_report
 from libai.benchmark.tables import curve_notes, curve_table, write_page
 from libai.utils.errors import UserError
@@ -223,20 +222,6 @@ def test_processes_are_a_curve_of_one_case(report):
     assert curve.lines["graph"][1] is None
     header, *rows = cells_of(curve_table(curve))
     assert rows[1][header.index("eager, efficiency")].startswith("80 % ±")
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        (("1", "2", "4"), ([1.0, 2.0, 4.0], True)),
-        (("1", "2", "3"), ([1.0, 2.0, 3.0], False)),
-        (("0", "2", "4"), ([0.0, 2.0, 4.0], False)),
-        (("sgd", "adam"), ([0.0, 1.0], False)),
-    ],
-)
-def test_geometric_values_stand_on_a_logarithmic_axis(values, expected):
-    places, is_log = _places(values)
-    assert (places, is_log) == (expected[0], expected[1])
 
 
 def test_a_curve_shows_variants_units_and_all_values(tmp_path):

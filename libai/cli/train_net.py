@@ -10,6 +10,7 @@ import sys
 
 from libai.config import Args, LazyConfig, parse_args, validate
 from libai.config.arguments import FLAGS as COMMON_FLAGS
+from libai.config.arguments import VALUES
 from libai.config.lazy.lazy_config import to_yaml
 from libai.launch.guard import guarded_main
 from libai.launch.startup import seconds_since_process_start
@@ -28,8 +29,8 @@ FLAGS = {"--support": "print which option works in which mode and on which devic
 
 
 def all_flags() -> dict[str, str]:
-    """Flag -> help of every switch."""
-    return {**COMMON_FLAGS, **FLAGS}
+    """Flag -> help."""
+    return {**COMMON_FLAGS, **VALUES, **FLAGS}
 
 
 def load_config(args: Args):
@@ -65,7 +66,7 @@ def main() -> int:
 
     import_seconds = seconds_since_process_start()
     config = default_setup(config, args.overrides, trains=not (args.dry_run or args.eval_only))
-    run = Run(config, resume=args.resume or config.train.resume, import_seconds=import_seconds)
+    run = Run(config, resume=args.resume or config.train.resume, reset=args.reset, import_seconds=import_seconds)
     if args.dry_run:
         run.dry_run()
     elif args.eval_only:

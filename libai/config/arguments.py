@@ -17,8 +17,12 @@ from libai.config.lazy.lazy_config import LazyConfig
 from libai.config.settings.errors import ConfigError, did_you_mean, meant
 from libai.config.validation import validate
 
+#: flags with a value; the one of `--resume` may be left out
+VALUES: dict[str, str] = {
+    "--reset": "with --resume, what not to take from the checkpoint: optimizer,schedule,data",
+}
 FLAGS: dict[str, str] = {
-    "--resume": "continue from the newest checkpoint in train.output_dir",
+    "--resume": "continue from the newest checkpoint in train.output_dir, or from that in a PATH behind it",
     "--eval-only": "evaluate once and stop",
     "--dry-run": "build everything, try an update, a checkpoint and an evaluation batch, and keep nothing",
     "--fast-dev-run": "a few iterations, evaluations and a checkpoint, to see that everything works",
@@ -32,7 +36,8 @@ class Args:
 
     config: str
     overrides: list[str]
-    resume: bool = False
+    resume: bool | str = False
+    reset: tuple[str, ...] = ()
     eval_only: bool = False
     dry_run: bool = False
     fast_dev_run: bool = False
@@ -57,15 +62,23 @@ def parse_args(
     parser.add_argument("words", nargs="*", metavar="CONFIG and overrides", help="a config file, then settings")
     parser.add_argument("--config-file", metavar="CONFIG", help="the config, when it is not the first word")
     for flag, text in {**FLAGS, **extra_flags}.items():
-        parser.add_argument(flag, action="store_true", help=text)
-    switches = [*FLAGS, *extra_flags]
+        if flag == "--resume":
+            parser.add_argument(flag, metavar="PATH", default=False, help=text)
+        else:
+            parser.add_argument(flag, action="store_true", help=text)
+    for flag, text in VALUES.items():
+        parser.add_argument(flag, metavar="PARTS", default="", help=text)
+    argv = _with_value_of_resume(argv)
+    switches = [flag for flag in (*FLAGS, *extra_flags) if flag != "--resume"]
     with_value = [word for word in argv if word.partition("=")[0] in switches and "=" in word]
     if with_value:
         raise ConfigError([f"{word}: {word.partition('=')[0]} takes no value." for word in with_value])
     known, unknown = parser.parse_known_intermixed_args(list(argv))
     if unknown := [word for word in unknown if word.startswith("-")]:  # argparse adds the words behind a wrong flag
-        raise ConfigError([_unknown_flag(flag, ["--config-file", *switches]) for flag in unknown])
+        raise ConfigError([_unknown_flag(flag, ["--config-file", "--resume", *VALUES, *switches]) for flag in unknown])
     values = vars(known)
+    values["resume"] = values["resume"] if values["resume"] != "" else True
+    values["reset"] = tuple(part.strip() for part in values["reset"].split(",") if part.strip())
     words, config = values.pop("words"), values.pop("config_file")
     if config is None and words and "=" not in words[0] and not words[0].startswith("~"):
         config = words.pop(0)
@@ -74,6 +87,23 @@ def parse_args(
     _refuse_contradictions(words)
     extra = {flag.lstrip("-"): values.pop(flag.lstrip("-").replace("-", "_")) for flag in extra_flags}
     return Args(config=config or "", overrides=words, extra=extra, **values)
+
+
+def _with_value_of_resume(argv: Sequence[str]) -> list[str]:
+    """`--resume PATH` as `--resume=PATH`, and `--resume` alone as `--resume=`.
+
+    The word behind it is a path when it is no setting, no flag, and not the config, which is named before.
+    """
+    words: list[str] = []
+    has_config = any(word.partition("=")[0] == "--config-file" for word in argv)
+    for word in argv:
+        is_plain = "=" not in word and not word.startswith(("-", "~", "+"))
+        if is_plain and has_config and words and words[-1] == "--resume=":
+            words[-1] += word
+            continue
+        has_config = has_config or is_plain
+        words.append("--resume=" if word == "--resume" else word)
+    return words
 
 
 def _refuse_contradictions(words: Sequence[str]) -> None:

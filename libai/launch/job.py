@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -216,13 +216,31 @@ def run_job(job: Job, limits: Limits, new_port: Callable[[], int] | None) -> int
         elif new_port is not None:
             job = replace(job, port=new_port())
         # those of an earlier run must not be taken, unless it was to be resumed anyway
-        new = _checkpoints(job) - (set() if "--resume" in job.arguments else before)
-        if new and "--resume" not in job.arguments:
-            job = replace(job, arguments=(*job.arguments, "--resume"))
-        start = (
-            f"from {max(new)[0]}" if new else "with --resume" if "--resume" in job.arguments else "from the beginning"
-        )
+        rest, takes_newest = _split_resume(job.arguments)
+        if _checkpoints(job) - before:
+            job = replace(job, arguments=(*rest, "--resume"))
+        new = _checkpoints(job) - (set() if takes_newest else before)
+        resumes = any(word.partition("=")[0] == "--resume" for word in job.arguments)
+        start = f"from {max(new)[0]}" if new else "with --resume" if resumes else "from the beginning"
         print(f"launch: starting again {start}; {restarts_left} restarts left.", file=sys.stderr, flush=True)
+
+
+def _split_resume(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """`arguments` without `--resume`, `--reset` and their values; and whether the newest checkpoint was to be taken."""
+    rest: list[str] = []
+    takes_newest, behind = False, ""
+    for word in arguments:
+        flag, equals, value = word.partition("=")
+        if behind and rest and not equals and not word.startswith(("-", "~", "+")):  # the first word is the config
+            takes_newest = takes_newest and behind != "--resume"
+            behind = ""
+            continue
+        behind = flag if flag in ("--resume", "--reset") and not equals else ""
+        if flag == "--resume":
+            takes_newest = not value
+        elif flag != "--reset":
+            rest.append(word)
+    return rest, takes_newest
 
 
 def _checkpoints(job: Job) -> set[tuple[str, int]]:

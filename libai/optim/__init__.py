@@ -5,7 +5,7 @@ from libai.optim.graph_state import bias_corrections, export_graph_state, graph_
 from libai.optim.joined import JoinedUpdates
 from libai.optim.lr_scale import auto_scale_lr
 from libai.optim.param_groups import get_param_groups
-from libai.optim.state import StateReport, export_state, import_state
+from libai.optim.state import StateReport, check_state_names, export_state, import_state
 
 __all__ = [
     "JoinedUpdates",
@@ -17,6 +17,7 @@ __all__ = [
     "export_state",
     "get_param_groups",
     "graph_state_names",
+    "check_state_names",
     "import_state",
     "norm_and_coefficient",
     "to_graph_state",

@@ -133,17 +133,34 @@ def import_state(
     if "step" not in scalars:
         report.missing.append("step")
     if strict and not report.is_exact:
-        raise UserError(
-            f"The saved optimizer state does not fit this {type(optimizer).__name__}: {report.describe()}. It belongs "
-            "to another model, optimizer or set of frozen parameters. Configure them as in the saved run, or load the "
-            "weights alone."
-        )
+        raise _does_not_fit(optimizer, report)
     for parameter, key, value in staged:
         optimizer._state[parameter][key] = value
     for key, value in scalars.items():
         if "/" not in key:
             optimizer._state[key] = int(value) if key == "step" else value
     return report
+
+
+def check_state_names(
+    optimizer: flow.optim.Optimizer, named_parameters: NamedParameters, tensors: Iterable[str], scalars: Iterable[str]
+) -> None:
+    """Raise `UserError`, as `import_state` would, when the names in a saved state are not those of `optimizer`."""
+    walked = walk_parameters(optimizer, named_parameters)
+    wanted = {f"{name}/{key}" for name, _, group in walked for key in state_keys(optimizer, group) or ()}
+    found = set(tensors)
+    missing = sorted(wanted - found) + ([] if "step" in scalars else ["step"])
+    report = StateReport(missing=missing, unexpected=sorted(found - wanted))
+    if not report.is_exact:
+        raise _does_not_fit(optimizer, report)
+
+
+def _does_not_fit(optimizer: flow.optim.Optimizer, report: StateReport) -> UserError:
+    return UserError(
+        f"The saved optimizer state does not fit this {type(optimizer).__name__}: {report.describe()}. It belongs to "
+        "another model, optimizer or set of frozen parameters. Configure them as in the saved run, or begin with new "
+        "state: --resume --reset optimizer."
+    )
 
 
 def walk_parameters(

@@ -76,13 +76,14 @@ def load_scheduler_state(scheduler: Any, saved: Mapping[str, Any], optimizer: An
     if found != wanted:
         raise UserError(
             f"The saved scheduler is a {found}, this run's is a {wanted}, so its state does not fit. "
-            f"Configure lr_scheduler as in the saved run, or start the schedule anew without the scheduler's state."
+            f"Configure lr_scheduler as in the saved run, or start it anew: --resume --reset schedule."
         )
     groups = _optimizer_of(scheduler, optimizer).param_groups
     if len(saved["lrs"]) != len(groups):
         raise UserError(
             f"The saved scheduler has {len(saved['lrs'])} parameter group(s), this run's optimizer has {len(groups)}, "
-            "so the rates cannot be matched. Use the parameter group options of the saved run."
+            "so the rates cannot be matched. Use the parameter group options of the saved run, or start the schedule "
+            "anew: --resume --reset schedule."
         )
     scheduler.load_state_dict(_decode(saved["state"]))
     for group, rate in zip(groups, saved["lrs"]):

@@ -22,7 +22,7 @@ def test_tools_can_add_flags_and_do_without_a_config():
     [
         (["exp.py", "--resum"], "--resum: no such flag. Did you mean --resume?"),
         (["exp.py", "--fast_dev_run"], "--fast_dev_run: no such flag. Did you mean --fast-dev-run?"),
-        (["exp.py", "--resume=true"], "takes no value"),
+        (["exp.py", "--dry-run=true"], "takes no value"),
         (
             ["exp.py", "--train.amp.enabled=true"],
             "--train.amp.enabled=true: overrides are written key=value, without dashes: train.amp.enabled=true",
@@ -43,3 +43,20 @@ def test_help_names_every_flag(capsys):
         parse_args(["--help"])
     assert caught.value.code == 0
     assert "--fast-dev-run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "resume", "reset"),
+    [
+        (["exp.py", "--resume"], True, ()),
+        (["--resume", "exp.py"], True, ()),
+        (["exp.py", "--resume", "train.seed=1"], True, ()),
+        (["exp.py", "--resume", "out/a/checkpoints/best"], "out/a/checkpoints/best", ()),
+        (["exp.py", "train.seed=1", "--resume=out/a"], "out/a", ()),
+        (["--config-file", "exp.py", "--resume", "out/a", "--reset", "optimizer,data"], "out/a", ("optimizer", "data")),
+        (["exp.py", "--resume", "--reset=schedule"], True, ("schedule",)),
+    ],
+)
+def test_resume_may_name_a_checkpoint_and_reset_parts(argv, resume, reset):
+    args = parse_args(argv)
+    assert (args.config, args.resume, args.reset) == ("exp.py", resume, reset)

@@ -53,10 +53,10 @@ def make_config(output_dir: Any, mode: str, *overrides: str) -> Any:
     return LazyConfig.apply_overrides(OmegaConf.create(config, flags={"allow_objects": True}), list(overrides))
 
 
-def make_run(output_dir: Any, mode: str, *overrides: str, resume: bool = False, cls: type = Run) -> Any:
+def make_run(output_dir: Any, mode: str, *overrides: str, resume: Any = False, cls: type = Run, **options: Any) -> Any:
     """The `Run` of `make_config`, set up and not yet started."""
     run = default_setup(validate(make_config(output_dir, mode, *overrides)))
-    return cls(run, resume=resume)
+    return cls(run, resume=resume, **options)
 
 
 def train(output_dir: Any, mode: str, *overrides: str, resume: bool = False) -> Any:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import contract_runs
+import jobs
 import numpy as np
 import oneflow as flow
 import pytest
 import toy
 
+from libai import checkpoint
 from libai.checkpoint import CheckpointError
+from libai.utils.errors import UserError
 
 FEW = (
     "train.train_iter=2",
@@ -104,3 +109,106 @@ def test_a_built_model_is_given_initial_weights_once():
     assert (build_model(run).a.weight.numpy() == 2.0).all(), (
         "building again, as graph.enabled=auto does, changes nothing"
     )
+
+
+# ------------------------------------------------------------------ resuming
+
+
+def losses(output_dir):
+    return jobs.read_column(output_dir)
+
+
+@pytest.fixture
+def first(mode, tmp_path):
+    """A finished run of 8 iterations with checkpoints after 4 and 8."""
+    return contract_runs.train(tmp_path / "first", mode)
+
+
+def test_resume_from_a_path_continues_that_run_and_moves_newer_checkpoints(first, mode, tmp_path):
+    folder = tmp_path / "first"
+    expected, run_id = losses(folder), first.folder.run_id
+    again = contract_runs.make_run(folder, mode, resume=str(folder / "checkpoints" / "iter_0000004"))
+    assert again.start_iter == 4 and again.folder.run_id == run_id
+    assert (folder / "checkpoints" / "iter_0000008").exists(), "nothing is moved before training begins"
+    again.train()
+    assert losses(folder) == expected
+    moved = folder / "previous" / f"{run_id}-after-4" / "checkpoints"
+    assert [path.name for path in moved.iterdir()] == ["iter_0000008"]
+    assert checkpoint.verify(folder / "checkpoints" / "iter_0000008") == []
+
+
+@pytest.mark.parametrize("named", ["checkpoints/iter_0000004", "checkpoints/last", ""])
+def test_resume_from_another_run_is_a_new_run_with_its_state(first, mode, tmp_path, named):
+    run = contract_runs.make_run(tmp_path / "second", mode, resume=str(tmp_path / "first" / named))
+    assert run.start_iter == (4 if "iter" in named else 8) and run.folder.run_id != first.folder.run_id
+    run.train()
+    found, expected = losses(tmp_path / "second"), losses(tmp_path / "first")
+    assert found == {i: expected[i] for i in found} and len(found) == 8 - run.start_iter
+    assert checkpoint.list_checkpoints(tmp_path / "first" / "checkpoints")[-1].name == "iter_0000008", "left alone"
+
+
+def test_a_path_in_train_resume_is_taken(first, mode, tmp_path):
+    run = contract_runs.make_run(tmp_path / "second", mode, f"train.resume={tmp_path}/first", resume=None)
+    assert run.start_iter == 8
+
+
+def test_a_path_that_holds_no_run_is_one_error(first, mode, tmp_path):
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        contract_runs.make_run(tmp_path / "second", mode, resume=str(tmp_path / "nowhere"))
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match="--resume .*export names no checkpoint of a run.*train.load_weight="):
+        contract_runs.make_run(tmp_path / "second", mode, resume=str(tmp_path / "export"))
+
+
+def test_a_resume_leaves_out_optimizer_schedule_and_data(first, mode, tmp_path, caplog):
+    path = str(tmp_path / "first" / "checkpoints" / "iter_0000004")
+    with caplog.at_level("INFO", logger="libai.engine"):
+        run = contract_runs.make_run(tmp_path / "all", mode, resume=path, reset=["optimizer", "schedule", "data"])
+    table = next(text for text in caplog.messages if text.startswith("reset"))
+    assert "optimizer  8 tensors, 4 updates -> a new one" in table
+    assert "data       {'consumed_samples': 32} -> {'consumed_samples': 0}" in table
+    assert re.search(r"schedule   FactorLR at [\d.e-]+ -> FactorLR at 0\.01", table)
+    assert run.trainer.feed.position() == {"consumed_samples": 0} and run.trainer.completed_iters == 4
+    assert np.array_equal(weights(run)["a.weight"], checkpoint.load(path).tensors["model"]["a.weight"])
+    run.train()
+    assert run.trainer.completed_iters == 8 and losses(tmp_path / "all")[5] != losses(tmp_path / "first")[5]
+    state = checkpoint.load(tmp_path / "all" / "checkpoints" / "iter_0000008").state
+    assert state["optimizer"]["step"] == 4 and state["trainer"]["data_loader"] == {"consumed_samples": 32}
+
+
+def test_an_optimizer_of_another_kind_goes_on_with_the_weights(first, mode, tmp_path):
+    path = str(tmp_path / "first" / "checkpoints" / "iter_0000004")
+    sgd = ("optim={_target_: oneflow.optim.SGD, params: {_target_: libai.optim.get_param_groups}, lr: 0.01}",)
+    with pytest.raises(UserError, match="--reset optimizer"):
+        contract_runs.make_run(tmp_path / "second", mode, *sgd, resume=path)
+    run = contract_runs.make_run(tmp_path / "second", mode, *sgd, resume=path, reset=["optimizer"])
+    run.train()
+    assert run.trainer.completed_iters == 8
+
+
+def test_reset_needs_a_resume_and_known_parts(mode, tmp_path):
+    with pytest.raises(UserError, match="--reset data has nothing to leave out: nothing is resumed. Add --resume"):
+        contract_runs.make_run(tmp_path, mode, reset=["data"])
+    with pytest.raises(UserError, match="--reset model: a resume can leave out optimizer, schedule, data"):
+        contract_runs.make_run(tmp_path, mode, resume=True, reset=["model"])
+
+
+def test_saves_of_weights_alone(mode, tmp_path):
+    run = contract_runs.train(tmp_path / "first", mode, *FEW, "train.checkpointer.weights_only=true")
+    saved = checkpoint.load(run.checkpointer.last_saved)
+    assert list(saved.tensors) == ["model"] and saved.verify() == [] and run.checkpointer.resumable is None
+    assert np.array_equal(saved.tensors["model"]["a.weight"], weights(run)["a.weight"])
+    with pytest.raises(CheckpointError, match="holds no run to .*train.load_weight="):
+        contract_runs.make_run(tmp_path / "first", mode, resume=True)
+    again = contract_runs.make_run(tmp_path / "second", mode, f"train.load_weight={run.checkpointer.last_saved}")
+    assert np.array_equal(weights(again)["a.weight"], weights(run)["a.weight"])
+
+
+def test_what_a_user_adds_to_the_checkpoints_comes_back(mode, tmp_path):
+    run = contract_runs.make_run(tmp_path, mode, *FEW)
+    run.checkpointer.extra["vocabulary"] = ["a", "b"]
+    run.train()
+    assert checkpoint.load(run.checkpointer.last_saved).state["extra"] == {"vocabulary": ["a", "b"]}
+    again = contract_runs.make_run(tmp_path, mode, *FEW, resume=True)
+    assert again.checkpointer.extra == {"vocabulary": ["a", "b"]}

@@ -12,7 +12,8 @@ import toy
 
 from libai import checkpoint
 from libai.engine.hooks import BestCheckpointHook, CallbackHook, CheckpointHook, EarlyStopHook, RandomStateHook
-from libai.engine.trainer.checkpointer import TrainerCheckpointer, find_checkpoint, require_checkpoint
+from libai.engine.run.run_folder import require_checkpoint
+from libai.engine.trainer.checkpointer import TrainerCheckpointer, find_checkpoint
 from libai.launch.stop import STOP, Agreement, _PacedPoll
 from libai.utils.errors import UserError
 

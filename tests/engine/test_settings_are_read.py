@@ -19,7 +19,7 @@ READERS = [path for path in sorted((ROOT / "libai" / "engine").rglob("*.py")) if
 ELSEWHERE = {
     "train.name": ("libai/engine/run/report.py", "train.name"),  # it is a name to be shown
     "train.scheduler": ("libai/config/validation.py", "train.scheduler"),  # becomes lr_scheduler
-    "train.resume": ("libai/cli/train_net.py", "run.train.resume"),
+    "train.resume": ("libai/cli/train_net.py", "config.train.resume"),
     "train.amp.enabled": ("libai/engine/setup/support.py", "if not amp.enabled"),  # with the verdicts on it
     "train.amp.dtype": ("libai/engine/setup/support.py", "return amp.dtype"),
     "graph.enabled": ("libai/config/validation.py", "self.graph.enabled"),  # becomes RunConfig.mode

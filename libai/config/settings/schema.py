@@ -79,6 +79,7 @@ class Checkpointer:
     save_on_exit: bool = _key(
         True, "Also save when a signal or the time limit stops the run, and when it fails between two iterations."
     )
+    weights_only: bool = _key(False, "Save the weights alone; such a run cannot be resumed.")
     async_save: bool = _key(True, "Write in the background, from a copy of the state in the host memory of rank 0.")
 
 
@@ -224,7 +225,7 @@ class Train:
 
     log_period: int = _key(20, "Iterations between two logged ones; metrics are fetched only then.", at_least=1)
     load_weight: LoadWeight = _section(LoadWeight)
-    resume: bool = _key(False, "Continue from the newest checkpoint in `output_dir`.")
+    resume: bool | str = _key(False, "Continue from the newest checkpoint in `output_dir`, or from this one.")
     non_finite: Literal["raise", "skip", "rollback"] = _key(
         "raise", "On a NaN or infinite loss: stop, leave that update out, or go back to the state before."
     )

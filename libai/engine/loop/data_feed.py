@@ -96,8 +96,13 @@ class DataFeed:
         return self._position_before_peek if self._peeked else self._position_of_loader()
 
     def go_to(self, position: Mapping[str, Any] | None, iteration: int) -> None:
-        """Continue from `position`. A loader that cannot take one is read until `iteration`, with a warning."""
+        """Continue from `position`; an empty one leaves the loader where it is.
+
+        A loader that cannot take a position is read until `iteration`, with a warning.
+        """
         self._iterator, self._peeked, self._kept = None, [], []
+        if position is not None and not position:
+            return
         if hasattr(self.loader, "load_state_dict") and position is not None:
             self.loader.load_state_dict(position)
         elif iteration:

@@ -6,16 +6,18 @@ Only names that a run of libai writes are touched. What else is in the folder is
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from libai.checkpoint import list_checkpoints, recorded_run
+from libai.checkpoint import iteration_of, list_checkpoints, recorded_run
 from libai.checkpoint.manifest import MANIFEST
 
+logger = logging.getLogger("libai.engine")
 RUN_FILE, ENV_FILE = "run.json", "env.json"
 PREVIOUS = "previous"
 #: they tell whose the others are, so they are moved last: a move that was cut short continues where it stopped
@@ -81,6 +83,22 @@ def move_aside(folder: Path, run_id: str) -> Path:
         if (folder / name).is_file():
             _rename(folder / name, target / name)
     return target
+
+
+def move_newer_aside(folder: Path, run_id: str, names: Iterable[str], resumed: str) -> None:
+    """Move those of the run's checkpoints `names` that are newer than the `resumed` one to `folder/previous`."""
+    first = iteration_of(resumed) or 0
+    newer = [name for name in names if (iteration_of(name) or 0) > first]
+    if not newer:
+        return
+    number, target = 1, folder / PREVIOUS / f"{run_id}-after-{first}"
+    while target.exists():
+        number += 1
+        target = folder / PREVIOUS / f"{run_id}-after-{first}-{number}"
+    (target / "checkpoints").mkdir(parents=True)
+    for name in newer:
+        _rename(folder / "checkpoints" / name, target / "checkpoints" / name)
+    logger.info("resumed after iteration %d: %d newer checkpoint(s) moved to %s", first, len(newer), target)
 
 
 def _free_target(folder: Path, run_id: str) -> Path:

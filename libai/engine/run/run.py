@@ -29,11 +29,11 @@ from libai.engine.run import modes
 from libai.engine.run.dry_run import dry_run
 from libai.engine.run.parity_start import check_at_start
 from libai.engine.run.report import start_banner, starting_files, write_summary
-from libai.engine.run.run_folder import ReleaseFolderHook, RunFolder, RunFolderHook
+from libai.engine.run.run_folder import ReleaseFolderHook, RunFolder, RunFolderHook, require_checkpoint, saved_seed
 from libai.engine.setup import build
 from libai.engine.setup.auto_mesh import resolve_mesh
 from libai.engine.setup.batch_plan import BatchPlan
-from libai.engine.trainer.checkpointer import TrainerCheckpointer, require_checkpoint, saved_seed
+from libai.engine.trainer.checkpointer import TrainerCheckpointer
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.switching import TRAINERS
 from libai.forward.contract import as_batch_dict
@@ -53,8 +53,9 @@ class Run:
 
     Args:
         cfg: a `RunConfig`, or a lazy config that is validated here.
-        resume: continue the run in `train.output_dir` from its newest verified checkpoint; an error when there is none.
-            Default: `train.resume`.
+        resume: continue the run in `train.output_dir` from its newest verified checkpoint, or from the checkpoint that
+            a path names; an error when there is none. Default: `train.resume`.
+        reset: what a resume does not take from the checkpoint: "optimizer", "schedule", "data".
         import_seconds: what the process took until here, for the report of the start-up; None: not measured.
 
     Attributes: `config`, `folder`, `mesh`, `plan`, `model`, `optimizer`, `lr_scheduler`, `train_loader`,
@@ -64,18 +65,25 @@ class Run:
     """
 
     @phase("build")
-    def __init__(self, cfg: Any, *, resume: bool | None = None, import_seconds: float | None = None):
+    def __init__(
+        self,
+        cfg: Any,
+        *,
+        resume: bool | str | None = None,
+        reset: Sequence[str] = (),
+        import_seconds: float | None = None,
+    ):
         began = time.perf_counter()
         config: Any = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
         self.config = config = resolve_mesh(config)
         device = default_device(config.train.device)
         mode, self.mode_reason = modes.first_mode(config, device)
-        dist = config.train.dist
+        dist, load_weight = config.train.dist, config.train.load_weight
         self.mesh = Mesh.of_this_job(
             device, dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size
         )
         self.output_dir = Path(config.train.output_dir)
-        self.folder = RunFolder(self.output_dir, config.train.resume if resume is None else resume)
+        self.folder = RunFolder(self.output_dir, config.train.resume if resume is None else resume, reset)
         resumed = self.folder.checkpoint
         self.seed = self._choose_seed(resumed)
         seed_everything(self.seed)
@@ -127,6 +135,7 @@ class Run:
             max_to_keep=config.train.checkpointer.max_to_keep,
             keep_every=config.train.checkpointer.keep_every,
             async_save=config.train.checkpointer.async_save,
+            weights_only=config.train.checkpointer.weights_only,
             among=self.folder.owns,
             before_save=self.folder.check,
             facts={
@@ -143,10 +152,9 @@ class Run:
         self.trainer.register_hooks(self.build_hooks())
         self.start_iter, self._is_training = 0, False
         if resumed is not None:
-            self.resume(resumed)
-        elif config.train.load_weight.path:
-            wanted = config.train.load_weight
-            self.load_weights(wanted.path, wanted.strict, wanted.key_mapping, wanted.revise_keys)
+            self.resume(resumed, reset)
+        elif path := load_weight.path:
+            self.load_weights(path, load_weight.key_mapping, load_weight.strict, revise_keys=load_weight.revise_keys)
         self._warn_of_unused()
         self._import_seconds, self._build_seconds = import_seconds, time.perf_counter() - began
         self.compile_seconds: float | None = None
@@ -298,7 +306,7 @@ class Run:
                 write_summary(self)
 
     def _stopped(self) -> StoppedFromOutside:
-        asked_by, saved = self.trainer.loop.agreement.take(STOP), self.checkpointer.last_saved
+        asked_by, saved = self.trainer.loop.agreement.take(STOP), self.checkpointer.resumable
         barrier()  # rank 0 may still have been writing; a rank that leaves earlier makes oneflow abort it
         if is_main_process():
             logger.info(
@@ -372,29 +380,21 @@ class Run:
             ConsoleWriter(progress_bar=False).write(record)
         return metrics
 
-    def dry_run(self) -> None:
-        """See `libai.engine.run.dry_run` (`--dry-run`). Collective."""
-        dry_run(self)
+    dry_run = dry_run  # `--dry-run`
 
     def predict(self, batch: Mapping[str, Any]) -> Any:
         """See `ModelTrainer.predict`."""
         return self.trainer.predict(batch)
 
-    def resume(self, path: Path | None = None) -> None:
-        """Continue from a checkpoint of this run, by default the newest verified one; `UserError` without one."""
-        self.checkpointer.load(path or require_checkpoint(self.checkpointer.root, self.folder.owns))
+    def resume(self, path: Path | None = None, reset: Sequence[str] = ()) -> None:
+        """Continue from a checkpoint, by default this run's newest verified one, but for what `reset` names."""
+        self.checkpointer.load(path or require_checkpoint(self.checkpointer.root, self.folder.owns), reset)
         self.start_iter = self.trainer.completed_iters
 
-    def load_weights(
-        self,
-        path: str,
-        strict: bool = True,
-        key_mapping: Mapping[str, str] | None = None,
-        revise_keys: Sequence[Sequence[str]] | None = None,
-    ) -> None:
+    def load_weights(self, path: str, *args: Any, **kwargs: Any) -> None:
         """Take the model's weights, and nothing else, from elsewhere; arguments as in `checkpoint.load_weights`."""
         from libai import checkpoint
 
-        report = checkpoint.load_weights(path, self.model, key_mapping, strict, revise_keys=revise_keys)
+        report = checkpoint.load_weights(path, self.model, *args, **kwargs)
         if is_main_process():
             logger.info("loaded weights from %s: %s", path, report)

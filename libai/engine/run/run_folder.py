@@ -13,7 +13,7 @@ import secrets
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +23,8 @@ from libai import checkpoint
 from libai.checkpoint.durable import remove_leftovers
 from libai.checkpoint.manifest import STATE
 from libai.engine.loop.hook_base import HookBase
-from libai.engine.run.earlier_runs import ENV_FILE, RUN_FILE, find_run, move_aside, read_json
+from libai.engine.run.earlier_runs import ENV_FILE, RUN_FILE, find_run, move_aside, move_newer_aside, read_json
+from libai.engine.trainer import checkpointer
 from libai.utils.atomic import atomic_write_text
 from libai.utils.distributed import barrier, broadcast_object, get_rank, is_main_process
 from libai.utils.errors import OutputLostError, UserError
@@ -52,21 +53,25 @@ class RunFolder:
 
     Args:
         path: `train.output_dir`.
-        resume: continue the run that the folder holds; an error when there is none.
+        resume: continue the run that the folder holds; an error when there is none. A path names the checkpoint: one of
+            this run, or of another, whose state a new run then begins with.
+        reset: what is not taken from it, for a check.
 
     Attributes:
-        run_id: of this run; a resumed one keeps its id.
-        checkpoint: the newest verified checkpoint of the run that is resumed, else None.
+        run_id: of this run; one that is continued keeps its id.
+        checkpoint: what is resumed, by default the newest verified checkpoint of the run, else None.
         texts: name → content of `config.yaml` and `env.json`, once the run has begun.
     """
 
-    def __init__(self, path: Path, resume: bool):
+    def __init__(self, path: Path, resume: bool | str, reset: Collection[str] = ()):
         self.path = path
         self.root = path / "checkpoints"
         self.texts: dict[str, str] = {}
+        _check_reset(reset, bool(resume))
         found = _on_rank_0(lambda: self._identify(resume))
         self.run_id: str = found["run_id"]
         self.checkpoint = self.root / found["checkpoint"] if found["checkpoint"] else None
+        self._continues: bool = found["continues"]
         self._names: list[str] = found["names"]
         self._has_begun = False
         self._is_held = False  # on every rank, though rank 0 alone has the lock
@@ -77,18 +82,28 @@ class RunFolder:
 
     # ------------------------------------------------------------------ which run
 
-    def _identify(self, resume: bool) -> dict[str, Any]:
-        if not resume:
+    def _identify(self, resume: bool | str) -> dict[str, Any]:
+        chosen = checkpoint_of(Path(resume)) if isinstance(resume, str) and resume else None
+        run_id = find_run(self.path)
+        if chosen is not None and run_id is not None and is_of_run(chosen, run_id) and self._holds(chosen):
+            return self._continued(run_id, chosen.name)
+        if chosen is not None or not resume:
             kept = self._id_of_this_job()
             new = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
-            return {"run_id": kept or new, "checkpoint": None, "names": []}
-        run_id = find_run(self.path)
+            begins = None if chosen is None else str(chosen.resolve())
+            return {"run_id": kept or new, "checkpoint": begins, "names": [], "continues": False}
         if run_id is None:
             raise UserError(_nothing_to_resume(self.root))
         path = find_checkpoint(self.root, run_id, _seed_of(self.path))
         if path is None:
             raise UserError(_nothing_to_resume(self.root, run_id))
-        return {"run_id": run_id, "checkpoint": path.name, "names": self._own_names(run_id)}
+        return self._continued(run_id, path.name)
+
+    def _continued(self, run_id: str, name: str) -> dict[str, Any]:
+        return {"run_id": run_id, "checkpoint": name, "names": self._own_names(run_id), "continues": True}
+
+    def _holds(self, path: Path) -> bool:
+        return self.root.is_dir() and path.parent.resolve() == self.root.resolve()
 
     def _id_of_this_job(self) -> str | None:
         """The id of a run that this same job has begun, before tools/launch.py started it again."""
@@ -152,7 +167,7 @@ class RunFolder:
         if self._has_begun:
             if read_json(self.path / RUN_FILE).get("run_id") != self.run_id:
                 raise UserError(f"{self.path} holds another run than {self.run_id} now. Set another train.output_dir.")
-        elif self.checkpoint is not None and self._names != self._own_names(self.run_id):
+        elif self._continues and self._names != self._own_names(self.run_id):
             raise UserError(
                 f"run {self.run_id} in {self.path} was continued by another job while this one was starting. Start "
                 "again with --resume to continue from where that job has ended."
@@ -160,10 +175,12 @@ class RunFolder:
 
     def _start(self, contents: Callable[[], Mapping[str, str]]) -> None:
         earlier = find_run(self.path)
-        if self.checkpoint is None and earlier == self.run_id:
+        if self._continues and self.checkpoint is not None:
+            move_newer_aside(self.path, self.run_id, self._names, self.checkpoint.name)
+        elif earlier == self.run_id:
             (self.path / "metrics.jsonl").unlink(missing_ok=True)  # the same iterations are made again
             logger.info("run %s begins again: its job had failed before its first checkpoint", self.run_id)
-        elif self.checkpoint is None and earlier is not None:
+        elif earlier is not None:
             target = move_aside(self.path, earlier)
             logger.info("%s held run %s: moved to %s", self.path, earlier, target)
         identity = {"run_id": self.run_id, "job": os.environ.get(JOB_VARIABLE)}
@@ -271,6 +288,41 @@ def find_checkpoint(root: Path, run_id: str, seed: int | None = None) -> Path | 
     if path is not None and runs[path] is None:
         logger.info("%s was written by an older libai and names no run: taken as one of run %s", path, run_id)
     return path
+
+
+def checkpoint_of(given: Path) -> Path:
+    """The checkpoint that a user means by `given`: one, a folder of them (`last` and `best` are names in it), or the
+    output folder of a run. For rank 0."""
+    inner = given / "checkpoints"
+    path = checkpoint.resolve(inner if inner.is_dir() else given)
+    if not (path / STATE).is_file():
+        raise UserError(
+            f"--resume {given} names no checkpoint of a run: {path} has no {STATE}. For its weights alone: "
+            f"train.load_weight={given}."
+        )
+    return path
+
+
+def _check_reset(reset: Collection[str], resumes: bool) -> None:
+    """Raise `UserError` for parts that there are not, and where nothing is resumed."""
+    unknown = [part for part in reset if part not in checkpointer.RESETTABLE]
+    if unknown:
+        raise UserError(f"--reset {unknown[0]}: a resume can leave out {', '.join(checkpointer.RESETTABLE)}.")
+    if reset and not resumes:
+        raise UserError(f"--reset {','.join(reset)} has nothing to leave out: nothing is resumed. Add --resume.")
+
+
+def require_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> Path:
+    """The newest checkpoint in `root` that verifies; `UserError` when there is none. Collective."""
+    path = checkpointer.find_checkpoint(root, among)
+    if path is None:
+        raise UserError(_nothing_to_resume(root))
+    return path
+
+
+def saved_seed(path: Path) -> int | None:
+    """The seed of the run that wrote the checkpoint, which a run with `train.seed=null` takes over."""
+    return checkpoint.load(path).state.get("facts", {}).get("seed")
 
 
 def _nothing_to_resume(root: Path, run_id: str | None = None) -> str:

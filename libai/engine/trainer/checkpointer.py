@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("libai.engine")
 _WAIT_SECONDS = 0.02
 Best = tuple[str, float]
+#: what a resume can leave as it is in this run, instead of taking it from the checkpoint
+RESETTABLE = ("optimizer", "schedule", "data")
 
 
 class TrainerCheckpointer:
@@ -33,6 +35,7 @@ class TrainerCheckpointer:
         max_to_keep: newest checkpoints that stay; the best one stays too.
         keep_every: checkpoints whose iteration is a multiple of it stay for ever.
         async_save: write in a background thread; rank 0 then keeps one copy of all tensors in host memory.
+        weights_only: save the weights and the facts alone; no run can be resumed from that.
         facts: JSON-able facts of the run to store beside the state (run id, seed, layout, ...).
         among: which checkpoints in `root` retention is about, such as those of this run; default: all.
         before_save: called on rank 0 before each save; what it raises ends the save on every rank.
@@ -41,6 +44,7 @@ class TrainerCheckpointer:
         last_saved: the newest checkpoint that this object wrote, is writing, or resumed.
         num_saves, stall_seconds: how often and how long saving has held up training, counted from the moment at which
             this rank's device has finished the iteration.
+        extra: JSON values of the user that every checkpoint holds; a resume brings back what the checkpoint has.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class TrainerCheckpointer:
         max_to_keep: int | None = None,
         keep_every: int | None = None,
         async_save: bool = False,
+        weights_only: bool = False,
         facts: Mapping[str, Any] | None = None,
         among: Callable[[Path], bool] | None = None,
         before_save: Callable[[], None] | None = None,
@@ -66,8 +71,9 @@ class TrainerCheckpointer:
         self._best: Path | None = None
         #: how the run came to its mode: "mode_reason", "build_seconds"; stored beside the state
         self.mode_facts: dict[str, Any] = {}
+        self.extra: dict[str, Any] = {}
         self._last_saved_iter = -1
-        self._is_async = async_save
+        self._is_async, self._weights_only = async_save, weights_only
         self._background: AsyncCheckpointer | None = None
         self._bests: dict[Path, Best] = {}  # to be marked when they have been written
         self._in_flight: Path | None = None
@@ -162,6 +168,8 @@ class TrainerCheckpointer:
     def snapshot(self) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
         """`(tensors, state)` of the trainer as the checkpoint library takes them. Collective."""
         trainer = self.trainer
+        if self._weights_only:
+            return {"model": trainer.model.state_dict()}, self._facts_of_state()
         optimizer_tensors, optimizer_scalars = trainer.optimizer_state.export()
         state = {**self._state(trainer.state_dict()), "optimizer": optimizer_scalars}
         return {"model": trainer.model.state_dict(), "optimizer": optimizer_tensors}, state
@@ -169,10 +177,17 @@ class TrainerCheckpointer:
     def _state(self, trainer_state: Mapping[str, Any]) -> dict[str, Any]:
         from libai.scheduler import scheduler_state
 
-        scheduler, graph = self.trainer.lr_scheduler, self.trainer.graph
+        scheduler = self.trainer.lr_scheduler
         return {
             "trainer": trainer_state,
             "lr_scheduler": None if scheduler is None else scheduler_state(scheduler, self.trainer.optimizer),
+            **self._facts_of_state(),
+        }
+
+    def _facts_of_state(self) -> dict[str, Any]:
+        graph = self.trainer.graph
+        return {
+            "extra": self.extra,
             "mode": self.trainer.mode,
             "libai_version": __version__,
             "facts": self._facts,
@@ -227,14 +242,15 @@ class TrainerCheckpointer:
         return self.trainer.iter
 
     @phase("load")
-    def load(self, path: str | Path) -> None:
+    def load(self, path: str | Path, reset: Collection[str] = ()) -> None:
         """Take everything back from one checkpoint: weights, optimizer, schedule, iteration, data position, hooks.
 
-        Raises `CheckpointError` when the model or the optimizer differ from the saved ones, or when the checkpoint
-        holds weights but no run. Collective when parameters are global.
+        `reset`: parts of `RESETTABLE` that stay as they are in this run; a table in the log shows both. Raises
+        `CheckpointError` when the model or the optimizer differ from the saved ones, or when the checkpoint holds
+        weights but no run. Collective when parameters are global.
         """
         trainer = self.trainer
-        saved = self.take_back(path)
+        saved = self.take_back(path, reset)
         self._warn_of_changes(saved)
         self.last_saved = Path(path)
         # an iteration that was cut short will be finished and is then saved again
@@ -245,8 +261,15 @@ class TrainerCheckpointer:
             run_id = self._facts.get("run_id")
             of_run = f" of run {run_id}" if run_id else ""
             logger.info("resumed %s after iteration %d%s%s", path, trainer.iter, of_run, switched)
+            if reset:
+                logger.info("%s", self._describe_reset(saved, reset))
 
-    def take_back(self, path: str | Path) -> Checkpoint:
+    @property
+    def resumable(self) -> Path | None:
+        """The newest checkpoint that a run can be resumed from."""
+        return None if self._weights_only else self.last_saved
+
+    def take_back(self, path: str | Path, reset: Collection[str] = ()) -> Checkpoint:
         """`load` without a word, and without taking the checkpoint for one that this object has written. Collective."""
         from libai import checkpoint
 
@@ -254,11 +277,26 @@ class TrainerCheckpointer:
         saved = checkpoint.load(path)
         _require_run(saved)
         checkpoint.load_weights(path, trainer.model, strict=True)
-        # an optimizer without state, such as plain SGD, has no tensors to save
-        trainer.optimizer_state.load(saved.tensors.get("optimizer", {}), saved.state["optimizer"])
-        self._load_schedule(saved.state["lr_scheduler"])
-        trainer.load_state_dict(saved.state["trainer"])
+        if "optimizer" not in reset:  # one without state, such as plain SGD, has no tensors to save
+            trainer.optimizer_state.load(saved.tensors.get("optimizer", {}), saved.state["optimizer"])
+        if "schedule" not in reset:
+            self._load_schedule(saved.state["lr_scheduler"])
+        state = saved.state["trainer"]
+        trainer.load_state_dict({**state, "data_loader": {}} if "data" in reset else state)
+        self.extra = dict(saved.state.get("extra", {}))
         return saved
+
+    def _describe_reset(self, saved: Checkpoint, reset: Collection[str]) -> str:
+        """A table: what the checkpoint has of each part that is reset, and what this run has."""
+        state, now = saved.state, self._state({})
+        held = len(saved.tensors.get("optimizer", {}))
+        rows = {
+            "optimizer": (f"{held} tensors, {state['optimizer'].get('step')} updates", "a new one"),
+            "schedule": tuple(_describe_schedule(one["lr_scheduler"]) for one in (state, now)),
+            "data": (str(state["trainer"].get("data_loader")), str(self.trainer.feed.position())),
+        }
+        lines = [f"  {part:<10} {rows[part][0]} -> {rows[part][1]}" for part in RESETTABLE if part in reset]
+        return "\n".join(["reset (checkpoint -> this run):", *lines])
 
     def _load_schedule(self, saved: Mapping[str, Any] | None) -> None:
         from libai.scheduler import load_scheduler_state
@@ -286,6 +324,13 @@ class TrainerCheckpointer:
                 logger.warning("%s was %s in the resumed run and is %s now: %s", name, old, new, consequence)
 
 
+def _describe_schedule(state: Mapping[str, Any] | None) -> str:
+    if state is None:
+        return "none"
+    rates = ", ".join(f"{rate:.4g}" for rate in dict.fromkeys(state["lrs"]))
+    return f"{state['class']} at {rates}"
+
+
 @phase("load")
 def find_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> Path | None:
     """The newest checkpoint in `root` that verifies, or None. Rank 0 looks, reading every byte. Collective.
@@ -308,26 +353,6 @@ def find_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> 
     if "error" in found:
         raise checkpoint.CheckpointError(found["error"])
     return root / found["name"] if found["name"] else None
-
-
-def require_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> Path:
-    """`find_checkpoint(root)`; a `UserError` when `--resume` has nothing to continue from. Collective."""
-    path = find_checkpoint(root, among)
-    if path is None:
-        found = sorted(p.name for p in root.iterdir()) if root.is_dir() else None
-        state = "the folder does not exist" if found is None else f"it holds {found or 'nothing'}"
-        raise UserError(
-            f"--resume found no usable checkpoint in {root}: {state}. Leave --resume out to start from the beginning, "
-            "or set train.output_dir to the folder of the run to continue."
-        )
-    return path
-
-
-def saved_seed(path: Path) -> int | None:
-    """The seed of the run that wrote the checkpoint, which a run with `train.seed=null` adopts."""
-    from libai import checkpoint
-
-    return checkpoint.load(path).state.get("facts", {}).get("seed")
 
 
 def _require_run(saved: Checkpoint) -> None:

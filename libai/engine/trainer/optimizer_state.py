@@ -11,7 +11,7 @@ from oneflow import nn
 
 from libai.engine.graph.graphs import MODULE_NAME, TrainGraph
 from libai.oneflow_fixes.internals import wait_for_device
-from libai.optim import JoinedUpdates, export_graph_state, export_state, import_state, to_graph_state
+from libai.optim import JoinedUpdates, check_state_names, export_graph_state, export_state, import_state, to_graph_state
 from libai.parallel import Layout, whole
 
 
@@ -93,6 +93,7 @@ class GraphOptimizerState(OptimizerState):
 
     def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
         """See `OptimizerState.load`. A compiled graph takes the state in place."""
+        check_state_names(self.optimizer, self._parameters(), tensors, scalars)
         self.optimizer._state["step"] = int(scalars["step"])
         for parameter in self.model.parameters():
             if self.optimizer._state.get(parameter):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,10 @@ class Rehearsal(Run):
         interrupt = None if self._stop_after is None else _InterruptAfter(self._stop_after)
         return [*super().build_hooks(), interrupt]
 
-    def resume(self, path: Path | None = None) -> None:
+    def resume(self, path: Path | None = None, reset: Sequence[str] = ()) -> None:
         """As the run itself does it, and then without what the sabotage leaves out."""
         schedule = None if self.lr_scheduler is None else scheduler_state(self.lr_scheduler, self.optimizer)
-        super().resume(path)
+        super().resume(path, reset)
         if self._sabotage == "rng":
             self._drop_random_states()
         elif self._sabotage == "seed":

@@ -66,9 +66,18 @@ class Doctests(Extension):
 
 
 def on_config(config):
-    pages = sorted(path.name for path in (ROOT / "docs/decisions").glob("[0-9]*.md"))
-    config.nav.append({"Decisions": ["decisions/README.md", *(f"decisions/{name}" for name in pages)]})
+    new = sorted({path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"} - set(pages(config.nav)))
+    decisions = sorted(path.name for path in (ROOT / "docs/decisions").glob("[0-9]*.md"))
+    config.nav += [{"More": new}] if new else []
+    config.nav.append({"Decisions": ["decisions/README.md", *(f"decisions/{name}" for name in decisions)]})
     return config
+
+
+def pages(nav):
+    """The files that a navigation names."""
+    if isinstance(nav, str):
+        return [nav]
+    return [page for part in (nav.values() if isinstance(nav, dict) else nav) for page in pages(part)]
 
 
 def on_files(files, config):

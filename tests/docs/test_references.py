@@ -9,6 +9,8 @@ import jobs
 import pytest
 from test_readme import ROOT, broken_links, headings, missing_paths
 
+from libai.oneflow_fixes.fixes import FIXES
+
 PAGES = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("projects/**/*.md"), *ROOT.glob("tests/**/*.md")]
 )
@@ -55,6 +57,12 @@ def test_pages_name_and_link_nothing_outside_of_the_repository(page):
     text = page.read_text()
     assert unknown_references(text) == []
     assert links_outside(page, text) == []
+
+
+def test_the_table_of_fixes_names_all_optional_ones():
+    text = (ROOT / "docs/performance.md").read_text()
+    named = re.findall(r"^\| `([\w-]+)` \|", text[text.index("| fix |") : text.index("**CPU kernels.**")], re.MULTILINE)
+    assert named == [fix.name for fix in FIXES if not fix.is_needed]
 
 
 DECISIONS = sorted(ROOT.glob("docs/decisions/[0-9]*.md"))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from libai.config import LazyConfig, solve_batch_sizes, validate
+from libai.launch.installation import LIBAI, shipped_config
 from libai.utils.errors import UserError
 
 #: a constant learning rate, which a stock graph needs, and nothing in the loop but training
@@ -117,7 +118,7 @@ class Case:
 class Request:
     """What the command line asks for.
 
-    tool: absolute path of tools/benchmark.py, which is also the file of every rank; the launcher lies beside it.
+    tool: absolute path of tools/benchmark.py.
     sweep: a setting and its values, one case each. commands: name → command line of a variant of the user.
     """
 
@@ -155,7 +156,7 @@ def make_cases(request: Request) -> list[Case]:
 
 def checkpoint_case(tool: Path) -> Case:
     """A GPT of 50 million weights, 0.6 GB with its optimizer, trained eagerly: what a checkpoint costs it."""
-    config = str(tool.parent.parent / "configs" / "gpt_stdlib.py")
+    config = str(shipped_config("gpt_stdlib"))
     size = ("model.hidden_size=512", "model.num_layers=16", "model.num_heads=8", "train.train_micro_batch_size=4")
     request = Request(tool, (config,), (*size, "optim.lr=1e-4"), modes=("eager",), peak=False, twin=False)
     (case,) = make_cases(request)
@@ -202,7 +203,7 @@ def _variants_of(request: Request, config: str, overrides: tuple[str, ...], coun
     device = _load(config, settings, count).train.device
 
     def spec(mode: Mode, name: str, **fields: Any) -> VariantSpec:
-        command = [sys.executable, str(request.tool.parent / "launch.py"), str(request.tool), config, str(count)]
+        command = [*LIBAI, "launch", "libai.cli.commands.benchmark", config, str(count)]
         command += [*settings, "train.output_dir={folder}/run"]
         if mode.base != "gemm":
             command.append(f"graph.enabled={str(mode.base == 'graph').lower()}")

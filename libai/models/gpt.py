@@ -57,6 +57,7 @@ class GPT(nn.Module):
         check_sizes(vocab_size=vocab_size, max_seq_length=max_seq_length)
         check_transformer(hidden_size, num_layers, num_heads, mlp_ratio)
         self.ignore_index = ignore_index
+        self.max_seq_length = max_seq_length
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
         self.position_embedding = nn.Parameter(flow.zeros(max_seq_length, hidden_size))
         self.embedding_dropout = Dropout(dropout)

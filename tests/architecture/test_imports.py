@@ -29,7 +29,7 @@ FLOORS = (
     ("engine.hooks",),
     ("engine.run",),
     ("engine",),  # its __init__.py, which gives users their names
-    ("engine.verify", "benchmark", "benchmark.profiling", "benchmark.pytorch", "hf"),
+    ("engine.verify", "benchmark", "benchmark.profiling", "benchmark.pytorch", "hf", "inference"),
     ("cli",),
     ("cli.commands",),
 )

@@ -22,7 +22,7 @@ from libai.scheduler import in_sequence
 
 #: page -> how many blocks it has, so that a new one is not forgotten; those in jobs are counted too
 COUNTS = {"hooks": 2, "quickstart": 1, "data": 3, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 5}
-COUNTS.update(checkpoints=2, pretrained=1, training=1)
+COUNTS.update(checkpoints=2, pretrained=2, training=1)
 
 
 def block(page: str, index: int = 0) -> str:
@@ -72,6 +72,8 @@ def test_pretrained(tmp_path, monkeypatch):
     assert type(made["model"]).__name__ == "Llama"
     for file in folder.glob("model*"):
         assert (tmp_path / "my_model" / file.name).read_bytes() == file.read_bytes()
+    made = run(block("pretrained", 1), model=made["model"])
+    assert all([len(row) for row in made[kind]] == [8, 8] for kind in ("tokens", "drawn", "beams"))
 
 
 def test_training():

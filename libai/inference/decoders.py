@@ -1,0 +1,164 @@
+"""The next token's scores for rows of tokens that grow by one: with and without a cache, eagerly and compiled.
+
+A row is padded on the left, so that all rows end together. What a token may see and its position follow from that and
+are made with NumPy: they are a few numbers for each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from libai.oneflow_fixes.compiled_graph import CompiledGraph
+
+_HIDDEN = np.float32(-1e9)
+
+
+class KeyValues:
+    """Keys and values of one layer that earlier tokens left, (batch, heads, length, head size); None at first."""
+
+    def __init__(self, past: tuple[flow.Tensor, flow.Tensor] | None = None):
+        self.past = past
+
+    def append(self, k: flow.Tensor, v: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
+        """All keys and values, those of the new tokens last; these stay in `new`, all in `full`."""
+        self.new = k, v
+        self.full = (k, v) if self.past is None else tuple(flow.cat(pair, dim=2) for pair in zip(self.past, (k, v)))
+        return self.full
+
+
+class Decoder:
+    """Rows of tokens and their next token's scores, (batch, vocabulary) float32.
+
+    `start(tokens, is_token)`, each (batch, length), begins rows; `append(tokens)`, (batch,), adds one token to each.
+    `select(rows)` goes on from other rows, as beams do. This one computes every token again each time.
+    """
+
+    def __init__(self, model: Any):
+        self.model = model
+
+    def start(self, tokens: np.ndarray, is_token: np.ndarray, capacity: int) -> np.ndarray:
+        """`capacity`: the longest that a row will become."""
+        self._is_token, self._capacity = is_token, capacity
+        return self._compute_prompt(tokens)
+
+    def append(self, tokens: np.ndarray) -> np.ndarray:
+        """Add `tokens` (batch,) to the rows; the scores of those behind them."""
+        self._is_token = np.pad(self._is_token, ((0, 0), (0, 1)), constant_values=True)
+        return self._compute_token(tokens[:, None])
+
+    def select(self, rows: np.ndarray) -> None:
+        """Continue from `rows` (batch,), numbers of rows as they are now."""
+        self._is_token = self._is_token[rows]
+        self._select(rows)
+
+    def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
+        self._tokens = tokens
+        return _scores(self.model, None, *map(flow.from_numpy, (tokens, self._positions(), self._mask()))).numpy()
+
+    def _compute_token(self, tokens: np.ndarray) -> np.ndarray:
+        return self._compute_prompt(np.concatenate([self._tokens, tokens], axis=1))
+
+    def _select(self, rows: np.ndarray) -> None:
+        self._tokens = self._tokens[rows]
+
+    def _positions(self) -> np.ndarray:
+        return np.maximum(self._is_token.cumsum(axis=1) - 1, 0)
+
+    def _mask(self) -> np.ndarray:
+        """What every token adds to its scores: (batch, 1, length, length)."""
+        length = self._is_token.shape[1]
+        is_hidden = ~self._is_token[:, None, None, :] | np.triu(np.ones((length, length), bool), 1)
+        return is_hidden.astype(np.float32) * _HIDDEN
+
+
+class CachedDecoder(Decoder):
+    """Computes new tokens only; keys and values of the others are kept."""
+
+    def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
+        self._caches: list[KeyValues] = [KeyValues() for _ in self.model.blocks]
+        return self._compute(tokens, self._positions(), self._mask())
+
+    def _compute_token(self, tokens: np.ndarray) -> np.ndarray:
+        self._caches = [KeyValues(cache.full) for cache in self._caches]
+        return self._compute(tokens, self._positions()[:, -1:], self._mask()[:, :, -1:])
+
+    def _compute(self, tokens: np.ndarray, *others: np.ndarray) -> np.ndarray:
+        return _scores(self.model, self._caches, *map(flow.from_numpy, (tokens, *others))).numpy()
+
+    def _select(self, rows: np.ndarray) -> None:
+        index = flow.from_numpy(rows)
+        for cache in self._caches:
+            cache.full = tuple(flow.index_select(tensor, 0, index) for tensor in cache.full)
+
+
+class GraphDecoder(Decoder):
+    """As `CachedDecoder` by two compiled graphs, for a prompt and for a token. Their shapes are fixed: other numbers of
+    rows, lengths of prompts or capacities compile others, of which the last ones are kept."""
+
+    def __init__(self, model: Any):
+        super().__init__(model)
+        self._graphs: dict[tuple[int, ...], tuple[_Prompt, _Token]] = {}
+
+    def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
+        shape = (*tokens.shape, self._capacity)
+        if shape not in self._graphs:
+            self._graphs = {shape: (_Prompt(self.model), _Token(self.model))}
+        self._prompt, self._token = self._graphs[shape]
+        scores, new = self._prompt(*map(flow.from_numpy, (tokens, self._positions(), self._mask())))
+        new = new.numpy()
+        self._past = np.zeros((*new.shape[:3], self._capacity, new.shape[4]), np.float32)
+        return self._keep(scores, new)
+
+    def _compute_token(self, tokens: np.ndarray) -> np.ndarray:
+        is_seen = np.zeros((len(tokens), self._capacity + 1), bool)
+        is_seen[:, : self._length] = self._is_token[:, :-1]
+        is_seen[:, -1] = True
+        mask = np.where(is_seen, np.float32(0.0), _HIDDEN)[:, None, None]
+        given = (tokens, self._positions()[:, -1:], mask, self._past)
+        return self._keep(*self._token(*map(flow.from_numpy, given)))
+
+    def _keep(self, scores: flow.Tensor, new: flow.Tensor | np.ndarray) -> np.ndarray:
+        new = new if isinstance(new, np.ndarray) else new.numpy()
+        self._length = self._is_token.shape[1]
+        self._past[:, :, :, self._length - new.shape[3] : self._length] = new
+        return scores.numpy()
+
+    def _select(self, rows: np.ndarray) -> None:
+        self._past = np.take(self._past, rows, axis=1)  # plain indexing would give it another order in memory
+
+
+class _Prompt(CompiledGraph):
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def build(self, tokens: flow.Tensor, positions: flow.Tensor, mask: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
+        """Scores, and the keys and values of all layers, (2 * layers, batch, heads, length, head size)."""
+        return _with_new(self.model, [KeyValues() for _ in self.model.blocks], tokens, positions, mask)
+
+
+class _Token(_Prompt):
+    def build(  # type: ignore[override]
+        self, tokens: flow.Tensor, positions: flow.Tensor, mask: flow.Tensor, past: flow.Tensor
+    ) -> tuple[flow.Tensor, flow.Tensor]:
+        """As `_Prompt`; `past` has its layout, filled from the left."""
+        caches = [KeyValues((past[i], past[i + 1])) for i in range(0, past.shape[0], 2)]
+        return _with_new(self.model, caches, tokens, positions, mask)
+
+
+def _with_new(model: Any, caches: Sequence[KeyValues], *inputs: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
+    scores = _scores(model, caches, *inputs)
+    return scores, flow.stack([tensor for cache in caches for tensor in cache.new], dim=0)
+
+
+def _scores(
+    model: Any, caches: Sequence[KeyValues] | None, tokens: flow.Tensor, positions: flow.Tensor, mask: flow.Tensor
+) -> flow.Tensor:
+    with flow.no_grad():
+        features = model.features(tokens, positions=positions, mask=mask, caches=caches)
+        return model.logits(features[:, -1])

@@ -1,0 +1,165 @@
+"""Generation from a language model: which token comes next, row by row, until all rows have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from libai.inference.decoders import CachedDecoder, Decoder, GraphDecoder
+from libai.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """How tokens are chosen.
+
+    Args:
+        max_new_tokens: at most so many for each prompt.
+        temperature: 0 takes the likeliest token; others divide the scores by it before one is drawn.
+        top_k: draw among so many likeliest tokens; 0 among all.
+        top_p: draw among the likeliest tokens that together have this probability.
+        num_beams: above 1, keep so many continuations and return the likeliest.
+        length_penalty: beams are compared by log probability / length^length_penalty.
+        stop_token: ends a row and is its last token; None for none.
+        seed: of what is drawn; the same in both modes.
+    """
+
+    max_new_tokens: int = 20
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    stop_token: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        bounds = {"max_new_tokens": 1, "num_beams": 1, "temperature": 0.0, "top_k": 0}
+        for name, least in bounds.items():
+            if not getattr(self, name) >= least:
+                raise UserError(f"{name}={getattr(self, name)!r}: it must be at least {least}.")
+        if not 0.0 < self.top_p <= 1.0:
+            raise UserError(f"top_p={self.top_p!r} is a probability: it must be above 0 and at most 1.")
+        if self.num_beams > 1 and self.temperature > 0:
+            raise UserError(
+                f"num_beams={self.num_beams} searches and temperature={self.temperature} draws: leave one of them out."
+            )
+
+
+class Generator:
+    """Continues prompts with a causal language model (`GPT`, `Llama`), put into eval mode.
+
+    Args:
+        is_graph: compile the steps. Each shape (number of prompts, longest prompt, length) is compiled once.
+        uses_cache: keep keys and values of earlier tokens; without, every token is computed again in each step.
+    """
+
+    def __init__(self, model: Any, is_graph: bool = False, uses_cache: bool = True):
+        if is_graph and not uses_cache:
+            raise UserError("is_graph=True computes with a cache, whose shapes are fixed. Leave uses_cache=True.")
+        self._decoder = (GraphDecoder if is_graph else CachedDecoder if uses_cache else Decoder)(model.eval())
+        self._max_length = model.max_seq_length
+
+    def generate(self, prompts: Sequence[Sequence[int]], options: GenerationOptions | None = None) -> list[list[int]]:
+        """The new tokens of each prompt. Prompts may differ in length; what is generated does not depend on that."""
+        options = options or GenerationOptions()
+        if options.num_beams > 1:
+            return self._search(prompts, options)
+        steps = np.stack(list(self.stream(prompts, options)), axis=1)
+        return [_until_stop(row, options.stop_token) for row in steps.tolist()]
+
+    def stream(
+        self, prompts: Sequence[Sequence[int]], options: GenerationOptions | None = None
+    ) -> Iterator[np.ndarray]:
+        """The next token of every prompt, (prompts,) int64, as soon as it is known; rows that have ended repeat
+        `stop_token`. Not for beams, whose tokens are known at the end only."""
+        options = options or GenerationOptions()
+        if options.num_beams > 1:
+            raise UserError(f"num_beams={options.num_beams}: beams cannot be streamed. Use generate.")
+        random = [np.random.default_rng([options.seed, row]) for row in range(len(prompts))]
+        has_ended = np.zeros(len(prompts), bool)
+        scores = self._start(prompts, options)
+        for step in range(options.max_new_tokens):
+            tokens = np.array([_choose(row, options, rng) for row, rng in zip(scores, random)])
+            if options.stop_token is not None:
+                tokens = np.where(has_ended, options.stop_token, tokens)
+                has_ended |= tokens == options.stop_token
+            yield tokens
+            if has_ended.all() or step + 1 == options.max_new_tokens:
+                return
+            scores = self._decoder.append(tokens)
+
+    def _start(self, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> np.ndarray:
+        longest = max(map(len, prompts), default=0)
+        if not all(map(len, prompts)) or not longest:
+            raise UserError("a prompt has no token, so there is nothing to continue. Begin it with one.")
+        if longest + options.max_new_tokens > self._max_length:
+            raise UserError(
+                f"a prompt of {longest} tokens and max_new_tokens={options.max_new_tokens} are more than the model's "
+                f"{self._max_length} positions. Shorten one of them."
+            )
+        tokens = np.zeros((len(prompts), longest), np.int64)
+        is_token = np.zeros(tokens.shape, bool)
+        for row, prompt in enumerate(prompts):
+            tokens[row, longest - len(prompt) :] = prompt
+            is_token[row, longest - len(prompt) :] = True
+        return self._decoder.start(tokens, is_token, longest + options.max_new_tokens)
+
+    def _search(self, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> list[list[int]]:
+        """Beam search: all prompts at once, each in `num_beams` rows."""
+        count, width = len(prompts), options.num_beams
+        log_probs = _log_softmax(self._start([p for p in prompts for _ in range(width)], options))
+        totals = np.full((count, width), -np.inf)
+        totals[:, 0] = 0.0  # the rows of a prompt are equal at first
+        texts: list[list[list[int]]] = [[[] for _ in range(width)] for _ in prompts]
+        ended: list[list[tuple[float, list[int]]]] = [[] for _ in prompts]
+        for step in range(options.max_new_tokens):
+            vocabulary = log_probs.shape[1]
+            candidates = (totals.reshape(-1, 1) + log_probs).reshape(count, width * vocabulary)
+            best = np.argsort(-candidates, axis=1, kind="stable")[:, : 2 * width]
+            rows = np.zeros((count, width), np.int64)
+            chosen = np.zeros((count, width), np.int64)
+            for i in range(count):
+                kept: list[tuple[int, int, float, list[int]]] = []
+                for flat in best[i]:
+                    beam, token = divmod(int(flat), vocabulary)
+                    text, total = [*texts[i][beam], token], candidates[i, flat]
+                    if token == options.stop_token:
+                        ended[i].append((total / len(text) ** options.length_penalty, text))
+                    elif len(kept) < width:
+                        kept.append((beam, token, total, text))
+                while len(kept) < width:  # a vocabulary smaller than the beams
+                    kept.append((*kept[-1][:2], -np.inf, kept[-1][3]))
+                rows[i] = [i * width + beam for beam, *_ in kept]
+                chosen[i] = [token for _, token, *_ in kept]
+                totals[i] = [total for *_, total, _ in kept]
+                texts[i] = [text for *_, text in kept]
+            if step + 1 < options.max_new_tokens:
+                self._decoder.select(rows.reshape(-1))
+                log_probs = _log_softmax(self._decoder.append(chosen.reshape(-1)))
+        for i in range(count):
+            ended[i] += [(total / len(t) ** options.length_penalty, t) for total, t in zip(totals[i], texts[i])]
+        return [max(found, key=lambda pair: pair[0])[1] for found in ended]
+
+
+def _choose(scores: np.ndarray, options: GenerationOptions, random: np.random.Generator) -> int:
+    """The next token of one row."""
+    if options.temperature == 0:
+        return int(scores.argmax())
+    order = np.argsort(-scores, kind="stable")[: options.top_k or None]
+    probabilities = np.exp(_log_softmax(scores[order].astype(np.float64) / options.temperature))
+    before = np.cumsum(probabilities) - probabilities
+    probabilities = np.where(before < options.top_p, probabilities, 0.0)
+    return int(order[random.choice(len(order), p=probabilities / probabilities.sum())])
+
+
+def _log_softmax(scores: np.ndarray) -> np.ndarray:
+    shifted = scores.astype(np.float64) - scores.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def _until_stop(tokens: list[int], stop_token: int | None) -> list[int]:
+    return tokens[: tokens.index(stop_token) + 1] if stop_token in tokens else tokens

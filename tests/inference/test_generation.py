@@ -1,0 +1,133 @@
+"""Generation: every way to compute gives the same tokens, and every way to choose gives those that it promises."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from libai.inference import GenerationOptions, Generator
+from libai.models import GPT, Llama
+from libai.utils.errors import UserError
+
+VOCABULARY, LONGEST = 23, 32
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [3, 5, 8, 9]]
+MODELS = {
+    "gpt": lambda: GPT(VOCABULARY, LONGEST, 24, 2, 3),
+    "llama": lambda: Llama(VOCABULARY, LONGEST, 24, 2, 6, 40, num_kv_heads=2),
+}
+
+
+def build(name: str) -> Any:
+    """With weights large enough that the likeliest token changes from place to place."""
+    flow.manual_seed(2)
+    model = MODELS[name]()
+    for parameter in model.parameters():
+        if parameter.ndim >= 2:
+            parameter.data.mul_(3.0)
+    return model
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> Any:
+    return build(request.param)
+
+
+def log_probs(model: Any, rows: list[list[int]]) -> np.ndarray:
+    """Of the token behind each of the rows, which have one length, by the forward pass that training uses."""
+    with flow.no_grad():
+        scores = model(flow.tensor(rows))["logits"][:, -1].numpy().astype(np.float64)
+    return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+
+
+@pytest.fixture(scope="module")
+def greedy(model: Any) -> list[list[int]]:
+    """The likeliest tokens behind each prompt, one forward pass after the other."""
+    found = []
+    for prompt in PROMPTS:
+        tokens = list(prompt)
+        for _ in range(12):
+            tokens.append(int(log_probs(model, [tokens])[0].argmax()))
+        found.append(tokens[len(prompt) :])
+    return found
+
+
+@pytest.mark.parametrize("how", [{"uses_cache": False}, {}, {"is_graph": True}], ids=["uncached", "cached", "graph"])
+def test_tokens_are_those_of_the_forward_pass(model: Any, greedy: list[list[int]], how: dict[str, bool]) -> None:
+    assert Generator(model, **how).generate(PROMPTS, GenerationOptions(12)) == greedy
+    assert len(set(itertools.chain(*greedy))) > 3  # not one token for ever
+
+
+def test_a_stop_token_ends_rows_one_by_one(model: Any, greedy: list[list[int]]) -> None:
+    stop = greedy[0][4]
+    expected = [row[: row.index(stop) + 1] if stop in row else row for row in greedy]
+    assert Generator(model).generate(PROMPTS, GenerationOptions(12, stop_token=stop)) == expected
+
+
+def test_a_stream_gives_the_tokens_one_by_one(model: Any, greedy: list[list[int]]) -> None:
+    stream = Generator(model).stream(PROMPTS, GenerationOptions(5))
+    assert next(stream).tolist() == [row[0] for row in greedy]
+    assert len(list(stream)) == 4
+
+
+def test_draws_follow_the_seed_and_are_equal_in_both_modes(model: Any) -> None:
+    def draw(seed: int, **how: bool) -> list[list[int]]:
+        options = GenerationOptions(10, temperature=1.0, top_k=12, top_p=0.95, seed=seed)
+        return Generator(model, **how).generate(PROMPTS, options)
+
+    assert draw(1) == draw(1) == draw(1, is_graph=True) == draw(1, uses_cache=False)
+    assert draw(1) != draw(2)
+
+
+def test_draws_have_the_probabilities_of_the_model() -> None:
+    model, prompt = build("gpt"), PROMPTS[0]
+    options = GenerationOptions(1, temperature=2.0, top_k=4, top_p=0.9, seed=3)
+    drawn = [row[0] for row in Generator(model).generate([prompt] * 4000, options)]
+    exact = np.exp(log_probs(model, [prompt])[0] / 2.0)
+    order = np.argsort(-exact)[:4]
+    kept = exact[order] / exact[order].sum()
+    kept[np.cumsum(kept) - kept >= 0.9] = 0.0
+    shares = np.array([drawn.count(int(token)) for token in order]) / 4000
+    assert sum(shares) == 1.0 and np.abs(shares - kept / kept.sum()).max() < 0.04  # five standard deviations
+
+
+@pytest.mark.parametrize("how", [{"uses_cache": False}, {}, {"is_graph": True}], ids=["uncached", "cached", "graph"])
+def test_enough_beams_find_the_likeliest_continuation(how: dict[str, bool]) -> None:
+    model = build("llama")
+    found = Generator(model, **how).generate(PROMPTS, GenerationOptions(2, num_beams=VOCABULARY))
+    for prompt, tokens in zip(PROMPTS, found):
+        pairs = log_probs(model, [prompt])[0][:, None] + log_probs(model, [[*prompt, i] for i in range(VOCABULARY)])
+        assert tuple(tokens) == np.unravel_index(pairs.argmax(), pairs.shape)
+
+
+def test_beams_are_equal_in_every_way_to_compute() -> None:
+    model, options = build("llama"), GenerationOptions(8, num_beams=4, length_penalty=0.5, stop_token=10)
+    ways: list[dict[str, bool]] = [{}, {"is_graph": True}, {"uses_cache": False}]
+    one, two, three = (Generator(model, **how).generate(PROMPTS, options) for how in ways)
+    assert one == two == three
+    assert any(row[-1] == 10 for row in one) and all(10 not in row[:-1] for row in one)
+    with pytest.raises(UserError, match="beams cannot be streamed"):
+        next(Generator(model).stream(PROMPTS, options))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"top_p": 0.0}, "top_p=0.0 is a probability"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0: it must be at least 1"),
+        ({"num_beams": 3, "temperature": 1.0}, "searches and temperature=1.0 draws"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        GenerationOptions(**options)
+
+
+def test_prompts_that_do_not_fit_are_refused(model: Any) -> None:
+    with pytest.raises(UserError, match="a prompt of 7 tokens and max_new_tokens=26 are more than the model's 32"):
+        Generator(model).generate(PROMPTS, GenerationOptions(26))
+    with pytest.raises(UserError, match="a prompt has no token"):
+        Generator(model).generate([[1], []])

@@ -3,6 +3,7 @@ hook and the switch of modes run in jobs, see test_readme.py."""
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 
@@ -16,13 +17,14 @@ from test_readme import blocks
 from libai import checkpoint
 from libai.config import LazyCall, LazyConfig, defaults, instantiate, validate
 from libai.data import PadCollate, build_eval_loader, build_train_loader
+from libai.engine import EagerTrainer
 from libai.evaluation import Evaluator
 from libai.parallel import ParallelPlan
 from libai.scheduler import in_sequence
 
 #: page -> how many blocks it has, so that a new one is not forgotten; those in jobs are counted too
 COUNTS = {"hooks": 2, "quickstart": 1, "data": 3, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 5}
-COUNTS.update(checkpoints=2, pretrained=2, training=1)
+COUNTS.update(checkpoints=2, library=1, pretrained=2, training=1)
 
 
 def block(page: str, index: int = 0) -> str:
@@ -51,6 +53,24 @@ def test_every_block_is_run_somewhere():
 def test_hooks():
     made = run(block("hooks", 1), train=defaults("train"), LazyCall=LazyCall)
     assert made["train"].extra_hooks[0].every == 20
+
+
+def test_library(capsys):
+    made = run(block("library"))
+    assert re.findall(r"^(eager|graph) (50|100) ", capsys.readouterr().out, re.MULTILINE) == [
+        (mode, iteration) for mode in ("eager", "graph") for iteration in ("50", "100")
+    ]
+    assert made["metrics"]["eval/val/mse"] < 1e-3
+    assert abs(float(made["four"].numpy()[0, 0]) - 4) < 0.1
+    weights = [made[mode].model.layer.weight.numpy() for mode in ("eager", "graph")]
+    np.testing.assert_allclose(weights[0], weights[1], rtol=1e-5)  # what docs/modes.md promises
+
+    class Halves(EagerTrainer):
+        def train(self, start_iter, max_iter):
+            super().train(start_iter, max_iter // 2)
+            super().train(max_iter // 2, max_iter)
+
+    np.testing.assert_array_equal(made["fit"](Halves).model.layer.weight.numpy(), weights[0])
 
 
 def test_quickstart(tmp_path, monkeypatch):

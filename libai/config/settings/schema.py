@@ -37,7 +37,7 @@ def _lazy(factory: Any, doc: str) -> Any:
 class ClipGrad:
     """Clipping of gradients by their norm over all parameters."""
 
-    max_norm: float | None = _key(None, "Largest norm that is left as it is; null clips nothing.", above=0)
+    max_norm: float | None = _key(None, "Gradients of a larger norm are scaled to it; null clips nothing.", above=0)
     norm_type: float = _key(2.0, "The p of the p-norm; `.inf` is the largest absolute value.", above=0, infinite=True)
 
 
@@ -89,7 +89,7 @@ class Evaluation:
 
     enabled: bool = _key(True, "Evaluate at all.")
     eval_period: int = _key(500, "Iterations between two evaluations.", at_least=1)
-    eval_iter: int | None = _key(None, "Most batches of each dataset to use; null uses all.", at_least=1)
+    eval_iter: int | None = _key(None, "Maximum number of batches of each dataset; null uses all.", at_least=1)
     eval_at_start: bool = _key(False, "Evaluate once before the first iteration.")
     eval_after_train: bool = _key(True, "Evaluate once after the last iteration.")
     evaluators: dict[str, Any] = _lazy(dict, "Name -> LazyCall of an evaluator.")
@@ -220,8 +220,8 @@ class Train:
     max_seconds: float | None = _key(
         None, "Save and stop, resumable, when training has taken so long; null sets no limit.", above=0
     )
-    warmup_ratio: float = _key(0.0, "Share of the iterations in which the rate rises.", at_least=0, below=1)
-    scheduler: Any = _lazy(lambda: None, "Another place for `lr_scheduler`, for configs written for LiBai.")
+    warmup_ratio: float = _key(0.0, "Share of the iterations in which the learning rate rises.", at_least=0, below=1)
+    scheduler: Any = _lazy(lambda: None, "Alias of `lr_scheduler`, for configs written for LiBai.")
 
     log_period: int = _key(20, "Iterations between two logged ones; metrics are fetched only then.", at_least=1)
     load_weight: LoadWeight = _section(LoadWeight)

@@ -89,7 +89,7 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
     ]
     for name in schema.LAZY_SECTIONS:
         problems += _check_section(name, lazy[name])
-    problems += _check_calls(train.evaluation.evaluators, "train.evaluation.evaluators")
+    problems += _check_evaluators(train.evaluation.evaluators, lazy["dataloader"])
     problems += _check_calls(train.extra_hooks, "train.extra_hooks")
     if not train_problems:  # a number that could not be read would make more mistakes than there are
         problems += _impossible_sizes(train, world_size)
@@ -202,6 +202,30 @@ def _check_section(name: str, node: Any) -> list[str]:
     if isinstance(test, ListConfig) or (isinstance(test, DictConfig) and TARGET in test):
         return [*problems, 'dataloader.test names its datasets: write dataloader.test = {"val": LazyCall(...)(...)}.']
     return problems + (_check_calls(test, "dataloader.test") if test is not None else [])
+
+
+def _check_evaluators(evaluators: Any, dataloader: Any) -> list[str]:
+    test = dataloader.get("test") if isinstance(dataloader, DictConfig) else None
+    datasets = list(map(str, test)) if isinstance(test, DictConfig) else []
+    calls = calls_by_dataset(evaluators)
+    named = {name.partition("/")[0] for name in calls if "/" in name}
+    problems = [
+        f"train.evaluation.evaluators.{name} names no {TARGET} and no dataset of dataloader.test "
+        f"({', '.join(datasets)}). Write LazyCall(Target)(argument=value), or the name of a dataset."
+        for name in sorted(named - set(datasets))
+    ]
+    return problems or _check_calls(calls, "train.evaluation.evaluators")
+
+
+def calls_by_dataset(evaluators: Any) -> dict[str, Any]:
+    """Name → LazyCall; `<dataset>/<name>` for what stands below the name of a dataset."""
+    found: dict[str, Any] = {}
+    for name, section in ((str(name), evaluators[name]) for name in evaluators):
+        if isinstance(section, (dict, DictConfig)) and TARGET not in section:
+            found.update({f"{name}/{inner!s}": section[inner] for inner in section})
+        else:
+            found[name] = section
+    return found
 
 
 def _check_calls(container: Any, path: str) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from libai.utils.errors import UserError
 
-Sums = dict[str, Any]  # name -> float or float64 array; values are added over batches and ranks
+Sums = dict[str, Any]  # name -> float, float64 array or list of arrays; added (joined) over batches and ranks
 
 
 class EvaluatorError(UserError):
@@ -51,6 +51,47 @@ def add_sums(total: Sums, sums: Sums) -> Sums:
             "must return the same keys for every batch."
         )
     return {key: total[key] + sums[key] for key in total}
+
+
+def evaluators_of(evaluators: Mapping[str, Any], dataset: str) -> dict[str, Any]:
+    """Those of `evaluators` that judge `dataset`: all, but for names such as `other/accuracy` of another data set."""
+    return {name: each for name, each in evaluators.items() if name.rpartition("/")[0] in ("", dataset)}
+
+
+def reduce_sums(sums: Sums) -> Sums:
+    """Add the sums over all ranks, and join lists of arrays; ranks that saw no batch may lack keys. Collective."""
+    from libai.utils.distributed import all_reduce, gather_objects
+
+    lists = {key: [(str(a.dtype), list(a.shape)) for a in value] for key, value in sums.items() if type(value) is list}
+    shapes = {key: list(np.shape(value)) for key, value in sums.items() if key not in lists}
+    merged: dict[str, list[int]] = {}
+    described: list[dict[str, Any]] = []
+    for shape, arrays in gather_objects([shapes, lists]):
+        merged.update(shape)
+        described.append(arrays)
+    reduced: Sums = {
+        key: all_reduce(np.asarray(sums.get(key, np.zeros(shape)), dtype=np.float64)).reshape(shape)
+        for key, shape in sorted(merged.items())
+    }
+    for key in sorted({key for arrays in described for key in arrays}):
+        reduced[key] = _gather_lists(sums.get(key, []), [arrays.get(key, []) for arrays in described])
+    return reduced
+
+
+def _gather_lists(arrays: list[np.ndarray], described: list[list[tuple[str, list[int]]]]) -> list[np.ndarray]:
+    """The arrays of all ranks; `described`: dtype and shape of each, by rank. Collective."""
+    from libai.utils.distributed import gather_arrays
+
+    sizes = [[math.prod(shape) for _, shape in rank] for rank in described]
+    kind = np.result_type(*(dtype for rank in described for dtype, _ in rank))
+    wide = np.zeros(max(map(sum, sizes)), np.float64 if kind.kind == "f" else np.int64)
+    flat = np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.zeros(0)
+    wide[: len(flat)] = flat
+    joined = []
+    for gathered, rank, lengths in zip(gather_arrays(wide), described, sizes):
+        parts = np.split(gathered[: sum(lengths)], np.cumsum(lengths)[:-1]) if rank else []
+        joined += [part.astype(dtype).reshape(shape) for part, (dtype, shape) in zip(parts, rank)]
+    return joined
 
 
 def ratio(numerator: float, denominator: float) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from contract_words import Sentences, Tagger, collate_to_longest
 
-from libai.config import LazyCall, validate
+from libai.config import ConfigError, LazyCall, validate
 from libai.data import PackedDataset, PadCollate, SampleError, build_train_loader
 from libai.engine import DefaultTrainer, default_setup
 from libai.engine.hooks import CallbackHook
@@ -62,3 +62,31 @@ def test_packed_samples_train_in_rows_of_one_length(mode, tmp_path):
     packed = LazyCall(PackedDataset)(dataset=LazyCall(Sentences)(), sequence_length=24, padding=PADDING)
     curve = curve_of_words(tmp_path, mode, dataset=packed, collate=None)
     assert len(curve) == 8 and curve[8] < curve[1]
+
+
+class MeanTopScore:
+    """A metric object as other libraries have them."""
+
+    def reset(self):
+        self.scores = []
+
+    def update(self, predictions, targets):
+        self.scores.append((predictions.argmax(1) == targets).astype(float))
+
+    def compute(self):
+        return np.concatenate(self.scores).mean()
+
+
+def test_evaluators_of_one_data_set_and_metric_objects(mode, tmp_path):
+    evaluators = "++train.evaluation.evaluators={val: {score: {_target_: test_contract_data.MeanTopScore}}}"
+    run = contract_runs.make_run(tmp_path, mode, evaluators, "train.evaluation.eval_metric=val/score")
+    metrics = run.evaluate()
+    names = {
+        dataset: {name.split("/")[2] for name in metrics if f"/{dataset}/" in name} for dataset in ("val", "other")
+    }
+    assert names == {"val": {"loss", "accuracy", "score"}, "other": {"loss", "accuracy"}}
+    run.train()
+    after = run.evaluate()
+    assert after["eval/val/score"] == pytest.approx(after["eval/val/accuracy"])
+    with pytest.raises(ConfigError, match="evaluators.vall names no _target_ and no dataset of"):
+        contract_runs.make_run(tmp_path, mode, evaluators.replace("{val:", "{vall:"))

@@ -92,7 +92,7 @@ class Evaluation:
     eval_iter: int | None = _key(None, "Maximum number of batches of each dataset; null uses all.", at_least=1)
     eval_at_start: bool = _key(False, "Evaluate once before the first iteration.")
     eval_after_train: bool = _key(True, "Evaluate once after the last iteration.")
-    evaluators: dict[str, Any] = _lazy(dict, "Name -> LazyCall of an evaluator.")
+    evaluators: dict[str, Any] = _lazy(dict, "Name -> LazyCall of an evaluator, or dataset -> such a section.")
     eval_metric: str | None = _key(None, 'The metric that decides what is best, such as "val/loss".')
     eval_mode: Literal["min", "max"] = _key("min", "Whether smaller or larger is better.")
     early_stop_patience: int | None = _key(

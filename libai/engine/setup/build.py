@@ -15,6 +15,7 @@ from omegaconf import ListConfig
 
 from libai.config import fill_unset, instantiate
 from libai.config.lazy.instantiation import target_of
+from libai.config.validation import calls_by_dataset
 from libai.engine.loop.check_parts import (
     check_batch_memory,
     check_evaluator,
@@ -174,12 +175,17 @@ def build_test_loaders(run: Any, mesh: Mesh, micro_batch_size: int) -> dict[str,
 
 
 def build_evaluators(run: Any) -> dict[str, Any]:
-    """Name → evaluator, always with one for the mean losses (`eval/<dataset>/loss`)."""
-    from libai.evaluation import MeanLossEvaluator
+    """Name → evaluator, always with one for the mean losses (`eval/<dataset>/loss`).
 
-    evaluators = {name: instantiate(section) for name, section in (run.train.evaluation.evaluators or {}).items()}
-    for name, evaluator in evaluators.items():
-        check_evaluator(evaluator, f"train.evaluation.evaluators.{name}")
+    Those of one data set are called `<dataset>/<name>`; a metric object becomes a `MetricEvaluator`.
+    """
+    from libai.evaluation import MeanLossEvaluator, MetricEvaluator, is_metric
+
+    evaluators = {}
+    for name, section in calls_by_dataset(run.train.evaluation.evaluators or {}).items():
+        built = instantiate(section)
+        evaluators[name] = MetricEvaluator(built, name=name.rpartition("/")[2]) if is_metric(built) else built
+        check_evaluator(evaluators[name], f"train.evaluation.evaluators.{name.replace('/', '.')}")
     return {"loss": MeanLossEvaluator(), **evaluators}
 
 

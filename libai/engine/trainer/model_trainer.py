@@ -40,7 +40,7 @@ from libai.parallel import (
 )
 from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
 from libai.scheduler import needs_metric
-from libai.utils.distributed import all_reduce, default_device, is_main_process
+from libai.utils.distributed import default_device, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import note_progress, phase
 from libai.utils.tensors import clear_gradients
@@ -267,8 +267,9 @@ class ModelTrainer(TrainerBase):
 
         `loader` yields `(batch, replicated)` as `build_eval_loader` does, or plain batches of this rank (then every
         rank must give the same number of equally large batches). Exact for any layout: evaluators give additive sums,
-        added over batches and ranks in float64. Collective. The model is in training mode again afterwards. Raises
-        `Interrupted` between two batches when the ranks have agreed to stop.
+        added over batches and ranks in float64; one called `<dataset>/<name>` judges that dataset alone. Collective.
+        The model is in training mode again afterwards. Raises `Interrupted` between two batches when the ranks have
+        agreed to stop.
         """
         with self.loop.not_training():
             return self._evaluate(loader, evaluators, dataset, max_batches)
@@ -276,7 +277,9 @@ class ModelTrainer(TrainerBase):
     def _evaluate(
         self, loader: Iterable[Any], evaluators: Mapping[str, Any], dataset: str, max_batches: int | None
     ) -> dict[str, float]:
-        from libai.evaluation import add_sums
+        from libai.evaluation import add_sums, evaluators_of, reduce_sums
+
+        evaluators = evaluators_of(evaluators, dataset)
 
         start = time.perf_counter()
         sums: dict[str, dict[str, Any]] = {name: {} for name in evaluators}
@@ -345,17 +348,3 @@ def with_num_loss_items(outputs: Any, count: Any) -> dict[str, Any]:
     outputs = dict(outputs) if isinstance(outputs, dict) else {"outputs": outputs}
     outputs["num_loss_items"] = count
     return outputs
-
-
-def reduce_sums(sums: dict[str, Any]) -> dict[str, Any]:
-    """Add evaluator sums over all ranks; ranks that saw no batch may lack keys. Collective."""
-    from libai.utils.distributed import gather_objects
-
-    shapes = {key: list(np.shape(value)) for key, value in sums.items()}
-    merged: dict[str, list[int]] = {}
-    for one in gather_objects(shapes):
-        merged.update(one)
-    return {
-        key: all_reduce(np.asarray(sums.get(key, np.zeros(shape)), dtype=np.float64)).reshape(shape)
-        for key, shape in sorted(merged.items())
-    }

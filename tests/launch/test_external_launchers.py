@@ -6,12 +6,14 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jobs
 import pytest
+from launched import wait_until
 from namespaces import ADDRESSES, on_machine, two_machines
 
 from libai.cli import launch, main
@@ -259,6 +261,28 @@ def test_a_mistake_is_told_by_the_first_process_alone(tmp_path):
     assert [one.returncode for one in done] == [2, 2], done
     assert done[0].errors == ["error: train.trian_iter: no such setting. Did you mean train.train_iter?"]
     assert done[1].errors == []
+
+
+@pytest.mark.launch
+def test_a_signal_to_every_process_saves_and_stops(tmp_path):
+    words = [*MAIN, "train", "mlp_digits", "train.train_iter=1000000", "train.log_period=1", "train.device=cpu"]
+    ranks = [
+        subprocess.Popen(
+            words, cwd=tmp_path, env=jobs.clean_environment(**srun(rank, 2)), stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        assert wait_until((tmp_path / "out" / "mlp_digits" / "metrics.jsonl").exists, seconds=90)
+        for rank in ranks:
+            rank.terminate()
+        said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [75, 75], said
+    assert "--resume continues from" in said[0]
 
 
 @pytest.mark.launch

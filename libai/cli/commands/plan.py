@@ -1,6 +1,6 @@
 """Propose how to spread a config over ranks that need not be here.
 
-Prints every arrangement that the model's plan allows, with the memory and the traffic of a rank, and which one to take.
+Prints every mesh that the model's plan allows, with the memory and the traffic of a rank, and which one to take.
 The model is built without memory and its forward is traced, not run. docs/distributed.md says what is estimated how.
 
 Exit codes: 0 a proposal; 2 nothing fits, or a mistake in config or arguments.
@@ -101,7 +101,7 @@ def _as_text(
         "optimizer",
         "activations",
     )
-    headings += ("sent/iter", "data", "tensor", "pipeline", "samples", "idle", *(["seconds"] if links else []))
+    headings += ("sent/iter", "data", "tensor", "pipeline", "samples", "bubble", *(["seconds"] if links else []))
     rows = [headings]
     for p in sorted(proposals.candidates, key=lambda p: (p not in fitting, p.traffic.total / p.samples)):
         m, t = p.memory, p.traffic
@@ -115,7 +115,7 @@ def _as_text(
     lines += [
         "",
         f"{len(fitting)} of {len(proposals.candidates)} fit into {format_bytes(memory)} per rank ({mode} mode); "
-        f"{len(proposals.ruled_out)} arrangements are ruled out by the plan or the batch sizes.",
+        f"{len(proposals.ruled_out)} meshes are ruled out by the plan or the batch sizes.",
         f"Take {chosen.describe()} with micro-batch {batch.micro} x {batch.accumulation} accumulation:",
         "  " + " ".join(_overrides_of(chosen)),
     ]
@@ -171,6 +171,6 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--all-options", action="store_true", help="also ZeRO and recomputation where this version refuses them"
     )
-    parser.add_argument("--verbose", action="store_true", help="say why each arrangement is ruled out")
+    parser.add_argument("--verbose", action="store_true", help="say why each mesh is ruled out")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -31,7 +31,7 @@ FLOORS = (
     ("engine",),  # its __init__.py, which gives users their names
     ("engine.verify", "benchmark", "benchmark.profiling", "benchmark.pytorch", "hf", "inference"),
     ("cli",),
-    ("cli.commands",),
+    ("cli.commands", "cli.commands.runs"),
 )
 FLOOR = {folder: floor for floor, folders in enumerate(FLOORS) for folder in folders}
 

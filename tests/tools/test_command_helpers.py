@@ -13,7 +13,8 @@ import jobs
 import pytest
 
 from libai.cli import completion, main
-from libai.cli.commands import configs, doctor, explain, plot
+from libai.cli.commands import configs, doctor, explain
+from libai.cli.commands.runs import drawing, plot, records
 from libai.utils.errors import UserError
 
 # ---------------------------------------------------------------------------------------------------- doctor
@@ -164,7 +165,7 @@ def test_curves_are_drawn(a_run, tmp_path, suffix, start):
     output = tmp_path / f"curves.{suffix}"
     assert plot.run([str(a_run), str(a_run), "--tag", "train/loss", "--tag", "eval/val/loss", "-o", str(output)]) == 0
     assert output.read_bytes().startswith(start)
-    assert plot.read_curves(a_run) == {"train/loss": ([1, 2], [2.0, 1.0]), "eval/val/loss": ([2], [1.5])}
+    assert records.read_curves(a_run) == {"train/loss": ([1, 2], [2.0, 1.0]), "eval/val/loss": ([2], [1.5])}
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_what_cannot_be_drawn(a_run, words, text):
 
 
 def test_without_matplotlib_it_says_so(a_run, monkeypatch):
-    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(drawing.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match="not installed. Run `pip install matplotlib`"):
         plot.run([str(a_run)])
 

@@ -1,0 +1,141 @@
+"""What a run has left in its output folder: settings, environment, metrics and summary; and how runs differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from libai.utils.errors import UserError
+
+#: tag -> iterations and values
+Curves = dict[str, tuple[list[int], list[float]]]
+#: they name the run, and would differ between any two
+_NAMES = ("train.output_dir", "train.name")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as its folder tells it.
+
+    Attributes:
+        settings: dotted key -> value of the resolved config.
+        facts: what else distinguishes runs: processes, versions, commit, machine.
+        summary: of summary.json; empty while the run has not ended.
+    """
+
+    path: Path
+    settings: dict[str, Any]
+    facts: dict[str, Any]
+    curves: Curves
+    summary: dict[str, Any]
+
+    @property
+    def status(self) -> str:
+        """How the run ended; `unfinished` where it has not, or was killed."""
+        return str(self.summary.get("status", "unfinished"))
+
+    @property
+    def final_metrics(self) -> dict[str, float]:
+        """The last value of every metric."""
+        return {tag: values[-1] for tag, (_, values) in self.curves.items()}
+
+
+def read_record(run: Path) -> Record:
+    """What is in the folder of a run; `UserError` where it holds none. A run that still trains is read as it is."""
+    import yaml
+
+    file = run / "config.yaml"
+    if not file.is_file():
+        raise UserError(f"{run} holds no run: there is no config.yaml in it. Give the output folder of a run.")
+    try:
+        settings = flatten(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from None
+    curves = read_curves(run) if (run / "metrics.jsonl").is_file() else {}
+    return Record(run, settings, _facts(_json(run / "env.json")), curves, _json(run / "summary.json"))
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value; lists are values.
+
+    >>> flatten({"optim": {"lr": 0.1, "betas": [0.9, 0.99]}, "model": None})
+    {'optim.lr': 0.1, 'optim.betas': [0.9, 0.99], 'model': None}
+    """
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        key = f"{prefix}{name}"
+        found.update(flatten(value, f"{key}.") if isinstance(value, dict) and value else {key: value})
+    return found
+
+
+def read_curves(run: Path) -> Curves:
+    """All metrics of a run's metrics.jsonl; `UserError` where there is none."""
+    file = run / "metrics.jsonl"
+    if not file.is_file():
+        raise UserError(f"{run} holds no metrics: there is no metrics.jsonl in it. Give the output folder of a run.")
+    curves: Curves = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:  # the last line of a run that still writes
+            continue
+        for tag, value in row.items():
+            if tag != "iter" and isinstance(value, (int, float)):
+                iterations, values = curves.setdefault(tag, ([], []))
+                iterations.append(row["iter"])
+                values.append(value)
+    return curves
+
+
+def differing(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """Key -> the value in each of `rows`, where not all are equal; `-` where a key is missing."""
+    keys = dict.fromkeys(key for row in rows for key in row if key not in _NAMES)
+    shown = {key: [show(row[key]) if key in row else "-" for row in rows] for key in keys}
+    return {key: values for key, values in shown.items() if len(set(values)) > 1}
+
+
+def show(value: Any) -> str:
+    """A value as it is written in a config; numbers with at most six digits."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns of text, each as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    lines = [header, ["-" * width for width in widths], *rows]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+
+
+def _facts(environment: dict[str, Any]) -> dict[str, Any]:
+    facts = {
+        "processes": ("layout", "world_size"),
+        "libai": ("libai",),
+        "commit": ("git", "commit"),
+        "oneflow": ("oneflow", "version"),
+        "kernels": ("oneflow", "cpu_kernels"),
+        "python": ("python",),
+        "machine": ("machine", "host"),
+        "processor": ("machine", "cpu"),
+        "cores": ("machine", "cores"),
+    }
+    found: dict[str, Any] = {}
+    for name, path in facts.items():
+        value: Any = environment
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not written yet, or being written
+        return {}
+    return found if isinstance(found, dict) else {}

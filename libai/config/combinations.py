@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig
 
-from libai.config.lazy.instantiation import accepts, target_of
+from libai.config.lazy.instantiation import TARGET, accepts, target_of
 from libai.config.settings import schema
 from libai.config.settings.errors import ConfigError, did_you_mean
 
@@ -62,13 +62,9 @@ class Facts:
     def schedule_warms_up(self) -> bool:
         """Whether the schedule takes its warm-up from `train.warmup_ratio`."""
         section = self.run.lr_scheduler
-        if isinstance(section, ListConfig):
-            section = section[0]
-        try:
-            target = target_of(section)
-        except ConfigError:
-            return True  # it is reported as what it is
-        return target is not None and accepts(target, "warmup_iter") and section.get("warmup_iter") is None
+        if isinstance(section, DictConfig) and TARGET not in section:  # optimizer -> schedule
+            return any(map(_warms_up, section.values()))
+        return _warms_up(section)
 
     @property
     def shards(self) -> bool:
@@ -89,6 +85,16 @@ class Facts:
         """Those of the dotted `settings` that differ from their defaults, as `path=value`."""
         values = {path: self.value(path) for path in settings}
         return [f"{path}={_shown(value)}" for path, value in values.items() if value != _default(path)]
+
+
+def _warms_up(section: Any) -> bool:
+    """Whether a schedule, or the first of a list, leaves its warm-up open."""
+    first = section[0] if isinstance(section, ListConfig) else section
+    try:
+        target = target_of(first)
+    except ConfigError:
+        return True  # it is reported as what it is
+    return target is not None and accepts(target, "warmup_iter") and first.get("warmup_iter") is None
 
 
 def _default(path: str) -> Any:

@@ -186,6 +186,10 @@ def _check_section(name: str, node: Any) -> list[str]:
         return []
     if name in schema.SCHEDULES and isinstance(node, ListConfig):
         return _check_calls(node, name) if node else [f"{name}=[] names no schedule. Set it to null, or add one."]
+    if name in ("optim", "lr_scheduler") and isinstance(node, DictConfig) and node and TARGET not in node:
+        lists = {key: item for key, item in node.items() if name == "lr_scheduler" and isinstance(item, ListConfig)}
+        problems = [problem for key, item in lists.items() for problem in _check_calls(item, f"{name}.{key!s}")]
+        return problems + _check_calls({key: item for key, item in node.items() if key not in lists}, name)
     if name != "dataloader":
         return [] if _is_built(node) else _check_calls({name: node}, "")
     if not isinstance(node, DictConfig):

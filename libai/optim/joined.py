@@ -16,6 +16,7 @@ import oneflow as flow
 from libai.native.kernels import are_kernels_on
 from libai.native.operations import apply_to_many, build_operation
 from libai.oneflow_fixes.fixes import is_on
+from libai.optim.several import Optimizers, optimizer_of
 
 
 def are_joinable(tensors: Sequence[flow.Tensor]) -> bool:
@@ -50,13 +51,15 @@ class JoinedUpdates:
     def __init__(self, optimizer: flow.optim.Optimizer):
         self._optimizer = optimizer
         self._coefficient: flow.Tensor | None = None
+        self._parts = list(optimizer.optimizers.values()) if isinstance(optimizer, Optimizers) else [optimizer]
         parameters = [parameter for group in optimizer.param_groups for parameter in group.parameters]
-        self._is_known = type(optimizer) in _KINDS and are_joinable(parameters)
+        self._is_known = all(type(part) in _KINDS for part in self._parts) and are_joinable(parameters)
 
     @property
     def fits(self) -> bool:
-        """Whether the optimizer is OneFlow's SGD, Adam or AdamW as it is, and its parameters can be joined."""
-        if not self._is_known or getattr(self._optimizer.step, "__qualname__", "") != _OWN_STEP:
+        """Whether the optimizer is OneFlow's SGD, Adam or AdamW as it is (or several are), and its parameters can be
+        joined."""
+        if not self._is_known or any(getattr(part.step, "__qualname__", "") != _OWN_STEP for part in self._parts):
             return False
         for group in self._optimizer.param_groups:  # a hook may change them
             if group._options.get("amsgrad") or group._options.get("fused"):
@@ -65,18 +68,20 @@ class JoinedUpdates:
 
     def step(self, coefficient: flow.Tensor | None = None) -> None:
         """As `optimizer.step()` with every gradient times `coefficient` (one number); gradients stay as they are."""
-        optimizer: Any = self._optimizer
+        parts: list[Any] = self._parts
         self._coefficient = coefficient
-        optimizer._single_tensor_update = self._update
+        for part in parts:
+            part._single_tensor_update = self._update
         try:
-            optimizer.step()
+            self._optimizer.step()
         finally:
-            del optimizer._single_tensor_update
+            for part in parts:
+                del part._single_tensor_update
             self._coefficient = None
 
     def _update(self, group: Any) -> None:
         """What the method of the same place in OneFlow does for one group."""
-        kind = _KINDS[type(self._optimizer)](group)
+        kind = _KINDS[type(optimizer_of(self._optimizer, group))](group)
         parameters = [parameter for parameter in group.parameters if parameter.grad is not None]
         if not parameters:
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,8 @@ def get_param_groups(
     blocks: str | None = None,
     overrides: Mapping[str, Mapping[str, float]] | None = None,
     base_lr: float | None = None,
+    only: str | None = None,
+    without: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """The trainable parameters of `model`, each exactly once, in as few groups as their options allow.
 
@@ -56,6 +58,8 @@ def get_param_groups(
         overrides: regular expression -> `{"lr": rate, "lr_mult": factor, "weight_decay": value}`. All that match apply,
             later ones win; `lr` replaces the rate (layer decay included), `lr_mult` multiplies it.
         base_lr: the optimizer's `lr`; needed by `layer_decay` and `lr_mult`.
+        only: regular expression; parameters whose names it does not find are left to other optimizers.
+        without: names of parameters that other optimizers have; the engine fills them in for several optimizers.
 
     Returns:
         Dicts with `params`, `param_names` (for reports) and, where they differ from the optimizer's own, `lr` and
@@ -69,7 +73,8 @@ def get_param_groups(
     keywords = ("bias", "norm", "1d")
     no_decay_patterns = [entry for entry in no_decay if entry not in keywords]
     _check_overrides(overrides)
-    for source, patterns in (("no_decay", no_decay_patterns), ("overrides", list(overrides))):
+    given = (("only", [only] if only else []), ("no_decay", no_decay_patterns), ("overrides", list(overrides)))
+    for source, patterns in given:
         for pattern in patterns:
             _check_matches(source, pattern, parameters, frozen)
     needs_base_lr = layer_decay is not None or any("lr_mult" in options for options in overrides.values())
@@ -82,6 +87,8 @@ def get_param_groups(
 
     groups: dict[tuple[tuple[str, float], ...], dict[str, Any]] = {}
     for parameter, scale in zip(parameters, scales):
+        if parameter.names[0] in without or (only and not parameter.matches(only)):
+            continue
         options: dict[str, float] = {}
         if weight_decay is not None:
             options["weight_decay"] = weight_decay
@@ -95,6 +102,11 @@ def get_param_groups(
         group = groups.setdefault(tuple(sorted(options.items())), {"params": [], "param_names": [], **options})
         group["params"].append(parameter.tensor)
         group["param_names"].append(parameter.names[0])
+    if not groups:
+        raise UserError(
+            "get_param_groups leaves no parameter to this optimizer: the optimizers before it have all of "
+            f"{f'those that only={only!r} finds' if only else 'them'}. Remove it, or narrow their patterns."
+        )
     return list(groups.values())
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
+from libai.optim.several import optimizer_of
 from libai.utils.errors import UserError
 
 NamedParameters = Mapping[str, flow.Tensor] | Iterable[tuple[str, flow.Tensor]]
@@ -49,7 +50,7 @@ def state_keys(optimizer: flow.optim.Optimizer, group: Any) -> tuple[str, ...] |
 
     They follow the group's options: plain SGD has none, `amsgrad` and `centered` add one.
     """
-    kinds = [cls.__name__ for cls in type(optimizer).__mro__]
+    kinds = [cls.__name__ for cls in type(optimizer_of(optimizer, group)).__mro__]
     if "SGD" in kinds:
         return ("momentum_buf",) if group["momentum"] != 0.0 else ()
     if "Adam" in kinds or "AdamW" in kinds:

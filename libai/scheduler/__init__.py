@@ -16,7 +16,7 @@ from libai.scheduler.builders import (
     WarmupStableDecayLR,
     WarmupStepLR,
 )
-from libai.scheduler.factor_lr import FactorLR, in_sequence, with_momentum
+from libai.scheduler.factor_lr import FactorLR, by_optimizer, in_sequence, with_momentum
 from libai.scheduler.schedules import Schedule
 from libai.scheduler.state import has_state, load_scheduler_state, needs_metric, scheduler_state
 
@@ -34,6 +34,7 @@ __all__ = [
     "WarmupPolynomialLR",
     "WarmupStableDecayLR",
     "WarmupStepLR",
+    "by_optimizer",
     "has_state",
     "in_sequence",
     "load_scheduler_state",

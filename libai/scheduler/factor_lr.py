@@ -28,6 +28,7 @@ class FactorLR(LRScheduler):
 
     `momentum_factor`: multiplies the groups' initial momentum (the first of `betas` for Adam and its kin). Eager mode
     only: a compiled update holds the momentum as a constant. `length`: iterations that the schedule was made for.
+    `factors`: by the name of an optimizer of `libai.optim.Optimizers`, for groups that `factor` is not for.
     """
 
     base_lrs: list[float]
@@ -38,10 +39,12 @@ class FactorLR(LRScheduler):
         factor: Schedule,
         *,
         momentum_factor: Schedule | None = None,
+        factors: Mapping[str, Schedule] | None = None,
         length: int | None = None,
         warmup_iter: int = 0,
     ) -> None:
         self.factor, self.momentum_factor = factor, momentum_factor
+        self.factors = dict(factors or {})
         self.length, self.warmup_iter = length, warmup_iter
         self.base_momenta: list[float] = []
         if momentum_factor is not None:
@@ -90,8 +93,8 @@ class FactorLR(LRScheduler):
         self._write_rates()
 
     def _write_rates(self) -> None:
-        factor = self.factor(self.last_step)
-        self.update_lrs([base_lr * factor for base_lr in self.base_lrs])
+        factors = [self._factor_of(group)(self.last_step) for group in self.optimizer.param_groups]
+        self.update_lrs([base_lr * factor for base_lr, factor in zip(self.base_lrs, factors)])
         if self.momentum_factor is None:
             return
         factor = self.momentum_factor(self.last_step)
@@ -100,6 +103,9 @@ class FactorLR(LRScheduler):
                 group["betas"] = (momentum * factor, *group["betas"][1:])
             else:
                 group["momentum"] = momentum * factor
+
+    def _factor_of(self, group: Any) -> Schedule:
+        return self.factors.get(group["optimizer"], self.factor) if self.factors else self.factor
 
     def _check_momenta(self) -> None:
         assert self.momentum_factor is not None
@@ -134,6 +140,23 @@ def in_sequence(optimizer: flow.optim.Optimizer, parts: Sequence[FactorLR], max_
         start += part.length
     factor = schedules.in_sequence([(part.factor, part.length or 0) for part in parts])
     return FactorLR(optimizer, factor, length=start, warmup_iter=parts[0].warmup_iter)
+
+
+def by_optimizer(optimizer: flow.optim.Optimizer, parts: Mapping[str, Any]) -> FactorLR:
+    """One scheduler of several optimizers, each by its own; those that `parts` does not name keep their rates."""
+    for name, part in parts.items():
+        if not isinstance(part, FactorLR):
+            raise UserError(
+                f"the schedule of the optimizer {name!r} is a {type(part).__name__}: only schedules of libai.scheduler "
+                "can be given to each optimizer. Use one of them, or one scheduler of your own for all."
+            )
+    return FactorLR(
+        optimizer,
+        schedules.constant(),
+        factors={name: part.factor for name, part in parts.items()},
+        length=max(part.length or 0 for part in parts.values()),
+        warmup_iter=max(part.warmup_iter for part in parts.values()),
+    )
 
 
 def with_momentum(optimizer: flow.optim.Optimizer, rates: Any, momentum: Any) -> FactorLR:

@@ -6,11 +6,14 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+from collections import OrderedDict
+from types import SimpleNamespace
 
 import jobs
 import numpy as np
 import oneflow as flow
 import pytest
+from omegaconf import OmegaConf
 from oneflow import nn
 from test_readme import blocks
 
@@ -18,12 +21,13 @@ from libai import checkpoint
 from libai.config import LazyCall, LazyConfig, defaults, instantiate, validate
 from libai.data import PadCollate, build_eval_loader, build_train_loader
 from libai.engine import EagerTrainer
+from libai.engine.setup.build import build_optimizer
 from libai.evaluation import Evaluator
 from libai.parallel import ParallelPlan
 from libai.scheduler import in_sequence
 
 #: page -> how many blocks it has, so that a new one is not forgotten; those in jobs are counted too
-COUNTS = {"hooks": 2, "quickstart": 1, "data": 3, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 5}
+COUNTS = {"hooks": 2, "quickstart": 1, "data": 3, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 6}
 COUNTS.update(checkpoints=2, library=1, pretrained=2, training=1)
 
 
@@ -192,7 +196,13 @@ def test_optimizer_groups_of_models():
 
 def test_evaluator_of_models():
     train = defaults("train")
-    made = run(block("models", 4), Evaluator=Evaluator, LazyCall=LazyCall, train=train)
+    made = run(block("models", 4), LazyCall=LazyCall)
+    model = flow.nn.Sequential(OrderedDict(body=nn.Linear(2, 3), head=nn.Linear(3, 1)))
+    optimizer = build_optimizer(SimpleNamespace(optim=OmegaConf.create(made["optim"])), model)
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 1e-3, 0.1]
+    assert set(made["lr_scheduler"]) == set(optimizer.optimizers)
+
+    made = run(block("models", 5), Evaluator=Evaluator, LazyCall=LazyCall, train=train)
     evaluator = instantiate(train.evaluation.evaluators["mae"])
     assert isinstance(evaluator, made["MeanAbsoluteError"])
     sums = evaluator.process({"y": flow.tensor([1.0, 2.0])}, {"predictions": flow.tensor([2.0, 4.0])})

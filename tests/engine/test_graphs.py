@@ -98,12 +98,14 @@ def test_bias_corrections_equal_the_eager_ones(do_bias_correction):
     assert_same_weights(eager, graph)
 
 
-def test_groups_that_one_update_cannot_mix_are_refused():
+def test_one_norm_of_several_kinds_of_updates_is_refused_where_ranks_hold_parts():
     def groups(model):
         return two_groups(model, amsgrad=True)
 
-    with pytest.raises(UserError, match="optimizer groups 0 and 1 differ in .*amsgrad.*graph.enabled=false"):
-        make_trainer("graph", toy.batches(1), groups).train(0, 1)
+    trainer = make_trainer("graph", toy.batches(1), groups, max_grad_norm=0.1)
+    trainer.forward_pass.layout.cuts_parameters = True
+    with pytest.raises(UserError, match="max_norm cannot be honoured in graph mode for 2 kinds .*adam_conf amsgrad="):
+        trainer.train(0, 1)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

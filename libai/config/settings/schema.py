@@ -285,9 +285,10 @@ class Graph:
 TYPED_SECTIONS: dict[str, type] = {"train": Train, "graph": Graph}
 LAZY_SECTIONS: dict[str, str] = {
     "model": "LazyCall of the model, a plain `oneflow.nn.Module`.",
-    "optim": "LazyCall of the optimizer; `params` is a LazyCall that receives the model.",
-    "lr_scheduler": "LazyCall of the learning-rate schedule, or a list of them, one after another; null keeps the rate "
-    "constant.",
+    "optim": "LazyCall of the optimizer; `params` is a LazyCall that receives the model. Or name -> LazyCall, for "
+    "several optimizers.",
+    "lr_scheduler": "LazyCall of the learning-rate schedule, or a list of them, one after another, or optimizer -> "
+    "schedule; null keeps the rate constant.",
     "momentum_scheduler": "LazyCall of a schedule of libai.scheduler, or a list of them, whose factor multiplies the "
     "optimizer's momentum; null keeps it constant. Eager mode only.",
     "dataloader": "`train`: LazyCall of the training loader; `test`: name -> LazyCall of an evaluation loader.",

@@ -25,7 +25,7 @@ from libai.forward.contract import read_losses, total_loss
 from libai.native.kernels import are_kernels_on
 from libai.oneflow_fixes.compiled_graph import CompiledGraph
 from libai.oneflow_fixes.fixes import is_on
-from libai.oneflow_fixes.job.clip_norm import make_clip_norm_exact
+from libai.oneflow_fixes.job.clip_norm import join_clip_norms, make_clip_norm_exact
 from libai.oneflow_fixes.job.constants import fold_constants
 from libai.oneflow_fixes.job.gradients import join_gradients
 from libai.oneflow_fixes.job.idle_ops import remove_idle_ops
@@ -191,23 +191,26 @@ class TrainGraph(CompiledGraph):
     # ------------------------------------------------------------------ OneFlow 0.9.0 internals
 
     def _generate_config_proto(self) -> None:
-        """One optimizer configuration for all groups, so that the clip norm is taken over all of them."""
+        """One optimizer configuration for all groups with the same kind of update: their values are set later."""
         super()._generate_config_proto()
         confs = self.config.proto.train_conf.optimizer_conf
         _make_mixable(confs)
         self._group_confs = [copied(conf) for conf in confs]
         self._group_of = {name: i for i, conf in enumerate(confs) for name in conf.variable_op_names}
-        first = _structure(confs[0])
-        for i, conf in enumerate(confs):
-            differing = [name for name, value in _structure(conf).items() if value != first.get(name)]
-            if differing:
-                raise UserError(
-                    f"optimizer groups 0 and {i} differ in {', '.join(differing)}, which one compiled update cannot "
-                    "mix. Give all groups the same values, or run with graph.enabled=false."
-                )
-        for conf in confs[1:]:
-            confs[0].variable_op_names.extend(conf.variable_op_names)
-        del confs[1:]
+        kinds: dict[str, Any] = {}
+        for conf in self._group_confs:
+            first = kinds.setdefault(_structure(conf), copied(conf))
+            if first.variable_op_names != conf.variable_op_names:
+                first.variable_op_names.extend(conf.variable_op_names)
+        if len(kinds) > 1 and self._clips and self._layout.cuts_parameters:
+            raise UserError(
+                f"train.clip_grad.max_norm cannot be honoured in graph mode for {len(kinds)} kinds of updates "
+                f"({', '.join(kinds)}) where ranks hold parameters in parts (tensor or pipeline parallel, ZeRO): "
+                "OneFlow 0.9 compiles a norm for each. Use optimizers of one kind, clip nothing, or run with "
+                "graph.enabled=false."
+            )
+        del confs[:]
+        confs.extend(kinds.values())
 
     def edit_job(self, out2name: Any) -> None:
         """Connect each parameter's update to its group's inputs and values."""
@@ -219,6 +222,7 @@ class TrainGraph(CompiledGraph):
     def _connect(self, job: JobEdit, out2name: Any) -> None:
         if self._joins_gradients and is_on("joined-gradients"):
             join_gradients(job)
+        join_clip_norms(job)
         make_clip_norm_exact(job)
         if self._needs_copies:
             read_copies_of_variables(job, _variable_names(self.model))
@@ -342,18 +346,20 @@ def _kind_conf(conf: Any) -> Any:
     return getattr(conf, conf.WhichOneof("normal_mdupdt"))
 
 
-def _structure(conf: Any) -> Mapping[str, Any]:
+def _structure(conf: Any) -> str:
+    """What one compiled update cannot mix."""
     kind = _kind_conf(conf)
-    flags = {name: getattr(kind, name) for name in _STRUCTURAL if hasattr(kind, name)}
-    return {"kind": conf.WhichOneof("normal_mdupdt"), **flags}
+    flags = [f"{name}={getattr(kind, name)}" for name in _STRUCTURAL if hasattr(kind, name)]
+    return " ".join([conf.WhichOneof("normal_mdupdt"), *flags])
 
 
 def _make_mixable(confs: Any) -> None:
     """Write options in which groups may differ so that all groups have one kind of update op, with the same result."""
-    kinds = {conf.WhichOneof("normal_mdupdt") for conf in confs}
+    has_momentum = any(conf.HasField("momentum_conf") for conf in confs)
+    corrects_bias = any(getattr(_kind_conf(conf), "do_bias_correction", False) for conf in confs)
     for conf in confs:
-        if kinds == {"naive_conf", "momentum_conf"} and conf.HasField("naive_conf"):
+        if has_momentum and conf.HasField("naive_conf"):
             conf.momentum_conf.beta = 0.0  # the velocity is then the gradient itself
         kind = _kind_conf(conf)
-        if hasattr(kind, "do_bias_correction") and any(_kind_conf(c).do_bias_correction for c in confs):
+        if corrects_bias and hasattr(kind, "do_bias_correction"):
             kind.do_bias_correction = True  # by the group's own buffers, which hold 1 where nothing is corrected

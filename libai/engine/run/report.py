@@ -18,6 +18,7 @@ from libai.launch.facts import collect_env, git_state
 from libai.native.kernels import kernels_in_use
 from libai.oneflow_fixes.fixes import describe_fixes
 from libai.oneflow_fixes.openblas import openblas_in_use, threads_in_use
+from libai.optim import Optimizers
 from libai.scheduler import FactorLR
 from libai.utils.atomic import atomic_write_text
 
@@ -183,11 +184,11 @@ def _describe_optimizer(run: Run) -> str:
     rates = sorted({float(group["initial_lr"] if "initial_lr" in group else group["lr"]) for group in groups})
     shown = " ... ".join(f"{rate:.2e}" for rate in dict.fromkeys((rates[0], rates[-1])))
     schedule = "constant rate" if run.lr_scheduler is None else type(run.lr_scheduler).__name__
+    parts = run.optimizer.optimizers.values() if isinstance(run.optimizer, Optimizers) else [run.optimizer]
+    kinds = " + ".join(type(part).__name__ for part in parts)
     clip = run.config.train.clip_grad.max_norm
     clipped = f", gradients clipped to norm {clip:g}" if clip else ""
-    return (
-        f"{type(run.optimizer).__name__}, {len(run.optimizer.param_groups)} group(s), rate {shown}, {schedule}{clipped}"
-    )
+    return f"{kinds}, {len(run.optimizer.param_groups)} group(s), rate {shown}, {schedule}{clipped}"
 
 
 def _describe_software() -> str:

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import oneflow as flow
-from omegaconf import ListConfig
+from omegaconf import DictConfig, ListConfig
 
 from libai.config import fill_unset, instantiate
-from libai.config.lazy.instantiation import target_of
+from libai.config.lazy.instantiation import TARGET, target_of
+from libai.config.settings.errors import did_you_mean
 from libai.config.validation import calls_by_dataset
 from libai.engine.loop.check_parts import (
     check_batch_memory,
@@ -33,9 +34,9 @@ from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.options import TrainOptions
 from libai.engine.trainer.switching import TRAINERS
 from libai.layers import synchronize_batch_norms
-from libai.optim import auto_scale_lr
+from libai.optim import Optimizers, auto_scale_lr, get_param_groups
 from libai.parallel import Mesh
-from libai.scheduler import in_sequence, with_momentum
+from libai.scheduler import by_optimizer, in_sequence, with_momentum
 from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
 
@@ -76,18 +77,42 @@ def apply_sync_batch_norm(run: Any, model: flow.nn.Module) -> None:
 
 
 def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
-    """The optimizer over `model`'s parameters: `optim.params` is a lazy call that takes `model`, or is left out."""
-    if target_of(run.optim) is None:
+    """The optimizer over `model`'s parameters: `optim.params` is a lazy call that takes `model`, or is left out.
+
+    Several, by name, become one: each has the parameters that its `params` chooses and none before it has.
+    """
+    if not isinstance(run.optim, DictConfig) or TARGET in run.optim:
+        return _build_optimizer(run.optim, "optim", model, None)
+    optimizers: dict[str, flow.optim.Optimizer] = {}
+    names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    taken: list[str] = []
+    for name, section in run.optim.items():
+        built = optimizers[str(name)] = _build_optimizer(section, f"optim.{name!s}", model, taken)
+        taken += [names[id(p)] for group in built.param_groups for p in group.parameters if id(p) in names]
+    if left := [name for name in names.values() if name not in taken]:
         raise UserError(
-            "the config's optim must be a LazyCall of an optimizer class (it is built after the model), such as "
+            f"optim leaves {len(left)} parameters without optimizer: {', '.join(left[:3])}{', …' if left[3:] else ''}. "
+            "Widen a pattern, add a last optimizer without one, which takes the rest, or freeze them."
+        )
+    return Optimizers(optimizers)
+
+
+def _build_optimizer(
+    section: Any, place: str, model: flow.nn.Module, taken: Sequence[str] | None
+) -> flow.optim.Optimizer:
+    """One optimizer of the config. `taken`: the parameters of the ones before it; None when it is the only one."""
+    if target_of(section) is None:
+        raise UserError(
+            f"the config's {place} must be a LazyCall of an optimizer class (it is built after the model), such as "
             "LazyCall(flow.optim.AdamW)(lr=1e-3)."
         )
-    if run.optim.get("params") is None:
-        optimizer = instantiate(run.optim, params=model.parameters())
+    if section.get("params") is not None:
+        facts = fill_unset(section.params, model=model, without=list(taken or ()))
+        optimizer = instantiate(section, **{f"params.{name}": value for name, value in facts.items()})
     else:
-        facts = fill_unset(run.optim.params, model=model)
-        optimizer = instantiate(run.optim, **{f"params.{name}": value for name, value in facts.items()})
-    check_optimizer(optimizer, "the config's `optim`")
+        everything = model.parameters() if taken is None else get_param_groups(model, no_decay=(), without=taken)
+        optimizer = instantiate(section, params=everything)
+    check_optimizer(optimizer, f"the config's `{place}`")
     return optimizer
 
 
@@ -108,11 +133,35 @@ def scale_lr(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> None
 
 def build_lr_scheduler(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> Any:
     """The schedule of rates and momentum, or None; see `_build_schedule`."""
-    schedule = _build_schedule(run.lr_scheduler, "lr_scheduler", optimizer, plan, plan.warmup_iter)
+    section = run.lr_scheduler
+    if isinstance(section, DictConfig) and TARGET not in section:
+        schedule = _build_schedules(section, optimizer, plan)
+    else:
+        schedule = _build_schedule(section, "lr_scheduler", optimizer, plan, plan.warmup_iter)
     if run.momentum_scheduler is None:
         return schedule
     momentum = _build_schedule(run.momentum_scheduler, "momentum_scheduler", optimizer, plan, 0)
     return with_momentum(optimizer, schedule, momentum)
+
+
+def _build_schedules(section: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> Any:
+    """The schedules of several optimizers, as one."""
+    parts = optimizer.optimizers if isinstance(optimizer, Optimizers) else {}
+    for name in map(str, section):
+        if name not in parts:
+            raise UserError(
+                f"lr_scheduler.{name} is for an optimizer of that name, and optim has "
+                f"{', '.join(parts) or 'one alone'}.{did_you_mean(name, parts)} Name one of them, or write "
+                "LazyCall(Schedule)(...) for all."
+            )
+    return by_optimizer(
+        optimizer,
+        {
+            name: _build_schedule(section[name], f"lr_scheduler.{name}", part, plan, plan.warmup_iter)
+            for name, part in zip(parts, optimizer.parts())
+            if section.get(name) is not None
+        },
+    )
 
 
 def _build_schedule(section: Any, name: str, optimizer: flow.optim.Optimizer, plan: BatchPlan, warmup_iter: int) -> Any:

@@ -1,4 +1,7 @@
-"""Makes the clip norm of a compiled graph as exact as `libai.optim.clip_grad_norm`.
+"""Makes the clip norm of a compiled graph that of all gradients, and as exact as `libai.optim.clip_grad_norm`.
+
+OneFlow 0.9.0 makes a chain of operations for each kind of update, from the gradients of its parameters to their
+coefficient: `join_clip_norms` leaves one for all.
 
 OneFlow 0.9.0 clips in a graph with one op, `multi_reduce_sum_pow_abs`, whose CPU kernel adds up the squares of *all*
 gradients one after the other in one float32: with 2M parameters the norm is off by 6e-4, with 4M in one tensor by
@@ -9,11 +12,48 @@ error 1e-7), and their results are added up.
 
 from __future__ import annotations
 
+from typing import Any
+
 from libai.native.kernels import are_kernels_on
 from libai.oneflow_fixes.job.job_edit import JobEdit
 
 _SUM_OP = "multi_reduce_sum_pow_abs"
 _ELEMENTWISE = {1.0: "abs", 2.0: "square"}
+_COEFFICIENT = "System-ClipGradient-GlobalNorm-Clamp"
+
+
+def join_clip_norms(job: JobEdit) -> int:
+    """Clip all gradients of a completed `job` by one norm. Returns how many others went.
+
+    For jobs whose ranks all have full parameters, as `join_updates`.
+    """
+    coefficients = [op for op in job.ops.values() if op.name.startswith(_COEFFICIENT)]
+    if len(coefficients) < 2:
+        return 0
+    chains = [_chain(job, op) for op in coefficients]
+    first = chains[0][-1]
+    gradients = [value for *_, total in chains for value in total.user_conf.input["x"].s]
+    total = job.append(first, "System-JoinedClipNorm", job.kind(first), {"x": gradients}, "y")
+    for name, value in first.user_conf.attr.items():
+        total.user_conf.attr[name].CopyFrom(value)
+    if (layout := job.layout_of(first.name, "x_0")) is not None:
+        job.lay_out(total, layout)
+    job.redirect(first.user_conf.output["y"].s[0], total.user_conf.output["y"].s[0])
+    job.remove(first.name)
+    for chain in chains[1:]:
+        job.redirect(chain[0].user_conf.output["y"].s[0], coefficients[0].user_conf.output["y"].s[0])
+        for op in chain:
+            job.remove(op.name)
+    return len(chains) - 1
+
+
+def _chain(job: JobEdit, op: Any) -> list[Any]:
+    """The operations from a coefficient back to the sum (or maximum) over gradients that it is computed from."""
+    chain = [op]
+    while job.kind(chain[-1]) not in (_SUM_OP, "multi_reduce_max_abs"):
+        (source,) = [value for values in chain[-1].user_conf.input.values() for value in values.s]
+        chain.append(job.ops[source.split("/")[0]])
+    return chain
 
 
 def make_clip_norm_exact(job: JobEdit) -> int:

@@ -1,0 +1,64 @@
+"""Several optimizers as one, each over its own parameters, in both modes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import oneflow as flow
+
+from libai.utils.errors import UserError
+
+
+class Optimizers(flow.optim.Optimizer):
+    """`optimizers` by name as one optimizer: `step` lets each update the groups that it brought.
+
+    Groups (`param_groups`, in the order of `optimizers`), state and step count are this object's, and lent to a part
+    while it works (`parts`); a group says in `group["optimizer"]` whose it is. Raises `UserError` when two optimizers
+    have a parameter in common.
+    """
+
+    def __init__(self, optimizers: Mapping[str, flow.optim.Optimizer]):
+        self.optimizers = dict(optimizers)
+        self._default_options: dict[str, Any] = {}
+        self.param_groups: list[Any] = []
+        self._state: dict[Any, Any] = {"step": 0}
+        owners: dict[int, str] = {}
+        for name, optimizer in self.optimizers.items():
+            for group in optimizer.param_groups:
+                group["optimizer"] = name
+                self.param_groups.append(group)
+                for parameter in group.parameters:
+                    self._state[parameter] = {}
+                    if owners.setdefault(id(parameter), name) != name:
+                        raise UserError(
+                            f"a parameter of shape {tuple(parameter.shape)} has two optimizers, "
+                            f"{owners[id(parameter)]!r} and {name!r}. Give each parameter to one of them."
+                        )
+
+    def parts(self) -> Iterator[flow.optim.Optimizer]:
+        """The optimizers one by one, each with its groups and the state until the next one is asked for."""
+        for name, optimizer in self.optimizers.items():
+            optimizer.param_groups = [group for group in self.param_groups if group["optimizer"] == name]
+            optimizer._state = self._state
+            try:
+                yield optimizer
+            finally:
+                optimizer.param_groups, optimizer._state = [], {}
+
+    def step(self, closure: Any = None) -> None:
+        """One update by every optimizer. A `closure`, which would compute the gradients, is refused."""
+        if closure is not None:
+            raise UserError("Optimizers.step takes no closure: compute the gradients first, then call step().")
+        count = self._state["step"]
+        for optimizer in self.parts():
+            self._state["step"] = count  # of which each counts one update
+            optimizer.step()
+
+    def _generate_conf_for_graph(self, train_conf: Any, vars_conf: Any) -> list[Any]:
+        return [conf for part in self.parts() for conf in part._generate_conf_for_graph(train_conf, vars_conf)]
+
+
+def optimizer_of(optimizer: flow.optim.Optimizer, group: Any) -> flow.optim.Optimizer:
+    """The optimizer that updates `group`: `optimizer`, or one of its parts."""
+    return optimizer.optimizers[group["optimizer"]] if isinstance(optimizer, Optimizers) else optimizer

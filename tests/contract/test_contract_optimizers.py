@@ -1,0 +1,209 @@
+"""Several optimizers, each with its parameters and its schedule, as one update in both modes."""
+
+from __future__ import annotations
+
+import contract_runs
+import jobs
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+
+from libai.config import LazyCall, LazyConfig, validate
+from libai.engine import DefaultTrainer, EagerTrainer, GraphTrainer, default_setup
+from libai.engine.hooks import HookBase
+from libai.engine.trainer.options import TrainOptions
+from libai.optim import Optimizers, export_state, get_param_groups
+from libai.scheduler import WarmupConstantLR, WarmupCosineLR, WarmupLinearLR
+from libai.utils.errors import UserError
+
+TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
+
+
+def several():
+    """AdamW on layer `a`, SGD with momentum on the rest."""
+    return {
+        "body": LazyCall(flow.optim.AdamW)(
+            params=LazyCall(get_param_groups)(only=r"^a\.", weight_decay=0.1), lr=0.01, eps=1e-6
+        ),
+        "head": LazyCall(flow.optim.SGD)(lr=0.1, momentum=0.9),
+    }
+
+
+def make_run(output_dir, mode, *overrides, resume=False, **sections):
+    config = contract_runs.make_config(output_dir, mode)
+    config.update({"optim": several(), **sections})
+    return DefaultTrainer(default_setup(validate(LazyConfig.apply_overrides(config, overrides))), resume=resume)
+
+
+def weights(run):
+    return {name: value.numpy() for name, value in run.model.state_dict().items()}
+
+
+def plain_loop(num_iters, max_norm=None):
+    """The same two optimizers in a loop without libai. Weights after it."""
+    model = toy.Classifier()
+    model.load_state_dict(start())
+    optimizers = [
+        flow.optim.AdamW(model.a.parameters(), lr=0.01),
+        flow.optim.SGD(model.b.parameters(), lr=0.1, momentum=0.9),
+    ]
+    for batch in toy.batches(num_iters):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        model(**{name: flow.tensor(value) for name, value in batch.items()})["losses"]["cls"].backward()
+        if max_norm is not None:
+            gradients = [p.grad.numpy() for p in model.parameters()]
+            norm = np.sqrt(sum((gradient.astype(np.float64) ** 2).sum() for gradient in gradients))
+            for parameter in model.parameters():
+                parameter.grad.mul_(min(1.0, max_norm / (float(norm) + 1e-6)))
+        for optimizer in optimizers:
+            optimizer.step()
+    return {name: value.numpy() for name, value in model.state_dict().items()}
+
+
+def start():
+    rng = np.random.RandomState(5)
+    shapes = {name: value.shape for name, value in toy.Classifier().state_dict().items()}
+    return {name: flow.tensor(rng.randn(*shape).astype(np.float32) * 0.3) for name, shape in shapes.items()}
+
+
+def make_trainer(mode, **options):
+    model = toy.Classifier()
+    model.load_state_dict(start())
+    optimizer = Optimizers(
+        {
+            "adam": flow.optim.AdamW(model.a.parameters(), lr=0.01),
+            "sgd": flow.optim.SGD(model.b.parameters(), lr=0.1, momentum=0.9),
+        }
+    )
+    return TRAINERS[mode](model, toy.batches(8), optimizer, TrainOptions(**options))
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_several_optimizers_equal_a_plain_loop(mode, max_norm):
+    trainer = make_trainer(mode, max_grad_norm=max_norm)
+    trainer.train(0, 8)
+    for name, value in plain_loop(8, max_norm).items():
+        np.testing.assert_allclose(trainer.model.state_dict()[name].numpy(), value, rtol=1e-5, atol=1e-7, err_msg=name)
+    assert trainer.optimizer_state.export()[1]["step"] == 8
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
+def test_one_norm_clips_the_gradients_of_all_optimizers(norm_type):
+    found = {}
+    for mode in TRAINERS:
+        trainer = make_trainer(mode, max_grad_norm=0.05, norm_type=norm_type, num_accumulation_steps=2)
+        trainer.train(0, 4)
+        found[mode] = {name: value.numpy() for name, value in trainer.model.state_dict().items()}
+    for name, value in found["eager"].items():
+        np.testing.assert_allclose(found["graph"][name], value, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_each_optimizer_follows_its_schedule(mode, tmp_path):
+    parts = [LazyCall(WarmupConstantLR)(max_iter=4), LazyCall(WarmupLinearLR)()]
+    run = make_run(tmp_path, mode, "train.warmup_ratio=0.25", lr_scheduler={"head": parts, "body": None})
+    rates = []
+
+    class Watch(HookBase):
+        def before_step(self):
+            rates.append([group["lr"] for group in run.optimizer.param_groups])
+
+    run.trainer.register_hooks([Watch()])
+    run.train()
+    *body, head = np.transpose(rates)
+    assert head == pytest.approx([0.0001, 0.05005, 0.1, 0.1, 0.1, 0.075, 0.05, 0.025])
+    assert all((rate == 0.01).all() for rate in body)
+
+
+def test_several_optimizers_are_resumed_exactly(mode, tmp_path):
+    schedules = {"body": LazyCall(WarmupCosineLR)(), "head": LazyCall(WarmupLinearLR)()}
+    full = make_run(tmp_path / "full", mode, lr_scheduler=schedules)
+    full.train()
+    half = make_run(tmp_path / "half", mode, lr_scheduler=schedules)
+    half.trainer.train(0, 4)
+    resumed = make_run(tmp_path / "half", mode, lr_scheduler=schedules, resume=True)
+    resumed.train()
+    assert resumed.start_iter == 4
+    for name, value in weights(full).items():
+        assert np.array_equal(weights(resumed)[name], value), name
+
+
+def test_several_optimizers_go_from_mode_to_mode(mode, tmp_path):
+    other = {"eager": "graph", "graph": "eager"}[mode]
+    full = make_run(tmp_path / "full", mode, lr_scheduler=None)
+    full.train()
+    half = make_run(tmp_path / "half", mode, lr_scheduler=None)
+    half.trainer.train(0, 4)
+    resumed = make_run(tmp_path / "half", other, lr_scheduler=None, resume=True)
+    resumed.train()
+    expected, found = (jobs.read_column(tmp_path / name) for name in ("full", "half"))
+    np.testing.assert_allclose([found[i] for i in (5, 6, 7, 8)], [expected[i] for i in (5, 6, 7, 8)], rtol=1e-5)
+    for name, value in weights(full).items():
+        np.testing.assert_allclose(weights(resumed)[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_groups_of_one_optimizer_may_differ_in_what_they_keep(mode):
+    model = toy.Classifier()
+    model.load_state_dict(start())
+    groups = [{"params": list(model.a.parameters()), "amsgrad": True}, {"params": list(model.b.parameters())}]
+    trainer = TRAINERS[mode](model, toy.batches(6), flow.optim.Adam(groups, lr=0.01), TrainOptions(max_grad_norm=0.1))
+    trainer.train(0, 6)
+    tensors, _ = trainer.optimizer_state.export()
+    assert [name for name in tensors if "max_exp" in name] == ["a.weight/max_exp_avg_sq", "a.bias/max_exp_avg_sq"]
+    other = toy.Classifier()
+    other.load_state_dict(start())
+    groups = [{"params": list(other.a.parameters()), "amsgrad": True}, {"params": list(other.b.parameters())}]
+    plain = EagerTrainer(other, toy.batches(6), flow.optim.Adam(groups, lr=0.01), TrainOptions(max_grad_norm=0.1))
+    plain.train(0, 6)
+    for name, value in other.state_dict().items():
+        np.testing.assert_allclose(model.state_dict()[name].numpy(), value.numpy(), rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_a_state_has_what_each_kind_keeps():
+    trainer = make_trainer("eager")
+    tensors, scalars = export_state(trainer.optimizer, trainer.model.named_parameters())
+    assert sorted(tensors) == sorted(
+        [f"a.{name}/{key}" for name in ("weight", "bias") for key in ("exp_avg", "exp_avg_sq")]
+        + [f"b.{name}/momentum_buf" for name in ("weight", "bias")]
+    )
+    assert scalars == {"step": 0}
+
+
+@pytest.mark.parametrize(
+    ("sections", "text"),
+    [
+        (
+            {"optim": {"a": LazyCall(flow.optim.SGD)(params=LazyCall(get_param_groups)(only="^a"), lr=0.1)}},
+            "optim leaves 2 parameters without optimizer: b.weight, b.bias",
+        ),
+        (
+            {"optim": {"a": LazyCall(flow.optim.SGD)(lr=0.1), "b": LazyCall(flow.optim.SGD)(lr=0.1)}},
+            "get_param_groups leaves no parameter to this optimizer",
+        ),
+        (
+            {"optim": {"a": LazyCall(flow.optim.SGD)(params=LazyCall(get_param_groups)(only="^c"), lr=0.1)}},
+            "only pattern '.c' matches none of the 4 trainable parameters",
+        ),
+        ({"optim": {"a": 3}}, r"optim\.a names no _target_"),
+        ({"optim": {"a": LazyCall(flow.optim.SGD)(rl=0.1)}}, r"optim\.a\.rl: .* takes no such argument"),
+        (
+            {"lr_scheduler": {"heat": LazyCall(WarmupCosineLR)()}},
+            r"lr_scheduler\.heat is for an optimizer of that name, and optim has body, head\. Did you mean head",
+        ),
+        (
+            {"lr_scheduler": {"head": LazyCall(flow.optim.lr_scheduler.StepLR)(step_size=2)}},
+            "the schedule of the optimizer 'head' is a StepLR: only schedules of libai.scheduler",
+        ),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_optimizers_that_cannot_be_are_refused(sections, text, tmp_path):
+    with pytest.raises(UserError, match=text):
+        make_run(tmp_path, "eager", **sections)
+
+
+def test_a_parameter_has_one_optimizer():
+    model = toy.Classifier()
+    with pytest.raises(UserError, match="has two optimizers, 'a' and 'b'. Give each parameter to one"):
+        Optimizers({name: flow.optim.SGD(model.parameters(), lr=0.1) for name in ("a", "b")})

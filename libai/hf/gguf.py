@@ -1,6 +1,6 @@
 """GGUF files of Llama models, whose weights are stored in blocks of 4 or 8 bits, as Hugging Face folders in float32.
 
-The format: github.com/ggml-org/ggml, docs/gguf.md. Nothing in a file is executed.
+The format: gguf.md of github.com/ggml-org/ggml. Nothing in a file is executed.
 """
 
 from __future__ import annotations

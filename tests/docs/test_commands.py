@@ -6,6 +6,8 @@ import argparse
 import importlib
 import re
 import shlex
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from test_readme import PAGES, ROOT, check_command, names
@@ -49,8 +51,8 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line) for line in shown if not PLACEHOLDER.search(line)]
 
 
-def stop_after_parsing(patch: pytest.MonkeyPatch) -> None:
-    """Let every parser, and the launcher, raise `Parsed` where it would go on."""
+def stop_after_parsing(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let every parser, and the launcher, raise `Parsed` where it would go on. In `folder` is the run of the pages."""
 
     def launch(words):
         raise Parsed(words)
@@ -64,15 +66,17 @@ def stop_after_parsing(patch: pytest.MonkeyPatch) -> None:
 
         patch.setattr(argparse.ArgumentParser, name, parse)
     patch.setattr("libai.cli.launch.run", launch)
-    patch.setattr("libai.cli.training._of_run", lambda folder, processes: ["", "configs/mlp_digits.py", "1"])
+    (folder / "out/mlp_digits").mkdir(parents=True, exist_ok=True)
+    (folder / "out/mlp_digits/config.yaml").touch()
+    patch.chdir(folder)
 
 
 def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The words that would go to the launcher, none for other commands; an error when they would be refused."""
     program, *arguments = words[1:] if words[0] == "python" else words
     entry = TOOLS[program] if program != "libai" else []
-    with monkeypatch.context() as patch, pytest.raises(Parsed) as parsed:
-        stop_after_parsing(patch)
+    with TemporaryDirectory() as folder, monkeypatch.context() as patch, pytest.raises(Parsed) as parsed:
+        stop_after_parsing(patch, Path(folder))
         if isinstance(entry, str):
             importlib.import_module(entry).run(arguments)
         dispatch([*entry, *arguments])
@@ -84,6 +88,8 @@ def accept(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     job = words[2:] if words[:2] == ["bash", "tools/train.sh"] else parse(words, monkeypatch)
     if job and "--support" not in job:
         _, config, processes, *rest = ["configs/mlp_digits.py" if word == "CONFIG" else word for word in job]
+        if config.endswith("out/mlp_digits/config.yaml"):
+            config = "configs/mlp_digits.py"
         shipped = next((path for path in (config, f"configs/{config}.py") if (ROOT / path).is_file()), None)
         if shipped is not None and processes != "auto":
             check_command(["tools/train_net.py", shipped, processes, *rest])

@@ -148,6 +148,27 @@ _PROFILED = _paths("train.profiler", "enabled", "start_iter")
 RULES: tuple[Rule, ...] = (
     _needs("train.evaluation.eval_metric", "early_stop_patience", value=', for example to "val/loss"', is_refused=True),
     _needs("train.evaluation.enabled", "early_stop_patience", is_refused=True),
+    Rule(
+        ("train.load_best_at_end",),
+        lambda f: (
+            f.evaluates
+            and f.train.evaluation.eval_metric is not None
+            and f.train.checkpointer.enabled
+            and f.train.checkpointer.best
+        ),
+        "no best checkpoint is kept. It needs dataloader.test, train.evaluation.enabled=true, "
+        "train.evaluation.eval_metric, train.checkpointer.enabled=true and train.checkpointer.best=true.",
+        is_refused=True,
+    ),
+    Rule(
+        ("train.evaluation.eval_mode",),
+        lambda f: (
+            not ((f.train.evaluation.eval_metric or "").startswith("-") and f.train.evaluation.eval_mode == "max")
+        ),
+        "the sign of train.evaluation.eval_metric says that smaller is better. Leave one of them out.",
+        is_refused=True,
+        effect="cannot be kept",
+    ),
     _needs(
         "train.auto_scale_lr.base_batch_size",
         "enabled",
@@ -191,6 +212,12 @@ RULES: tuple[Rule, ...] = (
         ),
         lambda f: bool(f.datasets),
         "dataloader.test names no dataset. Remove them, or add a dataset.",
+    ),
+    Rule(
+        ("train.checkpointer.best_to_keep",),
+        lambda f: f.train.evaluation.eval_metric is not None and f.train.checkpointer.best,
+        "it counts the best checkpoints by train.evaluation.eval_metric, and none is kept. Set that metric and "
+        "train.checkpointer.best=true, or leave it out.",
     ),
     _needs("train.evaluation.eval_metric", "eval_mode", value=', for example to "val/loss"'),
     Rule(
@@ -308,7 +335,7 @@ def _wrong_dataset(facts: Facts) -> Iterator[str]:
     metric = facts.run.train.evaluation.eval_metric
     if metric is None or not facts.evaluates or facts.run.train.extra_hooks:
         return  # a hook may put a metric of its own
-    dataset, _, name = metric.partition("/")
+    dataset, _, name = metric.lstrip("+-").partition("/")
     if dataset not in facts.datasets or not name:
         example = f"{facts.datasets[0]}/{name or 'loss'}"
         yield (

@@ -11,6 +11,7 @@ from libai.engine.loop.trainer_base import StopTraining as StopTraining
 from libai.engine.loop.trainer_base import TrainerBase as TrainerBase
 from libai.engine.parity.check import check_parity as check_parity
 from libai.engine.parity.report import ParityReport as ParityReport
+from libai.engine.run.result import TrainResult as TrainResult
 from libai.engine.run.run import Run as Run
 from libai.engine.run.setup import default_setup as default_setup
 from libai.engine.setup.batch_plan import BatchPlan as BatchPlan

@@ -89,6 +89,12 @@ WARNED = [
         ["train.evaluation.eval_metric=val/loss"],
     ),
     (
+        ["train.checkpointer.best_to_keep=2"],
+        {},
+        "train.checkpointer.best_to_keep=2 does nothing: it counts the best checkpoints by train.evaluation",
+        ["train.evaluation.eval_metric=-val/loss"],
+    ),
+    (
         ["train.evaluation.eval_metric=val/loss", "train.evaluation.eval_period=7", "train.evaluation.enabled=false"],
         {},
         "train.evaluation.eval_period=7, train.evaluation.eval_metric=val/loss do nothing: train.evaluation.enabled is",
@@ -213,6 +219,21 @@ REFUSED = [
         {},
         "train.evaluation.eval_metric=vall/loss: expected <dataset>/<metric>, with one of dataloader.test's datasets "
         "(val). Did you mean val/loss?",
+    ),
+    (
+        ["train.load_best_at_end=true"],
+        {},
+        "train.load_best_at_end=true does nothing: no best checkpoint is kept. It needs dataloader.test",
+    ),
+    (
+        ["train.load_best_at_end=true", "train.evaluation.eval_metric=-val/loss", "train.checkpointer.best=false"],
+        {},
+        "train.load_best_at_end=true does nothing: no best checkpoint is kept. It needs dataloader.test",
+    ),
+    (
+        ["train.evaluation.eval_metric=-val/loss", "train.evaluation.eval_mode=max"],
+        {},
+        "train.evaluation.eval_mode=max cannot be kept: the sign of train.evaluation.eval_metric says that smaller is",
     ),
     (
         ["train.evaluation.early_stop_patience=3"],

@@ -76,6 +76,7 @@ class Checkpointer:
     max_to_keep: int | None = _key(3, "How many of the newest to keep; null keeps all.", at_least=1)
     keep_every: int | None = _key(None, "Keep those whose iteration is a multiple of this for ever.", at_least=1)
     best: bool = _key(True, "Also keep the best one by `train.evaluation.eval_metric`, when that is set.")
+    best_to_keep: int = _key(1, "How many of the best to keep.", at_least=1)
     save_on_exit: bool = _key(
         True, "Also save when a signal or the time limit stops the run, and when it fails between two iterations."
     )
@@ -93,8 +94,12 @@ class Evaluation:
     eval_at_start: bool = _key(False, "Evaluate once before the first iteration.")
     eval_after_train: bool = _key(True, "Evaluate once after the last iteration.")
     evaluators: dict[str, Any] = _lazy(dict, "Name -> LazyCall of an evaluator, or dataset -> such a section.")
-    eval_metric: str | None = _key(None, 'The metric that decides what is best, such as "val/loss".')
-    eval_mode: Literal["min", "max"] = _key("min", "Whether smaller or larger is better.")
+    eval_metric: str | None = _key(
+        None,
+        'The metric that decides what is best, such as "val/loss"; a sign says which way: "-val/loss" is best where it '
+        'is smallest, "+val/accuracy" where it is largest.',
+    )
+    eval_mode: Literal["min", "max"] = _key("min", "Whether smaller or larger is better, for a metric without sign.")
     early_stop_patience: int | None = _key(
         None, "Stop after so many evaluations without a better `eval_metric`; null never stops early.", at_least=1
     )
@@ -245,6 +250,9 @@ class Train:
         at_most=1000,
     )
     async_write_metrics: bool = _key(False, "Write metrics in a background thread.")
+    load_best_at_end: bool = _key(
+        False, "When the run is over, the model takes the weights of the best checkpoint; the last one stays on disk."
+    )
     extra_hooks: list[Any] = _lazy(list, "LazyCalls of hooks added to the default ones.")
 
     clip_grad: ClipGrad = _section(ClipGrad)

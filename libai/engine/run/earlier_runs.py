@@ -20,6 +20,7 @@ from libai.checkpoint.manifest import MANIFEST
 logger = logging.getLogger("libai.engine")
 RUN_FILE, ENV_FILE = "run.json", "env.json"
 PREVIOUS = "previous"
+_LINKS = ("last", "best")
 #: they tell whose the others are, so they are moved last: a move that was cut short continues where it stopped
 _IDENTITY = (ENV_FILE, RUN_FILE)
 _FILES = (
@@ -76,6 +77,9 @@ def move_aside(folder: Path, run_id: str) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     for name, patterns in _IN_FOLDERS.items():
         _move_folder(folder / name, patterns, target / name)
+    for name in _LINKS:
+        if (folder / name).is_symlink() and os.readlink(folder / name).startswith("checkpoints/"):
+            (folder / name).rename(target / name)  # as it is: what it leads to has moved as well
     for path in sorted(folder.iterdir()):
         if path.name not in _IDENTITY and not path.is_dir() and _matches(path.name, _FILES):
             _rename(path, target / path.name)

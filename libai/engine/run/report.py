@@ -14,6 +14,7 @@ import oneflow as flow
 from libai import __version__
 from libai.config import fill_unset
 from libai.config.lazy.lazy_config import to_yaml
+from libai.engine.run.result import result_of
 from libai.launch.facts import collect_env, git_state
 from libai.native.kernels import kernels_in_use
 from libai.oneflow_fixes.fixes import describe_fixes
@@ -72,6 +73,7 @@ def write_summary(run: Run) -> None:
     trainer = run.trainer
     rates = run.timer.throughput.summary()
     latest = {tag: found[0] for tag in run.evaluation_tags if (found := trainer.storage.get(tag))}
+    result = result_of(run)
     summary: dict[str, Any] = {
         "run_id": run.folder.run_id,
         "status": trainer.status,
@@ -88,6 +90,13 @@ def write_summary(run: Run) -> None:
             "saved": run.checkpointer.num_saves,
             "stall_seconds": round(run.checkpointer.stall_seconds, 3),
             "last": run.checkpointer.last_saved and run.checkpointer.last_saved.name,
+        },
+        "best": result.metric
+        and {
+            "metric": result.metric,
+            "value": result.best,
+            "iteration": result.best_iter,
+            "checkpoint": result.best_path and result.best_path.name,
         },
         "metrics": {**trainer.loop.metrics.latest, **latest},
         "seed": run.seed,

@@ -18,7 +18,7 @@ import oneflow as flow
 
 from libai.config import RunConfig, combinations, solve_batch_sizes, validate
 from libai.engine import hooks
-from libai.engine.hooks.evaluation.eval_metric import look_for
+from libai.engine.hooks.evaluation.eval_metric import chosen_metric, look_for
 from libai.engine.log.console import ConsoleWriter
 from libai.engine.log.json_lines import JSONLinesWriter
 from libai.engine.log.tensorboard import TensorBoardWriter
@@ -29,6 +29,7 @@ from libai.engine.run import modes
 from libai.engine.run.dry_run import dry_run
 from libai.engine.run.parity_start import check_at_start
 from libai.engine.run.report import start_banner, starting_files, write_summary
+from libai.engine.run.result import TrainResult, evaluation_hooks, load_best, result_of
 from libai.engine.run.run_folder import ReleaseFolderHook, RunFolder, RunFolderHook, require_checkpoint, saved_seed
 from libai.engine.setup import build
 from libai.engine.setup.auto_mesh import resolve_mesh
@@ -138,6 +139,7 @@ class Run:
             weights_only=config.train.checkpointer.weights_only,
             among=self.folder.owns,
             before_save=self.folder.check,
+            links=self.output_dir,
             facts={
                 "run_id": self.folder.run_id,
                 "seed": self.seed,
@@ -209,9 +211,8 @@ class Run:
     def build_hooks(self) -> list[HookBase | None]:
         """The default hooks and those of `train.extra_hooks`."""
         train = self.config.train
-        evaluation, checkpointer, profiler = train.evaluation, train.checkpointer, train.profiler
-        metric = evaluation.eval_metric and f"eval/{evaluation.eval_metric}"
-        evaluates = evaluation.enabled and bool(self.test_loaders)
+        checkpointer, profiler, metric = train.checkpointer, train.profiler, chosen_metric(train.evaluation)[0]
+        evaluates = train.evaluation.enabled and bool(self.test_loaders)
         self.timer = timer = hooks.IterationTimer(
             self.plan.global_batch_size,
             flops_per_iter=self._flops_per_iter(),
@@ -222,13 +223,8 @@ class Run:
             hooks.DeterminismHook() if train.deterministic else None,
             hooks.RandomStateHook(self.seed),
             timer,
-            hooks.EvalHook(evaluation.eval_period, self.evaluate, evaluation.eval_at_start, evaluation.eval_after_train)
-            if evaluates
-            else None,
-            hooks.LRHook(metric if evaluates else None),
-            hooks.BestCheckpointHook(self.checkpointer, metric, evaluation.eval_mode)
-            if evaluates and metric and checkpointer.enabled and checkpointer.best
-            else None,
+            *evaluation_hooks(self),
+            hooks.LRHook(f"eval/{metric}" if evaluates and metric else None),
             hooks.CheckpointHook(
                 self.checkpointer,
                 checkpointer.period,
@@ -236,9 +232,6 @@ class Run:
                 save_on_exit=checkpointer.save_on_exit,
             )
             if checkpointer.enabled
-            else None,
-            hooks.EarlyStopHook(metric, evaluation.early_stop_patience, evaluation.eval_mode)
-            if evaluates and metric and evaluation.early_stop_patience
             else None,
             hooks.ProfilerHook(
                 self.output_dir / "profile", profiler.start_iter, profiler.num_iters, device=self.mesh.device
@@ -265,12 +258,14 @@ class Run:
     # ------------------------------------------------------------------ what a run does
 
     @phase("train")
-    def train(self, until: int | None = None) -> None:
+    def train(self, until: int | None = None) -> TrainResult:
         """Train from where the run stands to `plan.train_iter`, or to iteration `until`; may be called again.
 
-        Returns at once when nothing is left to do. A signal or `train.max_seconds` stops it between two iterations,
-        or two batches of an evaluation; then the state is saved and `StoppedFromOutside` is raised.
+        Returns its result, at once when nothing is left to do. A signal or `train.max_seconds` stops it between two
+        iterations, or two batches of an evaluation; then the state is saved and `StoppedFromOutside` is raised.
         """
+        if self.config.train.load_best_at_end and self.trainer.status == "stopped":
+            self.resume(self.checkpointer.last_saved)  # the model has the best weights, not the last ones
         seed_everything(self.seed)  # what was drawn while building does not matter to training
         self._is_training = True
         with self.stop.handling_signals():  # to the end: schedulers repeat their signals
@@ -278,6 +273,8 @@ class Run:
                 self._train(until)
                 if self.trainer.status == "interrupted":
                     raise self._stopped()
+                load_best(self)
+                return result_of(self)
             finally:
                 self._is_training = False
                 self.folder.release()
@@ -367,7 +364,7 @@ class Run:
         evaluation = self.config.train.evaluation
         if evaluation.enabled and evaluation.eval_metric and not self.config.train.extra_hooks:
             # a hook may put a metric of its own; whoever uses the metric looks for it after the first evaluation
-            look_for(evaluation.eval_metric, self.trainer, self.test_loaders, self.evaluators)
+            look_for(str(chosen_metric(evaluation)[0]), self.trainer, self.test_loaders, self.evaluators)
 
     def report_evaluation(self) -> dict[str, float]:
         """Evaluate once, log the result and return it (`--eval-only`). Collective."""

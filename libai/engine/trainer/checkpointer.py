@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from libai import __version__
+from libai.utils.atomic import point_link
 from libai.utils.distributed import broadcast_object, get_world_size, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import phase
@@ -39,6 +41,7 @@ class TrainerCheckpointer:
         facts: JSON-able facts of the run to store beside the state (run id, seed, layout, ...).
         among: which checkpoints in `root` retention is about, such as those of this run; default: all.
         before_save: called on rank 0 before each save; what it raises ends the save on every rank.
+        links: folder in which `last` and `best` are kept as links to those checkpoints, for people and other programs.
 
     Attributes:
         last_saved: the newest checkpoint that this object wrote, is writing, or resumed.
@@ -59,6 +62,7 @@ class TrainerCheckpointer:
         facts: Mapping[str, Any] | None = None,
         among: Callable[[Path], bool] | None = None,
         before_save: Callable[[], None] | None = None,
+        links: Path | None = None,
     ):
         self.trainer = trainer
         self.root = Path(root)
@@ -68,41 +72,44 @@ class TrainerCheckpointer:
         self._max_to_keep, self._keep_every = max_to_keep, keep_every
         self._facts = dict(facts or {})
         self._among, self._before_save = among, before_save
-        self._best: Path | None = None
+        self._links = links
+        self._best: list[Path] = []
         #: how the run came to its mode: "mode_reason", "build_seconds"; stored beside the state
         self.mode_facts: dict[str, Any] = {}
         self.extra: dict[str, Any] = {}
         self._last_saved_iter = -1
         self._is_async, self._weights_only = async_save, weights_only
         self._background: AsyncCheckpointer | None = None
-        self._bests: dict[Path, Best] = {}  # to be marked when they have been written
+        #: what is to be marked and kept when it has been written
+        self._choices: dict[Path, tuple[Best | None, Iterable[int]]] = {}
         self._in_flight: Path | None = None
 
     # ------------------------------------------------------------------ saving
 
     @phase("save")
-    def save(self, best: Best | None = None) -> Path:
+    def save(self, best: Best | None = None, keep: Iterable[int] = ()) -> Path:
         """Save the state after `trainer.completed_iters` updates, once per iteration; returns the checkpoint's folder.
 
-        `best=(metric, value)` also marks it as the best one. With `async_save` it is still being written when this
+        `best=(metric, value)` also marks it as the best one, and `keep` are the iterations of the best ones, which stay
+        until another save names others. With `async_save` it is still being written when this
         returns. Collective. Raises `NonFiniteLoss` rather than save corrupted weights, `CheckpointError` when it, or
         the one before it, cannot be written.
         """
         self.trainer.check_finite()
         with self.trainer.loop.not_training():
-            return self._save_once(best)
+            return self._save_once(best, keep)
 
-    def _save_once(self, best: Best | None) -> Path:
+    def _save_once(self, best: Best | None, keep: Iterable[int]) -> Path:
         self._look_before_save()
         start = time.perf_counter()
         iteration = self.trainer.completed_iters
         if iteration != self._last_saved_iter or self.last_saved is None:
-            self.last_saved = self._save(iteration, best)
+            self.last_saved = self._save(iteration, best, keep)
             self._last_saved_iter = iteration
             self.num_saves += 1
-        elif best is not None:
+        elif best is not None or keep:
             self.finish()  # it must be there before it can be marked
-            self._after_write(self.last_saved, best)
+            self._after_write(self.last_saved, best, keep)
         seconds = time.perf_counter() - start
         self.stall_seconds += seconds
         self.trainer.storage.put_scalar("perf/checkpoint_stall_ms", seconds * 1e3)
@@ -114,43 +121,47 @@ class TrainerCheckpointer:
         if self._before_save is not None:
             on_rank_0(self._before_save)
 
-    def _save(self, iteration: int, best: Best | None) -> Path:
+    def _save(self, iteration: int, best: Best | None, keep: Iterable[int]) -> Path:
         from libai import checkpoint
 
         tensors, state = self.snapshot()
         if not self._is_async:
             path = checkpoint.save(self.root, iteration, tensors, state)
-            self._after_write(path, best)
+            self._after_write(path, best, keep)
             return path
         if self._background is None:
             self._background = checkpoint.AsyncCheckpointer(self.root, after_write=self._after_write)
         path = self.root / checkpoint.checkpoint_name(iteration)
-        if best is not None:
-            self._bests[path] = best
+        self._choices[path] = (best, keep)
         self._in_flight = None  # what was in flight is over, well or badly, once the next save has begun
         self._in_flight = self._background.save(iteration, tensors, state)
         return path
 
-    def _after_write(self, path: Path, best: Best | None = None) -> None:
-        """Mark and prune, on rank 0; in the background thread when that has written the checkpoint."""
+    def _after_write(self, path: Path, best: Best | None = None, keep: Iterable[int] = ()) -> None:
+        """Mark, prune and link, on rank 0; in the background thread when that has written the checkpoint."""
         from libai import checkpoint
 
-        best = best or self._bests.pop(path, None)
+        best, keep = self._choices.pop(path, (best, keep))
         if not is_main_process():
             return
         if best is not None:
             checkpoint.mark_best(self.root, path, *best)
-            self.protect_best(checkpoint.iteration_of(path.name))
+        if keep:
+            self.keep_best(keep)
         if self._max_to_keep:
-            protect = [] if self._best is None else [self._best]
-            checkpoint.prune(self.root, self._max_to_keep, self._keep_every, protect, among=self._among)
+            checkpoint.prune(self.root, self._max_to_keep, self._keep_every, self._best, among=self._among)
+        if self._links is not None:
+            with suppress(OSError):  # they are a convenience; some file systems have none
+                point_link(self._links / "last", path)
+                if best is not None:
+                    point_link(self._links / "best", path)
         logger.info("saved %s", path)
 
-    def protect_best(self, iteration: int | None) -> None:
-        """Keep the checkpoint of `iteration`, the best one so far, whatever `best.json` says; None: there is none."""
+    def keep_best(self, iterations: Iterable[int]) -> None:
+        """Keep the checkpoints of `iterations`, the best ones so far, whatever `best.json` says."""
         from libai import checkpoint
 
-        self._best = None if iteration is None else self.root / checkpoint.checkpoint_name(iteration)
+        self._best = [self.root / checkpoint.checkpoint_name(iteration) for iteration in iterations]
 
     def check_can_save(self, with_hooks: bool = True) -> None:
         """Raise now what would make the first save fail: a schedule without state, state that JSON cannot hold, tensors

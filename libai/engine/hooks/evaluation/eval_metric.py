@@ -7,12 +7,22 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from libai.config.settings.errors import did_you_mean
+from libai.config.settings.schema import Evaluation
 from libai.engine.log.events import EventStorage
 from libai.evaluation import MeanLossEvaluator
 from libai.utils.errors import UserError
 
 if TYPE_CHECKING:
     from libai.engine.trainer.model_trainer import ModelTrainer
+
+
+def chosen_metric(evaluation: Evaluation) -> tuple[str | None, str]:
+    """The metric that decides, without its sign, and "min" or "max": `-val/loss` is best where it is smallest,
+    `+val/accuracy` where it is largest, and `eval_mode` tells for a metric without sign."""
+    metric = evaluation.eval_metric
+    if not metric:
+        return None, evaluation.eval_mode
+    return metric.lstrip("+-"), {"-": "min", "+": "max"}.get(metric[0], evaluation.eval_mode)
 
 
 def latest_value(storage: EventStorage, metric: str) -> tuple[float, int] | None:

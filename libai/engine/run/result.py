@@ -1,0 +1,85 @@
+"""What a training has come to, and the best weights at its end."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from libai.engine.hooks import BestCheckpointHook, EarlyStopHook, EvalHook
+from libai.engine.hooks.evaluation.eval_metric import chosen_metric
+from libai.engine.loop.hook_base import HookBase
+from libai.utils.distributed import is_main_process
+
+if TYPE_CHECKING:
+    from libai.engine.run.run import Run
+
+logger = logging.getLogger("libai.engine")
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What `Run.train` returns; the same on every rank.
+
+    status: "finished" or "stopped" (by a hook, such as early stopping). seconds: of training, in this process.
+    iterations: updates since the beginning of the run. last_path: the newest checkpoint. metric, best, best_iter,
+    best_path: `train.evaluation.eval_metric`, its best value, the updates made until then and its checkpoint. What does
+    not exist is None.
+    """
+
+    status: str
+    seconds: float
+    iterations: int
+    last_path: Path | None = None
+    metric: str | None = None
+    best: float | None = None
+    best_iter: int | None = None
+    best_path: Path | None = None
+
+
+def result_of(run: Run) -> TrainResult:
+    """The result of `run` as it stands."""
+    from libai import checkpoint
+
+    trainer, last = run.trainer, run.checkpointer.last_saved
+    done = (trainer.status, run.timer.total_seconds, trainer.completed_iters, last)
+    hook = next((hook for hook in trainer.hooks if isinstance(hook, BestCheckpointHook)), None)
+    if hook is None:
+        return TrainResult(*done)
+    settings = run.config.train.checkpointer
+    has_path = settings.enabled and settings.best and hook.best_iter is not None
+    path = run.checkpointer.root / checkpoint.checkpoint_name(hook.best_iter or 0) if has_path else None
+    return TrainResult(*done, hook.metric.removeprefix("eval/"), hook.best, hook.best_iter, path)
+
+
+def load_best(run: Run) -> None:
+    """Take the weights of the best checkpoint, once a run is over (`train.load_best_at_end`). Collective."""
+    is_over = run.trainer.status == "stopped" or run.trainer.completed_iters >= run.plan.train_iter
+    best = result_of(run)
+    if not is_over or not run.config.train.load_best_at_end:
+        return
+    if best.best_path is None:
+        if is_main_process():
+            logger.warning("no evaluation gave a finite %s: the model keeps its last weights", best.metric)
+        return
+    run.load_weights(str(best.best_path))
+
+
+def evaluation_hooks(run: Run) -> list[HookBase]:
+    """The hooks that evaluate, and those that act on the metric that decides."""
+    evaluation, checkpointer = run.config.train.evaluation, run.config.train.checkpointer
+    if not evaluation.enabled or not run.test_loaders:
+        return []
+    period, patience = evaluation.eval_period, evaluation.early_stop_patience
+    found: list[HookBase] = [
+        EvalHook(period, run.evaluate, evaluation.eval_at_start, evaluation.eval_after_train),
+    ]
+    name, mode = chosen_metric(evaluation)
+    if name is None:
+        return found
+    saver = run.checkpointer if checkpointer.enabled and checkpointer.best else None
+    found.append(BestCheckpointHook(saver, f"eval/{name}", mode, checkpointer.best_to_keep))
+    if patience:
+        found.append(EarlyStopHook(f"eval/{name}", patience, mode))
+    return found

@@ -15,7 +15,8 @@ from libai.checkpoint import CheckpointError, WeightsReport, copy_into, open_wei
 from libai.checkpoint.safetensors_format import TensorSpec
 from libai.config import LazyCall, instantiate
 from libai.engine.setup.shape_only import build_shape_only
-from libai.hf.families import FAMILIES, Family, family_of
+from libai.hf.families import FAMILIES, family_of
+from libai.hf.family import Family
 from libai.hf.files import (
     CONFIG,
     INDEX,
@@ -116,7 +117,7 @@ class _Imported(Mapping[str, np.ndarray]):
     def __getitem__(self, name: str) -> np.ndarray:
         found, index = self._places[name]
         array = self._source[self._source.name_in_file(found.theirs)]
-        return np.ascontiguousarray(found.form.split(array, len(found.ours))[index])
+        return np.asarray(found.form.split(array, len(found.ours))[index], order="C")
 
     def spec(self, name: str) -> TensorSpec:
         """Type in the file, and our shape."""

@@ -42,10 +42,13 @@ def kernel(channels: int, size: int) -> Form:
     )
 
 
+_KINDS = "weight|bias|running_mean|running_var|num_batches_tracked"
+
+
 @dataclass(frozen=True)
 class Rule:
     """`ours`: the name of one of our tensors, or several; `theirs`: the one that holds them. `*` stands for the same
-    number in both, `@` for `weight` or `bias`."""
+    number in both, `@` for `weight`, `bias` or a statistic of batch normalization."""
 
     ours: str | tuple[str, ...]
     theirs: str
@@ -68,7 +71,7 @@ def match(rules: Sequence[Rule], tensors: Mapping[str, TensorSpec]) -> dict[str,
     known: set[str] = set()
     for rule in rules:
         ours = (rule.ours,) if isinstance(rule.ours, str) else rule.ours
-        pattern = re.compile(re.escape(ours[0]).replace(r"\*", r"(?P<n>\d+)").replace("@", r"(?P<k>weight|bias)"))
+        pattern = re.compile(re.escape(ours[0]).replace(r"\*", r"(?P<n>\d+)").replace("@", rf"(?P<k>{_KINDS})"))
         for name in tensors:
             if found := pattern.fullmatch(name):
                 parts = tuple(_filled(text, found) for text in ours)

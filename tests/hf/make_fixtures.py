@@ -33,6 +33,15 @@ BERT = {
     "intermediate_size": 40,
     "max_position_embeddings": 32,
 }
+RESNET = {
+    "embedding_size": 4,
+    "hidden_sizes": [4, 8, 16],
+    "depths": [1, 2, 1],
+    "layer_type": "basic",
+    "num_channels": 3,
+    "num_labels": 5,
+}
+BOTTLENECK = {"hidden_sizes": [16, 32], "depths": [1, 2], "layer_type": "bottleneck"}
 VIT = {
     "hidden_size": 24,
     "num_hidden_layers": 2,
@@ -57,6 +66,8 @@ MODELS = {
     "bert_classifier": ("BertForSequenceClassification", {**BERT, "num_labels": 3}, {}),
     "bert_masked_lm": ("BertForMaskedLM", BERT, {}),
     "bert_pretraining": ("BertForPreTraining", {**BERT, "hidden_act": "gelu_new"}, {}),
+    "resnet": ("ResNetForImageClassification", RESNET, {}),
+    "resnet_bottleneck": ("ResNetForImageClassification", {**RESNET, **BOTTLENECK}, {}),
     "vit": ("ViTForImageClassification", VIT, {}),
     "gpt2": (
         "GPT2LMHeadModel",
@@ -87,7 +98,8 @@ def randomize(model):
 def inputs_of(config):
     random = np.random.default_rng(0)
     if hasattr(config, "num_channels"):
-        shape = (2, config.num_channels, 16, 16)
+        size = getattr(config, "image_size", 32)
+        shape = (2, config.num_channels, size, size)
         return {"pixel_values": random.standard_normal(shape).astype(np.float32)}
     inputs = {"input_ids": random.integers(0, config.vocab_size, (2, 12))}
     if config.model_type == "bert":

@@ -16,6 +16,8 @@ PUBLISHED: dict[str, Any] = dict(LazyConfig.load(CONFIGS / "common/models/publis
 
 #: from the papers and model cards; of a weight that is used twice once
 NUM_PARAMETERS = {
+    "resnet18": 11_689_512,
+    "resnet50": 25_557_032,
     "bert_base": 110_106_428,
     "bert_large": 336_226_108,
     "minilm_l6": 22_713_216,

@@ -46,7 +46,13 @@ def _vit(patch_size: int, hidden_size: int, num_layers: int, num_heads: int) -> 
     )
 
 
+def _resnet(block: str, *blocks_per_stage: int) -> Any:
+    return LazyCall("libai.models.ResNet")(num_classes=1000, block=block, blocks_per_stage=list(blocks_per_stage))
+
+
 published = {
+    "resnet18": _resnet("basic", 2, 2, 2, 2),
+    "resnet50": _resnet("bottleneck", 3, 4, 6, 3),
     "bert_base": _bert(768, 12, 12, predicts_next_sentence=True),
     "bert_large": _bert(1024, 24, 16, predicts_next_sentence=True),
     "minilm_l6": _bert(384, 6, 12, "libai.models.BERTEmbedder", has_pooler=True),

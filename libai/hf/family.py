@@ -1,0 +1,109 @@
+"""What is known of a kind of Hugging Face models: its names of tensors and of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from libai.hf.rules import Rule
+from libai.utils.errors import UserError
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture of `transformers`.
+
+    Args:
+        model_type: of config.json.
+        target: our class.
+        rules: how the tensors belong together; as a function of config.json where forms depend on it.
+        arguments: our argument -> (key of config.json, what `transformers` takes without that key).
+        required: key of config.json -> values that our class can compute, the first being the default.
+        implied: our arguments that follow from the architecture.
+        prefix: what names of the file begin with where the model has a head; files of bare models leave it out.
+        copies: name of a file -> name of the tensor that it repeats (a tied head), where the file has it at all.
+        not_weights: patterns of names of constants that some files hold.
+        inputs, outputs: name of an input or output of `transformers` -> name of ours, where they differ.
+        read_more, write_more: settings that are no plain pairs.
+    """
+
+    model_type: str
+    target: str
+    rules: tuple[Rule, ...] | Callable[[Config], tuple[Rule, ...]]
+    arguments: Mapping[str, tuple[str, Any]]
+    required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    implied: Mapping[str, Any] = field(default_factory=dict)
+    prefix: str = ""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    not_weights: tuple[str, ...] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    read_more: Callable[[Config], dict[str, Any]] = lambda config: {}
+    write_more: Callable[[Config], dict[str, Any]] = lambda arguments: {}
+
+    def rules_for(self, config: Config) -> tuple[Rule, ...]:
+        """The rules for a model with this config.json."""
+        return self.rules(config) if callable(self.rules) else self.rules
+
+    def read_arguments(self, config: Config) -> dict[str, Any]:
+        """Our arguments for a config.json. Raises `UserError` for a setting that our class cannot compute."""
+        for key, values in self.required.items():
+            if config.get(key, values[0]) not in values:
+                raise UserError(
+                    f"config.json has {key}={config[key]!r}, which {self.target} cannot compute. It can: "
+                    f"{', '.join(map(repr, values))}."
+                )
+        plain = {ours: config.get(key, default) for ours, (key, default) in self.arguments.items()}
+        return {**plain, **self.implied, **self.read_more(config)}
+
+    def write_config(self, architecture: str, arguments: Config) -> dict[str, Any]:
+        """A config.json for a model with `arguments`."""
+        fixed = {key: values[0] for key, values in self.required.items()}
+        plain = {key: arguments[ours] for ours, (key, _) in self.arguments.items() if ours in arguments}
+        head = {"architectures": [architecture], "model_type": self.model_type, "dtype": "float32"}
+        return {**head, **fixed, **plain, **self.write_more(arguments)}
+
+
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+}
+ACTIVATIONS_OF_HF: dict[str, str] = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
+
+
+def activation_of(activation: str) -> str:
+    if activation not in _ACTIVATIONS:
+        raise UserError(f"the activation {activation!r} of config.json is not known: {', '.join(_ACTIVATIONS)}.")
+    return _ACTIVATIONS[activation]
+
+
+def read_encoder(config: Config) -> dict[str, Any]:
+    """Settings that BERT and ViT name alike."""
+    return {
+        "mlp_ratio": config.get("intermediate_size", 3072) / config.get("hidden_size", 768),
+        "activation": activation_of(config.get("hidden_act", "gelu")),
+    }
+
+
+def write_encoder(ours: Config) -> dict[str, Any]:
+    return {
+        "intermediate_size": int(ours["hidden_size"] * ours.get("mlp_ratio", 4.0)),
+        "hidden_act": ACTIVATIONS_OF_HF[ours.get("activation", "gelu")],
+    }
+
+
+def num_classes_of(config: Config) -> int:
+    """`transformers` counts the labels of config.json, two where it has none."""
+    return len(config.get("id2label") or {}) or config.get("num_labels", 2)
+
+
+def labels_of(ours: Config) -> dict[str, Any]:
+    names = [f"LABEL_{i}" for i in range(ours["num_classes"])]
+    return {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}

@@ -1,0 +1,233 @@
+"""GPT-2, Llama, Mistral, Qwen2 and BERT, as data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from libai.hf.family import (
+    ACTIVATIONS_OF_HF,
+    Config,
+    Family,
+    activation_of,
+    labels_of,
+    num_classes_of,
+    read_encoder,
+    write_encoder,
+)
+from libai.hf.rules import JOINED, JOINED_TRANSPOSED, TRANSPOSED, Rule
+
+# ------------------------------------------------------------------------------------------------------------- GPT-2
+
+_GPT2 = Family(
+    "gpt2",
+    "libai.models.GPT",
+    (
+        Rule("token_embedding.weight", "transformer.wte.weight"),
+        Rule("position_embedding", "transformer.wpe.weight"),
+        Rule("blocks.*.attention_norm.@", "transformer.h.*.ln_1.@"),
+        Rule(
+            ("blocks.*.attention.q.weight", "blocks.*.attention.k.weight", "blocks.*.attention.v.weight"),
+            "transformer.h.*.attn.c_attn.weight",
+            JOINED_TRANSPOSED,
+        ),
+        Rule(
+            ("blocks.*.attention.q.bias", "blocks.*.attention.k.bias", "blocks.*.attention.v.bias"),
+            "transformer.h.*.attn.c_attn.bias",
+            JOINED,
+        ),
+        Rule("blocks.*.attention.out.weight", "transformer.h.*.attn.c_proj.weight", TRANSPOSED),
+        Rule("blocks.*.attention.out.bias", "transformer.h.*.attn.c_proj.bias"),
+        Rule("blocks.*.mlp_norm.@", "transformer.h.*.ln_2.@"),
+        Rule("blocks.*.mlp.up.weight", "transformer.h.*.mlp.c_fc.weight", TRANSPOSED),
+        Rule("blocks.*.mlp.up.bias", "transformer.h.*.mlp.c_fc.bias"),
+        Rule("blocks.*.mlp.down.weight", "transformer.h.*.mlp.c_proj.weight", TRANSPOSED),
+        Rule("blocks.*.mlp.down.bias", "transformer.h.*.mlp.c_proj.bias"),
+        Rule("norm.@", "transformer.ln_f.@"),
+        Rule("head.weight", "lm_head.weight"),
+    ),
+    arguments={
+        "vocab_size": ("vocab_size", 50257),
+        "max_seq_length": ("n_positions", 1024),
+        "hidden_size": ("n_embd", 768),
+        "num_layers": ("n_layer", 12),
+        "num_heads": ("n_head", 12),
+        "tie_head": ("tie_word_embeddings", True),
+    },
+    required={
+        "layer_norm_epsilon": (1e-5,),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+    },
+    prefix="transformer.",
+    copies={"lm_head.weight": "transformer.wte.weight"},
+    not_weights=("*.attn.bias", "*.attn.masked_bias"),
+    read_more=lambda config: {
+        "mlp_ratio": (config.get("n_inner") or 4 * config.get("n_embd", 768)) / config.get("n_embd", 768),
+        "activation": activation_of(config.get("activation_function", "gelu_new")),
+    },
+    write_more=lambda ours: {
+        "n_inner": int(ours["hidden_size"] * ours.get("mlp_ratio", 4.0)),
+        "activation_function": ACTIVATIONS_OF_HF[ours.get("activation", "gelu")],
+        "tie_word_embeddings": ours.get("tie_head", True),
+    },
+)
+
+
+# ------------------------------------------------------------------------------------------- Llama, Qwen2 and Mistral
+
+_LLAMA_RULES = (
+    Rule("token_embedding.weight", "model.embed_tokens.weight"),
+    Rule("blocks.*.attention_norm.weight", "model.layers.*.input_layernorm.weight"),
+    Rule("blocks.*.attention.q.@", "model.layers.*.self_attn.q_proj.@"),
+    Rule("blocks.*.attention.k.@", "model.layers.*.self_attn.k_proj.@"),
+    Rule("blocks.*.attention.v.@", "model.layers.*.self_attn.v_proj.@"),
+    Rule("blocks.*.attention.out.@", "model.layers.*.self_attn.o_proj.@"),
+    Rule("blocks.*.mlp_norm.weight", "model.layers.*.post_attention_layernorm.weight"),
+    Rule("blocks.*.mlp.gate.@", "model.layers.*.mlp.gate_proj.@"),
+    Rule("blocks.*.mlp.up.@", "model.layers.*.mlp.up_proj.@"),
+    Rule("blocks.*.mlp.down.@", "model.layers.*.mlp.down_proj.@"),
+    Rule("norm.weight", "model.norm.weight"),
+    Rule("head.weight", "lm_head.weight"),
+)
+
+
+def _llama(model_type: str, max_seq_length: int, inner_size: int, **more: Any) -> Family:
+    arguments = {
+        "vocab_size": ("vocab_size", 32000),
+        "max_seq_length": ("max_position_embeddings", max_seq_length),
+        "hidden_size": ("hidden_size", 4096),
+        "num_layers": ("num_hidden_layers", 32),
+        "num_heads": ("num_attention_heads", 32),
+        "num_kv_heads": ("num_key_value_heads", None),
+        "head_size": ("head_dim", None),
+        "inner_size": ("intermediate_size", inner_size),
+        "norm_eps": ("rms_norm_eps", 1e-6),
+        "tie_head": ("tie_word_embeddings", False),
+        **more.pop("arguments", {}),
+    }
+    return Family(
+        model_type,
+        "libai.models.Llama",
+        _LLAMA_RULES,
+        arguments,
+        required={"hidden_act": ("silu",), **more.pop("required", {})},
+        prefix="model.",
+        copies={"lm_head.weight": "model.embed_tokens.weight"},
+        not_weights=("*.rotary_emb.inv_freq",),
+        read_more=_read_rotary,
+        write_more=_write_rotary,
+        **more,
+    )
+
+
+def _read_rotary(config: Config) -> dict[str, Any]:
+    """transformers 5 writes `rope_parameters`, earlier ones `rope_theta` and `rope_scaling`."""
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    base = rope.pop("rope_theta", None) or config.get("rope_theta", 10000.0)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    return {"rotary_base": float(base), "rotary_scaling": None if kind == "default" else {**rope, "rope_type": kind}}
+
+
+def _write_rotary(ours: Config) -> dict[str, Any]:
+    scaling = ours.get("rotary_scaling")
+    base = {"rope_theta": ours.get("rotary_base", 10000.0)}
+    biases = {"attention_bias": ours.get("qkv_bias", False)}
+    return {**base, **biases, "rope_scaling": dict(scaling) if scaling else None}
+
+
+# -------------------------------------------------------------------------------------------------------------- BERT
+
+_BERT_RULES = (
+    Rule("token_embedding.weight", "bert.embeddings.word_embeddings.weight"),
+    Rule("position_embedding", "bert.embeddings.position_embeddings.weight"),
+    Rule("token_type_embedding.weight", "bert.embeddings.token_type_embeddings.weight"),
+    Rule("embedding_norm.@", "bert.embeddings.LayerNorm.@"),
+    Rule("blocks.*.attention.q.@", "bert.encoder.layer.*.attention.self.query.@"),
+    Rule("blocks.*.attention.k.@", "bert.encoder.layer.*.attention.self.key.@"),
+    Rule("blocks.*.attention.v.@", "bert.encoder.layer.*.attention.self.value.@"),
+    Rule("blocks.*.attention.out.@", "bert.encoder.layer.*.attention.output.dense.@"),
+    Rule("blocks.*.attention_norm.@", "bert.encoder.layer.*.attention.output.LayerNorm.@"),
+    Rule("blocks.*.mlp.up.@", "bert.encoder.layer.*.intermediate.dense.@"),
+    Rule("blocks.*.mlp.down.@", "bert.encoder.layer.*.output.dense.@"),
+    Rule("blocks.*.mlp_norm.@", "bert.encoder.layer.*.output.LayerNorm.@"),
+    Rule("pooler.@", "bert.pooler.dense.@"),
+)
+_MASKED_LM_RULES = (
+    *_BERT_RULES,
+    Rule("head.0.@", "cls.predictions.transform.dense.@"),
+    Rule("head.2.@", "cls.predictions.transform.LayerNorm.@"),
+    Rule("head_bias", "cls.predictions.bias"),
+    Rule("next_sentence.@", "cls.seq_relationship.@"),
+)
+_MASKED_LM_COPIES = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+
+
+def _bert(target: str, rules: tuple[Rule, ...], **more: Any) -> Family:
+    return Family(
+        "bert",
+        target,
+        rules,
+        arguments={
+            "vocab_size": ("vocab_size", 30522),
+            "max_seq_length": ("max_position_embeddings", 512),
+            "hidden_size": ("hidden_size", 768),
+            "num_layers": ("num_hidden_layers", 12),
+            "num_heads": ("num_attention_heads", 12),
+            "num_token_types": ("type_vocab_size", 2),
+            "norm_eps": ("layer_norm_eps", 1e-12),
+        },
+        required={"position_embedding_type": ("absolute",), "is_decoder": (False,)},
+        prefix="bert.",
+        **{"not_weights": ("*position_ids",), "read_more": read_encoder, "write_more": write_encoder, **more},
+    )
+
+
+#: architecture of config.json -> family
+TEXT_FAMILIES: dict[str, Family] = {
+    "BertForPreTraining": _bert(
+        "libai.models.BERT",
+        _MASKED_LM_RULES,
+        implied={"is_post_norm": True, "predicts_next_sentence": True},
+        copies=_MASKED_LM_COPIES,
+        outputs={"prediction_logits": "logits", "seq_relationship_logits": "next_sentence_logits"},
+    ),
+    "BertForMaskedLM": _bert(
+        "libai.models.BERT",
+        _MASKED_LM_RULES,
+        implied={"is_post_norm": True},
+        copies=_MASKED_LM_COPIES,
+        not_weights=("bert.pooler.*", "cls.seq_relationship.*", "*position_ids"),
+    ),
+    "BertForSequenceClassification": _bert(
+        "libai.models.BERTClassifier",
+        (*_BERT_RULES, Rule("head.@", "classifier.@")),
+        implied={"is_post_norm": True},
+        read_more=lambda config: {**read_encoder(config), "num_classes": num_classes_of(config)},
+        write_more=lambda ours: {**write_encoder(ours), **labels_of(ours)},
+    ),
+    "BertModel": _bert(
+        "libai.models.BERTEmbedder",
+        _BERT_RULES,
+        implied={"is_post_norm": True, "has_pooler": True},
+        outputs={"last_hidden_state": "features", "pooler_output": "pooled"},
+    ),
+    "GPT2LMHeadModel": _GPT2,
+    "LlamaForCausalLM": _llama(
+        "llama",
+        2048,
+        11008,
+        arguments={
+            "qkv_bias": ("attention_bias", False),
+            "out_bias": ("attention_bias", False),
+            "mlp_bias": ("mlp_bias", False),
+        },
+    ),
+    "MistralForCausalLM": _llama("mistral", 131072, 14336, required={"sliding_window": (None,)}),
+    "Qwen2ForCausalLM": _llama(
+        "qwen2", 32768, 22016, required={"use_sliding_window": (False,)}, implied={"qkv_bias": True}
+    ),
+}

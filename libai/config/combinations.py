@@ -262,6 +262,7 @@ RULES: tuple[Rule, ...] = (
         effect="cannot be kept",
     ),
     _needs("train.clip_grad.max_norm", "norm_type"),
+    _needs("train.ema.enabled", "decay", "warmup", "exclude"),
     _needs("train.amp.enabled", "dtype"),
     _needs("train.auto_scale_lr.enabled", "base_batch_size"),
     _needs("train.profiler.enabled", "start_iter", "num_iters"),

@@ -1,6 +1,7 @@
 """Parameter groups, gradient clipping, rate scaling and the portable state of OneFlow's optimizers."""
 
 from libai.optim.clip import clip_grad_norm, norm_and_coefficient
+from libai.optim.ema import EmaOptions, WeightAverage
 from libai.optim.graph_state import bias_corrections, export_graph_state, graph_state_names, to_graph_state
 from libai.optim.joined import JoinedUpdates
 from libai.optim.lr_scale import auto_scale_lr
@@ -9,9 +10,11 @@ from libai.optim.several import Optimizers
 from libai.optim.state import StateReport, check_state_names, export_state, import_state
 
 __all__ = [
+    "EmaOptions",
     "JoinedUpdates",
     "Optimizers",
     "StateReport",
+    "WeightAverage",
     "auto_scale_lr",
     "bias_corrections",
     "clip_grad_norm",

@@ -42,6 +42,16 @@ class ClipGrad:
 
 
 @dataclass(frozen=True)
+class Ema:
+    """An exponential moving average of the weights, with which the model is evaluated."""
+
+    enabled: bool = _key(False, "Keep one; it costs a second copy of the weights.")
+    decay: float = _key(0.9999, "Share of the old average that an iteration keeps.", at_least=0, below=1)
+    warmup: bool = _key(True, "The share begins at 0.1 and rises to `decay`, as (1 + n) / (10 + n) in iteration n.")
+    exclude: list[str] | None = _key(None, "Regular expressions: parameters that one fits are not averaged.")
+
+
+@dataclass(frozen=True)
 class Amp:
     """Automatic mixed precision."""
 
@@ -256,6 +266,7 @@ class Train:
     extra_hooks: list[Any] = _lazy(list, "LazyCalls of hooks added to the default ones.")
 
     clip_grad: ClipGrad = _section(ClipGrad)
+    ema: Ema = _section(Ema)
     amp: Amp = _section(Amp)
     activation_checkpoint: ActivationCheckpoint = _section(ActivationCheckpoint)
     zero_optimization: ZeroOptimization = _section(ZeroOptimization)

@@ -34,7 +34,7 @@ from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.options import TrainOptions
 from libai.engine.trainer.switching import TRAINERS
 from libai.layers import synchronize_batch_norms
-from libai.optim import Optimizers, auto_scale_lr, get_param_groups
+from libai.optim import EmaOptions, Optimizers, auto_scale_lr, get_param_groups
 from libai.parallel import Mesh
 from libai.scheduler import by_optimizer, in_sequence, with_momentum
 from libai.utils.distributed import is_main_process
@@ -263,6 +263,12 @@ def mode_options(run: Any, mode: str, device: str) -> dict[str, Any]:
     }
 
 
+def ema_options(run: Any) -> EmaOptions | None:
+    """The average of the weights that `train.ema` asks for."""
+    ema = run.train.ema
+    return EmaOptions(ema.decay, ema.warmup, tuple(ema.exclude or ())) if ema.enabled else None
+
+
 def build_trainer(
     run: Any,
     mode: str,
@@ -291,6 +297,7 @@ def build_trainer(
         detect_anomalous_params=run.train.detect_anomalous_params,
         non_finite=run.train.non_finite,
         replay_non_finite=run.train.replay_non_finite,
+        ema=ema_options(run),
         batch_scope=run.train.dist.batch_scope,
         check_batch_scope=run.train.dist.check_batch_scope,
     )

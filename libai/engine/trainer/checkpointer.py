@@ -29,7 +29,8 @@ RESETTABLE = ("optimizer", "schedule", "data")
 class TrainerCheckpointer:
     """Saves and resumes one `ModelTrainer` in `root` (`root/iter_0000200/`, format in docs/checkpoints.md).
 
-    Holds: model, optimizer, schedule, iteration, data position, hook states, the mode that wrote it, versions.
+    Holds: model, average of its weights, optimizer, schedule, iteration, data position, hook states, the mode that
+    wrote it, versions.
 
     Args:
         trainer: its `completed_iters` names a checkpoint.
@@ -183,7 +184,10 @@ class TrainerCheckpointer:
             return {"model": trainer.model.state_dict()}, self._facts_of_state()
         optimizer_tensors, optimizer_scalars = trainer.optimizer_state.export()
         state = {**self._state(trainer.state_dict()), "optimizer": optimizer_scalars}
-        return {"model": trainer.model.state_dict(), "optimizer": optimizer_tensors}, state
+        tensors: dict[str, Mapping[str, Any]] = {"model": trainer.model.state_dict(), "optimizer": optimizer_tensors}
+        if trainer.forward_pass.average is not None:
+            tensors["ema"], state["ema"] = trainer.forward_pass.average.export()
+        return tensors, state
 
     def _state(self, trainer_state: Mapping[str, Any]) -> dict[str, Any]:
         from libai.scheduler import scheduler_state
@@ -292,6 +296,7 @@ class TrainerCheckpointer:
             trainer.optimizer_state.load(saved.tensors.get("optimizer", {}), saved.state["optimizer"])
         if "schedule" not in reset:
             self._load_schedule(saved.state["lr_scheduler"])
+        self._load_average(saved)
         state = saved.state["trainer"]
         trainer.load_state_dict({**state, "data_loader": {}} if "data" in reset else state)
         self.extra = dict(saved.state.get("extra", {}))
@@ -308,6 +313,18 @@ class TrainerCheckpointer:
         }
         lines = [f"  {part:<10} {rows[part][0]} -> {rows[part][1]}" for part in RESETTABLE if part in reset]
         return "\n".join(["reset (checkpoint -> this run):", *lines])
+
+    def _load_average(self, saved: Checkpoint) -> None:
+        average = self.trainer.forward_pass.average
+        if average is not None:
+            average.load(self.trainer.model, saved.tensors.get("ema", {}), saved.state.get("ema", {}))
+        if (average is None) == ("ema" in saved.state) and is_main_process():
+            logger.warning(
+                "the checkpoint has %s average of the weights, and train.ema.enabled=%s: %s",
+                "no" if average else "an",
+                "true" if average else "false",
+                "it begins with the weights of the checkpoint" if average else "it is left out from here on",
+            )
 
     def _load_schedule(self, saved: Mapping[str, Any] | None) -> None:
         from libai.scheduler import load_scheduler_state

@@ -78,6 +78,7 @@ class EagerTrainer(ModelTrainer):
     def _use_global_tensors(self) -> None:
         """See `ModelTrainer._use_global_tensors`. Training continues as if `gradient_reduction` had been "global"."""
         state = self.optimizer_state.export()
+        averages = None if self.forward_pass.average is None else self.forward_pass.average.export()
         self.optimizer.zero_grad(set_to_none=True)
         if self._reduction is not None and self._reduction.leaves_hooks:
             renew_parameters(self.model, self.optimizer)
@@ -85,6 +86,8 @@ class EagerTrainer(ModelTrainer):
         self.options, self._reduction = replace(self.options, gradient_reduction="global"), None
         self._forward, self._set_to_none, self._parameters = self.model, True, self._trained_parameters()
         self.optimizer_state.load(*state)
+        if self.forward_pass.average is not None and averages is not None:
+            self.forward_pass.average.load(self.model, *averages)
         self._guard.forget()
 
     def _reduce_with(self, kind: Reduction) -> GradientReduction:
@@ -124,7 +127,7 @@ class EagerTrainer(ModelTrainer):
         result.grad_norm = self._clip_and_step()
         if not self._zero_grad_before_forward:
             self.optimizer.zero_grad(set_to_none=self._set_to_none)
-        self._step_schedule()
+        self._finish_update()
         return result
 
     def _clip_and_step(self) -> flow.Tensor | None:

@@ -56,7 +56,7 @@ def update_op_by_op(trainer: GraphTrainer, micro_batches: Sequence[Any]) -> Step
     optimizer.step()
     trainer._clear_gradients()
     trainer.optimizer_state.load(*export_state(optimizer, parameters))
-    trainer._step_schedule()
+    trainer._finish_update()
     return result
 
 
@@ -154,7 +154,7 @@ class GraphTrainer(ModelTrainer):
             write_buffers(self.model, buffers)
         count_batches(self._batch_norms, self.options.num_accumulation_steps)
         self.optimizer._state["step"] += 1  # the compiled update counts for itself; this is the count the host sees
-        self._step_schedule()
+        self._finish_update()
         return result
 
     @phase("compile")

@@ -9,7 +9,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from libai.engine.trainer.options import TrainOptions
 from libai.forward.contract import as_batch_dict
 from libai.layers.random import find_unseeded_dropouts
 from libai.oneflow_fixes.internals import wait_for_device
+from libai.optim import WeightAverage
 from libai.parallel import (
     Layout,
     LocalLayout,
@@ -101,6 +102,8 @@ class ModelTrainer(TrainerBase):
             )
         self._model_plan = ParallelPlan.of(model, options.plan)
         self.forward_pass.layout = layout or self._lay_out()
+        if options.ema is not None:
+            self.forward_pass.average = WeightAverage(self.model, options.ema)
         refuse_split_statistics(self.model)
         self._check_optimizer()
         self._warn_of_stock_dropout()
@@ -158,6 +161,8 @@ class ModelTrainer(TrainerBase):
 
     def _inspect_first(self, micro_batches: list[Any]) -> None:
         """See `TrainerBase._inspect_first`: counts tokens, and names the parameters without gradient when asked to."""
+        if self.forward_pass.average is not None:
+            self.forward_pass.average.begin()
         self.feed.items_per_iter = self._count_tokens(micro_batches)
         self.forward_pass.batch_scope.resolve(self, micro_batches)
         if self.options.undoes_updates:
@@ -242,6 +247,12 @@ class ModelTrainer(TrainerBase):
             return float(groups[0]["lr"])
         return float(max([group["lr"] for group in groups]))  # a list: half the time of a generator
 
+    def _finish_update(self) -> None:
+        """What follows an update of the weights: their average takes them in, and the schedule advances."""
+        if self.forward_pass.average is not None:
+            self.forward_pass.average.update()
+        self._step_schedule()
+
     def _step_schedule(self) -> None:
         """Advance the schedule; keeps the rate that the update just made has used in `self._lr`."""
         self._lr = self._current_lr()
@@ -271,8 +282,11 @@ class ModelTrainer(TrainerBase):
         The model is in training mode again afterwards. Raises `Interrupted` between two batches when the ranks have
         agreed to stop.
         """
-        with self.loop.not_training():
+        with self.loop.not_training(), self._averaged_weights():
             return self._evaluate(loader, evaluators, dataset, max_batches)
+
+    def _averaged_weights(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.forward_pass.average is None else self.forward_pass.average.swapped_in()
 
     def _evaluate(
         self, loader: Iterable[Any], evaluators: Mapping[str, Any], dataset: str, max_batches: int | None
@@ -330,7 +344,7 @@ class ModelTrainer(TrainerBase):
         self.model.eval()
         try:
             batch = self.forward_pass.name_inputs(batch)
-            with self._watch_indices([batch]):
+            with self._watch_indices([batch]), self._averaged_weights():
                 return self._eval_batch(self.forward_pass.to_device(batch), everywhere=True)
         finally:
             self.model.train(was_training)

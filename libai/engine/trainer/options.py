@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from libai.optim import EmaOptions
 from libai.parallel import Mesh, ParallelPlan
 from libai.parallel.data_parallel import Reduction
 from libai.utils.errors import UserError
@@ -36,6 +37,7 @@ class TrainOptions:
         non_finite: "raise", "skip" or "rollback", see `libai.engine.trainer.non_finite`.
         replay_non_finite: keep a second copy of the state on the device, so that with "raise" a bad update can be
             undone and explained; "skip" and "rollback" keep one anyway.
+        ema: keep an exponential moving average of the weights, with which the model is evaluated; None: no average.
         batch_scope: what operations over the samples see where data-parallel ranks are several: "global", the batches
             of all of them, as in one process, or "rank" (`libai.engine.trainer.batch_scope`).
         check_batch_scope: find out with the first batch whether the model has such operations.
@@ -58,6 +60,7 @@ class TrainOptions:
     detect_anomalous_params: bool = False
     non_finite: str = "raise"
     replay_non_finite: bool = False
+    ema: EmaOptions | None = None
     batch_scope: str = "global"
     check_batch_scope: bool = True
 

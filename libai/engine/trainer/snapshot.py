@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that an update changes, copied on the device: weights, buffers, optimizer, schedule.
+    """Everything that an update changes, copied on the device: weights, buffers, their average, optimizer, schedule.
 
     Data position and hooks are not in it.
     """
@@ -26,6 +26,7 @@ class Snapshot:
     learning_rates: list[float]
     schedule: dict[str, Any] | None
     lr: float
+    average: Any
 
     @classmethod
     def of(cls, trainer: ModelTrainer) -> Snapshot:
@@ -39,6 +40,7 @@ class Snapshot:
                 learning_rates=[group["lr"] for group in optimizer.param_groups],
                 schedule=None if scheduler is None else scheduler_state(scheduler, optimizer),
                 lr=trainer._lr,
+                average=None if trainer.forward_pass.average is None else trainer.forward_pass.average.copy(),
             )
 
     def restore(self, trainer: ModelTrainer) -> None:
@@ -48,6 +50,8 @@ class Snapshot:
             for tensor, copied in zip(_module_tensors(trainer.model), self.tensors):
                 tensor.copy_(copied)
             trainer.optimizer_state.put_back(self.optimizer)
+            if trainer.forward_pass.average is not None:
+                trainer.forward_pass.average.put_back(self.average)
         optimizer._state["step"] = self.step
         if self.schedule is not None:
             load_scheduler_state(trainer.lr_scheduler, self.schedule, optimizer)

@@ -32,6 +32,7 @@ def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer
         return old
     old.check_finite()
     tensors, scalars = old.optimizer_state.export()
+    averages = None if old.forward_pass.average is None else old.forward_pass.average.export()
     for hook in old.hooks:
         hook.check_mode(mode)
     layout = old.forward_pass.layout
@@ -53,6 +54,8 @@ def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer
         **options,
     )
     new.optimizer_state.load(tensors, scalars)
+    if new.forward_pass.average is not None and averages is not None:
+        new.forward_pass.average.load(new.model, *averages)
     new._adopt_state(old)
     new.forward_pass.batch_scope.adopt_findings(old.forward_pass.batch_scope)
     return new

@@ -1,0 +1,108 @@
+"""What a run does with weights besides updating them: averages, which parameters train, limits on their gradients."""
+
+from __future__ import annotations
+
+import contract_runs
+import numpy as np
+import pytest
+
+from libai import checkpoint
+from libai.engine.hooks import CallbackHook
+from libai.utils.errors import UserError
+
+FAST = ("graph.check_first_step=false",)
+EMA = (*FAST, "train.ema={enabled: true, decay: 0.5, exclude: ['b\\.bias']}")
+
+
+def parameters(run):
+    return {name: parameter.numpy().copy() for name, parameter in run.model.named_parameters()}
+
+
+def averages(run):
+    return {name: tensor.numpy().copy() for name, tensor in run.trainer.forward_pass.average.export()[0].items()}
+
+
+def equal(first, second):
+    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_weights_are_averaged_after_every_update(mode, tmp_path):
+    run = contract_runs.make_run(tmp_path, mode, *EMA, "train.train_iter=6", "train.evaluation.enabled=false")
+    history = [parameters(run)]
+    run.trainer.register_hooks([CallbackHook(after_step=lambda trainer: history.append(parameters(run)))])
+    run.train()
+    expected = {name: array.astype(np.float64) for name, array in history[0].items() if name != "b.bias"}
+    for number, weights in enumerate(history[1:]):
+        decay = min(0.5, (1 + number) / (10 + number))
+        expected = {name: decay * old + (1 - decay) * weights[name] for name, old in expected.items()}
+    found = averages(run)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, atol=1e-6)
+        assert not np.allclose(found[name], history[-1][name], atol=1e-4)
+
+
+def test_averaged_weights_are_evaluated_and_swapped_back(mode, tmp_path):
+    run = contract_runs.make_run(tmp_path, mode, *EMA, "train.train_iter=4", "train.evaluation.enabled=false")
+    run.train()
+    weights, averaged = parameters(run), averages(run)
+    metrics = run.evaluate()
+    assert equal(parameters(run), weights) and equal(averages(run), averaged)
+    run.trainer.forward_pass.average = None
+    assert run.evaluate() != metrics
+    for name, parameter in run.model.named_parameters():
+        parameter.data.copy_(contract_runs.flow.tensor(averaged.get(name, weights[name])))
+    assert run.evaluate() == metrics
+
+
+def test_averages_are_saved_verified_and_resumed_exactly(mode, tmp_path):
+    whole = contract_runs.train(tmp_path / "whole", mode, *EMA)
+    run = contract_runs.make_run(tmp_path / "parts", mode, *EMA)
+    run.train(until=4)
+    resumed = contract_runs.train(tmp_path / "parts", mode, *EMA, resume=True)
+    assert resumed.start_iter == 4 and resumed.trainer.forward_pass.average.updates == 8
+    assert equal(averages(resumed), averages(whole)) and equal(parameters(resumed), parameters(whole))
+    path = resumed.checkpointer.last_saved
+    saved = checkpoint.load(path)
+    assert equal({name: saved.tensors["ema"][name] for name in saved.tensors["ema"]}, averages(whole))
+    file = path / "ema.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert any("ema.safetensors" in problem for problem in checkpoint.verify(path))
+
+
+def test_averages_continue_in_the_other_mode(mode, tmp_path):
+    whole = contract_runs.train(tmp_path / "whole", mode, *EMA)
+    run = contract_runs.make_run(tmp_path / "switched", mode, *EMA)
+    run.train(until=4)
+    run.switch_mode({"eager": "graph", "graph": "eager"}[mode])
+    run.train()
+    found = averages(run)
+    for name, array in averages(whole).items():
+        np.testing.assert_allclose(found[name], array, atol=1e-5)
+
+
+def test_an_update_that_is_left_out_does_not_reach_the_averages(mode, tmp_path):
+    run = contract_runs.make_run(
+        tmp_path, mode, *EMA, "train.non_finite=skip", "train.log_period=4", "train.evaluation.enabled=false"
+    )
+    take = run.trainer.feed.take
+
+    def with_a_bad_batch():
+        batches = take()
+        if run.trainer.iter == 2:
+            batches[0]["x"] = np.full_like(batches[0]["x"], np.nan)
+        return batches
+
+    run.trainer.feed.take = with_a_bad_batch
+    run.train()
+    assert (
+        all(np.isfinite(array).all() for array in averages(run).values())
+        and run.trainer.forward_pass.average.updates == 7
+    )
+
+
+def test_a_pattern_without_a_parameter_names_near_ones(mode, tmp_path):
+    with pytest.raises(UserError, match=r"train\.ema\.exclude has 'a\.wieght'.*Near: a\.weight"):
+        contract_runs.make_run(tmp_path, mode, "train.ema={enabled: true, exclude: ['a.wieght']}")

@@ -1,4 +1,4 @@
-"""Where libai lies, and the commands of `tools/` in a Python without OneFlow: continue in the project's environment.
+"""Where libai lies, and its commands in a clone and a Python without OneFlow: continue in the project's environment.
 
 `libai/__init__.py` imports this before anything else, so it is kept to what any Python 3 can read.
 """
@@ -34,26 +34,41 @@ def is_clone():
     return os.path.isfile(os.path.join(ROOT, "tools", "train.sh"))
 
 
+def _own_command(argv, orig_argv):
+    """What starts this process: a command's name for messages and the words behind the interpreter, or nothing."""
+    path = os.path.realpath(argv[0] if argv else "")
+    folder, name = os.path.split(path)
+    if folder == os.path.join(ROOT, "tools"):
+        return "tools/" + name, list(argv)
+    if path == os.path.realpath(LIBAI[1]):
+        return "libai/__main__.py", list(argv)
+    if argv[:1] == ["-m"] and "libai" in orig_argv:  # while `-m` looks for the module
+        return "-m libai", ["-m", "libai"] + list(argv[1:])
+    return "", []
+
+
 def find_environment() -> None:
-    """Return when this process is no command of `tools/`, or has what the command needs; else never.
+    """Return when this process is no command of a clone, or has what the command needs; else never.
 
     Continues as the interpreter of .venv (or `$VENV`) where `tools/env.sh` has made it; ends with 2 and one line where
     it has not. `NO_VENV=1` keeps to the present interpreter.
     """
-    folder, name = os.path.split(os.path.realpath(sys.argv[0] if sys.argv else ""))
-    if folder != os.path.join(ROOT, "tools"):
+    name, words = _own_command(sys.argv, getattr(sys, "orig_argv", []))
+    if not name or not is_clone():
         return
-    missing = [module for module in NEEDED_BY.get(name, NEEDED) if importlib.util.find_spec(module) is None]
+    missing = [
+        module for module in NEEDED_BY.get(os.path.basename(name), NEEDED) if importlib.util.find_spec(module) is None
+    ]
     if not missing:
         return
     venv = os.path.join(os.getcwd(), os.environ.get("VENV", os.path.join(ROOT, ".venv")))
     python = os.path.join(venv, "bin", "python")
     is_there = os.path.exists(os.path.join(venv, ".ready")) and os.access(python, os.X_OK)
     if is_there and os.environ.get("NO_VENV") != "1" and os.path.realpath(venv) != os.path.realpath(sys.prefix):
-        os.execv(python, [python] + sys.argv)
+        os.execv(python, [python] + words)
     text = (
-        "error: tools/{0} needs {1}, which {2} (Python {3}.{4}) does not have. Run it as `$(bash tools/env.sh) "
-        "tools/{0} ...`: env.sh prints the interpreter to use, and makes .venv the first time.\n"
+        "error: {0} needs {1}, which {2} (Python {3}.{4}) does not have. Run it as `$(bash tools/env.sh) "
+        "{0} ...`: env.sh prints the interpreter to use, and makes .venv the first time.\n"
     )
     version = sys.version_info
     sys.stderr.write(text.format(name, ", ".join(missing), sys.executable, version[0], version[1]))

@@ -38,6 +38,17 @@ def test_it_runs_in_the_environment_that_is_there(tmp_path):
     assert finished.stdout.split("\n")[:3] == [str(jobs.ROOT / "tools" / "parity.py"), "CONFIG", "a b"], finished
 
 
+@pytest.mark.parametrize("words", [["-m", "libai"], ["libai/__main__.py"]])
+def test_the_command_of_a_clone_runs_in_the_environment_too(words, tmp_path):
+    assert environment_in(tmp_path)
+    options = {"timeout": 60, "NO_VENV": "", "PYTHONPATH": ""}
+    finished = jobs.run([*BARE, *words, "train", "a b"], VENV=str(tmp_path), **options)
+    assert finished.stdout.split("\n")[:-1] == [*words, "train", "a b"], finished
+    finished = jobs.run([*BARE, *words, "train", "x"], VENV=str(tmp_path / "none"), **options)
+    (line,) = finished.errors
+    assert finished.returncode == 2 and line.startswith(f"error: {' '.join(words)} needs "), finished
+
+
 def test_no_venv_keeps_to_the_interpreter(tmp_path):
     environment_in(tmp_path)
     finished = run("parity.py", "CONFIG", VENV=str(tmp_path), NO_VENV="1")

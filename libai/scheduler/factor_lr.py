@@ -93,7 +93,10 @@ class FactorLR(LRScheduler):
         self._write_rates()
 
     def _write_rates(self) -> None:
-        factors = [self._factor_of(group)(self.last_step) for group in self.optimizer.param_groups]
+        factor = self.factor(self.last_step)
+        own = {name: schedule(self.last_step) for name, schedule in self.factors.items()}
+        groups = self.optimizer.param_groups
+        factors = [own.get(group["optimizer"], factor) if own else factor for group in groups]
         self.update_lrs([base_lr * factor for base_lr, factor in zip(self.base_lrs, factors)])
         if self.momentum_factor is None:
             return
@@ -103,9 +106,6 @@ class FactorLR(LRScheduler):
                 group["betas"] = (momentum * factor, *group["betas"][1:])
             else:
                 group["momentum"] = momentum * factor
-
-    def _factor_of(self, group: Any) -> Schedule:
-        return self.factors.get(group["optimizer"], self.factor) if self.factors else self.factor
 
     def _check_momenta(self) -> None:
         assert self.momentum_factor is not None

@@ -13,8 +13,8 @@ BARE = [sys.executable, "-S"]
 COMMANDS = sorted(
     path.name
     for path in (jobs.ROOT / "tools").glob("*.py")
-    # the launcher needs the standard library only, and its parts are no commands; the last one runs with PyTorch
-    if not path.name.startswith("launch") and path.name != "benchmark_torch.py"
+    # the launcher needs the standard library only, one runs with PyTorch, and one is part of mkdocs
+    if path.name not in ("launch.py", "benchmark_torch.py", "docs_site.py")
 )
 
 

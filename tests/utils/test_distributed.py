@@ -127,6 +127,7 @@ class TestDevice:
 PROGRAM = """
 import json, sys
 import numpy as np
+from libai.evaluation import reduce_sums
 from libai.utils import distributed as d
 from libai.utils.seeding import resolve_seed
 rank, big = d.get_rank(), 2**53 + 1
@@ -142,6 +143,7 @@ found = {
     "gathered": d.gather_objects([rank] * (1 + 5 * rank)),
     "any": [d.any_rank(rank == 1), d.any_rank(False)],
     "seed": resolve_seed(None),
+    "joined": [a.tolist() for a in reduce_sums({"a": [np.arange(2.0)] * 2} if rank else {"n": 1.0})["a"]],
 }
 for name, send in (("broadcast", lambda: d.broadcast_object({1, 2} if rank == 0 else 0)),
                    ("gather", lambda: d.gather_objects({1, 2} if rank == 1 else 0))):
@@ -203,6 +205,9 @@ class TestTwoRanks:
 
     def test_a_flag_of_one_rank_is_seen_by_all(self, two_ranks):
         assert all(found["any"] == [True, False] for found in two_ranks)
+
+    def test_lists_of_evaluators_are_joined(self, two_ranks):
+        assert all(found["joined"] == [[0.0, 1.0], [0.0, 1.0]] for found in two_ranks)
 
     def test_a_drawn_seed_is_shared(self, two_ranks):
         assert two_ranks[0]["seed"] == two_ranks[1]["seed"]

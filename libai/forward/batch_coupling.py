@@ -24,7 +24,7 @@ from libai.forward.effects import copy_module
 from libai.forward.python_state import SharedState
 from libai.layers import is_batch_norm_of_rank
 from libai.layers.random import SeededLayer
-from libai.parallel import Layout, whole
+from libai.parallel import Layout, full_tensor
 from libai.utils.errors import UserError
 from libai.utils.tree import tensors_in
 
@@ -388,7 +388,7 @@ def _distance(a: Mapping[str, flow.Tensor], b: Mapping[str, flow.Tensor]) -> flo
 
 
 def _number(tensor: flow.Tensor) -> float:
-    return float(whole(tensor).numpy())
+    return float(full_tensor(tensor).numpy())
 
 
 def _num_samples(batch: Mapping[str, flow.Tensor]) -> int:

@@ -11,7 +11,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.forward.contract import total_loss
-from libai.parallel import whole
+from libai.parallel import full_tensor
 from libai.utils.distributed import gather_objects, get_rank
 
 Batch = dict[str, flow.Tensor]
@@ -152,7 +152,7 @@ def _is_finite(tensor: flow.Tensor) -> bool:
     wait for each other for ever. Collective then."""
     if not tensor.dtype.is_floating_point:
         return True
-    return bool(np.isfinite(whole(tensor).numpy()).all())
+    return bool(np.isfinite(full_tensor(tensor).numpy()).all())
 
 
 def _is_finite_here(tensor: flow.Tensor) -> bool:

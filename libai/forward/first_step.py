@@ -18,7 +18,7 @@ from libai.forward.lost_views import ViewWrites
 from libai.layers.random import find_unseeded_dropouts
 from libai.optim import clip_grad_norm
 from libai.optim.state import import_state, state_keys, walk_parameters
-from libai.parallel import whole
+from libai.parallel import full_tensor
 from libai.utils.distributed import any_rank
 from libai.utils.errors import UserError
 from libai.utils.tensors import clear_gradients, local_part
@@ -98,9 +98,9 @@ class FirstStep:
         options = trainer.options
         if options.max_grad_norm is not None:
             clip_grad_norm(parameters.values(), options.max_grad_norm, options.norm_type)
-        before = {name: whole(tensor).numpy().copy() for name, tensor in _telling(optimizer, parameters)}
+        before = {name: full_tensor(tensor).numpy().copy() for name, tensor in _telling(optimizer, parameters)}
         type(optimizer).step(optimizer)  # `optimizer.step` is that of the one it was copied from
-        after = {name: whole(tensor).numpy() for name, tensor in _telling(optimizer, parameters)}
+        after = {name: full_tensor(tensor).numpy() for name, tensor in _telling(optimizer, parameters)}
         return {name: _Change(_norm(after[name] - before[name]), after[name]) for name in before}
 
     def require_same(self, losses: Mapping[str, Sequence[flow.Tensor]]) -> None:
@@ -124,7 +124,7 @@ class FirstStep:
         total = _norm(np.array([change.moved for change in self._changes.values()]))
         for name, change in self._changes.items():
             tensor = tensors[name] if name in tensors else parameters[name]
-            apart = _norm(whole(tensor).numpy() - change.after)
+            apart = _norm(full_tensor(tensor).numpy() - change.after)
             moved = max(change.moved, _SMALL * total)
             if apart > 100 * bound * moved + _ROUNDING * _norm(change.after):
                 self._refuse(
@@ -185,4 +185,4 @@ def _norm(values: np.ndarray) -> float:
 
 def _values(tensor: flow.Tensor) -> list[float]:
     """Of a number, or of one for each micro-batch. Collective for a global tensor."""
-    return [float(value) for value in whole(tensor).numpy().reshape(-1)]
+    return [float(value) for value in full_tensor(tensor).numpy().reshape(-1)]

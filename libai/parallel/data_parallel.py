@@ -85,9 +85,9 @@ def broadcast_module(model: nn.Module) -> None:
     with flow.no_grad():
         for _, tensor in named_tensors(model):
             if tensor.dtype in _HALF_DTYPES:  # OneFlow 0.9.0 aborts on them on CPU (cpu_broadcast.cpp)
-                whole = tensor.data.to(flow.float32)
-                flow._C.comm_broadcast(whole, inplace=True)
-                tensor.data.copy_(whole.to(tensor.dtype))
+                wide = tensor.data.to(flow.float32)
+                flow._C.comm_broadcast(wide, inplace=True)
+                tensor.data.copy_(wide.to(tensor.dtype))
             elif tensor.numel():
                 flow._C.comm_broadcast(tensor.data, inplace=True)  # .data: it resets requires_grad of what it gets
 

@@ -23,9 +23,9 @@ from libai.oneflow_fixes.global_tensors.operations import SourceOps, repair_glob
 from libai.oneflow_fixes.global_tensors.recurrent import give_initial_states
 from libai.oneflow_fixes.wrapping import wrap_forward
 from libai.parallel.mesh import Mesh
-from libai.parallel.plan import Arrangement, ParallelPlan, TensorLayout
+from libai.parallel.plan import ParallelPlan, ShardingPlan, TensorLayout
 from libai.parallel.recompute import recompute_in_backward
-from libai.parallel.zero import compute_with_whole_parameters
+from libai.parallel.zero import compute_with_full_parameters
 from libai.utils.tree import map_tensors, tensors_in
 
 Batch = dict[str, flow.Tensor]
@@ -35,7 +35,7 @@ _NOTHING = nullcontext()
 class LocalLayout:
     """Every tensor is local: nothing has to be moved."""
 
-    arrangement: Arrangement | None = None
+    sharding: ShardingPlan | None = None
     is_global = False
     #: whether ranks hold different parts of the parameters, which a compiled job may then send to each other
     cuts_parameters = False
@@ -90,55 +90,55 @@ class GlobalLayout:
 
     is_global = True
 
-    def __init__(self, arrangement: Arrangement):
+    def __init__(self, sharding: ShardingPlan):
         refuse_unseen_assignments()
         repair_global_operations()
-        self.arrangement = arrangement
-        self.mesh = arrangement.mesh
-        self.cuts_parameters = arrangement.shares_parameters or not self.mesh.is_data_parallel_only
+        self.sharding = sharding
+        self.mesh = sharding.mesh
+        self.cuts_parameters = sharding.shares_parameters or not self.mesh.is_data_parallel_only
         self._everyone = self.mesh.placement()
         self._placements = [self.mesh.stage_placement(stage) for stage in range(self.mesh.pipeline)]
         broadcast = flow.sbp.broadcast
-        self._whole = self.mesh.sbp(broadcast, broadcast)
+        self._full = self.mesh.sbp(broadcast, broadcast)
         self._samples = self.mesh.sbp(flow.sbp.split(0) if self.mesh.data > 1 else broadcast, broadcast)
 
     def lay_out_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
         """See `LocalLayout`. Every rank passes the samples of its data rank. Collective."""
         return {
-            name: tensor.to_global(placement=self._placements[self.arrangement.stage_of_input(name)], sbp=self._samples)
+            name: tensor.to_global(placement=self._placements[self.sharding.stage_of_input(name)], sbp=self._samples)
             for name, tensor in batch.items()
         }
 
     def lay_out_replicated_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
         """See `LocalLayout`. Collective."""
-        return {name: self.replicate(tensor, self.arrangement.stage_of_input(name)) for name, tensor in batch.items()}
+        return {name: self.replicate(tensor, self.sharding.stage_of_input(name)) for name, tensor in batch.items()}
 
     def replicate(self, tensor: flow.Tensor, stage: int | None = None) -> flow.Tensor:
         """See `LocalLayout`. Collective."""
-        placement = self._placements[self.arrangement.tail if stage is None else stage]
+        placement = self._placements[self.sharding.tail if stage is None else stage]
         tensor = tensor.to(self.mesh.device).to_global(placement=self._everyone, sbp=flow.sbp.broadcast)
-        return tensor.to_global(placement=placement, sbp=self._whole)
+        return tensor.to_global(placement=placement, sbp=self._full)
 
     def constant(self, value: float, size: int, stage: int) -> flow.Tensor:
         """See `LocalLayout`."""
         return flow._C.global_constant(
-            (size,), value, dtype=flow.float32, placement=self._placements[stage], sbp=self._whole
+            (size,), value, dtype=flow.float32, placement=self._placements[stage], sbp=self._full
         )
 
     def describe(self) -> str:
         """See `LocalLayout`."""
         if self.mesh.pipeline == 1:
             return self.mesh.describe()
-        counts = " + ".join(map(str, self.arrangement.blocks_per_stage))
+        counts = " + ".join(map(str, self.sharding.blocks_per_stage))
         return f"{self.mesh.describe()}; blocks per stage {counts}"
 
     def stage_of(self, parameter_name: str) -> int:
         """See `LocalLayout`."""
-        return self.arrangement.tensors[parameter_name].stage
+        return self.sharding.tensors[parameter_name].stage
 
     def stage_of_module(self, name: str) -> int | None:
-        """See `Arrangement.stage_of_module`."""
-        return self.arrangement.stage_of_module(name)
+        """See `ShardingPlan.stage_of_module`."""
+        return self.sharding.stage_of_module(name)
 
     def placement(self, stage: int) -> Any:
         """The OneFlow placement of a stage."""
@@ -149,7 +149,7 @@ class GlobalLayout:
         there tensors of two stages may meet."""
         if self.mesh.pipeline > 1:
             return StagesMeet(self._placements)
-        return SourceOps(self._placements[0], self._whole)
+        return SourceOps(self._placements[0], self._full)
 
     def local_output(
         self, tensor: flow.Tensor, num_samples: int, is_replicated: bool = False, everywhere: bool = False
@@ -160,7 +160,7 @@ class GlobalLayout:
             return tensor
         rows = num_samples * self.mesh.data
         per_sample = not is_replicated and tensor.ndim > 0 and tensor.shape[0] == rows
-        sbp = self._samples if per_sample else self._whole
+        sbp = self._samples if per_sample else self._full
         tensor = tensor.to_global(placement=tensor.placement, sbp=sbp)
         if not everywhere:
             return tensor.to_local()
@@ -170,7 +170,7 @@ class GlobalLayout:
     @property
     def sees_outputs(self) -> bool:
         """See `LocalLayout`."""
-        return self.mesh.pipeline_rank == self.arrangement.tail and self.mesh.tensor_rank == 0
+        return self.mesh.pipeline_rank == self.sharding.tail and self.mesh.tensor_rank == 0
 
 
 Layout = LocalLayout | GlobalLayout
@@ -195,29 +195,29 @@ def parallelize(
         zero_stage: above 0, data-parallel ranks share the parameters (`libai.parallel.zero`).
         recomputed_blocks: names of modules that compute their activations again in an eager backward pass.
     """
-    arrangement = plan.arrange(module, mesh, blocks_per_stage, block_costs, shares_parameters=zero_stage > 0)
-    layout = GlobalLayout(arrangement)
+    sharding = plan.arrange(module, mesh, blocks_per_stage, block_costs, shares_parameters=zero_stage > 0)
+    layout = GlobalLayout(sharding)
     for name, parameter in module.named_parameters():
-        parameter.data = _lay_out(parameter.data, arrangement.tensors[name], layout)
+        parameter.data = _lay_out(parameter.data, sharding.tensors[name], layout)
     _exchange_tensors(
         module,
-        lambda name, buffer: _lay_out(buffer, arrangement.tensors[name], layout),
+        lambda name, buffer: _lay_out(buffer, sharding.tensors[name], layout),
         lambda name, constant: layout.replicate(constant, layout.stage_of_module(name) or 0),
     )
     give_initial_states(module)
     _pin_outputs(module, plan, mesh)
-    if arrangement.shares_parameters:
-        wholes = {
+    if sharding.shares_parameters:
+        full = {
             name: _sbp_of(where, mesh, is_shared=False)
-            for name, where in arrangement.tensors.items()
+            for name, where in sharding.tensors.items()
             if where.data_axis is not None
         }
         # what a block that runs twice saves is not kept in any case
         gathers_again = zero_stage == 3 and not recomputed_blocks
-        compute_with_whole_parameters(module, wholes, arrangement.block_names, gathers_again)
+        compute_with_full_parameters(module, full, sharding.block_names, gathers_again)
     recompute_in_backward(module, recomputed_blocks)
     if mesh.pipeline > 1:
-        _connect_stages(module, arrangement, layout)
+        _connect_stages(module, sharding, layout)
     return layout
 
 
@@ -299,21 +299,21 @@ class _MoveTo:
         return move_to(tensor, self._placement)
 
 
-def _connect_stages(module: nn.Module, arrangement: Arrangement, layout: GlobalLayout) -> None:
+def _connect_stages(module: nn.Module, sharding: ShardingPlan, layout: GlobalLayout) -> None:
     modules = dict(module.named_modules())
-    for number, name in enumerate(arrangement.block_names):
-        stage = arrangement.stage_of_block(number)
+    for number, name in enumerate(sharding.block_names):
+        stage = sharding.stage_of_block(number)
         if stage > 0:
             # every block and not only a stage's first: other inputs (a mask) come from the first stage each time
             _wrap_input(modules[name], _MoveTo(layout.placement(stage)))
-    last = arrangement.block_names[-1]
-    tail = _MoveTo(layout.placement(arrangement.tail))
-    if arrangement.stage_of_block(len(arrangement.block_names) - 1) != arrangement.tail:
+    last = sharding.block_names[-1]
+    tail = _MoveTo(layout.placement(sharding.tail))
+    if sharding.stage_of_block(len(sharding.block_names) - 1) != sharding.tail:
         _wrap_output(modules[last], tail)
     # a residual connection around the last block keeps its value on that block's stage: what follows fetches it
     for name, child in modules.items():
         own = layout.stage_of_module(name)
-        is_in_block = any(name == block or name.startswith(f"{block}.") for block in arrangement.block_names)
+        is_in_block = any(name == block or name.startswith(f"{block}.") for block in sharding.block_names)
         if own is not None and not is_in_block and next(child.children(), None) is None:
             _wrap_input(child, _MoveTo(layout.placement(own)))
     _wrap_output(module, tail)
@@ -341,22 +341,22 @@ def _wrap_output(module: nn.Module, change: Any) -> None:
 
 
 def localize(module: nn.Module) -> None:
-    """Turn global parameters and buffers of `module` into local ones that hold the whole value on every rank.
+    """Turn global parameters and buffers of `module` into local ones that hold the full tensor on every rank.
 
     Parameters stay the same objects and lose their gradients. Collective. Only for modules of one stage.
     """
     for parameter in module.parameters():
         parameter.grad = None
         if parameter.is_global:
-            parameter.data = whole(parameter)
+            parameter.data = full_tensor(parameter)
     _exchange_tensors(module, lambda _, buffer: _localized(buffer), lambda _, constant: _localized(constant))
 
 
 def _localized(tensor: flow.Tensor) -> flow.Tensor:
-    return whole(tensor) if tensor.is_global else tensor
+    return full_tensor(tensor) if tensor.is_global else tensor
 
 
-def whole(tensor: flow.Tensor) -> flow.Tensor:
+def full_tensor(tensor: flow.Tensor) -> flow.Tensor:
     """A local copy of all of a tensor on every rank. Collective for a global one."""
     tensor = tensor.detach()
     if not tensor.is_global:

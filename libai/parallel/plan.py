@@ -25,7 +25,7 @@ _SHOWN_NAMES = 12
 @dataclass(frozen=True)
 class TensorLayout:
     """Where one parameter or buffer lives: its pipeline stage, the axis that tensor-parallel ranks share and the one
-    that data-parallel ranks share (None where each holds it all). `num_bytes` is the whole tensor's size."""
+    that data-parallel ranks share (None where each holds it all). `num_bytes` is the full tensor's size."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class TensorLayout:
 
 
 @dataclass(frozen=True)
-class Arrangement:
+class ShardingPlan:
     """A plan worked out for one model and one mesh.
 
     `tensors`: every parameter and buffer by name. `blocks_per_stage`: how many blocks each pipeline stage runs.
@@ -95,7 +95,7 @@ class ParallelPlan:
     Args:
         split: pattern of parameter (or buffer) names -> axis that tensor-parallel ranks share. Column-parallel linear
             layers split the outputs (axis 0 of weight and bias), row-parallel ones the inputs (axis 1 of the weight
-            alone). What no pattern matches is whole on every rank.
+            alone). What no pattern matches is a full tensor on every rank.
         blocks: name of the `ModuleList` (or `Sequential`) that pipeline stages and activation checkpointing cut.
         last: patterns of the parameters and of the forward arguments (`labels`) that belong to the last pipeline
             stage. Without any, what follows the blocks runs on the first stage again, which is right for every model,
@@ -149,14 +149,14 @@ class ParallelPlan:
         blocks_per_stage: Sequence[int] | None = None,
         block_costs: Sequence[float] | None = None,
         shares_parameters: bool = False,
-    ) -> Arrangement:
+    ) -> ShardingPlan:
         """Work the plan out for `model` (local or global tensors) on `mesh`. Moves nothing.
 
         Args:
             blocks_per_stage: how many blocks each pipeline stage runs; default: balanced.
             block_costs: relative cost of each block, such as seconds; default: its parameters.
             shares_parameters: data-parallel ranks share each parameter on the first axis that their number divides
-                and that the plan does not split (ZeRO); one without such an axis stays whole.
+                and that the plan does not split (ZeRO); one without such an axis is not split.
 
         Raises `UserError` for a pattern that matches nothing, an axis that does not divide, more stages than blocks,
         and for stages given wrongly; the text lists what would fit.
@@ -183,13 +183,13 @@ class ParallelPlan:
                 is_parameter,
                 _data_axis(tensor, axes.get(name), mesh) if shares_parameters and is_parameter else None,
             )
-        return Arrangement(mesh, tensors, names, counts, tail, self)
+        return ShardingPlan(mesh, tensors, names, counts, tail, self)
 
     def describe(self, model: nn.Module, mesh: Mesh, **options: Any) -> str:
         """A table: parameter, shape, stage, layout, bytes per rank. `options` as for `arrange`."""
-        arrangement = self.arrange(model, mesh, **options)
+        sharding = self.arrange(model, mesh, **options)
         rows = [("parameter", "shape", "stage", "layout", "bytes per rank")]
-        for t in arrangement.tensors.values():
+        for t in sharding.tensors.values():
             if t.is_parameter:
                 cuts = [(t.axis, mesh.tensor), (t.data_axis, mesh.data)]
                 layout = ", ".join(f"axis {a} in {n}" for a, n in cuts if a is not None and n > 1) or "whole"
@@ -199,9 +199,9 @@ class ParallelPlan:
         lines = [
             "  ".join([*(cell.ljust(w) for cell, w in zip(row[:4], widths)), row[4].rjust(widths[4])]) for row in rows
         ]
-        for stage, count in enumerate(arrangement.blocks_per_stage):
+        for stage, count in enumerate(sharding.blocks_per_stage):
             what = f"stage {stage}, {count} blocks: " if mesh.pipeline > 1 else ""
-            lines.append(f"{what}{arrangement.parameter_bytes(stage):,} bytes of parameters per rank")
+            lines.append(f"{what}{sharding.parameter_bytes(stage):,} bytes of parameters per rank")
         return "\n".join([mesh.describe(), *lines])
 
     # ------------------------------------------------------------------ the parts of `arrange`

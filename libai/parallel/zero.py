@@ -2,11 +2,11 @@
 
 A shared parameter is a global tensor that is split over the data-parallel ranks, and so are its gradient and whatever
 an optimizer keeps for it: nothing else is needed for stages 1 to 3, in either mode. What this file adds is that a
-forward pass computes with whole copies. Left to itself, OneFlow 0.9.0 gathers the activations instead and splits the
+forward pass computes with full copies. Left to itself, OneFlow 0.9.0 gathers the activations instead and splits the
 layer's outputs, and a batch norm would then normalize over the samples of all ranks.
 
 Copies are made unit by unit: a block of the plan is one, the rest of the model is another, so that a weight that one
-module borrows from another (a tied head) is whole too. They go away when the unit has run. What the backward pass needs
+module borrows from another (a tied head) is full too. They go away when the unit has run. What the backward pass needs
 of them is kept until then at stages 1 and 2, and gathered again at stage 3, in eager mode; a compiled step decides that
 for itself.
 """
@@ -29,19 +29,19 @@ from libai.utils.tensors import saved_tensor_hooks
 
 @dataclass
 class _Shared:
-    """A parameter of a unit: its layout when whole, and where its modules hold it, as (path of attributes, name)."""
+    """A parameter of a unit: its layout as a full tensor, and where modules hold it, as (path of attributes, name)."""
 
-    whole: Sequence[Any]
+    full: Sequence[Any]
     places: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
 
 
-def compute_with_whole_parameters(
+def compute_with_full_parameters(
     model: nn.Module, layouts: Mapping[str, Sequence[Any]], units: Sequence[str], gathers_again: bool
 ) -> None:
-    """Let the forward of `model` compute with whole copies of its shared parameters. In place, once per model.
+    """Let the forward of `model` compute with full copies of its shared parameters. In place, once per model.
 
     Args:
-        layouts: name of each shared parameter -> its sbp when it is whole over the data-parallel ranks.
+        layouts: name of each shared parameter -> its sbp as a full tensor over the data-parallel ranks.
         units: names of the modules (blocks) that make copies of their own parameters while they run.
         gathers_again: keep no copy for the backward pass, in eager mode.
 
@@ -63,7 +63,7 @@ def compute_with_whole_parameters(
 
 
 class _Gatherer:
-    """Runs a unit's forward with whole copies in the place of its shared parameters."""
+    """Runs a unit's forward with full copies in the place of its shared parameters."""
 
     def __init__(self, parameters: Sequence[_Shared], gathers_again: bool):
         self._parameters, self._gathers_again = parameters, gathers_again
@@ -74,7 +74,7 @@ class _Gatherer:
             for shared in self._parameters:
                 owners = [(reduce(getattr, path, unit), name) for path, name in shared.places]
                 parameter = getattr(*owners[0])
-                copy = parameter.to_global(placement=parameter.placement, sbp=shared.whole, grad_sbp=parameter.sbp)
+                copy = parameter.to_global(placement=parameter.placement, sbp=shared.full, grad_sbp=parameter.sbp)
                 for owner, name in owners:
                     stack.enter_context(_shadowed(owner, name, copy))
                 parameters.append(parameter)
@@ -119,6 +119,6 @@ def _not_kept_for_backward(parameters: Sequence[flow.Tensor], copies: Sequence[f
 def _unpack(saved: Any) -> flow.Tensor:
     if isinstance(saved, flow.Tensor):
         return saved
-    parameter, whole = saved
+    parameter, full = saved
     with flow.no_grad():
-        return parameter.to_global(placement=parameter.placement, sbp=whole)
+        return parameter.to_global(placement=parameter.placement, sbp=full)

@@ -22,7 +22,7 @@ import toy  # noqa: E402
 
 from libai.engine.hooks import CallbackHook  # noqa: E402
 from libai.engine.trainer.switching import TRAINERS  # noqa: E402
-from libai.parallel import Mesh, whole  # noqa: E402
+from libai.parallel import Mesh, full_tensor  # noqa: E402
 from libai.utils.distributed import get_rank, get_world_size  # noqa: E402
 
 NORMS = (1.0, 2.0, 3.0, math.inf)
@@ -55,7 +55,7 @@ def train(mode: str, norm_type: float, mesh: tuple[int, int] = (1, 1), **options
     found: list[float] = []
     trainer.register_hooks([CallbackHook(after_step=lambda t: found.append(t.fetch_metrics()["train/grad_norm"]))])
     trainer.train(0, 4)
-    return found + [x for p in trainer.model.parameters() for x in whole(p).numpy().ravel().tolist()]
+    return found + [x for p in trainer.model.parameters() for x in full_tensor(p).numpy().ravel().tolist()]
 
 
 def main() -> None:

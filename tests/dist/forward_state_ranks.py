@@ -20,7 +20,7 @@ from test_forward_state import Averaging, built, data, plain_loop  # noqa: E402
 from toy import record_losses  # noqa: E402
 
 from libai.engine import EagerTrainer, GraphTrainer  # noqa: E402
-from libai.parallel import Mesh, whole  # noqa: E402
+from libai.parallel import Mesh, full_tensor  # noqa: E402
 from libai.utils.distributed import get_rank  # noqa: E402
 from libai.utils.errors import UserError  # noqa: E402
 
@@ -99,7 +99,7 @@ def apart(make, shape, accumulation, mode) -> dict[str, float]:
     )
     losses = record_losses(trainer)
     trainer.train(0, ITERATIONS)
-    buffers = [abs(whole(b).numpy() - r.numpy()).max() for b, r in zip(model.buffers(), reference.buffers())]
+    buffers = [abs(full_tensor(b).numpy() - r.numpy()).max() for b, r in zip(model.buffers(), reference.buffers())]
     return {
         "loss": float(max(abs(np.array(losses) / np.array(expected) - 1))),
         "buffer": float(max(buffers, default=0.0)),

@@ -75,7 +75,7 @@ def run(case, joins=True, max_bytes=None):
     from libai.engine.graph import graphs
     from libai.oneflow_fixes.job.gradients import edges_of_gradients, join_gradients
     from libai.oneflow_fixes.job.job_edit import JobEdit
-    from libai.parallel import whole
+    from libai.parallel import full_tensor
 
     counts = []
 
@@ -88,7 +88,7 @@ def run(case, joins=True, max_bytes=None):
         trainer.train(0, 3)
     assert len(counts) == joins and all(counts), counts
     messages = edges_of_gradients(JobEdit(trainer.graph._full_job_proto))
-    tensors = {name: whole(p).numpy() for name, p in trainer.model.named_parameters()}
+    tensors = {name: full_tensor(p).numpy() for name, p in trainer.model.named_parameters()}
     return SimpleNamespace(losses=[line["train/loss"] for line in lines], tensors=tensors, messages=len(messages))
 
 

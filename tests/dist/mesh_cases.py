@@ -21,7 +21,7 @@ from libai.engine.hooks import CallbackHook
 from libai.engine.trainer.batch_scope import BatchScope
 from libai.evaluation import ClassificationEvaluator
 from libai.models import BERT, GPT, MLP, ResNet, ViT
-from libai.parallel import GlobalLayout, Mesh, ParallelPlan, layout, parallelize, whole
+from libai.parallel import GlobalLayout, Mesh, ParallelPlan, full_tensor, layout, parallelize
 
 TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
 #: tails of the model on the last stage: its head, its norm and the labels
@@ -281,7 +281,7 @@ def without_noise(result: Result) -> Result:
 def tensors_of(model: Any) -> dict[str, np.ndarray]:
     """Parameters and buffers as whole arrays on every rank. Collective."""
     named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: whole(tensor).numpy().copy() for name, tensor in named}
+    return {name: full_tensor(tensor).numpy().copy() for name, tensor in named}
 
 
 # ------------------------------------------------------------------------------------- evaluation and prediction

@@ -21,7 +21,7 @@ import oneflow.nn.functional as F  # noqa: E402
 from oneflow import nn  # noqa: E402
 from ranks import run_rank  # noqa: E402
 
-from libai.parallel import Mesh, ParallelPlan, parallelize, whole  # noqa: E402
+from libai.parallel import Mesh, ParallelPlan, full_tensor, parallelize  # noqa: E402
 from libai.utils.distributed import get_rank  # noqa: E402
 
 
@@ -185,7 +185,7 @@ def updated(operation: Any, mode: str, mesh: Mesh | None) -> list[np.ndarray]:
                 loss, found = model(**inputs)
             loss.backward()
             optimizer.step()
-    return [whole(tensor).numpy() for tensor in (found, *model.parameters())]
+    return [full_tensor(tensor).numpy() for tensor in (found, *model.parameters())]
 
 
 def apart(name: str, operation: Any, mode: str, mesh: Mesh) -> float:

@@ -22,7 +22,7 @@ from toy import record_losses  # noqa: E402
 from libai.engine import EagerTrainer, GraphTrainer  # noqa: E402
 from libai.engine.trainer.checkpointer import TrainerCheckpointer  # noqa: E402
 from libai.layers import synchronize_batch_norms  # noqa: E402
-from libai.parallel import Mesh, whole  # noqa: E402
+from libai.parallel import Mesh, full_tensor  # noqa: E402
 from libai.utils.distributed import get_rank, get_world_size  # noqa: E402
 from libai.utils.errors import UserError  # noqa: E402
 
@@ -48,9 +48,9 @@ def trainer_of(kind: str, mode: str, shape: tuple[int, int, int], accumulation: 
 def result_of(trainer: Any, losses: list[float]) -> Any:
     """What `stateful_models.right` gives."""
     trainer.check_finite()
-    buffers = {name: whole(buffer).numpy() for name, buffer in trainer.model.named_buffers()}
+    buffers = {name: full_tensor(buffer).numpy() for name, buffer in trainer.model.named_buffers()}
     batch = sm.batches(1, trainer.mesh.data_rank, trainer.mesh.data)[0]
-    evaluated = float(whole(trainer.predict(batch)["losses"]["mse"]).numpy())
+    evaluated = float(full_tensor(trainer.predict(batch)["losses"]["mse"]).numpy())
     return [*losses, evaluated], buffers
 
 

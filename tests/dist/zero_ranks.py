@@ -32,7 +32,7 @@ from libai.engine.trainer.checkpointer import TrainerCheckpointer  # noqa: E402
 from libai.engine.hooks import CallbackHook  # noqa: E402
 from libai.engine.trainer.switching import TRAINERS, switch_trainer  # noqa: E402
 from libai.models import GPT  # noqa: E402
-from libai.parallel import Mesh, named_tensors, recompute, whole  # noqa: E402
+from libai.parallel import Mesh, named_tensors, recompute, full_tensor  # noqa: E402
 from libai.utils.distributed import all_reduce, barrier, broadcast_object, get_rank, get_world_size  # noqa: E402
 
 ITERATIONS, BATCH, LENGTH, VOCABULARY = 20, 8, 12, 64
@@ -119,7 +119,7 @@ def trained(plan: Planned, mode: str) -> tuple[Result, Any]:
         trainer.train(ITERATIONS // 2, ITERATIONS)
     norms = [line["train/grad_norm"] for line in lines if "train/grad_norm" in line]
     losses, rates = [line["train/loss"] for line in lines], [line["train/lr"] for line in lines]
-    tensors = {name: whole(tensor).numpy().copy() for name, tensor in named_tensors(trainer.model)}
+    tensors = {name: full_tensor(tensor).numpy().copy() for name, tensor in named_tensors(trainer.model)}
     return Result(losses, rates, tensors, norms), trainer
 
 
@@ -201,12 +201,12 @@ def bytes_here(trainer: Any) -> dict[str, int]:
             state = [tensor for name, tensor in variables.items() if name.startswith("model.")]
     else:
         state = [tensor for entries in trainer.optimizer_state.copy().values() for tensor in entries.values()]
-    arrangement = trainer.forward_pass.layout.arrangement
+    sharding = trainer.forward_pass.layout.sharding
     return {
         "whole": sum(p.numel() * p.element_size() for p in parameters),
         "parameters": sum(map(_size_here, parameters)),
         "state": sum(map(_size_here, state)),
-        "planned": arrangement.parameter_bytes(trainer.mesh.pipeline_rank) if arrangement else 0,
+        "planned": sharding.parameter_bytes(trainer.mesh.pipeline_rank) if sharding else 0,
     }
 
 

@@ -37,9 +37,9 @@ def measure(mode: str, sizes: tuple[int, int, int]) -> dict:
     optimizer = flow.optim.AdamW(model.parameters(), lr=1e-3)
     states = dict.fromkeys(dict(model.named_parameters()), 2)
     plan = ParallelPlan.of(model)
-    arrangement = plan.arrange(model, mesh)
+    sharding = plan.arrange(model, mesh)
     work = Workload(model, plan, states, lambda data: Batch(2, 1), lambda micro: [], mode)
-    expected = stage_memory(work, StageWork(arrangement, mesh.pipeline_rank, Batch(2, 1), StageCost()))
+    expected = stage_memory(work, StageWork(sharding, mesh.pipeline_rank, Batch(2, 1), StageCost()))
     ids = np.random.RandomState(mesh.data_rank).randint(0, 32, (2, 8))
     trainer_class = {"eager": EagerTrainer, "graph": GraphTrainer}[mode]
     trainer = trainer_class(model, [{"input_ids": ids, "labels": ids}], optimizer, mesh=mesh, device="cpu")

@@ -108,9 +108,9 @@ def test_a_description_that_is_no_plan():
 
 @pytest.mark.parametrize("pattern", ["head", "head.*"])
 def test_a_module_is_on_the_stage_of_its_parameters(pattern):
-    arrangement = ParallelPlan(blocks="blocks", last=[pattern]).arrange(Stack(), PIPELINE)
-    assert arrangement.tensors["head.weight"].stage == arrangement.stage_of_module("head") == 1
-    assert arrangement.stage_of_module("blocks.0") == 0
+    sharding = ParallelPlan(blocks="blocks", last=[pattern]).arrange(Stack(), PIPELINE)
+    assert sharding.tensors["head.weight"].stage == sharding.stage_of_module("head") == 1
+    assert sharding.stage_of_module("blocks.0") == 0
 
 
 def test_the_table_names_stage_layout_and_bytes():

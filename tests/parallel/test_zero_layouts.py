@@ -99,7 +99,7 @@ def config_of(stage, enabled, **dist):
 
 def test_a_stage_that_is_not_switched_on():
     assert validate(config_of(2, True)).train.zero_optimization.stage == 2
-    with pytest.raises(ConfigError, match="zero_optimization.stage=2 shares nothing while .*enabled is false"):
+    with pytest.raises(ConfigError, match="zero_optimization.stage=2 does nothing: .*enabled is false"):
         validate(config_of(2, False))
 
 

@@ -15,7 +15,7 @@ from oneflow import nn
 
 from libai.engine import EagerTrainer, GraphTrainer
 from libai.engine.hooks import CallbackHook
-from libai.parallel import Mesh, whole
+from libai.parallel import Mesh, full_tensor
 from libai.utils.errors import UserError
 
 SOURCES = ("models_sequence", "models_vision", "models_tables", "models_special")
@@ -214,7 +214,7 @@ class Refused(Exception):
 
 def buffers_of(model: nn.Module) -> dict[str, np.ndarray]:
     """The buffers as whole arrays. Collective when they are global."""
-    return {name: whole(buffer).numpy().copy() for name, buffer in model.named_buffers()}
+    return {name: full_tensor(buffer).numpy().copy() for name, buffer in model.named_buffers()}
 
 
 def difference(curve: Curve, right: Curve) -> float:

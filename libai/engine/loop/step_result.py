@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 import oneflow as flow
 
-from libai.parallel import whole
+from libai.parallel import full_tensor
 from libai.utils.distributed import all_reduce
 from libai.utils.tensors import detached
 
@@ -99,8 +99,8 @@ def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
         return list(joined.numpy().astype(np.float64).reshape(-1, 1))
     flat = [detached(t).to(flow.float32).reshape(-1) for t in tensors]
     if len({t.placement for t in flat if t.is_global}) > 1:
-        flat = [whole(t) for t in flat]
+        flat = [full_tensor(t) for t in flat]
     joined = flat[0] if len(flat) == 1 else flow.cat(flat, dim=0)
-    host = (whole(joined) if joined.is_global else joined).numpy().astype(np.float64)
+    host = (full_tensor(joined) if joined.is_global else joined).numpy().astype(np.float64)
     ends = np.cumsum([len(t) for t in flat]).tolist()
     return [host[start:end] for start, end in zip([0, *ends], ends)]

@@ -21,7 +21,7 @@ from libai.engine.parity.state import scan
 from libai.engine.trainer.graph import GraphTrainer
 from libai.oneflow_fixes.internals import is_tracing
 from libai.oneflow_fixes.wrapping import wrap_forward
-from libai.parallel import whole
+from libai.parallel import full_tensor
 from libai.utils.tree import named_tensors_in
 
 #: of the names of recorded tensors among the metrics that a compiled step returns
@@ -100,7 +100,7 @@ class Recorder:
             if self.is_on and parameter.grad is not None:
                 earlier = self._earlier[name]
                 gradient = parameter.grad if earlier is None else parameter.grad - earlier
-                self._gradients[name] = whole(gradient).numpy()
+                self._gradients[name] = full_tensor(gradient).numpy()
 
     def eager_record(self) -> Record:
         """What was recorded since `start`. Forwards of other micro-batches that ran other modules keep the first's."""
@@ -132,7 +132,7 @@ class Recorder:
         record = Record(events=self._forwards[0])
         shapes = {name: tuple(parameter.shape) for name, parameter in self._model.named_parameters()}
         for name in [name for name in metrics if name.startswith(_PREFIX)]:
-            arrays = [whole(tensor).numpy() for tensor in metrics.pop(name)]
+            arrays = [full_tensor(tensor).numpy() for tensor in metrics.pop(name)]
             kind, _, key = name.removeprefix(_PREFIX).partition(":")
             if kind == "gradient":
                 record.gradients[key] = np.concatenate([a.reshape(-1, *shapes[key]) for a in arrays]).mean(0)
@@ -260,5 +260,5 @@ def _stand_in(module: Any, name: str) -> flow.Tensor | None:
 def _rows(parts: list[dict[str, flow.Tensor]]) -> dict[str, np.ndarray]:
     """Key -> (micro-batches, elements); a key that some micro-batch lacks is left out."""
     common = [key for key in parts[0] if all(key in part for part in parts)]
-    arrays = {key: [whole(part[key]).numpy().reshape(-1) for part in parts] for key in common}
+    arrays = {key: [full_tensor(part[key]).numpy().reshape(-1) for part in parts] for key in common}
     return {key: np.stack(rows) for key, rows in arrays.items() if len({row.size for row in rows}) == 1}

@@ -25,7 +25,7 @@ from libai.engine.trainer.graph import GraphTrainer
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.forward.clocks import watched_clocks
 from libai.forward.python_state import SharedState, module_state
-from libai.parallel import Mesh, named_tensors, whole
+from libai.parallel import Mesh, full_tensor, named_tensors
 from libai.utils.errors import UserError
 from libai.utils.seeding import seed_everything
 
@@ -298,7 +298,7 @@ class _AfterBackward(HookBase):
 
 def arrays_of(model: nn.Module) -> Arrays:
     """Copies of all parameters and buffers, by qualified name. Collective for a global model."""
-    return {name: whole(tensor).numpy() for name, tensor in named_tensors(model)}
+    return {name: full_tensor(tensor).numpy() for name, tensor in named_tensors(model)}
 
 
 def put_arrays(model: nn.Module, arrays: Arrays) -> None:

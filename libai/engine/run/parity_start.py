@@ -24,7 +24,7 @@ from libai.engine.trainer.graph import GraphTrainer
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.snapshot import Snapshot
 from libai.forward.python_state import SharedState
-from libai.parallel import named_tensors, whole
+from libai.parallel import full_tensor, named_tensors
 from libai.scheduler import has_state, load_scheduler_state, scheduler_state
 from libai.utils.distributed import broadcast_object, gather_objects, is_main_process
 from libai.utils.errors import UserError
@@ -191,7 +191,7 @@ def _flat(batches: Batches) -> list[Any]:
 def _same_model(trained: Any) -> flow.nn.Module:
     """Another model of the run's config, on this rank alone, with the weights and buffers that the run has now."""
     model = trained.build_model(trained.config)
-    values = {name: whole(tensor) for name, tensor in named_tensors(trained.trainer.model)}
+    values = {name: full_tensor(tensor) for name, tensor in named_tensors(trained.trainer.model)}
     with flow.no_grad():
         for name, tensor in named_tensors(model):
             tensor.data.copy_(values[name].to(tensor.device))

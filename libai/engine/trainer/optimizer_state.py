@@ -12,7 +12,7 @@ from oneflow import nn
 from libai.engine.graph.graphs import MODULE_NAME, TrainGraph
 from libai.oneflow_fixes.internals import wait_for_device
 from libai.optim import JoinedUpdates, check_state_names, export_graph_state, export_state, import_state, to_graph_state
-from libai.parallel import Layout, whole
+from libai.parallel import Layout, full_tensor
 
 
 class OptimizerState:
@@ -144,7 +144,7 @@ class GraphOptimizerState(OptimizerState):
             return {}
         with self.variables() as variables:
             return {
-                key: float(whole(variables[name]).numpy()[0])
+                key: float(full_tensor(variables[name]).numpy()[0])
                 for key, name in _loss_scale_names(self._graph).items()
                 if name in variables
             }

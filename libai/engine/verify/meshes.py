@@ -241,7 +241,7 @@ def _train(config: str, overrides: Sequence[str], cell: Cell, num_iters: int) ->
     from libai.engine.parity.notes import forward_notes
     from libai.engine.setup import build
     from libai.engine.setup.support import check_supported
-    from libai.parallel import Mesh, whole
+    from libai.parallel import Mesh, full_tensor
     from libai.utils.distributed import default_device
     from libai.utils.seeding import resolve_seed, seed_everything
 
@@ -292,7 +292,7 @@ def _train(config: str, overrides: Sequence[str], cell: Cell, num_iters: int) ->
             return {"failed": f"in iteration {trainer.completed_iters + 1}: {error}", "losses": losses}
         raise
     notes += [] if is_reference else _notes_on_scope(trainer)
-    buffers = {name: whole(buffer).numpy() for name, buffer in model.named_buffers()}
+    buffers = {name: full_tensor(buffer).numpy() for name, buffer in model.named_buffers()}
     return {"losses": losses, "arrays": buffers, "notes": notes}
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from libai.parallel.plan import Arrangement
+from libai.parallel.plan import ShardingPlan
 
 #: operations whose output is the input under another shape
 _VIEWS = frozenset({"reshape", "flatten", "expand_dims", "squeeze", "identity"})
@@ -71,14 +71,14 @@ class _Made:
     num_bytes: int
 
 
-def stage_costs(ops: Sequence[TracedOp], arrangement: Arrangement) -> list[StageCost]:
-    """The cost of one forward and backward of `ops` for each pipeline stage of `arrangement`."""
-    tensor = arrangement.mesh.tensor
-    costs = [StageCost() for _ in range(arrangement.mesh.pipeline)]
-    blocks = set(arrangement.block_names)
-    depth = (arrangement.plan.blocks or "").count(".") + 2
-    stage_of_block = {name: arrangement.stage_of_block(i) for i, name in enumerate(arrangement.block_names)}
-    kept_by_block = dict.fromkeys(arrangement.block_names, 0)
+def stage_costs(ops: Sequence[TracedOp], sharding: ShardingPlan) -> list[StageCost]:
+    """The cost of one forward and backward of `ops` for each pipeline stage of `sharding`."""
+    tensor = sharding.mesh.tensor
+    costs = [StageCost() for _ in range(sharding.mesh.pipeline)]
+    blocks = set(sharding.block_names)
+    depth = (sharding.plan.blocks or "").count(".") + 2
+    stage_of_block = {name: sharding.stage_of_block(i) for i, name in enumerate(sharding.block_names)}
+    kept_by_block = dict.fromkeys(sharding.block_names, 0)
     entering: dict[tuple[str, str], _Made] = {}
     axis_of: dict[str, int | None] = {}  # of weights, and of what is made from weights alone
     split: set[str] = set()
@@ -87,7 +87,7 @@ def stage_costs(ops: Sequence[TracedOp], arrangement: Arrangement) -> list[Stage
     kept = _kept(ops)
     for op in ops:
         if op.kind == "variable":
-            layout = arrangement.tensors.get(op.module)
+            layout = sharding.tensors.get(op.module)
             axis_of.update(dict.fromkeys(op.outputs, layout.axis if layout else None))
             continue
         weights = [axis_of[name] for name in op.inputs if name in axis_of]
@@ -97,7 +97,7 @@ def stage_costs(ops: Sequence[TracedOp], arrangement: Arrangement) -> list[Stage
             continue
         prefix = ".".join(op.module.split(".")[:depth])
         block = prefix if prefix in blocks else None
-        stage = _stage_of(op, block, stage_of_block, [made[name] for name in data], arrangement)
+        stage = _stage_of(op, block, stage_of_block, [made[name] for name in data], sharding)
         cost = costs[stage]
         # an embedding split on its rows looks up a part of the ids, as a weight split on its inputs sums up a part
         summed_axis, kept_axis = (0, 1) if op.kind == "gather" else (1, 0)
@@ -163,13 +163,13 @@ def _stage_of(
     block: str | None,
     stage_of_block: Mapping[str, int],
     inputs: Sequence[_Made],
-    arrangement: Arrangement,
+    sharding: ShardingPlan,
 ) -> int:
     if block is not None:
         return stage_of_block[block]
-    stage = arrangement.stage_of_module(op.module)
+    stage = sharding.stage_of_module(op.module)
     if stage is not None:
         return stage
     # an operation of the model itself: where its inputs are, but what follows the blocks is on the stage behind them
-    stages = [arrangement.tail if given.block else given.stage for given in inputs]
+    stages = [sharding.tail if given.block else given.stage for given in inputs]
     return max(stages, default=0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from oneflow import nn
 
 from libai.parallel.mesh import Mesh
-from libai.parallel.plan import Arrangement, ParallelPlan, TensorLayout
+from libai.parallel.plan import ParallelPlan, ShardingPlan, TensorLayout
 from libai.parallel.planner.activations import StageCost, TracedOp, stage_costs
 from libai.utils.errors import UserError
 from libai.utils.units import format_bytes
@@ -199,16 +199,16 @@ def propose(
     for mesh in meshes:
         try:
             batch = work.batch_for(mesh.data)
-            arrangement = work.plan.arrange(work.model, mesh, work.blocks_per_stage)
+            sharding = work.plan.arrange(work.model, mesh, work.blocks_per_stage)
         except UserError as error:
             ruled_out[mesh] = str(error)
             continue
-        costs = stage_costs(work.trace(batch.micro), arrangement)
+        costs = stage_costs(work.trace(batch.micro), sharding)
         for zero_stage in zero_stages if mesh.data > 1 else [0]:
             for recomputes in recomputation:
-                if recomputes and not arrangement.block_names:
+                if recomputes and not sharding.block_names:
                     continue
-                candidates.append(_work_out(work, arrangement, batch, costs, zero_stage, recomputes))
+                candidates.append(_work_out(work, sharding, batch, costs, zero_stage, recomputes))
     return Proposals(candidates, ruled_out)
 
 
@@ -226,20 +226,20 @@ def meshes_of(
 
 def _work_out(
     work: Workload,
-    arrangement: Arrangement,
+    sharding: ShardingPlan,
     batch: Batch,
     costs: Sequence[StageCost],
     zero_stage: int,
     recomputes: bool,
 ) -> Proposal:
-    stages = range(arrangement.mesh.pipeline)
-    parts = [StageWork(arrangement, s, batch, costs[s], zero_stage, recomputes) for s in stages]
+    stages = range(sharding.mesh.pipeline)
+    parts = [StageWork(sharding, s, batch, costs[s], zero_stage, recomputes) for s in stages]
     per_stage = [stage_memory(work, part) for part in parts]
     sent = [_traffic(work, part) for part in parts]
     traffic = Traffic(max(t.data for t in sent), max(t.tensor for t in sent), max(t.pipeline for t in sent))
     fullest = max(per_stage, key=lambda memory: memory.total)
-    idle = _idle(work.mode, arrangement.mesh.pipeline, batch.accumulation)
-    return Proposal(arrangement.mesh, batch, zero_stage, recomputes, fullest, traffic, idle)
+    idle = _idle(work.mode, sharding.mesh.pipeline, batch.accumulation)
+    return Proposal(sharding.mesh, batch, zero_stage, recomputes, fullest, traffic, idle)
 
 
 def _idle(mode: str, stages: int, micro_batches: int) -> float:
@@ -252,7 +252,7 @@ def _idle(mode: str, stages: int, micro_batches: int) -> float:
 class StageWork:
     """One pipeline stage of a candidate. `cost`: of one micro-batch on that stage; the rest as in `Proposal`."""
 
-    arrangement: Arrangement
+    sharding: ShardingPlan
     stage: int
     batch: Batch
     cost: StageCost
@@ -262,12 +262,12 @@ class StageWork:
     @property
     def mesh(self) -> Mesh:
         """Of all stages."""
-        return self.arrangement.mesh
+        return self.sharding.mesh
 
     @property
     def tensors(self) -> list[TensorLayout]:
         """Parameters and buffers that lie on the stage."""
-        return [layout for layout in self.arrangement.tensors.values() if layout.stage == self.stage]
+        return [layout for layout in self.sharding.tensors.values() if layout.stage == self.stage]
 
 
 def stage_memory(work: Workload, part: StageWork) -> Memory:

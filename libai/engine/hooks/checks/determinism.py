@@ -12,7 +12,7 @@ import oneflow as flow
 
 from libai.engine.loop.hook_base import HookBase
 from libai.forward.contract import read_losses, total_loss
-from libai.parallel import whole
+from libai.parallel import full_tensor
 from libai.utils.distributed import gather_objects
 from libai.utils.errors import UserError
 from libai.utils.seeding import seed_everything
@@ -77,4 +77,4 @@ def _recorder(name: str, found: list[tuple[str, bytes]]) -> Any:
 
 
 def _digest(tensor: flow.Tensor) -> bytes:
-    return hashlib.blake2b(whole(tensor).numpy().tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(full_tensor(tensor).numpy().tobytes(), digest_size=16).digest()

@@ -8,7 +8,7 @@ from libai.engine.loop.hook_base import HookBase
 from libai.engine.parity.report import largest_difference, relative_difference
 from libai.engine.trainer.graph import update_op_by_op
 from libai.engine.trainer.snapshot import Snapshot
-from libai.parallel import whole
+from libai.parallel import full_tensor
 from libai.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -77,4 +77,4 @@ def _losses(trainer: GraphTrainer, result: StepResult) -> dict[str, float]:
 
 
 def _weights(trainer: GraphTrainer) -> dict[str, np.ndarray]:
-    return {name: whole(parameter).numpy() for name, parameter in trainer.model.named_parameters()}
+    return {name: full_tensor(parameter).numpy() for name, parameter in trainer.model.named_parameters()}

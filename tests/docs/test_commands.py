@@ -33,7 +33,7 @@ INLINE = re.compile(r"`((?:python tools/|bash tools/train\.sh |libai )[^`]+)`")
 #: a command without its arguments
 MENTION = re.compile(r"libai [a-z-]+(?: [a-z]+)?")
 #: words of a usage, which stand for something else
-PLACEHOLDER = re.compile(r"…|\.\.\.|\[|\b(?:PROCS|FILE|KEY|RUN|COMMAND|N|MY_\w+)\b|=value")
+PLACEHOLDER = re.compile(r"…|\.\.\.|\[| \| |\b(?:PROCS|FILE|KEY|RUN|COMMAND|N|MY_\w+)\b|=value")
 
 
 class Parsed(Exception):

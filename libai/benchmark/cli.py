@@ -171,9 +171,7 @@ def _make_folder(path: Path) -> Path:
 
 
 def _parser() -> argparse.ArgumentParser:
-    tool: Any = _Parser(
-        prog="benchmark.py", allow_abbrev=False, description="Measure variants of configs, interleaved."
-    )
+    tool: Any = _Parser(allow_abbrev=False, description="Measure variants of configs, interleaved.")
     add = tool.add_argument
     add("words", nargs="*", metavar="CONFIG... key=value...", help="config files, and settings for all of them")
     add("--modes", default="eager,graph,raw-eager,raw-graph", help="variants (default %(default)s)")

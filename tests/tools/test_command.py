@@ -45,7 +45,7 @@ def test_every_subcommand_has_help(name, capsys):
         code = main.dispatch([name, "--help"])
     except SystemExit as stop:
         code = stop.code
-    assert code == 0 and capsys.readouterr().out.startswith("usage: ")
+    assert code == 0 and capsys.readouterr().out.startswith("usage: libai ")
 
 
 @pytest.mark.parametrize(

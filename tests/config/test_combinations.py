@@ -75,6 +75,12 @@ WARNED = [
         "train.clip_grad.norm_type=1.0 does nothing: ",
         ["train.clip_grad.max_norm=1"],
     ),
+    (
+        ["train.ema.decay=0.5"],
+        {},
+        "train.ema.decay=0.5 does nothing: train.ema.enabled is false",
+        ["train.ema.enabled=true"],
+    ),
     (["train.amp.dtype=bf16"], {}, "train.amp.dtype=bf16 does nothing: ", ["train.amp.enabled=auto"]),
     (
         ["train.auto_scale_lr.base_batch_size=8"],

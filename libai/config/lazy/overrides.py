@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Union
+from typing import Any, Union, get_args
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
@@ -159,7 +159,8 @@ def _fitted(change: _Change, setting: schema.Key) -> Any:
     value = change.value
     if _is_interpolation(value):
         return value  # checked by `validate`, where it has a value
-    if accepts_text(setting.kind) and value is not None and not isinstance(value, (str, dict, list)):
+    is_text = accepts_text(setting.kind) and type(value) not in get_args(setting.kind)
+    if is_text and value is not None and not isinstance(value, (str, dict, list)):
         value = change.raw
     try:
         return setting.fit(value)

@@ -105,5 +105,5 @@ def test_a_stage_that_is_not_switched_on():
 
 def test_a_reduction_of_replicas_is_refused():
     assert validate(config_of(1, False, gradient_reduction="ddp"))
-    with pytest.raises(ConfigError, match="gradient_reduction=ddp averages over .*whole replicas.*Leave it at auto"):
+    with pytest.raises(ConfigError, match="gradient_reduction=ddp cannot be kept: .*full replicas.*Leave it at auto"):
         validate(config_of(1, True, gradient_reduction="ddp"))

@@ -16,7 +16,7 @@ from oneflow import nn
 from libai.forward.effects import copy_module
 from libai.forward.lost_views import ViewWrites
 from libai.layers.random import find_unseeded_dropouts
-from libai.optim import clip_grad_norm
+from libai.optim import clip_grad_norm, clip_grad_value
 from libai.optim.state import import_state, state_keys, walk_parameters
 from libai.parallel import full_tensor
 from libai.utils.distributed import any_rank
@@ -96,6 +96,8 @@ class FirstStep:
         optimizer = _copy_for(parameters, trainer.optimizer, trainer.model)
         import_state(optimizer, parameters, *trainer.optimizer_state.export())
         options = trainer.options
+        if options.max_grad_value is not None:
+            clip_grad_value(parameters.values(), options.max_grad_value)
         if options.max_grad_norm is not None:
             clip_grad_norm(parameters.values(), options.max_grad_norm, options.norm_type)
         before = {name: full_tensor(tensor).numpy().copy() for name, tensor in _telling(optimizer, parameters)}

@@ -1,4 +1,4 @@
-"""The norm of all gradients together, and clipping by it, in eager mode.
+"""The norm of all gradients together, and clipping by it or by value, in eager mode.
 
 OneFlow's `optimizer.clip_grad()` clips each parameter group by its own norm, and `flow.nn.utils.clip_grad_norm_` adds
 up squares one after the other in float32: on a 4M-element gradient its norm is off by 0.2 %. Here one norm spans all
@@ -40,6 +40,13 @@ def clip_grad_norm(parameters: Iterable[flow.Tensor], max_norm: float, norm_type
             for gradient in group:
                 gradient.mul_(here)
     return norm
+
+
+def clip_grad_value(parameters: Iterable[flow.Tensor], limit: float) -> None:
+    """Set every element of the gradients that is beyond ±`limit` to it, in place."""
+    with flow.no_grad():
+        for gradient in _gradients(parameters):
+            gradient.copy_(gradient.clamp(-limit, limit))
 
 
 def norm_and_coefficient(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contract_runs
 import numpy as np
+import oneflow as flow
 import pytest
+import toy
 
 from libai import checkpoint
+from libai.config import ConfigError, validate
 from libai.engine.hooks import CallbackHook
 from libai.utils.errors import UserError
 
@@ -51,7 +54,7 @@ def test_averaged_weights_are_evaluated_and_swapped_back(mode, tmp_path):
     run.trainer.forward_pass.average = None
     assert run.evaluate() != metrics
     for name, parameter in run.model.named_parameters():
-        parameter.data.copy_(contract_runs.flow.tensor(averaged.get(name, weights[name])))
+        parameter.data.copy_(flow.tensor(averaged.get(name, weights[name])))
     assert run.evaluate() == metrics
 
 
@@ -83,6 +86,14 @@ def test_averages_continue_in_the_other_mode(mode, tmp_path):
         np.testing.assert_allclose(found[name], array, atol=1e-5)
 
 
+def test_the_best_weights_come_with_their_averages(mode, tmp_path):
+    choice = "train.evaluation={eval_metric: val/loss, eval_mode: max}"  # the worst, so that it is not the last
+    run = contract_runs.train(tmp_path, mode, *EMA, choice, "train.load_best_at_end=true")
+    best = checkpoint.load(tmp_path / "checkpoints" / "iter_0000004")
+    assert run.trainer.forward_pass.average.updates == 4
+    assert equal(averages(run), {name: best.tensors["ema"][name] for name in best.tensors["ema"]})
+
+
 def test_an_update_that_is_left_out_does_not_reach_the_averages(mode, tmp_path):
     run = contract_runs.make_run(
         tmp_path, mode, *EMA, "train.non_finite=skip", "train.log_period=4", "train.evaluation.enabled=false"
@@ -106,3 +117,38 @@ def test_an_update_that_is_left_out_does_not_reach_the_averages(mode, tmp_path):
 def test_a_pattern_without_a_parameter_names_near_ones(mode, tmp_path):
     with pytest.raises(UserError, match=r"train\.ema\.exclude has 'a\.wieght'.*Near: a\.weight"):
         contract_runs.make_run(tmp_path, mode, "train.ema={enabled: true, exclude: ['a.wieght']}")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_clipping_by_value_equals_a_plain_loop(mode, optimizer, accumulation):
+    def train(limit):
+        flow.manual_seed(1)
+        model, plain = toy.Classifier(), toy.Classifier()
+        plain.load_state_dict(model.state_dict())
+        batches, stepping = toy.batches(4), toy.optimizer_of(optimizer, plain)
+        for batch in batches:
+            plain(**{name: flow.tensor(array) for name, array in batch.items()})["losses"]["cls"].backward()
+            for parameter in plain.parameters():
+                parameter.grad.copy_(flow.tensor(parameter.grad.numpy().clip(-limit, limit)))
+            stepping.step()
+            stepping.zero_grad()
+        parts = [part for batch in batches for part in toy.split(batch, accumulation)]
+        trainer = toy.trainer_of(
+            mode,
+            model,
+            parts,
+            toy.optimizer_of(optimizer, model),
+            max_grad_value=0.01,
+            num_accumulation_steps=accumulation,
+        )
+        trainer.train(0, 4)
+        return max(np.abs(a.numpy() - b.numpy()).max() for a, b in zip(model.parameters(), plain.parameters()))
+
+    assert train(0.01) < 1e-5 < 1e-4 < train(1e9)
+
+
+def test_clipping_by_norm_and_by_value_is_refused(mode, tmp_path):
+    config = contract_runs.make_config(tmp_path, mode, "train.clip_grad={max_norm: 1.0, value: 0.1}")
+    with pytest.raises(ConfigError, match="max_norm clips by the norm"):
+        contract_runs.default_setup(validate(config))

@@ -35,10 +35,11 @@ def _lazy(factory: Any, doc: str) -> Any:
 
 @dataclass(frozen=True)
 class ClipGrad:
-    """Clipping of gradients by their norm over all parameters."""
+    """Clipping of gradients, by their norm over all parameters or each element by value."""
 
     max_norm: float | None = _key(None, "Gradients of a larger norm are scaled to it; null clips nothing.", above=0)
     norm_type: float = _key(2.0, "The p of the p-norm; `.inf` is the largest absolute value.", above=0, infinite=True)
+    value: float | None = _key(None, "Largest absolute value of an element; null clips none.", above=0)
 
 
 @dataclass(frozen=True)

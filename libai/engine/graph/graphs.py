@@ -26,6 +26,7 @@ from libai.native.kernels import are_kernels_on
 from libai.oneflow_fixes.compiled_graph import CompiledGraph
 from libai.oneflow_fixes.fixes import is_on
 from libai.oneflow_fixes.job.clip_norm import join_clip_norms, make_clip_norm_exact
+from libai.oneflow_fixes.job.clip_value import clip_by_value
 from libai.oneflow_fixes.job.constants import fold_constants
 from libai.oneflow_fixes.job.gradients import join_gradients
 from libai.oneflow_fixes.job.idle_ops import remove_idle_ops
@@ -87,6 +88,7 @@ class TrainGraph(CompiledGraph):
         layout: of `model`; default: local tensors.
         num_accumulation_steps: the inputs hold this many micro-batches, joined on axis 0.
         max_grad_norm, norm_type: clip over all groups together, after accumulation.
+        max_grad_value: clip every element of the gradients, after accumulation.
         amp: None, "fp16" (with dynamic loss scaling) or "bf16"; OneFlow 0.9 compiles it for CUDA only.
         recomputed_blocks: names of the modules whose activations the backward pass computes again.
         random_scope: context manager factory entered around the forward with the graph's `key` input.
@@ -114,6 +116,7 @@ class TrainGraph(CompiledGraph):
         num_accumulation_steps: int = 1,
         max_grad_norm: float | None = None,
         norm_type: float = 2.0,
+        max_grad_value: float | None = None,
         amp: str | None = None,
         recomputed_blocks: Sequence[str] = (),
         random_scope: Any = None,
@@ -135,7 +138,7 @@ class TrainGraph(CompiledGraph):
         if in_turn:
             num_accumulation_steps = 1
         self._accumulation = num_accumulation_steps
-        self._clips = max_grad_norm is not None
+        self._clips, self._max_grad_value = max_grad_norm is not None, max_grad_value
         self._random_scope = random_scope or (lambda key: contextlib.nullcontext())
         for group in optimizer.param_groups:
             group._enable_clip_grad = self._clips
@@ -237,6 +240,8 @@ class TrainGraph(CompiledGraph):
                 self._connect_update(job, op, step_values)
         if self._clips:
             self._return_norm(job, norm_source, out2name)
+        if self._max_grad_value is not None:
+            clip_by_value(job, self._max_grad_value)
         if self._joins_updates and is_on("scaled-updates"):
             decay_in_updates(job)
             scale_in_updates(job)

@@ -55,6 +55,8 @@ def result_of(run: Run) -> TrainResult:
 
 def load_best(run: Run) -> None:
     """Take the weights of the best checkpoint, once a run is over (`train.load_best_at_end`). Collective."""
+    from libai import checkpoint
+
     is_over = run.trainer.status == "stopped" or run.trainer.completed_iters >= run.plan.train_iter
     best = result_of(run)
     if not is_over or not run.config.train.load_best_at_end:
@@ -64,6 +66,7 @@ def load_best(run: Run) -> None:
             logger.warning("no evaluation gave a finite %s: the model keeps its last weights", best.metric)
         return
     run.load_weights(str(best.best_path))
+    run.checkpointer.load_average(checkpoint.load(best.best_path))
 
 
 def evaluation_hooks(run: Run) -> list[HookBase]:

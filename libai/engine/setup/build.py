@@ -293,6 +293,7 @@ def build_trainer(
         device=mesh.device,
         max_grad_norm=run.train.clip_grad.max_norm,
         norm_type=run.train.clip_grad.norm_type,
+        max_grad_value=run.train.clip_grad.value,
         seed=seed,
         detect_anomalous_params=run.train.detect_anomalous_params,
         non_finite=run.train.non_finite,

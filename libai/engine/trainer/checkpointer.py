@@ -296,7 +296,7 @@ class TrainerCheckpointer:
             trainer.optimizer_state.load(saved.tensors.get("optimizer", {}), saved.state["optimizer"])
         if "schedule" not in reset:
             self._load_schedule(saved.state["lr_scheduler"])
-        self._load_average(saved)
+        self.load_average(saved)
         state = saved.state["trainer"]
         trainer.load_state_dict({**state, "data_loader": {}} if "data" in reset else state)
         self.extra = dict(saved.state.get("extra", {}))
@@ -314,7 +314,8 @@ class TrainerCheckpointer:
         lines = [f"  {part:<10} {rows[part][0]} -> {rows[part][1]}" for part in RESETTABLE if part in reset]
         return "\n".join(["reset (checkpoint -> this run):", *lines])
 
-    def _load_average(self, saved: Checkpoint) -> None:
+    def load_average(self, saved: Checkpoint) -> None:
+        """Take back the average of the weights, where this run keeps one. Collective when parameters are global."""
         average = self.trainer.forward_pass.average
         if average is not None:
             average.load(self.trainer.model, saved.tensors.get("ema", {}), saved.state.get("ema", {}))

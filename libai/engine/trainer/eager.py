@@ -20,7 +20,7 @@ from libai.engine.trainer.optimizer_state import EagerOptimizerState
 from libai.forward.contract import read_losses
 from libai.forward.effects import PythonState, own_buffers, with_line
 from libai.forward.python_state import writes_state
-from libai.optim import JoinedUpdates, clip_grad_norm, norm_and_coefficient
+from libai.optim import JoinedUpdates, clip_grad_norm, clip_grad_value, norm_and_coefficient
 from libai.parallel import Mesh, parallelize
 from libai.parallel.batch_statistics import share_batch_statistics
 from libai.parallel.data_parallel import GradientReduction, Reduction, build_reduction, renew_parameters
@@ -138,6 +138,8 @@ class EagerTrainer(ModelTrainer):
             updates = self.optimizer_state.updates = JoinedUpdates(self.optimizer)
         fits, norm, coefficient = updates.fits, None, None
         options = self.options
+        if options.max_grad_value is not None:
+            clip_grad_value(self._parameters, options.max_grad_value)
         if options.max_grad_norm is not None:
             if fits and not self._zero_grad_before_forward:
                 norm, coefficient = norm_and_coefficient(self._parameters, options.max_grad_norm, options.norm_type)

@@ -27,7 +27,7 @@ from libai.forward.first_step import FirstStep
 from libai.layers.random import draws_randomness, fold, random_context
 from libai.oneflow_fixes.fixes import is_on
 from libai.oneflow_fixes.spinning import SpinningThread, thread_ids
-from libai.optim import bias_corrections, clip_grad_norm, export_state, import_state
+from libai.optim import bias_corrections, clip_grad_norm, clip_grad_value, export_state, import_state
 from libai.parallel import Mesh
 from libai.parallel.batch_statistics import count_batches
 from libai.utils.distributed import any_rank, is_main_process
@@ -51,6 +51,8 @@ def update_op_by_op(trainer: GraphTrainer, micro_batches: Sequence[Any]) -> Step
     with forward_pass.index_check.watch(batches, forward_pass.describe_batch), same_buffers(trainer.model):
         on_device = [forward_pass.to_device(batch) for batch in batches]
         result = forward_pass.accumulate_gradients(trainer.model, on_device)
+    if options.max_grad_value is not None:
+        clip_grad_value(parameters.values(), options.max_grad_value)
     if options.max_grad_norm is not None:
         result.grad_norm = clip_grad_norm(parameters.values(), options.max_grad_norm, options.norm_type)
     optimizer.step()
@@ -254,6 +256,7 @@ class GraphTrainer(ModelTrainer):
             num_accumulation_steps=self.options.num_accumulation_steps,
             max_grad_norm=self.options.max_grad_norm,
             norm_type=self.options.norm_type,
+            max_grad_value=self.options.max_grad_value,
             amp=self.options.amp,
             recomputed_blocks=self._recomputed_blocks(),
             auto_parallel=self._auto_parallel,

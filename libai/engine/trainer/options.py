@@ -28,6 +28,7 @@ class TrainOptions:
         device: "auto", "cpu" or "cuda".
         max_grad_norm: clip the gradients to this norm, taken over all parameters together; None: no clipping.
         norm_type: the p of that norm.
+        max_grad_value: clip every element of the gradients to it; None: no clipping.
         seed: of the dropout masks (`libai.layers.random`).
         amp: compute in "bf16" or "fp16", on CUDA; None: in float32.
         gradient_reduction: how eager data-parallel ranks average their gradients, see `EagerTrainer`.
@@ -53,6 +54,7 @@ class TrainOptions:
     device: str = "auto"
     max_grad_norm: float | None = None
     norm_type: float = 2.0
+    max_grad_value: float | None = None
     seed: int = 0
     amp: str | None = None
     gradient_reduction: Reduction = "auto"

@@ -104,6 +104,7 @@ def check_config(config: str, overrides: Sequence[str], num_iters: int, bound: f
         num_accumulation_steps=sizes.accumulation,
         max_grad_norm=run.train.clip_grad.max_norm,
         norm_type=run.train.clip_grad.norm_type,
+        max_grad_value=run.train.clip_grad.value,
         activation_checkpoint=run.train.activation_checkpoint.enabled,
         amp=amp,
         seed=seed,

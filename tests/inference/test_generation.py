@@ -73,9 +73,11 @@ def test_a_stream_gives_the_tokens_one_by_one(model: Any, greedy: list[list[int]
     assert len(list(stream)) == 4
 
 
-def test_draws_follow_the_seed_and_are_equal_in_both_modes(model: Any) -> None:
+def test_draws_follow_the_seed_and_are_equal_in_both_modes() -> None:
+    model = build("gpt")
+
     def draw(seed: int, **how: bool) -> list[list[int]]:
-        options = GenerationOptions(10, temperature=1.0, top_k=12, top_p=0.95, seed=seed)
+        options = GenerationOptions(6, temperature=1.0, top_k=12, top_p=0.95, seed=seed)
         return Generator(model, **how).generate(PROMPTS, options)
 
     assert draw(1) == draw(1) == draw(1, is_graph=True) == draw(1, uses_cache=False)

@@ -44,6 +44,7 @@ def test_number_of_parameters(name: str) -> None:
     assert sum(p.numel() for p in model.parameters()) == NUM_PARAMETERS[name]
 
 
+@pytest.mark.slow
 def test_the_config_of_a_published_size_compiles() -> None:
     config = validate(LazyConfig.load(CONFIGS / "smollm2_135m.py"))
     model: Any = build_shape_only(lambda: instantiate(config.model))

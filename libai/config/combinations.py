@@ -223,7 +223,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("train.evaluation.eval_period",),
         lambda f: (
-            not f.train_iter or f.train.evaluation.eval_after_train or f.train.evaluation.eval_period <= f.train_iter
+            not f.train_iter
+            or f.train.evaluation.eval_after_train
+            or f.train.evaluation.eval_period == "epoch"
+            or f.train.evaluation.eval_period <= f.train_iter
         ),
         "the run ends after iteration {end}, and eval_after_train is false, so nothing is evaluated. "
         "Choose a shorter period.",

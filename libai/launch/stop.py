@@ -169,7 +169,7 @@ class StopRequest:
 
 def describe_stop(code: int) -> str:
     """What asked for the stop, for the log."""
-    return "the time limit train.max_seconds" if code == TIME_LIMIT else signal.Signals(code).name
+    return "the time limit train.max_seconds (or max_hours)" if code == TIME_LIMIT else signal.Signals(code).name
 
 
 def exit_code_of(code: int, is_resumable: bool) -> int:

@@ -82,7 +82,7 @@ class Checkpointer:
     """When to save, and what to keep."""
 
     enabled: bool = _key(True, "Save checkpoints at all.")
-    period: int = _key(1000, "Iterations between two checkpoints; the last iteration is always saved.", at_least=1)
+    period: int | Literal["epoch"] = _key(1000, "Iterations between two, or `epoch`; the end is saved.", at_least=1)
     period_seconds: float | None = _key(None, "Also save when so much time has passed since the last save.", above=0)
     max_to_keep: int | None = _key(3, "How many of the newest to keep; null keeps all.", at_least=1)
     keep_every: int | None = _key(None, "Keep those whose iteration is a multiple of this for ever.", at_least=1)
@@ -100,15 +100,14 @@ class Evaluation:
     """When and how to evaluate on `dataloader.test`."""
 
     enabled: bool = _key(True, "Evaluate at all.")
-    eval_period: int = _key(500, "Iterations between two evaluations.", at_least=1)
+    eval_period: int | Literal["epoch"] = _key(500, "Iterations between two evaluations, or `epoch`.", at_least=1)
     eval_iter: int | None = _key(None, "Maximum number of batches of each dataset; null uses all.", at_least=1)
     eval_at_start: bool = _key(False, "Evaluate once before the first iteration.")
     eval_after_train: bool = _key(True, "Evaluate once after the last iteration.")
     evaluators: dict[str, Any] = _lazy(dict, "Name -> LazyCall of an evaluator, or dataset -> such a section.")
     eval_metric: str | None = _key(
         None,
-        'The metric that decides what is best, such as "val/loss"; a sign says which way: "-val/loss" is best where it '
-        'is smallest, "+val/accuracy" where it is largest.',
+        'What decides which is best: "-val/loss" (smaller is better), "+val/accuracy" (larger), or see `eval_mode`.',
     )
     eval_mode: Literal["min", "max"] = _key("min", "Whether smaller or larger is better, for a metric without sign.")
     early_stop_patience: int | None = _key(
@@ -236,10 +235,12 @@ class Train:
     max_seconds: float | None = _key(
         None, "Save and stop, resumable, when training has taken so long; null sets no limit.", above=0
     )
+    max_hours: float | None = _key(None, "The same in hours; the shorter limit counts.", above=0)
+    overfit_batches: int = _key(0, "Train on the first so many micro-batches over and over; 0: on all.", at_least=0)
     warmup_ratio: float = _key(0.0, "Share of the iterations in which the learning rate rises.", at_least=0, below=1)
     scheduler: Any = _lazy(lambda: None, "Alias of `lr_scheduler`, for configs written for LiBai.")
 
-    log_period: int = _key(20, "Iterations between two logged ones; metrics are fetched only then.", at_least=1)
+    log_period: int | Literal["epoch"] = _key(20, "Iterations between two log points, or `epoch`.", at_least=1)
     load_weight: LoadWeight = _section(LoadWeight)
     resume: bool | str = _key(False, "Continue from the newest checkpoint in `output_dir`, or from this one.")
     non_finite: Literal["raise", "skip", "rollback"] = _key(

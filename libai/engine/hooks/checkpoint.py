@@ -7,6 +7,7 @@ import time
 
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.loop.pending_metrics import NonFiniteLoss
+from libai.engine.loop.periods import Period, is_due
 from libai.engine.trainer.checkpointer import TrainerCheckpointer
 from libai.utils.distributed import get_world_size, is_main_process
 from libai.utils.errors import OutputLostError
@@ -22,7 +23,7 @@ class CheckpointHook(HookBase):
 
     Args:
         checkpointer: where to; the hook also closes it.
-        period: iterations between two saves; 0: none.
+        period: iterations between two saves, or every epoch; 0: none.
         at_end: save after the last iteration, and when a hook has stopped the run.
         period_seconds: also save when so much time has passed since the last save, by the clock of rank 0.
         save_on_exit: also save when the run is interrupted from outside, and when it fails between two iterations
@@ -35,7 +36,7 @@ class CheckpointHook(HookBase):
     def __init__(
         self,
         checkpointer: TrainerCheckpointer,
-        period: int,
+        period: Period,
         at_end: bool = True,
         period_seconds: float | None = None,
         save_on_exit: bool = True,
@@ -60,8 +61,7 @@ class CheckpointHook(HookBase):
         self._checkpointer.check()
         completed = self.trainer.iter + 1
         is_last = completed == self.trainer.max_iter and self._at_end
-        is_due = self._period > 0 and completed % self._period == 0
-        if self.trainer.loop.agreement.take(_TIME_TO_SAVE) or is_due or is_last:
+        if self.trainer.loop.agreement.take(_TIME_TO_SAVE) or is_last or is_due(self._period, completed):
             self._save()
 
     def _save(self) -> None:

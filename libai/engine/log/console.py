@@ -44,7 +44,11 @@ class ConsoleWriter(Writer):
         if self._bar is None:
             self._bar = _build_bar(record.max_iter)
         # the line above has everything; the bar keeps what one glances at, short enough for a narrow terminal
-        fields = [field for field in _train_fields(record) if field.startswith(("loss", "eta")) or field.endswith("/s")]
+        fields = [
+            field
+            for field in _train_fields(record)
+            if field.startswith(("epoch", "loss", "eta")) or field.endswith("/s")
+        ]
         self._bar.update(0, completed=record.iter, numbers="  ".join(fields), refresh=True)
 
 
@@ -66,7 +70,7 @@ def _build_bar(max_iter: int) -> Any:
 
 
 def format_train_line(record: LogRecord) -> str:
-    """`iter     20/200  loss 4.8249  lr 6.00e-04  4,812 tok/s  213.1 ms/step  data 0.4%  mem 0.9 GB  eta 0:00:22`.
+    """`iter     20/200  epoch 0.40  loss 4.8249  lr 6.00e-04  4,812 tok/s  213.1 ms/step  data 0.4%  eta 0:00:22`.
 
     What a record does not hold is left out. `eta` counts the remaining iterations at the present time per iteration.
     """
@@ -75,12 +79,12 @@ def format_train_line(record: LogRecord) -> str:
 
 def _train_fields(record: LogRecord) -> list[str]:
     numbers = record.scalars
-    fields = []
+    fields = [f"epoch {numbers['train/epoch']:.2f}"] if "train/epoch" in numbers else []
     if "train/loss" in numbers:
         fields.append(f"loss {numbers['train/loss']:.4f}")
     for tag, value in numbers.items():
         name = tag.removeprefix("train/")
-        is_own = tag.startswith("train/") and name not in ("loss", "lr", "grad_norm")
+        is_own = tag.startswith("train/") and name not in ("loss", "lr", "grad_norm", "epoch")
         if is_own and value != numbers.get("train/loss"):  # a single loss would be shown twice
             fields.append(f"{name} {value:.4g}")
     if "train/lr" in numbers:

@@ -147,9 +147,9 @@ def describe_length(run: Run) -> str:
     return f"{parts[0]}; {', '.join([text for text in what if text] + missing)}"
 
 
-def _times(verb: str, period: int, start: int, end: int, at_end: bool, seconds: float | None = None) -> str:
+def _times(verb: str, period: int | str, start: int, end: int, at_end: bool, seconds: float | None = None) -> str:
     """`save every 200`, `save at the end`; "" when it never happens between `start` and `end`."""
-    has_period = period > 0 and (start // period + 1) * period <= end
+    has_period = isinstance(period, str) or (period > 0 and (start // period + 1) * period <= end)
     times = [f"every {period}"] if has_period else []
     if seconds is not None:
         times.append(f"every {seconds:g} s")

@@ -74,7 +74,8 @@ def evaluation_hooks(run: Run) -> list[HookBase]:
     evaluation, checkpointer = run.config.train.evaluation, run.config.train.checkpointer
     if not evaluation.enabled or not run.test_loaders:
         return []
-    period, patience = evaluation.eval_period, evaluation.early_stop_patience
+    period = run.plan.period(evaluation.eval_period, "train.evaluation.eval_period")
+    patience = evaluation.early_stop_patience
     found: list[HookBase] = [
         EvalHook(period, run.evaluate, evaluation.eval_at_start, evaluation.eval_after_train),
     ]

@@ -148,7 +148,8 @@ class Run:
                 "global_batch_size": self.plan.global_batch_size,
             },
         )
-        self.stop = StopRequest(config.train.max_seconds)
+        limits = (config.train.max_seconds, config.train.max_hours and config.train.max_hours * 3600)
+        self.stop = StopRequest(min((limit for limit in limits if limit), default=None))
         self.trainer.loop.agreement.ask(STOP, self.stop)
         self.evaluation_tags: list[str] = []
         self.trainer.register_hooks(self.build_hooks())
@@ -213,6 +214,7 @@ class Run:
         train = self.config.train
         checkpointer, profiler, metric = train.checkpointer, train.profiler, chosen_metric(train.evaluation)[0]
         evaluates = train.evaluation.enabled and bool(self.test_loaders)
+        log_period = self.plan.period(train.log_period, "train.log_period")
         self.timer = timer = hooks.IterationTimer(
             self.plan.global_batch_size,
             flops_per_iter=self._flops_per_iter(),
@@ -227,7 +229,7 @@ class Run:
             hooks.LRHook(f"eval/{metric}" if evaluates and metric else None),
             hooks.CheckpointHook(
                 self.checkpointer,
-                checkpointer.period,
+                self.plan.period(checkpointer.period, "train.checkpointer.period"),
                 period_seconds=checkpointer.period_seconds,
                 save_on_exit=checkpointer.save_on_exit,
             )
@@ -240,7 +242,7 @@ class Run:
             else None,
             hooks.ShadowUpdateHook(self.config.graph.shadow_every) if self.config.graph.shadow_every else None,
             *build.build_extra_hooks(self.config),
-            hooks.WriterHook(self.build_writers(), train.log_period, timer, self.folder.texts),
+            hooks.WriterHook(self.build_writers(), log_period, timer, self.folder.texts, self.plan.iters_per_epoch),
         ]
 
     def _begin(self) -> None:

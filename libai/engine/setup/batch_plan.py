@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from libai.config import BatchSizes
 from libai.config.settings.schema import LARGEST
+from libai.engine.loop.periods import EveryEpoch, Period
 from libai.utils.errors import UserError
 
 
@@ -68,6 +70,17 @@ class BatchPlan:
     def iters_per_epoch(self) -> float | None:
         """Iterations in one pass over the training set, not rounded; None when its size is unknown."""
         return self.samples_per_epoch / self.global_batch_size if self.samples_per_epoch else None
+
+    def period(self, value: int | Literal["epoch"], setting: str) -> Period:
+        """The period that `setting` asks for: a number of iterations, or "epoch"."""
+        if isinstance(value, int):
+            return value
+        if not self.samples_per_epoch:
+            raise UserError(
+                f"{setting}=epoch needs to know how many samples an epoch has, and the training loader has no "
+                "samples_per_epoch. Give a number of iterations, or a loader that has it."
+            )
+        return EveryEpoch(self.samples_per_epoch, self.global_batch_size)
 
     def describe(self) -> str:
         """`64 samples/iteration = 8 micro-batch x 2 data ranks x 4 accumulation, 1.2 epochs`."""

@@ -29,6 +29,7 @@ from libai.engine.loop.check_parts import (
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.setup.batch_plan import BatchPlan
 from libai.engine.setup.layer_sizes import checked_sizes
+from libai.engine.setup.overfit import RepeatedBatches
 from libai.engine.setup.support import amp_dtype
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.options import TrainOptions
@@ -201,6 +202,8 @@ def build_train_loader(run: Any, mesh: Mesh, micro_batch_size: int, seed: int) -
     )
     check_loader(loader, "dataloader.train")
     check_batch_memory(loader, run.train, mesh.data)
+    if run.train.overfit_batches:
+        return RepeatedBatches(loader, run.train.overfit_batches, micro_batch_size * mesh.data)
     return loader
 
 

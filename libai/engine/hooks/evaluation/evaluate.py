@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 
 from libai.engine.loop.hook_base import HookBase
+from libai.engine.loop.periods import Period, is_due
 
 
 class EvalHook(HookBase):
-    """Runs `function() -> {tag: value}` every `period` iterations and after the last one, never twice in one.
+    """Runs `function() -> {tag: value}` every `period` iterations (or epoch) and after the last, never twice in one.
 
     `period=0`: only at the end. The values go to the event storage, where writers and the best-checkpoint hook find
     them. All ranks must run it: evaluation is collective.
@@ -18,7 +19,7 @@ class EvalHook(HookBase):
     priority = 40
 
     def __init__(
-        self, period: int, function: Callable[[], Mapping[str, float]], at_start: bool = False, at_end: bool = True
+        self, period: Period, function: Callable[[], Mapping[str, float]], at_start: bool = False, at_end: bool = True
     ):
         self._period, self._function = period, function
         self._at_start, self._at_end = at_start, at_end
@@ -33,7 +34,7 @@ class EvalHook(HookBase):
         """Evaluates when the period says so, and after the last iteration."""
         completed = self.trainer.iter + 1
         is_last = completed == self.trainer.max_iter and self._at_end
-        if is_last or (self._period > 0 and completed % self._period == 0):
+        if is_last or is_due(self._period, completed):
             self._evaluate(completed)
 
     def after_train(self) -> None:

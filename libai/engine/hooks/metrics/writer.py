@@ -10,6 +10,7 @@ from libai.engine.hooks.metrics.iteration_timer import IterationTimer
 from libai.engine.log.throughput import memory_gb
 from libai.engine.log.writers import LogRecord, Writer, close_all
 from libai.engine.loop.hook_base import HookBase
+from libai.engine.loop.periods import Period, is_due
 from libai.oneflow_fixes.openblas import tell_of_busy_cores
 from libai.utils.distributed import all_reduce, is_main_process
 
@@ -22,9 +23,10 @@ class WriterHook(HookBase):
 
     Args:
         writers: used on rank 0 only; they begin when training starts and are closed when it ends.
-        period: iterations between log points.
+        period: iterations between log points, or every epoch.
         timer: source of the rates, if any.
         texts: name → text that the writers get at the start, such as the config.
+        iters_per_epoch: what `train/epoch` is counted with; None leaves it out.
     """
 
     priority = 80
@@ -32,13 +34,14 @@ class WriterHook(HookBase):
     def __init__(
         self,
         writers: Sequence[Writer],
-        period: int,
+        period: Period,
         timer: IterationTimer | None = None,
         texts: Mapping[str, str] | None = None,
+        iters_per_epoch: float | None = None,
     ):
         self._writers = list(writers) if is_main_process() else []
         self._texts: Mapping[str, str] = {} if texts is None else texts  # filled by the time training starts
-        self._period, self._timer = period, timer
+        self._period, self._timer, self._iters_per_epoch = period, timer, iters_per_epoch
         self._written: dict[str, int] = {}
         self._evaluated_at: int | None = None
 
@@ -57,8 +60,10 @@ class WriterHook(HookBase):
     def after_step(self) -> None:
         """Writes when the period says so, after the last iteration, and when there is a new evaluation."""
         trainer = self.trainer
-        completed = trainer.iter + 1
-        if completed % self._period == 0 or completed == trainer.max_iter:
+        completed, period = trainer.iter + 1, self._period  # no call: this is done in every iteration
+        if completed == trainer.max_iter or (
+            completed % period == 0 if isinstance(period, int) else is_due(period, completed)
+        ):
             self._write(completed, self._record_training())
         elif self._has_new_evaluation():
             self._write(completed)
@@ -84,6 +89,8 @@ class WriterHook(HookBase):
                 rates["data_ms"] = float(all_reduce(np.array([rates["data_ms"]]), "max")[0])
             scalars.update({f"perf/{name}": value for name, value in rates.items()})
             scalars.update({f"perf/{name}": value for name, value in memory_gb(trainer.loop.device).items()})
+        if self._iters_per_epoch:
+            scalars["train/epoch"] = trainer.completed_iters / self._iters_per_epoch
         trainer.storage.put_scalars(**scalars)
         for tag in scalars:
             self._written.pop(tag, None)

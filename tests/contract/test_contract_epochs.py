@@ -1,0 +1,91 @@
+"""Training by epochs, on a few batches, and for so many hours (FEATURES A3 rows 48, 58 and 61).
+
+44 samples in iterations of 8 are 5.5 iterations: epochs end in iterations 6 and 11.
+"""
+
+from __future__ import annotations
+
+import contract_runs
+import jobs
+import pytest
+
+from libai import checkpoint
+from libai.engine.loop.periods import EveryEpoch, is_due
+from libai.engine.setup.batch_plan import BatchPlan
+from libai.launch.stop import StoppedFromOutside
+from libai.utils.errors import UserError
+
+PERIODS = ("train.evaluation.eval_period", "train.checkpointer.period", "train.log_period")
+
+
+def test_a_period_of_an_epoch_is_the_iteration_in_which_it_ends(mode, tmp_path):
+    by_epoch = [f"{name}=epoch" for name in PERIODS]
+    run = contract_runs.make_run(
+        tmp_path, mode, *by_epoch, "train.train_iter=12", "train.checkpointer.max_to_keep=null"
+    )
+    run.train()
+    assert "log every epoch, evaluate every epoch, save every epoch" in (tmp_path / "log.txt").read_text()
+    assert list(jobs.read_column(tmp_path, "eval/val/loss")) == [6, 11, 12]
+    assert list(jobs.read_column(tmp_path)) == [6, 11, 12]
+    saved = [checkpoint.iteration_of(path.name) for path in checkpoint.list_checkpoints(tmp_path / "checkpoints")]
+    assert saved == [6, 11, 12]
+
+
+def test_evaluating_each_epoch_leaves_the_curve_as_it_is_after_a_resume(mode, tmp_path):
+    settings = ("train.evaluation.eval_period=epoch", "train.train_iter=12")
+    whole = contract_runs.train(tmp_path / "whole", mode, *settings)
+    half = contract_runs.make_run(tmp_path / "half", mode, *settings)
+    half.train(until=8)
+    contract_runs.train(tmp_path / "half", mode, *settings, resume=True)
+    for tag in ("train/loss", "eval/val/loss"):
+        values = jobs.read_column(tmp_path / "half", tag)
+        values.pop(8, None)  # `until` is an end, and is evaluated
+        expected = jobs.read_column(tmp_path / "whole", tag)
+        expected.pop(8, None)
+        assert values == expected
+    assert whole.trainer.completed_iters == 12
+
+
+@pytest.mark.parametrize(
+    ("samples", "due"), [(16, [2, 4, 6]), (8, [1, 2, 3, 4, 5, 6]), (3, [1, 2, 3, 4, 5, 6]), (20, [3, 5])]
+)
+def test_epochs_may_be_shorter_than_an_iteration(samples, due):
+    assert [completed for completed in range(1, 7) if is_due(EveryEpoch(samples, 8), completed)] == due
+
+
+def test_an_epoch_of_unknown_length_is_refused():
+    plan = BatchPlan(8, 1, 1, 8, 12, 0, samples_per_epoch=None)
+    with pytest.raises(UserError, match="train.log_period=epoch needs to know how many samples .* samples_per_epoch"):
+        plan.period("epoch", "train.log_period")
+
+
+def test_the_epoch_is_in_metrics_and_console_lines(mode, tmp_path):
+    run = contract_runs.make_run(tmp_path, mode, "train.train_iter=11", "train.log_period=11")
+    run.train()
+    assert jobs.read_column(tmp_path, "train/epoch") == {11: 2.0}
+    assert "iter     11/11  epoch 2.00  loss" in (tmp_path / "log.txt").read_text()
+
+
+def test_overfitting_trains_on_the_same_batches_and_resumes_exactly(mode, tmp_path):
+    """With a rate of almost 0 the losses are those of the batches: they repeat after two."""
+    settings = ("train.overfit_batches=2", "optim.lr=1e-12", "~lr_scheduler")
+    contract_runs.train(tmp_path / "whole", mode, *settings)
+    losses = list(jobs.read_column(tmp_path / "whole").values())
+    assert losses[0] != pytest.approx(losses[1], rel=1e-4)
+    assert losses == pytest.approx(losses[:2] * 4, rel=1e-6)
+    plain = contract_runs.train(tmp_path / "plain", mode, *settings, "train.overfit_batches=0")
+    assert list(jobs.read_column(tmp_path / "plain").values()) != pytest.approx(losses, rel=1e-4)
+    assert plain.plan.samples_per_epoch == 44
+
+    half = contract_runs.make_run(tmp_path / "half", mode, *settings)
+    half.train(until=3)
+    resumed = contract_runs.train(tmp_path / "half", mode, *settings, resume=True)
+    assert resumed.plan.samples_per_epoch == 16
+    assert list(jobs.read_column(tmp_path / "half").values()) == losses
+
+
+def test_the_limit_in_hours_saves_and_stops(mode, tmp_path):
+    run = contract_runs.make_run(tmp_path, mode, "train.max_hours=1e-9", "train.max_seconds=1000")
+    with pytest.raises(StoppedFromOutside):
+        run.train()
+    assert run.trainer.status == "interrupted"

@@ -54,5 +54,9 @@ setup(
     # oneflow 0.9.0 has wheels for CPython 3.7 to 3.10; libai is written for and tested on 3.10
     python_requires=">=3.10,<3.11",
     install_requires=read_requirements("core.in"),
-    extras_require={"dev": read_requirements("dev.in"), "plot": ["matplotlib>=3.8"]},
+    extras_require={
+        "dev": read_requirements("dev.in"),
+        "docs": read_requirements("docs.in"),
+        "plot": ["matplotlib>=3.8"],
+    },
 )

@@ -1,6 +1,6 @@
 """What mkdocs.yml needs beside docs/: pages made of files elsewhere in the repository, and of docstrings.
 
-Hooks of mkdocs and an extension of griffe, which both call by name. Needs requirements/docs.txt to run, not to import.
+Hooks of mkdocs and an extension of griffe, which both call by name. Needs requirements/docs.in to run, not to import.
 """
 
 import os

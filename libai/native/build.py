@@ -29,7 +29,7 @@ _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-w")
 _LOOPS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
 # as the wheel was built: with the old ABI of libstdc++
 _KERNELS: tuple[str, ...] = ("-O1", "-DNDEBUG", "-D_GLIBCXX_USE_CXX11_ABI=0", "-DHALF_ENABLE_CPP11_USER_LITERALS=0")
-_KERNELS += ("-DLLVM_DISABLE_ABI_BREAKING_CHECKS_ENFORCING=1",)
+_KERNELS += ("-DLLVM_DISABLE_ABI_BREAKING_CHECKS_ENFORCING=1", "-fstrict-aliasing")
 _UNITS: dict[str, tuple[str, tuple[str, ...]]] = {
     "kernels": ("kernels.cpp", (*_COMMON, *_KERNELS)),
     "second_order": ("second_order.cpp", (*_COMMON, *_KERNELS)),

@@ -41,7 +41,30 @@ struct PoolShape {
   }
 };
 
-// The largest of each window, the first of equal ones, a NaN before all; and where it lies in its plane.
+// The largest of each window of a plane, the first of equal ones, a NaN before all; and where it lies there.
+// `s` is a copy, which no store can change: the loops keep it in registers.
+inline void MaxOfWindows(const PoolShape s, const float* x, float* y, int64_t* index) {
+  for (int64_t i = 0; i < s.y_h; ++i)
+    for (int64_t j = 0; j < s.y_w; ++j) {
+      const int64_t top = i * s.stride[0] - s.padding[0], left = j * s.stride[1] - s.padding[1];
+      const int64_t bottom = std::min(s.h, top + s.kernel[0] * s.dilation[0]);
+      const int64_t right = std::min(s.w, left + s.kernel[1] * s.dilation[1]);
+      const int64_t first_row = top < 0 ? top + (-top + s.dilation[0] - 1) / s.dilation[0] * s.dilation[0] : top;
+      const int64_t first_column = left < 0 ? left + (-left + s.dilation[1] - 1) / s.dilation[1] * s.dilation[1] : left;
+      float largest = -std::numeric_limits<float>::infinity();
+      int64_t at = first_row * s.w + first_column;
+      for (int64_t row = first_row; row < bottom; row += s.dilation[0])
+        for (int64_t column = first_column; column < right; column += s.dilation[1]) {
+          const float number = x[row * s.w + column];
+          if (number > largest || number != number) {
+            largest = number;
+            at = row * s.w + column;
+          }
+        }
+      *y++ = largest;
+      *index++ = at;
+    }
+}
 inline void RunMaxPool(KernelComputeContext* c) {
   PoolShape s(c, "x", "y", false);
   s.ReadDilation(c);
@@ -49,28 +72,8 @@ inline void RunMaxPool(KernelComputeContext* c) {
   float* y = Out(c, "y");
   int64_t* index = c->Tensor4ArgNameAndIndex("indice", 0)->mut_dptr<int64_t>();
   s.ForPlanes([&](int64_t plane) {
-    const float* of_plane = x + plane * s.h * s.w;
-    int64_t to = plane * s.y_h * s.y_w;
-    for (int64_t i = 0; i < s.y_h; ++i)
-      for (int64_t j = 0; j < s.y_w; ++j, ++to) {
-        const int64_t top = i * s.stride[0] - s.padding[0], left = j * s.stride[1] - s.padding[1];
-        const int64_t bottom = std::min(s.h, top + s.kernel[0] * s.dilation[0]);
-        const int64_t right = std::min(s.w, left + s.kernel[1] * s.dilation[1]);
-        const int64_t first_row = top < 0 ? top + (-top + s.dilation[0] - 1) / s.dilation[0] * s.dilation[0] : top;
-        const int64_t first_column = left < 0 ? left + (-left + s.dilation[1] - 1) / s.dilation[1] * s.dilation[1] : left;
-        float largest = -std::numeric_limits<float>::infinity();
-        int64_t at = first_row * s.w + first_column;
-        for (int64_t row = first_row; row < bottom; row += s.dilation[0])
-          for (int64_t column = first_column; column < right; column += s.dilation[1]) {
-            const float number = of_plane[row * s.w + column];
-            if (number > largest || number != number) {
-              largest = number;
-              at = row * s.w + column;
-            }
-          }
-        y[to] = largest;
-        index[to] = at;
-      }
+    const int64_t to = plane * s.y_h * s.y_w;
+    MaxOfWindows(s, x + plane * s.h * s.w, y + to, index + to);
   });
 }
 inline void RunMaxPoolGrad(KernelComputeContext* c) {
@@ -79,9 +82,12 @@ inline void RunMaxPoolGrad(KernelComputeContext* c) {
   const int64_t* index = c->Tensor4ArgNameAndIndex("indice", 0)->dptr<int64_t>();
   float* dx = Out(c, "dx");
   s.ForPlanes([&](int64_t plane) {
-    float* to = dx + plane * s.h * s.w;
-    std::memset(to, 0, s.h * s.w * sizeof(float));
-    for (int64_t i = plane * s.y_h * s.y_w; i < (plane + 1) * s.y_h * s.y_w; ++i) to[index[i]] += dy[i];
+    const int64_t of_x = s.h * s.w, of_y = s.y_h * s.y_w;
+    const float* from = dy + plane * of_y;
+    const int64_t* at = index + plane * of_y;
+    float* to = dx + plane * of_x;
+    std::memset(to, 0, of_x * sizeof(float));
+    for (int64_t i = 0; i < of_y; ++i) to[at[i]] += from[i];
   });
 }
 
@@ -109,9 +115,11 @@ struct MeanAxis {
 
 // Calls `run(offset of a window's row in x, its length, offset in y, divisor)`, of all rows of all windows.
 template<typename Function>
-void ForWindows(const PoolShape& s, const MeanAxis& rows, const MeanAxis& columns, bool counts_padding, int64_t divisor,
-                const Function& run) {
-  s.ForPlanes([&](int64_t plane) {
+void ForWindows(const PoolShape& shape, const MeanAxis& rows, const MeanAxis& columns, bool counts_padding, int64_t divisor,
+                const Function& run_window) {
+  shape.ForPlanes([&](int64_t plane) {
+    const PoolShape s = shape;  // copies, which no store can change: the loops keep them in registers
+    const Function run = run_window;
     for (int64_t i = 0; i < s.y_h; ++i)
       for (int64_t j = 0; j < s.y_w; ++j) {
         const int64_t width = columns.end[j] - columns.first[j], height = rows.end[i] - rows.first[i];
@@ -134,7 +142,7 @@ void RunMeanPool(KernelComputeContext* c) {
   const float* x = In(c, "x");
   float* y = Out(c, "y");
   std::memset(y, 0, Size(c, "y") * sizeof(float));
-  ForMeans(c, "x", "y", is_adaptive, [&](int64_t from, int64_t width, int64_t to, float count) {
+  ForMeans(c, "x", "y", is_adaptive, [x, y](int64_t from, int64_t width, int64_t to, float count) {
     float sum = 0.0f;
     for (int64_t i = 0; i < width; ++i) sum += x[from + i];
     y[to] += sum / count;
@@ -145,7 +153,7 @@ void RunMeanPoolGrad(KernelComputeContext* c) {
   const float* dy = In(c, "dy");
   float* dx = Out(c, "dx");
   std::memset(dx, 0, Size(c, "dx") * sizeof(float));
-  ForMeans(c, "dx", "dy", is_adaptive, [&](int64_t to, int64_t width, int64_t from, float count) {
+  ForMeans(c, "dx", "dy", is_adaptive, [dx, dy](int64_t to, int64_t width, int64_t from, float count) {
     const float part = dy[from] / count;
     for (int64_t i = 0; i < width; ++i) dx[to + i] += part;
   });

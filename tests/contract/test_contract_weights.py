@@ -148,6 +148,24 @@ def test_clipping_by_value_equals_a_plain_loop(mode, optimizer, accumulation):
     assert train(0.01) < 1e-5 < 1e-4 < train(1e9)
 
 
+@pytest.mark.parametrize("optim", ["AdamW", "SGD"])
+def test_frozen_parameters_stay_and_the_others_train(mode, optim, tmp_path):
+    few = (*FAST, f"optim._target_=oneflow.optim.{optim}", "train.train_iter=2", "train.evaluation.enabled=false")
+    run = contract_runs.make_run(tmp_path, mode, *few, "train.freeze=['^a\\.', 'b\\.bias']")
+    before = parameters(run)
+    run.train()
+    after = parameters(run)
+    assert {name for name in before if not np.array_equal(before[name], after[name])} == {"b.weight"}
+    assert {name.partition("/")[0] for name in run.trainer.optimizer_state.export()[0]} <= {"b.weight"}
+
+
+def test_freezing_nothing_and_everything_is_refused(mode, tmp_path):
+    with pytest.raises(UserError, match=r"train\.freeze has 'a\.wieght'.*Near: a\.weight"):
+        contract_runs.make_run(tmp_path, mode, "train.freeze=['a.wieght']")
+    with pytest.raises(UserError, match="leaves none of the 4 parameters of Classifier to train"):
+        contract_runs.make_run(tmp_path, mode, "train.freeze=['.']")
+
+
 def test_clipping_by_norm_and_by_value_is_refused(mode, tmp_path):
     config = contract_runs.make_config(tmp_path, mode, "train.clip_grad={max_norm: 1.0, value: 0.1}")
     with pytest.raises(ConfigError, match="max_norm clips by the norm"):

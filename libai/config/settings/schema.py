@@ -229,9 +229,7 @@ class Train:
     )
 
     train_iter: int = _key(0, "Iterations to train; 0 leaves it to `train_epoch`. With both, the shorter.", at_least=0)
-    train_epoch: float = _key(
-        0.0, "Passes over the training data; 0 leaves it to `train_iter`.", at_least=0, at_most=LARGEST
-    )
+    train_epoch: float = _key(0.0, "Passes over the data; 0 leaves it to `train_iter`.", at_least=0, at_most=LARGEST)
     max_seconds: float | None = _key(
         None, "Save and stop, resumable, when training has taken so long; null sets no limit.", above=0
     )
@@ -268,6 +266,7 @@ class Train:
     extra_hooks: list[Any] = _lazy(list, "LazyCalls of hooks added to the default ones.")
 
     clip_grad: ClipGrad = _section(ClipGrad)
+    freeze: list[str] | None = _key(None, "Regular expressions: parameters that one fits are not trained.")
     ema: Ema = _section(Ema)
     amp: Amp = _section(Amp)
     activation_checkpoint: ActivationCheckpoint = _section(ActivationCheckpoint)

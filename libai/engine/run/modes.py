@@ -71,7 +71,7 @@ def resolve(run: Run) -> None:
 def _keep_the_faster(run: Run) -> None:
     graph, config = run.trainer, run.config
     model = run.build_model(config)
-    build.apply_sync_batch_norm(config, model)
+    build.adapt_model(config, model)
     optimizer = run.build_optimizer(config, model)
     schedule = run.build_lr_scheduler(config, optimizer, run.plan)
     costs = run.measured_block_costs

@@ -110,7 +110,7 @@ class Run:
         )
         flow.manual_seed(self.seed)  # initial weights depend on nothing that the loaders drew
         self.model = self.build_model(config)
-        build.apply_sync_batch_norm(config, self.model)
+        build.adapt_model(config, self.model)
         self.optimizer = self.build_optimizer(config, self.model)
         build.scale_lr(config, self.optimizer, self.plan)
         self.lr_scheduler = self.build_lr_scheduler(config, self.optimizer, self.plan)

@@ -36,6 +36,7 @@ from libai.engine.trainer.options import TrainOptions
 from libai.engine.trainer.switching import TRAINERS
 from libai.layers import synchronize_batch_norms
 from libai.optim import EmaOptions, Optimizers, auto_scale_lr, get_param_groups
+from libai.optim.patterns import names_matching
 from libai.parallel import Mesh
 from libai.scheduler import by_optimizer, in_sequence, with_momentum
 from libai.utils.distributed import is_main_process
@@ -59,7 +60,7 @@ def build_model(run: Any) -> flow.nn.Module:
         model = instantiate(run.model)
     check_model(model, "the config's `model`")
     _initialise(model)
-    apply_sync_batch_norm(run, model)
+    adapt_model(run, model)
     return model.train()
 
 
@@ -71,10 +72,18 @@ def _initialise(model: flow.nn.Module) -> None:
         _initialised.add(model)
 
 
-def apply_sync_batch_norm(run: Any, model: flow.nn.Module) -> None:
-    """Do what `train.dist.sync_batch_norm` says, in place; again is no harm."""
+def adapt_model(run: Any, model: flow.nn.Module) -> None:
+    """Do what `train.dist.sync_batch_norm` and `train.freeze` say, in place; again is no harm."""
     if run.train.dist.sync_batch_norm and not synchronize_batch_norms(model) and is_main_process():
         logger.warning("train.dist.sync_batch_norm=true finds no batch normalization in %s", type(model).__name__)
+    named = dict(model.named_parameters())
+    for name in names_matching(run.train.freeze or (), list(named), "train.freeze"):
+        named[name].requires_grad_(False)
+    if run.train.freeze and not any(parameter.requires_grad for parameter in named.values()):
+        raise UserError(
+            f"train.freeze leaves none of the {len(named)} parameters of {type(model).__name__} to train. Take a "
+            "pattern out of it."
+        )
 
 
 def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:

@@ -105,6 +105,14 @@ def test_the_model_has_the_best_weights_at_the_end(mode, tmp_path):
     assert all(np.array_equal(np.asarray(last[name]), value) for name, value in weights(plain).items())
 
 
+def test_with_averaged_weights_the_best_average_is_taken(mode, tmp_path):
+    average = ("train.ema.enabled=true", "train.ema.decay=0.5")
+    run = contract_runs.make_run(tmp_path, mode, *WILD, *average, "train.load_best_at_end=true")
+    result = run.train()
+    assert result.best_iter < 8
+    assert run.evaluate()["eval/val/loss"] == pytest.approx(result.best, rel=1e-6)
+
+
 def test_a_stopped_run_continues_from_its_last_weights_not_the_best(mode, tmp_path):
     stop = ("train.evaluation.eval_mode=min", "train.evaluation.early_stop_patience=1")
     run = contract_runs.make_run(tmp_path / "a", mode, *WILD, *stop, "train.load_best_at_end=true")

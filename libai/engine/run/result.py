@@ -57,6 +57,8 @@ def load_best(run: Run) -> None:
     """Take the weights of the best checkpoint, once a run is over (`train.load_best_at_end`). Collective."""
     from libai import checkpoint
 
+    from libai import checkpoint
+
     is_over = run.trainer.status == "stopped" or run.trainer.completed_iters >= run.plan.train_iter
     best = result_of(run)
     if not is_over or not run.config.train.load_best_at_end:
@@ -66,6 +68,10 @@ def load_best(run: Run) -> None:
             logger.warning("no evaluation gave a finite %s: the model keeps its last weights", best.metric)
         return
     run.load_weights(str(best.best_path))
+    average = run.trainer.forward_pass.average
+    if average is not None:  # the best value is that of the average
+        saved = checkpoint.load(best.best_path)
+        average.load(run.model, saved.tensors.get("ema", {}), saved.state.get("ema", {}))
     run.checkpointer.load_average(checkpoint.load(best.best_path))
 
 

@@ -2,53 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from libai.engine.loop.hook_base import HookBase
+from libai.engine.loop.hook_base import HOOK_POINTS, STEP_POINTS, HookBase
+
+Function = Callable[[Any], None]
 
 
 class CallbackHook(HookBase):
     """Calls the given functions with the trainer: `CallbackHook(after_step=lambda trainer: print(trainer.iter))`.
 
     Args:
-        before_train, after_train, before_step, after_step: functions of one argument, the trainer.
-        after_backward: likewise; eager mode only, so giving one makes the hook refuse graph mode.
         every: call the step functions in every n-th iteration only.
+        once: call each function one time only, counted over resumes.
+        filter: called with the trainer before a function, which is left out where it returns false.
         priority: see `HookBase`.
+        functions: point of `HookBase` → function of one argument, the trainer; None is as good as leaving it out.
+            `after_backward` makes the hook refuse graph mode.
     """
 
     def __init__(
         self,
         *,
-        before_train: Callable[[Any], None] | None = None,
-        after_train: Callable[[Any], None] | None = None,
-        before_step: Callable[[Any], None] | None = None,
-        after_backward: Callable[[Any], None] | None = None,
-        after_step: Callable[[Any], None] | None = None,
         every: int = 1,
+        once: bool = False,
+        filter: Callable[[Any], bool] | None = None,
         priority: int = 50,
+        **functions: Function | None,
     ):
-        self._functions = {
-            "before_train": before_train,
-            "after_train": after_train,
-            "before_step": before_step,
-            "after_backward": after_backward,
-            "after_step": after_step,
-        }
-        self._every = every
+        unknown = sorted(functions.keys() - set(HOOK_POINTS))
+        if unknown:
+            raise TypeError(f"CallbackHook knows no point {', '.join(unknown)}; there are {', '.join(HOOK_POINTS)}")
+        self._functions = functions
+        self._every, self._once, self._filter = every, once, filter
+        self._done: set[str] = set()
         self.priority = priority
         for point, function in self._functions.items():
             if function is not None:
-                setattr(self, point, self._caller(function, is_step=point not in ("before_train", "after_train")))
+                setattr(self, point, self._caller(function, point))
 
     def overrides(self, point: str) -> bool:
         """See `HookBase.overrides`."""
         return self._functions.get(point) is not None
 
-    def _caller(self, function: Callable[[Any], None], is_step: bool) -> Callable[[], None]:
+    def _caller(self, function: Function, point: str) -> Callable[[], None]:
+        is_step = point in STEP_POINTS
+
         def call() -> None:
-            if not is_step or (self.trainer.iter + 1) % self._every == 0:
-                function(self.trainer)
+            if (is_step and (self.trainer.iter + 1) % self._every) or point in self._done:
+                return
+            if self._filter is not None and not self._filter(self.trainer):
+                return
+            if self._once:
+                self._done.add(point)
+            function(self.trainer)
 
         return call
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `HookBase.state_dict`."""
+        return {"done": sorted(self._done)} if self._done else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `HookBase.load_state_dict`."""
+        self._done = set(state["done"])

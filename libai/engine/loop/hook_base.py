@@ -10,7 +10,8 @@ from libai.utils.errors import UserError
 if TYPE_CHECKING:
     from libai.engine.loop.trainer_base import TrainerBase
 
-HOOK_POINTS = ("before_train", "after_train", "before_step", "after_backward", "after_step")
+STEP_POINTS = ("before_step", "after_backward", "after_step")
+HOOK_POINTS = ("before_train", "after_train", *STEP_POINTS, "before_eval", "after_eval", "after_save", "on_exception")
 
 
 class HookBase:
@@ -26,7 +27,10 @@ class HookBase:
             after_backward()      # eager mode only: a compiled step has no such moment
             ...clip, optimizer step, zero, schedule...
             after_step()          # self.trainer.iter is the 0-based iteration just done
+        on_exception()            # when training fails: see trainer.loop.failure
         after_train()             # always, also after an error: see trainer.status
+
+    `before_eval` and `after_eval` are called around an evaluation in training, `after_save` after a checkpoint.
     """
 
     trainer: TrainerBase
@@ -51,6 +55,19 @@ class HookBase:
 
     def after_step(self) -> None:
         """Called after each iteration."""
+
+    def before_eval(self) -> None:
+        """Called before an evaluation in training."""
+
+    def after_eval(self) -> None:
+        """Called when its metrics are in `trainer.storage`."""
+
+    def after_save(self) -> None:
+        """Called after a checkpoint was saved; with `async_save` it may still be being written."""
+
+    def on_exception(self) -> None:
+        """Called before `after_train` when training fails, with the error in `trainer.loop.failure`; other ranks may
+        not come here, so call nothing collective."""
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state that a checkpoint should hold; empty means none."""

@@ -256,11 +256,12 @@ class TrainerBase:
             if self.status != "failed":
                 self._call_hooks("after_train")
                 return
-            for call in self._hook_calls["after_train"]:
-                try:
-                    call()
-                except Exception:
-                    logger.exception("a hook failed in after_train, after training itself had failed")
+            for point in ("on_exception", "after_train"):
+                for call in self._hook_calls[point]:
+                    try:
+                        call()
+                    except Exception:
+                        logger.exception("a hook failed in %s, after training itself had failed", point)
 
     def run_step(self) -> None:
         """One iteration: fetch the micro-batches, update, keep the result for the next log point."""

@@ -57,8 +57,6 @@ def load_best(run: Run) -> None:
     """Take the weights of the best checkpoint, once a run is over (`train.load_best_at_end`). Collective."""
     from libai import checkpoint
 
-    from libai import checkpoint
-
     is_over = run.trainer.status == "stopped" or run.trainer.completed_iters >= run.plan.train_iter
     best = result_of(run)
     if not is_over or not run.config.train.load_best_at_end:

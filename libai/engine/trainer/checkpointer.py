@@ -108,6 +108,7 @@ class TrainerCheckpointer:
             self.last_saved = self._save(iteration, best, keep)
             self._last_saved_iter = iteration
             self.num_saves += 1
+            self.trainer._call_hooks("after_save")
         elif best is not None or keep:
             self.finish()  # it must be there before it can be marked
             self._after_write(self.last_saved, best, keep)

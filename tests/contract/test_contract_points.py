@@ -1,0 +1,71 @@
+"""The points of hooks around evaluation, saving and failure; conditions of `CallbackHook` (FEATURES A1 1, 8, 11)."""
+
+from __future__ import annotations
+
+import contract_runs
+import pytest
+
+from libai.engine.hooks import CallbackHook
+
+POINTS = ("before_eval", "after_eval", "after_save", "on_exception", "after_train")
+
+
+def recorder(calls):
+    def at(point):
+        return lambda trainer: calls.append((point, trainer.completed_iters))
+
+    return CallbackHook(**{point: at(point) for point in POINTS})
+
+
+def test_evaluation_and_saving_have_points(mode, tmp_path):
+    run, calls, seen = contract_runs.make_run(tmp_path, mode), [], []
+    look = CallbackHook(after_eval=lambda trainer: seen.append(trainer.storage.get("eval/val/loss")[1]))
+    run.trainer.register_hooks([recorder(calls), look])
+    run.train()
+    each = ["before_eval", "after_eval", "after_save"]
+    assert calls == [(p, 4) for p in each] + [(p, 8) for p in each] + [("after_train", 8)]
+    assert seen == [3, 7]  # the metrics of this evaluation, by 0-based iteration
+
+
+def test_a_failure_has_a_point_before_the_end(mode, tmp_path, caplog):
+    run, calls, seen = contract_runs.make_run(tmp_path, mode), [], []
+
+    def fail(trainer):
+        raise RuntimeError("planted")
+
+    run.trainer.register_hooks(
+        [
+            CallbackHook(after_step=fail, every=3, on_exception=fail),
+            CallbackHook(on_exception=lambda trainer: seen.append(str(trainer.loop.failure))),
+            recorder(calls),
+        ]
+    )
+    with pytest.raises(RuntimeError, match="planted"):
+        run.train()
+    assert calls[:2] == [("on_exception", 3), ("after_train", 3)]
+    assert seen == ["planted"]
+
+
+def test_a_callback_is_called_once_or_where_its_filter_says(mode, tmp_path):
+    once, some = [], []
+
+    def hooks():
+        return [
+            CallbackHook(after_step=lambda trainer: once.append(trainer.iter), every=2, once=True),
+            CallbackHook(after_step=lambda trainer: some.append(trainer.iter), filter=lambda t: t.iter in (1, 5)),
+        ]
+
+    run = contract_runs.make_run(tmp_path, mode)
+    run.trainer.register_hooks(hooks())
+    run.trainer.train(0, 4)
+    state = run.trainer.state_dict()
+    other = contract_runs.make_run(tmp_path / "other", mode)
+    other.trainer.register_hooks(hooks())
+    other.trainer.load_state_dict(state)
+    other.trainer.train(4, 8)
+    assert (once, some) == ([1], [1, 5])
+
+
+def test_a_callback_at_an_unknown_point_is_a_mistake():
+    with pytest.raises(TypeError, match="knows no point after_steps; there are before_train"):
+        CallbackHook(after_steps=print)

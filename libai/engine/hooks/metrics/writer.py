@@ -65,7 +65,7 @@ class WriterHook(HookBase):
             completed % period == 0 if isinstance(period, int) else is_due(period, completed)
         ):
             self._write(completed, self._record_training())
-        elif self._has_new_evaluation():
+        elif (found := trainer.storage.get("perf/eval_s")) is not None and found[1] != self._evaluated_at:
             self._write(completed)
 
     def after_train(self) -> None:
@@ -95,10 +95,6 @@ class WriterHook(HookBase):
         for tag in scalars:
             self._written.pop(tag, None)
         return list(scalars)
-
-    def _has_new_evaluation(self) -> bool:
-        found = self.trainer.storage.get("perf/eval_s")
-        return found is not None and found[1] != self._evaluated_at
 
     def _new_recorded(self) -> dict[str, float]:
         """What was put into the event storage since it was last written."""

@@ -66,11 +66,7 @@ def load_best(run: Run) -> None:
             logger.warning("no evaluation gave a finite %s: the model keeps its last weights", best.metric)
         return
     run.load_weights(str(best.best_path))
-    average = run.trainer.forward_pass.average
-    if average is not None:  # the best value is that of the average
-        saved = checkpoint.load(best.best_path)
-        average.load(run.model, saved.tensors.get("ema", {}), saved.state.get("ema", {}))
-    run.checkpointer.load_average(checkpoint.load(best.best_path))
+    run.checkpointer.load_average(checkpoint.load(best.best_path))  # the best value is that of the average
 
 
 def evaluation_hooks(run: Run) -> list[HookBase]:

@@ -24,6 +24,9 @@ CASES = [
     ((2, 1, 50, 60), (3, 60, 90), False, False),
     ((50, 60), (4, 60, 90), False, False),
     ((1, 600), (600, 900), False, False),
+    ((1, 577), (900, 577), False, True),  # few rows
+    ((7, 600), (333, 600), False, True),
+    ((3, 4, 2, 100), (3, 4, 200, 100), False, True),
     ((500, 400), (400, 500), False, False),  # OpenBLAS's: it has threads for such
 ]
 

@@ -84,6 +84,8 @@ struct FilterRun {
                        const float* c, int step, float* dx, int64_t n))                                         \
   X(void, ConvPixels, (const ConvRun* run, const int64_t* x_at, const int64_t* y_at, int64_t pixels))           \
   X(void, ConvFilter, (const FilterRun* run))                                                                   \
+  X(void, DotRows, (const float* x, int64_t num_x, const float* w, int64_t num_w, int64_t d, float alpha,       \
+                    bool adds, float* y, int64_t y_step))                                                       \
   X(void, Transpose, (const float* x, int64_t x_stride, float* y, int64_t y_stride, int64_t rows, int64_t cols))
 
 using Unary = void (*)(const float* x, float* y, int64_t n);

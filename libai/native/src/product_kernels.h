@@ -23,7 +23,9 @@ struct Product {
   }
   void operator()(const float* a, const float* b, float* c) const {
     if (m * n == 0) return;
-    if (!IsOurs()) {
+    if (IsOfFewRows()) {
+      MultiplyFewRows(a, b, c);
+    } else if (!IsOurs()) {
       (*g_sgemm)(101, transposes_a ? 112 : 111, transposes_b ? 112 : 111, m, n, k, alpha, a, std::max<int64_t>(1, transposes_a ? m : k),
                  b, std::max<int64_t>(1, transposes_b ? k : n), adds ? 1.0f : 0.0f, c, n);
     } else if (transposes_a) {
@@ -35,11 +37,25 @@ struct Product {
 
  private:
   static constexpr int64_t kRows = 256, kTerms = 256;  // at a time
+  static constexpr int64_t kFewRows = 8;
 
   int64_t RowsOfPart() const { return RoundUp(static_cast<int64_t>(kPartWork * m / Work()) + 1, 8); }
 
   bool IsSumOfOuter() const { return !transposes_b && n % (kWidth / 2) == 0 && alpha == 1.0f; }
 
+  // As when a model generates text, one token for each sequence: b is read once, and is not worth packing.
+  bool IsOfFewRows() const { return m <= kFewRows && transposes_b && !transposes_a && n >= kFewRows && Work() >= 3e4; }
+
+  // A block of b's rows for all rows of a, while it is in the cache.
+  void MultiplyFewRows(const float* a, const float* b, float* c) const {
+    const int64_t length = std::max<int64_t>(1, kLightGrain / k);
+    ForRanges(n, length, [&](int64_t first, int64_t end) {
+      for (; first < end; first += length) {
+        const int64_t count = std::min(length, end - first);
+        g_maths->DotRows(a, m, b + first * k, count, k, alpha, adds, c + first, n);
+      }
+    }, Work());
+  }
   // The sum over k of a row of a times a row of b: as the gradient of a filter of one tap.
   void SumOuter(const float* a, const float* b, float* c) const {
     ForRanges(m, RowsOfPart(), [&](int64_t row, int64_t end) {

@@ -104,6 +104,36 @@ void ConvFilter(const FilterRun* run) {
   if (row < r.rows) FilterRows<1>(r, row);
 }
 
+// y[i][j] = alpha times the product of row i of x, of N, and row j of w, added to y where `adds` says so
+template<int N>
+INLINE void DotRowsOf(const float* x, const float* w, int64_t num_w, int64_t d, float alpha, bool adds, float* y, int64_t y_step) {
+  const int64_t in_pairs = d - d % (2 * kLanes);
+  for (int64_t j = 0; j < num_w; ++j, w += d) {
+    Vector sum[N][2];
+    UNROLL for (int i = 0; i < N; ++i) sum[i][0] = sum[i][1] = All(0.0f);
+    for (int64_t c = 0; c < in_pairs; c += 2 * kLanes) {
+      const Vector even = Load(w + c), odd = Load(w + c + kLanes);
+      UNROLL for (int i = 0; i < N; ++i) {
+        sum[i][0] = AddProduct(Load(x + i * d + c), even, sum[i][0]);
+        sum[i][1] = AddProduct(Load(x + i * d + c + kLanes), odd, sum[i][1]);
+      }
+    }
+    UNROLL for (int i = 0; i < N; ++i) {
+      float lanes[2 * kLanes], total = 0.0f;
+      Store(lanes, sum[i][0]);
+      Store(lanes + kLanes, sum[i][1]);
+      for (int k = 0; k < 2 * kLanes; ++k) total += lanes[k];
+      for (int64_t c = in_pairs; c < d; ++c) total += x[i * d + c] * w[c];
+      y[i * y_step + j] = alpha * total + (adds ? y[i * y_step + j] : 0.0f);
+    }
+  }
+}
+void DotRows(const float* x, int64_t num_x, const float* w, int64_t num_w, int64_t d, float alpha, bool adds, float* y,
+             int64_t y_step) {
+  for (; num_x >= 4; num_x -= 4, x += 4 * d, y += 4 * y_step) DotRowsOf<4>(x, w, num_w, d, alpha, adds, y, y_step);
+  for (; num_x > 0; --num_x, x += d, y += y_step) DotRowsOf<1>(x, w, num_w, d, alpha, adds, y, y_step);
+}
+
 // y[c][r] = x[r][c], in tiles
 void Transpose(const float* x, int64_t x_stride, float* y, int64_t y_stride, int64_t rows, int64_t cols) {
   const int64_t whole_rows = rows & ~3, whole_cols = cols & ~3;

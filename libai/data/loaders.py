@@ -116,6 +116,13 @@ class TrainLoader:
         self.close()
         self._consumed_samples = consumed
 
+    def indices_before(self, state: dict[str, int], num_batches: int) -> list[np.ndarray]:
+        """The samples in the `num_batches` micro-batches of this rank before the position `state`: indices into the
+        dataset, (micro_batch_size,) int64 each."""
+        step, end = self.layout.samples_per_step, state["consumed_samples"]
+        starts = range(end - num_batches * step, end, step)
+        return [self._stream.indices(*self.layout.slice_of_step(start)) for start in starts]
+
     def close(self) -> None:
         """End the background thread and drop what it read ahead; iterating again starts a new one."""
         if self._ahead is not None:

@@ -6,6 +6,8 @@ import contract_runs
 import pytest
 
 from libai.engine.hooks import CallbackHook
+from libai.engine.loop.periods import EveryEpoch
+from libai.utils.errors import UserError
 
 POINTS = ("before_eval", "after_eval", "after_save", "on_exception", "after_train")
 
@@ -69,3 +71,49 @@ def test_a_callback_is_called_once_or_where_its_filter_says(mode, tmp_path):
 def test_a_callback_at_an_unknown_point_is_a_mistake():
     with pytest.raises(TypeError, match="knows no point after_steps; there are before_train"):
         CallbackHook(after_steps=print)
+
+
+def test_epochs_have_points(mode, tmp_path):
+    """16 samples in iterations of 6: passes begin in iterations 0, 2 and 5, and end in 2, 5 and 7."""
+    run, calls = contract_runs.make_run(tmp_path, mode), []
+    points = ("before_epoch", "before_step", "after_step", "after_epoch")
+    at = {point: lambda trainer, point=point: calls.append((point, trainer.iter)) for point in points}
+    run.trainer.register_hooks([CallbackHook(**at)])
+    run.trainer.loop.epoch = EveryEpoch(samples_per_epoch=16, samples_per_iter=6)
+    run.trainer.train(0, 8)
+    assert [iteration for point, iteration in calls if point == "before_epoch"] == [0, 2, 5]
+    assert [iteration for point, iteration in calls if point == "after_epoch"] == [2, 5, 7]
+    assert calls[:2] == [("before_epoch", 0), ("before_step", 0)] and calls[-1] == ("after_epoch", 7)
+
+
+def test_epochs_of_unknown_length_have_no_points(mode, tmp_path):
+    run = contract_runs.make_run(tmp_path, mode)
+    run.trainer.register_hooks([CallbackHook(after_epoch=print)])
+    run.trainer.loop.epoch = None
+    with pytest.raises(UserError, match="CallbackHook uses before_epoch or after_epoch, and the length of an epoch"):
+        run.trainer.train(0, 1)
+
+
+def test_hooks_see_batch_samples_and_result(mode, tmp_path):
+    run, seen = contract_runs.make_run(tmp_path, mode), []
+
+    def look(trainer):
+        batch, indices = trainer.feed.batches[0], trainer.feed.sample_indices()[0]
+        losses = {name: float(values[0].numpy()) for name, values in trainer.loop.result.losses.items()}
+        seen.append((batch, indices, losses, trainer.fetch_metrics()))
+
+    run.trainer.register_hooks([CallbackHook(after_step=look)])
+    run.trainer.train(0, 3)
+    for batch, indices, losses, metrics in seen:
+        rows = [run.train_loader.dataset[int(index)] for index in indices]
+        for name, values in batch.items():
+            assert [list(row[name]) if hasattr(row[name], "__len__") else row[name] for row in rows] == values.tolist()
+        assert sum(losses.values()) == pytest.approx(metrics["train/loss"], rel=1e-6)
+    assert len({tuple(indices) for _, indices, _, _ in seen}) == 3
+
+
+def test_a_loader_that_cannot_name_its_samples_says_so(mode, tmp_path):
+    run = contract_runs.make_run(tmp_path, mode)
+    run.trainer.feed.reset([next(iter(run.train_loader))])
+    with pytest.raises(UserError, match="list does not say which samples its batches hold"):
+        run.trainer.feed.sample_indices()

@@ -27,6 +27,7 @@ class DataFeed:
         seconds: how long the latest `take` waited.
         items_per_iter: tokens per iteration over all ranks, known from the first iteration on; None where there are
             only samples.
+        batches: the micro-batches of the latest `take`, as the loader gave them.
         is_ahead: true from the first read for an iteration until the trainer sets it back after the update; weights
             and position do not belong together then.
     """
@@ -35,6 +36,7 @@ class DataFeed:
         self.seconds = 0.0
         self.items_per_iter: int | None = None
         self.is_ahead = False
+        self.batches: list[Any] = []
         self._num_micro_batches = num_micro_batches
         self.reset(source)
 
@@ -63,7 +65,19 @@ class DataFeed:
             micro_batches.append(self._next())
             self.is_ahead = True
         self.seconds = time.perf_counter() - start
+        self.batches = micro_batches
         return micro_batches
+
+    def sample_indices(self) -> list[np.ndarray]:
+        """Which samples of the dataset are in `batches`: for each micro-batch of this rank their indices, (samples,)
+        int64. Raises `UserError` for a loader that cannot say."""
+        position = self.position()
+        if position is None or not hasattr(self.loader, "indices_before"):
+            raise UserError(
+                f"{type(self.loader).__name__} does not say which samples its batches hold. Use "
+                "libai.data.build_train_loader, or give the loader indices_before(position, num_batches)."
+            )
+        return self.loader.indices_before(position, len(self.batches))
 
     def peek(self) -> list[Any]:
         """The micro-batches of the next iteration, which will still get them; a checkpoint counts them as unread."""

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from libai.engine.loop.trainer_base import TrainerBase
 
 STEP_POINTS = ("before_step", "after_backward", "after_step")
-HOOK_POINTS = ("before_train", "after_train", *STEP_POINTS, "before_eval", "after_eval", "after_save", "on_exception")
+EPOCH_POINTS = ("before_epoch", "after_epoch")
+HOOK_POINTS = (
+    *("before_train", "after_train", *STEP_POINTS, *EPOCH_POINTS),
+    *("before_eval", "after_eval", "after_save", "on_exception"),
+)
 
 
 class HookBase:
@@ -22,14 +26,18 @@ class HookBase:
 
         before_train()
         for iter in range(start_iter, max_iter):
+            before_epoch()        # where a pass over the data begins in this iteration
             before_step()
             ...forward, backward...
             after_backward()      # eager mode only: a compiled step has no such moment
             ...clip, optimizer step, zero, schedule...
             after_step()          # self.trainer.iter is the 0-based iteration just done
+            after_epoch()         # where a pass has ended in it
         on_exception()            # when training fails: see trainer.loop.failure
         after_train()             # always, also after an error: see trainer.status
 
+    After an update `trainer.feed.batches` holds its micro-batches, `trainer.feed.sample_indices()` says which samples
+    of the dataset they are, and `trainer.loop.result` has the losses and metrics, still on the device.
     `before_eval` and `after_eval` are called around an evaluation in training, `after_save` after a checkpoint.
     """
 
@@ -55,6 +63,12 @@ class HookBase:
 
     def after_step(self) -> None:
         """Called after each iteration."""
+
+    def before_epoch(self) -> None:
+        """Called before the iteration in which a pass over the training data begins."""
+
+    def after_epoch(self) -> None:
+        """Called after the iteration in which a pass ends, after all `after_step`; it may hold samples of the next."""
 
     def before_eval(self) -> None:
         """Called before an evaluation in training."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from libai.engine.loop.pending_metrics import PendingMetrics
+from libai.engine.loop.periods import EveryEpoch
 from libai.engine.loop.training_clock import TrainingClock
 from libai.launch.stop import Agreement
 
@@ -22,6 +23,8 @@ class LoopState:
         agreement: how all ranks come to act on something in the same iteration.
         clock: the time spent on training, see `not_training`.
         metrics: results of updates, until they are fetched, and the numbers of the latest one.
+        result: what the latest update gave, on the device: a `StepResult`.
+        epoch: how many iterations a pass over the data takes, where that is known.
         failure: what `train` raised, when it failed.
         is_mode_settled: false while another trainer may still replace this one: hooks are then judged when training
             starts.
@@ -34,6 +37,8 @@ class LoopState:
         self.agreement = Agreement()
         self.clock = TrainingClock()
         self.metrics = PendingMetrics()
+        self.result: Any = None
+        self.epoch: EveryEpoch | None = None
         self.failure: BaseException | None = None
         self.is_mode_settled = True
         self.is_pausing = False

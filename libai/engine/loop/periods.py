@@ -13,6 +13,16 @@ class EveryEpoch:
     samples_per_epoch: int
     samples_per_iter: int
 
+    def ends(self, completed: int) -> bool:
+        """Whether a pass ended in the last of `completed` iterations."""
+        seen = completed * self.samples_per_iter
+        return seen // self.samples_per_epoch > (seen - self.samples_per_iter) // self.samples_per_epoch
+
+    def begins(self, iteration: int) -> bool:
+        """Whether a pass begins in the 0-based `iteration`, with its first sample or a later one."""
+        first = iteration * self.samples_per_iter
+        return -first % self.samples_per_epoch < self.samples_per_iter
+
 
 #: a number of iterations (0: never), or every epoch
 Period = int | EveryEpoch
@@ -22,5 +32,4 @@ def is_due(period: Period, completed: int) -> bool:
     """Whether something with this period is due once `completed` iterations are made."""
     if isinstance(period, int):
         return period > 0 and completed % period == 0
-    seen = completed * period.samples_per_iter
-    return seen // period.samples_per_epoch > (seen - period.samples_per_iter) // period.samples_per_epoch
+    return period.ends(completed)

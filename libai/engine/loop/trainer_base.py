@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 from libai.engine.log.events import EventStorage
 from libai.engine.loop.check_parts import check_iterations
 from libai.engine.loop.data_feed import DataFeed
-from libai.engine.loop.hook_base import HOOK_POINTS, HookBase
+from libai.engine.loop.hook_base import EPOCH_POINTS, HOOK_POINTS, HookBase
 from libai.engine.loop.loop_state import LoopState
 from libai.engine.loop.pending_metrics import MAX_PENDING_RESULTS, LossGuard
+from libai.engine.loop.periods import EveryEpoch
 from libai.launch.stop import STOP
 from libai.oneflow_fixes.switch_interval import quick_thread_switches
 from libai.utils.distributed import get_rank, is_main_process
@@ -157,6 +158,7 @@ class TrainerBase:
         if not self.loop.is_mode_settled:
             for hook in self.hooks:
                 hook.check_mode(self.mode)
+        self._epoch = self._epoch_of_hooks()
         self.status, self.loop.is_pausing, self.loop.failure = "running", False, None
         with (
             self.storage,
@@ -186,6 +188,7 @@ class TrainerBase:
 
     def _run_iterations(self) -> None:
         before_step, storage = self._hook_calls["before_step"], self.storage
+        epoch = self._epoch
         loop, agreement, metrics = self.loop, self.loop.agreement, self.loop.metrics
         poll = agreement.poller()
         if self.start_iter < self.max_iter:
@@ -193,6 +196,8 @@ class TrainerBase:
         try:
             for iteration in range(self.start_iter, self.max_iter):
                 self.iter = storage.iter = iteration
+                if epoch is not None and epoch.begins(iteration):
+                    self._call_hooks("before_epoch")
                 for call in before_step:
                     call()
                 self.run_step()
@@ -212,6 +217,20 @@ class TrainerBase:
             self.iter += 1
             logger.info("training stopped after iteration %d: %s", self.iter, reason)
 
+    #: of the hooks that ask for its points
+    _epoch: EveryEpoch | None = None
+
+    def _epoch_of_hooks(self) -> EveryEpoch | None:
+        """The length of an epoch, where a hook asks for the points of epochs."""
+        asking = next((hook for hook in self.hooks if any(hook.overrides(point) for point in EPOCH_POINTS)), None)
+        if asking is not None and self.loop.epoch is None:
+            raise UserError(
+                f"{type(asking).__name__} uses before_epoch or after_epoch, and the length of an epoch is unknown: the "
+                "training loader has no samples_per_epoch. Use after_step, or a loader that has it; without a config "
+                "set trainer.loop.epoch."
+            )
+        return None if asking is None else self.loop.epoch
+
     def _run_after_step(self, chosen: Sequence[int] | None = None) -> None:
         """Run the `after_step` hooks, or those `chosen` by number; remembers which did not get to their end."""
         stop: StopTraining | None = None
@@ -225,6 +244,8 @@ class TrainerBase:
                 keys = self._after_step_keys()
                 self.loop.unfinished_hooks = [keys[i] for i in (chosen or range(len(keys))) if i >= index]
                 raise
+        if self._epoch is not None and self._epoch.ends(self.iter + 1):
+            self._call_hooks("after_epoch")
         if stop is not None:
             raise stop
 
@@ -269,7 +290,8 @@ class TrainerBase:
         if self.iter == self.start_iter:
             self._inspect_first(micro_batches)
         self._guard.before_update(self.iter, micro_batches)
-        self.loop.metrics.pending.append((self.iter, self.update(micro_batches)))
+        self.loop.result = result = self.update(micro_batches)
+        self.loop.metrics.pending.append((self.iter, result))
         self.completed_iters = self.iter + 1
         self.feed.is_ahead = False
 

@@ -127,6 +127,7 @@ class Run:
             self.seed,
             block_costs,
         )
+        self.trainer.loop.epoch = self.plan.epoch
         self.trainer.loop.is_mode_settled = self.mode_reason != modes.UNDECIDED
         #: as cut by measured time, also in a trainer that is only timed
         self.measured_block_costs = block_costs

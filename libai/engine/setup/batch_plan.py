@@ -71,16 +71,21 @@ class BatchPlan:
         """Iterations in one pass over the training set, not rounded; None when its size is unknown."""
         return self.samples_per_epoch / self.global_batch_size if self.samples_per_epoch else None
 
+    @property
+    def epoch(self) -> EveryEpoch | None:
+        """How many iterations a pass takes; None when the size of the training set is unknown."""
+        return EveryEpoch(self.samples_per_epoch, self.global_batch_size) if self.samples_per_epoch else None
+
     def period(self, value: int | Literal["epoch"], setting: str) -> Period:
         """The period that `setting` asks for: a number of iterations, or "epoch"."""
         if isinstance(value, int):
             return value
-        if not self.samples_per_epoch:
+        if self.epoch is None:
             raise UserError(
                 f"{setting}=epoch needs to know how many samples an epoch has, and the training loader has no "
                 "samples_per_epoch. Give a number of iterations, or a loader that has it."
             )
-        return EveryEpoch(self.samples_per_epoch, self.global_batch_size)
+        return self.epoch
 
     def describe(self) -> str:
         """`64 samples/iteration = 8 micro-batch x 2 data ranks x 4 accumulation, 1.2 epochs`."""

@@ -38,6 +38,7 @@ COMMANDS: dict[str, Command] = {
     "eval": Command("evaluate a run, or a config", "libai.cli.training", "evaluate"),
     "resume": Command("continue a run from its newest checkpoint", "libai.cli.training", "resume"),
     "launch": Command("start a program of your own on several processes", "libai.cli.launch"),
+    "predict": Command("predict with the model of a run", "libai.cli.commands.runs.predict"),
     "parity": Command("prove that eager and graph mode train the same", "libai.cli.commands.parity"),
     "verify-resume": Command("prove that a config resumes exactly", "libai.cli.commands.verify_resume"),
     "benchmark": Command("measure configs in both modes", "libai.cli.commands.benchmark"),

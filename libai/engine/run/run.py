@@ -28,6 +28,7 @@ from libai.engine.loop.trainer_base import Interrupted
 from libai.engine.run import modes
 from libai.engine.run.dry_run import dry_run
 from libai.engine.run.parity_start import check_at_start
+from libai.engine.run.predictor import Predictor
 from libai.engine.run.report import start_banner, starting_files, write_summary
 from libai.engine.run.result import TrainResult, evaluation_hooks, load_best, result_of
 from libai.engine.run.run_folder import ReleaseFolderHook, RunFolder, RunFolderHook, require_checkpoint, saved_seed
@@ -216,10 +217,7 @@ class Run:
         checkpointer, profiler, metric = train.checkpointer, train.profiler, chosen_metric(train.evaluation)[0]
         evaluates = train.evaluation.enabled and bool(self.test_loaders)
         log_period = self.plan.period(train.log_period, "train.log_period")
-        self.timer = timer = hooks.IterationTimer(
-            self.plan.global_batch_size,
-            flops_per_iter=self._flops_per_iter(),
-        )
+        self.timer = timer = hooks.IterationTimer(self.plan.global_batch_size, flops_per_iter=self._flops_per_iter())
         return [
             RunFolderHook(self._begin),
             ReleaseFolderHook(self._release),
@@ -381,6 +379,7 @@ class Run:
         return metrics
 
     dry_run = dry_run  # `--dry-run`
+    load = Predictor  # `Run.load(folder).predict(batch)`
 
     def predict(self, batch: Mapping[str, Any]) -> Any:
         """See `ModelTrainer.predict`."""

@@ -1,0 +1,83 @@
+"""A trained model from the output folder of a run, for predictions: no training data, no optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import oneflow as flow
+
+from libai import checkpoint
+from libai.config import LazyConfig, validate
+from libai.engine.setup import build
+from libai.engine.trainer.options import TrainOptions
+from libai.engine.trainer.switching import TRAINERS
+from libai.parallel import Mesh
+from libai.utils.distributed import default_device, get_world_size
+from libai.utils.errors import UserError
+from libai.utils.seeding import seed_everything
+
+_ALONE = ["data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size"]
+
+
+class Predictor:
+    """The model of a run with the weights of one of its checkpoints, in eval mode.
+
+    Args:
+        folder: the output folder of a run.
+        which: "last" (the newest checkpoint that verifies), "best", or the name of one, such as "iter_0000200".
+        mode: "eager", or "graph", which compiles once for each shape of a batch. Default: what the run trained in.
+        overrides: `key=value` for the config of the run.
+
+    With one process the model is whole, however it was trained; with several they form the mesh of the config. Where
+    the run averaged its weights (`train.ema`), they are the averages, as in its evaluations. Collective.
+
+    Attributes: `model`, `config`, `mesh`, `checkpoint` (its path) and `mode`.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        which: str = "last",
+        mode: str | None = None,
+        overrides: Sequence[str] = (),
+    ):
+        folder = Path(folder)
+        if not (folder / "config.yaml").is_file():
+            raise UserError(
+                f"{folder} holds no run: there is no config.yaml in it. Give the output folder of a training."
+            )
+        if get_world_size() == 1:
+            overrides = [
+                *(f"train.dist.{name}=1" for name in _ALONE),
+                "train.zero_optimization.enabled=false",
+                *overrides,
+            ]
+        lazy = LazyConfig.apply_overrides(LazyConfig.load(folder / "config.yaml"), overrides)
+        self.config = config = validate(lazy, world_size=get_world_size())
+        self.mode = mode or ("graph" if config.mode == "graph" else "eager")
+        if self.mode not in TRAINERS:
+            raise UserError(f"mode={mode!r}: a model predicts in {' or '.join(TRAINERS)} mode.")
+        self.checkpoint = checkpoint.resolve(folder / "checkpoints" / which)
+        dist = config.train.dist
+        self.mesh = Mesh.of_this_job(
+            default_device(config.train.device),
+            dist.data_parallel_size,
+            dist.tensor_parallel_size,
+            dist.pipeline_parallel_size,
+        )
+        seed_everything(config.train.seed or 0)
+        self.model = build.build_model(config)
+        checkpoint.load_weights(self.checkpoint, self.model)
+        if config.train.ema.enabled:
+            checkpoint.load_weights(self.checkpoint, self.model, group="ema", strict=False)
+        options = TrainOptions(
+            mesh=self.mesh, plan=dist.plan, blocks_per_stage=dist.blocks_per_stage, device=self.mesh.device
+        )
+        unused = flow.optim.SGD(self.model.parameters(), lr=0.0)
+        self._trainer = TRAINERS[self.mode](self.model, [], unused, options)
+
+    def predict(self, batch: Mapping[str, Any]) -> Any:
+        """The model's outputs for a batch: name → array or tensor, one sample a row, as `forward` takes them."""
+        return self._trainer.predict(batch)

@@ -1,0 +1,92 @@
+"""A finished run predicts from its folder, in both modes, as it did when it was trained (FEATURES A1 23)."""
+
+from __future__ import annotations
+
+import json
+
+import contract_runs
+import numpy as np
+import pytest
+
+from libai.cli.commands.runs import predict
+from libai.engine import Run
+from libai.utils.errors import UserError
+
+
+@pytest.fixture
+def run(mode, tmp_path):
+    return contract_runs.train(tmp_path / "run", mode, "train.ema.enabled=true", "train.ema.decay=0.5")
+
+
+def samples(count):
+    return contract_runs.dataset(count, seed=5)
+
+
+def test_a_run_predicts_from_its_folder(run, mode):
+    batch = samples(8)
+    loaded = Run.load(run.output_dir)
+    assert (loaded.mode, loaded.checkpoint.name) == (mode, "iter_0000008")
+    expected = run.predict(batch)["logits"].numpy()
+    np.testing.assert_allclose(loaded.predict(batch)["logits"].numpy(), expected, rtol=1e-6, atol=1e-7)
+    other = "graph" if mode == "eager" else "eager"
+    found = Run.load(run.output_dir, mode=other).predict(batch)["logits"].numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    earlier = Run.load(run.output_dir, "iter_0000004").predict(batch)["logits"].numpy()
+    latest = Run.load(run.output_dir, overrides=["train.ema.enabled=false"]).predict(batch)
+    assert min(abs(expected - n).max() for n in (earlier, latest["logits"].numpy())) > 1e-4  # other weights
+
+
+def test_the_command_reads_and_writes_files(run, tmp_path, capsys):
+    batch = samples(7)
+    expected = run.predict(batch)["logits"].numpy()
+    np.savez(tmp_path / "in.npz", **batch)
+    rows = list(zip(batch["x"].tolist(), batch["y"].tolist()))
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"x": x, "y": y}) + "\n" for x, y in rows))
+    (tmp_path / "in.csv").write_text("x,y\n" + "".join(f'"{x}",{y}\n' for x, y in rows))
+    folder = str(run.output_dir)
+    for kind in ("npz", "jsonl", "csv"):
+        output = tmp_path / f"out.{kind}"
+        words = [folder, "-i", str(tmp_path / f"in.{kind}"), "-o", str(output), "--batch-size", "4"]
+        assert predict.run(words) == 0
+        if kind == "npz":
+            found = np.load(output)["logits"]
+        elif kind == "jsonl":
+            found = [json.loads(line)["logits"] for line in output.read_text().splitlines()]
+        else:
+            found = predict.read_columns(output)["logits"]
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    capsys.readouterr()
+    assert predict.run([folder, "--data", "other", "dataloader.test.other.dataset.count=3"]) == 0
+    assert len([json.loads(line) for line in capsys.readouterr().out.splitlines()]) == 3
+
+
+def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
+    folder = str(run.output_dir)
+    files = {
+        "text.csv": "x\nred\n",
+        "short.csv": "x,y\n1\n",
+        "empty.jsonl": "",
+        "words.jsonl": '{"x": [1.0, 2.0]}\n{"y": 1}\n',
+        "ragged.jsonl": '{"x": [1.0]}\n{"x": [1.0, 2.0]}\n',
+        "other.jsonl": '{"z": [1.0]}\n',
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    for words, message in [
+        ([folder], "give either --input FILE or --data NAME"),
+        ([folder, "-i", "in.txt"], "in.txt: the kinds of files are .npz, .jsonl, .csv"),
+        ([folder, "-i", "nowhere.npz"], "nowhere.npz cannot be read"),
+        ([folder, "-i", "text.csv"], "line 2: x is 'red', which is no number"),
+        ([folder, "-i", "short.csv"], "line 2: it has not as many cells as the header"),
+        ([folder, "-i", "empty.jsonl"], "holds no samples"),
+        ([folder, "-i", "words.jsonl"], r"line 2: it has \['y'\], and the first line \['x'\]"),
+        ([folder, "-i", "ragged.jsonl"], "x has rows of different shapes"),
+        ([folder, "-i", "other.jsonl"], "the batch has the keys"),
+        ([folder, "--data", "vall"], "the config has no such test dataset, only val, other"),
+        ([folder, "--data", "val", "--drop", "y"], r"forward needs \['y'\]"),
+        ([str(tmp_path), "--data", "val"], "holds no run: there is no config.yaml"),
+        ([folder, "--data", "val", "--checkpoint", "iter_0000005"], "iter_0000005"),
+    ]:
+        words = [str(tmp_path / word) if word in files else word for word in words]
+        with pytest.raises(UserError, match=message):
+            predict.run(words)

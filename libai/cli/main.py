@@ -45,6 +45,7 @@ COMMANDS: dict[str, Command] = {
     "plan": Command("propose how to spread a config over many ranks", "libai.cli.commands.plan"),
     "checkpoint": Command("list, verify, compare, convert and delete checkpoints", "libai.cli.commands.checkpoint"),
     "hf": Command("import, export and verify weights of Hugging Face", "libai.hf.command", "main"),
+    "sweep": Command("train a config with several values of settings", "libai.cli.commands.runs.sweep"),
     "plot": Command("draw the curves of runs", "libai.cli.commands.runs.plot"),
     "compare": Command("compare settings and metrics of runs", "libai.cli.commands.runs.compare"),
     "doctor": Command("check this environment", "libai.cli.commands.doctor"),

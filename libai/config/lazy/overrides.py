@@ -98,8 +98,8 @@ def _parse(text: str) -> _Change:
     key = parsed.key_or_group
     if isinstance(parsed._value, Sweep):
         raise ConfigError(
-            f"{text}: several values for one run. Write {name}=[{raw}] for a list, {name}='{raw}' for text, or start "
-            "one run for each value."
+            f"{text}: several values for one run. Write {name}=[{raw}] for a list, {name}='{raw}' for text; "
+            "`libai sweep` trains a run for each value."
         )
     if parsed.package is not None or "/" in key or not key:
         raise ConfigError(f"{text}: a key is names joined by dots, such as train.amp.enabled.")

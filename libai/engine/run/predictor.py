@@ -55,7 +55,8 @@ class Predictor:
                 *overrides,
             ]
         lazy = LazyConfig.apply_overrides(LazyConfig.load(folder / "config.yaml"), overrides)
-        self.config = config = validate(lazy, world_size=get_world_size())
+        config: Any = validate(lazy, world_size=get_world_size())
+        self.config = config
         self.mode = mode or ("graph" if config.mode == "graph" else "eager")
         if self.mode not in TRAINERS:
             raise UserError(f"mode={mode!r}: a model predicts in {' or '.join(TRAINERS)} mode.")

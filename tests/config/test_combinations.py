@@ -227,6 +227,16 @@ REFUSED = [
         "(val). Did you mean val/loss?",
     ),
     (
+        ["train.clip_grad.value=1", "train.clip_grad.max_norm=1"],
+        {},
+        "train.clip_grad.value=1.0 cannot be kept: train.clip_grad.max_norm clips by the norm",
+    ),
+    (
+        ["train.clip_grad.value=1", "train.amp.enabled=auto", "train.amp.dtype=fp16"],
+        {},
+        "train.clip_grad.value=1.0 cannot be kept: train.amp.dtype=fp16 scales the gradients",
+    ),
+    (
         ["train.load_best_at_end=true"],
         {},
         "train.load_best_at_end=true does nothing: no best checkpoint is kept. It needs dataloader.test",

@@ -66,7 +66,7 @@ def test_interpolations_are_resolved():
         ({"train": {"trian_iter": 5}}, "train.trian_iter: no such setting. Did you mean train.train_iter?"),
         ({"train": {"amp": {"enable": True}}}, "train.amp.enable: no such setting. Did you mean train.amp.enabled?"),
         ({"train": {"train_iter": "abc"}}, "train.train_iter='abc': expected a whole number >= 0."),
-        ({"train": {"log_period": 0}}, "train.log_period=0: expected a whole number >= 1."),
+        ({"train": {"log_period": 0}}, "train.log_period=0: expected a whole number >= 1 or epoch."),
         ({"train": {"warmup_ratio": 1.0}}, "train.warmup_ratio=1.0: expected a number >= 0 and < 1."),
         ({"train": {"amp": True}}, "train.amp=True: expected a section. Set train.amp.enabled, train.amp.dtype."),
         ({"train": {"amp": None}}, "train.amp=null: a section cannot be null. Remove it, or set train.amp.key=value."),

@@ -102,7 +102,7 @@ def test_a_built_model_is_given_initial_weights_once():
     from libai.engine.setup.build import build_model
 
     model = OwnInitialWeights()
-    run = SimpleNamespace(model=model, train=SimpleNamespace(dist=SimpleNamespace(sync_batch_norm=False)))
+    run = SimpleNamespace(model=model, train=SimpleNamespace(dist=SimpleNamespace(sync_batch_norm=False), freeze=[]))
     assert (build_model(run).a.weight.numpy() == 0.5).all()
     with flow.no_grad():
         model.a.weight.fill_(2.0)

@@ -183,14 +183,14 @@ OVERRIDES = {
     # combinations
     "train.amp.enabled=true": ("cannot be honoured", "train.amp.enabled=auto"),
     "train.train_iter=0": ("Set one of them",),
-    "train.dist.blocks_per_stage=[0]": ("has no stages",),
+    "train.dist.blocks_per_stage=[0]": ("there are no stages to cut",),
     "train.dist.device_memory=lots": ("train.dist.auto",),
 }
 
 #: words in place of an override -> texts
 FLAGS = {
     ("--resum",): ("--resum: no such flag", "--resume"),
-    ("--resume=true",): ("--resume takes no value",),
+    ("--resume=true",): ("true does not exist. Give a checkpoint folder",),
     ("--no-such",): ("There are: ",),
     ("-x",): ("no such flag",),
     ("--lr=3",): ("without dashes: lr=3",),

@@ -38,7 +38,7 @@ def test_auto_refuses_a_device_that_is_too_small():
 
 
 def test_memory_without_auto_and_sizes_that_do_not_divide_are_refused():
-    with pytest.raises(ConfigError, match="device_memory=8GiB is what train.dist.auto plans with, and that is false"):
+    with pytest.raises(ConfigError, match="device_memory=8GiB does nothing: train.dist.auto is false"):
         checked("train.dist.device_memory=8GiB")
     with pytest.raises(ConfigError, match="does not divide the 4 process"):
         checked("train.dist.auto=true", "train.dist.tensor_parallel_size=3", world_size=4)

@@ -206,7 +206,9 @@ def test_a_graph_marks_the_blocks_for_the_compiler_and_computes_the_same():
 
 
 def test_the_config_is_refused_in_graph_mode_on_cpu_only():
-    run = SimpleNamespace(train=Train(activation_checkpoint=ActivationCheckpoint(enabled=True)), graph=Graph())
+    run = SimpleNamespace(
+        train=Train(activation_checkpoint=ActivationCheckpoint(enabled=True)), graph=Graph(), momentum_scheduler=None
+    )
     with pytest.raises(UserError, match="graph mode on cpu: memory is all it is for.*graph.enabled=false"):
         support.check_supported(run, "graph", "cpu")
     support.check_supported(run, "graph", "cuda")

@@ -409,7 +409,7 @@ def test_a_graph_that_never_learns_is_found(monkeypatch):
         for parameter in trainer.model.parameters():
             parameter.grad = flow.zeros_like(parameter)
 
-    monkeypatch.setattr(GraphTrainer, "_drop_gradients", leave_zeros)
+    monkeypatch.setattr(GraphTrainer, "_clear_gradients", leave_zeros)
     report = check(toy.Classifier)
     assert not report.ok
     assert any("the graph never learns" in finding for finding in report.findings), report

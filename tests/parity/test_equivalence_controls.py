@@ -100,7 +100,7 @@ def test_gradients_that_are_not_none_when_the_graph_is_compiled(monkeypatch):
         for parameter in self.model.parameters():
             parameter.grad = flow.zeros_like(parameter)
 
-    monkeypatch.setattr(GraphTrainer, "_drop_gradients", leave_zeros)
+    monkeypatch.setattr(GraphTrainer, "_clear_gradients", leave_zeros)
     with pytest.raises(UserError, match=r"the gradient of \S+ in the first iteration differs by about 100 %"):
         trained(Case(OPTIMIZERS["sgd"], max_norm=None), "graph")
 

@@ -45,7 +45,7 @@ def test_processes_are_measured_and_drawn(tmp_path):
             .joinpath(f"run{1 if kind == 'weak' else 2}_curve_gpt_stdlib_processes_{kind}.svg")
             .is_file()
         )
-    assert len(re.findall(r"^\| +2 \|.*% ±", page, re.MULTILINE)) == 2, "efficiency of two processes"
+    assert len(re.findall(r"^\| 2 +\|.*% ±", page, re.MULTILINE)) == 2, "efficiency of two processes"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import oneflow as flow
 
 from libai import checkpoint
 from libai.config import LazyConfig, validate
+from libai.engine.run.modes import UNDECIDED, first_mode
 from libai.engine.setup import build
 from libai.engine.trainer.options import TrainOptions
 from libai.engine.trainer.switching import TRAINERS
@@ -27,7 +28,8 @@ class Predictor:
     Args:
         folder: the output folder of a run.
         which: "last" (the newest checkpoint that verifies), "best", or the name of one, such as "iter_0000200".
-        mode: "eager", or "graph", which compiles once for each shape of a batch. Default: what the run trained in.
+        mode: "eager", or "graph", which compiles once for each shape of a batch. Default: that of the config; with auto
+            "eager".
         overrides: `key=value` for the config of the run.
 
     With one process the model is whole, however it was trained; with several they form the mesh of the config. Where
@@ -57,7 +59,8 @@ class Predictor:
         lazy = LazyConfig.apply_overrides(LazyConfig.load(folder / "config.yaml"), overrides)
         config: Any = validate(lazy, world_size=get_world_size())
         self.config = config
-        self.mode = mode or ("graph" if config.mode == "graph" else "eager")
+        asked, reason = first_mode(config, default_device(config.train.device))
+        self.mode = mode or ("eager" if reason == UNDECIDED else asked)
         if self.mode not in TRAINERS:
             raise UserError(f"mode={mode!r}: a model predicts in {' or '.join(TRAINERS)} mode.")
         self.checkpoint = checkpoint.resolve(folder / "checkpoints" / which)

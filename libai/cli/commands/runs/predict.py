@@ -54,7 +54,7 @@ def build_parser() -> Parser:
     parser.add_argument("--output", "-o", type=Path, help=".npz, .jsonl or .csv (default: .jsonl to stdout)")
     parser.add_argument("--checkpoint", default="last", help="last, best or a name such as iter_0000200 (default last)")
     parser.add_argument("--batch-size", type=int, default=64, help="samples at a time (default 64)")
-    parser.add_argument("--mode", choices=("eager", "graph"), help="default: what the run trained in")
+    parser.add_argument("--mode", choices=("eager", "graph"), help="default: that of the config")
     parser.add_argument(
         "--drop", metavar="KEY", action="append", default=[], help="do not give forward this, as labels"
     )

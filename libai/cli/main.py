@@ -48,6 +48,7 @@ COMMANDS: dict[str, Command] = {
     "sweep": Command("train a config with several values of settings", "libai.cli.commands.runs.sweep"),
     "plot": Command("draw the curves of runs", "libai.cli.commands.runs.plot"),
     "compare": Command("compare settings and metrics of runs", "libai.cli.commands.runs.compare"),
+    "report": Command("write a page on a run", "libai.cli.commands.runs.report"),
     "doctor": Command("check this environment", "libai.cli.commands.doctor"),
     "configs": Command("list the shipped configs", "libai.cli.commands.configs"),
     "help": Command("say what a setting is: type, range, default, meaning", "libai.cli.commands.explain"),

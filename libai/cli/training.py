@@ -93,9 +93,15 @@ def _parse(arguments: Sequence[str], usage: str, description: str | None) -> tup
     parser = Parser(usage=f"libai {usage}", add_help=False)
     parser.add_argument("-n", "--procs")
     known, words = parser.parse_known_args(list(arguments))
-    if known.procs is not None and not re.fullmatch("[1-9][0-9]*|auto", known.procs):
-        raise UserError(f"-n {known.procs}: it must be the number of processes on this machine, at least 1, or auto.")
+    if known.procs is not None:
+        check_processes(known.procs)
     return known.procs, words
+
+
+def check_processes(value: str) -> None:
+    """Raise `UserError` where `value` cannot be that of `-n`."""
+    if not re.fullmatch("[1-9][0-9]*|auto", value):
+        raise UserError(f"-n {value}: it must be the number of processes on this machine, at least 1, or auto.")
 
 
 def _take_name(words: list[str], missing: str) -> str:

@@ -90,3 +90,10 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         words = [str(tmp_path / word) if word in files else word for word in words]
         with pytest.raises(UserError, match=message):
             predict.run(words)
+
+
+def test_rows_of_different_shapes_are_a_clear_error():
+    parts = [{"scores": np.zeros((2, 3))}, {"scores": np.zeros((2, 4))}]
+    with pytest.raises(UserError, match=r"scores has rows of the shapes \(3,\) and \(4,\)"):
+        predict.join(parts)
+    assert predict.join(parts[:1])["scores"].shape == (2, 3)

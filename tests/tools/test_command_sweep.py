@@ -43,6 +43,10 @@ def test_folders_have_names_that_differ():
         (["mlp_digits", "train.seed=1,2", "train.log_period=-1"], "train.log_period"),
         (["mlp_digits", "train.seed=1,2", "--fast-dev-rum"], "Did you mean --fast-dev-run?"),
         (["mlp_digits", "train.seed=1,2", "--jobs", "0"], "--jobs 0: it must be at least 1"),
+        (["mlp_digits", "train.seed=1,2", "-n", "0"], "-n 0: it must be the number of processes"),
+        (["mlp_digits", "train.seed=1,2", "--resume"], "--resume: a sweep gives each run a folder"),
+        (["mlp_digits", "train.output_dir=a,b"], "train.output_dir=a,b: a sweep gives each run a folder"),
+        (["mlp_digits", "train.dist.tensor_parallel_size=1,2"], "train.dist.tensor_parallel_size=2: "),
         (["nowhere", "train.seed=1,2"], "CONFIG is nowhere, and there is no such file"),
     ],
 )

@@ -173,6 +173,13 @@ def join(parts: Sequence[Columns]) -> Columns:
     """The rows of all batches one after the other."""
     import numpy as np
 
+    for name in parts[0]:
+        shapes = sorted({part[name].shape[1:] for part in parts})
+        if len(shapes) > 1:
+            raise UserError(
+                f"{name} has rows of the shapes {shapes[0]} and {shapes[1]} in different batches. Pad samples to one "
+                "length, or predict them in one batch (--batch-size)."
+            )
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from libai.cli.commands.runs.drawing import draw_curves
 from libai.cli.commands.runs.records import Record, format_table, read_record, show
 from libai.cli.parser import Parser
+from libai.cli.training import check_processes
 from libai.launch.installation import LIBAI
 from libai.launch.request import find_config
 from libai.utils.errors import UserError
@@ -86,15 +87,20 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code: 0 when every run is finished."""
     args, words = build_parser().parse_known_args(arguments)
     config = find_config(args.config)
+    check_processes(args.procs)
     overrides = [word for word in words if not word.startswith("-")]
     flags = [word for word in words if word.startswith("-")]
+    if own := next((word for word in words if word.startswith(("--resume", "train.output_dir="))), None):
+        raise UserError(
+            f"{own}: a sweep gives each run a folder below --output, and continues what is there by itself."
+        )
     root = args.output or Path("out") / f"{Path(config).stem}_sweep"
     trials = [
         Trial(root.absolute() / name_of(values), values, (*(f"{k}={v}" for k, v in values.items()), *fixed, *flags))
         for values, fixed in combinations_of(overrides)
     ]
     for trial in trials:
-        check(config, trial)
+        check(config, trial, args.procs)
     if args.list:
         print("\n".join(f"{trial.status:<12} {trial.folder.name}" for trial in trials))
         return 0
@@ -158,13 +164,16 @@ def name_of(values: dict[str, str]) -> str:
     return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
-def check(config: str, trial: Trial) -> None:
+def check(config: str, trial: Trial, processes: str) -> None:
     """Raise the `UserError` that the run would end with, before any run begins."""
     from libai.config import LazyConfig, parse_args, validate
 
     words = parse_args([config, *trial.words], prog="libai sweep")
     try:
-        validate(LazyConfig.apply_overrides(LazyConfig.load(config), words.overrides))
+        validate(
+            LazyConfig.apply_overrides(LazyConfig.load(config), words.overrides),
+            1 if processes == "auto" else int(processes),
+        )
     except UserError as error:
         raise UserError(f"{trial.folder.name}: {error}") from None
 

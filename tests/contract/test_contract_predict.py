@@ -64,6 +64,7 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
     folder = str(run.output_dir)
     files = {
         "text.csv": "x\nred\n",
+        "broken.npz": "PK\x03\x04 no archive",
         "short.csv": "x,y\n1\n",
         "empty.jsonl": "",
         "words.jsonl": '{"x": [1.0, 2.0]}\n{"y": 1}\n',
@@ -75,7 +76,8 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
     for words, message in [
         ([folder], "give either --input FILE or --data NAME"),
         ([folder, "-i", "in.txt"], "in.txt: the kinds of files are .npz, .jsonl, .csv"),
-        ([folder, "-i", "nowhere.npz"], "nowhere.npz cannot be read"),
+        ([folder, "-i", "nowhere.npz"], "nowhere.npz cannot be read: No such file or directory"),
+        ([folder, "-i", "broken.npz"], "broken.npz cannot be read"),
         ([folder, "-i", "text.csv"], "line 2: x is 'red', which is no number"),
         ([folder, "-i", "short.csv"], "line 2: it has not as many cells as the header"),
         ([folder, "-i", "empty.jsonl"], "holds no samples"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,9 @@ def read_columns(file: Path) -> Columns:
             with open(file, encoding="utf-8", newline="") as lines:
                 rows = list(_json_rows(file, lines) if file.suffix == ".jsonl" else _csv_rows(file, lines))
             columns = {name: _array(file, name, [row[name] for row in rows]) for name in (rows[0] if rows else {})}
-    except (OSError, ValueError, EOFError) as error:
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror or error}.") from None
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{file} cannot be read: {error}.") from None
     lengths = {name: len(values) if values.ndim else 0 for name, values in columns.items()}
     if not columns or 0 in lengths.values():

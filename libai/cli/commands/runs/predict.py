@@ -68,12 +68,15 @@ def read_columns(file: Path) -> Columns:
 
     try:
         if file.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as arrays:
+            # Opened here: np.load leaves a file that is no archive open.
+            with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
                 columns = {name: arrays[name] for name in arrays.files}
         else:
             with open(file, encoding="utf-8", newline="") as lines:
                 rows = list(_json_rows(file, lines) if file.suffix == ".jsonl" else _csv_rows(file, lines))
             columns = {name: _array(file, name, [row[name] for row in rows]) for name in (rows[0] if rows else {})}
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror or error}.") from None
     except (ValueError, EOFError, zipfile.BadZipFile) as error:

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from libai.engine.hooks import BestCheckpointHook, EarlyStopHook, EvalHook
-from libai.engine.hooks.evaluation.eval_metric import chosen_metric
-from libai.engine.loop.hook_base import HookBase
+from libai.engine.hooks import BestCheckpointHook
 from libai.utils.distributed import is_main_process
 
 if TYPE_CHECKING:
@@ -67,23 +65,3 @@ def load_best(run: Run) -> None:
         return
     run.load_weights(str(best.best_path))
     run.checkpointer.load_average(checkpoint.load(best.best_path))  # the best value is that of the average
-
-
-def evaluation_hooks(run: Run) -> list[HookBase]:
-    """The hooks that evaluate, and those that act on the metric that decides."""
-    evaluation, checkpointer = run.config.train.evaluation, run.config.train.checkpointer
-    if not evaluation.enabled or not run.test_loaders:
-        return []
-    period = run.plan.period(evaluation.eval_period, "train.evaluation.eval_period")
-    patience = evaluation.early_stop_patience
-    found: list[HookBase] = [
-        EvalHook(period, run.evaluate, evaluation.eval_at_start, evaluation.eval_after_train),
-    ]
-    name, mode = chosen_metric(evaluation)
-    if name is None:
-        return found
-    saver = run.checkpointer if checkpointer.enabled and checkpointer.best else None
-    found.append(BestCheckpointHook(saver, f"eval/{name}", mode, checkpointer.best_to_keep))
-    if patience:
-        found.append(EarlyStopHook(f"eval/{name}", patience, mode))
-    return found

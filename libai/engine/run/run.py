@@ -17,21 +17,20 @@ import numpy as np
 import oneflow as flow
 
 from libai.config import RunConfig, combinations, solve_batch_sizes, validate
-from libai.engine import hooks
+from libai.engine.hooks import IterationTimer
 from libai.engine.hooks.evaluation.eval_metric import chosen_metric, look_for
 from libai.engine.log.console import ConsoleWriter
-from libai.engine.log.json_lines import JSONLinesWriter
-from libai.engine.log.tensorboard import TensorBoardWriter
-from libai.engine.log.writers import AsyncWriter, LogRecord, Writer
+from libai.engine.log.writers import LogRecord, Writer
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.loop.trainer_base import Interrupted
 from libai.engine.run import modes
+from libai.engine.run.default_hooks import default_hooks, default_writers
 from libai.engine.run.dry_run import dry_run
 from libai.engine.run.parity_start import check_at_start
 from libai.engine.run.predictor import Predictor
 from libai.engine.run.report import start_banner, starting_files, write_summary
-from libai.engine.run.result import TrainResult, evaluation_hooks, load_best, result_of
-from libai.engine.run.run_folder import ReleaseFolderHook, RunFolder, RunFolderHook, require_checkpoint, saved_seed
+from libai.engine.run.result import TrainResult, load_best, result_of
+from libai.engine.run.run_folder import RunFolder, require_checkpoint, saved_seed
 from libai.engine.setup import build
 from libai.engine.setup.auto_mesh import resolve_mesh
 from libai.engine.setup.batch_plan import BatchPlan
@@ -65,6 +64,8 @@ class Run:
 
     To change one part, subclass and override its `build_*` classmethod.
     """
+
+    timer: IterationTimer
 
     @phase("build")
     def __init__(
@@ -205,56 +206,21 @@ class Run:
     build_evaluators = staticmethod(build.build_evaluators)
 
     def build_writers(self) -> list[Writer]:
-        """Where metrics go: console, `metrics.jsonl`, TensorBoard."""
-        writers: list[Writer] = [ConsoleWriter(), JSONLinesWriter(self.output_dir / "metrics.jsonl")]
-        if self.config.train.tensorboard.enabled:
-            writers.append(TensorBoardWriter(self.output_dir / "tb"))
-        return [AsyncWriter(w) for w in writers] if self.config.train.async_write_metrics else writers
+        """Where metrics go, see `default_writers`."""
+        return default_writers(self)
 
     def build_hooks(self) -> list[HookBase | None]:
-        """The default hooks and those of `train.extra_hooks`."""
-        train = self.config.train
-        checkpointer, profiler, metric = train.checkpointer, train.profiler, chosen_metric(train.evaluation)[0]
-        evaluates = train.evaluation.enabled and bool(self.test_loaders)
-        log_period = self.plan.period(train.log_period, "train.log_period")
-        self.timer = timer = hooks.IterationTimer(self.plan.global_batch_size, flops_per_iter=self._flops_per_iter())
-        return [
-            RunFolderHook(self._begin),
-            ReleaseFolderHook(self._release),
-            hooks.DeterminismHook() if train.deterministic else None,
-            hooks.RandomStateHook(self.seed),
-            timer,
-            *evaluation_hooks(self),
-            hooks.LRHook(f"eval/{metric}" if evaluates and metric else None),
-            hooks.CheckpointHook(
-                self.checkpointer,
-                self.plan.period(checkpointer.period, "train.checkpointer.period"),
-                period_seconds=checkpointer.period_seconds,
-                save_on_exit=checkpointer.save_on_exit,
-            )
-            if checkpointer.enabled
-            else None,
-            hooks.ProfilerHook(
-                self.output_dir / "profile", profiler.start_iter, profiler.num_iters, device=self.mesh.device
-            )
-            if profiler.enabled
-            else None,
-            hooks.ShadowUpdateHook(self.config.graph.shadow_every) if self.config.graph.shadow_every else None,
-            *build.build_extra_hooks(self.config),
-            hooks.WriterHook(self.build_writers(), log_period, timer, self.folder.texts, self.plan.iters_per_epoch),
-        ]
+        """The default hooks and those of `train.extra_hooks`, see `default_hooks`."""
+        return default_hooks(self)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Take the output folder for this run; from here on it writes. Collective."""
         self.folder.begin(lambda: starting_files(self.config, self.folder.run_id))
 
-    def _release(self) -> None:
-        if not self._is_training:  # `train` has the summary to write yet
+    def release_unless_training(self) -> None:
+        """Leave the output folder, unless `train` has the summary to write yet."""
+        if not self._is_training:
             self.folder.release()
-
-    def _flops_per_iter(self) -> float | None:
-        per_sample = getattr(self.model, "num_flops_per_sample", None)
-        return per_sample and per_sample * self.plan.global_batch_size
 
     # ------------------------------------------------------------------ what a run does
 
@@ -292,7 +258,7 @@ class Run:
             check_at_start(self, self.config.train.parity_check)
         if self.config.train.checkpointer.enabled:
             self.checkpointer.check_can_save(with_hooks=False)
-        self._begin()
+        self.begin()
         try:
             start = max(self.start_iter, self.trainer.completed_iters)
             self.trainer.train(start, min(until or self.plan.train_iter, self.plan.train_iter))

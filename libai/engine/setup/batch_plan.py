@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from libai.config import BatchSizes
-from libai.config.settings.schema import LARGEST
+from libai.config.settings.fields import LARGEST
 from libai.engine.loop.periods import EveryEpoch, Period
 from libai.utils.errors import UserError
 

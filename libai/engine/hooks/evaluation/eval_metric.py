@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from libai.config.settings.errors import did_you_mean
-from libai.config.settings.schema import Evaluation
+from libai.config.settings.sections import Evaluation
 from libai.engine.log.events import EventStorage
 from libai.evaluation import MeanLossEvaluator
 from libai.utils.errors import UserError

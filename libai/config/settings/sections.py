@@ -1,0 +1,174 @@
+"""The sections of `train`, each with its settings: type, default, range and meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from libai.config.settings.fields import key, lazy
+
+
+@dataclass(frozen=True)
+class ClipGrad:
+    """Clipping of gradients, by their norm over all parameters or each element by value."""
+
+    max_norm: float | None = key(None, "Gradients of a larger norm are scaled to it; null clips nothing.", above=0)
+    norm_type: float = key(2.0, "The p of the p-norm; `.inf` is the largest absolute value.", above=0, infinite=True)
+    value: float | None = key(None, "Largest absolute value of an element; null clips none.", above=0)
+
+
+@dataclass(frozen=True)
+class Ema:
+    """An exponential moving average of the weights, with which the model is evaluated."""
+
+    enabled: bool = key(False, "Keep one; it costs a second copy of the weights.")
+    decay: float = key(0.9999, "Share of the old average that an iteration keeps.", at_least=0, below=1)
+    warmup: bool = key(True, "The share begins at 0.1 and rises to `decay`, as (1 + n) / (10 + n) in iteration n.")
+    exclude: list[str] | None = key(None, "Regular expressions: parameters that one fits are not averaged.")
+
+
+@dataclass(frozen=True)
+class Amp:
+    """Automatic mixed precision."""
+
+    enabled: bool | Literal["auto"] = key(
+        False, "Compute in `dtype` where that is safe; `auto` stays in float32 on a device where it does nothing."
+    )
+    dtype: Literal["fp16", "bf16"] = key("fp16", "The lower precision.")
+
+
+@dataclass(frozen=True)
+class ActivationCheckpoint:
+    """Recomputing activations in the backward pass instead of keeping them."""
+
+    enabled: bool = key(False, "Blocks of the model's plan compute twice: a third more compute, less memory.")
+
+
+@dataclass(frozen=True)
+class ZeroOptimization:
+    """Sharding of optimizer state, gradients and weights over the data-parallel ranks."""
+
+    enabled: bool = key(False, "Share them, as `stage` says; `docs/distributed.md` tells what each mode does.")
+    stage: int = key(1, "1 optimizer state, 2 and gradients, 3 and weights.", at_least=1, at_most=3)
+
+
+@dataclass(frozen=True)
+class Checkpointer:
+    """When to save, and what to keep."""
+
+    enabled: bool = key(True, "Save checkpoints at all.")
+    period: int | Literal["epoch"] = key(1000, "Iterations between two, or `epoch`; the end is saved.", at_least=1)
+    period_seconds: float | None = key(None, "Also save when so much time has passed since the last save.", above=0)
+    max_to_keep: int | None = key(3, "How many of the newest to keep; null keeps all.", at_least=1)
+    keep_every: int | None = key(None, "Keep those whose iteration is a multiple of this for ever.", at_least=1)
+    best: bool = key(True, "Also keep the best one by `train.evaluation.eval_metric`, when that is set.")
+    best_to_keep: int = key(1, "How many of the best to keep.", at_least=1)
+    save_on_exit: bool = key(
+        True, "Also save when a signal or the time limit stops the run, and when it fails between two iterations."
+    )
+    weights_only: bool = key(False, "Save the weights alone; such a run cannot be resumed.")
+    async_save: bool = key(True, "Write in the background, from a copy of the state in the host memory of rank 0.")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When and how to evaluate on `dataloader.test`."""
+
+    enabled: bool = key(True, "Evaluate at all.")
+    eval_period: int | Literal["epoch"] = key(500, "Iterations between two evaluations, or `epoch`.", at_least=1)
+    eval_iter: int | None = key(None, "Maximum number of batches of each dataset; null uses all.", at_least=1)
+    eval_at_start: bool = key(False, "Evaluate once before the first iteration.")
+    eval_after_train: bool = key(True, "Evaluate once after the last iteration.")
+    evaluators: dict[str, Any] = lazy(dict, "Name -> LazyCall of an evaluator, or dataset -> such a section.")
+    eval_metric: str | None = key(
+        None,
+        'What decides which is best: "-val/loss" (smaller is better), "+val/accuracy" (larger), or see `eval_mode`.',
+    )
+    eval_mode: Literal["min", "max"] = key("min", "Whether smaller or larger is better, for a metric without sign.")
+    early_stop_patience: int | None = key(
+        None, "Stop after so many evaluations without a better `eval_metric`; null never stops early.", at_least=1
+    )
+
+
+@dataclass(frozen=True)
+class Profiler:
+    """A profile of a few iterations."""
+
+    enabled: bool = key(False, "Record a profile into the output directory.")
+    start_iter: int = key(10, "First iteration that is recorded; earlier ones warm up.", at_least=0)
+    num_iters: int = key(5, "How many iterations are recorded.", at_least=1)
+
+
+@dataclass(frozen=True)
+class Tensorboard:
+    """TensorBoard event files."""
+
+    enabled: bool = key(True, "Write them into `tb/` of the output directory.")
+
+
+@dataclass(frozen=True)
+class AutoScaleLr:
+    """Scaling of the learning rate with the global batch size."""
+
+    enabled: bool = key(False, "Multiply `optim.lr` by global batch size / `base_batch_size`.")
+    base_batch_size: int | None = key(None, "The global batch size that `optim.lr` was chosen for.", at_least=1)
+
+
+@dataclass(frozen=True)
+class Dist:
+    """The processes arranged as data x tensor x pipeline; the product is their number."""
+
+    data_parallel_size: int | None = key(None, "Replicas; null takes what the other two leave.", at_least=1)
+    tensor_parallel_size: int | None = key(None, "Processes that share each layer; null is 1.", at_least=1)
+    pipeline_parallel_size: int | None = key(None, "Stages that the layers are cut into; null is 1.", at_least=1)
+    auto: bool = key(
+        False,
+        "Sizes that are null are chosen by the planner (docs/distributed.md), and graph mode lets OneFlow's "
+        "auto-parallel choose the layouts inside.",
+    )
+    device_memory: str | None = key(
+        None, 'Memory per process that `auto` may plan with ("40GiB"); null takes what the device has.'
+    )
+    plan: dict[str, Any] | None = key(
+        None, "How to lay the model out (split, blocks, last, pin, divisible); null takes the model's own `plan`."
+    )
+    blocks_per_stage: list[int] | None = key(None, "Blocks of each pipeline stage; null balances them.")
+    stage_balance: Literal["parameters", "time"] = key(
+        "parameters", "What is balanced: the blocks' parameters, or their measured time on one micro-batch."
+    )
+    gradient_reduction: Literal["auto", "flat", "ddp", "global"] = key(
+        "auto",
+        "How eager ranks average gradients: `flat` once per iteration in large messages, `ddp` by OneFlow's DDP during "
+        "each backward pass, `global` by global tensors as in graph mode; `auto` is flat on CPU, ddp on CUDA, and "
+        "global where `batch_scope` needs it.",
+    )
+    batch_scope: Literal["global", "rank"] = key(
+        "global",
+        "What operations that mix samples see: the batches of all data-parallel ranks, as in one process, or one "
+        "rank's; the same in both modes, or refused (docs/distributed.md).",
+    )
+    sync_batch_norm: bool = key(
+        False,
+        "Batch normalization with the statistics of all data-parallel ranks, as in one process, instead of each "
+        "rank's (docs/distributed.md); slower.",
+    )
+    check_batch_scope: bool = key(
+        True, "Find out, by a trial with the first batch, whether the model mixes samples; false leaves it to you."
+    )
+
+
+@dataclass(frozen=True)
+class LoadWeight:
+    """The weights that the model starts from; `train.load_weight=PATH` sets the path alone."""
+
+    #: the key that is meant where the section is set to a text
+    text_key: ClassVar[str] = "path"
+
+    path: str = key("", "Checkpoint, safetensors file or folder of Hugging Face shards; empty starts fresh.")
+    strict: bool = key(True, "Refuse weights that do not fit the model one to one; false takes those that fit.")
+    key_mapping: dict[str, str] | None = key(
+        None, "Regular expression -> replacement, for the names in the file; an empty name drops the tensor."
+    )
+    revise_keys: list[Any] | None = key(
+        None, "The same as pairs `[expression, replacement]`, applied after it; can be written on a command line."
+    )

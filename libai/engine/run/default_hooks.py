@@ -1,0 +1,91 @@
+"""The hooks and writers that every run has, as its config asks for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from libai.engine import hooks
+from libai.engine.hooks.evaluation.eval_metric import chosen_metric
+from libai.engine.log.console import ConsoleWriter
+from libai.engine.log.json_lines import JSONLinesWriter
+from libai.engine.log.tensorboard import TensorBoardWriter
+from libai.engine.log.writers import AsyncWriter, Writer
+from libai.engine.loop.hook_base import HookBase
+from libai.engine.run.run_folder import ReleaseFolderHook, RunFolderHook
+from libai.engine.setup import build
+
+if TYPE_CHECKING:
+    from libai.engine.run.run import Run
+
+
+def default_writers(run: Run) -> list[Writer]:
+    """Where metrics go: console, `metrics.jsonl`, TensorBoard."""
+    writers: list[Writer] = [ConsoleWriter(), JSONLinesWriter(run.output_dir / "metrics.jsonl")]
+    if run.config.train.tensorboard.enabled:
+        writers.append(TensorBoardWriter(run.output_dir / "tb"))
+    return [AsyncWriter(w) for w in writers] if run.config.train.async_write_metrics else writers
+
+
+def default_hooks(run: Run) -> list[HookBase | None]:
+    """The hooks of a standard run and those of `train.extra_hooks`; `run.timer` is one of them."""
+    train = run.config.train
+    metric = chosen_metric(train.evaluation)[0]
+    evaluates = train.evaluation.enabled and bool(run.test_loaders)
+    log_period = run.plan.period(train.log_period, "train.log_period")
+    run.timer = hooks.IterationTimer(run.plan.global_batch_size, flops_per_iter=_flops_per_iter(run))
+    return [
+        RunFolderHook(run.begin),
+        ReleaseFolderHook(run.release_unless_training),
+        hooks.DeterminismHook() if train.deterministic else None,
+        hooks.RandomStateHook(run.seed),
+        run.timer,
+        *_evaluation_hooks(run),
+        hooks.LRHook(f"eval/{metric}" if evaluates and metric else None),
+        _checkpoint_hook(run) if train.checkpointer.enabled else None,
+        _profiler_hook(run) if train.profiler.enabled else None,
+        hooks.ShadowUpdateHook(run.config.graph.shadow_every) if run.config.graph.shadow_every else None,
+        *build.build_extra_hooks(run.config),
+        hooks.WriterHook(run.build_writers(), log_period, run.timer, run.folder.texts, run.plan.iters_per_epoch),
+    ]
+
+
+def _checkpoint_hook(run: Run) -> HookBase:
+    checkpointer = run.config.train.checkpointer
+    return hooks.CheckpointHook(
+        run.checkpointer,
+        run.plan.period(checkpointer.period, "train.checkpointer.period"),
+        period_seconds=checkpointer.period_seconds,
+        save_on_exit=checkpointer.save_on_exit,
+    )
+
+
+def _profiler_hook(run: Run) -> HookBase:
+    profiler = run.config.train.profiler
+    return hooks.ProfilerHook(
+        run.output_dir / "profile", profiler.start_iter, profiler.num_iters, device=run.mesh.device
+    )
+
+
+def _flops_per_iter(run: Run) -> float | None:
+    per_sample = getattr(run.model, "num_flops_per_sample", None)
+    return per_sample and per_sample * run.plan.global_batch_size
+
+
+def _evaluation_hooks(run: Run) -> list[HookBase]:
+    """The hooks that evaluate, and those that act on the metric that decides."""
+    evaluation, checkpointer = run.config.train.evaluation, run.config.train.checkpointer
+    if not evaluation.enabled or not run.test_loaders:
+        return []
+    period = run.plan.period(evaluation.eval_period, "train.evaluation.eval_period")
+    patience = evaluation.early_stop_patience
+    found: list[HookBase] = [
+        hooks.EvalHook(period, run.evaluate, evaluation.eval_at_start, evaluation.eval_after_train),
+    ]
+    name, mode = chosen_metric(evaluation)
+    if name is None:
+        return found
+    saver = run.checkpointer if checkpointer.enabled and checkpointer.best else None
+    found.append(hooks.BestCheckpointHook(saver, f"eval/{name}", mode, checkpointer.best_to_keep))
+    if patience:
+        found.append(hooks.EarlyStopHook(f"eval/{name}", patience, mode))
+    return found

@@ -15,8 +15,9 @@ from libai.checkpoint import CheckpointError, WeightsReport, copy_into, open_wei
 from libai.checkpoint.safetensors_format import TensorSpec
 from libai.config import LazyCall, instantiate
 from libai.engine.setup.shape_only import build_shape_only
-from libai.hf.families import FAMILIES, family_of
-from libai.hf.family import Family
+from libai.hf.families.family import Family
+from libai.hf.families.registry import FAMILIES, family_of
+from libai.hf.families.rules import Match, Rule, match
 from libai.hf.files import (
     CONFIG,
     INDEX,
@@ -29,7 +30,6 @@ from libai.hf.files import (
     write_like,
     write_safetensors,
 )
-from libai.hf.rules import Match, Rule, match
 from libai.utils.errors import UserError
 
 

@@ -15,8 +15,8 @@ from libai.checkpoint import CheckpointError, TensorGroup
 from libai.checkpoint.reader import open_safetensors
 from libai.checkpoint.safetensors_format import TensorSpec, build_header, raw_bytes, to_raw
 from libai.checkpoint.strict_json import parse_json
-from libai.hf.families import family_of
-from libai.hf.family import Family
+from libai.hf.families.family import Family
+from libai.hf.families.registry import family_of
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

@@ -14,7 +14,7 @@ import numpy as np
 
 from libai.checkpoint import CheckpointError
 from libai.checkpoint.safetensors_format import TensorSpec
-from libai.hf.families import FAMILIES
+from libai.hf.families.registry import FAMILIES
 from libai.hf.files import CONFIG, write_folder, write_json
 
 _ALIGNMENT = 32

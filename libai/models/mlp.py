@@ -9,12 +9,12 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.layers import Dropout
-from libai.models.init import he_std, init_weights
-from libai.models.outputs import classification_outputs
+from libai.models.blocks.init import he_std, init_weights
+from libai.models.blocks.outputs import classification_outputs
 from libai.utils.errors import UserError
 from libai.utils.sizes import check_sizes
 
-#: see `libai.models.gpt.GPT_PLAN`; pairs of layers would have to alternate axes, which two layers need not
+#: see `libai.models.text.gpt.GPT_PLAN`; pairs of layers would have to alternate axes, which two layers need not
 MLP_PLAN: dict[str, Any] = {"split": {}, "blocks": "layers"}
 
 

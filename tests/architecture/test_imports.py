@@ -18,6 +18,8 @@ FLOORS = (
     ("oneflow_fixes.global_tensors", "launch"),
     ("config.lazy",),
     ("config", "layers", "data", "optim", "scheduler", "evaluation", "checkpoint", "engine.log"),
+    ("models.blocks",),
+    ("models.text", "models.vision"),
     ("models",),
     ("parallel",),
     ("parallel.planner", "oneflow_fixes.job", "forward.indices"),
@@ -29,7 +31,8 @@ FLOORS = (
     ("engine.hooks",),
     ("engine.run",),
     ("engine",),  # its __init__.py, which gives users their names
-    ("engine.verify", "benchmark", "benchmark.profiling", "benchmark.pytorch", "hf", "inference"),
+    ("engine.verify", "benchmark", "benchmark.profiling", "benchmark.pytorch", "hf.families", "inference"),
+    ("hf",),
     ("cli",),
     ("cli.commands", "cli.commands.runs"),
 )

@@ -89,7 +89,7 @@ def test_what_cannot_be_computed_is_refused(name: str, change: dict, message: st
 
 def test_a_config_is_written_as_it_is_read(tmp_path: Path) -> None:
     """The model of a run that is exported is the model that was trained."""
-    from libai.hf.families import family_of
+    from libai.hf.families.registry import family_of
 
     for name in NAMES:
         config = json.loads((FIXTURES / name / "config.json").read_text())

@@ -16,7 +16,7 @@ import pytest
 from oneflow import nn
 
 from libai.models import GPT
-from libai.models.init import he_std, init_weights, transformer_std
+from libai.models.blocks.init import he_std, init_weights, transformer_std
 
 
 class Net(nn.Module):

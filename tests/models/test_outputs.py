@@ -7,7 +7,7 @@ import oneflow as flow
 import pytest
 from oneflow.nn import functional as F
 
-from libai.models.outputs import classification_outputs, token_cross_entropy
+from libai.models.blocks.outputs import classification_outputs, token_cross_entropy
 
 LOGITS = np.random.RandomState(0).randn(2, 5, 7).astype(np.float32)
 LABELS = np.random.RandomState(1).randint(0, 7, (2, 5))

@@ -19,7 +19,7 @@ from oneflow import nn
 
 from libai.engine.graph.graphs import MODULE_NAME
 from libai.layers.random import assign_layer_ids, random_context
-from libai.models.init import without_initial_values
+from libai.models.blocks.init import without_initial_values
 from libai.oneflow_fixes.compiled_graph import CompiledGraph
 from libai.parallel.planner.activations import TracedOp
 

@@ -14,9 +14,9 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.layers import RMSNorm, rotary_frequencies, rotation_at
-from libai.models.init import init_weights, transformer_std
-from libai.models.outputs import token_cross_entropy
-from libai.models.transformer import (
+from libai.models.blocks.init import init_weights, transformer_std
+from libai.models.blocks.outputs import token_cross_entropy
+from libai.models.blocks.transformer import (
     ATTENTION_BIAS_SPLIT,
     ATTENTION_SPLIT,
     RESIDUAL_PROJECTIONS,
@@ -33,7 +33,7 @@ from libai.utils.sizes import check_rate, check_sizes
 _SPLIT = {**ATTENTION_SPLIT, "mlp.gate.weight": 0, "mlp.up.weight": 0, "mlp.down.weight": 1}
 _MLP_BIAS_SPLIT = {"mlp.gate.bias": 0, "mlp.up.bias": 0}
 
-#: see `libai.models.gpt.GPT_PLAN`; a model with biases splits these too
+#: see `libai.models.text.gpt.GPT_PLAN`; a model with biases splits these too
 LLAMA_PLAN = plan_of_blocks("blocks", _SPLIT)
 
 

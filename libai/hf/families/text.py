@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from libai.hf.family import (
+from libai.hf.families.family import (
     ACTIVATIONS_OF_HF,
     Config,
     Family,
@@ -14,7 +14,7 @@ from libai.hf.family import (
     read_encoder,
     write_encoder,
 )
-from libai.hf.rules import JOINED, JOINED_TRANSPOSED, TRANSPOSED, Rule
+from libai.hf.families.rules import JOINED, JOINED_TRANSPOSED, TRANSPOSED, Rule
 
 # ------------------------------------------------------------------------------------------------------------- GPT-2
 

@@ -8,13 +8,13 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.layers import Dropout
-from libai.models.init import he_std, init_weights
-from libai.models.outputs import classification_outputs
+from libai.models.blocks.init import he_std, init_weights
+from libai.models.blocks.outputs import classification_outputs
 from libai.utils.errors import UserError
 from libai.utils.sizes import check_sizes
 
-#: see `libai.models.gpt.GPT_PLAN`; of the dense layers, which hold most weights, the first is split by outputs and the
-#: second by inputs
+#: see `libai.models.text.gpt.GPT_PLAN`; of the dense layers, which hold most weights, the first is split by outputs and
+#: the second by inputs
 ALEXNET_PLAN: dict[str, Any] = {
     "split": {"classifier.1.weight": 0, "classifier.1.bias": 0, "classifier.4.weight": 1},
     "blocks": "features",

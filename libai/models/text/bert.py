@@ -13,9 +13,9 @@ from oneflow import nn
 from oneflow.nn import functional as F
 
 from libai.layers import Dropout
-from libai.models.init import init_weights, transformer_std
-from libai.models.outputs import classification_outputs, token_cross_entropy
-from libai.models.transformer import (
+from libai.models.blocks.init import init_weights, transformer_std
+from libai.models.blocks.outputs import classification_outputs, token_cross_entropy
+from libai.models.blocks.transformer import (
     ACTIVATIONS,
     RESIDUAL_PROJECTIONS,
     check_transformer,
@@ -29,7 +29,7 @@ from libai.utils.errors import UserError
 from libai.utils.seeding import GOLDEN, mix_bits
 from libai.utils.sizes import check_sizes
 
-#: see `libai.models.gpt.GPT_PLAN`
+#: see `libai.models.text.gpt.GPT_PLAN`
 BERT_PLAN = plan_of_blocks("blocks")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from libai.hf.family import (
+from libai.hf.families.family import (
     Config,
     Family,
     labels_of,
@@ -12,7 +12,7 @@ from libai.hf.family import (
     read_encoder,
     write_encoder,
 )
-from libai.hf.rules import BATCHED, Rule, kernel
+from libai.hf.families.rules import BATCHED, Rule, kernel
 from libai.utils.errors import UserError
 
 # ------------------------------------------------------------------------------------------------------------ ResNet

@@ -9,9 +9,9 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.layers import Dropout
-from libai.models.init import init_weights, transformer_std
-from libai.models.outputs import token_cross_entropy
-from libai.models.transformer import (
+from libai.models.blocks.init import init_weights, transformer_std
+from libai.models.blocks.outputs import token_cross_entropy
+from libai.models.blocks.transformer import (
     RESIDUAL_PROJECTIONS,
     check_transformer,
     embed_tokens,
@@ -91,7 +91,7 @@ class GPT(nn.Module):
         """The normalised output of the last block, (batch, length, hidden_size).
 
         For generation: `positions` (batch, length) int64 of the tokens, `mask` and one of `caches` for each block as
-        `libai.models.transformer.Attention` takes them.
+        `libai.models.blocks.transformer.Attention` takes them.
         """
         x = embed_tokens(input_ids, self.token_embedding, self.position_embedding, positions)
         x = self.embedding_dropout(x)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from libai.hf.rules import Rule
+from libai.hf.families.rules import Rule
 from libai.utils.errors import UserError
 
 Config = Mapping[str, Any]

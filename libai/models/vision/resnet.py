@@ -8,12 +8,12 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.models.init import he_std, init_weights
-from libai.models.outputs import classification_outputs
+from libai.models.blocks.init import he_std, init_weights
+from libai.models.blocks.outputs import classification_outputs
 from libai.utils.errors import UserError
 from libai.utils.sizes import check_sizes
 
-#: see `libai.models.gpt.GPT_PLAN`; convolutions are not split, data parallelism is what suits this family
+#: see `libai.models.text.gpt.GPT_PLAN`; convolutions are not split, data parallelism is what suits this family
 RESNET_PLAN: dict[str, Any] = {"split": {}, "blocks": "blocks"}
 
 

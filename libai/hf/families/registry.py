@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from libai.hf.family import Config, Family
-from libai.hf.text_families import TEXT_FAMILIES
-from libai.hf.vision_families import VISION_FAMILIES
+from libai.hf.families.family import Config, Family
+from libai.hf.families.text import TEXT_FAMILIES
+from libai.hf.families.vision import VISION_FAMILIES
 from libai.utils.errors import UserError
 
 #: architecture of config.json -> family

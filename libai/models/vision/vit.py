@@ -8,9 +8,9 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.layers import Dropout
-from libai.models.init import init_weights, transformer_std
-from libai.models.outputs import classification_outputs
-from libai.models.transformer import (
+from libai.models.blocks.init import init_weights, transformer_std
+from libai.models.blocks.outputs import classification_outputs
+from libai.models.blocks.transformer import (
     RESIDUAL_PROJECTIONS,
     check_transformer,
     layer_norm_block,
@@ -20,7 +20,7 @@ from libai.models.transformer import (
 from libai.utils.errors import UserError
 from libai.utils.sizes import check_sizes
 
-#: see `libai.models.gpt.GPT_PLAN`
+#: see `libai.models.text.gpt.GPT_PLAN`
 VIT_PLAN = {**plan_of_blocks("blocks"), "last": ["norm", "head", "labels"]}
 
 

@@ -17,6 +17,8 @@ FLOORS = (
     ("oneflow_fixes",),
     ("oneflow_fixes.global_tensors", "launch"),
     ("config.lazy",),
+    ("data.loading",),
+    ("data.text", "data.vision"),
     ("config", "layers", "data", "optim", "scheduler", "evaluation", "checkpoint", "engine.log"),
     ("models.blocks",),
     ("models.text", "models.vision"),

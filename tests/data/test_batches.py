@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from libai.data import DataError, InMemoryDataset, SampleError
-from libai.data.batches import BatchReader
+from libai.data.loading.batches import BatchReader
 
 
 class ListDataset:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from libai.data import DataError
-from libai.data.cache import default_cache_dir, prepare_once
+from libai.data.loading.cache import default_cache_dir, prepare_once
 
 
 def is_complete(folder):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from libai.data import DataError, DigitsDataset, SampleRandom, build_train_loader
-from libai.data.images import stratified_split
+from libai.data.vision.images import stratified_split
 
 
 def test_images_are_scaled_and_typed():

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from libai.data.images import random_flip, random_shift
+from libai.data.vision.images import random_flip, random_shift
 
 
 def test_a_shift_moves_every_image_by_its_own_numbers():

@@ -120,7 +120,7 @@ def test_workers_end_with_a_trainer_that_is_killed(tmp_path):
 
 
 def test_closing_does_not_wait_for_a_sample_that_takes_long(loader, monkeypatch):
-    import libai.data.processes as module
+    import libai.data.loading.processes as module
 
     monkeypatch.setattr(module, "_END_SECONDS", 0.1)
     reading = loader(Squares(slow_at=1), shuffle=False)

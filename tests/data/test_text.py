@@ -13,8 +13,8 @@ from libai.data import (
     prepare_stdlib_tokens,
     prepare_tokens,
 )
-from libai.data.text import split_by_file
-from libai.data.token_files import open_tokens, read_index
+from libai.data.text.prepare import split_by_file
+from libai.data.text.token_files import open_tokens, read_index
 
 
 @pytest.fixture

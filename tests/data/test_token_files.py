@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from libai.data import ByteTokenizer, DataError, token_files, verify_token_files
-from libai.data.token_files import is_complete, open_tokens, read_index, write_token_files
+from libai.data import ByteTokenizer, DataError, verify_token_files
+from libai.data.text import token_files
+from libai.data.text.token_files import is_complete, open_tokens, read_index, write_token_files
 
 
 @pytest.fixture

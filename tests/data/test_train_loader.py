@@ -143,7 +143,7 @@ def test_reading_ahead_leaves_no_thread_behind():
 
 def test_a_single_slow_read_starts_no_thread(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("libai.data.read_ahead.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("libai.data.loading.read_ahead.time.perf_counter", lambda: clock[0])
 
     class ColdStart(InMemoryDataset):
         def get_batch(self, indices):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from worker_datasets import Words
 
 from libai.data import DataError, PackedDataset, PadCollate, build_eval_loader, build_train_loader
-from libai.data.sampling import SampleStream
+from libai.data.loading.sampling import SampleStream
 
 PADDING = {"input_ids": 0, "labels": -100}
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=60)

@@ -17,8 +17,8 @@ from libai.config import ConfigError, LazyCall, LazyConfig, defaults, solve_batc
 from libai.config.settings.coercion import OBJECTS
 from libai.config.settings.schema import all_paths
 from libai.data import ByteTokenizer, DataError, verify_token_files
-from libai.data.sampling import DataLayout, SampleStream
-from libai.data.token_files import open_tokens, read_index, write_token_files
+from libai.data.loading.sampling import DataLayout, SampleStream
+from libai.data.text.token_files import open_tokens, read_index, write_token_files
 
 
 def drawn(count):

@@ -16,7 +16,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.config import solve_batch_sizes
-from libai.data.batches import BatchReader
+from libai.data.loading.batches import BatchReader
 from libai.engine.loop.hook_base import HookBase
 from libai.utils.errors import UserError
 from libai.utils.sizes import available_bytes

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from libai.data.errors import DataError, describe_folder
-from libai.data.tokenizers import Tokenizer, load_tokenizer
+from libai.data.loading.errors import DataError, describe_folder
+from libai.data.text.tokenizers import Tokenizer, load_tokenizer
 from libai.utils.rank_notes import note_progress
 
 FORMAT = 1

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libai.data.errors import DataError
-from libai.data.variable_length import group_similar
+from libai.data.loading.errors import DataError
+from libai.data.loading.variable_length import group_similar
 from libai.utils.seeding import GOLDEN, mix_bits
 
 

@@ -11,10 +11,10 @@ import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from libai.data.cache import default_cache_dir, prepare_once
-from libai.data.errors import DataError
-from libai.data.token_files import FORMAT, TokenDataset, is_complete, write_token_files
-from libai.data.tokenizers import BPETokenizer, ByteTokenizer, Tokenizer
+from libai.data.loading.cache import default_cache_dir, prepare_once
+from libai.data.loading.errors import DataError
+from libai.data.text.token_files import FORMAT, TokenDataset, is_complete, write_token_files
+from libai.data.text.tokenizers import BPETokenizer, ByteTokenizer, Tokenizer
 
 _logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from libai.data.cache import default_cache_dir
-from libai.data.errors import DataError, describe_folder
-from libai.data.sampling import SampleRandom
+from libai.data.loading.cache import default_cache_dir
+from libai.data.loading.errors import DataError, describe_folder
+from libai.data.loading.sampling import SampleRandom
 
 
 def random_shift(images: np.ndarray, uniform: np.ndarray, max_pixels: int) -> np.ndarray:

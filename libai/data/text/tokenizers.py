@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from libai.data.errors import DataError
+from libai.data.loading.errors import DataError
 
 _END_OF_DOCUMENT = "<|endofdocument|>"
 _FILES_PER_BATCH = 64

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from libai.data.batches import Batch, BatchReader, Collate, as_batch
-from libai.data.errors import DataError
-from libai.data.read_ahead import ReadAhead, checked_prefetch
-from libai.data.sampling import DataLayout, SampleRandom, SampleStream
-from libai.data.variable_length import lengths_of
+from libai.data.loading.batches import Batch, BatchReader, Collate, as_batch
+from libai.data.loading.errors import DataError
+from libai.data.loading.read_ahead import ReadAhead, checked_prefetch
+from libai.data.loading.sampling import DataLayout, SampleRandom, SampleStream
+from libai.data.loading.variable_length import lengths_of
 
 
 class _StepReader:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from libai.data.errors import DataError, SampleError
-from libai.data.processes import WorkerProcesses
+from libai.data.loading.errors import DataError, SampleError
+from libai.data.loading.processes import WorkerProcesses
 from libai.utils.errors import UserError
 
 Batch = dict[str, np.ndarray]

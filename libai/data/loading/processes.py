@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from libai.data.errors import DataError, SampleError
+from libai.data.loading.errors import DataError, SampleError
 
 #: what makes a process a rank: with it, `import oneflow` would wait for a job that has no place for this process
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -84,7 +84,7 @@ class WorkerProcesses:
             raise _cannot_travel(name, error) from error
         for _ in range(self._num_workers):
             ours, theirs = Pipe()
-            command = [sys.executable, "-c", f"from libai.data.processes import work; work({theirs.fileno()})"]
+            command = [sys.executable, "-c", f"from libai.data.loading.processes import work; work({theirs.fileno()})"]
             environment = {key: value for key, value in os.environ.items() if key not in _OF_A_RANK}
             environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
             process = subprocess.Popen(

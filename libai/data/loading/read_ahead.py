@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from libai.data.errors import DataError
+from libai.data.loading.errors import DataError
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")

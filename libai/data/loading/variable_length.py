@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from libai.data.errors import DataError
+from libai.data.loading.errors import DataError
 
 #: groups in which samples are sorted by length: large enough to find similar ones, small enough to stay random
 _GROUPS_PER_WINDOW = 50

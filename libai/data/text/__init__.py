@@ -1,0 +1,1 @@
+"""Text: tokenizers, token files and samples of them."""

@@ -1,0 +1,1 @@
+"""Images: datasets and augmentation."""

@@ -24,7 +24,7 @@ from libai.checkpoint.safetensors_format import build_header, raw_bytes, to_raw
 from libai.checkpoint.shards import Shard, cut_shards
 from libai.checkpoint.strict_json import dump_json
 from libai.utils.distributed import broadcast_object, is_main_process
-from libai.utils.units import format_bytes
+from libai.utils.sizes import format_bytes
 
 T = TypeVar("T")
 DEFAULT_SHARD_BYTES = 256 * 1000 * 1000

@@ -22,7 +22,7 @@ from libai.parallel import Mesh, ParallelPlan
 from libai.parallel.planner.activations import TracedOp, stage_costs
 from libai.parallel.planner.candidates import Batch, Links, Traffic, Workload, meshes_of, propose, ring
 from libai.utils.errors import UserError
-from libai.utils.units import format_bytes, parse_bytes
+from libai.utils.sizes import format_bytes, parse_bytes
 
 GIB = 2**30
 

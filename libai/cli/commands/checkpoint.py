@@ -22,7 +22,7 @@ import numpy as np
 from libai import checkpoint
 from libai.cli.parser import Parser
 from libai.utils.errors import UserError
-from libai.utils.units import format_bytes
+from libai.utils.sizes import format_bytes
 
 
 def run(arguments: Sequence[str]) -> int:

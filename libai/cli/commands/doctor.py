@@ -26,7 +26,7 @@ from libai.native.build import find_compiler
 from libai.oneflow_fixes import openblas
 from libai.utils import gpu
 from libai.utils.errors import UserError
-from libai.utils.units import format_bytes
+from libai.utils.sizes import format_bytes
 
 #: imports oneflow as a training does; a process of its own, since the import may fail in native code
 _LOOK = """

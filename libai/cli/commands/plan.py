@@ -19,7 +19,7 @@ from libai.cli.parser import Parser
 from libai.config import LazyConfig, validate
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import UserError
-from libai.utils.units import format_bytes, parse_bytes
+from libai.utils.sizes import format_bytes, parse_bytes
 
 
 def run(arguments: Sequence[str]) -> int:

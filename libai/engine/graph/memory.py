@@ -10,8 +10,7 @@ import oneflow as flow
 from oneflow.core.common import data_type_pb2 as types
 
 from libai.parallel import Mesh
-from libai.utils.sizes import available_bytes
-from libai.utils.units import format_bytes
+from libai.utils.sizes import available_bytes, format_bytes
 
 logger = logging.getLogger("libai.engine")
 

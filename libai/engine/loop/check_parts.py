@@ -19,8 +19,7 @@ from libai.config import solve_batch_sizes
 from libai.data.loading.batches import BatchReader
 from libai.engine.loop.hook_base import HookBase
 from libai.utils.errors import UserError
-from libai.utils.sizes import available_bytes
-from libai.utils.units import format_bytes
+from libai.utils.sizes import available_bytes, format_bytes
 
 #: samples of one update on a rank from which on they are compared with the memory
 _LARGE_BATCH = 4096

@@ -21,7 +21,7 @@ from libai.engine.loop.pending_metrics import NonFiniteLoss
 from libai.engine.run.report import describe_length, start_banner
 from libai.engine.trainer.snapshot import Snapshot
 from libai.utils.distributed import any_rank, barrier, broadcast_object, is_main_process
-from libai.utils.units import format_bytes
+from libai.utils.sizes import format_bytes
 
 if TYPE_CHECKING:
     from libai.engine.run.run import Run

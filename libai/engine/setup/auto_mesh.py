@@ -27,7 +27,7 @@ from libai.parallel.planner.candidates import Batch, Proposals, Workload, meshes
 from libai.utils.distributed import all_reduce, default_device, get_local_rank, get_world_size, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE
-from libai.utils.units import format_bytes, parse_bytes
+from libai.utils.sizes import format_bytes, parse_bytes
 
 logger = logging.getLogger("libai.engine")
 _ZERO, _RECOMPUTATION = "train.zero_optimization.enabled", "train.activation_checkpoint.enabled"

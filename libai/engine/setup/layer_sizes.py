@@ -17,8 +17,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.utils.sizes import available_bytes, is_size
-from libai.utils.units import format_bytes
+from libai.utils.sizes import available_bytes, format_bytes, is_size
 
 #: arguments of OneFlow's layers that are sizes, by how their names end
 _SIZE = re.compile(

@@ -34,7 +34,7 @@ from libai.utils.distributed import any_rank, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.logging import warn_once
 from libai.utils.rank_notes import note_progress, phase
-from libai.utils.units import format_bytes
+from libai.utils.sizes import format_bytes
 
 logger = logging.getLogger("libai.engine")
 Shapes = tuple[tuple[int, ...], ...]

@@ -18,7 +18,7 @@ from libai.parallel.mesh import Mesh
 from libai.parallel.plan import ParallelPlan, ShardingPlan, TensorLayout
 from libai.parallel.planner.activations import StageCost, TracedOp, stage_costs
 from libai.utils.errors import UserError
-from libai.utils.units import format_bytes
+from libai.utils.sizes import format_bytes
 
 #: share of a device's memory that is left to OneFlow, CUDA's context and fragments
 HEADROOM = 0.1

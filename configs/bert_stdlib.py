@@ -11,7 +11,7 @@ from .common.train import train
 
 def _masked_text(split):
     text = LazyCall("libai.data.build_stdlib_dataset")(split=split, sequence_length="${model.max_seq_length}")
-    return LazyCall("libai.models.MaskedTokens")(dataset=text, mask_token=257, mask_prob=0.15, seed=0)
+    return LazyCall("libai.data.MaskedTokens")(dataset=text, mask_token=257, mask_prob=0.15, seed=0)
 
 
 dataloader.train.dataset = _masked_text("train")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -9,6 +10,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # `import toy`, `import jobs` from any test
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
+
+
+#: under nohup all processes that tests start would ignore it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

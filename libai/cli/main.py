@@ -44,6 +44,7 @@ COMMANDS: dict[str, Command] = {
     "benchmark": Command("measure configs in both modes", "libai.cli.commands.benchmark"),
     "plan": Command("propose how to spread a config over many ranks", "libai.cli.commands.plan"),
     "checkpoint": Command("list, verify, compare, convert and delete checkpoints", "libai.cli.commands.checkpoint"),
+    "preprocess": Command("turn text into token files", "libai.cli.commands.preprocess"),
     "hf": Command("import, export and verify weights of Hugging Face", "libai.hf.command", "main"),
     "sweep": Command("train a config with several values of settings", "libai.cli.commands.runs.sweep"),
     "plot": Command("draw the curves of runs", "libai.cli.commands.runs.plot"),

@@ -6,7 +6,6 @@ from libai.models.text.bert import BERT as BERT
 from libai.models.text.bert import BERT_PLAN as BERT_PLAN
 from libai.models.text.bert import BERTClassifier as BERTClassifier
 from libai.models.text.bert import BERTEmbedder as BERTEmbedder
-from libai.models.text.bert import MaskedTokens as MaskedTokens
 from libai.models.text.gpt import GPT as GPT
 from libai.models.text.gpt import GPT_PLAN as GPT_PLAN
 from libai.models.text.llama import LLAMA_PLAN as LLAMA_PLAN

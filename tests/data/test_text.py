@@ -14,7 +14,7 @@ from libai.data import (
     prepare_tokens,
 )
 from libai.data.text.prepare import split_by_file
-from libai.data.text.token_files import open_tokens, read_index
+from libai.data.text.token_files import open_offsets, open_tokens, read_index
 
 
 @pytest.fixture
@@ -36,7 +36,8 @@ def documents_of(folder, split):
     """Name and bytes of every document of a split, from the token files."""
     index = read_index(folder)
     tokens, entry = open_tokens(folder, split, index), index.splits[split]
-    cuts = zip(entry.documents, entry.offsets, entry.offsets[1:])
+    offsets = open_offsets(folder, split, index)
+    cuts = zip(entry.documents, offsets, offsets[1:])
     return {name: bytes(tokens[start : end - 1].astype(np.uint8)) for name, start, end in cuts}
 
 

@@ -28,7 +28,7 @@ def test_documents_end_with_the_end_of_document_token(folder):
     index = read_index(folder)
     tokens = open_tokens(folder, "train", index)
     assert tokens.tolist() == [97, 98, 99, 256, 100, 101, 256]
-    assert index.splits["train"].offsets == [0, 4, 7]
+    assert token_files.open_offsets(folder, "train", index).tolist() == [0, 4, 7]
     assert index.splits["train"].documents == ["a", "b"]
     assert (index.dtype, index.vocab_size) == ("uint16", 257)
 

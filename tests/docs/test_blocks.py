@@ -19,7 +19,7 @@ from test_readme import blocks
 
 from libai import checkpoint
 from libai.config import LazyCall, LazyConfig, defaults, instantiate, validate
-from libai.data import PadCollate, build_eval_loader, build_train_loader
+from libai.data import PadCollate, build_eval_loader, build_train_loader, preprocess
 from libai.engine import EagerTrainer
 from libai.engine.setup.build import build_optimizer
 from libai.evaluation import Evaluator
@@ -27,7 +27,7 @@ from libai.parallel import ParallelPlan
 from libai.scheduler import in_sequence
 
 #: page -> how many blocks it has, so that a new one is not forgotten; those in jobs are counted too
-COUNTS = {"hooks": 2, "quickstart": 1, "data": 3, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 6}
+COUNTS = {"hooks": 2, "quickstart": 1, "data": 4, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 6}
 COUNTS.update(checkpoints=2, library=1, pretrained=2, training=1)
 
 
@@ -140,6 +140,16 @@ def test_data_of_different_lengths():
     made = run(block("data", 2), LazyCall=LazyCall, **names)
     batch = next(iter(instantiate(made["train"], micro_batch_size=4, seed=0)))
     assert batch["input_ids"].shape[1] in (64, 128) and batch["attention_mask"].shape == batch["labels"].shape
+
+
+def test_data_of_other_samples(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("books", "code"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"text": "{name * 40} {i}"}}\n' for i in range(40)))
+        preprocess([f"{name}.jsonl"], name, validation_fraction=0)
+    made = run(block("data", 3))
+    assert len(made["mixed"]) == len(made["books"]) + len(made["code"])
+    assert made["bert"][0]["input_ids"].shape == made["pairs"][0]["token_type_ids"].shape == (512,)
 
 
 def test_parity():

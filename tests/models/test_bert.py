@@ -6,7 +6,8 @@ import numpy as np
 import oneflow as flow
 import pytest
 
-from libai.models import BERT, MaskedTokens
+from libai.data import MaskedTokens
+from libai.models import BERT
 from libai.utils.errors import UserError
 
 MASK = 256

@@ -116,6 +116,7 @@ class Loud(toy.Classifier):
         return {"losses": {"cls": super().forward(x, y)["losses"]["cls"] * 100.0}}
 
 
+@pytest.mark.slow
 def test_a_loss_scale_that_skips_updates_is_named(monkeypatch):
     scaler = {"init_scale": 2.0**127, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
     switch_on(monkeypatch, lambda graph: graph.set_grad_scaler(flow.amp.GradScaler(**scaler)))

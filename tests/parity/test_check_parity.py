@@ -76,7 +76,7 @@ SOUND = {
 }
 
 
-@pytest.mark.parametrize("name", ["toy", "gpt", pytest.param("vit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["toy", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt", "vit"))])
 def test_sound_models_are_the_same_training(name):
     build_model, batches = SOUND[name]
     report = check(build_model, lambda model: toy.optimizer_of("adamw", model), batches=batches())
@@ -287,6 +287,7 @@ class Frozen(nn.Module):
         return self
 
 
+@pytest.mark.slow
 def test_what_couples_samples_hooks_and_batch_statistics_is_named():
     coupled = check(lambda: Net(Centre()), num_iters=2)
     assert coupled.verdict == "same" and len(coupled.notes) == 1, coupled
@@ -310,6 +311,7 @@ class WrongBuffer(CountingBuffer):
         return x / (1 + self.count)
 
 
+@pytest.mark.slow
 def test_the_module_of_a_buffer_that_differs_is_named():
     report = check(lambda: Net(WrongBuffer()), num_iters=2)
     assert (report.verdict, report.module, report.stage) == ("broken", "middle", "forward"), report
@@ -472,6 +474,7 @@ def test_a_frozen_parameter_is_no_finding():
     assert check(build_frozen, trainable).verdict == "same"
 
 
+@pytest.mark.slow
 def test_stock_dropout_is_explained_and_seeded_dropout_is_not():
     stock = check(lambda: Net(nn.Dropout(0.5)))
     assert any(note.startswith("middle: OneFlow 0.9's own dropout ignores every seed") for note in stock.notes), stock

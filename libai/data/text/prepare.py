@@ -13,13 +13,16 @@ from pathlib import Path
 
 from libai.data.loading.cache import default_cache_dir, prepare_once
 from libai.data.loading.errors import DataError
-from libai.data.text.token_files import FORMAT, TokenDataset, is_complete, write_token_files
-from libai.data.text.tokenizers import BPETokenizer, ByteTokenizer, Tokenizer
+from libai.data.text.token_files import FORMAT, is_complete, write_token_files
+from libai.data.text.tokenizers import BPETokenizer, ByteTokenizer, Tokenizer, find_tokenizer
+from libai.data.text.windows import TokenDataset
 
 _logger = logging.getLogger(__name__)
 
 _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__"}
 _TEST_FOLDERS = {"test", "tests", "idle_test"}
+
+_KINDS = ("bytes", "bpe")
 
 Document = tuple[str, Path]
 
@@ -37,9 +40,10 @@ def prepare_tokens(
 
     `files`: one or several paths or glob patterns (`**` goes into folders). Whole files are assigned to training or
     validation by the hash of their relative path; of files with equal content only the first is kept, so no validation
-    text occurs as a training file. `tokenizer`: `"bytes"`, or `"bpe"` with a `vocab_size`, trained on the training
-    files alone. The folder lies in `cache_dir` (default `$LIBAI_DATA_DIR` or `~/.cache/libai`) and is named after a
-    digest of the options and of every file's path, size and time of change. Any number of ranks may call at once.
+    text occurs as a training file. `tokenizer`: `"bytes"`, `"bpe"` with a `vocab_size`, trained on the training
+    files alone, or the path of a `tokenizer.json`. The folder lies in `cache_dir` (default `$LIBAI_DATA_DIR` or
+    `~/.cache/libai`) and is named after a digest of the options and of every file's path, size and time of change. Any
+    number of ranks may call at once.
     Raises `DataError` for no files, too few files to split, or options that do not go together.
     """
     return _prepare(_matching_files(files), name, tokenizer, vocab_size, validation_fraction, cache_dir)
@@ -122,6 +126,8 @@ def _prepare(
 ) -> Path:
     _check_options(tokenizer, vocab_size, validation_fraction)
     options = {"tokenizer": tokenizer, "vocab_size": vocab_size, "validation_fraction": validation_fraction}
+    if tokenizer not in _KINDS:
+        options["tokenizer"] = hashlib.sha256(find_tokenizer(tokenizer).read_bytes()).hexdigest()
     root = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
     folder = root / f"{name}-{_fingerprint(documents, options)}"
 
@@ -198,12 +204,12 @@ def _fingerprint(documents: Iterable[Document], options: dict) -> str:
 def _make_tokenizer(kind: str, vocab_size: int | None, training: Sequence[Document]) -> Tokenizer:
     if kind == "bytes":
         return ByteTokenizer()
-    return BPETokenizer.train([path for _, path in training], vocab_size or 0)
+    if kind == "bpe":
+        return BPETokenizer.train([path for _, path in training], vocab_size or 0)
+    return BPETokenizer.load(find_tokenizer(kind))
 
 
 def _check_options(tokenizer: str, vocab_size: int | None, validation_fraction: float) -> None:
-    if tokenizer not in ("bytes", "bpe"):
-        raise DataError(f'tokenizer={tokenizer!r} is unknown: use "bytes", or "bpe" with a vocab_size.')
     if tokenizer == "bytes" and vocab_size not in (None, ByteTokenizer.vocab_size):
         raise DataError(
             f'vocab_size={vocab_size} was asked for with tokenizer="bytes", which always has '
@@ -211,5 +217,7 @@ def _check_options(tokenizer: str, vocab_size: int | None, validation_fraction: 
         )
     if tokenizer == "bpe" and vocab_size is None:
         raise DataError('tokenizer="bpe" needs to know how many tokens to learn: add vocab_size, e.g. 4096.')
+    if tokenizer not in _KINDS and vocab_size is not None:
+        raise DataError(f"vocab_size={vocab_size} was asked for with {tokenizer}, which has its own: leave it out.")
     if not 0 <= validation_fraction < 1:
         raise DataError(f"validation_fraction={validation_fraction} is not a share of the files: use 0 <= share < 1.")

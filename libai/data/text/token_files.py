@@ -2,7 +2,8 @@
 
 ```
 train.bin validation.bin   token ids, one after the other, little-endian uint8, uint16 or uint32
-index.json                 dtype, vocabulary and per split: number of tokens, sha256, documents and where they begin
+train.offsets              where each document begins, and the end of the last one, little-endian int64
+index.json                 dtype, vocabulary and per split: numbers of tokens and documents, sha256, names of documents
 tokenizer.json             read by libai.data.load_tokenizer
 verified.json              size, times and inode of each file when its content was last compared with its sha256
 ```
@@ -16,18 +17,17 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from libai.data.loading.errors import DataError, describe_folder
-from libai.data.text.tokenizers import Tokenizer, load_tokenizer
+from libai.data.text.tokenizers import Tokenizer
 from libai.utils.rank_notes import note_progress
 
-FORMAT = 1
+FORMAT = 2
 _CHUNK_TOKENS = 2**22
 #: (path, stamp) of files compared by this process, for folders that nothing can be written into
 _verified: set[tuple[str, str]] = set()
@@ -35,12 +35,12 @@ _verified: set[tuple[str, str]] = set()
 
 @dataclass(frozen=True)
 class SplitIndex:
-    """What one `.bin` file holds. Document i is `tokens[offsets[i]:offsets[i + 1]]`, read from `documents[i]`."""
+    """What one `.bin` file holds; `documents` are the files that they were read from, or nothing."""
 
     num_tokens: int
     sha256: str
-    documents: list[str]
-    offsets: list[int]
+    num_documents: int
+    documents: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,57 @@ def write_token_files(
     folder: Path, tokenizer: Tokenizer, splits: Mapping[str, Sequence[tuple[str, Path]]]
 ) -> dict[str, SplitIndex]:
     """Tokenise the `(name, path)` documents of every split into `folder`, one document in memory at a time."""
-    dtype = _smallest_dtype(tokenizer.vocab_size)
-    written = {
-        split: _write_split(folder / f"{split}.bin", tokenizer, documents, dtype) for split, documents in splits.items()
-    }
-    index = TokenIndex(dtype.name, tokenizer.vocab_size, tokenizer.end_of_document, written)
+    dtype, written = smallest_dtype(tokenizer.vocab_size), {}
+    for split, documents in splits.items():
+        with SplitWriter(folder, split, dtype) as writer:
+            for tokens in tokenizer.encode_files([source for _, source in documents]):
+                writer.add(np.append(tokens, tokenizer.end_of_document), [len(tokens) + 1])
+                note_progress()
+        written[split] = writer.index([name for name, _ in documents])
+    write_index(folder, tokenizer, written)
+    return written
+
+
+def write_index(folder: Path, tokenizer: Tokenizer, splits: dict[str, SplitIndex]) -> None:
+    """Complete a folder whose `.bin` files are written."""
+    dtype = smallest_dtype(tokenizer.vocab_size)
+    index = TokenIndex(dtype.name, tokenizer.vocab_size, tokenizer.end_of_document, splits)
     tokenizer.save(folder)
     (folder / "index.json").write_text(json.dumps(asdict(index)), encoding="utf-8")
-    for split in written:
+    for split in splits:
         _note_verified(folder / f"{split}.bin", _stamp(folder / f"{split}.bin", index, split))
-    return written
+
+
+class SplitWriter:
+    """Writes the two files of one split, as documents come."""
+
+    def __init__(self, folder: Path, split: str, dtype: np.dtype):
+        self._dtype = dtype.newbyteorder("<")
+        self._tokens = (folder / f"{split}.bin").open("wb")
+        self._offsets = (folder / f"{split}.offsets").open("wb")
+        self._digest = hashlib.sha256()
+        self.num_tokens = self.num_documents = 0
+        self._offsets.write(np.zeros(1, "<i8").tobytes())
+
+    def add(self, tokens: np.ndarray, lengths: Sequence[int] | np.ndarray) -> None:
+        """Documents of these lengths, one after the other, each with its end-of-document token."""
+        data = tokens.astype(self._dtype).tobytes()
+        self._digest.update(data)
+        self._tokens.write(data)
+        self._offsets.write((self.num_tokens + np.cumsum(lengths)).astype("<i8").tobytes())
+        self.num_tokens += len(tokens)
+        self.num_documents += len(lengths)
+
+    def index(self, documents: list[str] | None = None) -> SplitIndex:
+        """What was written."""
+        return SplitIndex(self.num_tokens, self._digest.hexdigest(), self.num_documents, documents or [])
+
+    def __enter__(self) -> SplitWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._tokens.close()
+        self._offsets.close()
 
 
 def read_index(folder: Path) -> TokenIndex:
@@ -121,12 +162,26 @@ def open_tokens(folder: Path, split: str, index: TokenIndex) -> np.ndarray:
     return tokens
 
 
+def open_offsets(folder: Path, split: str, index: TokenIndex) -> np.ndarray:
+    """Where the documents of a split begin, and the end of the last one, int64 `(documents + 1,)`, memory-mapped.
+
+    Raises `DataError` when they do not belong to the split's tokens.
+    """
+    path, entry = folder / f"{split}.offsets", index.splits[split]
+    if path.is_file() and path.stat().st_size == 8 * (entry.num_documents + 1):
+        offsets = np.memmap(path, dtype="<i8", mode="r")
+        if offsets[0] == 0 and offsets[-1] == entry.num_tokens and (np.diff(offsets) > 0).all():
+            return offsets
+    raise DataError(f"{path} is missing or damaged: delete the folder {folder} and prepare it again.")
+
+
 def is_complete(folder: Path) -> bool:
     """True when `folder` holds an index and every file that it lists, with the content that was written."""
     try:
         index = read_index(folder)
         for split in index.splits:
             open_tokens(folder, split, index)
+            open_offsets(folder, split, index)
     except DataError:
         return False
     return (folder / "tokenizer.json").is_file()
@@ -193,78 +248,6 @@ def _note_verified(path: Path, stamp: str) -> None:
         temporary.replace(path.with_name("verified.json"))
 
 
-def _write_split(
-    path: Path, tokenizer: Tokenizer, documents: Sequence[tuple[str, Path]], dtype: np.dtype
-) -> SplitIndex:
-    digest, offsets = hashlib.sha256(), [0]
-    with path.open("wb") as file:
-        for tokens in tokenizer.encode_files([source for _, source in documents]):
-            data = np.append(tokens, tokenizer.end_of_document).astype(dtype.newbyteorder("<")).tobytes()
-            digest.update(data)
-            file.write(data)
-            offsets.append(offsets[-1] + len(tokens) + 1)
-            note_progress()
-    return SplitIndex(offsets[-1], digest.hexdigest(), [name for name, _ in documents], offsets)
-
-
-def _smallest_dtype(vocab_size: int) -> np.dtype:
+def smallest_dtype(vocab_size: int) -> np.dtype:
+    """The unsigned integers that hold all ids."""
     return np.min_scalar_type(vocab_size - 1)
-
-
-class TokenDataset:
-    """Sample i is a window of `sequence_length + 1` tokens, cut into `input_ids` and the `labels` one token further.
-
-    `path`: a folder made by `prepare_tokens`. By default each window begins where the last one's input ended
-    (`stride = sequence_length`), so that no token is predicted twice; a smaller `stride` gives overlapping windows.
-    Windows cross document borders, which the end-of-document token marks. A tail shorter than a window is left out.
-    Raises `DataError` when the path, the split or the number of tokens does not allow a single window.
-    """
-
-    def __init__(
-        self, path: str | os.PathLike, sequence_length: int, split: str = "train", *, stride: int | None = None
-    ):
-        stride = sequence_length if stride is None else stride
-        if sequence_length < 1 or stride < 1:
-            raise DataError(f"sequence_length={sequence_length} and stride={stride} must both be at least 1.")
-        self.path = Path(path).expanduser()
-        self.index = read_index(self.path)
-        self.split = split
-        self.sequence_length = sequence_length
-        self.stride = stride
-        self.tokens = open_tokens(self.path, split, self.index)
-        if len(self.tokens) <= sequence_length:
-            raise DataError(
-                f"sequence_length={sequence_length} needs windows of {sequence_length + 1} tokens, but the {split} "
-                f"split of {self.path} has {len(self.tokens)} tokens: use a smaller sequence_length or more text."
-            )
-        # A view, (all windows, sequence_length + 1): gathering rows of it copies whole windows, about 3x as fast as
-        # gathering tokens by a 2-D index (measured, 8 x 1024 uint16 tokens).
-        self._windows = np.lib.stride_tricks.sliding_window_view(self.tokens, sequence_length + 1)[::stride]
-
-    def __reduce__(self) -> Any:
-        """A copy in another process maps the file again; the tokens are not sent."""
-        return partial(TokenDataset, stride=self.stride), (self.path, self.sequence_length, self.split)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids; a model needs at least so many embeddings (OneFlow 0.9 does not check ids)."""
-        return self.index.vocab_size
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the tokens, read from the folder."""
-        return load_tokenizer(self.path)
-
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return _as_sample(self._windows[index])
-
-    def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The windows at `indices`: `input_ids` and `labels`, int64 `(len(indices), sequence_length)`."""
-        return _as_sample(self._windows[indices])
-
-
-def _as_sample(windows: np.ndarray) -> dict[str, np.ndarray]:
-    return {"input_ids": windows[..., :-1].astype(np.int64), "labels": windows[..., 1:].astype(np.int64)}

@@ -1,4 +1,4 @@
-"""Two tokenizers that need no download: bytes as they are, and byte-level BPE trained on the spot.
+"""Two tokenizers that need no download: bytes as they are, and byte-level BPE trained on the spot or read from a file.
 
 Both have `vocab_size`, `end_of_document` (a token id), `encode(text) -> list[int]`, `decode(ids) -> str`, and
 `encode_files(paths)` for preparing token files. They are stored as JSON, so loading one runs no code.
@@ -16,6 +16,7 @@ import numpy as np
 from libai.data.loading.errors import DataError
 
 _END_OF_DOCUMENT = "<|endofdocument|>"
+_END_TOKENS = (_END_OF_DOCUMENT, "<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "[SEP]")
 _FILES_PER_BATCH = 64
 
 
@@ -31,8 +32,11 @@ class Tokenizer(Protocol):
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`; end-of-document tokens are left out."""
 
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The token ids of every text, 1-D integer arrays without an end-of-document token."""
+
     def encode_files(self, paths: Sequence[Path]) -> Iterator[np.ndarray]:
-        """The token ids of every file in order, 1-D integer arrays without an end-of-document token."""
+        """The same for files, in order."""
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` into `folder`, to be read by `load_tokenizer`."""
@@ -56,6 +60,10 @@ class ByteTokenizer:
         """The text of `ids`; bytes that are not UTF-8 become the replacement character."""
         return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
 
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The bytes of every text, uint8."""
+        return [np.frombuffer(text.encode("utf-8"), dtype=np.uint8) for text in texts]
+
     def encode_files(self, paths: Sequence[Path]) -> Iterator[np.ndarray]:
         """The bytes of every file, uint8."""
         for path in paths:
@@ -67,16 +75,44 @@ class ByteTokenizer:
 
 
 class BPETokenizer:
-    """Byte-level byte-pair encoding by the `tokenizers` library; every text can be encoded and comes back the same."""
+    """A tokenizer of the `tokenizers` library: byte-level byte-pair encoding, trained here, with which every text comes
+    back the same; or the `tokenizer.json` of a published model.
 
-    def __init__(self, model: Any):
+    `end_token`: what ends a document; by default the first of the usual names that the vocabulary has.
+    """
+
+    def __init__(self, model: Any, end_token: str | None = None):
         self._model = model
         self.vocab_size: int = model.get_vocab_size()
-        self.end_of_document: int = model.token_to_id(_END_OF_DOCUMENT)
+        names = _END_TOKENS if end_token is None else (end_token,)
+        found = [number for number in map(model.token_to_id, names) if number is not None]
+        if not found:
+            raise DataError(
+                f"the vocabulary has no token {' or '.join(names)} to end documents with: name one of its tokens, such "
+                "as a separator (end_token, --end-token)."
+            )
+        self.end_of_document: int = found[0]
 
     @classmethod
-    def train(cls, paths: Sequence[Path], vocab_size: int) -> BPETokenizer:
-        """Learn the merges from the text files at `paths`; small texts may give fewer than `vocab_size` tokens.
+    def load(cls, path: Path, end_token: str | None = None) -> BPETokenizer:
+        """Read a `tokenizer.json`. Raises `DataError` for a file that is none."""
+        from tokenizers import Tokenizer as Model
+
+        try:
+            return cls(Model.from_file(str(path)), end_token)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
+        except Exception as error:  # the library raises no narrower one
+            raise DataError(f"{path} is no tokenizer.json of the tokenizers library: {error}.") from None
+
+    @classmethod
+    def train(cls, paths: Iterable[Path], vocab_size: int) -> BPETokenizer:
+        """Learn the merges from the text files at `paths`, see `train_on`."""
+        return cls.train_on(map(read_text, paths), vocab_size)
+
+    @classmethod
+    def train_on(cls, texts: Iterable[str], vocab_size: int) -> BPETokenizer:
+        """Learn the merges from `texts`; small ones may give fewer than `vocab_size` tokens.
 
         Raises `DataError` when `vocab_size` cannot hold the 256 bytes and the end-of-document token.
         """
@@ -97,7 +133,7 @@ class BPETokenizer:
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        model.train_from_iterator((_read_text(path) for path in paths), trainer)
+        model.train_from_iterator(texts, trainer)
         return cls(model)
 
     def encode(self, text: str) -> list[int]:
@@ -108,20 +144,27 @@ class BPETokenizer:
         """The text of `ids`, without special tokens."""
         return self._model.decode(list(ids), skip_special_tokens=True)
 
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The token ids of every text, uint32; on all cores."""
+        encodings = self._model.encode_batch(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
     def encode_files(self, paths: Sequence[Path]) -> Iterator[np.ndarray]:
         """The token ids of every file, uint32; several files at a time, on all cores."""
         for start in range(0, len(paths), _FILES_PER_BATCH):
-            texts = [_read_text(path) for path in paths[start : start + _FILES_PER_BATCH]]
-            for encoding in self._model.encode_batch(texts, add_special_tokens=False):
-                yield np.array(encoding.ids, dtype=np.uint32)
+            texts = [read_text(path) for path in paths[start : start + _FILES_PER_BATCH]]
+            yield from self.encode_batch(texts)
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` into `folder`, in the format of the `tokenizers` library."""
         self._model.save(str(folder / "tokenizer.json"))
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer saved in `folder`. Raises `DataError` when there is none."""
+def load_tokenizer(folder: Path, end_of_document: int | None = None) -> Tokenizer:
+    """The tokenizer saved in `folder`; `end_of_document` is the id that ends documents there, where that is known.
+
+    Raises `DataError` when there is none.
+    """
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise DataError(f"{path} does not exist: prepare the folder again with libai.data.prepare_tokens(...).")
@@ -129,9 +172,20 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         return ByteTokenizer()
     from tokenizers import Tokenizer as Model
 
-    return BPETokenizer(Model.from_file(str(path)))
+    model = Model.from_file(str(path))
+    return BPETokenizer(model, None if end_of_document is None else model.id_to_token(end_of_document))
 
 
-def _read_text(path: Path) -> str:
+def find_tokenizer(spec: str) -> Path:
+    """The tokenizer.json that `spec` names, itself or the folder that holds it. Raises `DataError` for none."""
+    path = Path(spec).expanduser()
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if not path.is_file():
+        raise DataError(f'tokenizer={spec!r} is unknown: use "bytes", "bpe", or a tokenizer.json that exists.')
+    return path
+
+
+def read_text(path: Path) -> str:
+    """The text of a file; bytes that are not UTF-8 become the replacement character."""
     # Not read_text: it would turn every line end into "\n".
     return path.read_bytes().decode("utf-8", errors="replace")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import oneflow as flow
 from oneflow import nn
 from oneflow.nn import functional as F
@@ -25,8 +24,6 @@ from libai.models.blocks.transformer import (
     plan_of_blocks,
     transformer_flops,
 )
-from libai.utils.errors import UserError
-from libai.utils.seeding import GOLDEN, mix_bits
 from libai.utils.sizes import check_sizes
 
 #: see `libai.models.text.gpt.GPT_PLAN`
@@ -257,64 +254,3 @@ class BERTEmbedder(BERTEncoder):
         length = flow.square(mean).sum(dim=-1, keepdim=True).sqrt().clamp(min=1e-12)
         outputs = {"embeddings": mean / length, "features": features}
         return outputs if self.pooler is None else {**outputs, "pooled": self.pooled(features)}
-
-
-class MaskedTokens:
-    """A token dataset seen through BERT's mask: of the chosen positions 80 % become the mask token, 10 % a random
-    token, 10 % stay; labels hold the original token there and `ignore_index` everywhere else.
-
-    The choice is a function of (seed, sample index, position): every epoch, worker and resumed run sees the same masks.
-
-    Args:
-        dataset: gives `{"input_ids": (length,) int64}` per index; with `get_batch` it is read in batches.
-        mask_token: id that stands for a masked position; random tokens are drawn from `range(mask_token)`.
-        mask_prob: share of the positions that are chosen.
-    """
-
-    def __init__(self, dataset: Any, mask_token: int, mask_prob: float = 0.15, seed: int = 0, ignore_index: int = -100):
-        if not 0.0 < mask_prob < 1.0:
-            raise UserError(
-                f"mask_prob={mask_prob} is not a share of positions. Choose one between 0 and 1, such as 0.15."
-            )
-        self.dataset = dataset
-        self.mask_token = mask_token
-        self.mask_prob = mask_prob
-        self.seed = seed
-        self.ignore_index = ignore_index
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        tokens = np.asarray(self.dataset[index]["input_ids"])
-        return {name: rows[0] for name, rows in self._mask(tokens[None], np.array([index])).items()}
-
-    def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """`indices` (batch,) to `{"input_ids", "labels"}`, each (batch, length) int64."""
-        if hasattr(self.dataset, "get_batch"):
-            tokens = self.dataset.get_batch(indices)["input_ids"]
-        else:
-            tokens = np.stack([self.dataset[int(i)]["input_ids"] for i in indices])
-        return self._mask(tokens, indices)
-
-    def _mask(self, tokens: np.ndarray, indices: np.ndarray) -> dict[str, np.ndarray]:
-        chosen, kind, other = _uniforms(self.seed, indices, tokens.shape[1])
-        is_chosen = chosen < self.mask_prob
-        random_tokens = (other * self.mask_token).astype(np.int64)
-        replaced = np.where(kind < 0.8, self.mask_token, np.where(kind < 0.9, random_tokens, tokens))
-        return {
-            "input_ids": np.where(is_chosen, replaced, tokens).astype(np.int64),
-            "labels": np.where(is_chosen, tokens, self.ignore_index).astype(np.int64),
-        }
-
-
-def _uniforms(seed: int, indices: np.ndarray, length: int) -> np.ndarray:
-    """(3, batch, length) numbers in [0, 1), a hash (splitmix64's finaliser) of seed, sample, position and kind."""
-    with np.errstate(over="ignore"):
-        sample = _mix(np.asarray(indices).astype(np.uint64) + _mix(np.array(seed % 2**64, dtype=np.uint64)))
-        cell = np.arange(3 * length, dtype=np.uint64).reshape(3, 1, length)
-        return (_mix(_mix(sample[None, :, None] + _mix(cell)))) / np.float64(2**64)
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    return mix_bits(x + GOLDEN)

@@ -1,0 +1,97 @@
+"""Turn text into token files for training: documents of .jsonl files (a line each) or of plain text (a file each).
+
+    preprocess corpus.jsonl --output tokens --tokenizer bpe --vocab-size 8192
+    preprocess *.txt --output tokens --tokenizer pretrained/tokenizer.json --processes 8
+
+`libai.data.TokenDataset(path=tokens, sequence_length=…)` reads them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from libai.cli.parser import Parser
+from libai.data import DataError, Preprocessed, TokenDataset, preprocess
+
+_SECONDS_BETWEEN_LINES = 5.0
+_MEASURED_SECONDS = 0.3
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code."""
+    args = build_parser().parse_args(arguments)
+    progress = _Progress()
+    done = preprocess(
+        args.files,
+        args.output,
+        tokenizer=args.tokenizer,
+        vocab_size=args.vocab_size,
+        end_token=args.end_token,
+        key=args.key,
+        blank_lines=args.blank_lines,
+        validation_fraction=args.validation_fraction,
+        num_processes=args.processes,
+        note=progress,
+    )
+    print(f"{_describe(done)} -> {args.output}")
+    print(_reading_rate(args.output, args.sequence_length))
+    return 0
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(description=__doc__)
+    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help=".jsonl, or plain text")
+    parser.add_argument("--output", "-o", metavar="FOLDER", type=Path, required=True, help="a new folder")
+    parser.add_argument("--tokenizer", default="bytes", help="bytes (default), bpe, or a tokenizer.json")
+    parser.add_argument("--vocab-size", type=int, metavar="N", help="tokens that bpe learns")
+    parser.add_argument("--end-token", metavar="TOKEN", help="what ends a document (default: the usual names)")
+    parser.add_argument("--key", default="text", help="where a line of .jsonl has its text (default text)")
+    parser.add_argument("--blank-lines", action="store_true", help="paragraphs of plain text are documents")
+    parser.add_argument(
+        "--validation-fraction", type=float, default=0.05, metavar="X", help="of the documents (default 0.05)"
+    )
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="that encode (default 1)")
+    parser.add_argument(
+        "--sequence-length", type=int, default=512, metavar="N", help="of the samples whose reading is timed at the end"
+    )
+    return parser
+
+
+class _Progress:
+    """A line every few seconds."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self, done: Preprocessed) -> None:
+        if time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES:
+            self._last = time.monotonic()
+            print(_describe(done), file=sys.stderr)
+
+
+def _describe(done: Preprocessed) -> str:
+    seconds = max(done.seconds, 1e-9)
+    return (
+        f"{done.documents:,} documents, {done.tokens:,} tokens in {seconds:.1f} s "
+        f"({done.documents / seconds:,.0f} documents/s, {done.bytes / seconds / 1e6:.1f} MB/s)"
+    )
+
+
+def _reading_rate(folder: Path, sequence_length: int) -> str:
+    """How fast random samples of the training split are read."""
+    try:
+        dataset = TokenDataset(folder, sequence_length)
+    except DataError as error:
+        return f"reading was not timed: {error}"
+    random, samples = np.random.default_rng(0), 0
+    start = time.perf_counter()
+    while time.perf_counter() - start < _MEASURED_SECONDS:
+        samples += len(dataset.get_batch(random.integers(len(dataset), size=32))["labels"])
+    rate = samples / (time.perf_counter() - start)
+    return f"reads {rate:,.0f} samples/s of {sequence_length} tokens, {len(dataset):,} in an epoch"

@@ -1,0 +1,171 @@
+"""Samples of BERT, made of other samples of tokens: order of sentences, masked tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from libai.data.loading.errors import DataError
+from libai.data.loading.sampling import SampleRandom
+
+
+class MaskedTokens:
+    """A token dataset seen through BERT's mask (Devlin et al. 2019): of the chosen positions 80 % become the mask
+    token, 10 % a random token, 10 % stay; labels hold the original token there and `ignore_index` everywhere else.
+
+    In training the masks are new in every epoch, a function of the visit that a resumed run repeats. In evaluation they
+    are a function of (seed, sample index) and always the same.
+
+    Args:
+        dataset: gives `{"input_ids": (length,) int64}` per index; with `get_batch` it is read in batches. Its `labels`
+            are replaced, other keys stay.
+        mask_token: id that stands for a masked position.
+        mask_prob: share of the positions that are chosen.
+        vocab_size: random tokens are drawn from `range(vocab_size)`; None: from `range(mask_token)`.
+        special_tokens: ids that are never chosen.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        mask_token: int,
+        mask_prob: float = 0.15,
+        seed: int = 0,
+        ignore_index: int = -100,
+        *,
+        vocab_size: int | None = None,
+        special_tokens: Sequence[int] = (),
+    ):
+        if not 0.0 < mask_prob < 1.0:
+            raise DataError(
+                f"mask_prob={mask_prob} is not a share of positions. Choose one between 0 and 1, such as 0.15."
+            )
+        self.dataset, self.mask_token, self.mask_prob, self.seed = dataset, mask_token, mask_prob, seed
+        self.ignore_index = ignore_index
+        self.vocab_size = mask_token if vocab_size is None else vocab_size
+        self.special_tokens = list(special_tokens)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {name: rows[0] for name, rows in self.get_batch(np.array([index])).items()}
+
+    def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """`indices` (batch,) to `input_ids` and `labels`, each (batch, length) int64."""
+        return self._mask(_read(self.dataset, indices), SampleRandom(self.seed, np.asarray(indices)))
+
+    def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
+        """The same samples with the masks of this visit."""
+        is_masked = batch["labels"] != self.ignore_index
+        return self._mask({**batch, "input_ids": np.where(is_masked, batch["labels"], batch["input_ids"])}, random)
+
+    def _mask(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
+        tokens = batch["input_ids"]
+        chosen, kind, other = np.split(random.uniform(3 * tokens.shape[1]), 3, axis=1)
+        is_chosen = (chosen < self.mask_prob) & ~np.isin(tokens, self.special_tokens)
+        random_tokens = (other * self.vocab_size).astype(np.int64)
+        replaced = np.where(kind < 0.8, self.mask_token, np.where(kind < 0.9, random_tokens, tokens))
+        return {
+            **batch,
+            "input_ids": np.where(is_chosen, replaced, tokens).astype(np.int64),
+            "labels": np.where(is_chosen, tokens, self.ignore_index).astype(np.int64),
+        }
+
+
+class SentenceOrder:
+    """Pairs of consecutive segments of one document, in half of the samples swapped (ALBERT, Lan et al. 2020).
+
+    A sample is `[cls] first [sep] second [sep]` and padding: `input_ids`, `token_type_ids` (1 in the second segment),
+    `attention_mask` and `next_sentence_labels` (1 where the two are swapped), which BERT's second head learns.
+    Documents are cut into pieces of at most `sequence_length - 3` tokens; pieces of fewer than 2 are left out. A piece
+    is cut in two at a random place, or behind the end of a sentence next to it. Both are a function of (seed, sample
+    index).
+
+    Args:
+        dataset: has `tokens` and `offsets` of documents, as `TokenDataset` and `MegatronDataset`.
+        cls_token, sep_token, pad_token: ids.
+        sentence_ends: ids of tokens that end a sentence, such as that of a full stop.
+        end_of_document: id that ends each document and is left out; None: documents have none.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        sequence_length: int,
+        *,
+        cls_token: int,
+        sep_token: int,
+        pad_token: int,
+        sentence_ends: Sequence[int] = (),
+        end_of_document: int | None = None,
+        seed: int = 0,
+    ):
+        if sequence_length < 5:
+            raise DataError(f"sequence_length={sequence_length}: two segments and three special tokens take 5 or more.")
+        self.dataset, self.sequence_length, self.seed = dataset, sequence_length, seed
+        self._special = (cls_token, sep_token, pad_token)
+        self._sentence_ends = list(sentence_ends)
+        ends: np.ndarray = np.asarray(dataset.offsets[1:]) - (end_of_document is not None)
+        self._starts, self._lengths = _pieces(np.asarray(dataset.offsets[:-1]), ends, sequence_length - 3)
+        if not len(self._starts):
+            raise DataError("no document has the two tokens that a pair of segments takes: give longer documents.")
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {name: rows[0] for name, rows in self.get_batch(np.array([index])).items()}
+
+    def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The samples at `indices`, each array `(len(indices), sequence_length)` but for the labels of the order."""
+        starts, lengths = self._starts[indices][:, None], self._lengths[indices][:, None]
+        place, swap = SampleRandom(self.seed, np.asarray(indices)).uniform(2).T
+        cut = 1 + (place[:, None] * (lengths - 1)).astype(np.int64)
+        cut = self._behind_sentence(starts, lengths, cut)
+        is_swapped = swap[:, None] < 0.5
+        first = np.where(is_swapped, lengths - cut, cut)  # length of the first segment of the sample
+        position = np.arange(self.sequence_length)
+        in_first = (position >= 1) & (position <= first)
+        in_second = (position >= first + 2) & (position < lengths + 2)
+        offset = np.where(in_first, position - 1, position - first - 2)
+        offset += np.where(is_swapped == in_first, cut, 0)  # behind the cut: the second of two, or the first of swapped
+        cls_token, sep_token, pad_token = self._special
+        special = np.where(position == 0, cls_token, np.where(position < lengths + 3, sep_token, pad_token))
+        in_text = in_first | in_second
+        tokens = self.dataset.tokens[np.where(in_text, starts + offset, starts)]
+        return {
+            "input_ids": np.where(in_text, tokens, special).astype(np.int64),
+            "token_type_ids": ((position >= first + 2) & (position < lengths + 3)).astype(np.int64),
+            "attention_mask": position < lengths + 3,
+            "next_sentence_labels": is_swapped[:, 0].astype(np.int64),
+        }
+
+    def _behind_sentence(self, starts: np.ndarray, lengths: np.ndarray, cut: np.ndarray) -> np.ndarray:
+        """The place behind the end of a sentence that is nearest to `cut`, or `cut` where there is no such end."""
+        if not self._sentence_ends:
+            return cut
+        position = np.arange(1, int(lengths.max()))
+        is_inside = position < lengths
+        before = self.dataset.tokens[np.where(is_inside, starts + position - 1, starts)]
+        is_end = is_inside & np.isin(before, self._sentence_ends)
+        distance = np.where(is_end, np.abs(position - cut), np.iinfo(np.int64).max)
+        return np.where(is_end.any(axis=1, keepdims=True), position[distance.argmin(axis=1)][:, None], cut)
+
+
+def _pieces(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the pieces of documents begin, and their lengths."""
+    counts = -(-(ends - starts) // longest)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    piece_starts = np.repeat(starts, counts) + (np.arange(counts.sum()) - first) * longest
+    lengths = np.minimum(longest, np.repeat(ends, counts) - piece_starts)
+    return piece_starts[lengths >= 2], lengths[lengths >= 2]
+
+
+def _read(dataset: Any, indices: np.ndarray) -> dict[str, np.ndarray]:
+    if hasattr(dataset, "get_batch"):
+        return dict(dataset.get_batch(indices))
+    samples = [dataset[int(index)] for index in indices]
+    return {key: np.stack([np.asarray(sample[key]) for sample in samples]) for key in samples[0]}

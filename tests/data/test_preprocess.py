@@ -1,0 +1,125 @@
+"""Documents to token files by the command, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+
+from libai.cli.commands.preprocess import run
+from libai.data import DataError, TokenDataset, load_tokenizer, preprocess, verify_token_files
+from libai.data.text.token_files import open_offsets, open_tokens, read_index
+
+TEXTS = [f"document {i} says: " + "naïve words " * (i % 7 + 1) for i in range(200)]
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    lines = [json.dumps({"text": text, "id": i}) for i, text in enumerate(TEXTS)]
+    path.write_text("\n".join([*lines[:100], "", *lines[100:], json.dumps({"text": "  "})]))
+    return path
+
+
+def texts_of(folder, split):
+    """The documents of a split, decoded."""
+    index = read_index(folder)
+    tokens, offsets = open_tokens(folder, split, index), open_offsets(folder, split, index)
+    tokenizer = load_tokenizer(folder, index.end_of_document)
+    assert (tokens[offsets[1:] - 1] == index.end_of_document).all()
+    return [tokenizer.decode(tokens[a : b - 1].tolist()) for a, b in zip(offsets, offsets[1:])]
+
+
+def test_every_document_is_in_one_split_by_its_text(jsonl, tmp_path):
+    done = preprocess([jsonl, jsonl], tmp_path / "out", validation_fraction=0.2)
+    train, validation = texts_of(tmp_path / "out", "train"), texts_of(tmp_path / "out", "validation")
+    assert sorted(train + validation) == sorted(TEXTS * 2)
+    assert not set(train) & set(validation), "also equal documents"
+    assert 0.1 < len(validation) / 400 < 0.3
+    assert (done.documents, done.bytes) == (400, 2 * sum(len(line) + 1 for line in jsonl.read_bytes().split(b"\n")) - 2)
+    assert verify_token_files(tmp_path / "out") == []
+    assert (
+        len(TokenDataset(tmp_path / "out", 16))
+        == (done.tokens - len("".join(validation).encode()) - len(validation)) // 16
+    )
+
+
+@pytest.mark.slow
+def test_the_result_does_not_depend_on_the_number_of_processes(jsonl, tmp_path, monkeypatch):
+    monkeypatch.setattr("libai.data.text.preprocess._CHUNK_BYTES", 500)
+    words = [str(jsonl), "--tokenizer", "bpe", "--vocab-size", "300", "--validation-fraction", "0.2"]
+    for count in "12":
+        assert run([*words, "--processes", count, "-o", str(tmp_path / count)]) == 0
+    for name in ("train.bin", "train.offsets", "validation.bin", "tokenizer.json", "index.json"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes(), name
+    assert sorted(texts_of(tmp_path / "2", "train") + texts_of(tmp_path / "2", "validation")) == sorted(TEXTS)
+    with pytest.raises(DataError, match="bad.jsonl, line 3: not JSON"):
+        (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n{"text"\n')
+        run([str(jsonl), str(tmp_path / "bad.jsonl"), "--processes", "2", "-o", str(tmp_path / "bad")])
+    assert not (tmp_path / "bad").exists()
+
+
+def test_a_published_tokenizer_is_used_and_kept(jsonl, tmp_path, capsys):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = sorted({word for text in TEXTS for word in text.split()})
+    model = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*words, "[UNK]", "[SEP]"])}, "[UNK]"))
+    model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    model.save(str(tmp_path / "tokenizer.json"))
+    path = str(tmp_path / "tokenizer.json")
+    assert run([str(jsonl), "-o", str(tmp_path / "out"), "--tokenizer", path, "--sequence-length", "8"]) == 0
+    printed = capsys.readouterr().out
+    assert "200 documents" in printed and "documents/s" in printed and "samples/s of 8 tokens" in printed
+    assert read_index(tmp_path / "out").end_of_document == len(words) + 1
+    found = texts_of(tmp_path / "out", "train") + texts_of(tmp_path / "out", "validation")
+    assert sorted(found) == sorted(" ".join(text.split()) for text in TEXTS)
+    assert TokenDataset(tmp_path / "out", 8).tokenizer.end_of_document == len(words) + 1
+    with pytest.raises(DataError, match=r"no token \[END\] to end documents with"):
+        run([str(jsonl), "-o", str(tmp_path / "no"), "--tokenizer", path, "--end-token", "[END]"])
+
+
+def test_plain_text_is_a_document_a_file_or_a_paragraph(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n\n\nthree\n")
+    (tmp_path / "b.txt").write_text("four\n")
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    preprocess(files, tmp_path / "files", validation_fraction=0)
+    preprocess(files, tmp_path / "paragraphs", validation_fraction=0, blank_lines=True)
+    assert texts_of(tmp_path / "files", "train") == ["one\ntwo\n\n\nthree\n", "four\n"]
+    assert texts_of(tmp_path / "paragraphs", "train") == ["one\ntwo\n", "three\n", "four\n"]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ('{"text": "a"}\n[1]\n', [], r"line 2: no text 'text' in it, only a list"),
+        ('{"body": "a"}\n', [], r"line 1: no text 'text' in it, only \['body'\]"),
+        ('{"text": "a"}\n', [], "no document is left for"),
+        ("\n", ["--validation-fraction", "0"], "no document is left for train"),
+        ('{"text": "a"}\n', ["--validation-fraction", "1"], "a fraction of at least 0 and below 1"),
+        ('{"text": "a"}\n', ["--processes", "0"], "at least one process"),
+        ('{"text": "a"}\n', ["--tokenizer", "bpe"], "how many tokens to learn"),
+        ('{"text": "a"}\n', ["--tokenizer", "no.json"], "a tokenizer.json that exists"),
+    ],
+)
+def test_mistakes_are_one_clear_error_and_leave_nothing(tmp_path, content, options, message):
+    (tmp_path / "in.jsonl").write_text(content)
+    with pytest.raises(DataError, match=message):
+        run([str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out"), *options])
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_an_existing_folder_and_a_missing_file_are_refused(jsonl, tmp_path):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(DataError, match=r"there \(exists\)"):
+        preprocess([jsonl], tmp_path / "there")
+    with pytest.raises(DataError, match="nowhere.txt is no file"):
+        preprocess([tmp_path / "nowhere.txt"], tmp_path / "out")
+
+
+def test_damaged_offsets_are_refused(jsonl, tmp_path):
+    preprocess([jsonl], tmp_path / "out", validation_fraction=0)
+    path = tmp_path / "out" / "train.offsets"
+    offsets = np.fromfile(path, "<i8")
+    for damaged in (offsets[:-1], offsets[::-1], np.append(offsets[:-1], offsets[-1] + 1)):
+        damaged.tofile(path)
+        with pytest.raises(DataError, match="train.offsets is missing or damaged"):
+            TokenDataset(tmp_path / "out", 8)

@@ -55,6 +55,7 @@ def load_weights(
     strict: bool = True,
     group: str = "model",
     revise_keys: Iterable[Sequence[str]] | None = None,
+    optional: re.Pattern[str] | None = None,
 ) -> WeightsReport:
     """Copy the weights in `source` into `target` and report how they fit.
 
@@ -68,13 +69,18 @@ def load_weights(
             copy what fits, and raise when nothing does.
         group: which tensors of a checkpoint to take.
         revise_keys: more of what `key_mapping` holds, as pairs `(expression, replacement)`, applied after it.
+        optional: finds the names of tensors that the source may lack; the target keeps its own.
 
     Floating dtypes are converted to the model's, other kinds must agree. Collective when the module has global tensors.
     """
     tensors = open_weights(source, group)
     on_disk = _map_names(tensors, _rules(key_mapping, revise_keys), str(source))
     named = _named_tensors(target)
-    wanted = {name: _spec_of(value) for name, value in (named if named is not None else target).items()}
+    wanted = {
+        name: _spec_of(value)
+        for name, value in (named if named is not None else target).items()
+        if name in on_disk or optional is None or not optional.search(name)
+    }
     report = _compare(tensors.origin.name, {name: tensors.spec(old) for name, old in on_disk.items()}, wanted)
     if strict and not report.is_exact:
         raise CheckpointError(f"{report}\n`strict=false` skips what does not fit; `key_mapping` renames tensors.")

@@ -280,6 +280,7 @@ RULES: tuple[Rule, ...] = (
         effect="cannot be kept",
     ),
     _needs("train.ema.enabled", "decay", "warmup", "exclude"),
+    _needs("train.lora.patterns", "rank", "alpha", "dropout", "also_train"),
     _needs("train.amp.enabled", "dtype"),
     _needs("train.auto_scale_lr.enabled", "base_batch_size"),
     _needs("train.profiler.enabled", "start_iter", "num_iters"),

@@ -16,7 +16,10 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{report}\nwrote {options.out}; train.load_weight={options.out} starts a training from it.")
         return 0
     if options.action == "export":
-        files = hf.export_folder(options.weights, options.out, options.like, options.architecture)
+        if options.adapters:
+            files = hf.export_adapters(options.weights, options.out, options.adapters)
+        else:
+            files = hf.export_folder(options.weights, options.out, options.like, options.architecture)
         print(f"wrote {', '.join(files)} into {options.out}")
         return 0
     found = hf.verify(options.folder, options.python)
@@ -33,10 +36,11 @@ def _parser() -> argparse.ArgumentParser:
     action = actions.add_parser("import", help="write a Hugging Face folder's weights under libai's names")
     action.add_argument("folder", help="with config.json and model.safetensors, or shards and their index")
     action.add_argument("out")
-    action = actions.add_parser("export", help="write weights as a Hugging Face folder")
+    action = actions.add_parser("export", help="write weights as a Hugging Face folder, LoRA merged")
     action.add_argument("weights", help="a run's folder, a checkpoint, or what import wrote")
     action.add_argument("out")
     action.add_argument("--like", help="a Hugging Face folder whose names, types, order and shards are kept")
+    action.add_argument("--adapters", metavar="FOLDER", help="write LoRA adapters alone, for PEFT and this model")
     action.add_argument("--architecture", help="for a run: such as LlamaForCausalLM")
     action = actions.add_parser("verify", help="compare what libai and transformers compute")
     action.add_argument("folder")

@@ -15,6 +15,7 @@ from libai.checkpoint import CheckpointError, WeightsReport, copy_into, open_wei
 from libai.checkpoint.safetensors_format import TensorSpec
 from libai.config import LazyCall, instantiate
 from libai.engine.setup.shape_only import build_shape_only
+from libai.hf.adapters import without_adapters
 from libai.hf.families.family import Family
 from libai.hf.families.registry import FAMILIES, family_of
 from libai.hf.families.rules import Match, Rule, match
@@ -25,6 +26,7 @@ from libai.hf.files import (
     Pretrained,
     read_folder,
     read_json,
+    read_run_config,
     write_folder,
     write_json,
     write_like,
@@ -67,7 +69,7 @@ def import_folder(folder: str | Path, out: str | Path, **arguments: Any) -> Weig
 def export_folder(
     weights: str | Path, out: str | Path, like: str | Path | None = None, architecture: str | None = None
 ) -> list[str]:
-    """Write weights of ours as a Hugging Face folder `out`; returns the names of the files.
+    """Write weights of ours as a Hugging Face folder `out`, LoRA adapters merged; returns the names of the files.
 
     Args:
         weights: what `libai.checkpoint.open_weights` opens: a checkpoint, a run folder, or what `import_folder` wrote.
@@ -76,7 +78,7 @@ def export_folder(
             weights, or made from the `config.yaml` of their run.
         architecture: for the config.yaml of a run; default: the first that has the model's class.
     """
-    tensors = open_weights(weights)
+    tensors = without_adapters(open_weights(weights), lambda: read_run_config(Path(weights)))
     specs = {name: tensors.spec(name) for name in tensors}
     out = Path(out)
     if like is not None:
@@ -188,19 +190,10 @@ def _report(source: Pretrained, wanted: Mapping[str, TensorSpec]) -> WeightsRepo
 def _config_of(weights: Path, architecture: str | None) -> dict[str, Any]:
     if (weights / CONFIG).exists():
         return read_json(weights / CONFIG)
-    from omegaconf import OmegaConf
-
-    run = next((path / "config.yaml" for path in (weights, *weights.parents) if (path / "config.yaml").exists()), None)
-    if run is None:
-        raise UserError(
-            f"{weights} has neither {CONFIG} nor the config.yaml of a run, so its model is not known. Name a Hugging "
-            "Face folder that the new one shall be like."
-        )
-    content: Any = OmegaConf.to_container(OmegaConf.load(run), resolve=True)
-    model = content["model"]
+    model = read_run_config(weights)["model"]
     target = model.pop("_target_")
     kinds = [name for name, family in FAMILIES.items() if family.target.rpartition(".")[2] == target.rpartition(".")[2]]
     if not kinds or (architecture or kinds[0]) not in kinds:
-        raise UserError(f"{run} trains {target}, for which libai.hf knows {', '.join(kinds) or 'no architecture'}.")
+        raise UserError(f"{weights} trains {target}, for which libai.hf knows {', '.join(kinds) or 'no architecture'}.")
     chosen = architecture or kinds[0]
     return FAMILIES[chosen].write_config(chosen, model)

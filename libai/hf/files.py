@@ -17,6 +17,7 @@ from libai.checkpoint.safetensors_format import TensorSpec, build_header, raw_by
 from libai.checkpoint.strict_json import parse_json
 from libai.hf.families.family import Family
 from libai.hf.families.registry import family_of
+from libai.utils.errors import UserError
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -141,6 +142,20 @@ def write_folder(folder: Path, specs: Mapping[str, TensorSpec], fetch: Callable[
         weight_map.update(dict.fromkeys(names, file))
     metadata = {"total_size": sum(spec.num_bytes for spec in specs.values())}
     write_json(folder / INDEX, {"metadata": metadata, "weight_map": weight_map})
+
+
+def read_run_config(weights: Path) -> dict[str, Any]:
+    """The config.yaml of the run that `weights` belongs to."""
+    from omegaconf import OmegaConf
+
+    run = next((path / "config.yaml" for path in (weights, *weights.parents) if (path / "config.yaml").exists()), None)
+    if run is None:
+        raise UserError(
+            f"{weights} has neither {CONFIG} nor the config.yaml of a run, so its model is not known, nor the scale of "
+            "its adapters. Give the folder of a run, or name a Hugging Face folder that the new one shall be like."
+        )
+    content: Any = OmegaConf.to_container(OmegaConf.load(run), resolve=True)
+    return content
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.optim.patterns import names_matching
+from libai.config.settings.patterns import names_matching
 from libai.optim.state import like_parameter
 from libai.utils.errors import UserError
 

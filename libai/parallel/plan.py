@@ -15,6 +15,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
+from libai.layers.lora import ADAPTER
 from libai.parallel.mesh import Mesh
 from libai.parallel.stages import balance
 from libai.utils.errors import UserError
@@ -210,7 +211,7 @@ class ParallelPlan:
         """Name -> axis that is split on this mesh."""
         axes: dict[str, int] = {}
         for pattern, axis in self.split.items():
-            matched = [name for name in named if fnmatchcase(name, pattern)]
+            matched = [name for name in named if fnmatchcase(name, pattern) and not ADAPTER.search(name)]
             if not matched:
                 raise UserError(
                     f"the plan splits {pattern!r}, which matches no parameter. Parameters there are: "
@@ -231,6 +232,9 @@ class ParallelPlan:
                     )
                 if mesh.tensor > 1:
                     axes[name] = axis
+                    adapter = f"{name.removesuffix('weight')}{'lora_A' if axis else 'lora_B'}.weight"
+                    if adapter in named:  # the matrix of the layer's LoRA adapter that has this axis
+                        axes[adapter] = axis
         if mesh.tensor > 1 and not axes:
             raise UserError(
                 f"train.dist.tensor_parallel_size={mesh.tensor}, but no plan says which parameters to split, so every "

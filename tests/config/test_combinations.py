@@ -81,6 +81,12 @@ WARNED = [
         "train.ema.decay=0.5 does nothing: train.ema.enabled is false",
         ["train.ema.enabled=true"],
     ),
+    (
+        ["train.lora.rank=4"],
+        {},
+        "train.lora.rank=4 does nothing: train.lora.patterns is null",
+        ["train.lora.patterns=['head']"],
+    ),
     (["train.amp.dtype=bf16"], {}, "train.amp.dtype=bf16 does nothing: ", ["train.amp.enabled=auto"]),
     (
         ["train.auto_scale_lr.base_batch_size=8"],

@@ -99,10 +99,11 @@ def test_a_model_gives_itself_its_initial_weights(mode, tmp_path):
 def test_a_built_model_is_given_initial_weights_once():
     from types import SimpleNamespace
 
+    from libai.config.settings.schema import Train
     from libai.engine.setup.build import build_model
 
     model = OwnInitialWeights()
-    run = SimpleNamespace(model=model, train=SimpleNamespace(dist=SimpleNamespace(sync_batch_norm=False), freeze=[]))
+    run = SimpleNamespace(model=model, train=Train())
     assert (build_model(run).a.weight.numpy() == 0.5).all()
     with flow.no_grad():
         model.a.weight.fill_(2.0)

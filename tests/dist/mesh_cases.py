@@ -20,6 +20,7 @@ from libai.engine import EagerTrainer, GraphTrainer
 from libai.engine.hooks import CallbackHook
 from libai.engine.trainer.batch_scope import BatchScope
 from libai.evaluation import ClassificationEvaluator
+from libai.layers import add_lora
 from libai.models import BERT, GPT, MLP, ResNet, ViT
 from libai.parallel import GlobalLayout, Mesh, ParallelPlan, full_tensor, layout, parallelize
 
@@ -40,6 +41,13 @@ def momentum(model: Any) -> Any:
 def plain(**options: Any) -> Case:
     """`PlainModel` with these options."""
     return Case(adamw, partial(mm.PlainModel, **options), mm.token_batches, max_norm=None)
+
+
+def _with_adapters() -> Any:
+    """Adapters of layers that a plan splits on either axis, and of one that it does not."""
+    model = mm.PlainModel(tied=False)
+    add_lora(model, ["query", "up", "down", "head"], rank=3, alpha=6.0, dropout=0.1)
+    return model
 
 
 CLIPPED = 0.5
@@ -117,6 +125,8 @@ def _on_two() -> Iterator[Planned]:
         yield Planned("untied", replace(untied, accumulation=4), (1, 1, 2), mode, True, evaluates=True)
         yield Planned("resnet", FAMILIES["resnet"], (1, 1, 2), mode, evaluates=True)
         yield Planned("resnet", FAMILIES["resnet"], (1, 2, 1), mode, split={"head.*": 0}, evaluates=True)
+        for mesh in ((2, 1, 1), (1, 2, 1), (1, 1, 2)):
+            yield Planned("lora", replace(untied, model=_with_adapters), mesh, mode, iterations=6)
     yield Planned("dropout, source ops", noisy, (2, 1, 1), "eager", as_global=True, evaluates=True)
     yield Planned("gpt", FAMILIES["gpt"], (1, 2, 1), "graph")
     yield Planned("bert", FAMILIES["bert"], (1, 1, 2), "eager")

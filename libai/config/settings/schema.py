@@ -26,6 +26,7 @@ from libai.config.settings.sections import (
     Ema,
     Evaluation,
     LoadWeight,
+    Lora,
     Profiler,
     Tensorboard,
     ZeroOptimization,
@@ -100,6 +101,7 @@ class Train:
 
     clip_grad: ClipGrad = section(ClipGrad)
     freeze: list[str] | None = key(None, "Regular expressions: parameters that one fits are not trained.")
+    lora: Lora = section(Lora)
     ema: Ema = section(Ema)
     amp: Amp = section(Amp)
     activation_checkpoint: ActivationCheckpoint = section(ActivationCheckpoint)

@@ -28,6 +28,21 @@ class Ema:
 
 
 @dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters (LoRA): they alone are trained, and the model's own parameters are frozen."""
+
+    patterns: list[str] | None = key(
+        None, "Regular expressions: linear and convolution layers that one fits get an adapter; null adapts none."
+    )
+    rank: int = key(8, "Width of the adapters.", at_least=1)
+    alpha: float | None = key(None, "Adapters count `alpha / rank` times; null: once.", above=0)
+    dropout: float = key(0.0, "Dropout on what the adapters read.", at_least=0, below=1)
+    also_train: list[str] | None = key(
+        None, "Regular expressions: parameters that one fits are trained in full, such as a new head's."
+    )
+
+
+@dataclass(frozen=True)
 class Amp:
     """Automatic mixed precision."""
 

@@ -40,6 +40,7 @@ from libai.engine.trainer.switching import TRAINERS
 from libai.forward.contract import as_batch_dict
 from libai.launch.startup import StartupTimes
 from libai.launch.stop import STOP, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
+from libai.layers.lora import ADAPTER
 from libai.parallel import Mesh, ParallelPlan, time_blocks
 from libai.utils.distributed import barrier, default_device, get_world_size, is_main_process
 from libai.utils.errors import OutputLostError, UserError
@@ -357,9 +358,11 @@ class Run:
         self.start_iter = self.trainer.completed_iters
 
     def load_weights(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Take the model's weights, and nothing else, from elsewhere; arguments as in `checkpoint.load_weights`."""
+        """Take the model's weights, and nothing else, from elsewhere; arguments as in `checkpoint.load_weights`.
+
+        Adapters that are not there keep their initial weights."""
         from libai import checkpoint
 
-        report = checkpoint.load_weights(path, self.model, *args, **kwargs)
+        report = checkpoint.load_weights(path, self.model, *args, **{"optional": ADAPTER, **kwargs})
         if is_main_process():
             logger.info("loaded weights from %s: %s", path, report)

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, ListConfig
 from libai.config import fill_unset, instantiate
 from libai.config.lazy.instantiation import TARGET, target_of
 from libai.config.settings.errors import did_you_mean
+from libai.config.settings.patterns import names_matching
 from libai.config.validation import calls_by_dataset
 from libai.engine.loop.check_parts import (
     check_batch_memory,
@@ -34,9 +35,8 @@ from libai.engine.setup.support import amp_dtype
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.options import TrainOptions
 from libai.engine.trainer.switching import TRAINERS
-from libai.layers import synchronize_batch_norms
+from libai.layers import add_lora, synchronize_batch_norms
 from libai.optim import EmaOptions, Optimizers, auto_scale_lr, get_param_groups
-from libai.optim.patterns import names_matching
 from libai.parallel import Mesh
 from libai.scheduler import by_optimizer, in_sequence, with_momentum
 from libai.utils.distributed import is_main_process
@@ -73,9 +73,12 @@ def _initialise(model: flow.nn.Module) -> None:
 
 
 def adapt_model(run: Any, model: flow.nn.Module) -> None:
-    """Do what `train.dist.sync_batch_norm` and `train.freeze` say, in place; again is no harm."""
+    """Do what `train.dist.sync_batch_norm`, `train.lora` and `train.freeze` say, in place; again is no harm."""
     if run.train.dist.sync_batch_norm and not synchronize_batch_norms(model) and is_main_process():
         logger.warning("train.dist.sync_batch_norm=true finds no batch normalization in %s", type(model).__name__)
+    lora = run.train.lora
+    if lora.patterns:
+        add_lora(model, lora.patterns, lora.rank, lora.alpha, lora.dropout, lora.also_train or ())
     named = dict(model.named_parameters())
     for name in names_matching(run.train.freeze or (), list(named), "train.freeze"):
         named[name].requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Regular expressions that choose parameters by name."""
+"""Settings that hold regular expressions, which choose parameters or layers by name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from libai.utils.errors import UserError
 
 
-def names_matching(patterns: Sequence[str], names: Sequence[str], setting: str) -> list[str]:
-    """The `names` in which a pattern is found, in their order.
+def names_matching(patterns: Sequence[str], names: Sequence[str], setting: str, kind: str = "parameters") -> list[str]:
+    """The `names` in which a pattern is found, in their order. `kind`: what they are names of.
 
     Raises `UserError`, which names `setting`, for what is no regular expression and for a pattern without a match.
     """
@@ -26,8 +26,8 @@ def names_matching(patterns: Sequence[str], names: Sequence[str], setting: str) 
         if not found:
             near = difflib.get_close_matches(pattern, names, n=5, cutoff=0.3) or names[:5]
             raise UserError(
-                f"{setting} has {pattern!r}, which matches none of the {len(names)} parameters of the model. "
-                f"Near: {', '.join(near)}. Correct the pattern or remove it."
+                f"{setting} has {pattern!r}, which matches none of the {len(names)} {kind} of the model. "
+                f"Near: {', '.join(near) or 'none'}. Correct the pattern or remove it."
             )
         chosen.update(found)
     return [name for name in names if name in chosen]

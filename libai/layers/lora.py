@@ -1,0 +1,131 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021) for the linear and convolution layers of any module.
+
+An adapted layer computes `layer(x) + scale * lora_B(lora_A(dropout(x)))`. It keeps its class, its parameters and their
+names, so that plans, weights to load and optimizers fit as before; the adapter's names are those of PEFT.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+
+from libai.config.settings.patterns import names_matching
+from libai.layers.dropout import Dropout
+from libai.oneflow_fixes.wrapping import unwrap_forward, wrap_forward
+from libai.utils.errors import UserError
+
+#: the parameters of adapters, by name
+ADAPTER = re.compile(r"(^|\.)lora_[AB]\.weight$")
+
+
+def add_lora(
+    model: nn.Module,
+    patterns: Sequence[str],
+    rank: int = 8,
+    alpha: float | None = None,
+    dropout: float = 0.0,
+    also_train: Sequence[str] = (),
+) -> list[str]:
+    """Give layers of `model` adapters, in place, and freeze everything else; returns the names of these layers.
+
+    Args:
+        patterns: regular expressions, searched in the names of linear and 2-d convolution layers.
+        rank: width of the adapters. The second matrix begins at zero, so that the model computes what it did.
+        alpha: adapters count `alpha / rank` times; default: once.
+        dropout: rate on what the adapters read.
+        also_train: regular expressions of parameters that are trained in full, such as a new head.
+
+    Layers that have an adapter keep it. Raises `UserError` for a pattern without a match and for layers whose weight
+    cannot be changed alone.
+    """
+    modules = dict(model.named_modules())
+    layers = {name: module for name, module in modules.items() if _is_adaptable(module) and not _is_in_adapter(name)}
+    chosen = names_matching(patterns, list(layers), "train.lora.patterns", "linear and convolution layers")
+    for name in chosen:
+        if not _has_adapter(layers[name]):
+            _check(name, layers[name], modules)
+            _adapt(layers[name], rank, lora_scale(rank, alpha), dropout)
+    named = dict(model.named_parameters())
+    trained = set(names_matching(also_train, list(named), "train.lora.also_train"))
+    for name, parameter in named.items():
+        parameter.requires_grad_(name in trained or bool(ADAPTER.search(name)))
+    return chosen
+
+
+def lora_scale(rank: int, alpha: float | None) -> float:
+    """The factor of what an adapter computes."""
+    return 1.0 if alpha is None else alpha / rank
+
+
+def merge_lora(model: nn.Module) -> nn.Module:
+    """Add the adapters to the weights and remove them, in place; returns `model`, which computes what it did.
+
+    For local tensors. Parameters that were frozen stay so.
+    """
+    for module in model.modules():
+        if _has_adapter(module):
+            with flow.no_grad():
+                module.weight.data.add_(lora_delta(module.lora_A.weight, module.lora_B.weight, module.lora_scale))
+            for part in ("lora_A", "lora_B", "lora_dropout"):
+                delattr(module, part)
+            unwrap_forward(module)
+    return model
+
+
+def lora_delta(a: Any, b: Any, scale: float) -> Any:
+    """What an adapter adds to the weight of its layer; tensors or arrays (rank, …) and (out, rank, …)."""
+    product = b.reshape(b.shape[0], -1) @ a.reshape(a.shape[0], -1)
+    return (product * scale).reshape(b.shape[0], *a.shape[1:])
+
+
+def _adapt(layer: Any, rank: int, scale: float, dropout: float) -> None:
+    device = layer.weight.device
+    if isinstance(layer, nn.Linear):
+        down: nn.Module = nn.Linear(layer.in_features, rank, bias=False)
+        up: nn.Module = nn.Linear(rank, layer.out_features, bias=False)
+    else:
+        geometry = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+        down = nn.Conv2d(layer.in_channels, rank, *geometry, bias=False)
+        up = nn.Conv2d(rank, layer.out_channels, 1, bias=False)
+    nn.init.kaiming_uniform_(down.weight, a=math.sqrt(5))
+    nn.init.zeros_(up.weight)
+    layer.lora_A, layer.lora_B, layer.lora_dropout = down.to(device), up.to(device), Dropout(dropout)
+    layer.lora_scale = scale
+    wrap_forward(layer, _with_adapter)
+
+
+def _with_adapter(layer: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0] if args else next(iter(kwargs.values()))
+    adapted = layer.lora_B(layer.lora_A(layer.lora_dropout(x)))
+    return forward(layer, *args, **kwargs) + (adapted if layer.lora_scale == 1.0 else adapted * layer.lora_scale)
+
+
+def _is_adaptable(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Linear, nn.Conv2d))
+
+
+def _has_adapter(module: nn.Module) -> bool:
+    return "lora_A" in module._modules
+
+
+def _is_in_adapter(name: str) -> bool:
+    return name.rpartition(".")[2] in ("lora_A", "lora_B")
+
+
+def _check(name: str, layer: Any, modules: dict[str, nn.Module]) -> None:
+    if getattr(layer, "groups", 1) != 1:
+        raise UserError(
+            f"train.lora.patterns chooses {name}, a convolution in {layer.groups} groups, whose weight no product of "
+            "two small matrices can change. Narrow the patterns."
+        )
+    for other, module in modules.items():
+        if module is not layer and any(tensor is layer.weight for tensor in module._parameters.values()):
+            raise UserError(
+                f"train.lora.patterns chooses {name}, whose weight is {other}'s too: an adapter would change one of "
+                "them, and could not be merged. Narrow the patterns."
+            )

@@ -1,0 +1,117 @@
+"""`train.lora`: adapters alone are trained, saved, resumed and loaded; learning rates by depth, for fine-tuning."""
+
+from __future__ import annotations
+
+import contract_runs
+import numpy as np
+import oneflow as flow
+import pytest
+
+from libai.checkpoint import CheckpointError
+from libai.engine.hooks import CallbackHook
+from libai.layers import merge_lora
+from libai.utils.errors import UserError
+
+LORA = ("train.lora={patterns: ['a'], rank: 2, alpha: 4, dropout: 0.1, also_train: ['^b\\.bias$']}", "optim.lr=0.1")
+SHORT = ("train.evaluation.enabled=false", "graph.check_first_step=false")
+
+
+def weights(run):
+    return {name: tensor.numpy().copy() for name, tensor in run.model.state_dict().items()}
+
+
+def losses(run):
+    found = []
+    run.trainer.register_hooks([CallbackHook(after_step=lambda t: found.append(t.fetch_metrics()["train/loss"]))])
+    run.train()
+    return found
+
+
+def test_only_adapters_and_chosen_parameters_are_trained(mode, tmp_path):
+    run = contract_runs.make_run(tmp_path, mode, *LORA, "train.evaluation.enabled=false")
+    before = weights(run)
+    run.train()
+    after = weights(run)
+    trained = {"a.lora_A.weight", "a.lora_B.weight", "b.bias"}
+    assert {name for name in before if not np.array_equal(before[name], after[name])} == trained
+    assert {name.partition("/")[0] for name in run.trainer.optimizer_state.export()[0]} == trained
+
+
+def test_both_modes_give_one_curve_of_adapters(tmp_path):
+    eager, graph = (losses(contract_runs.make_run(tmp_path / mode, mode, *LORA, *SHORT)) for mode in ("eager", "graph"))
+    np.testing.assert_allclose(graph, eager, rtol=1e-5)
+    assert eager[-1] != eager[0]
+
+
+def test_adapters_are_resumed_exactly(mode, tmp_path):
+    run = contract_runs.make_run(tmp_path / "one", mode, *LORA, *SHORT)
+    run.train()
+    cut = contract_runs.make_run(tmp_path / "two", mode, *LORA, *SHORT)
+    cut.train(until=4)
+    resumed = contract_runs.make_run(tmp_path / "two", mode, *LORA, *SHORT, resume=True)
+    assert resumed.start_iter == 4
+    resumed.train()
+    assert all(np.array_equal(array, weights(run)[name]) for name, array in weights(resumed).items())
+
+
+def test_a_base_is_loaded_without_adapters(mode, tmp_path):
+    base = contract_runs.make_run(tmp_path / "base", mode, *SHORT, "train.train_iter=2")
+    base.train()
+    loading = f"train.load_weight={tmp_path}/base/checkpoints/last"
+    run = contract_runs.make_run(tmp_path / "tuned", mode, *LORA, *SHORT, loading)
+    assert all(np.array_equal(weights(run)[name], array) for name, array in weights(base).items())
+    with pytest.raises(CheckpointError, match="mismatched: `a.weight`"):
+        contract_runs.make_run(tmp_path / "other", mode, *LORA, loading, "model.width=8")
+
+
+def test_a_merged_model_predicts_what_the_run_does(mode, tmp_path):
+    run = contract_runs.make_run(tmp_path, mode, *LORA, *SHORT)
+    run.train()
+    batch = contract_runs.dataset(8)
+    expected = run.predict(batch)["logits"].numpy()
+    merged = contract_runs.Run.load(tmp_path, mode="eager")
+    merge_lora(merged.model)
+    assert sorted(merged.model.state_dict()) == ["a.bias", "a.weight", "b.bias", "b.weight"]
+    np.testing.assert_allclose(merged.predict(batch)["logits"].numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_patterns_that_fit_nothing_are_refused(mode, tmp_path):
+    with pytest.raises(UserError, match=r"train\.lora\.patterns has 'q_proj', which matches none of the 2 linear"):
+        contract_runs.make_run(tmp_path, mode, "train.lora.patterns=['q_proj']")
+
+
+class Deep(flow.nn.Module):
+    """A stem, two blocks and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = flow.nn.Linear(8, 8)
+        self.blocks = flow.nn.ModuleList([flow.nn.Linear(8, 8) for _ in range(2)])
+        self.head = flow.nn.Linear(8, 4)
+
+    def forward(self, x, y):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = flow.relu(block(x))
+        return {"losses": {"cls": flow.nn.functional.cross_entropy(self.head(x), y)}}
+
+
+def test_rates_fall_with_depth_in_both_modes(tmp_path):
+    words = (
+        "model._target_=test_contract_lora.Deep",
+        "optim.params={layer_decay: 0.5, base_lr: 0.01}",
+    )
+    curves = {}
+    for mode in ("eager", "graph"):
+        run = contract_runs.make_run(tmp_path / mode, mode, *words, *SHORT)
+        groups = run.optimizer.param_groups
+        rates = {name: group["initial_lr"] for group in groups for name in names_in(run, group)}
+        curves[mode] = losses(run)
+        expected = {"stem.weight": 0.00125, "blocks.0.weight": 0.0025, "blocks.1.weight": 0.005, "head.weight": 0.01}
+        assert {name: rates[name] for name in expected} == pytest.approx(expected)
+    np.testing.assert_allclose(curves["graph"], curves["eager"], rtol=1e-5)
+
+
+def names_in(run, group):
+    held = {id(parameter) for parameter in group.parameters}
+    return [name for name, parameter in run.model.named_parameters() if id(parameter) in held]

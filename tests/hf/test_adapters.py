@@ -1,0 +1,89 @@
+"""LoRA adapters of a run: merged into a Hugging Face folder, or alone as PEFT reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+import pytest
+from omegaconf import OmegaConf
+from safetensors.numpy import load_file
+
+from libai.config import LazyCall, LazyConfig, defaults, validate
+from libai.data import build_train_loader
+from libai.engine import Run, default_setup
+from libai.hf import export_adapters, export_folder, import_folder, load_pretrained, model_config
+from libai.hf.command import main
+from libai.utils.errors import UserError
+
+FIXTURES = Path(__file__).resolve().parent / "fixtures"
+LORA = "train.lora={patterns: ['attention\\.[qv]$', 'mlp\\.down'], rank: 2, alpha: 4}"
+
+
+def tokens() -> dict[str, np.ndarray]:
+    ids = np.random.RandomState(0).randint(0, 30, (16, 8))
+    return {"input_ids": ids, "labels": ids}
+
+
+def tuned(folder: Path, source: Path, *overrides: str) -> Any:
+    """A run that trained adapters of the model in `source` for a few iterations."""
+    import_folder(source, folder / "base")
+    train = defaults("train")
+    train.output_dir, train.train_micro_batch_size, train.train_iter = str(folder / "run"), 8, 4
+    train.evaluation.enabled = train.tensorboard.enabled = False
+    train.load_weight.path = str(folder / "base")
+    config = {
+        "model": model_config(source),
+        "optim": LazyCall(flow.optim.AdamW)(lr=0.05),
+        "dataloader": {"train": LazyCall(build_train_loader)(dataset=LazyCall(tokens)())},
+        "train": train,
+        "graph": defaults("graph"),
+    }
+    lazy = LazyConfig.apply_overrides(OmegaConf.create(config, flags={"allow_objects": True}), [LORA, *overrides])
+    run = Run(default_setup(validate(lazy)))
+    run.train()
+    return run
+
+
+def test_merged_weights_compute_what_the_run_does(tmp_path: Path) -> None:
+    source = FIXTURES / "qwen2"
+    run = tuned(tmp_path, source)
+    export_folder(tmp_path / "run/checkpoints/last", tmp_path / "merged", like=source)
+    ids = flow.tensor(tokens()["input_ids"])
+    logits = [model.eval()(ids)["logits"].numpy() for model in (load_pretrained(tmp_path / "merged"), run.model)]
+    np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-5)  # float32 rounding
+    assert not np.allclose(load_pretrained(source).eval()(ids)["logits"].numpy(), logits[1], atol=1e-2), (
+        "it has learned"
+    )
+    trained, before = load_file(tmp_path / "merged/model.safetensors"), load_file(source / "model.safetensors")
+    changed = {name for name in before if not np.array_equal(trained[name], before[name])}
+    assert all(name.split(".")[-2] in ("q_proj", "v_proj", "down_proj") for name in changed) and len(changed) == 6
+
+
+@pytest.mark.slow
+def test_adapters_alone_have_the_names_of_peft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = FIXTURES / "qwen2"
+    run = tuned(tmp_path, source)
+    weights = str(tmp_path / "run/checkpoints/last")
+    assert main(["export", weights, str(tmp_path / "adapters"), "--adapters", str(source)]) == 0
+    assert "adapter_model.safetensors" in capsys.readouterr().out
+    found = load_file(tmp_path / "adapters/adapter_model.safetensors")
+    ours = dict(run.model.named_parameters())["blocks.1.attention.q.lora_B.weight"].numpy()
+    assert np.array_equal(found["base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"], ours)
+    settings = json.loads((tmp_path / "adapters/adapter_config.json").read_text())
+    assert (settings["r"], settings["lora_alpha"]) == (2, 4.0)
+    assert "model.layers.0.mlp.down_proj" in settings["target_modules"] and len(found) == 12
+
+
+@pytest.mark.slow
+def test_what_a_file_of_adapters_cannot_hold_is_refused(tmp_path: Path) -> None:
+    source, weights = FIXTURES / "gpt2", tmp_path / "run/checkpoints/last"
+    tuned(tmp_path, source)
+    with pytest.raises(UserError, match="as a part or in another form"):
+        export_adapters(weights, tmp_path / "adapters", source)
+    tuned(tmp_path, source, "train.lora.patterns=null")
+    with pytest.raises(UserError, match="has no adapters"):
+        export_adapters(weights, tmp_path / "adapters", source)

@@ -1,0 +1,111 @@
+"""Adapters of single layers: what they compute, what merging leaves, and what cannot be adapted."""
+
+from __future__ import annotations
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+from libai.layers import add_lora, merge_lora
+from libai.utils.errors import UserError
+
+
+class Net(nn.Module):
+    """Linear layers by class and by a user's subclass, and convolutions."""
+
+    class Own(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * 2.0
+
+    def __init__(self, groups: int = 1):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1, groups=groups)
+        self.mix = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 4, bias=False)
+
+    def forward(self, x):
+        return self.head(flow.relu(self.mix(flow.relu(self.stem(x)).mean(dim=(2, 3)))))
+
+
+def adapted(**options) -> Net:
+    """All layers adapted, by adapters that count."""
+    flow.manual_seed(0)
+    net = Net()
+    add_lora(net, ["."], **options)
+    with flow.no_grad():
+        for name, parameter in net.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(flow.randn(*parameter.shape))
+    return net
+
+
+X = np.random.RandomState(0).randn(5, 3, 8, 8).astype(np.float32)
+
+
+def test_new_adapters_change_nothing_and_names_stay():
+    flow.manual_seed(0)
+    net = Net()
+    before, names = net(flow.tensor(X)).numpy(), list(net.state_dict())
+    assert add_lora(net, ["mix", "^stem$"], rank=2) == ["stem", "mix"]
+    assert np.array_equal(net(flow.tensor(X)).numpy(), before)
+    added = {"stem.lora_A.weight", "stem.lora_B.weight", "mix.lora_A.weight", "mix.lora_B.weight"}
+    assert set(net.state_dict()) - set(names) == added
+    assert {name for name, parameter in net.named_parameters() if parameter.requires_grad} == added
+    assert isinstance(net.mix, nn.Linear) and type(net.mix).__name__ == "Linear"
+
+
+def test_adapting_again_changes_nothing():
+    net = adapted(rank=2)
+    before, names = net(flow.tensor(X)).numpy(), list(net.state_dict())
+    add_lora(net, ["."], rank=2)
+    assert np.array_equal(net(flow.tensor(X)).numpy(), before) and list(net.state_dict()) == names
+
+
+@pytest.mark.parametrize("alpha", [None, 6.0])
+def test_merged_weights_compute_the_same(alpha):
+    net = adapted(rank=2, alpha=alpha)
+    before, plain = net(flow.tensor(X)).numpy(), Net()
+    merge_lora(net)
+    np.testing.assert_allclose(net(flow.tensor(X)).numpy(), before, rtol=1e-5, atol=1e-5)  # float32 rounding
+    assert list(net.state_dict()) == list(plain.state_dict()) and type(net.stem) is nn.Conv2d
+    plain.load_state_dict(net.state_dict())
+    assert np.array_equal(plain(flow.tensor(X)).numpy(), net(flow.tensor(X)).numpy())
+
+
+def test_dropout_is_on_the_adapter_alone_and_off_in_evaluation():
+    net = adapted(rank=2, dropout=0.5)
+    first, second = net(flow.tensor(X)).numpy(), net(flow.tensor(X)).numpy()
+    assert not np.allclose(first, second)
+    net.eval()
+    assert np.array_equal(net(flow.tensor(X)).numpy(), net(flow.tensor(X)).numpy())
+
+
+def test_a_subclass_keeps_its_forward():
+    flow.manual_seed(0)
+    layer = nn.Sequential(Net.Own(4, 4))
+    x = flow.randn(2, 4)
+    before = layer(x).numpy()
+    add_lora(layer, ["0"], rank=1)
+    assert np.array_equal(layer(x).numpy(), before)
+
+
+def test_heads_are_trained_in_full():
+    net = Net()
+    add_lora(net, ["mix"], also_train=["^head"])
+    assert net.head.weight.requires_grad and not net.stem.weight.requires_grad
+
+
+def test_mistakes_are_named():
+    with pytest.raises(UserError, match=r"patterns has 'mixx', which matches none of the 3 linear.*Near: mix"):
+        add_lora(Net(), ["mix", "mixx"])
+    with pytest.raises(UserError, match=r"also_train has 'heads'.*Near: head\.weight"):
+        add_lora(Net(), ["mix"], also_train=["heads"])
+    tied = Net()
+    tied.copy = nn.Linear(8, 4, bias=False)
+    tied.copy.weight = tied.head.weight
+    with pytest.raises(UserError, match="chooses head, whose weight is copy's too"):
+        add_lora(tied, ["head"])
+    grouped = nn.Sequential(nn.Conv2d(4, 4, 3, groups=2))
+    with pytest.raises(UserError, match="a convolution in 2 groups"):
+        add_lora(grouped, ["0"])

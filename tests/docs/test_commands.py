@@ -20,6 +20,7 @@ GENERATED = ("benchmarks.md", "benchmarks_curves.md", "benchmarks_operations.md"
 WRITTEN = [page for page in PAGES if page.name not in (*GENERATED, "CHANGELOG.md")]
 #: tool -> the words of `libai` that do the same, or the function that it calls
 TOOLS = {
+    "tools/preprocess_data.py": ["preprocess"],
     "tools/benchmark.py": ["benchmark"],
     "tools/checkpoint.py": ["checkpoint"],
     "tools/parity.py": ["parity"],

@@ -25,6 +25,7 @@ from libai.data.text.preprocess import Preprocessed as Preprocessed
 from libai.data.text.preprocess import preprocess as preprocess
 from libai.data.text.samples import MaskedTokens as MaskedTokens
 from libai.data.text.samples import SentenceOrder as SentenceOrder
+from libai.data.text.span_corruption import SpanCorruption as SpanCorruption
 from libai.data.text.token_files import verify_token_files as verify_token_files
 from libai.data.text.tokenizers import BPETokenizer as BPETokenizer
 from libai.data.text.tokenizers import ByteTokenizer as ByteTokenizer

@@ -24,6 +24,7 @@ from libai.hf.files import (
     INDEX,
     WEIGHTS,
     Pretrained,
+    has_weights,
     read_folder,
     read_json,
     read_run_config,
@@ -39,7 +40,10 @@ def model_config(folder: str | Path, **arguments: Any) -> Any:
     """The `LazyCall` that builds our model for the config.json in `folder`; `arguments` replace what it says."""
     config = read_json(Path(folder) / CONFIG)
     _, family = family_of(config)
-    return LazyCall(family.target)(**{**family.read_arguments(config), **arguments})
+    found = family.read_arguments(config)
+    if found.get("tie_head") and has_weights(folder) and read_folder(folder).has_own("lm_head.weight"):
+        found["tie_head"] = False  # config.json may say otherwise: transformers goes by the file, too
+    return LazyCall(family.target)(**{**found, **arguments})
 
 
 def load_pretrained(folder: str | Path, **arguments: Any) -> nn.Module:

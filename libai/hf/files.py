@@ -57,6 +57,9 @@ class Pretrained(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         return sum(map(len, self.files.values()))
 
+    def __contains__(self, name: object) -> bool:
+        return any(name in group for group in self.files.values())
+
     def __getitem__(self, name: str) -> np.ndarray:
         return self._group(name)[name]
 
@@ -69,6 +72,11 @@ class Pretrained(Mapping[str, np.ndarray]):
         prefix = self.family.prefix
         has_prefix = any(stored.startswith(prefix) for stored in self)
         return name if has_prefix else name.removeprefix(prefix)
+
+    def has_own(self, copy: str) -> bool:
+        """Whether the tensor `copy`, which would repeat another one of the family, has values of its own here."""
+        name, original = self.name_in_file(copy), self.name_in_file(self.family.copies[copy])
+        return name in self and original in self and not np.array_equal(self[name], self[original])
 
     def _group(self, name: str) -> TensorGroup:
         return next(group for group in self.files.values() if name in group)
@@ -83,6 +91,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, expected an object.")
     return content
+
+
+def has_weights(folder: str | Path) -> bool:
+    """Whether there are weights beside config.json."""
+    return any((Path(folder) / name).exists() for name in (WEIGHTS, INDEX))
 
 
 def read_folder(folder: str | Path) -> Pretrained:

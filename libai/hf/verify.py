@@ -67,4 +67,8 @@ def random_inputs(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray
     if config["model_type"] == "bert":
         inputs["attention_mask"] = (np.arange(length) < np.array([[length], [length - 3]])).astype(np.int64)
         inputs["token_type_ids"] = np.repeat(np.arange(length)[None] * 2 // length, 2, axis=0)
+    if config["model_type"] in ("t5", "mt5"):
+        inputs["attention_mask"] = (np.arange(length) < np.array([[length], [length - 3]])).astype(np.int64)
+        if config["architectures"][0].endswith("Generation"):
+            inputs["decoder_input_ids"] = random.integers(0, config["vocab_size"], (2, 9))
     return inputs

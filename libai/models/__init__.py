@@ -10,6 +10,10 @@ from libai.models.text.gpt import GPT as GPT
 from libai.models.text.gpt import GPT_PLAN as GPT_PLAN
 from libai.models.text.llama import LLAMA_PLAN as LLAMA_PLAN
 from libai.models.text.llama import Llama as Llama
+from libai.models.text.t5 import T5 as T5
+from libai.models.text.t5 import T5_ENCODER_PLAN as T5_ENCODER_PLAN
+from libai.models.text.t5 import T5_PLAN as T5_PLAN
+from libai.models.text.t5 import T5Encoder as T5Encoder
 from libai.models.vision.alexnet import ALEXNET_PLAN as ALEXNET_PLAN
 from libai.models.vision.alexnet import AlexNet as AlexNet
 from libai.models.vision.resnet import RESNET_PLAN as RESNET_PLAN

@@ -33,6 +33,8 @@ BERT = {
     "intermediate_size": 40,
     "max_position_embeddings": 32,
 }
+T5 = {"vocab_size": 96, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_heads": 3}
+T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
 RESNET = {
     "embedding_size": 4,
     "hidden_sizes": [4, 8, 16],
@@ -80,6 +82,15 @@ MODELS = {
         {**DECODER, "rope_parameters": LLAMA3, "tie_word_embeddings": True},
         {"max_shard_size": "12KB", "dtype": torch.bfloat16},
     ),
+    "mt5": ("MT5ForConditionalGeneration", {**T5, "num_decoder_layers": 1}, {"untie": True}),
+    "mt5_encoder": ("MT5EncoderModel", T5, {}),
+    "t5": ("T5ForConditionalGeneration", {**T5, "num_decoder_layers": 3}, {}),
+    "t5_1_1": (
+        "T5ForConditionalGeneration",
+        {**T5, "tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"},
+        {"untie": True},
+    ),
+    "t5_encoder": ("T5EncoderModel", T5, {}),
     "mistral": ("MistralForCausalLM", {**DECODER, "sliding_window": None}, {}),
     "qwen2": ("Qwen2ForCausalLM", {**DECODER, "tie_word_embeddings": True}, {}),
 }
@@ -92,7 +103,8 @@ def randomize(model):
         if tensor.is_floating_point():
             noise = torch.randn(tensor.shape, generator=generator)
             is_scale = tensor.ndim == 1 and not name.endswith("bias")
-            tensor.copy_(noise.abs() * 0.3 + 0.7 if is_scale else noise * 0.2)
+            scale = 0.06 if name.endswith("Attention.q.weight") else 0.2  # T5 does not scale its scores
+            tensor.copy_(noise.abs() * 0.3 + 0.7 if is_scale else noise * scale)
 
 
 def inputs_of(config):
@@ -102,6 +114,12 @@ def inputs_of(config):
         shape = (2, config.num_channels, size, size)
         return {"pixel_values": random.standard_normal(shape).astype(np.float32)}
     inputs = {"input_ids": random.integers(0, config.vocab_size, (2, 12))}
+    if config.model_type in ("t5", "mt5"):
+        # longer than the distances that have buckets of their own
+        inputs["input_ids"] = random.integers(0, config.vocab_size, (2, 20))
+        inputs["attention_mask"] = (np.arange(20) < np.array([[20], [13]])).astype(np.int64)
+        if config.architectures[0].endswith("Generation"):
+            inputs["decoder_input_ids"] = random.integers(0, config.vocab_size, (2, 18))
     if config.model_type == "bert":
         inputs["attention_mask"] = (np.arange(12) < np.array([[12], [9]])).astype(np.int64)
         inputs["token_type_ids"] = np.repeat(np.arange(12)[None] // 6, 2, axis=0)
@@ -113,9 +131,11 @@ def make(name):
     kind = getattr(transformers, architecture)
     folder = HERE / "fixtures" / name
     model = kind(kind.config_class(**settings))
+    saving = dict(saving)
+    if saving.pop("untie", False):
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
     with torch.no_grad():
         randomize(model)
-    saving = dict(saving)
     model.to(saving.pop("dtype", torch.float32)).save_pretrained(folder, **saving)
     (folder / "generation_config.json").unlink(missing_ok=True)
     inputs = inputs_of(model.config)

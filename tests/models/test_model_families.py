@@ -12,7 +12,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from libai.models import BERT, GPT, MLP, AlexNet, Llama, ResNet, ViT
+from libai.models import BERT, GPT, MLP, T5, AlexNet, Llama, ResNet, ViT
 
 VOCABULARY, LENGTH, CLASSES, BATCH = 64, 16, 10, 6
 
@@ -39,6 +39,31 @@ FAMILIES = {
     ),
     # as GPT, and the head's 32*32 + 32 + 2*32 with 64 biases of the vocabulary
     "bert": Family(lambda: BERT(VOCABULARY, LENGTH, 32, 2, 4), True, 2560 + 2 * 12704 + 64 + 1120 + 64),
+    # embedding, two blocks of attention 4*32^2, units 2*32*48 and two norms, in the decoder also attention and norm to
+    # the text, two tables of 32 buckets for 4 heads, two last norms
+    "t5": Family(
+        lambda: T5(VOCABULARY, LENGTH, hidden_size=32, num_layers=2, num_heads=4, inner_size=48),
+        True,
+        2048 + 4 * (4096 + 3072 + 64) + 2 * (4096 + 32) + 2 * 128 + 64,
+    ),
+    # one block in the decoder, gates, heads of 6 units and an output layer
+    "t5_gated": Family(
+        lambda: T5(
+            VOCABULARY,
+            LENGTH,
+            1,
+            tie_head=False,
+            hidden_size=32,
+            num_layers=2,
+            num_heads=4,
+            inner_size=48,
+            head_size=6,
+            activation="gelu_tanh",
+            is_gated=True,
+        ),
+        True,
+        2 * 2048 + 3 * (4 * 24 * 32 + 3 * 1536 + 64) + 4 * 24 * 32 + 32 + 2 * 128 + 64,
+    ),
     # patches 4*32 + 32, class token 32, positions 17*32, blocks, norm, head 32*10 + 10
     "vit": Family(lambda: ViT(8, 2, 1, CLASSES, 32, 2, 4), False, 160 + 32 + 544 + 2 * 12704 + 64 + 330),
     "vit_mean": Family(lambda: ViT(8, 2, 1, CLASSES, 32, 2, 4, pool="mean"), False, 160 + 512 + 2 * 12704 + 64 + 330),
@@ -81,6 +106,13 @@ def training_loss(model: nn.Module, batch: dict[str, flow.Tensor]) -> flow.Tenso
     assert all(value.ndim == 0 for group in outputs.values() for value in group.values())
     (loss,) = outputs["losses"].values()
     return loss
+
+
+def predict(model: nn.Module, batch: dict[str, flow.Tensor]) -> dict[str, flow.Tensor]:
+    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    if isinstance(model, T5):
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    return model(**inputs)
 
 
 class OneStep(nn.Graph):
@@ -151,8 +183,7 @@ def test_nothing_is_float64(family: Family) -> None:
     assert {p.dtype for p in model.parameters()} == {flow.float32}
     assert flow.float64 not in {b.dtype for b in model.buffers()}
     assert training_loss(model, batch).dtype == flow.float32
-    prediction = model(batch["input_ids"] if family.is_text else batch["images"])
-    assert prediction["logits"].dtype == flow.float32
+    assert predict(model, batch)["logits"].dtype == flow.float32
 
 
 @each_family
@@ -173,8 +204,7 @@ def test_evaluation_gives_losses_and_prediction_gives_logits(family: Family) -> 
     outputs = model(**batch)
     assert outputs["losses"] and all(loss.ndim == 0 for loss in outputs["losses"].values())
     assert "metrics" not in outputs
-    batch.pop("labels")
-    logits = model(**batch)["logits"]
+    logits = predict(model, batch)["logits"]
     shape = (BATCH, LENGTH, VOCABULARY) if family.is_text else (BATCH, CLASSES)
     assert tuple(logits.shape) == shape
 
@@ -195,18 +225,19 @@ def test_plan_names_parameters_and_blocks_that_exist(family: Family) -> None:
     [
         lambda p: GPT(VOCABULARY, LENGTH, 32, 1, 4, dropout=p),
         lambda p: BERT(VOCABULARY, LENGTH, 32, 1, 4, dropout=p),
+        lambda p: T5(VOCABULARY, LENGTH, hidden_size=32, num_layers=1, num_heads=4, inner_size=32, dropout=p),
         lambda p: ViT(8, 2, 1, CLASSES, 32, 1, 4, dropout=p),
         lambda p: ViT(8, 2, 1, CLASSES, 32, 2, 4, drop_path=p),
         lambda p: MLP(64, (32,), CLASSES, dropout=p),
         lambda p: AlexNet(8, 1, CLASSES, width=4, hidden_size=32, dropout=p),
     ],
-    ids=["gpt", "bert", "vit", "vit_drop_path", "mlp", "alexnet"],
+    ids=["gpt", "bert", "t5", "vit", "vit_drop_path", "mlp", "alexnet"],
 )
 def test_dropout_acts_in_training_and_not_in_evaluation(build_with: Callable[[float], Any]) -> None:
     def loss(p: float, training: bool) -> float:
         flow.manual_seed(1)
         model = build_with(p).train(training)
-        family = FAMILIES["gpt" if isinstance(model, (GPT, BERT)) else "mlp"]
+        family = FAMILIES["gpt" if isinstance(model, (GPT, BERT, T5)) else "mlp"]
         return sum(value.item() for value in model(**batch_of(family))["losses"].values())
 
     assert loss(0.5, training=False) == loss(0.0, training=False)

@@ -34,6 +34,24 @@ def _bert(hidden_size: int, num_layers: int, num_heads: int, target: str = "liba
     )
 
 
+def _t5(hidden_size: int, num_layers: int, num_heads: int, inner_size: int, head_size: int = 64) -> Any:
+    return LazyCall("libai.models.T5")(
+        vocab_size=32128,
+        max_seq_length=512,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        inner_size=inner_size,
+        head_size=head_size,
+    )
+
+
+def _mt5(*sizes: int) -> Any:
+    model = _t5(*sizes)
+    model.update(vocab_size=250112, activation="gelu_tanh", is_gated=True, tie_head=False)
+    return model
+
+
 def _vit(patch_size: int, hidden_size: int, num_layers: int, num_heads: int) -> Any:
     return LazyCall("libai.models.ViT")(
         image_size=224,
@@ -56,6 +74,16 @@ published = {
     "bert_base": _bert(768, 12, 12, predicts_next_sentence=True),
     "bert_large": _bert(1024, 24, 16, predicts_next_sentence=True),
     "minilm_l6": _bert(384, 6, 12, "libai.models.BERTEmbedder", has_pooler=True),
+    "t5_small": _t5(512, 6, 8, 2048),
+    "t5_base": _t5(768, 12, 12, 3072),
+    "t5_large": _t5(1024, 24, 16, 4096),
+    "t5_3b": _t5(1024, 24, 32, 16384, 128),
+    "t5_11b": _t5(1024, 24, 128, 65536, 128),
+    "mt5_small": _mt5(512, 8, 6, 1024),
+    "mt5_base": _mt5(768, 12, 12, 2048),
+    "mt5_large": _mt5(1024, 24, 16, 2816),
+    "mt5_xl": _mt5(2048, 24, 32, 5120),
+    "mt5_xxl": _mt5(4096, 24, 64, 10240),
     "vit_tiny": _vit(16, 192, 12, 3),
     "vit_small": _vit(16, 384, 12, 6),
     "vit_base": _vit(16, 768, 12, 12),

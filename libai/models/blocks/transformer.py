@@ -1,4 +1,4 @@
-"""The transformer block that GPT, Llama, BERT and ViT are made of.
+"""The transformer block that GPT, Llama, BERT, T5 and ViT are made of.
 
 Query, key and value are three layers and not one fused one: so tensor parallelism is a split of each weight on an axis
 (`BLOCK_SPLIT`), and nothing in this file knows about it.
@@ -54,7 +54,7 @@ def check_transformer(hidden_size: int, num_layers: int, num_heads: int, mlp_rat
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, of grouped queries where there are fewer heads of keys than of queries.
+    """Multi-head attention, of grouped queries where there are fewer heads of keys than of queries.
 
     Args:
         hidden_size: width of the residual stream, a multiple of `num_heads` unless `head_size` is given.
@@ -64,6 +64,7 @@ class Attention(nn.Module):
             many as there are heads (Ainslie et al. 2023).
         head_size: width of a head; default: `hidden_size / num_heads`.
         qkv_bias, out_bias: whether the projections into the heads, and the one out of them, have a bias.
+        scale: of the scores; default: `1 / sqrt(head_size)`.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Attention(nn.Module):
         head_size: int | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
+        scale: float | None = None,
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -100,13 +102,19 @@ class Attention(nn.Module):
         self.k = nn.Linear(hidden_size, kv_inner, bias=qkv_bias)
         self.v = nn.Linear(hidden_size, kv_inner, bias=qkv_bias)
         self.out = nn.Linear(inner, hidden_size, bias=out_bias)
+        self.scale = scale
         self.is_causal = causal_length is not None
         if causal_length is not None:
             # A buffer of each block and not a source operation in forward: it follows its block to any mesh and stage.
             self.register_buffer("causal_mask", causal_mask(causal_length), persistent=False)
 
     def forward(
-        self, x: flow.Tensor, mask: flow.Tensor | None = None, rotation: Rotation | None = None, cache: Any = None
+        self,
+        x: flow.Tensor,
+        mask: flow.Tensor | None = None,
+        rotation: Rotation | None = None,
+        cache: Any = None,
+        context: Any = None,
     ) -> flow.Tensor:
         """`x` (batch, length, hidden_size) to the same shape.
 
@@ -115,6 +123,7 @@ class Attention(nn.Module):
             rotation: what `rotate` turns queries and keys by.
             cache: its `append(k, v)`, each (batch, key heads, length, head size), returns the keys and values to attend
                 to. `mask` then says all of what is seen, the causal order too.
+            context: the sequence to attend to instead of `x`, (batch, length, hidden_size), or its `keys_values`.
         """
         length = x.shape[1]
         if self.is_causal and cache is None:
@@ -122,13 +131,18 @@ class Attention(nn.Module):
             if length != causal.shape[0]:
                 causal = causal[:length, :length]
             mask = causal if mask is None else mask + causal
-        q, k, v = (self._split_heads(layer(x)) for layer in (self.q, self.k, self.v))
+        q = self._split_heads(self.q(x))
+        k, v = context if isinstance(context, tuple) else self.keys_values(x if context is None else context)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         if cache is not None:
             k, v = cache.append(k, v)
-        heads = scaled_dot_product_attention(q, k, v, mask)
+        heads = scaled_dot_product_attention(q, k, v, mask, self.scale)
         return self.out(heads.transpose(1, 2).reshape(x.shape[0], length, -1))
+
+    def keys_values(self, x: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
+        """Keys and values of `x`, each (batch, key heads, length, head size)."""
+        return self._split_heads(self.k(x)), self._split_heads(self.v(x))
 
     def _split_heads(self, x: flow.Tensor) -> flow.Tensor:
         """(batch, length, width) to (batch, heads, length, head size)."""
@@ -148,16 +162,21 @@ class GELUTanh(nn.Module):
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "gelu_tanh": GELUTanh, "relu": nn.ReLU, "silu": nn.SiLU}
 
 
+def activation_module(name: str) -> nn.Module:
+    """The module in `ACTIVATIONS`. Raises `UserError` for a name that is not there."""
+    if name not in ACTIVATIONS:
+        raise UserError(f'activation="{name}" is not known. It is one of {", ".join(ACTIVATIONS)}.')
+    return ACTIVATIONS[name]()
+
+
 class MLPBlock(nn.Module):
     """The position-wise two-layer network of a block, with `inner_size` units in between."""
 
-    def __init__(self, hidden_size: int, inner_size: int, activation: str = "gelu"):
+    def __init__(self, hidden_size: int, inner_size: int, activation: str = "gelu", bias: bool = True):
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise UserError(f'activation="{activation}" is not known. It is one of {", ".join(ACTIVATIONS)}.')
-        self.up = nn.Linear(hidden_size, inner_size)
-        self.activation = ACTIVATIONS[activation]()
-        self.down = nn.Linear(inner_size, hidden_size)
+        self.up = nn.Linear(hidden_size, inner_size, bias=bias)
+        self.activation = activation_module(activation)
+        self.down = nn.Linear(inner_size, hidden_size, bias=bias)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """`x` (…, hidden_size) to the same shape."""
@@ -165,17 +184,18 @@ class MLPBlock(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """`down(silu(gate(x)) * up(x))`, with `inner_size` units in between (SwiGLU, Shazeer 2020)."""
+    """`down(activation(gate(x)) * up(x))`, with `inner_size` units in between (SwiGLU and others, Shazeer 2020)."""
 
-    def __init__(self, hidden_size: int, inner_size: int, bias: bool = False):
+    def __init__(self, hidden_size: int, inner_size: int, bias: bool = False, activation: str = "silu"):
         super().__init__()
+        self.activation = activation_module(activation)
         self.gate = nn.Linear(hidden_size, inner_size, bias=bias)
         self.up = nn.Linear(hidden_size, inner_size, bias=bias)
         self.down = nn.Linear(inner_size, hidden_size, bias=bias)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """`x` (…, hidden_size) to the same shape."""
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
 class Block(nn.Module):
@@ -186,6 +206,7 @@ class Block(nn.Module):
         dropout: rate on the elements of each branch.
         drop_path: rate at which a sample skips a branch altogether (stochastic depth).
         is_post_norm: `norm(x + attention(x))` and `norm(x + mlp(x))` instead (Vaswani et al. 2017).
+        cross_attention: between the two, `x + cross_attention(norm(x))` to a context; not with `is_post_norm`.
     """
 
     def __init__(
@@ -196,6 +217,7 @@ class Block(nn.Module):
         dropout: float = 0.0,
         drop_path: float = 0.0,
         is_post_norm: bool = False,
+        cross_attention: Attention | None = None,
     ):
         super().__init__()
         self.attention_norm = norm()
@@ -207,15 +229,31 @@ class Block(nn.Module):
         self.attention_drop_path = DropPath(drop_path)
         self.mlp_drop_path = DropPath(drop_path)
         self.is_post_norm = is_post_norm
+        self.cross_attention = cross_attention
+        if cross_attention is not None:
+            self.cross_attention_norm = norm()
+            self.cross_attention_dropout = Dropout(dropout)
 
     def forward(
-        self, x: flow.Tensor, mask: flow.Tensor | None = None, rotation: Rotation | None = None, cache: Any = None
+        self,
+        x: flow.Tensor,
+        mask: flow.Tensor | None = None,
+        rotation: Rotation | None = None,
+        cache: Any = None,
+        context: Any = None,
+        context_mask: flow.Tensor | None = None,
     ) -> flow.Tensor:
-        """`x` (batch, length, hidden_size) to the same shape; the other arguments as in `Attention`."""
+        """`x` (batch, length, hidden_size) to the same shape; the other arguments as in `Attention`.
+
+        `context` and what is added to its scores, `context_mask`, are those of the cross-attention.
+        """
         read = x if self.is_post_norm else self.attention_norm(x)
         branch = self.attention(read, mask, rotation, cache)
         x = x + self.attention_drop_path(self.attention_dropout(branch))
         x = self.attention_norm(x) if self.is_post_norm else x
+        if self.cross_attention is not None:
+            branch = self.cross_attention(self.cross_attention_norm(x), context_mask, context=context)
+            x = x + self.cross_attention_dropout(branch)
         branch = self.mlp(x if self.is_post_norm else self.mlp_norm(x))
         x = x + self.mlp_drop_path(self.mlp_dropout(branch))
         return self.mlp_norm(x) if self.is_post_norm else x

@@ -10,7 +10,6 @@ from oneflow import nn
 
 from libai.layers import Dropout
 from libai.models.blocks.init import init_weights, transformer_std
-from libai.models.blocks.outputs import token_cross_entropy
 from libai.models.blocks.transformer import (
     RESIDUAL_PROJECTIONS,
     check_transformer,
@@ -19,13 +18,14 @@ from libai.models.blocks.transformer import (
     plan_of_blocks,
     transformer_flops,
 )
+from libai.models.text.language_model import LanguageModel
 from libai.utils.sizes import check_sizes
 
 #: how a mesh lays this model out, see `libai.parallel.ParallelPlan`
 GPT_PLAN = plan_of_blocks("blocks")
 
 
-class GPT(nn.Module):
+class GPT(LanguageModel):
     """A causal language model over token ids.
 
     Args:
@@ -76,10 +76,7 @@ class GPT(nn.Module):
 
         Returns the loss `lm` in nats per counted label, or `{"logits": (batch, length, vocab_size)}` without labels.
         """
-        logits = self.logits(self.features(input_ids))
-        if labels is None:
-            return {"logits": logits}
-        return {"losses": {"lm": token_cross_entropy(logits, labels, self.ignore_index)}}
+        return self.outputs(self.logits(self.features(input_ids)), labels)
 
     def features(
         self,
@@ -98,16 +95,6 @@ class GPT(nn.Module):
         for i, block in enumerate(self.blocks):
             x = block(x, mask, cache=None if caches is None else caches[i])
         return self.norm(x)
-
-    def logits(self, features: flow.Tensor) -> flow.Tensor:
-        """Scores of the next token, (batch, length, vocab_size)."""
-        if self.head is not None:
-            return self.head(features)
-        return flow._C.matmul(features, self.token_embedding.weight, transpose_b=True)
-
-    def num_loss_items(self, input_ids: Any, labels: Any = None) -> Any:
-        """How many labels the mean of the loss is over (tensors or arrays in, a scalar of the same kind out)."""
-        return (labels != self.ignore_index).sum()
 
     @property
     def num_flops_per_sample(self) -> int:

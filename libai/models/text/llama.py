@@ -15,7 +15,6 @@ from oneflow import nn
 
 from libai.layers import RMSNorm, rotary_frequencies, rotation_at
 from libai.models.blocks.init import init_weights, transformer_std
-from libai.models.blocks.outputs import token_cross_entropy
 from libai.models.blocks.transformer import (
     ATTENTION_BIAS_SPLIT,
     ATTENTION_SPLIT,
@@ -28,6 +27,7 @@ from libai.models.blocks.transformer import (
     plan_of_blocks,
     transformer_flops,
 )
+from libai.models.text.language_model import LanguageModel
 from libai.utils.sizes import check_rate, check_sizes
 
 _SPLIT = {**ATTENTION_SPLIT, "mlp.gate.weight": 0, "mlp.up.weight": 0, "mlp.down.weight": 1}
@@ -37,7 +37,7 @@ _MLP_BIAS_SPLIT = {"mlp.gate.bias": 0, "mlp.up.bias": 0}
 LLAMA_PLAN = plan_of_blocks("blocks", _SPLIT)
 
 
-class Llama(nn.Module):
+class Llama(LanguageModel):
     """A causal language model over token ids.
 
     Args:
@@ -112,10 +112,7 @@ class Llama(nn.Module):
         label, or `{"logits": (batch, length, vocab_size)}` without labels.
         """
         mask = None if attention_mask is None else padding_mask(attention_mask)
-        logits = self.logits(self.features(input_ids, mask=mask))
-        if labels is None:
-            return {"logits": logits}
-        return {"losses": {"lm": token_cross_entropy(logits, labels, self.ignore_index)}}
+        return self.outputs(self.logits(self.features(input_ids, mask=mask)), labels)
 
     def features(
         self,
@@ -138,16 +135,6 @@ class Llama(nn.Module):
         for i, block in enumerate(self.blocks):
             x = block(x, mask, rotation, None if caches is None else caches[i])
         return self.norm(x)
-
-    def logits(self, features: flow.Tensor) -> flow.Tensor:
-        """Scores of the next token, (batch, length, vocab_size)."""
-        if self.head is not None:
-            return self.head(features)
-        return flow._C.matmul(features, self.token_embedding.weight, transpose_b=True)
-
-    def num_loss_items(self, input_ids: Any, labels: Any = None, attention_mask: Any = None) -> Any:
-        """How many labels the mean of the loss is over (tensors or arrays in, a scalar of the same kind out)."""
-        return (labels != self.ignore_index).sum()
 
     @property
     def num_flops_per_sample(self) -> int:

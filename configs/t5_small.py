@@ -1,0 +1,22 @@
+"""T5-small's size on the source text of the Python standard library, in byte-pair tokens.
+
+As configured it needs 1 GB for weights, gradients and optimizer, and hours on a CPU: meant for a GPU, or to start from
+published weights (`train.load_weight`, docs/pretrained.md). `--dry-run` shows what it would do.
+"""
+
+from .common.models.published import published as _published
+from .t5_stdlib import dataloader, optim, train
+from .t5_stdlib import graph as graph
+from .t5_stdlib import lr_scheduler as lr_scheduler
+
+model = _published["t5_small"]
+
+for _dataset in (dataloader.train.dataset, dataloader.test.val.dataset):
+    _dataset.update(last_sentinel=32127, first_sentinel=32028)
+    _dataset.dataset.update(sequence_length=512, tokenizer="bpe", vocab_size=8192)
+
+optim.lr = 1e-3
+
+train.output_dir = "out/t5_small"
+train.train_micro_batch_size = 8
+train.test_micro_batch_size = 8

@@ -1,0 +1,92 @@
+"""`SpanCorruption`: what is missing can be put back, and all samples have one length."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from libai.data import DataError, SampleRandom, SpanCorruption
+
+SENTINELS = {"first_sentinel": 1000, "last_sentinel": 1031, "end_token": 999}
+
+
+class Tokens:
+    """Samples of 60 tokens; sample by sample only."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {"input_ids": np.random.default_rng(index).integers(0, 900, 60)}
+
+
+def restored(sample: dict[str, np.ndarray]) -> list[int]:
+    """The text: every sentinel of the input gives way to what follows it in the labels."""
+    *labels, end = sample["labels"].tolist()
+    assert end == 999
+    spans: dict[int, list[int]] = {}
+    for token in labels:
+        if token >= 1000:
+            spans[token] = []
+        else:
+            spans[next(reversed(spans))].append(token)
+    assert list(spans) == [1031 - i for i in range(len(spans))] and all(spans.values())
+    *inputs, end = sample["input_ids"].tolist()
+    assert end == 999
+    return [t for token in inputs for t in (spans[token] if token >= 1000 else [token])]
+
+
+def test_the_spans_and_the_rest_are_the_text() -> None:
+    dataset = SpanCorruption(Tokens(), **SENTINELS)
+    assert (dataset.num_missing, dataset.num_spans) == (9, 3)
+    for index in range(len(dataset)):
+        sample = dataset[index]
+        assert sample["input_ids"].shape == (60 - 9 + 3 + 1,) and sample["labels"].shape == (9 + 3 + 1,)
+        assert restored(sample) == Tokens()[index]["input_ids"].tolist()
+
+
+def test_a_batch_holds_its_samples_and_every_place_can_be_missing() -> None:
+    dataset = SpanCorruption(Tokens(), **SENTINELS)
+    indices = np.arange(200)
+    batch = dataset.get_batch(indices)
+    for name, rows in batch.items():
+        assert rows.dtype == np.int64
+        np.testing.assert_array_equal(rows, np.stack([dataset[int(i)][name] for i in indices]))
+    texts = [Tokens()[i]["input_ids"].tolist() for i in range(200)]
+    places = [text.index(row[1]) for text, row in zip(texts, batch["labels"].tolist())]
+    assert len(set(places)) > 15  # where the first span begins
+
+
+def test_the_seed_chooses_the_spans() -> None:
+    one, again, other = (SpanCorruption(Tokens(), **SENTINELS, seed=seed)[3]["labels"] for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, again)
+    assert not np.array_equal(one, other)
+
+
+def test_a_visit_has_other_spans_of_the_same_texts() -> None:
+    dataset = SpanCorruption(Tokens(), **SENTINELS)
+    batch = dataset.get_batch(np.arange(50))
+    visit = dataset.augment_batch(batch, SampleRandom(0, np.arange(1000, 1050)))
+    assert (visit["labels"] != batch["labels"]).any(axis=1).all()
+    for index in range(50):
+        assert restored({name: rows[index] for name, rows in visit.items()}) == Tokens()[index]["input_ids"].tolist()
+
+
+@pytest.mark.parametrize("options, length", [({"noise_share": 0.5, "mean_span": 1.0}, 30), ({"noise_share": 0.01}, 1)])
+def test_shares_at_the_limits(options: dict[str, float], length: int) -> None:
+    dataset = SpanCorruption(Tokens(), **SENTINELS, **options)
+    assert dataset.num_missing == length
+    assert restored(dataset[0]) == Tokens()[0]["input_ids"].tolist()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"first_sentinel": 1030}, "60 tokens lose 3 spans, and there are 2 sentinels"),
+        ({"noise_share": 1.5}, "noise_share=1.5.*between 0 and 1"),
+        ({"mean_span": 0.5}, "mean_span=0.5.*at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(change: dict[str, float], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        SpanCorruption(Tokens(), **{**SENTINELS, **change})

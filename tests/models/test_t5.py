@@ -1,0 +1,83 @@
+"""T5: what its decoder sees, and what its labels mean. `tests/hf` compares it with `transformers`."""
+
+from __future__ import annotations
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from libai.models import T5
+from libai.models.text.t5 import relative_buckets
+from libai.utils.errors import UserError
+
+RANDOM = np.random.default_rng(0)
+TEXT, TARGET = RANDOM.integers(1, 40, (2, 10)), RANDOM.integers(1, 40, (2, 7))
+
+
+@pytest.fixture(scope="module")
+def model() -> T5:
+    flow.manual_seed(0)
+    return T5(40, 12, hidden_size=24, num_layers=1, num_heads=3, inner_size=32, num_buckets=8, max_distance=10).eval()
+
+
+def logits(model: T5, text: np.ndarray, target: np.ndarray, **more: np.ndarray) -> np.ndarray:
+    given = {"input_ids": text, "decoder_input_ids": target, **more}
+    return model(**{name: flow.tensor(array) for name, array in given.items()})["logits"].numpy()
+
+
+def test_buckets_are_those_of_the_paper() -> None:
+    """Of 8 buckets 2 in each direction are for distances 0 and 1, 2 for ranges up to 10 and beyond."""
+    two_ways = relative_buckets(12, 8, 10, is_causal=False)
+    assert two_ways[0].tolist() == [0, 5, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7]
+    assert two_ways[:, 0].tolist() == [0, 1, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3]
+    causal = relative_buckets(12, 8, 10, is_causal=True)
+    assert causal[0].tolist() == [0] * 12  # no key is behind its query
+    assert causal[:, 0].tolist() == [0, 1, 2, 3, 4, 4, 5, 6, 7, 7, 7, 7]
+
+
+def test_the_decoder_sees_earlier_targets_and_all_of_the_text(model: T5) -> None:
+    before = logits(model, TEXT, TARGET)
+    later, last_of_text = TARGET.copy(), TEXT.copy()
+    later[:, 4] = 0
+    after = logits(model, TEXT, later)
+    np.testing.assert_array_equal(after[:, :4], before[:, :4])
+    assert np.abs(after[:, 4:] - before[:, 4:]).max(axis=2).min() > 1e-4
+    last_of_text[:, -1] = 0
+    assert np.abs(logits(model, last_of_text, TARGET) - before).max(axis=2).min() > 1e-6
+
+
+def test_padding_of_the_text_is_not_seen(model: T5) -> None:
+    mask = np.ones_like(TEXT)
+    mask[:, 7:] = 0
+    np.testing.assert_allclose(
+        logits(model, TEXT, TARGET, attention_mask=mask), logits(model, TEXT[:, :7], TARGET), rtol=0, atol=1e-6
+    )
+
+
+def test_the_decoder_reads_the_labels_behind_the_start_token(model: T5) -> None:
+    labels = TARGET.copy()
+    labels[:, -2:] = -100
+    given = np.concatenate([np.zeros((2, 1), np.int64), TARGET[:, :-1]], axis=1)
+    scores = logits(model, TEXT, given).astype(np.float64)
+    log_probs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    expected = -np.take_along_axis(log_probs, TARGET[..., None], axis=2)[:, :-2].mean()
+    loss = model(flow.tensor(TEXT), flow.tensor(labels))["losses"]["lm"]
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    assert model.num_loss_items(TEXT, labels) == 10
+
+
+def test_flops_are_those_of_the_products() -> None:
+    """Text of 4, target of 2 tokens: per block 4 matrices 8 x 8 of attention and 2 of 8 x 16."""
+    model = T5(10, 4, max_target_length=2, hidden_size=8, num_layers=1, num_heads=2, inner_size=16)
+    block, attention = 4 * 64 + 2 * 128, 12 * 8
+    text = 4 * 6 * block + attention * 4 * 4
+    cross = 2 * 6 * 2 * 64 + 4 * 6 * 2 * 64 + attention * 2 * 4
+    target = 2 * 6 * (block + 80) + attention * 2 * 2
+    assert model.num_flops_per_sample == text + target + cross
+
+
+def test_mistakes_are_told(model: T5) -> None:
+    with pytest.raises(UserError, match="neither labels nor decoder_input_ids"):
+        model(flow.tensor(TEXT))
+    with pytest.raises(UserError, match="sequences of 13 tokens"):
+        model(flow.zeros(1, 13, dtype=flow.int64), flow.tensor(TARGET[:1]))

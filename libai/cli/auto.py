@@ -24,7 +24,7 @@ _TRIAL = (
     "train.log_period=5",
     "train.evaluation.enabled=false",
     "train.checkpointer.enabled=false",
-    "train.tensorboard.enabled=false",
+    "train.writers=[console,jsonl]",
 )
 #: more processes take more memory: they have to be faster by more than what two trials differ by
 CLEARLY = 0.95

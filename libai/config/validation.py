@@ -91,6 +91,7 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
         problems += _check_section(name, lazy[name])
     problems += _check_evaluators(train.evaluation.evaluators, lazy["dataloader"])
     problems += _check_calls(train.extra_hooks, "train.extra_hooks")
+    problems += _check_writers(train.writers)
     if not train_problems:  # a number that could not be read would make more mistakes than there are
         problems += _impossible_sizes(train, world_size)
     if not problems:
@@ -219,6 +220,19 @@ def _check_evaluators(evaluators: Any, dataloader: Any) -> list[str]:
         for name in sorted(named - set(datasets))
     ]
     return problems or _check_calls(calls, "train.evaluation.evaluators")
+
+
+def _check_writers(writers: Any) -> list[str]:
+    names = [writer for writer in writers if isinstance(writer, str)]
+    problems = [
+        f"train.writers names {name!r}: expected {', '.join(schema.WRITERS)}, or LazyCall(Writer)(argument=value)."
+        f"{did_you_mean(name, schema.WRITERS)}"
+        for name in names
+        if name not in schema.WRITERS
+    ]
+    problems += [f"train.writers names {name} twice. Remove one." for name in set(names) if names.count(name) > 1]
+    calls = [None if isinstance(writer, str) else writer for writer in writers]
+    return problems or _check_calls(calls, "train.writers")
 
 
 def calls_by_dataset(evaluators: Any) -> dict[str, Any]:

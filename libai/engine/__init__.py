@@ -5,6 +5,9 @@ from libai.engine.graph.graphs import EvalGraph as EvalGraph
 from libai.engine.graph.graphs import TrainGraph as TrainGraph
 from libai.engine.log.events import EventStorage as EventStorage
 from libai.engine.log.throughput import Throughput as Throughput
+from libai.engine.log.writers import LogRecord as LogRecord
+from libai.engine.log.writers import RunInfo as RunInfo
+from libai.engine.log.writers import Writer as Writer
 from libai.engine.loop.hook_base import HookBase as HookBase
 from libai.engine.loop.pending_metrics import NonFiniteLoss as NonFiniteLoss
 from libai.engine.loop.trainer_base import StopTraining as StopTraining

@@ -18,7 +18,7 @@ from oneflow import nn
 from test_readme import blocks
 
 from libai import checkpoint
-from libai.config import LazyCall, LazyConfig, defaults, instantiate, validate
+from libai.config import LazyCall, LazyConfig, defaults, instantiate, target_of, validate
 from libai.data import PadCollate, build_eval_loader, build_train_loader, preprocess
 from libai.engine import EagerTrainer
 from libai.engine.setup.build import build_optimizer
@@ -28,7 +28,7 @@ from libai.scheduler import in_sequence
 
 #: page -> how many blocks it has, so that a new one is not forgotten; those in jobs are counted too
 COUNTS = {"hooks": 2, "quickstart": 1, "data": 4, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 6}
-COUNTS.update(checkpoints=2, library=1, pretrained=2, training=1)
+COUNTS.update(checkpoints=2, library=1, pretrained=2, training=1, writers=2)
 
 
 def block(page: str, index: int = 0) -> str:
@@ -57,6 +57,17 @@ def test_every_block_is_run_somewhere():
 def test_hooks():
     made = run(block("hooks", 1), train=defaults("train"), LazyCall=LazyCall)
     assert made["train"].extra_hooks[0].every == 20
+
+
+def test_writers(tmp_path):
+    sections = run(block("writers"), train=defaults("train"), LazyCall=LazyCall)["train"].writers[2:]
+    assert [target_of(section).__name__ for section in sections] == ["WandbWriter", "MLflowWriter", "AimWriter"]
+    made = run(block("writers", 1))
+    writer = made["LossFile"](made["RunInfo"](tmp_path, "id", "name"))
+    writer.begin()
+    writer.write(made["LogRecord"](1, 2, {"train/loss": 0.5}))
+    writer.close()
+    assert (tmp_path / "losses.txt").read_text() == "1 0.5\n"
 
 
 def test_library(capsys):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from libai.engine.log import json_lines
+from libai.engine.log import lines as lines_module
 from libai.engine.log.console import ConsoleWriter, format_eval_lines, format_train_line
 from libai.engine.log.json_lines import JSONLinesWriter
 from libai.engine.log.tensorboard import TensorBoardWriter
@@ -233,7 +233,7 @@ class TestJSONLines:
             def write(self, data):
                 return super().write(bytes(data)[:7])
 
-        monkeypatch.setattr(json_lines.io, "FileIO", Short)
+        monkeypatch.setattr(lines_module.io, "FileIO", Short)
         writer = JSONLinesWriter(path)
         for i in (1, 2, 3):
             writer.write(LogRecord(i, 9, {"train/loss": 1.5 * i}))
@@ -253,7 +253,7 @@ class TestJSONLines:
                 space[0] -= done
                 return done
 
-        monkeypatch.setattr(json_lines.io, "FileIO", Full)
+        monkeypatch.setattr(lines_module.io, "FileIO", Full)
         writer = JSONLinesWriter(path)
         with pytest.raises(OSError, match="No space left on device: the metrics cannot be written") as error:
             for i in range(1, 9):

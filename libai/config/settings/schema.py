@@ -93,6 +93,11 @@ class Train:
         at_least=0,
         at_most=1000,
     )
+    writers: list[Any] = lazy(
+        lambda: ["console", "jsonl", "tensorboard"],
+        "Where metrics go: console, jsonl, csv, tensorboard, wandb, mlflow, aim, or LazyCalls of writers; "
+        "docs/writers.md.",
+    )
     async_write_metrics: bool = key(False, "Write metrics in a background thread.")
     load_best_at_end: bool = key(
         False, "When the run is over, the model takes the weights of the best checkpoint; the last one stays on disk."
@@ -149,6 +154,7 @@ LAZY_SECTIONS: dict[str, str] = {
     "dataloader": "`train`: LazyCall of the training loader; `test`: name -> LazyCall of an evaluation loader.",
 }
 SECTIONS = (*LAZY_SECTIONS, *TYPED_SECTIONS)
+WRITERS = ("console", "jsonl", "csv", "tensorboard", "wandb", "mlflow", "aim")
 SCHEDULES = ("lr_scheduler", "momentum_scheduler")
 
 

@@ -118,7 +118,7 @@ class Profiler:
 class Tensorboard:
     """TensorBoard event files."""
 
-    enabled: bool = key(True, "Write them into `tb/` of the output directory.")
+    enabled: bool = key(True, "Alias: false takes `tensorboard` out of `train.writers`.")
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ class TensorBoardWriter(Writer):
         except ImportError as error:
             raise UserError(
                 f"the TensorBoard writer needs the package tensorboardX, which cannot be imported ({error}). "
-                "Run `pip install tensorboardX`, or set train.tensorboard.enabled=false."
+                "Run `pip install tensorboardX`, or leave tensorboard out of train.writers."
             ) from error
         self._directory.mkdir(parents=True, exist_ok=True)
         # names hold the second only: two sessions within one must not share a file
@@ -57,6 +59,10 @@ class TensorBoardWriter(Writer):
 
         self._add(iter, summary=text_summary(name, "    " + text.replace("\n", "\n    ")))
         self._flush()
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """See `Writer.write_summary`; shown as a text."""
+        self.write_text("summary", json.dumps(summary, indent=1), int(summary.get("iterations", 0)))
 
     def close(self) -> None:
         """See `Writer.close`."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 
@@ -33,6 +34,23 @@ class LogRecord:
     seconds: float | None = None
 
 
+@dataclass(frozen=True)
+class RunInfo:
+    """What a writer may know of its run: the argument `run_info` of a writer that takes one.
+
+    Attributes:
+        output_dir: folder of the run; it exists when the writer begins.
+        run_id: of the run; one that is resumed keeps it.
+        name: shown for the run.
+        config: all settings, by their dotted names.
+    """
+
+    output_dir: Path
+    run_id: str
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Writer:
     """Takes records between `begin` and `close`, which may follow each other several times.
 
@@ -48,6 +66,9 @@ class Writer:
 
     def write_text(self, name: str, text: str, iter: int = 0) -> None:
         """Show or store a text, such as the config."""
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Show or store what `summary.json` holds, also of a run that failed; `close` follows."""
 
     def close(self) -> None:
         """Finish; nothing is written afterwards. May be called twice."""
@@ -81,6 +102,10 @@ class AsyncWriter(Writer):
     def write_text(self, name: str, text: str, iter: int = 0) -> None:
         """See `Writer.write_text`. Raises what an earlier write in the thread raised."""
         self._submit("write_text", name, text, iter)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """See `Writer.write_summary`. Raises what an earlier write in the thread raised."""
+        self._submit("write_summary", summary)
 
     def flush(self) -> None:
         """Wait until everything submitted has been written; raises what the thread raised."""

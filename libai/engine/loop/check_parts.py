@@ -17,6 +17,7 @@ from oneflow import nn
 
 from libai.config import solve_batch_sizes
 from libai.data.loading.batches import BatchReader
+from libai.engine.log.writers import Writer
 from libai.engine.loop.hook_base import HookBase
 from libai.utils.errors import UserError
 from libai.utils.sizes import available_bytes, format_bytes
@@ -134,6 +135,14 @@ def check_hook(hook: Any, place: str) -> None:
         raise UserError(
             f"{place} is {_kind(hook)}, not a hook. Inherit from libai.engine.HookBase and define before_step, "
             "after_step or another of its points."
+        )
+
+
+def check_writer(writer: Any, place: str) -> None:
+    """Raise `UserError` unless `writer` is a `Writer`."""
+    if not isinstance(writer, Writer):
+        raise UserError(
+            f"{place} is {_kind(writer)}, not a writer. Inherit from libai.engine.Writer and define write(record)."
         )
 
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from omegaconf import OmegaConf
+
+from libai.config import fill_unset, instantiate
 from libai.engine import hooks
 from libai.engine.hooks.evaluation.eval_metric import chosen_metric
 from libai.engine.log.console import ConsoleWriter
+from libai.engine.log.csv_lines import CSVWriter
 from libai.engine.log.json_lines import JSONLinesWriter
 from libai.engine.log.tensorboard import TensorBoardWriter
-from libai.engine.log.writers import AsyncWriter, Writer
+from libai.engine.log.trackers import AimWriter, MLflowWriter, WandbWriter
+from libai.engine.log.writers import AsyncWriter, RunInfo, Writer
+from libai.engine.loop.check_parts import check_writer
 from libai.engine.loop.hook_base import HookBase
+from libai.engine.run.report import summary_of
 from libai.engine.run.run_folder import ReleaseFolderHook, RunFolderHook
 from libai.engine.setup import build
 
@@ -18,12 +27,44 @@ if TYPE_CHECKING:
     from libai.engine.run.run import Run
 
 
+#: the names in `train.writers`
+_WRITERS: Mapping[str, Callable[[RunInfo], Writer]] = {
+    "console": lambda info: ConsoleWriter(),
+    "jsonl": lambda info: JSONLinesWriter(info.output_dir / "metrics.jsonl"),
+    "csv": lambda info: CSVWriter(info.output_dir / "metrics.csv"),
+    "tensorboard": lambda info: TensorBoardWriter(info.output_dir / "tb"),
+    "wandb": WandbWriter,
+    "mlflow": MLflowWriter,
+    "aim": AimWriter,
+}
+
+
 def default_writers(run: Run) -> list[Writer]:
-    """Where metrics go: console, `metrics.jsonl`, TensorBoard."""
-    writers: list[Writer] = [ConsoleWriter(), JSONLinesWriter(run.output_dir / "metrics.jsonl")]
-    if run.config.train.tensorboard.enabled:
-        writers.append(TensorBoardWriter(run.output_dir / "tb"))
-    return [AsyncWriter(w) for w in writers] if run.config.train.async_write_metrics else writers
+    """Where metrics go, as `train.writers` asks for it."""
+    train = run.config.train
+    settings = _flat(OmegaConf.to_container(run.config.to_config(), resolve=True))
+    info = RunInfo(run.output_dir, run.folder.run_id, train.name or run.output_dir.name, settings)
+    writers: list[Writer] = []
+    for index, section in enumerate(train.writers):
+        if isinstance(section, str):
+            if section != "tensorboard" or train.tensorboard.enabled:
+                writers.append(_WRITERS[section](info))
+            continue
+        writers.append(instantiate(section, **fill_unset(section, run_info=info)))
+        check_writer(writers[-1], f"train.writers[{index}]")
+    return [AsyncWriter(w) for w in writers] if train.async_write_metrics else writers
+
+
+def _flat(settings: Any, path: str = "") -> dict[str, Any]:
+    """The settings below `path` by their dotted names, as plain values."""
+    if not isinstance(settings, dict):
+        is_plain = isinstance(settings, (bool, int, float, type(None)))
+        return {path: settings if is_plain else str(settings)}
+    return {
+        where: value
+        for name, below in settings.items()
+        for where, value in _flat(below, f"{path}.{name}".lstrip(".")).items()
+    }
 
 
 def default_hooks(run: Run) -> list[HookBase | None]:
@@ -32,6 +73,7 @@ def default_hooks(run: Run) -> list[HookBase | None]:
     metric = chosen_metric(train.evaluation)[0]
     evaluates = train.evaluation.enabled and bool(run.test_loaders)
     log_period = run.plan.period(train.log_period, "train.log_period")
+    summary = functools.partial(summary_of, run)
     run.timer = hooks.IterationTimer(run.plan.global_batch_size, flops_per_iter=_flops_per_iter(run))
     return [
         RunFolderHook(run.begin),
@@ -45,7 +87,9 @@ def default_hooks(run: Run) -> list[HookBase | None]:
         _profiler_hook(run) if train.profiler.enabled else None,
         hooks.ShadowUpdateHook(run.config.graph.shadow_every) if run.config.graph.shadow_every else None,
         *build.build_extra_hooks(run.config),
-        hooks.WriterHook(run.build_writers(), log_period, run.timer, run.folder.texts, run.plan.iters_per_epoch),
+        hooks.WriterHook(
+            run.build_writers(), log_period, run.timer, run.folder.texts, run.plan.iters_per_epoch, summary
+        ),
     ]
 
 

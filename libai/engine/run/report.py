@@ -68,13 +68,16 @@ def start_banner(run: Run, length: str | None = None) -> None:
         logger.info("%s%s", title.ljust(width), text)
 
 
-def write_summary(run: Run) -> None:
-    """Log the closing line and write `summary.json`: status, length, time, throughput, last metrics. Rank 0 only."""
+def summary_of(run: Run) -> dict[str, Any]:
+    """What `summary.json` holds. Rank 0 only."""
+    return _without_nan(_summary(run))
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    """Status, length, time, throughput, last metrics."""
     trainer = run.trainer
-    rates = run.timer.throughput.summary()
-    latest = {tag: found[0] for tag in run.evaluation_tags if (found := trainer.storage.get(tag))}
     result = result_of(run)
-    summary: dict[str, Any] = {
+    return {
         "run_id": run.folder.run_id,
         "status": trainer.status,
         "mode": trainer.mode,
@@ -85,7 +88,7 @@ def write_summary(run: Run) -> None:
         "first_iteration_seconds": round(run.timer.first_seconds, 3),
         "build_seconds": trainer.graph and trainer.graph.build_seconds,
         "startup": asdict(run.startup),
-        "throughput": rates,
+        "throughput": run.timer.throughput.summary(),
         "checkpoints": {
             "saved": run.checkpointer.num_saves,
             "stall_seconds": round(run.checkpointer.stall_seconds, 3),
@@ -98,11 +101,22 @@ def write_summary(run: Run) -> None:
             "iteration": result.best_iter,
             "checkpoint": result.best_path and result.best_path.name,
         },
-        "metrics": {**trainer.loop.metrics.latest, **latest},
+        "metrics": {**trainer.loop.metrics.latest, **_evaluated(run)},
         "seed": run.seed,
         "mesh": run.trainer.forward_pass.layout.describe(),
         "batch": run.plan.describe(),
     }
+
+
+def _evaluated(run: Run) -> dict[str, float]:
+    """The latest evaluation, by tag."""
+    return {tag: found[0] for tag in run.evaluation_tags if (found := run.trainer.storage.get(tag))}
+
+
+def write_summary(run: Run) -> None:
+    """Log the closing line and write `summary.json`. Rank 0 only."""
+    trainer, summary, latest = run.trainer, _summary(run), _evaluated(run)
+    rates = summary["throughput"]
     atomic_write_text(run.output_dir / "summary.json", json.dumps(_without_nan(summary), indent=1) + "\n")
     if trainer.status not in ("finished", "stopped"):
         return

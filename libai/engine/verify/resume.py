@@ -48,7 +48,7 @@ def job_overrides(num_iters: int, output_dir: Path) -> list[str]:
         "train.log_period=1",
         f"train.output_dir='{output_dir}'",
         "train.resume=false",
-        "train.tensorboard.enabled=false",
+        "train.writers=[console,jsonl]",
         "train.checkpointer.enabled=true",
         f"train.checkpointer.period={num_iters}",
         "train.checkpointer.max_to_keep=null",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class WriterHook(HookBase):
         timer: source of the rates, if any.
         texts: name → text that the writers get at the start, such as the config.
         iters_per_epoch: what `train/epoch` is counted with; None leaves it out.
+        summary: gives what the writers get at the end.
     """
 
     priority = 80
@@ -38,17 +40,22 @@ class WriterHook(HookBase):
         timer: IterationTimer | None = None,
         texts: Mapping[str, str] | None = None,
         iters_per_epoch: float | None = None,
+        summary: Callable[[], Mapping[str, Any]] | None = None,
     ):
         self._writers = list(writers) if is_main_process() else []
         self._texts: Mapping[str, str] = {} if texts is None else texts  # filled by the time training starts
         self._period, self._timer, self._iters_per_epoch = period, timer, iters_per_epoch
+        self._summary = summary
+        self._begun: list[Writer] = []
         self._written: dict[str, int] = {}
         self._evaluated_at: int | None = None
 
     def before_train(self) -> None:
         """Opens the writers and shows an evaluation made before the first iteration."""
+        self._begun = []
         for writer in self._writers:
             writer.begin(self.trainer.start_iter)
+            self._begun.append(writer)
             for name, text in self._texts.items():
                 writer.write_text(name, text, self.trainer.start_iter)
         # a resumed storage holds what the run before has written
@@ -69,10 +76,14 @@ class WriterHook(HookBase):
             self._write(completed)
 
     def after_train(self) -> None:
-        """Writes the evaluation of a run that was stopped early, and closes the writers."""
+        """Writes the evaluation of a run that was stopped early and the summary, and closes the writers."""
         try:
             if self.trainer.status != "failed":
                 self._write(self.trainer.iter)
+            if self._begun and self._summary is not None:
+                summary = self._summary()
+                for writer in self._begun:
+                    writer.write_summary(summary)
         finally:
             close_all(self._writers)
 

@@ -6,10 +6,11 @@ from libai.optim.graph_state import bias_corrections, export_graph_state, graph_
 from libai.optim.joined import JoinedUpdates
 from libai.optim.lr_scale import auto_scale_lr
 from libai.optim.param_groups import get_param_groups
-from libai.optim.several import Optimizers
+from libai.optim.several import UNFROZEN_AFTER, Optimizers
 from libai.optim.state import StateReport, check_state_names, export_state, import_state
 
 __all__ = [
+    "UNFROZEN_AFTER",
     "EmaOptions",
     "JoinedUpdates",
     "Optimizers",

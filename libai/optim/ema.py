@@ -63,7 +63,8 @@ class WeightAverage:
             decay = min(decay, (1 + self.updates) / (10 + self.updates))
         with flow.no_grad():
             for average, parameter in zip(self._averages, self._parameters):
-                average.mul_(decay).add_(parameter, alpha=1 - decay)
+                # in this form the average of a weight that does not change is that weight, to the last bit
+                average.add_(parameter - average, alpha=1 - decay)
         self.updates += 1
 
     @contextmanager

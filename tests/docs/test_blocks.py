@@ -21,6 +21,8 @@ from libai import checkpoint
 from libai.config import LazyCall, LazyConfig, defaults, instantiate, target_of, validate
 from libai.data import PadCollate, build_eval_loader, build_train_loader, preprocess
 from libai.engine import EagerTrainer
+from libai.engine.setup import freezing
+from libai.engine.setup.batch_plan import BatchPlan
 from libai.engine.setup.build import build_optimizer
 from libai.evaluation import Evaluator
 from libai.parallel import ParallelPlan
@@ -28,7 +30,7 @@ from libai.scheduler import in_sequence
 
 #: page -> how many blocks it has, so that a new one is not forgotten; those in jobs are counted too
 COUNTS = {"hooks": 2, "quickstart": 1, "data": 4, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 6}
-COUNTS.update(checkpoints=2, library=1, pretrained=2, training=1, writers=2)
+COUNTS.update(checkpoints=2, library=1, pretrained=2, training=2, writers=2)
 
 
 def block(page: str, index: int = 0) -> str:
@@ -219,7 +221,7 @@ def test_evaluator_of_models():
     train = defaults("train")
     made = run(block("models", 4), LazyCall=LazyCall)
     model = flow.nn.Sequential(OrderedDict(body=nn.Linear(2, 3), head=nn.Linear(3, 1)))
-    optimizer = build_optimizer(SimpleNamespace(optim=OmegaConf.create(made["optim"])), model)
+    optimizer = build_optimizer(SimpleNamespace(train=defaults("train"), optim=OmegaConf.create(made["optim"])), model)
     assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 1e-3, 0.1]
     assert set(made["lr_scheduler"]) == set(optimizer.optimizers)
 
@@ -247,3 +249,12 @@ def test_a_block_that_does_not_run_would_be_noticed():
     """Negative control."""
     with pytest.raises(NameError):
         run("nothing_of_that_name()")
+
+
+def test_unfreezing_on_a_schedule():
+    train = run(block("training", 1), train=defaults("train"))["train"]
+    model = nn.Sequential(OrderedDict(encoder=nn.ModuleDict({"blocks": nn.ModuleList([Net() for _ in range(12)])})))
+    plan = BatchPlan(8, 1, 1, 8, train_iter=9000, warmup_iter=0, samples_per_epoch=8000)
+    freezing.freeze_until_due(SimpleNamespace(train=train), model, SimpleNamespace(param_groups=[]), plan, 600)
+    trained = {name.split(".")[2] for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {"11"} and freezing.unfreezing_iterations(SimpleNamespace(train=train), plan) == [500, 2000]

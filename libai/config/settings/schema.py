@@ -106,6 +106,11 @@ class Train:
 
     clip_grad: ClipGrad = section(ClipGrad)
     freeze: list[str] | None = key(None, "Regular expressions: parameters that one fits are not trained.")
+    unfreeze: dict[str, Any] | None = key(
+        None,
+        "Regular expression -> after how many iterations (500) or epochs (`2 epochs`) the frozen parameters that it "
+        "fits are trained.",
+    )
     lora: Lora = section(Lora)
     ema: Ema = section(Ema)
     amp: Amp = section(Amp)

@@ -202,6 +202,8 @@ class TrainGraph(CompiledGraph):
         self._group_of = {name: i for i, conf in enumerate(confs) for name in conf.variable_op_names}
         kinds: dict[str, Any] = {}
         for conf in self._group_confs:
+            if not conf.variable_op_names:  # all of the group is frozen
+                continue
             first = kinds.setdefault(_structure(conf), copied(conf))
             if first.variable_op_names != conf.variable_op_names:
                 first.variable_op_names.extend(conf.variable_op_names)

@@ -19,9 +19,11 @@ from libai.engine.log.trackers import AimWriter, MLflowWriter, WandbWriter
 from libai.engine.log.writers import AsyncWriter, RunInfo, Writer
 from libai.engine.loop.check_parts import check_writer
 from libai.engine.loop.hook_base import HookBase
+from libai.engine.loop.trainer_base import TrainerBase
 from libai.engine.run.report import summary_of
 from libai.engine.run.run_folder import ReleaseFolderHook, RunFolderHook
 from libai.engine.setup import build
+from libai.engine.setup.freezing import unfreezing_iterations
 
 if TYPE_CHECKING:
     from libai.engine.run.run import Run
@@ -85,6 +87,7 @@ def default_hooks(run: Run) -> list[HookBase | None]:
         hooks.LRHook(f"eval/{metric}" if evaluates and metric else None),
         _checkpoint_hook(run) if train.checkpointer.enabled else None,
         _profiler_hook(run) if train.profiler.enabled else None,
+        _unfreeze_hook(run) if run.config.train.unfreeze else None,
         hooks.ShadowUpdateHook(run.config.graph.shadow_every) if run.config.graph.shadow_every else None,
         *build.build_extra_hooks(run.config),
         hooks.WriterHook(
@@ -101,6 +104,17 @@ def _checkpoint_hook(run: Run) -> HookBase:
         period_seconds=checkpointer.period_seconds,
         save_on_exit=checkpointer.save_on_exit,
     )
+
+
+def _unfreeze_hook(run: Run) -> HookBase:
+    """Leaves the loop after the iterations that `train.unfreeze` names; the run then goes on in a new trainer."""
+    due = unfreezing_iterations(run.config, run.plan)
+
+    def after_step(trainer: TrainerBase) -> None:
+        if trainer.iter + 1 in due:
+            trainer.loop.pause()
+
+    return hooks.CallbackHook(after_step=after_step)
 
 
 def _profiler_hook(run: Run) -> HookBase:

@@ -15,7 +15,7 @@ from libai.engine.setup.choose_mode import mode_of_hooks, time_modes
 from libai.engine.setup.support import check_supported
 from libai.engine.trainer.batch_scope import BatchScopeError
 from libai.engine.trainer.graph import GraphTrainer
-from libai.engine.trainer.switching import switch_trainer
+from libai.engine.trainer.switching import renew_trainer, switch_trainer
 from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
 from libai.utils.seeding import seed_everything
@@ -75,7 +75,9 @@ def _keep_the_faster(run: Run) -> None:
     optimizer = run.build_optimizer(config, model)
     schedule = run.build_lr_scheduler(config, optimizer, run.plan)
     costs = run.measured_block_costs
-    eager = build.build_trainer(config, "eager", model, [], optimizer, schedule, run.plan, run.mesh, run.seed, costs)
+    eager = build.build_trainer(
+        config, "eager", model, [], optimizer, schedule, run.plan, run.mesh, run.seed, costs, graph.completed_iters
+    )
     scope = eager.forward_pass.batch_scope
     scope.adopt_findings(graph.forward_pass.batch_scope)
     scope.resolve(eager, graph.feed.peek())
@@ -85,6 +87,25 @@ def _keep_the_faster(run: Run) -> None:
     run.mode_reason = f"graph.enabled=auto: the faster one ({compared} ms per update)"
     if seconds["eager"] <= seconds["graph"]:
         switch(run, "eager", run.mode_reason)
+
+
+def unfreeze_due(run: Run) -> None:
+    """Train the parameters that `train.unfreeze` names, once they are due: in a trainer made anew, which compiles
+    again in graph mode. Collective."""
+    if not run.config.train.unfreeze:
+        return
+    run.trainer.check_finite()  # it may repeat updates, with the parameters that were trained then
+    frozen = {name for name, parameter in run.model.named_parameters() if not parameter.requires_grad}
+    completed = run.trainer.completed_iters
+    due = frozen.intersection(build.freeze_until_due(run.config, run.model, run.optimizer, run.plan, completed))
+    if not due:
+        return
+    options = build.mode_options(run.config, run.trainer.mode, run.mesh.device)
+    kept = {name: value for name, value in options.items() if name not in ("amp", "gradient_reduction")}
+    run.trainer = run.checkpointer.trainer = renew_trainer(run.trainer, **kept)
+    if is_main_process():
+        names = ", ".join(sorted(due)[:3]) + (", …" if len(due) > 3 else "")
+        logger.info("from iteration %d on %d more parameters are trained: %s", completed + 1, len(due), names)
 
 
 def switch(run: Run, mode: str, reason: str) -> None:

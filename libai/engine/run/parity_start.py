@@ -168,7 +168,7 @@ def _twin(trained: Any, run: Any, mode: str, batches: Batches) -> ModelTrainer:
     schedule = trained.build_lr_scheduler(run, optimizer, trained.plan)
     twin = build.build_trainer(
         run, mode, model, _flat(batches), optimizer, schedule, trained.plan, trained.mesh, trained.seed,
-        trained.measured_block_costs,
+        trained.measured_block_costs, live.completed_iters,
     )  # fmt: skip
     _bring_to(live, twin)
     twin.options = replace(twin.options, detect_anomalous_params=False)  # the run itself says it

@@ -67,6 +67,7 @@ class Run:
     """
 
     timer: IterationTimer
+    _next_mode: str | None = None
 
     @phase("build")
     def __init__(
@@ -248,6 +249,7 @@ class Run:
                 self.folder.release()
 
     def _train(self, until: int | None) -> None:
+        modes.unfreeze_due(self)
         self.resolve_mode()
         self.checkpointer.mode_facts["mode_reason"] = self.mode_reason
         if is_main_process():
@@ -264,7 +266,9 @@ class Run:
             start = max(self.start_iter, self.trainer.completed_iters)
             self.trainer.train(start, min(until or self.plan.train_iter, self.plan.train_iter))
             while self.trainer.status == "paused":
-                modes.switch(self, self._next_mode, "asked for in mid-run")
+                modes.unfreeze_due(self)
+                modes.switch(self, self._next_mode or self.trainer.mode, "asked for in mid-run")
+                self._next_mode = None
                 self.trainer.train(self.trainer.iter, self.trainer.max_iter)
         finally:
             if is_main_process() and not isinstance(self.trainer.loop.failure, OutputLostError):

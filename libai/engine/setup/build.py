@@ -16,7 +16,6 @@ from omegaconf import DictConfig, ListConfig
 from libai.config import fill_unset, instantiate
 from libai.config.lazy.instantiation import TARGET, target_of
 from libai.config.settings.errors import did_you_mean
-from libai.config.settings.patterns import names_matching
 from libai.config.validation import calls_by_dataset
 from libai.engine.loop.check_parts import (
     check_batch_memory,
@@ -29,6 +28,7 @@ from libai.engine.loop.check_parts import (
 )
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.setup.batch_plan import BatchPlan
+from libai.engine.setup.freezing import freeze, freeze_until_due, split_groups
 from libai.engine.setup.layer_sizes import checked_sizes
 from libai.engine.setup.overfit import RepeatedBatches
 from libai.engine.setup.support import amp_dtype
@@ -79,14 +79,7 @@ def adapt_model(run: Any, model: flow.nn.Module) -> None:
     lora = run.train.lora
     if lora.patterns:
         add_lora(model, lora.patterns, lora.rank, lora.alpha, lora.dropout, lora.also_train or ())
-    named = dict(model.named_parameters())
-    for name in names_matching(run.train.freeze or (), list(named), "train.freeze"):
-        named[name].requires_grad_(False)
-    if run.train.freeze and not any(parameter.requires_grad for parameter in named.values()):
-        raise UserError(
-            f"train.freeze leaves none of the {len(named)} parameters of {type(model).__name__} to train. Take a "
-            "pattern out of it."
-        )
+    freeze(run, model)
 
 
 def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
@@ -95,7 +88,7 @@ def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
     Several, by name, become one: each has the parameters that its `params` chooses and none before it has.
     """
     if not isinstance(run.optim, DictConfig) or TARGET in run.optim:
-        return _build_optimizer(run.optim, "optim", model, None)
+        return split_groups(run, model, _build_optimizer(run.optim, "optim", model, None))
     optimizers: dict[str, flow.optim.Optimizer] = {}
     names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
     taken: list[str] = []
@@ -107,7 +100,7 @@ def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
             f"optim leaves {len(left)} parameters without optimizer: {', '.join(left[:3])}{', …' if left[3:] else ''}. "
             "Widen a pattern, add a last optimizer without one, which takes the rest, or freeze them."
         )
-    return Optimizers(optimizers)
+    return split_groups(run, model, Optimizers(optimizers))
 
 
 def _build_optimizer(
@@ -295,8 +288,11 @@ def build_trainer(
     mesh: Mesh,
     seed: int,
     block_costs: Sequence[float] | None = None,
+    completed_iters: int = 0,
 ) -> ModelTrainer:
-    """The trainer of `mode`, "eager" or "graph". `block_costs`: see `TrainOptions`."""
+    """The trainer of `mode`, "eager" or "graph", for a run that has made `completed_iters` iterations. `block_costs`:
+    see `TrainOptions`."""
+    freeze_until_due(run, model, optimizer, plan, completed_iters)
     options = TrainOptions(
         num_accumulation_steps=plan.num_accumulation_steps,
         mesh=mesh,

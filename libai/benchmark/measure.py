@@ -196,7 +196,7 @@ class Measured:
                 self.waited_seconds += asked - self._last[0]
                 self.idle_cpu_seconds += max(0.0, cpu[0] - self._last[1])
             self._last = (time.perf_counter(), cpu[1])
-        for name in ("peak_rss_bytes", "device_bytes", "build_seconds", "tokens_per_iter"):
+        for name in ("peak_rss_bytes", "device_bytes", "build_seconds", "tokens_per_iter", "flops_per_iter"):
             if answer.get(name) is not None:
                 self.facts[name] = answer[name]
 

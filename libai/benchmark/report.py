@@ -23,7 +23,7 @@ MAX_IDLE_SHARE = 0.05
 _RATES = {
     "samples_per_s": ("global_batch_size", "the variant reports no global batch size"),
     "tokens_per_s": ("tokens_per_iter", "no trainer took part that counts them, or samples are no token sequences"),
-    "flops_per_s": ("flops_per_iter", "the model has no num_flops_per_sample"),
+    "flops_per_s": ("flops_per_iter", "no trainer took part that counts them"),
 }
 
 
@@ -57,7 +57,7 @@ def read_report(path: Path) -> dict[str, Any]:
 def describe_case(case: Case, outcome: Outcome) -> dict[str, Any]:
     """The part of the report about one case."""
     took_part = [m for m in outcome.everyone if m.unavailable is None]
-    _share_token_counts(took_part)
+    _share_counts(took_part)
     floors = _noise_floors(took_part)
     return {
         "title": case.title,
@@ -73,15 +73,14 @@ def describe_case(case: Case, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _share_token_counts(took_part: Sequence[Measured]) -> None:
-    """Give hand-written loops the tokens per iteration that a trainer of the same global batch has counted."""
-    counted = {
-        m.facts["global_batch_size"]: m.facts["tokens_per_iter"] for m in took_part if m.facts.get("tokens_per_iter")
-    }
-    for measured in took_part:
-        tokens = counted.get(measured.facts.get("global_batch_size"))
-        if tokens:
-            measured.facts["tokens_per_iter"] = measured.facts.get("tokens_per_iter") or tokens
+def _share_counts(took_part: Sequence[Measured]) -> None:
+    """Give hand-written loops the tokens and FLOPs that a trainer of the same global batch has counted."""
+    for name in ("tokens_per_iter", "flops_per_iter"):
+        trainings = [m.facts for m in took_part if not m.spec.is_peak]
+        counted = {facts.get("global_batch_size"): facts[name] for facts in trainings if facts.get(name)}
+        for facts in trainings:
+            if counted.get(facts.get("global_batch_size")):
+                facts[name] = facts.get(name) or counted[facts["global_batch_size"]]
 
 
 def _noise_floors(took_part: Sequence[Measured]) -> dict[str, dict[str, Any]]:

@@ -88,13 +88,11 @@ class OneFlowVariant(Variant):
 
     def describe_training(self, model: Any, batches: BatchPlan, mode: Mode) -> dict[str, Any]:
         """The facts of a variant that trains `model`. Collective."""
-        per_sample = getattr(model, "num_flops_per_sample", None)
         return self.describe(
             mode=mode.name,
             parameters=sum(p.numel() for p in model.parameters()),
             global_batch_size=batches.global_batch_size,
             batch=batches.describe().partition(", ")[0],
-            flops_per_iter=per_sample and int(per_sample) * batches.global_batch_size,
         )
 
 
@@ -146,11 +144,13 @@ class TrainerVariant(OneFlowVariant):
         return self._pause.losses or []
 
     def run(self, iterations: int, losses: bool) -> dict[str, Any]:
-        """See `Variant.run`; adds `build_seconds` and `tokens_per_iter`, which the first iteration brings."""
+        """See `Variant.run`; adds what the first iteration brings: `build_seconds`, tokens and FLOPs per iteration."""
         answer = super().run(iterations, losses)
         trainer = self._run.trainer
         answer["build_seconds"] = trainer.graph and trainer.graph.build_seconds
         answer["tokens_per_iter"] = trainer.feed.items_per_iter
+        flops = trainer.loop.flops.of_update
+        answer["flops_per_iter"] = flops and int(flops * self._run.plan.global_batch_size)
         return answer
 
     def save(self, kind: str) -> dict[str, Any]:

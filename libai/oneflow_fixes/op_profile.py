@@ -64,6 +64,39 @@ class OpTime:
         return self.us / self.calls
 
 
+@contextmanager
+def replaced_operations(replace: Callable[[Callable[..., Any], str], Callable[..., Any] | None]) -> Iterator[None]:
+    """While the block runs, `replace(operation, name)` stands for every operation for which it is not None, wherever a
+    module of this process holds it: the functions of `oneflow._C`, methods and operators of tensors."""
+    undo: list[Callable[[], None]] = []
+
+    def put(owner: Any, name: str, new: Any) -> None:
+        undo.append(functools.partial(setattr, owner, name, vars(owner)[name]))
+        setattr(owner, name, new)
+
+    made = {
+        id(op): (op, replace(op, name))
+        for name, op in vars(flow._C).items()
+        if type(op).__name__ == "builtin_function_or_method"
+    }
+    try:
+        for module in list(sys.modules.values()):
+            for name, value in list(getattr(module, "__dict__", {}).items()):
+                found = made.get(id(value))
+                if found is not None and found[0] is value and found[1] is not None:
+                    put(module, name, found[1])
+        for name, value in list(vars(flow.Tensor).items()):
+            is_operator = name.startswith("__") and name.strip("_") in _OPERATORS
+            if is_operator or (type(value).__name__ == "method_descriptor" and name not in _FACTS):
+                new = replace(value, name.strip("_") if is_operator else name)
+                if new is not None:
+                    put(flow.Tensor, name, new)
+        yield
+    finally:
+        for put_back in reversed(undo):
+            put_back()
+
+
 class OpTimer:
     """While `installed()`, times every operation of this process. One at a time, and not thread-safe.
 
@@ -85,33 +118,14 @@ class OpTimer:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Replace the operations for as long as the block runs."""
-        undo: list[Callable[[], None]] = []
-        wrapped = {
-            id(op): (op, self._timed(op, name))
-            for name, op in vars(flow._C).items()
-            if type(op).__name__ == "builtin_function_or_method"
-        }
-        for module in list(sys.modules.values()):
-            for name, value in list(getattr(module, "__dict__", {}).items()):
-                found = wrapped.get(id(value))
-                if found is not None and found[0] is value:
-                    self._replace(undo, module, name, found[1])
-        for name, value in list(vars(flow.Tensor).items()):
-            is_operator = name.startswith("__") and name.strip("_") in _OPERATORS
-            if is_operator or (type(value).__name__ == "method_descriptor" and name not in _FACTS):
-                self._replace(undo, flow.Tensor, name, self._timed(value, name.strip("_") if is_operator else name))
-        self._replace(undo, flow.autograd.Function, "apply", classmethod(self._timed_apply()))
-        self._replace(undo, flow.Tensor, "backward", self._timed_backward(flow.Tensor.backward))
-        try:
-            yield
-        finally:
-            for put_back in reversed(undo):
-                put_back()
-
-    @staticmethod
-    def _replace(undo: list[Callable[[], None]], owner: Any, name: str, new: Any) -> None:
-        undo.append(functools.partial(setattr, owner, name, vars(owner)[name]))
-        setattr(owner, name, new)
+        with replaced_operations(self._timed):
+            apply, backward = vars(flow.autograd.Function)["apply"], flow.Tensor.backward
+            flow.autograd.Function.apply = classmethod(self._timed_apply())
+            flow.Tensor.backward = self._timed_backward(backward)
+            try:
+                yield
+            finally:
+                flow.autograd.Function.apply, flow.Tensor.backward = apply, backward
 
     def _timed(self, op: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(op)

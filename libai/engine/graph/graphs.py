@@ -22,6 +22,7 @@ from libai.engine.graph.gradient_hooks import watch_gradient_hooks
 from libai.engine.graph.traced_state import TracedState, refuse_in_backward
 from libai.engine.graph.tracing import tracing
 from libai.forward.contract import read_losses, total_loss
+from libai.forward.flops import FlopCounter
 from libai.native.kernels import are_kernels_on
 from libai.oneflow_fixes.compiled_graph import CompiledGraph
 from libai.oneflow_fixes.fixes import is_on
@@ -123,6 +124,7 @@ class TrainGraph(CompiledGraph):
         auto_parallel: bool = False,
         buffers: Sequence[str] = (),
         in_turn: bool = False,
+        flops: FlopCounter | None = None,
     ):
         super().__init__()
         self.model = model
@@ -139,6 +141,7 @@ class TrainGraph(CompiledGraph):
             num_accumulation_steps = 1
         self._accumulation = num_accumulation_steps
         self._clips, self._max_grad_value = max_grad_norm is not None, max_grad_value
+        self._flops = flops or FlopCounter()
         self._random_scope = random_scope or (lambda key: contextlib.nullcontext())
         for group in optimizer.param_groups:
             group._enable_clip_grad = self._clips
@@ -184,7 +187,7 @@ class TrainGraph(CompiledGraph):
     def _forward(self, batch: dict[str, Any], share: Any, key: Any) -> tuple[Any, Any, flow.Tensor]:
         """`(losses, metrics, what to differentiate)`, which OneFlow, or `build`, averages over micro-batches."""
         with self._random_scope(key), self._layout.source_ops():
-            outputs = self.model(**batch)
+            outputs = self._flops.watching(self.model)(**batch)
         losses, metrics = read_losses(outputs, self.model.to(nn.Module))
         total = total_loss(losses)
         if share is not None:  # this one's weight in the mean over counted items

@@ -19,12 +19,13 @@ class Throughput:
 
     Args:
         window: `rates` looks at the newest updates that together cover this many iterations (the last one at least).
+        peak_flops: of the hardware, per second.
     """
 
-    def __init__(self, window: int = 20):
+    def __init__(self, window: int = 20, peak_flops: float | None = None):
         if window < 1:
             raise ValueError(f"Throughput(window={window}): a window covers at least one iteration")
-        self.window = window
+        self.window, self.peak_flops = window, peak_flops
         self.total_iters = 0
         self.total_seconds = 0.0
         self.total_samples = 0.0
@@ -63,7 +64,8 @@ class Throughput:
         """Over the window; empty before the first update.
 
         `samples_per_s`, `tokens_per_s`, `tflops` (the last two where given), `step_ms` and `data_ms`, all of them sums
-        divided by summed time or iterations, so that they agree with each other.
+        divided by summed time or iterations, so that they agree with each other. `mfu`, model FLOPs utilization
+        (Chowdhery et al. 2022, arXiv:2204.02311, appendix B), is the share of `peak_flops`.
         """
         covered = 0
         newest: list[tuple[float, ...]] = []
@@ -72,7 +74,7 @@ class Throughput:
                 break
             newest.append(update)
             covered += int(update[-1])
-        return _rates(newest)
+        return self._rates(newest)
 
     def summary(self) -> dict[str, float]:
         """As `rates`, over the whole run (its latest `KEPT_UPDATES` updates), and how iterations differed: `_p10`,
@@ -80,32 +82,33 @@ class Throughput:
         `items`. An iteration counts with the mean of its update.
         """
         updates = [update for update in self._updates if update[0] > 0]
-        rates = _rates(updates)
+        rates = self._rates(updates)
         for name in ("step_ms", "samples_per_s", "tokens_per_s"):
             if name in rates:
-                each = np.repeat([_rates([u])[name] for u in updates], [int(u[-1]) for u in updates])
+                each = np.repeat([self._rates([u])[name] for u in updates], [int(u[-1]) for u in updates])
                 for suffix, value in zip(("p10", "median", "p90"), np.percentile(each, [10, 50, 90])):
                     rates[f"{name}_{suffix}"] = float(value)
         totals = {"iters": self.total_iters, "seconds": self.total_seconds, "samples": self.total_samples}
         return {**rates, **totals, "items": self.total_items}
 
-
-def _rates(updates: list[tuple[float, ...]]) -> dict[str, float]:
-    updates = [update for update in updates if update[0] > 0]  # a clock too coarse for the work gives no rate
-    if not updates:
-        return {}
-    seconds, samples, items, flops, data_seconds, iters = np.array(updates, dtype=np.float64).T
-    total = seconds.sum()
-    rates = {
-        "step_ms": float(total / iters.sum() * 1e3),
-        "data_ms": float(data_seconds.sum() / iters.sum() * 1e3),
-        "samples_per_s": float(samples.sum() / total),
-    }
-    if items.any():
-        rates["tokens_per_s"] = float(items.sum() / total)
-    if flops.any():
-        rates["tflops"] = float(flops.sum() / total / 1e12)
-    return rates
+    def _rates(self, updates: list[tuple[float, ...]]) -> dict[str, float]:
+        updates = [update for update in updates if update[0] > 0]  # a clock too coarse for the work gives no rate
+        if not updates:
+            return {}
+        seconds, samples, items, flops, data_seconds, iters = np.array(updates, dtype=np.float64).T
+        total = seconds.sum()
+        rates = {
+            "step_ms": float(total / iters.sum() * 1e3),
+            "data_ms": float(data_seconds.sum() / iters.sum() * 1e3),
+            "samples_per_s": float(samples.sum() / total),
+        }
+        if items.any():
+            rates["tokens_per_s"] = float(items.sum() / total)
+        if flops.any():
+            rates["tflops"] = float(flops.sum() / total / 1e12)
+            if self.peak_flops:
+                rates["mfu"] = rates["tflops"] * 1e12 / self.peak_flops
+        return rates
 
 
 def memory_gb(device: str = "cpu") -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import Any
 from libai.engine.loop.pending_metrics import PendingMetrics
 from libai.engine.loop.periods import EveryEpoch
 from libai.engine.loop.training_clock import TrainingClock
+from libai.forward.flops import FlopCounter
 from libai.launch.stop import Agreement
 
 
@@ -29,6 +30,7 @@ class LoopState:
         is_mode_settled: false while another trainer may still replace this one: hooks are then judged when training
             starts.
         events: state of the `EventStorage` from a checkpoint, until training begins.
+        flops: of the first forward.
         unfinished_hooks: the keys of the hooks whose `after_step` was cut short.
     """
 
@@ -44,6 +46,7 @@ class LoopState:
         self.is_pausing = False
         self.events: Mapping[str, Any] | None = None
         self.unfinished_hooks: list[str] = []
+        self.flops = FlopCounter()
 
     def pause(self) -> None:
         """Leave the loop after the present iteration, without `after_train`; the trainer's `status` is then "paused".

@@ -76,7 +76,8 @@ def default_hooks(run: Run) -> list[HookBase | None]:
     evaluates = train.evaluation.enabled and bool(run.test_loaders)
     log_period = run.plan.period(train.log_period, "train.log_period")
     summary = functools.partial(summary_of, run)
-    run.timer = hooks.IterationTimer(run.plan.global_batch_size, flops_per_iter=_flops_per_iter(run))
+    peak = train.peak_tflops and train.peak_tflops * 1e12 * run.mesh.size
+    run.timer = hooks.IterationTimer(run.plan.global_batch_size, peak)
     return [
         RunFolderHook(run.begin),
         ReleaseFolderHook(run.release_unless_training),
@@ -122,11 +123,6 @@ def _profiler_hook(run: Run) -> HookBase:
     return hooks.ProfilerHook(
         run.output_dir / "profile", profiler.start_iter, profiler.num_iters, device=run.mesh.device
     )
-
-
-def _flops_per_iter(run: Run) -> float | None:
-    per_sample = getattr(run.model, "num_flops_per_sample", None)
-    return per_sample and per_sample * run.plan.global_batch_size
 
 
 def _evaluation_hooks(run: Run) -> list[HookBase]:

@@ -165,7 +165,8 @@ class ForwardPass:
         saved, self._saved_values = self._saved_values, None
         writes = ViewWrites()
         if saved is not None:
-            forward = saved.watching(writes.watching(forward) if layout.is_global else forward)
+            forward = self._trainer.loop.flops.watching(writes.watching(forward) if layout.is_global else forward)
+            forward = saved.watching(forward)
         needs_scope = self.draws_randomness or layout.is_global
         written = self.effects.written if self.effects else ()
         for micro, (batch, scale) in enumerate(zip(batches, scales)):

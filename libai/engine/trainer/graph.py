@@ -262,6 +262,7 @@ class GraphTrainer(ModelTrainer):
             auto_parallel=self._auto_parallel,
             buffers=self._changing,
             in_turn=self._in_turn,
+            flops=self.loop.flops,
             # not the bound method: a graph that holds its trainer would keep all of it alive
             random_scope=functools.partial(random_context, data_rank=self.mesh.data_rank) if self._takes_key else None,
         )

@@ -6,7 +6,7 @@ Query, key and value are three layers and not one fused one: so tensor paralleli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -279,15 +279,6 @@ def layer_norm_block(
         drop_path,
         is_post_norm,
     )
-
-
-def transformer_flops(multiplied: Iterable[nn.Module], num_layers: int, hidden_size: int, length: int) -> int:
-    """Forward and backward FLOPs of one sample: 6 per weight and position, plus the two products of attention.
-
-    `multiplied`: the modules whose matrices meet every position (a table that is only looked up is not among them).
-    """
-    weights = sum(p.numel() for module in multiplied for p in module.parameters() if p.ndim >= 2)
-    return length * (6 * weights + 12 * num_layers * hidden_size * length)
 
 
 def embed_tokens(

@@ -22,7 +22,6 @@ from libai.models.blocks.transformer import (
     layer_norm_block,
     padding_mask,
     plan_of_blocks,
-    transformer_flops,
 )
 from libai.utils.sizes import check_sizes
 
@@ -121,17 +120,6 @@ class BERTEncoder(nn.Module):
         assert self.pooler is not None
         return flow.tanh(self.pooler(features[:, 0]))
 
-    @property
-    def num_flops_per_sample(self) -> int:
-        """Forward and backward FLOPs of a sequence of `max_seq_length` tokens."""
-        max_length, hidden_size = self.position_embedding.shape
-        multiplied = (self.blocks, *self.multiplied_outside())
-        return transformer_flops(multiplied, len(self.blocks), hidden_size, max_length)
-
-    def multiplied_outside(self) -> tuple[nn.Module, ...]:
-        """The modules outside of the blocks whose matrices meet every token."""
-        return ()
-
 
 class BERT(BERTEncoder):
     """The encoder with a masked-language-model head tied to the token embedding, for pre-training.
@@ -195,10 +183,6 @@ class BERT(BERTEncoder):
     def num_loss_items(self, input_ids: Any, labels: Any = None, **others: Any) -> Any:
         """How many labels the mean of the loss is over (tensors or arrays in, a scalar of the same kind out)."""
         return (labels != self.ignore_index).sum()
-
-    def multiplied_outside(self) -> tuple[nn.Module, ...]:
-        """See `BERTEncoder`."""
-        return (self.head, self.token_embedding)
 
 
 class BERTClassifier(BERTEncoder):

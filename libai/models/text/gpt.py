@@ -16,7 +16,6 @@ from libai.models.blocks.transformer import (
     embed_tokens,
     layer_norm_block,
     plan_of_blocks,
-    transformer_flops,
 )
 from libai.models.text.language_model import LanguageModel
 from libai.utils.sizes import check_sizes
@@ -95,10 +94,3 @@ class GPT(LanguageModel):
         for i, block in enumerate(self.blocks):
             x = block(x, mask, cache=None if caches is None else caches[i])
         return self.norm(x)
-
-    @property
-    def num_flops_per_sample(self) -> int:
-        """Forward and backward FLOPs of a sequence of `max_seq_length` tokens."""
-        max_length, hidden_size = self.position_embedding.shape
-        multiplied = (self.blocks, self.head or self.token_embedding)
-        return transformer_flops(multiplied, len(self.blocks), hidden_size, max_length)

@@ -25,7 +25,6 @@ from libai.models.blocks.transformer import (
     check_length,
     padding_mask,
     plan_of_blocks,
-    transformer_flops,
 )
 from libai.models.text.language_model import LanguageModel
 from libai.utils.sizes import check_rate, check_sizes
@@ -135,11 +134,3 @@ class Llama(LanguageModel):
         for i, block in enumerate(self.blocks):
             x = block(x, mask, rotation, None if caches is None else caches[i])
         return self.norm(x)
-
-    @property
-    def num_flops_per_sample(self) -> int:
-        """Forward and backward FLOPs of a sequence of `max_seq_length` tokens."""
-        attention = self.blocks[0].attention
-        multiplied = (self.blocks, self.head or self.token_embedding)
-        width = attention.num_heads * attention.head_size
-        return transformer_flops(multiplied, len(self.blocks), width, self.max_seq_length)

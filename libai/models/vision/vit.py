@@ -15,7 +15,6 @@ from libai.models.blocks.transformer import (
     check_transformer,
     layer_norm_block,
     plan_of_blocks,
-    transformer_flops,
 )
 from libai.utils.errors import UserError
 from libai.utils.sizes import check_sizes
@@ -116,9 +115,3 @@ class ViT(nn.Module):
             )
         x = images.reshape(batch, channels, height // size, size, width // size, size)
         return x.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)
-
-    @property
-    def num_flops_per_sample(self) -> int:
-        """Forward and backward FLOPs of one image."""
-        length, hidden_size = self.position_embedding.shape
-        return transformer_flops((self.blocks, self.patch_embedding), len(self.blocks), hidden_size, length)

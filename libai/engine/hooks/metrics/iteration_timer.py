@@ -19,15 +19,15 @@ class IterationTimer(HookBase):
 
     Args:
         samples_per_iter: of all ranks.
-        flops_per_iter: forward and backward of all ranks, for TFLOP/s.
+        peak_flops: per second, of all devices together, for the share of it that is reached (`mfu`).
     """
 
     priority = 10
 
-    def __init__(self, samples_per_iter: int, flops_per_iter: float | None = None):
-        self.throughput = Throughput()
+    def __init__(self, samples_per_iter: int, peak_flops: float | None = None):
+        self.throughput = Throughput(peak_flops=peak_flops)
         self.first_seconds = 0.0
-        self._samples, self._flops = samples_per_iter, flops_per_iter
+        self._samples = samples_per_iter
         self._train_start = self._start = self._data_seconds = 0.0
         self._iters = 0
         self._is_first = False
@@ -64,12 +64,12 @@ class IterationTimer(HookBase):
         """Hand the time since the last call to the `Throughput`. Call it after the metrics have been fetched."""
         if self._is_first or not self._iters:
             return
-        items = self.trainer.feed.items_per_iter
+        items, flops = self.trainer.feed.items_per_iter, self.trainer.loop.flops.of_update
         self.throughput.update(
             self._window_seconds(),
             samples=self._samples * self._iters,
             items=items and items * self._iters,
-            flops=self._flops and self._flops * self._iters,
+            flops=flops and flops * self._samples * self._iters,
             data_seconds=self._data_seconds,
             iters=self._iters,
         )

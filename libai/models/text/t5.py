@@ -26,7 +26,6 @@ from libai.models.blocks.transformer import (
     check_length,
     padding_mask,
     plan_of_blocks,
-    transformer_flops,
 )
 from libai.models.text.language_model import LanguageModel
 from libai.utils.errors import UserError
@@ -265,15 +264,3 @@ class T5(T5Encoder, LanguageModel):
                 x = block(x, mask, None, None if caches is None else caches[number], pair, context_mask)
         features = self.decoder_norm(x)
         return features * features.shape[-1] ** -0.5 if self.scales_head else features
-
-    @property
-    def num_flops_per_sample(self) -> int:
-        """Forward and backward FLOPs of a text of `max_seq_length` tokens and a target of `max_target_length`."""
-        length, target = self.max_seq_length, self.max_target_length
-        encoder, decoder = self.blocks[: self.num_encoder_layers], self.blocks[self.num_encoder_layers :]
-        width = self.blocks[0].attention.num_heads * self.blocks[0].attention.head_size
-        flops = transformer_flops(encoder, len(encoder), width, length)
-        flops += transformer_flops([*decoder, self.head or self.token_embedding], len(decoder), width, target)
-        # keys and values of the cross-attention are those of the text
-        of_text = sum(p.numel() for block in decoder for p in block.cross_attention.k.parameters()) * 2
-        return flops + 6 * of_text * (length - target) + 12 * len(decoder) * width * length * target

@@ -59,5 +59,6 @@ setup(
         "docs": read_requirements("docs.in"),
         "plot": ["matplotlib>=3.8"],
         **{tracker: [tracker, "protobuf<4", "numpy<2"] for tracker in ("wandb", "mlflow", "aim")},
+        "bleu": ["sacrebleu>=2.4"],
     },
 )

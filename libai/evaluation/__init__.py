@@ -12,3 +12,4 @@ from libai.evaluation.losses import PerplexityEvaluator as PerplexityEvaluator
 from libai.evaluation.metric_objects import MetricEvaluator as MetricEvaluator
 from libai.evaluation.metric_objects import is_metric as is_metric
 from libai.evaluation.regression import RegressionEvaluator as RegressionEvaluator
+from libai.evaluation.translation import BleuEvaluator as BleuEvaluator

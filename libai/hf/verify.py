@@ -62,13 +62,18 @@ def random_inputs(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray
         shape = (2, config.get("num_channels", 3), size, size)
         return {"pixel_values": random.standard_normal(shape).astype(np.float32)}
     longest = config.get("max_position_embeddings") or config.get("n_positions", 1024)
+    kind = config["model_type"]
+    if kind.endswith("roberta"):  # its table begins with positions that no token has
+        longest -= config.get("pad_token_id", 1) + 1
     length = min(24, longest)
     inputs = {"input_ids": random.integers(0, config["vocab_size"], (2, length))}
-    if config["model_type"] == "bert":
-        inputs["attention_mask"] = (np.arange(length) < np.array([[length], [length - 3]])).astype(np.int64)
+    if kind in ("bert", "roberta", "xlm-roberta", "t5", "mt5"):
+        is_token = np.arange(length) < np.array([[length], [length - 3]])
+        inputs["attention_mask"] = is_token.astype(np.int64)
+    if kind == "bert":
         inputs["token_type_ids"] = np.repeat(np.arange(length)[None] * 2 // length, 2, axis=0)
-    if config["model_type"] in ("t5", "mt5"):
-        inputs["attention_mask"] = (np.arange(length) < np.array([[length], [length - 3]])).astype(np.int64)
-        if config["architectures"][0].endswith("Generation"):
-            inputs["decoder_input_ids"] = random.integers(0, config["vocab_size"], (2, 9))
+    elif kind.endswith("roberta"):
+        inputs["input_ids"][~is_token] = config.get("pad_token_id", 1)
+    elif config["architectures"][0].endswith("Generation"):
+        inputs["decoder_input_ids"] = random.integers(0, config["vocab_size"], (2, 9))
     return inputs

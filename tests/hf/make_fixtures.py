@@ -35,6 +35,7 @@ BERT = {
 }
 T5 = {"vocab_size": 96, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_heads": 3}
 T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
+ROBERTA = {**BERT, "type_vocab_size": 1, "max_position_embeddings": 34, "layer_norm_eps": 1e-5}
 RESNET = {
     "embedding_size": 4,
     "hidden_sizes": [4, 8, 16],
@@ -70,6 +71,10 @@ MODELS = {
     "bert_pretraining": ("BertForPreTraining", {**BERT, "hidden_act": "gelu_new"}, {}),
     "resnet": ("ResNetForImageClassification", RESNET, {}),
     "resnet_bottleneck": ("ResNetForImageClassification", {**RESNET, **BOTTLENECK}, {}),
+    "roberta": ("RobertaModel", ROBERTA, {}),
+    "roberta_classifier": ("RobertaForSequenceClassification", {**ROBERTA, "num_labels": 3}, {}),
+    "roberta_masked_lm": ("RobertaForMaskedLM", ROBERTA, {}),
+    "xlm_roberta": ("XLMRobertaForMaskedLM", {**ROBERTA, "pad_token_id": 3, "type_vocab_size": 2}, {}),
     "vit": ("ViTForImageClassification", VIT, {}),
     "gpt2": (
         "GPT2LMHeadModel",
@@ -120,6 +125,9 @@ def inputs_of(config):
         inputs["attention_mask"] = (np.arange(20) < np.array([[20], [13]])).astype(np.int64)
         if config.architectures[0].endswith("Generation"):
             inputs["decoder_input_ids"] = random.integers(0, config.vocab_size, (2, 18))
+    if config.model_type.endswith("roberta"):
+        inputs["input_ids"][1, 9:] = config.pad_token_id
+        inputs["attention_mask"] = (inputs["input_ids"] != config.pad_token_id).astype(np.int64)
     if config.model_type == "bert":
         inputs["attention_mask"] = (np.arange(12) < np.array([[12], [9]])).astype(np.int64)
         inputs["token_type_ids"] = np.repeat(np.arange(12)[None] // 6, 2, axis=0)

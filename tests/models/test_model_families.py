@@ -39,6 +39,12 @@ FAMILIES = {
     ),
     # as GPT, and the head's 32*32 + 32 + 2*32 with 64 biases of the vocabulary
     "bert": Family(lambda: BERT(VOCABULARY, LENGTH, 32, 2, 4), True, 2560 + 2 * 12704 + 64 + 1120 + 64),
+    # as BERT without the last norm, with one behind the embeddings, one token type and a position more
+    "roberta": Family(
+        lambda: BERT(VOCABULARY, LENGTH, 32, 2, 4, is_post_norm=True, num_token_types=1, padding_token=0),
+        True,
+        2560 + 2 * 12704 + 64 + 1120 + 64 + 64,
+    ),
     # embedding, two blocks of attention 4*32^2, units 2*32*48 and two norms, in the decoder also attention and norm to
     # the text, two tables of 32 buckets for 4 heads, two last norms
     "t5": Family(

@@ -34,6 +34,12 @@ def _bert(hidden_size: int, num_layers: int, num_heads: int, target: str = "liba
     )
 
 
+def _roberta(vocab_size: int, *sizes: int) -> Any:
+    model = _bert(*sizes)
+    model.update(vocab_size=vocab_size, num_token_types=1, norm_eps=1e-5, padding_token=1)
+    return model
+
+
 def _t5(hidden_size: int, num_layers: int, num_heads: int, inner_size: int, head_size: int = 64) -> Any:
     return LazyCall("libai.models.T5")(
         vocab_size=32128,
@@ -74,6 +80,10 @@ published = {
     "bert_base": _bert(768, 12, 12, predicts_next_sentence=True),
     "bert_large": _bert(1024, 24, 16, predicts_next_sentence=True),
     "minilm_l6": _bert(384, 6, 12, "libai.models.BERTEmbedder", has_pooler=True),
+    "roberta_base": _roberta(50265, 768, 12, 12),
+    "roberta_large": _roberta(50265, 1024, 24, 16),
+    "xlm_roberta_base": _roberta(250002, 768, 12, 12),
+    "xlm_roberta_large": _roberta(250002, 1024, 24, 16),
     "t5_small": _t5(512, 6, 8, 2048),
     "t5_base": _t5(768, 12, 12, 3072),
     "t5_large": _t5(1024, 24, 16, 4096),

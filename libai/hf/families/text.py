@@ -1,4 +1,4 @@
-"""GPT-2, Llama, Mistral, Qwen2 and BERT, as data."""
+"""GPT-2, Llama, Mistral, Qwen2, BERT, RoBERTa and XLM-R, as data."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from libai.hf.families.family import (
     write_encoder,
 )
 from libai.hf.families.rules import JOINED, JOINED_TRANSPOSED, TRANSPOSED, Rule
+from libai.utils.errors import UserError
 
 # ------------------------------------------------------------------------------------------------------------- GPT-2
 
@@ -136,7 +137,7 @@ def _write_rotary(ours: Config) -> dict[str, Any]:
     return {**base, **biases, "rope_scaling": dict(scaling) if scaling else None}
 
 
-# -------------------------------------------------------------------------------------------------------------- BERT
+# ------------------------------------------------------------------------------------------------- BERT and RoBERTa
 
 _BERT_RULES = (
     Rule("token_embedding.weight", "bert.embeddings.word_embeddings.weight"),
@@ -166,9 +167,9 @@ _MASKED_LM_COPIES = {
 }
 
 
-def _bert(target: str, rules: tuple[Rule, ...], **more: Any) -> Family:
+def _bert(target: str, rules: tuple[Rule, ...], model_type: str = "bert", prefix: str = "bert.", **more: Any) -> Family:
     return Family(
-        "bert",
+        model_type,
         target,
         rules,
         arguments={
@@ -181,9 +182,64 @@ def _bert(target: str, rules: tuple[Rule, ...], **more: Any) -> Family:
             "norm_eps": ("layer_norm_eps", 1e-12),
         },
         required={"position_embedding_type": ("absolute",), "is_decoder": (False,)},
-        prefix="bert.",
+        prefix=prefix,
         **{"not_weights": ("*position_ids",), "read_more": read_encoder, "write_more": write_encoder, **more},
     )
+
+
+_ROBERTA_RULES = tuple(Rule(rule.ours, rule.theirs.replace("bert.", "roberta.", 1)) for rule in _BERT_RULES)
+
+
+def _read_roberta(config: Config) -> dict[str, Any]:
+    padding = config.get("pad_token_id", 1)
+    length = config.get("max_position_embeddings", 512) - padding - 1
+    return {**read_encoder(config), "padding_token": padding, "max_seq_length": length}
+
+
+def _write_roberta(ours: Config) -> dict[str, Any]:
+    padding = ours.get("padding_token")
+    if padding is None:
+        raise UserError("RoBERTa's positions begin behind its padding token, and this model has none. It is a BERT.")
+    positions = {"pad_token_id": padding, "max_position_embeddings": ours["max_seq_length"] + padding + 1}
+    return {**write_encoder(ours), **positions}
+
+
+def _roberta(model_type: str, name: str) -> dict[str, Family]:
+    def family(target: str, rules: tuple[Rule, ...], **more: Any) -> Family:
+        more = {"read_more": _read_roberta, "write_more": _write_roberta, **more}
+        return _bert(target, rules, model_type, "roberta.", **more)
+
+    head = (
+        Rule("head.0.@", "lm_head.dense.@"),
+        Rule("head.2.@", "lm_head.layer_norm.@"),
+        Rule("head_bias", "lm_head.bias"),
+    )
+    classifier = (Rule("pooler.@", "classifier.dense.@"), Rule("head.@", "classifier.out_proj.@"))
+    return {
+        f"{name}ForMaskedLM": family(
+            "libai.models.BERT",
+            (*_ROBERTA_RULES, *head),
+            implied={"is_post_norm": True},
+            copies={
+                "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+                "lm_head.decoder.bias": "lm_head.bias",
+            },
+            not_weights=("roberta.pooler.*", "*position_ids"),
+        ),
+        f"{name}ForSequenceClassification": family(
+            "libai.models.BERTClassifier",
+            (*(rule for rule in _ROBERTA_RULES if rule.ours != "pooler.@"), *classifier),
+            implied={"is_post_norm": True},
+            read_more=lambda config: {**_read_roberta(config), "num_classes": num_classes_of(config)},
+            write_more=lambda ours: {**_write_roberta(ours), **labels_of(ours)},
+        ),
+        f"{name}Model": family(
+            "libai.models.BERTEmbedder",
+            _ROBERTA_RULES,
+            implied={"is_post_norm": True, "has_pooler": True},
+            outputs={"last_hidden_state": "features", "pooler_output": "pooled"},
+        ),
+    }
 
 
 #: architecture of config.json -> family
@@ -215,6 +271,8 @@ TEXT_FAMILIES: dict[str, Family] = {
         implied={"is_post_norm": True, "has_pooler": True},
         outputs={"last_hidden_state": "features", "pooler_output": "pooled"},
     ),
+    **_roberta("roberta", "Roberta"),
+    **_roberta("xlm-roberta", "XLMRoberta"),
     "GPT2LMHeadModel": _GPT2,
     "LlamaForCausalLM": _llama(
         "llama",

@@ -1,5 +1,7 @@
 """BERT: a bidirectional encoder (Devlin et al. 2019) trained to restore masked tokens, to classify and to embed texts.
 
+RoBERTa and XLM-R are the same model with other positions (`padding_token`).
+
 The dataset that masks tokens is here, too.
 """
 
@@ -17,6 +19,7 @@ from libai.models.blocks.outputs import classification_outputs, token_cross_entr
 from libai.models.blocks.transformer import (
     ACTIVATIONS,
     RESIDUAL_PROJECTIONS,
+    check_length,
     check_transformer,
     embed_tokens,
     layer_norm_block,
@@ -41,6 +44,8 @@ class BERTEncoder(nn.Module):
         dropout: rate on the embeddings and on both branches of each block.
         is_post_norm: a norm behind the embeddings and behind each branch, as published weights have it.
         num_token_types: kinds of segments that `token_type_ids` tells apart; 0 for none.
+        padding_token: with an id, positions count the tokens that are not padding, and begin behind that id: RoBERTa's
+            (Liu et al. 2019), whose table is that much longer.
         activation, norm_eps: of the blocks; published weights have `norm_eps=1e-12`.
         has_pooler: a dense layer over the first token, which `pooled` reads.
     """
@@ -61,12 +66,15 @@ class BERTEncoder(nn.Module):
         activation: str = "gelu",
         norm_eps: float = 1e-5,
         has_pooler: bool = False,
+        padding_token: int | None = None,
     ):
         super().__init__()
         check_sizes(vocab_size=vocab_size, max_seq_length=max_seq_length)
         check_transformer(hidden_size, num_layers, num_heads, mlp_ratio)
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
-        self.position_embedding = nn.Parameter(flow.zeros(max_seq_length, hidden_size))
+        self.max_seq_length, self.padding_token = max_seq_length, padding_token
+        num_positions = max_seq_length + (0 if padding_token is None else padding_token + 1)
+        self.position_embedding = nn.Parameter(flow.zeros(num_positions, hidden_size))
         self.token_type_embedding = nn.Embedding(num_token_types, hidden_size) if num_token_types else None
         self.embedding_norm = nn.LayerNorm(hidden_size, eps=norm_eps) if is_post_norm else None
         self.embedding_dropout = Dropout(dropout)
@@ -104,7 +112,12 @@ class BERTEncoder(nn.Module):
         Without `token_type_ids` every token is of type 0.
         """
         mask = None if attention_mask is None else padding_mask(attention_mask)
-        x = embed_tokens(input_ids, self.token_embedding, self.position_embedding)
+        positions = None
+        if self.padding_token is not None:
+            check_length(input_ids.shape[1], self.max_seq_length)
+            is_token = (input_ids != self.padding_token).to(flow.int64)
+            positions = flow.cumsum(is_token, dim=1) * is_token + self.padding_token
+        x = embed_tokens(input_ids, self.token_embedding, self.position_embedding, positions)
         if self.token_type_embedding is not None:
             types = self.token_type_embedding
             x = x + (types.weight[0] if token_type_ids is None else types(token_type_ids))

@@ -1,0 +1,16 @@
+"""A RoBERTa of 0.38 million weights: BERT without next sentences, with masks that are new in every epoch.
+
+On bytes of the Python standard library's source text, in which the byte 0 does not occur: it stands for padding.
+"""
+
+from .bert_stdlib import dataloader as dataloader
+from .bert_stdlib import graph as graph
+from .bert_stdlib import lr_scheduler as lr_scheduler
+from .bert_stdlib import model, train
+from .bert_stdlib import optim as optim
+
+model.update(is_post_norm=True, padding_token=0)
+
+optim.lr = 2e-3
+
+train.output_dir = "out/roberta_stdlib"

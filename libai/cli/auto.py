@@ -6,7 +6,6 @@ The global batch stays that of one process, and with it the curve. For libai/cli
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from libai.launch import guard
 from libai.launch.installation import LIBAI
 from libai.utils.errors import UserError
+from libai.utils.screen import say
 
 #: a trial: this many iterations, the first of which does not count, or as many as fit into these seconds
 TRIAL_ITERS, TRIAL_SECONDS, TRIAL_TIMEOUT = 30, 30, 300.0
@@ -85,11 +85,11 @@ def resolve(
         seconds[count] = measure([file, config, str(count), *with_settings(overrides, batch)])
         took = "failed" if seconds[count] is None else f"{seconds[count] or 0.0:.4f} s per step"
         each = f"{cores // count} thread{'s' if cores // count > 1 else ''} each"
-        print(f"launch: auto: {count} process{'es' if count > 1 else ''}, {each}: {took}", file=sys.stderr, flush=True)
+        say(f"launch: auto: {count} process{'es' if count > 1 else ''}, {each}: {took}")
     chosen = choose(seconds)
     batch = batch_overrides(chosen, total, accumulation)
     settings = f", with {' '.join(batch)}" if batch else ""
-    print(f"launch: auto: chosen: {chosen} process{'es' if chosen > 1 else ''}{settings}", file=sys.stderr, flush=True)
+    say(f"launch: auto: chosen: {chosen} process{'es' if chosen > 1 else ''}{settings}")
     return [file, config, str(chosen), *with_settings(rest, batch)]
 
 

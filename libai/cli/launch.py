@@ -35,10 +35,13 @@ from libai.oneflow_fixes import openblas
 from libai.utils import gpu
 from libai.utils.errors import EXIT_FAILED, EXIT_USER_MISTAKE, UserError
 from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE
+from libai.utils.screen import say
 
 USAGE = """\
-usage: libai launch FILE CONFIG PROCS [--max-restarts N] [--oversubscribe] [key=value | --flag | ...]
-FILE = a program of yours; every process gets --config-file CONFIG and the other arguments
+usage: libai launch FILE CONFIG PROCS [--max-restarts N] [--oversubscribe]
+                    [key=value | --flag | ...]
+FILE = a program of yours; every process gets --config-file CONFIG and the other
+       arguments
 PROCS = processes on this machine; auto measures which number is fastest\
 """
 
@@ -58,7 +61,8 @@ def run_preflight(job: Job, tells: bool = True) -> dict[str, Any]:
         print(said if tells else "", end="")
         sys.exit(0)
     if code != 0:
-        sys.stderr.write(said if tells else "")
+        if tells and said:
+            say(said.removesuffix("\n"))
         sys.exit(code if code > 0 else EXIT_FAILED)
     return found
 
@@ -118,7 +122,7 @@ def choose_environment(job: Job, environment: Mapping[str, str], facts: Mapping[
     if device != "cpu" and (warning := gpu.check_gpu()) is not None:
         if device == "cuda":
             raise UserError(warning)
-        print(f"launch: {warning}", file=sys.stderr)
+        say(f"launch: {warning}")
     on_cpu = device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
     if on_cpu and facts.get("graph_enabled") is False and "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD" not in environment:
         # the scheduler thread spins while a worker computes, so ranks steal each other's cores; graph mode gets slower

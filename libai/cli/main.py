@@ -13,11 +13,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 from libai import __version__
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
+from libai.utils.screen import columns, fold
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ COMMANDS: dict[str, Command] = {
     "plan": Command("propose how to spread a config over many ranks", "libai.cli.commands.plan"),
     "checkpoint": Command("list, verify, compare, convert and delete checkpoints", "libai.cli.commands.checkpoint"),
     "preprocess": Command("turn text into token files", "libai.cli.commands.preprocess"),
-    "hf": Command("import, export and verify weights of Hugging Face", "libai.hf.command", "main"),
+    "hf": Command("import, export and verify weights of Hugging Face", "libai.cli.commands.hf"),
     "sweep": Command("train a config with several values of settings", "libai.cli.commands.runs.sweep"),
     "plot": Command("draw the curves of runs", "libai.cli.commands.runs.plot"),
     "compare": Command("compare settings and metrics of runs", "libai.cli.commands.runs.compare"),
@@ -87,7 +88,29 @@ def main() -> NoReturn:
     guarded_main(lambda: _until_nobody_reads(sys.argv[1:]))
 
 
+class _Folded:
+    """Standard output on a terminal: every line is folded to its width when it is complete."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._started = stream, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._started = (self._started + text).split("\n")
+        self._stream.writelines(fold(line, columns(self._stream)) + "\n" for line in lines)
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.write(self._started)
+        self._started = ""
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def _until_nobody_reads(words: Sequence[str]) -> int:
+    if columns(sys.stdout) and words[:1] not in (["train"], ["eval"], ["resume"], ["launch"]):  # a run folds its own
+        sys.stdout = cast(TextIO, _Folded(sys.stdout))
     try:
         code = dispatch(words)
         sys.stdout.flush()

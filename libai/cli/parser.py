@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import textwrap
 from typing import Any, NoReturn
 
 from libai.utils.errors import UserError
+from libai.utils.screen import fold
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Fills the paragraphs of a description; what is indented in one keeps its lines."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip().split("\n\n")
+        return "\n\n".join(
+            fold(part, width)
+            if "\n " in part or part[:1] == " "
+            else textwrap.fill(part, width, break_on_hyphens=False)
+            for part in paragraphs
+        )
 
 
 class Parser(argparse.ArgumentParser):
     """argparse that takes no abbreviations, and whose mistakes are a `UserError` with the nearest flag."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **options})
+        super().__init__(**{"formatter_class": _Help, "allow_abbrev": False, **options})
 
     @property
     def flags(self) -> list[str]:

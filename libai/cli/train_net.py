@@ -65,7 +65,7 @@ def main() -> int:
     from libai.engine import Run, default_setup
 
     import_seconds = seconds_since_process_start()
-    config = default_setup(config, args.overrides, trains=not (args.dry_run or args.eval_only))
+    config = default_setup(config, args.overrides, trains=not (args.dry_run or args.eval_only), quiet=args.quiet)
     run = Run(config, resume=args.resume or config.train.resume, reset=args.reset, import_seconds=import_seconds)
     if args.dry_run:
         run.dry_run()

@@ -14,7 +14,7 @@ from libai.launch import external
 from libai.launch.job import TRAINING
 from libai.utils.errors import UserError
 
-_WORDS = "CONFIG [-n PROCS] [key=value | +key=value | ~key ...] [flags]"
+_WORDS = "CONFIG [-n PROCS] [key=value | +key=value | ~key] [flags]"
 
 
 def train(arguments: Sequence[str]) -> int:

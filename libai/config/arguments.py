@@ -27,6 +27,7 @@ FLAGS: dict[str, str] = {
     "--dry-run": "build everything, try an update, a checkpoint and an evaluation batch, and keep nothing",
     "--fast-dev-run": "a few iterations, evaluations and a checkpoint, to see that everything works",
     "--print-config": "print the config that would run and stop",
+    "--quiet": "show only warnings, errors and the result; log.txt gets everything",
 }
 
 
@@ -42,6 +43,7 @@ class Args:
     dry_run: bool = False
     fast_dev_run: bool = False
     print_config: bool = False
+    quiet: bool = False
     extra: Mapping[str, bool] = field(default_factory=dict)
 
 

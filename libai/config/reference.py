@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,11 @@ class KeyHelp:
     limits: str = ""
     default: str = ""
     keys: tuple[str, ...] = ()
+
+    @property
+    def kind_in_limits(self) -> str:
+        """`int (>= 1) | "epoch"`: the limits are those of a number."""
+        return re.sub(r"\b(int|float)\b", rf"\1 ({self.limits})", self.kind, count=1) if self.limits else self.kind
 
 
 def key_help(path: str) -> KeyHelp:
@@ -58,8 +64,7 @@ def tables() -> str:
         lines += [f"### `{name}`", "", section.__doc__ or "", ""]
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
         for help in (key_help(key.path) for key in schema.settings() if key.path.startswith(f"{name}.")):
-            limits = f" ({help.limits})" if help.limits else ""
-            kind = (help.kind + limits).replace("|", r"\|")
+            kind = help.kind_in_limits.replace("|", r"\|")
             lines.append(f"| `{help.path}` | {kind} | `{help.default}` | {help.doc} |")
         lines.append("")
     return "\n".join(lines).strip()

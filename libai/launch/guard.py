@@ -29,12 +29,14 @@ from libai.utils.rank_notes import (
     LOCAL_RANKS_VARIABLE,
     begin_notes,
     dump_stacks_on_signal,
+    hide_harmless_lines,
     note_leaving,
     own_folder,
     phase_name,
     read_leaving,
     world_size,
 )
+from libai.utils.screen import say
 
 # For how long a rank that is ready to leave waits for the others of its machine.
 LEAVE_TOGETHER_SECONDS = 10.0
@@ -78,6 +80,7 @@ def guarded_main(main: Callable[[], object]) -> NoReturn:
     leaves by `os._exit`: oneflow 0.9.0's own exit handler waits for ever for ranks that are still training. With 0
     that handler is wanted: the ranks meet in it, so that none is missed by the others.
     """
+    hide_harmless_lines()
     code = run_guarded(main)
     if code == EXIT_RESUMABLE:
         _ignore_stop_signals()  # schedulers repeat theirs, and everything is saved
@@ -175,7 +178,7 @@ def _report_exit(stop: SystemExit) -> int:
             "early with `raise StopTraining` in a hook's after_step, or exit after train() has returned"
         )
         if not _record_failure(stop, text):
-            print(f"error: rank {_rank()}: {text}." if world_size() > 1 else f"error: {text}.", file=sys.stderr)
+            say(f"error: rank {_rank()}: {text}." if world_size() > 1 else f"error: {text}.")
         return EXIT_FAILED
     if code not in (0, EXIT_RESUMABLE):
         _record_failure(stop, f"sys.exit({stop.code!r}) at {_place(stop)}")
@@ -199,7 +202,7 @@ def _report(error: BaseException) -> int:
         text = type(error).__name__
     said = f"error: {text}\n" if text is not None else _traceback(error, rank)
     if not _record_failure(error, text, said):
-        sys.stderr.write(f"error: rank {rank}: {text}\n" if text is not None and rank > 0 else said)
+        say(f"error: rank {rank}: {text}" if text is not None and rank > 0 else said.removesuffix("\n"))
     elif rank > 0 and text is None:
         sys.stderr.write(said)  # its own file
     return getattr(error, "exit_code", EXIT_USER_MISTAKE) if is_mistake else EXIT_FAILED

@@ -24,6 +24,7 @@ from libai.launch.report import report_end
 from libai.launch.watch import StallWatch, read_stall_limits
 from libai.utils import rank_notes
 from libai.utils.errors import EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
+from libai.utils.screen import say
 
 # Several machines: oneflow's heartbeat takes up to 13 s to tell the other ranks of a failure; then they are ended.
 MULTI_NODE_RESTART_SECONDS = 20.0
@@ -205,10 +206,10 @@ def run_job(job: Job, limits: Limits, new_port: Callable[[], int] | None) -> int
             return outcome.code
         if outcome.failure is not None and outcome.failure == last_failure:
             kind, iteration = outcome.failure
-            print(f"launch: {kind} in iteration {iteration} came again: not started again.", file=sys.stderr)
+            say(f"launch: {kind} in iteration {iteration} came again: not started again.")
             return outcome.code
         if restarts_left == 0:
-            print(f"launch: failed after {limits.max_restarts} restarts: not started again.", file=sys.stderr)
+            say(f"launch: failed after {limits.max_restarts} restarts: not started again.")
             return outcome.code
         restarts_left, last_failure = restarts_left - 1, outcome.failure
         if job.num_nodes > 1:
@@ -222,7 +223,7 @@ def run_job(job: Job, limits: Limits, new_port: Callable[[], int] | None) -> int
         new = _checkpoints(job) - (set() if takes_newest else before)
         resumes = any(word.partition("=")[0] == "--resume" for word in job.arguments)
         start = f"from {max(new)[0]}" if new else "with --resume" if resumes else "from the beginning"
-        print(f"launch: starting again {start}; {restarts_left} restarts left.", file=sys.stderr, flush=True)
+        say(f"launch: starting again {start}; {restarts_left} restarts left.")
 
 
 def _split_resume(arguments: Sequence[str]) -> tuple[list[str], bool]:

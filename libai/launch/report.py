@@ -7,7 +7,6 @@ import contextlib
 import json
 import linecache
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from libai.launch.ranks import Rank
 from libai.launch.watch import telling_frame
 from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE
+from libai.utils.screen import say
 
 # A rank that misses another one is aborted by oneflow, at once or within this time.
 CONSEQUENCE_SECONDS = 1.0
@@ -135,9 +135,10 @@ def print_first_error(ranks: Sequence[Rank], notes: Mapping[int, Mapping], code:
     is_everybodys = {note.get("said") for note in notes.values()} == {said} and len(notes) == len(ranks)
     if first.number > 0 and said.startswith("error: ") and not is_everybodys:
         said = f"error: rank {first.number}: {said.removeprefix('error: ')}"
-    sys.stderr.write(said)
+    if said:
+        say(said.removesuffix("\n"))
     if first.absent:
-        print(f"launch: missing where the ranks meet: {first.absent}.", file=sys.stderr)
+        say(f"launch: missing where the ranks meet: {first.absent}.")
 
 
 def keep_errors(ranks: Sequence[Rank], notes: Mapping[int, Mapping], folder: str, output_folder: Path | None) -> None:
@@ -167,10 +168,9 @@ def print_aborted_leaving(ranks: Sequence[Rank]) -> None:
         if rank.was_aborted_leaving and rank.intended in (0, EXIT_RESUMABLE) and not rank.was_ended:
             name = signal.Signals(-rank.process.returncode).name
             how = "did not let it end" if rank.was_stuck_leaving else f"ended it by {name}"
-            print(
+            say(
                 f"launch: rank {rank.number} had done its work (exit code {rank.intended}) when oneflow's exit "
-                f"{how}; nothing is lost.",
-                file=sys.stderr,
+                f"{how}; nothing is lost."
             )
 
 
@@ -191,6 +191,6 @@ def report_end(
     print_first_error(ranks, notes, code, folder)
     line = describe_failure(ranks, notes, code, num_machines)
     if line is not None:
-        print(line, file=sys.stderr, flush=True)
+        say(line)
     note = notes.get(find_first_failure(ranks, notes, code).number, {})
     return None if note.get("iteration") is None else (note["kind"], note["iteration"])

@@ -12,6 +12,7 @@ from oneflow import nn
 from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
 
 from libai.oneflow_fixes.launch_race import protect_graph_launches
+from libai.utils.rank_notes import without_harmless_lines
 from libai.utils.tree import map_tensors, tensors_in
 
 
@@ -22,6 +23,10 @@ class CompiledGraph(nn.Graph):
     graph empties it. A collection of garbage in the middle of a build then ends in "must be a variable created in
     nn.Graph", or worse.
     """
+
+    def __init__(self) -> None:
+        with without_harmless_lines():
+            super().__init__()
 
     def build_graph(self, *args: Any, **kwargs: Any) -> Any:
         gc.collect()

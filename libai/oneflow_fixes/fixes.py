@@ -203,7 +203,8 @@ def fixes_that_are_on() -> list[str]:
 
 
 def describe_fixes() -> str:
-    """For the banner: the fixes that are on, and which are left out and why."""
+    """For the banner: how many fixes are on, and which are left out and why."""
     off = [fix.name for fix in FIXES if not is_on(fix.name)]
     reason = "as asked" if _is_known_version() else f"made for oneflow {ONEFLOW_VERSION}"
-    return ", ".join(fixes_that_are_on()) + (f"; left out: {', '.join(off)} ({reason})" if off else "")
+    left_out = f"; left out: {', '.join(off)} ({reason})" if off else ""
+    return f"{len(FIXES) - len(off)} of {len(FIXES)} repairs of oneflow{left_out}"

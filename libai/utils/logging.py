@@ -1,5 +1,8 @@
 """Logging of a run: rank 0 to the screen and `log.txt`, every other rank to its own `log_rank<k>.txt` alone.
 
+A record may bring `at_width`, which gives its text for a terminal of a width, and `is_result=True`, with which a quiet
+screen shows it: `logger.info(text, extra={"is_result": True})`.
+
 Modules log through `logging.getLogger("libai.<package>")`; only the program calls `setup_logging`.
 """
 
@@ -12,26 +15,34 @@ from pathlib import Path
 from typing import TextIO
 
 from libai.utils.distributed import get_rank, get_world_size
+from libai.utils.screen import coloured, columns, fold
 
 _FILE_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 _warned: set[str] = set()
 
 
 class _ScreenFormatter(logging.Formatter):
-    """The message alone; what is worse than information says so in front. Lines are never wrapped."""
+    """The message alone, folded to a terminal's width; what is worse than information says so in front."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter.format`."""
-        text = super().format(record)
-        return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
+        width = columns(sys.stdout)
+        text = record.at_width(width) if width and hasattr(record, "at_width") else super().format(record)
+        if record.levelno < logging.WARNING:
+            return fold(text, width)
+        level = record.levelname.lower()
+        return coloured(level, sys.stdout) + fold(f"{level}: {text}", width).removeprefix(level)
 
 
 class _ScreenHandler(logging.StreamHandler):
     """Writes to whatever `sys.stdout` is at that moment, so that a progress bar can put lines above itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_quiet: bool) -> None:
         logging.Handler.__init__(self)
         self.setFormatter(_ScreenFormatter("%(message)s"))
+        self.is_quiet = is_quiet
+        if is_quiet:
+            self.addFilter(lambda record: record.levelno >= logging.WARNING or getattr(record, "is_result", False))
 
     @property
     def stream(self) -> TextIO:
@@ -45,12 +56,14 @@ def setup_logging(
     world: int | None = None,
     level: int = logging.INFO,
     holds_files: bool = False,
+    quiet: bool = False,
 ) -> logging.Logger:
     """Set the logger "libai" up for this rank and return it.
 
     Files are appended to, so a resumed run continues its log. May be called again (another folder, another level): the
     earlier handlers of this function are replaced. `output_dir=None`: screen only. `rank`, `world`: of the launcher.
     `holds_files`: touch no file yet; what is logged is kept in memory until `open_log_files` writes it.
+    `quiet`: only warnings, errors and results reach the screen; the files get everything.
     """
     rank = get_rank() if rank is None else rank
     world = get_world_size() if world is None else world
@@ -59,7 +72,7 @@ def setup_logging(
     logger.setLevel(level)
     logger.propagate = False  # a root handler of the user's would print every line twice
     if rank == 0:
-        _attach(logger, _ScreenHandler())
+        _attach(logger, _ScreenHandler(quiet))
     else:
         _attach(logger, logging.NullHandler())  # or Python prints warnings of this rank by itself
     if output_dir is not None:
@@ -98,6 +111,11 @@ def open_log_files() -> None:
     for handler in [h for h in logger.handlers if isinstance(h, _HeldRecords)]:
         logger.removeHandler(handler)
         _attach(logger, handler.to_file())
+
+
+def is_quiet() -> bool:
+    """Whether `setup_logging` was asked for a quiet screen."""
+    return any(getattr(handler, "is_quiet", False) for handler in logging.getLogger("libai").handlers)
 
 
 def reset_logging() -> None:

@@ -12,6 +12,7 @@ import faulthandler
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -145,6 +146,11 @@ class _Activity:
 
 
 _activity = _Activity()
+
+
+def own_progress() -> Progress:
+    """What this process is at and how far, as the host knows it: nothing waits for the device."""
+    return _activity.progress()
 
 
 def begin_notes() -> None:
@@ -295,9 +301,14 @@ def without_harmless_lines() -> Iterator[None]:
     """Hold back what the block writes to stderr, and write it at the end without the lines that mean nothing.
 
     When the process dies inside the block, the launcher finds all of it in the notes folder (`read_held_back`).
-    Only on rank 0 of the launcher's job, whose stderr is the terminal.
+    Only on rank 0 of the launcher's job, whose stderr is the terminal, and in commands (`hide_harmless_lines`), where a
+    process of its own leaves the lines out.
     """
     own = own_folder()
+    if own is None and _hides_harmless_lines:
+        with _filtered_stderr():
+            yield
+        return
     if own is None or own[1] != 0:
         yield
         return
@@ -315,6 +326,39 @@ def without_harmless_lines() -> Iterator[None]:
         text = read_held_back(own[0])
         path.unlink(missing_ok=True)
         sys.stderr.write(text)
+
+
+_hides_harmless_lines = False
+
+
+def hide_harmless_lines() -> None:
+    """Let `without_harmless_lines` act in this process although no launcher has started it."""
+    global _hides_harmless_lines
+    _hides_harmless_lines = True
+
+
+@contextlib.contextmanager
+def _filtered_stderr() -> Iterator[None]:
+    """Put grep between the block and stderr: what the block says comes out even when native code ends the process."""
+    words = [word for line in HARMLESS for word in ("-e", line)]
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    try:
+        grep = subprocess.Popen(["grep", "-avF", *words], stdin=subprocess.PIPE, stdout=terminal)
+    except OSError:  # there is none
+        os.close(terminal)
+        yield
+        return
+    assert grep.stdin is not None
+    os.dup2(grep.stdin.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(terminal, 2)
+        os.close(terminal)
+        grep.stdin.close()
+        grep.wait()
 
 
 def read_held_back(folder: str | os.PathLike[str]) -> str:

@@ -1,4 +1,4 @@
-"""Flags of the training command, in both modes: `--dry-run`, `--eval-only`, `--fast-dev-run`.
+"""Flags of the training command, in both modes: `--dry-run`, `--eval-only`, `--fast-dev-run`, `--quiet`.
 
 The command runs inside of the test process; `tests/launch` starts it as a user does.
 """
@@ -73,3 +73,13 @@ def test_fast_dev_run_trains_evaluates_and_saves_a_little_of_any_config(tmp_path
     assert [row["iter"] for row in rows if any(tag.startswith("eval/") for tag in row)] == [4, 8]
     assert {path.name for path in (tmp_path / "checkpoints").glob("iter_*")} == {"iter_0000004", "iter_0000008"}
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "finished"
+
+
+def test_quiet_shows_the_result_alone_and_the_log_has_everything(tmp_path, command):
+    settings = ["train.train_iter=4", "train.log_period=1", "train.evaluation.eval_period=4", "train.warmup_ratio=0"]
+    shown = command(tmp_path, "--quiet", *settings)
+    assert [line.split()[:3] for line in shown] == [["done", "after", "4"]]
+    logged = (tmp_path / "log.txt").read_text()
+    assert logged.count("iter      ") == 4 and "eval val" in logged
+    (judged,) = command(tmp_path, "--quiet", "--eval-only", "--resume")
+    assert evaluated([judged]) != []

@@ -92,24 +92,42 @@ class TestConsole:
         ConsoleWriter().write(record(5, "eval", **{"eval/val/loss": 2.0}))
         assert caplog.messages == ["eval val  loss 2.000  (iter 5)"]
 
-    def test_on_a_terminal_lines_stand_whole_above_a_bar(self):
-        """In a real pseudo-terminal of 40 columns: no line may be broken by us."""
+    @pytest.mark.parametrize(
+        ("width", "ends"), [(80, "  eta 0:00:22"), (60, "  lr 6.00e-04"), (40, "epoch 1.25  loss 4.8249")]
+    )
+    def test_a_narrow_line_has_what_matters_most(self, width, ends):
+        line = format_train_line(LogRecord(20, 200, {**FULL, "train/epoch": 1.25, "train/accuracy": 0.5}), width)
+        assert len(line) <= max(width, 42) and line.endswith(ends)
+        assert line.startswith("iter     20/200  epoch 1.25  loss 4.8249")
+
+    def test_on_a_terminal_a_bar_moves_by_itself_below_the_lines(self):
+        """In a real pseudo-terminal of 60 columns, with an iteration that only the host knows of."""
         program = (
+            "import time\n"
+            "from libai.utils import rank_notes\n"
             "from libai.utils.logging import setup_logging\n"
-            "from libai.engine.log.console import ConsoleWriter\n"
+            "from libai.engine.log import console\n"
             "from libai.engine.log.writers import LogRecord\n"
+            "frames = []\n"
+            "console.own_progress = lambda: frames.append(0) or rank_notes.own_progress()\n"
+            "def wait():\n"
+            "    end, enough = time.monotonic() + 50, len(frames) + 3\n"
+            "    while len(frames) < enough and time.monotonic() < end: time.sleep(0.02)\n"
             "setup_logging(None, 0, 1)\n"
-            "writer = ConsoleWriter()\n"
-            f"scalars = {FULL!r}\n"
-            "[writer.write(LogRecord(i, 200, scalars)) for i in (20, 40)]\n"
+            "writer = console.ConsoleWriter(max_iter=200)\n"
+            "writer.begin()\n"
+            "with rank_notes.phase('compile'): wait()\n"
+            f"writer.write(LogRecord(20, 200, {FULL!r}))\n"
+            "with rank_notes.report_progress(lambda: (31, 0)): wait()\n"
             "writer.close()\n"
         )
         screen = _in_terminal(program)
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
-        assert format_train_line(LogRecord(20, 200, FULL)) in shown
-        assert format_train_line(LogRecord(40, 200, FULL)) in shown
-        assert "━" in shown, "the bar"
-        assert screen.count("\x1b[?25l") == screen.count("\x1b[?25h") > 0, "the cursor is shown again"
+        line = format_train_line(LogRecord(20, 200, FULL), 60)
+        assert f"\r{line}\r\n" in shown, "the line has a row of its own"
+        assert re.search(r"compiling .*━ 0/200", shown)
+        assert re.search(r"train .*━ 31/200  loss 4.8249", shown), "between log points"
+        assert "\x1b[?25l" not in screen, "a killed process leaves the cursor visible"
 
     def test_without_a_terminal_there_is_no_bar(self, capsys):
         writer = ConsoleWriter()
@@ -120,7 +138,7 @@ class TestConsole:
 
 def _in_terminal(program: str) -> str:
     master, slave = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "40", "PYTHONPATH": str(REPO)}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "60", "PYTHONPATH": str(REPO)}
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdout=slave, stdin=slave, stderr=subprocess.PIPE, env=environment) as job:
         os.close(slave)

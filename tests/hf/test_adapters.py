@@ -12,11 +12,11 @@ import pytest
 from omegaconf import OmegaConf
 from safetensors.numpy import load_file
 
+from libai.cli.commands.hf import run as main
 from libai.config import LazyCall, LazyConfig, defaults, validate
 from libai.data import build_train_loader
 from libai.engine import Run, default_setup
 from libai.hf import export_adapters, export_folder, import_folder, load_pretrained, model_config
-from libai.hf.command import main
 from libai.utils.errors import UserError
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"

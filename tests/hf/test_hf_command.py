@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from libai.hf.command import main
+from libai.cli.commands.hf import run as main
 from libai.hf.verify import compute, random_inputs, read_folder
 from libai.utils.errors import UserError
 

@@ -125,7 +125,7 @@ def test_configs_are_listed_with_a_line_each(capsys):
 @pytest.mark.parametrize(
     ("words", "texts"),
     [
-        (["train.log_period"], ['  type     int | "epoch" >= 1', "  default  20"]),
+        (["train.log_period"], ['  type     int (>= 1) | "epoch"', "  default  20"]),
         (["train.clip_grad"], ["train.clip_grad.max_norm", "train.clip_grad.norm_type"]),
         (["model.hidden_sizes", "mlp_digits"], ["libai.models.mlp.MLP: hidden_sizes: Sequence[int]", "    - 128"]),
         (["train.train_iter", "mlp_digits"], ["  in mlp_digits: 600"]),

@@ -39,8 +39,7 @@ def explain(key: str, config: str | None = None) -> list[str]:
     found = key_help(key)
     lines = [key, f"  {found.doc}"]
     if found.kind:
-        limits = f" {found.limits}" if found.limits else ""
-        lines += [f"  type     {found.kind}{limits}", f"  default  {found.default}"]
+        lines += [f"  type     {found.kind_in_limits}", f"  default  {found.default}"]
     lines += [f"  {name:<38}  {key_help(name).doc}" for name in found.keys]
     return lines + (_in_config(key, config) if config else [])
 

@@ -5,30 +5,53 @@ from __future__ import annotations
 import logging
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from libai.engine.log.writers import LogRecord, Writer
+from libai.utils.logging import is_quiet
+from libai.utils.rank_notes import own_progress
 
 logger = logging.getLogger("libai.engine")
+
+#: what a line for a narrow terminal leaves out, in this order, until it fits; the bar, `log.txt` and `metrics.jsonl`
+#: have all of it
+_LEFT_OUT = ("mem", "data", "step", "rate", "grad", "own", "eta", "lr")
+#: what the bar says a process is at, by phase of `libai.utils.rank_notes`
+_AT = {"compile": "compiling", "evaluate": "evaluating", "save": "saving", "load": "loading", "build": "building"}
+#: a frame of the bar takes about a millisecond of the interpreter
+_FRAMES_PER_SECOND = 3
 
 
 class ConsoleWriter(Writer):
     """One line per log point through the logger (screen and `log.txt`); on a terminal a progress bar below the lines.
 
+    The bar moves by itself between log points and tells of compiling, evaluating and saving.
+
     Args:
-        progress_bar: None decides by whether standard output is a terminal.
+        progress_bar: None decides by whether standard output is a terminal, and not a quiet one.
+        max_iter: the last iteration, for a bar that is seen before the first record.
     """
 
-    def __init__(self, progress_bar: bool | None = None):
-        self._wants_bar = sys.stdout.isatty() if progress_bar is None else progress_bar
+    def __init__(self, progress_bar: bool | None = None, max_iter: int | None = None):
+        self._wants_bar = sys.stdout.isatty() and not is_quiet() if progress_bar is None else progress_bar
+        self._max_iter = max_iter
         self._bar: Any = None
+
+    def begin(self, start_iter: int = 0) -> None:
+        """See `Writer.begin`."""
+        if self._max_iter is not None and start_iter < self._max_iter:
+            self._show_bar(self._max_iter)
 
     def write(self, record: LogRecord) -> None:
         """See `Writer.write`."""
         if record.kind == "train" and any(tag.startswith("train/") for tag in record.scalars):
-            logger.info("%s", format_train_line(record))
-            self._update_bar(record)
+            logger.info("%s", format_train_line(record), extra={"at_width": lambda w: format_train_line(record, w)})
+            fields = _train_fields(record)
+            numbers = [fields[name] for name in ("loss", "rate", "eta") if name in fields]
+            self._show_bar(record.max_iter, logged=record.iter, numbers="  ".join(numbers))
         for line in format_eval_lines(record):
             logger.info("%s", line)
 
@@ -38,72 +61,98 @@ class ConsoleWriter(Writer):
             self._bar.stop()
             self._bar = None
 
-    def _update_bar(self, record: LogRecord) -> None:
+    def _show_bar(self, max_iter: int, **fields: Any) -> None:
         if not self._wants_bar:
             return
         if self._bar is None:
-            self._bar = _build_bar(record.max_iter)
-        # the line above has everything; the bar keeps what one glances at, short enough for a narrow terminal
-        fields = [
-            field
-            for field in _train_fields(record)
-            if field.startswith(("epoch", "loss", "eta")) or field.endswith("/s")
-        ]
-        self._bar.update(0, completed=record.iter, numbers="  ".join(fields), refresh=True)
+            self._bar = _build_bar(max_iter)
+            self._bar.start()
+        self._bar.update(0, total=max_iter, **fields)
+
+
+@contextmanager
+def bar_while_preparing(max_iter: int) -> Iterator[None]:
+    """Show the bar, on a terminal, while the block prepares training, such as compiling. Rank 0 only."""
+    console = ConsoleWriter(max_iter=max_iter)
+    console.begin()
+    try:
+        yield
+    finally:
+        console.close()
 
 
 def _build_bar(max_iter: int) -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    bar = Progress(
-        TextColumn("train"),
-        BarColumn(bar_width=24),
+    class Bar(Progress):
+        def get_renderables(self) -> Any:
+            """One frame: where the process is now."""
+            now = own_progress()
+            for task in self.tasks:  # none while it is made
+                completed = max(now.iteration, task.fields["logged"])
+                self.update(task.id, completed=completed, description=_AT.get(now.phase, "train"))
+            yield from super().get_renderables()
+
+    class CursorStays(Console):
+        def show_cursor(self, show: bool = True) -> bool:
+            """Nothing: a process that is killed could not bring the cursor back."""
+            return False
+
+    bar = Bar(
+        TextColumn("{task.description:<10}"),
+        BarColumn(bar_width=16),
         TextColumn("{task.completed:.0f}/{task.total:.0f}  {task.fields[numbers]}"),
-        console=Console(soft_wrap=True),  # log lines pass through this console: leave wrapping to the terminal
-        auto_refresh=False,  # drawn at log points; a thread of its own would take time from training
+        console=CursorStays(soft_wrap=True),  # log lines pass through it, folded already
+        refresh_per_second=_FRAMES_PER_SECOND,
         transient=True,
     )
-    bar.add_task("train", total=max_iter, numbers="")
-    bar.start()
+    bar.add_task("train", total=max_iter, numbers="", logged=0)
     return bar
 
 
-def format_train_line(record: LogRecord) -> str:
+def format_train_line(record: LogRecord, width: int | None = None) -> str:
     """`iter     20/200  epoch 0.40  loss 4.8249  lr 6.00e-04  4,812 tok/s  213.1 ms/step  data 0.4%  eta 0:00:22`.
 
-    What a record does not hold is left out. `eta` counts the remaining iterations at the present time per iteration.
+    What a record does not hold is left out, and with `width` what does not fit. `eta` counts the remaining iterations
+    at the present time per iteration.
     """
-    return "  ".join([f"iter {record.iter:>6}/{record.max_iter}", *_train_fields(record)])
+    fields = {"iter": f"iter {record.iter:>6}/{record.max_iter}", **_train_fields(record)}
+    for kind in _LEFT_OUT if width else ():
+        for name in [name for name in reversed(fields) if name.partition(" ")[0] == kind]:
+            if len("  ".join(fields.values())) > (width or 0):
+                del fields[name]
+    return "  ".join(fields.values())
 
 
-def _train_fields(record: LogRecord) -> list[str]:
+def _train_fields(record: LogRecord) -> dict[str, str]:
+    """Texts by what they tell, in their order on the line; "own NAME" for a further loss or metric of the model."""
     numbers = record.scalars
-    fields = [f"epoch {numbers['train/epoch']:.2f}"] if "train/epoch" in numbers else []
+    fields = {"epoch": f"epoch {numbers['train/epoch']:.2f}"} if "train/epoch" in numbers else {}
     if "train/loss" in numbers:
-        fields.append(f"loss {numbers['train/loss']:.4f}")
+        fields["loss"] = f"loss {numbers['train/loss']:.4f}"
     for tag, value in numbers.items():
         name = tag.removeprefix("train/")
         is_own = tag.startswith("train/") and name not in ("loss", "lr", "grad_norm", "epoch")
         if is_own and value != numbers.get("train/loss"):  # a single loss would be shown twice
-            fields.append(f"{name} {value:.4g}")
+            fields[f"own {name}"] = f"{name} {value:.4g}"
     if "train/lr" in numbers:
-        fields.append(f"lr {numbers['train/lr']:.2e}")
+        fields["lr"] = f"lr {numbers['train/lr']:.2e}"
     if "train/grad_norm" in numbers:
-        fields.append(f"grad {numbers['train/grad_norm']:.3g}")
+        fields["grad"] = f"grad {numbers['train/grad_norm']:.3g}"
     if "perf/tokens_per_s" in numbers:
-        fields.append(f"{_rate(numbers['perf/tokens_per_s'])} tok/s")
+        fields["rate"] = f"{_rate(numbers['perf/tokens_per_s'])} tok/s"
     elif "perf/samples_per_s" in numbers:
-        fields.append(f"{_rate(numbers['perf/samples_per_s'])} samples/s")
+        fields["rate"] = f"{_rate(numbers['perf/samples_per_s'])} samples/s"
     step_ms = numbers.get("perf/step_ms")
     if step_ms is not None:
-        fields.append(f"{step_ms:.1f} ms/step" if step_ms >= 10 else f"{step_ms:.3g} ms/step")
+        fields["step"] = f"{step_ms:.1f} ms/step" if step_ms >= 10 else f"{step_ms:.3g} ms/step"
         if "perf/data_ms" in numbers and step_ms > 0:
-            fields.append(f"data {min(1.0, numbers['perf/data_ms'] / step_ms):.1%}")
+            fields["data"] = f"data {min(1.0, numbers['perf/data_ms'] / step_ms):.1%}"
     if "perf/mem_gb" in numbers:
-        fields.append(f"mem {numbers['perf/mem_gb']:.1f} GB")
+        fields["mem"] = f"mem {numbers['perf/mem_gb']:.1f} GB"
     if step_ms is not None and math.isfinite(step_ms):
-        fields.append(f"eta {timedelta(seconds=round((record.max_iter - record.iter) * step_ms / 1e3))}")
+        fields["eta"] = f"eta {timedelta(seconds=round((record.max_iter - record.iter) * step_ms / 1e3))}"
     return fields
 
 

@@ -43,12 +43,14 @@ class RunInfo:
         run_id: of the run; one that is resumed keeps it.
         name: shown for the run.
         config: all settings, by their dotted names.
+        max_iter: its last iteration.
     """
 
     output_dir: Path
     run_id: str
     name: str
     config: Mapping[str, Any] = field(default_factory=dict)
+    max_iter: int | None = None
 
 
 class Writer:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: the names in `train.writers`
 _WRITERS: Mapping[str, Callable[[RunInfo], Writer]] = {
-    "console": lambda info: ConsoleWriter(),
+    "console": lambda info: ConsoleWriter(max_iter=info.max_iter),
     "jsonl": lambda info: JSONLinesWriter(info.output_dir / "metrics.jsonl"),
     "csv": lambda info: CSVWriter(info.output_dir / "metrics.csv"),
     "tensorboard": lambda info: TensorBoardWriter(info.output_dir / "tb"),
@@ -45,7 +45,7 @@ def default_writers(run: Run) -> list[Writer]:
     """Where metrics go, as `train.writers` asks for it."""
     train = run.config.train
     settings = _flat(OmegaConf.to_container(run.config.to_config(), resolve=True))
-    info = RunInfo(run.output_dir, run.folder.run_id, train.name or run.output_dir.name, settings)
+    info = RunInfo(run.output_dir, run.folder.run_id, train.name or run.output_dir.name, settings, run.plan.train_iter)
     writers: list[Writer] = []
     for index, section in enumerate(train.writers):
         if isinstance(section, str):

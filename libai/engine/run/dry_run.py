@@ -50,7 +50,8 @@ def dry_run(run: Run) -> None:
             done.append(f"one evaluation batch of {name}")
     if is_main_process():
         took = time.perf_counter() - began
-        logger.info("dry run passed in %.1f s: %s. All of it is undone, nothing was kept", took, ", ".join(done))
+        text = f"dry run passed in {took:.1f} s: {', '.join(done)}. All of it is undone, nothing was kept"
+        logger.info("%s", text, extra={"is_result": True})
 
 
 def _update(run: Run) -> float:

@@ -134,7 +134,7 @@ def write_summary(run: Run) -> None:
             break
     if summary["build_seconds"]:
         parts.append(f"compile {summary['build_seconds']:.1f} s")
-    logger.info("%s  -> %s", "  ".join(parts), run.output_dir)
+    logger.info("%s  -> %s", "  ".join(parts), run.output_dir, extra={"is_result": True})
 
 
 def describe_length(run: Run) -> str:

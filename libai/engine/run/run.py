@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import oneflow as flow
 from libai.config import RunConfig, combinations, solve_batch_sizes, validate
 from libai.engine.hooks import IterationTimer
 from libai.engine.hooks.evaluation.eval_metric import chosen_metric, look_for
-from libai.engine.log.console import ConsoleWriter
+from libai.engine.log.console import bar_while_preparing, format_eval_lines
 from libai.engine.log.writers import LogRecord, Writer
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.loop.trainer_base import Interrupted
@@ -290,7 +290,8 @@ class Run:
 
     def resolve_mode(self) -> None:
         """See `libai.engine.run.modes.resolve`. Collective."""
-        modes.resolve(self)
+        with bar_while_preparing(self.plan.train_iter) if is_main_process() else nullcontext():
+            modes.resolve(self)
 
     def switch_mode(self, mode: str) -> None:
         """Continue in `mode` ("eager" or "graph") with the same state; the curve continues.
@@ -346,7 +347,8 @@ class Run:
         metrics = self.evaluate()
         if is_main_process():
             record = LogRecord(self.start_iter, self.plan.train_iter, metrics, "eval", time.perf_counter() - start)
-            ConsoleWriter(progress_bar=False).write(record)
+            for line in format_eval_lines(record):
+                logger.info("%s", line, extra={"is_result": True})
         return metrics
 
     dry_run = dry_run  # `--dry-run`

@@ -16,12 +16,15 @@ from libai.utils.rank_notes import note_output_folder
 from libai.utils.seeding import raise_open_file_limit
 
 
-def default_setup(cfg: Any, overrides: Sequence[str] | None = None, *, trains: bool = True) -> RunConfig:
+def default_setup(
+    cfg: Any, overrides: Sequence[str] | None = None, *, trains: bool = True, quiet: bool = False
+) -> RunConfig:
     """Check the config and prepare the process: output folder, logs, limits. Every rank must call it.
 
     `overrides`: what was typed on the command line, for `overrides.txt`. `trains=False` (`--dry-run`, `--eval-only`)
     leaves the output folder alone; else it is made, and refused when another job trains there. What it holds stays
-    until training begins. Returns the frozen `RunConfig`. Raises `UserError` before anything is written.
+    until training begins. `quiet`: see `setup_logging`. Returns the frozen `RunConfig`. Raises `UserError` before
+    anything is written.
     """
     config = resolve_mesh(cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size()))
     config = replace(config, overrides=tuple(overrides or ()))
@@ -32,5 +35,5 @@ def default_setup(cfg: Any, overrides: Sequence[str] | None = None, *, trains: b
     if trains:
         note_output_folder(output_dir)
     raise_open_file_limit()  # loaders, sockets of many ranks and shards together pass the usual 1024
-    setup_logging(output_dir if trains else None, get_rank(), get_world_size(), holds_files=True)
+    setup_logging(output_dir if trains else None, get_rank(), get_world_size(), holds_files=True, quiet=quiet)
     return config

@@ -1,14 +1,15 @@
-"""The command `libai hf import | export | verify`."""
+"""Weights of Hugging Face, in and out."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
+from libai.cli.parser import Parser
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns its exit code. Raises `UserError` and `CheckpointError` with what to change."""
-    options = _parser().parse_args(arguments)
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code."""
+    options = build_parser().parse_args(arguments)
     from libai import hf
 
     if options.action == "import":
@@ -30,8 +31,9 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if is_equal else 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("libai hf", description="Weights of Hugging Face, in and out.")
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True)
     action = actions.add_parser("import", help="write a Hugging Face folder's weights under libai's names")
     action.add_argument("folder", help="with config.json and model.safetensors, or shards and their index")

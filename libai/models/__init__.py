@@ -18,5 +18,9 @@ from libai.models.vision.alexnet import ALEXNET_PLAN as ALEXNET_PLAN
 from libai.models.vision.alexnet import AlexNet as AlexNet
 from libai.models.vision.resnet import RESNET_PLAN as RESNET_PLAN
 from libai.models.vision.resnet import ResNet as ResNet
+from libai.models.vision.swin import SWIN_PLAN as SWIN_PLAN
+from libai.models.vision.swin import SWINV2_PLAN as SWINV2_PLAN
+from libai.models.vision.swin import Swin as Swin
+from libai.models.vision.swin import SwinV2 as SwinV2
 from libai.models.vision.vit import VIT_PLAN as VIT_PLAN
 from libai.models.vision.vit import ViT as ViT

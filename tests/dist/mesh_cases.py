@@ -13,7 +13,7 @@ import mesh_models as mm
 import numpy as np
 import oneflow as flow
 import toy
-from parity_cases import Case, Result, plain_loop, two_groups
+from parity_cases import Case, Result, grouped, plain_loop, two_groups
 
 from libai.data import build_eval_loader
 from libai.engine import EagerTrainer, GraphTrainer
@@ -21,7 +21,7 @@ from libai.engine.hooks import CallbackHook
 from libai.engine.trainer.batch_scope import BatchScope
 from libai.evaluation import ClassificationEvaluator
 from libai.layers import add_lora
-from libai.models import BERT, GPT, MLP, ResNet, ViT
+from libai.models import BERT, GPT, MLP, ResNet, Swin, SwinV2, ViT
 from libai.parallel import GlobalLayout, Mesh, ParallelPlan, full_tensor, layout, parallelize
 
 TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
@@ -55,6 +55,14 @@ FAMILIES = {
     "gpt": Case(adamw, partial(GPT, mm.VOCAB, mm.LENGTH, 16, 2, 2, tie_head=False), mm.gpt_batches, max_norm=CLIPPED),
     "bert": Case(adamw, partial(BERT, mm.VOCAB, mm.LENGTH, 16, 2, 2), mm.bert_batches, max_norm=CLIPPED),
     "vit": Case(adamw, partial(ViT, 8, 4, 1, 4, 16, 2, 2), mm.image_batches, max_norm=None),
+    "swin": Case(adamw, partial(Swin, 8, 2, 1, 4, 8, (2, 1), (2, 2), 2), mm.image_batches, max_norm=CLIPPED),
+    # a small rate, since norms behind the branches amplify rounding
+    "swinv2": Case(
+        grouped("AdamW", 0.001, eps=1e-3),
+        partial(SwinV2, 8, 2, 1, 4, 16, (2, 1), (2, 2), 2),
+        mm.image_batches,
+        max_norm=CLIPPED,
+    ),
     "mlp": Case(adamw, partial(MLP, 64, (16, 16), 4), mm.image_batches, max_norm=CLIPPED),
     "resnet": Case(
         adamw,
@@ -132,6 +140,9 @@ def _on_two() -> Iterator[Planned]:
     yield Planned("bert", FAMILIES["bert"], (1, 1, 2), "eager")
     yield Planned("vit", FAMILIES["vit"], (1, 2, 1), "graph")
     yield Planned("mlp", FAMILIES["mlp"], (1, 1, 2), "graph")
+    yield Planned("swin", FAMILIES["swin"], (1, 2, 1), "graph", evaluates=True)
+    yield Planned("swinv2", FAMILIES["swinv2"], (1, 2, 1), "eager", evaluates=True)
+    yield Planned("swinv2", FAMILIES["swinv2"], (1, 1, 2), "graph", last=True)
     yield from _controls()
 
 

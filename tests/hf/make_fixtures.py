@@ -55,6 +55,15 @@ VIT = {
     "num_channels": 3,
     "num_labels": 5,
 }
+SWIN = {
+    "image_size": 16,
+    "patch_size": 2,
+    "embed_dim": 12,
+    "depths": [2, 1],
+    "num_heads": [2, 4],
+    "window_size": 4,
+    "num_labels": 5,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -75,6 +84,8 @@ MODELS = {
     "roberta_classifier": ("RobertaForSequenceClassification", {**ROBERTA, "num_labels": 3}, {}),
     "roberta_masked_lm": ("RobertaForMaskedLM", ROBERTA, {}),
     "xlm_roberta": ("XLMRobertaForMaskedLM", {**ROBERTA, "pad_token_id": 3, "type_vocab_size": 2}, {}),
+    "swin": ("SwinForImageClassification", SWIN, {}),
+    "swinv2": ("Swinv2ForImageClassification", SWIN, {}),
     "vit": ("ViTForImageClassification", VIT, {}),
     "gpt2": (
         "GPT2LMHeadModel",

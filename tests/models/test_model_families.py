@@ -12,7 +12,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from libai.models import BERT, GPT, MLP, T5, AlexNet, Llama, ResNet, ViT
+from libai.models import BERT, GPT, MLP, T5, AlexNet, Llama, ResNet, Swin, SwinV2, ViT
 
 VOCABULARY, LENGTH, CLASSES, BATCH = 64, 16, 10, 6
 
@@ -79,6 +79,19 @@ FAMILIES = {
         lambda: AlexNet(8, 1, CLASSES, width=4, hidden_size=32, dropout=0.0),
         False,
         9 * (4 + 48 + 288 + 384 + 256) + 72 + 16 * 32 + 32 + 32 * 32 + 32 + 330,
+    ),
+    # patches 4*16 + 16, norm 32; stage 16: twice 12*16^2 + 13*16 and 9*2 biases; merging 128 + 64*32; stage 32:
+    # once 12*32^2 + 13*32 and 9*2 biases; norm, head
+    "swin": Family(
+        lambda: Swin(8, 2, 1, CLASSES, 16, (2, 1), (2, 2), window_size=2),
+        False,
+        80 + 32 + 2 * (3280 + 18) + 128 + 2048 + 12704 + 18 + 64 + 330,
+    ),
+    # no biases of keys; for the table of biases 2*512 + 512 + 2*512 and two scales; the norm of the merging is of 32
+    "swinv2": Family(
+        lambda: SwinV2(8, 2, 1, CLASSES, 16, (2, 1), (2, 2), window_size=2),
+        False,
+        80 + 32 + 2 * (3264 + 2562) + 64 + 2048 + 12672 + 2562 + 64 + 330,
     ),
     # stem 9*4 + 8; block 4-4: 2*144 + 16; block 4-8: 288 + 576 + 32 + shortcut 32 + 16; head 80 + 10
     "resnet": Family(
@@ -234,10 +247,11 @@ def test_plan_names_parameters_and_blocks_that_exist(family: Family) -> None:
         lambda p: T5(VOCABULARY, LENGTH, hidden_size=32, num_layers=1, num_heads=4, inner_size=32, dropout=p),
         lambda p: ViT(8, 2, 1, CLASSES, 32, 1, 4, dropout=p),
         lambda p: ViT(8, 2, 1, CLASSES, 32, 2, 4, drop_path=p),
+        lambda p: SwinV2(8, 2, 1, CLASSES, 16, (2, 1), (2, 2), window_size=2, drop_path=p),
         lambda p: MLP(64, (32,), CLASSES, dropout=p),
         lambda p: AlexNet(8, 1, CLASSES, width=4, hidden_size=32, dropout=p),
     ],
-    ids=["gpt", "bert", "t5", "vit", "vit_drop_path", "mlp", "alexnet"],
+    ids=["gpt", "bert", "t5", "vit", "vit_drop_path", "swinv2_drop_path", "mlp", "alexnet"],
 )
 def test_dropout_acts_in_training_and_not_in_evaluation(build_with: Callable[[float], Any]) -> None:
     def loss(p: float, training: bool) -> float:

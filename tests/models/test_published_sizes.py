@@ -10,6 +10,7 @@ import pytest
 
 from libai.config import LazyConfig, instantiate, validate
 from libai.engine.setup.shape_only import build_shape_only, trace_forward
+from libai.forward.flops import FlopCounter
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 PUBLISHED: dict[str, Any] = dict(LazyConfig.load(CONFIGS / "common/models/published.py").published)
@@ -40,6 +41,13 @@ NUM_PARAMETERS = {
     "vit_base": 86_567_656,
     "vit_large": 304_326_632,
     "vit_huge": 632_045_800,
+    "swin_tiny": 28_288_354,
+    "swin_small": 49_606_258,
+    "swin_base": 87_768_224,
+    "swin_large": 196_532_476,
+    "swinv2_tiny": 28_347_154,
+    "swinv2_small": 49_728_418,
+    "swinv2_base": 87_918_816,
     "gpt2": 124_439_808,
     "gpt2_medium": 354_823_168,
     "gpt2_large": 774_030_080,
@@ -51,11 +59,27 @@ NUM_PARAMETERS = {
     "qwen2_0.5b": 494_032_768,
 }
 
+#: 10^9 multiplications and additions of a forward pass on the published images, as the papers round them
+GIGA_MACS = {
+    "swin_tiny": 4.5,
+    "swinv2_tiny": 5.9,
+}
+
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_number_of_parameters(name: str) -> None:
     model = build_shape_only(lambda: instantiate(PUBLISHED[name]))
     assert sum(p.numel() for p in model.parameters()) == NUM_PARAMETERS[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GIGA_MACS)
+def test_number_of_flops(name: str) -> None:
+    model: Any = build_shape_only(lambda: instantiate(PUBLISHED[name]))
+    counter, side = FlopCounter(), PUBLISHED[name].get("image_size", 224)
+    with counter.counting():
+        trace_forward(model, {"images": flow.zeros(1, 3, side, side)})
+    assert counter.total / 2e9 == pytest.approx(GIGA_MACS[name], abs=0.051)
 
 
 @pytest.mark.slow

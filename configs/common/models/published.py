@@ -74,6 +74,24 @@ def _resnet(block: str, *blocks_per_stage: int) -> Any:
     return LazyCall("libai.models.ResNet")(num_classes=1000, block=block, blocks_per_stage=list(blocks_per_stage))
 
 
+def _swin(target: str, hidden_size: int, blocks: int, num_heads: int, **sizes: Any) -> Any:
+    return LazyCall(target)(
+        num_classes=1000,
+        hidden_size=hidden_size,
+        blocks_per_stage=[2, 2, blocks, 2],
+        num_heads=[num_heads * 2**stage for stage in range(4)],
+        **sizes,
+    )
+
+
+def _swin_v1(hidden_size: int, blocks: int, num_heads: int) -> Any:
+    return _swin("libai.models.Swin", hidden_size, blocks, num_heads)
+
+
+def _swin_v2(hidden_size: int, blocks: int, num_heads: int) -> Any:
+    return _swin("libai.models.SwinV2", hidden_size, blocks, num_heads, image_size=256, window_size=8)
+
+
 published = {
     "resnet18": _resnet("basic", 2, 2, 2, 2),
     "resnet50": _resnet("bottleneck", 3, 4, 6, 3),
@@ -99,6 +117,13 @@ published = {
     "vit_base": _vit(16, 768, 12, 12),
     "vit_large": _vit(16, 1024, 24, 16),
     "vit_huge": _vit(14, 1280, 32, 16),
+    "swin_tiny": _swin_v1(96, 6, 3),
+    "swin_small": _swin_v1(96, 18, 3),
+    "swin_base": _swin_v1(128, 18, 4),
+    "swin_large": _swin_v1(192, 18, 6),
+    "swinv2_tiny": _swin_v2(96, 6, 3),
+    "swinv2_small": _swin_v2(96, 18, 3),
+    "swinv2_base": _swin_v2(128, 18, 4),
     "gpt2": _gpt2(768, 12, 12),
     "gpt2_medium": _gpt2(1024, 24, 16),
     "gpt2_large": _gpt2(1280, 36, 20),

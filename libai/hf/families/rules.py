@@ -34,6 +34,9 @@ JOINED = Form(np.concatenate, np.split)
 #: with a first axis of 1
 BATCHED = Form(lambda ours: ours[0][None], lambda theirs, _: [theirs[0]])
 
+#: with two more axes of 1
+COLUMN = Form(lambda ours: ours[0][:, None, None], lambda theirs, _: [theirs[:, 0, 0]])
+
 
 def kernel(channels: int, size: int) -> Form:
     """A convolution that tiles its images (out, channels, size, size), held by us as a linear layer."""

@@ -1,18 +1,21 @@
-"""ViT and ResNet, as data."""
+"""ViT, ResNet and Swin, as data."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from libai.hf.families.family import (
+    ACTIVATIONS_OF_HF,
     Config,
     Family,
+    activation_of,
     labels_of,
     num_classes_of,
     read_encoder,
     write_encoder,
 )
-from libai.hf.families.rules import BATCHED, Rule, kernel
+from libai.hf.families.rules import BATCHED, COLUMN, Rule, kernel
 from libai.utils.errors import UserError
 
 # ------------------------------------------------------------------------------------------------------------ ResNet
@@ -128,8 +131,79 @@ _VIT = Family(
 )
 
 
+# ------------------------------------------------------------------------------------------------- Swin and Swin V2
+
+_SWIN_BLOCK = {
+    "attention_norm.@": "layernorm_before.@",
+    "attention.q.@": "attention.self.query.@",
+    "attention.k.@": "attention.self.key.@",
+    "attention.v.@": "attention.self.value.@",
+    "attention.out.@": "attention.output.dense.@",
+    "attention.position_bias": "attention.self.relative_position_bias_table",
+    "attention.position_mlp.*.@": "attention.self.continuous_position_bias_mlp.*.@",
+    "mlp_norm.@": "layernorm_after.@",
+    "mlp.up.@": "intermediate.dense.@",
+    "mlp.down.@": "output.dense.@",
+}
+
+
+def _swin_rules(prefix: str, config: Config) -> tuple[Rule, ...]:
+    """The file has blocks and what follows them in stages, we have one row."""
+    embeddings = f"{prefix}.embeddings.patch_embeddings.projection"
+    form = kernel(config.get("num_channels", 3), config.get("patch_size", 4))
+    rules = [
+        Rule("patch_embedding.weight", f"{embeddings}.weight", form),
+        Rule("patch_embedding.bias", f"{embeddings}.bias"),
+        Rule("embedding_norm.@", f"{prefix}.embeddings.norm.@"),
+        Rule("norm.@", f"{prefix}.layernorm.@"),
+        Rule("head.@", "classifier.@"),
+    ]
+    number = 0
+    for stage, count in enumerate(config.get("depths", [2, 2, 6, 2])):
+        for block in range(count):
+            ours, theirs = f"blocks.{number + block}", f"{prefix}.encoder.layers.{stage}.blocks.{block}"
+            rules += [Rule(f"{ours}.{one}", f"{theirs}.{other}") for one, other in _SWIN_BLOCK.items()]
+            scale = f"{theirs}.attention.self.logit_scale"
+            rules.append(Rule(f"{ours}.attention.logit_scale", scale, COLUMN))
+        number += count + 1
+        merging, downsample = f"blocks.{number - 1}", f"{prefix}.encoder.layers.{stage}.downsample"
+        rules += [Rule(f"{merging}.{part}.@", f"{downsample}.{part}.@") for part in ("norm", "reduction")]
+    return tuple(rules)
+
+
+def _swin(model_type: str, target: str, **required: tuple[Any, ...]) -> Family:
+    return Family(
+        model_type,
+        target,
+        partial(_swin_rules, model_type),
+        arguments={
+            "image_size": ("image_size", 224),
+            "patch_size": ("patch_size", 4),
+            "num_channels": ("num_channels", 3),
+            "hidden_size": ("embed_dim", 96),
+            "blocks_per_stage": ("depths", [2, 2, 6, 2]),
+            "num_heads": ("num_heads", [3, 6, 12, 24]),
+            "window_size": ("window_size", 7),
+            "mlp_ratio": ("mlp_ratio", 4.0),
+            "drop_path": ("drop_path_rate", 0.1),
+            "norm_eps": ("layer_norm_eps", 1e-5),
+        },
+        required={"qkv_bias": (True,), "use_absolute_embeddings": (False,), **required},
+        prefix=f"{model_type}.",
+        not_weights=("*.relative_position_index", "*.relative_coords_table"),
+        inputs={"pixel_values": "images"},
+        read_more=lambda config: {
+            "activation": activation_of(config.get("hidden_act", "gelu")),
+            "num_classes": num_classes_of(config),
+        },
+        write_more=lambda ours: {"hidden_act": ACTIVATIONS_OF_HF[ours.get("activation", "gelu")], **labels_of(ours)},
+    )
+
+
 #: architecture of config.json -> family
 VISION_FAMILIES: dict[str, Family] = {
     "ResNetForImageClassification": _RESNET,
+    "SwinForImageClassification": _swin("swin", "libai.models.Swin"),
+    "Swinv2ForImageClassification": _swin("swinv2", "libai.models.SwinV2", pretrained_window_sizes=([0, 0, 0, 0],)),
     "ViTForImageClassification": _VIT,
 }

@@ -85,5 +85,15 @@ def transformer_std(
     return std
 
 
+def fan_in_std(num_layers: int, projections: tuple[str, ...]) -> Callable[[str, nn.Parameter], float]:
+    """`transformer_std` for models whose width changes: what a weight reads takes the place of `hidden_size`."""
+
+    def std(name: str, parameter: nn.Parameter) -> float:
+        width = int(np.prod(parameter.shape[1:]))
+        return transformer_std(width, num_layers, projections)(name, parameter)
+
+    return std
+
+
 def _stream(seed: int, name: str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[seed % 2**64, zlib.crc32(name.encode())]))

@@ -259,6 +259,16 @@ class Block(nn.Module):
         return self.mlp_norm(x) if self.is_post_norm else x
 
 
+class ResPostNormBlock(Block):
+    """`x + norm(attention(x))`, then `x + norm(mlp(x))`: a norm behind each branch (Liu et al. 2022)."""
+
+    def forward(self, x: flow.Tensor, *args: Any, **kwargs: Any) -> flow.Tensor:
+        """As `Block`, without cross-attention."""
+        branch = self.attention_norm(self.attention_dropout(self.attention(x, *args, **kwargs)))
+        x = x + self.attention_drop_path(branch)
+        return x + self.mlp_drop_path(self.mlp_norm(self.mlp_dropout(self.mlp(x))))
+
+
 def layer_norm_block(
     hidden_size: int,
     num_heads: int,
@@ -279,6 +289,11 @@ def layer_norm_block(
         drop_path,
         is_post_norm,
     )
+
+
+def linear_rates(last: float, count: int) -> list[float]:
+    """`count` rates that rise from 0 to `last`, for stochastic depth."""
+    return [last * i / max(1, count - 1) for i in range(count)]
 
 
 def embed_tokens(

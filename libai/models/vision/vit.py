@@ -10,10 +10,12 @@ from oneflow import nn
 from libai.layers import Dropout
 from libai.models.blocks.init import init_weights, transformer_std
 from libai.models.blocks.outputs import classification_outputs
+from libai.models.blocks.patches import check_patches, patches_of
 from libai.models.blocks.transformer import (
     RESIDUAL_PROJECTIONS,
     check_transformer,
     layer_norm_block,
+    linear_rates,
     plan_of_blocks,
 )
 from libai.utils.errors import UserError
@@ -57,11 +59,7 @@ class ViT(nn.Module):
         super().__init__()
         check_sizes(image_size=image_size, patch_size=patch_size, num_channels=num_channels, num_classes=num_classes)
         check_transformer(hidden_size, num_layers, num_heads, mlp_ratio)
-        if image_size % patch_size:
-            raise UserError(
-                f"image_size={image_size} is not a multiple of patch_size={patch_size}, so patches cannot tile it. "
-                f"patch_size can be one of {[n for n in range(1, image_size + 1) if image_size % n == 0]}."
-            )
+        check_patches(image_size, patch_size)
         if pool not in ("cls", "mean"):
             raise UserError(
                 f'pool="{pool}" is not known. It is "cls" (class token) or "mean" (average of the patches).'
@@ -74,11 +72,10 @@ class ViT(nn.Module):
             self.class_token = nn.Parameter(flow.zeros(1, 1, hidden_size))
         self.position_embedding = nn.Parameter(flow.zeros(num_patches + (pool == "cls"), hidden_size))
         self.embedding_dropout = Dropout(dropout)
-        rates = [drop_path * i / max(1, num_layers - 1) for i in range(num_layers)]
         self.blocks = nn.ModuleList(
             [
                 layer_norm_block(hidden_size, num_heads, mlp_ratio, dropout, rate, None, activation, norm_eps)
-                for rate in rates
+                for rate in linear_rates(drop_path, num_layers)
             ]
         )
         self.norm = nn.LayerNorm(hidden_size, eps=norm_eps)
@@ -104,14 +101,11 @@ class ViT(nn.Module):
         return x[:, 0] if self.pool == "cls" else x.mean(dim=1)
 
     def _patches(self, images: flow.Tensor) -> flow.Tensor:
-        """(batch, channels, height, width) to (batch, patches, channels * patch_size^2): a strided convolution is then
-        one matrix product, which OneFlow's CPU kernels do several times faster."""
-        batch, channels, height, width = images.shape
+        height, width = images.shape[2:]
         size = self.patch_size
         if (height // size) * (width // size) + (self.pool == "cls") != self.position_embedding.shape[0]:
             raise UserError(
                 f"the batch holds images of {height} x {width}, which do not give the number of patches this model was "
                 "built for. Resize the images, or set image_size."
             )
-        x = images.reshape(batch, channels, height // size, size, width // size, size)
-        return x.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)
+        return patches_of(images, size)

@@ -105,7 +105,8 @@ def convert_gguf(path: str | Path, out: str | Path) -> None:
 
     out.mkdir(parents=True, exist_ok=True)
     write_folder(out, {new: TensorSpec("float32", file.tensors[old][0]) for new, old in names.items()}, fetch)
-    write_json(out / CONFIG, FAMILIES["LlamaForCausalLM"].write_config("LlamaForCausalLM", arguments))
+    config = FAMILIES["LlamaForCausalLM"].write_config("LlamaForCausalLM", arguments)
+    write_json(out / CONFIG, {**config, "eos_token_id": meta.get("tokenizer.ggml.eos_token_id")})
     _write_tokenizer(meta, out)
 
 

@@ -1,4 +1,5 @@
-"""Text from trained language models: greedy, sampled or by beams, with a cache of keys and values, in both modes."""
+"""Trained models in use: text generation with a cache of keys and values, embeddings, classes, in both modes."""
 
 from libai.inference.generation import GenerationOptions as GenerationOptions
 from libai.inference.generation import Generator as Generator
+from libai.inference.pipeline import Pipeline as Pipeline

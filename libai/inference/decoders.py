@@ -6,7 +6,8 @@ are made with NumPy: they are a few numbers for each step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.oneflow_fixes.compiled_graph import CompiledGraph
+from libai.parallel import Layout, full_tensor
 
 _HIDDEN = np.float32(-1e9)
 
@@ -38,8 +40,8 @@ class Decoder:
     `select(rows)` goes on from other rows, as beams do. This one computes every token again each time.
     """
 
-    def __init__(self, model: Any):
-        self.model = model
+    def __init__(self, model: Any, layout: Layout):
+        self.model, self._layout = model, layout
 
     def start(self, tokens: np.ndarray, is_token: np.ndarray, capacity: int) -> np.ndarray:
         """`capacity`: the longest that a row will become."""
@@ -58,13 +60,20 @@ class Decoder:
 
     def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
         self._tokens = tokens
-        return _scores(self.model, None, *map(flow.from_numpy, (tokens, self._positions(), self._mask()))).numpy()
+        return self._run(partial(_scores, self.model, None), tokens, self._positions(), self._mask())[0]
 
     def _compute_token(self, tokens: np.ndarray) -> np.ndarray:
         return self._compute_prompt(np.concatenate([self._tokens, tokens], axis=1))
 
     def _select(self, rows: np.ndarray) -> None:
         self._tokens = self._tokens[rows]
+
+    def _run(self, compute: Callable[..., Any], *arrays: np.ndarray) -> list[np.ndarray]:
+        """What `compute` makes of arrays that all ranks have, as arrays on all ranks."""
+        with self._layout.source_ops():
+            outputs = compute(*(self._layout.replicate(flow.from_numpy(array), stage=0) for array in arrays))
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        return [(full_tensor(output) if output.is_global else output).numpy() for output in outputs]
 
     def _positions(self) -> np.ndarray:
         return np.maximum(self._is_token.cumsum(axis=1) - 1, 0)
@@ -88,10 +97,10 @@ class CachedDecoder(Decoder):
         return self._compute(tokens, self._positions()[:, -1:], self._mask()[:, :, -1:])
 
     def _compute(self, tokens: np.ndarray, *others: np.ndarray) -> np.ndarray:
-        return _scores(self.model, self._caches, *map(flow.from_numpy, (tokens, *others))).numpy()
+        return self._run(partial(_scores, self.model, self._caches), tokens, *others)[0]
 
     def _select(self, rows: np.ndarray) -> None:
-        index = flow.from_numpy(rows)
+        index = self._layout.replicate(flow.from_numpy(rows), stage=0)
         for cache in self._caches:
             cache.full = tuple(flow.index_select(tensor, 0, index) for tensor in cache.full)
 
@@ -100,8 +109,8 @@ class GraphDecoder(Decoder):
     """As `CachedDecoder` by two compiled graphs, for a prompt and for a token. Their shapes are fixed: other numbers of
     rows, lengths of prompts or capacities compile others, of which the last ones are kept."""
 
-    def __init__(self, model: Any):
-        super().__init__(model)
+    def __init__(self, model: Any, layout: Layout):
+        super().__init__(model, layout)
         self._graphs: dict[tuple[int, ...], tuple[_Prompt, _Token]] = {}
 
     def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
@@ -109,8 +118,7 @@ class GraphDecoder(Decoder):
         if shape not in self._graphs:
             self._graphs = {shape: (_Prompt(self.model), _Token(self.model))}
         self._prompt, self._token = self._graphs[shape]
-        scores, new = self._prompt(*map(flow.from_numpy, (tokens, self._positions(), self._mask())))
-        new = new.numpy()
+        scores, new = self._run(self._prompt, tokens, self._positions(), self._mask())
         self._past = np.zeros((*new.shape[:3], self._capacity, new.shape[4]), np.float32)
         return self._keep(scores, new)
 
@@ -119,14 +127,12 @@ class GraphDecoder(Decoder):
         is_seen[:, : self._length] = self._is_token[:, :-1]
         is_seen[:, -1] = True
         mask = np.where(is_seen, np.float32(0.0), _HIDDEN)[:, None, None]
-        given = (tokens, self._positions()[:, -1:], mask, self._past)
-        return self._keep(*self._token(*map(flow.from_numpy, given)))
+        return self._keep(*self._run(self._token, tokens, self._positions()[:, -1:], mask, self._past))
 
-    def _keep(self, scores: flow.Tensor, new: flow.Tensor | np.ndarray) -> np.ndarray:
-        new = new if isinstance(new, np.ndarray) else new.numpy()
+    def _keep(self, scores: np.ndarray, new: np.ndarray) -> np.ndarray:
         self._length = self._is_token.shape[1]
         self._past[:, :, :, self._length - new.shape[3] : self._length] = new
-        return scores.numpy()
+        return scores
 
     def _select(self, rows: np.ndarray) -> None:
         self._past = np.take(self._past, rows, axis=1)  # plain indexing would give it another order in memory

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from libai.inference.decoders import CachedDecoder, Decoder, GraphDecoder
+from libai.parallel import Layout, LocalLayout, Mesh
 from libai.utils.errors import UserError
 
 
@@ -55,12 +56,16 @@ class Generator:
     Args:
         is_graph: compile the steps. Each shape (number of prompts, longest prompt, length) is compiled once.
         uses_cache: keep keys and values of earlier tokens; without, every token is computed again in each step.
+        layout: what `libai.parallel.parallelize` returned for the model, where several ranks share its weights (tensor
+            parallelism). Every rank then makes the same calls and gets all tokens. Default: the model is local.
     """
 
-    def __init__(self, model: Any, is_graph: bool = False, uses_cache: bool = True):
+    def __init__(self, model: Any, is_graph: bool = False, uses_cache: bool = True, layout: Layout | None = None):
         if is_graph and not uses_cache:
             raise UserError("is_graph=True computes with a cache, whose shapes are fixed. Leave uses_cache=True.")
-        self._decoder = (GraphDecoder if is_graph else CachedDecoder if uses_cache else Decoder)(model.eval())
+        self._decoder = (GraphDecoder if is_graph else CachedDecoder if uses_cache else Decoder)(
+            model.eval(), layout or LocalLayout(Mesh(device=next(model.parameters()).device.type))
+        )
         self._max_length = model.max_seq_length
 
     def generate(self, prompts: Sequence[Sequence[int]], options: GenerationOptions | None = None) -> list[list[int]]:

@@ -34,8 +34,9 @@ FLOORS = (
     ("engine.hooks",),
     ("engine.run",),
     ("engine",),  # its __init__.py, which gives users their names
-    ("engine.verify", "benchmark", "benchmark.profiling", "benchmark.pytorch", "hf.families", "inference"),
+    ("engine.verify", "benchmark", "benchmark.profiling", "benchmark.pytorch", "hf.families"),
     ("hf",),
+    ("inference",),
     ("cli",),
     ("cli.commands", "cli.commands.runs"),
 )

@@ -78,7 +78,7 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         ([folder, "-i", "in.txt"], "in.txt: the kinds of files are .npz, .jsonl, .csv"),
         ([folder, "-i", "nowhere.npz"], "nowhere.npz cannot be read: No such file or directory"),
         ([folder, "-i", "broken.npz"], "broken.npz cannot be read"),
-        ([folder, "-i", "text.csv"], "line 2: x is 'red', which is no number"),
+        ([folder, "-i", "text.csv"], r"x is text \('red'\).*has no tokenizer"),
         ([folder, "-i", "short.csv"], "line 2: it has not as many cells as the header"),
         ([folder, "-i", "empty.jsonl"], "holds no samples"),
         ([folder, "-i", "words.jsonl"], r"line 2: it has \['y'\], and the first line \['x'\]"),
@@ -86,7 +86,7 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         ([folder, "-i", "other.jsonl"], "the batch has the keys"),
         ([folder, "--data", "vall"], "the config has no such test dataset, only val, other"),
         ([folder, "--data", "val", "--drop", "y"], r"forward needs \['y'\]"),
-        ([str(tmp_path), "--data", "val"], "holds no run: there is no config.yaml"),
+        ([str(tmp_path), "--data", "val"], "holds no model: neither config.yaml"),
         ([folder, "--data", "val", "--checkpoint", "iter_0000005"], "iter_0000005"),
     ]:
         words = [str(tmp_path / word) if word in files else word for word in words]

@@ -13,6 +13,7 @@ import jobs
 import numpy as np
 import oneflow as flow
 import pytest
+from hf_folders import with_tokenizer
 from omegaconf import OmegaConf
 from oneflow import nn
 from test_readme import blocks
@@ -30,7 +31,7 @@ from libai.scheduler import in_sequence
 
 #: page -> how many blocks it has, so that a new one is not forgotten; those in jobs are counted too
 COUNTS = {"hooks": 2, "quickstart": 1, "data": 4, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 6}
-COUNTS.update(checkpoints=2, library=1, pretrained=2, training=2, writers=2)
+COUNTS.update(checkpoints=2, library=1, pretrained=3, training=2, writers=2)
 
 
 def block(page: str, index: int = 0) -> str:
@@ -111,6 +112,8 @@ def test_pretrained(tmp_path, monkeypatch):
         assert (tmp_path / "my_model" / file.name).read_bytes() == file.read_bytes()
     made = run(block("pretrained", 1), model=made["model"])
     assert all([len(row) for row in made[kind]] == [8, 8] for kind in ("tokens", "drawn", "beams"))
+    with_tokenizer("bert", tmp_path / "all-MiniLM-L6-v2")
+    assert run(block("pretrained", 2))["vectors"].shape == (2, 24)
 
 
 def test_training():

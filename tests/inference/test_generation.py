@@ -16,7 +16,7 @@ from libai.utils.errors import UserError
 VOCABULARY, LONGEST = 23, 32
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [3, 5, 8, 9]]
 MODELS = {
-    "gpt": lambda: GPT(VOCABULARY, LONGEST, 24, 2, 3),
+    "gpt": lambda: GPT(VOCABULARY, LONGEST, 24, 2, 4),
     "llama": lambda: Llama(VOCABULARY, LONGEST, 24, 2, 6, 40, num_kv_heads=2),
 }
 

@@ -14,7 +14,7 @@ from libai.engine.run.modes import UNDECIDED, first_mode
 from libai.engine.setup import build
 from libai.engine.trainer.options import TrainOptions
 from libai.engine.trainer.switching import TRAINERS
-from libai.parallel import Mesh
+from libai.parallel import Layout, Mesh
 from libai.utils.distributed import default_device, get_world_size
 from libai.utils.errors import UserError
 from libai.utils.seeding import seed_everything
@@ -76,11 +76,27 @@ class Predictor:
         checkpoint.load_weights(self.checkpoint, self.model)
         if config.train.ema.enabled:
             checkpoint.load_weights(self.checkpoint, self.model, group="ema", strict=False)
-        options = TrainOptions(
-            mesh=self.mesh, plan=dist.plan, blocks_per_stage=dist.blocks_per_stage, device=self.mesh.device
-        )
+        self._start(dist.plan, dist.blocks_per_stage)
+
+    @classmethod
+    def of_model(cls, model: Any, source: str | Path, mode: str = "eager", mesh: Mesh | None = None) -> Predictor:
+        """For a model that has its weights, from `source`; its `config` is None. Collective."""
+        predictor = cls.__new__(cls)
+        predictor.config, predictor.model, predictor.mode = None, model, mode
+        predictor.checkpoint = Path(source)
+        predictor.mesh = mesh or Mesh.of_this_job(default_device("auto"))
+        predictor._start(None, None)
+        return predictor
+
+    def _start(self, plan: Any, blocks_per_stage: Sequence[int] | None) -> None:
+        options = TrainOptions(mesh=self.mesh, plan=plan, blocks_per_stage=blocks_per_stage, device=self.mesh.device)
         unused = flow.optim.SGD(self.model.parameters(), lr=0.0)
         self._trainer = TRAINERS[self.mode](self.model, [], unused, options)
+
+    @property
+    def layout(self) -> Layout:
+        """How the model lies on the mesh."""
+        return self._trainer.forward_pass.layout
 
     def predict(self, batch: Mapping[str, Any]) -> Any:
         """The model's outputs for a batch: name → array or tensor, one sample a row, as `forward` takes them."""

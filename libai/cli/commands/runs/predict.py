@@ -1,7 +1,8 @@
-"""Predict with the model of a run: for samples in a file, or for those of a test dataset of its config.
+"""Predict with the model of a run or of a Hugging Face folder: for samples in a file, or of a run's test dataset.
 
 A file is .npz (arrays of one row a sample), .jsonl (an object a line) or .csv (a header; numbers, or lists in JSON).
-The names in it are the arguments of the model's forward. What forward gives for each sample is written.
+The names in it are the arguments of the model's forward. A column of text becomes token ids by the model's tokenizer.
+What forward gives for each sample is written, with --classify the likeliest class and its probability.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ def run(arguments: Sequence[str]) -> int:
             raise UserError(f"{file}: the kinds of files are {', '.join(_KINDS)}.")
     columns = None if args.input is None else read_columns(args.input)
 
-    from libai.engine.run.predictor import Predictor
+    from libai.inference import Pipeline
 
     mode = None if args.mode is None else str(args.mode)
-    predictor = Predictor(args.run, args.checkpoint, mode, args.settings)
+    pipeline = Pipeline(args.run, args.checkpoint, mode, args.settings, args.tokenizer)
+    predictor = pipeline.predictor
     batches = _dataset(predictor, args) if columns is None else cut(columns, args.batch_size)
     kept = ({name: values for name, values in batch.items() if name not in args.drop} for batch in batches)
-    found = join([outputs_of(predictor, batch) for batch in kept])
-    write_columns(found, args.output)
+    found = join([_only(args.only, outputs_of(predictor, _with_tokens(pipeline, batch))) for batch in kept])
+    write_columns(_classes(pipeline, found) if args.classify else found, args.output)
     count = len(next(iter(found.values())))
     print(f"{count} predictions of {predictor.checkpoint} -> {args.output or 'stdout'}", file=sys.stderr)
     return 0
@@ -48,13 +50,16 @@ def run(arguments: Sequence[str]) -> int:
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="the output folder of a run")
+    parser.add_argument("run", metavar="RUN", help="the output folder of a run, or a Hugging Face folder")
     parser.add_argument("settings", metavar="key=value", nargs="*", help="changes of the run's config")
     parser.add_argument("--input", "-i", type=Path, help="samples: .npz, .jsonl or .csv")
     parser.add_argument("--data", metavar="NAME", help="a dataset of dataloader.test in the config, instead of a file")
     parser.add_argument("--output", "-o", type=Path, help=".npz, .jsonl or .csv (default: .jsonl to stdout)")
     parser.add_argument("--checkpoint", default="last", help="last, best or a name such as iter_0000200 (default last)")
     parser.add_argument("--batch-size", type=int, default=64, help="samples at a time (default 64)")
+    parser.add_argument("--only", metavar="KEY", help="write this output of the model alone, such as embeddings")
+    parser.add_argument("--classify", action="store_true", help="write class and probability in place of the outputs")
+    parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json for text, where the source has none")
     parser.add_argument("--mode", choices=("eager", "graph"), help="default: that of the config")
     parser.add_argument(
         "--drop", metavar="KEY", action="append", default=[], help="do not give forward this, as labels"
@@ -74,7 +79,10 @@ def read_columns(file: Path) -> Columns:
         else:
             with open(file, encoding="utf-8", newline="") as lines:
                 rows = list(_json_rows(file, lines) if file.suffix == ".jsonl" else _csv_rows(file, lines))
-            columns = {name: _array(file, name, [row[name] for row in rows]) for name in (rows[0] if rows else {})}
+            cells = {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
+            if file.suffix == ".csv":
+                cells = {name: _parsed(values) for name, values in cells.items()}
+            columns = {name: _array(file, name, values) for name, values in cells.items()}
     except UserError:
         raise
     except OSError as error:
@@ -112,26 +120,28 @@ def _csv_rows(file: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         for name, cell in row.items():
             if name is None or cell is None:
                 raise UserError(f"{file}, line {reader.line_num}: it has not as many cells as the header.")
-            try:
-                row[name] = json.loads(cell)
-            except ValueError:
-                raise UserError(
-                    f"{file}, line {reader.line_num}: {name} is {cell!r}, which is no number and no list. A model "
-                    "takes numbers; text needs the dataset that makes numbers of it: --data, with its path changed by "
-                    "key=value."
-                ) from None
         yield row
+
+
+def _parsed(cells: list[str]) -> list[Any]:
+    """The numbers and lists in a column, or its cells where they are text."""
+    try:
+        return [json.loads(cell) for cell in cells]
+    except ValueError:
+        return cells
 
 
 def _array(file: Path, name: str, values: list[Any]) -> Any:
     import numpy as np
 
+    if all(isinstance(value, str) for value in values):
+        return np.array(values)
     try:
         array = np.array(values)
     except ValueError:
         array = None
     if array is None or array.dtype.kind not in "fiub":
-        raise UserError(f"{file}: {name} has rows of different shapes, or something else than numbers.")
+        raise UserError(f"{file}: {name} has rows of different shapes, or something else than numbers or text.")
     return array.astype({"f": np.float32, "b": np.bool_}.get(array.dtype.kind, np.int64))
 
 
@@ -143,9 +153,46 @@ def cut(columns: Columns, size: int) -> Iterator[Columns]:
         yield {name: values[start : start + size] for name, values in columns.items()}
 
 
+def _only(name: str | None, outputs: Columns) -> Columns:
+    if name is None:
+        return outputs
+    if name not in outputs:
+        raise UserError(f"--only {name}: the model gives {', '.join(outputs)}.")
+    return {name: outputs[name]}
+
+
+def _with_tokens(pipeline: Any, batch: Columns) -> Columns:
+    """A batch with what the model takes in place of a column of text."""
+    import numpy as np
+
+    texts = [name for name, values in batch.items() if isinstance(values, np.ndarray) and values.dtype.kind == "U"]
+    if not texts:
+        return batch
+    if len(texts) > 1:
+        raise UserError(f"{', '.join(texts)} are text: a model takes one column of text. --drop leaves others out.")
+    first = batch[texts[0]][0]
+    try:
+        encoded = pipeline.encode_batch(batch.pop(texts[0]).tolist())
+    except UserError as error:
+        raise UserError(f"{texts[0]} is text ({first!r}). {error}") from None
+    return {**batch, **encoded}
+
+
+def _classes(pipeline: Any, outputs: Columns) -> Columns:
+    """The likeliest class of each sample, and its probability."""
+    import numpy as np
+
+    if "logits" not in outputs:
+        raise UserError(f"--classify needs the output logits, and there are {', '.join(outputs)}.")
+    names, probabilities = zip(*pipeline.classes_of(outputs["logits"]))
+    return {"class": np.array(names), "probability": np.array(probabilities)}
+
+
 def _dataset(predictor: Any, args: Any) -> Iterator[Columns]:
     from libai.engine.setup import build
 
+    if predictor.config is None:
+        raise UserError(f"--data {args.data}: {args.run} is no run, so it has no datasets. Give --input FILE.")
     loaders = build.build_test_loaders(predictor.config, predictor.mesh, args.batch_size)
     if args.data not in loaders:
         raise UserError(

@@ -1,0 +1,134 @@
+"""Continue prompts with the language model of a run, of a Hugging Face folder or of a GGUF file.
+
+    libai generate out/gpt_stdlib "def main("
+    libai generate SmolLM2-135M "Once upon a time" --temperature 0.8 --top-p 0.95
+    libai generate SmolLM2-135M --file prompts.txt --batch-size 8 --json > texts.jsonl
+
+One prompt is written as it grows; several are computed together, --batch-size at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from libai.cli.parser import Parser
+from libai.launch.guard import guarded_main
+from libai.utils.errors import UserError
+
+_MODULE = "libai.cli.commands.runs.generate"
+_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "num_beams", "length_penalty", "seed")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code."""
+    args = build_parser().parse_intermixed_args(arguments)
+    if args.batch_size < 1 or args.procs < 1:
+        raise UserError(f"--batch-size {args.batch_size} and --procs {args.procs}: both must be at least 1.")
+    prompts = read_prompts(args)
+    if args.procs > 1:
+        return _start_ranks(args, prompts)
+    if args.mode != "graph":  # a second thread would only wait for the one that computes
+        os.environ.setdefault("ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD", "0")
+    from libai.inference import GenerationOptions, Pipeline
+    from libai.utils.distributed import get_rank
+
+    values = {name: getattr(args, name) for name in _OPTIONS}
+    pipeline = Pipeline(args.source, args.checkpoint, args.mode, tokenizer=args.tokenizer)
+    stop = pipeline.tokenizer.stop_token if args.stop_token is None else args.stop_token
+    options = GenerationOptions(**values, stop_token=None if stop is None or stop < 0 else stop)
+    for start in range(0, len(prompts), args.batch_size):
+        for text in _texts(pipeline, prompts[start : start + args.batch_size], options, args.json):
+            if get_rank() == 0:
+                print(text, end="", flush=True)
+    return 0
+
+
+def _texts(pipeline: Any, prompts: list[str], options: Any, as_json: bool) -> Iterator[str]:
+    """What to print, in pieces."""
+    if len(prompts) == 1 and options.num_beams == 1 and not as_json:
+        before = prompts[0]
+        for (text,) in pipeline.stream(prompts, options):
+            yield before + text
+            before = ""
+        yield "\n"
+        return
+    for prompt, text in zip(prompts, pipeline.generate(prompts, options)):
+        row = json.dumps({"prompt": prompt, "text": text}, ensure_ascii=False) if as_json else prompt + text
+        yield f"{row}\n"
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(description=__doc__)
+    parser.add_argument("source", metavar="SOURCE", help="a run's output folder, a Hugging Face folder or a .gguf file")
+    parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="default: the lines of stdin")
+    parser.add_argument("--file", "-f", type=Path, help='prompts: a line each, or .jsonl with {"prompt": …}')
+    parser.add_argument("--max-new-tokens", type=int, default=100, help="at most so many for each prompt (default 100)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default 0)")
+    parser.add_argument("--top-k", type=int, default=0, help="draw among so many likeliest tokens (default: all)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="draw among the likeliest of this probability")
+    parser.add_argument("--num-beams", type=int, default=1, help="search with so many beams (default 1)")
+    parser.add_argument("--length-penalty", type=float, default=1.0, help="of beams (default 1)")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
+    parser.add_argument("--stop-token", type=int, help="id that ends a text; -1: none (default: the tokenizer's)")
+    parser.add_argument("--batch-size", type=int, default=8, help="prompts at a time (default 8)")
+    parser.add_argument("--mode", choices=("eager", "graph"), help="default: that of the run's config, or eager")
+    parser.add_argument("--checkpoint", default="last", help="of a run: last, best or a name (default last)")
+    parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json, where the source has none")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each prompt")
+    parser.add_argument("-n", "--procs", type=int, default=1, help="processes that share the model (default 1)")
+    parser.add_argument("--given", type=json.loads, help=argparse.SUPPRESS)  # prompts, for a rank
+    parser.add_argument("--config-file", help=argparse.SUPPRESS)  # what the launcher passes on
+    return parser
+
+
+def read_prompts(args: Any) -> list[str]:
+    """Those of the command line, of a file or of stdin. Raises `UserError` where there is none."""
+    if args.prompts and args.file is not None:
+        raise UserError(f"prompts are on the command line and in --file {args.file}. Leave one of them out.")
+    if args.given:
+        return args.given
+    if args.prompts:
+        return list(args.prompts)
+    try:
+        text = sys.stdin.read() if args.file is None else args.file.read_text(encoding="utf-8")
+        lines = [line for line in text.splitlines() if line.strip()]
+        if args.file is not None and args.file.suffix == ".jsonl":
+            lines = [str(json.loads(line)["prompt"]) for line in lines]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f'{args.file}: no prompts can be read ({error}). .jsonl needs {{"prompt": …}} a line.'
+        ) from None
+    if not lines:
+        raise UserError("there is no prompt. Give one behind the source, or --file FILE, or lines on stdin.")
+    return lines
+
+
+def _start_ranks(args: Any, prompts: Sequence[str]) -> int:
+    """The same command on several processes of this machine."""
+    from libai.cli.launch import choose_environment
+    from libai.launch.job import Job, Limits, run_job
+    from libai.launch.request import find_free_port
+    from libai.launch.runtime import hide_rendezvous_environment
+    from libai.launch.watch import read_stall_limits
+    from libai.native import kernels
+
+    hide_rendezvous_environment()
+    passed = (*_OPTIONS, "stop_token", "batch_size", "mode", "checkpoint", "tokenizer")
+    values = {name: getattr(args, name) for name in passed}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
+    words += [args.source, f"--given={json.dumps(prompts)}", *(["--json"] if args.json else [])]
+    job = Job(_MODULE, args.source, args.procs, tuple(words), 1, 0, "127.0.0.1", find_free_port())
+    os.environ.update(choose_environment(job, os.environ, {"device": "auto", "graph_enabled": args.mode == "graph"}))
+    kernels.compile_kernels()
+    return run_job(job, Limits(stall_seconds=read_stall_limits(os.environ)), new_port=None)
+
+
+if __name__ == "__main__":  # a rank
+    guarded_main(lambda: run(sys.argv[1:]))

@@ -1,0 +1,162 @@
+"""A trained model with its tokenizer, from a run or from Hugging Face: generate, embed, classify and predict."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from libai.config import instantiate
+from libai.engine.run.predictor import Predictor
+from libai.hf import load_pretrained
+from libai.hf.gguf import convert_gguf
+from libai.inference.generation import GenerationOptions, Generator
+from libai.inference.text import TextCodec, TextStream
+from libai.parallel import Mesh, full_tensor
+from libai.utils.distributed import default_device, get_world_size
+from libai.utils.errors import UserError
+
+
+class Pipeline:
+    """A model in eval mode and what makes numbers of its texts.
+
+    Args:
+        source: the output folder of a run, a Hugging Face folder, or a GGUF file of a Llama model.
+        which, mode, overrides: of a run, see `Predictor`. Other sources have a mode, too, by default "eager".
+        tokenizer: a tokenizer.json, or a folder with one. Default: the one beside the weights, or of the run's data.
+
+    On several ranks the model is spread by tensor parallelism, and every rank has to make each call.
+
+    Attributes: `predictor`, `model`, and `tokenizer`, a `TextCodec`.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        which: str = "last",
+        mode: str | None = None,
+        overrides: Sequence[str] = (),
+        tokenizer: str | Path | None = None,
+    ):
+        self._source, self._tokenizer_path = Path(source), tokenizer
+        self._labels: Mapping[str, str] = {}
+        if self._source.suffix == ".gguf":
+            with tempfile.TemporaryDirectory(prefix="libai-gguf-") as folder:
+                convert_gguf(self._source, folder)
+                self._load_hf(Path(folder), mode)
+        elif (self._source / "config.yaml").is_file():
+            ranks = [("data", 1), ("tensor", get_world_size()), ("pipeline", 1)]
+            spread = [f"train.dist.{axis}_parallel_size={size}" for axis, size in ranks]
+            self.predictor = Predictor(self._source, which, mode, [*spread, *overrides])
+        elif (self._source / "config.json").is_file():
+            self._load_hf(self._source, mode)
+        else:
+            raise UserError(
+                f"{source} holds no model: neither config.yaml, as the output folder of a run, nor config.json, as a "
+                "Hugging Face folder."
+            )
+        self.model: Any = self.predictor.model
+
+    def _load_hf(self, folder: Path, mode: str | None) -> None:
+        mesh = Mesh.of_this_job(default_device(), 1, get_world_size())
+        self.predictor = Predictor.of_model(load_pretrained(folder), self._source, mode or "eager", mesh)
+        if self._tokenizer_path is None and (folder / "tokenizer.json").is_file():
+            self.tokenizer = TextCodec.read(folder)
+        self._labels = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("id2label") or {}
+
+    @cached_property
+    def tokenizer(self) -> TextCodec:
+        """Raises `UserError` where none is known."""
+        if self._tokenizer_path is not None:
+            return TextCodec.read(Path(self._tokenizer_path))
+        dataloader = self.predictor.config.dataloader if self.predictor.config else {}
+        section = dataloader.get("train")
+        dataset = instantiate(section.dataset) if section is not None and "dataset" in section else None
+        while dataset is not None and not hasattr(dataset, "tokenizer"):
+            dataset = getattr(dataset, "dataset", None)  # a dataset seen through another, such as a mask
+        if dataset is None:
+            raise UserError(
+                f"{self._source} has no tokenizer: there is no tokenizer.json beside its weights, and no dataset of "
+                "its config has one. Name the file: --tokenizer FILE, or Pipeline(…, tokenizer=FILE)."
+            )
+        return TextCodec.of_data(dataset.tokenizer)
+
+    @cached_property
+    def generator(self) -> Generator:
+        """For prompts of tokens."""
+        if not hasattr(self.model, "features") or not hasattr(self.model, "logits"):
+            raise UserError(f"{self._source} holds a {type(self.model).__name__}, which does not generate text.")
+        return Generator(self.model, is_graph=self.predictor.mode == "graph", layout=self.predictor.layout)
+
+    def generate(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> list[str]:
+        """The continuation of each prompt."""
+        encoded = [self.tokenizer.encode(prompt) for prompt in prompts]
+        return [self.tokenizer.decode(tokens) for tokens in self.generator.generate(encoded, options)]
+
+    def stream(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> Iterator[list[str]]:
+        """The new text of every prompt, as soon as it is known. Not for beams."""
+        options = options or GenerationOptions()
+        streams = [TextStream(self.tokenizer) for _ in prompts]
+        encoded = [self.tokenizer.encode(prompt) for prompt in prompts]
+        for tokens in self.generator.stream(encoded, options):
+            yield [stream.add(int(token)) for stream, token in zip(streams, tokens)]
+        yield [stream.end() for stream in streams]
+
+    def embed(self, texts: Sequence[str], batch_size: int = 32) -> np.ndarray:
+        """The sentence embeddings of texts, (texts, width): the output `embeddings` of the model."""
+        return self._output("embeddings", texts, batch_size)
+
+    def classify(self, inputs: Sequence[str] | np.ndarray, batch_size: int = 32) -> list[tuple[str, float]]:
+        """The likeliest class of each text or image, and its probability.
+
+        `inputs`: texts, or images as the model takes them. The classes have the names of Hugging Face's config.json, or
+        are numbers.
+        """
+        return self.classes_of(self._output("logits", inputs, batch_size))
+
+    def classes_of(self, scores: np.ndarray) -> list[tuple[str, float]]:
+        """As `classify`, of scores (samples, classes)."""
+        scores = scores.astype(np.float64)
+        if scores.ndim != 2:
+            raise UserError(f"{type(self.model).__name__} gives scores of shape {scores.shape}: it is no classifier.")
+        best = scores.argmax(axis=1)
+        probabilities = 1.0 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1)
+        return [(self._labels.get(str(i), str(i)), float(p)) for i, p in zip(best.tolist(), probabilities)]
+
+    def encode_batch(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+        """The arguments of the model's forward for texts, padded on the right."""
+        rows = [self.tokenizer.encode(text, getattr(self.model, "max_seq_length", None)) for text in texts]
+        longest = max(map(len, rows))
+        is_token = np.array([[i < len(row) for i in range(longest)] for row in rows])
+        input_ids = np.zeros(is_token.shape, np.int64)
+        input_ids[is_token] = [token for row in rows for token in row]
+        batch = {"input_ids": input_ids}
+        if "attention_mask" in self._parameters:
+            batch["attention_mask"] = is_token.astype(np.int64)
+        elif not is_token.all():
+            raise UserError(
+                f"{type(self.model).__name__}.forward has no attention_mask, and the texts have {len(rows[0])} and "
+                "other numbers of tokens. Predict one text at a time (--batch-size 1)."
+            )
+        return batch
+
+    @cached_property
+    def _parameters(self) -> list[str]:
+        return list(inspect.signature(self.model.forward).parameters)
+
+    def _output(self, name: str, inputs: Sequence[str] | np.ndarray, batch_size: int) -> np.ndarray:
+        found = []
+        for start in range(0, len(inputs), batch_size):
+            part = inputs[start : start + batch_size]
+            batch = {self._parameters[0]: part} if isinstance(part, np.ndarray) else self.encode_batch(part)
+            outputs = self.predictor.predict(batch)
+            if not isinstance(outputs, dict) or name not in outputs:
+                raise UserError(f"{type(self.model).__name__} has no output `{name}`.")
+            found.append(full_tensor(outputs[name]).numpy())
+        return np.concatenate(found)

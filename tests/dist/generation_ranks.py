@@ -1,0 +1,55 @@
+"""Generates on the ranks of one job, which share a model's weights, and writes the tokens of each way to compute.
+
+python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/generation_ranks.py FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS.parent), str(TESTS), str(TESTS / "inference")]
+
+import libai  # noqa: E402, F401, I001  (makes `import oneflow` work)
+from ranks import run_rank  # noqa: E402
+from test_generation import MODELS, PROMPTS, build  # noqa: E402
+
+from libai.inference import GenerationOptions, Generator  # noqa: E402
+from libai.parallel import Mesh, ParallelPlan, parallelize  # noqa: E402
+from libai.utils.distributed import get_rank, get_world_size  # noqa: E402
+
+WAYS = {"uncached": {"uses_cache": False}, "cached": {}, "graph": {"is_graph": True}}
+OPTIONS = {
+    "greedy": GenerationOptions(8),
+    "drawn": GenerationOptions(8, temperature=1.0, top_k=12, seed=1),
+    "beams": GenerationOptions(6, num_beams=3, stop_token=10),
+}
+
+
+def generate() -> dict[str, list[list[int]]]:
+    """model/way/choice -> tokens."""
+    found = {}
+    for name in MODELS:
+        model = build(name)
+        is_shared = get_world_size() > 1
+        plan = ParallelPlan.of(model)
+        layout = parallelize(model, plan, Mesh.of_this_job("cpu", 1, get_world_size())) if is_shared else None
+        if is_shared:
+            weight = model.blocks[0].mlp.down.weight
+            assert weight.to_local().shape[1] * get_world_size() == weight.shape[1]
+        for way, how in WAYS.items():
+            generator = Generator(model, layout=layout, **how)
+            for choice, options in OPTIONS.items():
+                found[f"{name}/{way}/{choice}"] = generator.generate(PROMPTS, options)
+    return found
+
+
+def main(folder: str) -> None:
+    """Every rank writes what it has."""
+    Path(folder, f"{get_rank()}.json").write_text(json.dumps(generate()))
+
+
+if __name__ == "__main__":
+    run_rank(main, sys.argv[1])

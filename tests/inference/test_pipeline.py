@@ -1,0 +1,175 @@
+"""Trained models in use from their folders: the same by the library and by `libai generate` and `libai predict`."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import jobs
+import numpy as np
+import oneflow as flow
+import pytest
+from hf_folders import FIXTURES, with_tokenizer
+from omegaconf import OmegaConf
+
+from libai.cli.commands.runs import generate, predict
+from libai.config import LazyCall, defaults, validate
+from libai.data import TokenDataset, build_train_loader, prepare_tokens
+from libai.engine import Run
+from libai.hf import load_pretrained
+from libai.inference import GenerationOptions, Generator, Pipeline
+from libai.models import GPT
+from libai.utils.errors import UserError
+
+TEXTS = ["w3 w1 w4 w1 w5", "w9 w2"]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_tokenizer("llama", tmp_path_factory.mktemp("hf") / "llama", 96)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a language model on bytes, after one iteration."""
+    folder = tmp_path_factory.mktemp("run")
+    for name in "abc":
+        (folder / f"{name}.txt").write_text(f"{name} quick brown fox. " * 20)
+    tokens = prepare_tokens(str(folder / "*.txt"), cache_dir=folder / "tokens", validation_fraction=0.0)
+    train = defaults("train")
+    train.output_dir, train.train_micro_batch_size, train.train_iter = str(folder / "out"), 2, 1
+    train.tensorboard.enabled = train.evaluation.enabled = False
+    data = LazyCall(build_train_loader)(dataset=LazyCall(TokenDataset)(path=str(tokens), sequence_length=8))
+    config = {"model": LazyCall(GPT)(vocab_size=257, max_seq_length=64, hidden_size=8, num_layers=1, num_heads=2)}
+    config |= {"optim": LazyCall(flow.optim.SGD)(lr=0.1), "lr_scheduler": None, "dataloader": {"train": data}}
+    config |= {"train": train, "graph": defaults("graph")}
+    Run(validate(OmegaConf.create(config, flags={"allow_objects": True}))).train()
+    return folder / "out"
+
+
+def printed(capsys: pytest.CaptureFixture, *words: str) -> str:
+    capsys.readouterr()
+    assert generate.run(list(words)) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_text_is_that_of_the_tokens_in_both_modes(llama: Path, capsys: pytest.CaptureFixture) -> None:
+    prompts = [[int(word[1:]) for word in text.split()] for text in TEXTS]
+    expected = Generator(load_pretrained(llama)).generate(prompts, GenerationOptions(6, stop_token=2))
+    texts = [" ".join(f"w{token}" for token in row) for row in expected]
+    assert Pipeline(llama).generate(TEXTS, GenerationOptions(6, stop_token=2)) == texts
+    for mode in ("eager", "graph"):
+        rows = printed(capsys, str(llama), *TEXTS, "--max-new-tokens=6", "--json", "--mode", mode).splitlines()
+        assert [json.loads(row) for row in rows] == [{"prompt": p, "text": t} for p, t in zip(TEXTS, texts)]
+
+
+def test_one_prompt_is_written_as_it_grows(llama: Path, capsys: pytest.CaptureFixture) -> None:
+    pieces = list(Pipeline(llama).stream([TEXTS[0]], GenerationOptions(5)))
+    assert len(pieces) == 6 and all(text for (text,) in pieces[:5])
+    assert printed(capsys, str(llama), TEXTS[0], "--max-new-tokens=5") == TEXTS[0] + "".join(*zip(*pieces)) + "\n"
+
+
+def test_prompts_come_from_files_and_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*words: str) -> list[str]:
+        return generate.read_prompts(generate.build_parser().parse_intermixed_args(["model", *words]))
+
+    (tmp_path / "lines.txt").write_text("\n\n".join(TEXTS))
+    (tmp_path / "lines.jsonl").write_text("\n".join(json.dumps({"prompt": text}) for text in TEXTS))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(TEXTS)))
+    assert read(*TEXTS) == read() == TEXTS
+    assert all(read("--file", str(tmp_path / name)) == TEXTS for name in ("lines.txt", "lines.jsonl"))
+    with pytest.raises(UserError, match="there is no prompt"):
+        read()
+
+
+def test_several_prompts_are_written_one_after_the_other(llama: Path, capsys: pytest.CaptureFixture) -> None:
+    texts = Pipeline(llama).generate(TEXTS, GenerationOptions(3, num_beams=2, stop_token=2))
+    found = printed(capsys, str(llama), *TEXTS, "--max-new-tokens=3", "--batch-size=1", "--num-beams=2")
+    assert found.splitlines() == [prompt + text for prompt, text in zip(TEXTS, texts)]
+
+
+def test_a_run_generates_with_the_tokenizer_of_its_data(run: Path, capsys: pytest.CaptureFixture) -> None:
+    pipeline = Pipeline(run)
+    assert pipeline.tokenizer.stop_token == 256
+    tokens = pipeline.generator.generate([list(b"a qu")], GenerationOptions(5, 1.0, seed=4))
+    text = bytes(token for token in tokens[0] if token < 256).decode(errors="replace")
+    assert printed(capsys, str(run), "a qu", "--max-new-tokens=5", "--temperature=1", "--seed=4") == f"a qu{text}\n"
+
+
+def test_a_character_of_several_tokens_is_streamed_when_it_is_complete(run: Path) -> None:
+    from libai.inference.text import TextStream
+
+    stream = TextStream(Pipeline(run).tokenizer)
+    assert [stream.add(token) for token in "é.".encode()] + [stream.end()] == ["", "é", ".", ""]
+    stream.add("é".encode()[0])
+    assert stream.end() == "\ufffd"
+
+
+def test_texts_are_embedded_alone_as_beside_others(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    pipeline = Pipeline(with_tokenizer("bert", tmp_path / "bert"))
+    together, alone = pipeline.embed(TEXTS), pipeline.embed(TEXTS, batch_size=1)
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+    np.testing.assert_allclose((alone**2).sum(1), 1.0, rtol=1e-5)
+    assert np.abs(alone[0] - alone[1]).max() > 1e-3
+    (tmp_path / "in.csv").write_text("text\n" + "\n".join(TEXTS))
+    words = [str(tmp_path / "bert"), "-i", str(tmp_path / "in.csv"), "-o", str(tmp_path / "out.npz")]
+    assert predict.run([*words, "--only", "embeddings"]) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npz")["embeddings"], together)
+    with pytest.raises(UserError, match="--only logits: the model gives embeddings"):
+        predict.run([*words, "--only", "logits"])
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_texts_and_images_are_classified(mode: str, tmp_path: Path) -> None:
+    folder = with_tokenizer("bert_classifier", tmp_path / "bert")
+    found = Pipeline(folder, mode=mode).classify(TEXTS)
+    (tmp_path / "in.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
+    output = tmp_path / "out.jsonl"
+    words = [str(folder), "-i", str(tmp_path / "in.jsonl"), "-o", str(output), "--classify", "--mode", mode]
+    assert predict.run(words) == 0
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [(row["class"], row["probability"]) for row in rows] == found
+    assert all(name.startswith("LABEL_") and 1 / 3 < p < 1 for name, p in found)
+
+    reference = np.load(FIXTURES / "vit/reference.npz")
+    images, scores = reference["pixel_values"], reference["out_logits"]
+    classes = Pipeline(FIXTURES / "vit", mode=mode).classify(images)
+    assert [name for name, _ in classes] == [f"LABEL_{i}" for i in scores.argmax(1)]
+    exact = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    np.testing.assert_allclose([p for _, p in classes], exact.max(1), rtol=1e-5)
+
+
+def test_mistakes_are_one_clear_error(llama: Path, tmp_path: Path) -> None:
+    bert = str(with_tokenizer("bert", tmp_path / "bert"))
+    (tmp_path / "two.csv").write_text("a,b\nred,blue\n")
+    (tmp_path / "one.csv").write_text("a\nred\n")
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}')
+    vit = str(FIXTURES / "vit")
+    for command, words, message in [
+        (generate, [str(tmp_path), "a"], "holds no model: neither config.yaml"),
+        (generate, [bert, "a"], "holds a BERTEmbedder, which does not generate text"),
+        (generate, [str(llama), "a", "--file", "b.txt"], "Leave one of them out"),
+        (generate, [str(llama), "--file", str(tmp_path / "bad.jsonl")], "no prompts can be read"),
+        (generate, [str(FIXTURES / "llama"), "a"], "has no tokenizer"),
+        (generate, [str(llama), "a", "--tokenizer", str(tmp_path / "bad.jsonl")], "cannot be read as a tokenizer"),
+        (generate, [str(llama), "a", "-n", "0"], "both must be at least 1"),
+        (predict, [bert, "-i", str(tmp_path / "two.csv")], "a model takes one column of text"),
+        (predict, [vit, "-i", str(tmp_path / "one.csv")], r"a is text \('red'\).*has no tokenizer"),
+        (predict, [vit, "--data", "val"], "is no run, so it has no datasets"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            command.run(words)
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+@pytest.mark.timeout(120)
+def test_infer_sh_shares_a_model_among_processes(llama: Path) -> None:
+    words = [str(llama), "2", *TEXTS, "--max-new-tokens", "6"]
+    finished = jobs.run(["bash", str(jobs.ROOT / "tools/infer.sh"), *words], timeout=100)
+    expected = Pipeline(llama).generate(TEXTS, GenerationOptions(6, stop_token=2))
+    assert finished.returncode == 0, finished
+    assert finished.stdout.splitlines() == [prompt + text for prompt, text in zip(TEXTS, expected)]

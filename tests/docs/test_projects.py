@@ -13,7 +13,7 @@ PROJECTS = sorted(path for path in (ROOT / "projects").iterdir() if path.is_dir(
 
 
 def test_there_are_projects():
-    assert "autoencoder_digits" in [project.name for project in PROJECTS]
+    assert {"autoencoder_digits", "simcse"} <= {project.name for project in PROJECTS}
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def export_folder(
             shutil.copyfile(source.folder / name, out / name)
         return [*source.files, *kept]
     config = _config_of(Path(weights), architecture)
-    family = FAMILIES[config["architectures"][0]]
+    _, family = family_of(config)
     fetch = _Exported(family, family.rules_for(config), specs, tensors, None)
     out.mkdir(parents=True, exist_ok=True)
     write_folder(out, fetch.specs, fetch)

@@ -22,7 +22,10 @@ def verify(folder: str | Path, python: str | Path, seed: int = 0) -> dict[str, f
 
     `python`: an interpreter whose environment has PyTorch and transformers; it need not have OneFlow.
     """
-    inputs = random_inputs(read_folder(folder).config, seed)
+    source = read_folder(folder)
+    if source.family.model_type == "timm":
+        raise UserError(f"{folder} has names of timm and torchvision; `transformers` cannot compute the reference.")
+    inputs = random_inputs(source.config, seed)
     with tempfile.TemporaryDirectory() as scratch:
         given, made = Path(scratch, "inputs.npz"), Path(scratch, "outputs.npz")
         np.savez(given, **inputs)

@@ -16,6 +16,10 @@ from libai.models.text.t5 import T5_PLAN as T5_PLAN
 from libai.models.text.t5 import T5Encoder as T5Encoder
 from libai.models.vision.alexnet import ALEXNET_PLAN as ALEXNET_PLAN
 from libai.models.vision.alexnet import AlexNet as AlexNet
+from libai.models.vision.convnext import CONVNEXT_PLAN as CONVNEXT_PLAN
+from libai.models.vision.convnext import ConvNeXt as ConvNeXt
+from libai.models.vision.resmlp import RESMLP_PLAN as RESMLP_PLAN
+from libai.models.vision.resmlp import ResMLP as ResMLP
 from libai.models.vision.resnet import RESNET_PLAN as RESNET_PLAN
 from libai.models.vision.resnet import ResNet as ResNet
 from libai.models.vision.swin import SWIN_PLAN as SWIN_PLAN

@@ -21,7 +21,7 @@ from libai.engine.hooks import CallbackHook
 from libai.engine.trainer.batch_scope import BatchScope
 from libai.evaluation import ClassificationEvaluator
 from libai.layers import add_lora
-from libai.models import BERT, GPT, MLP, ResNet, Swin, SwinV2, ViT
+from libai.models import BERT, GPT, MLP, ConvNeXt, ResMLP, ResNet, Swin, SwinV2, ViT
 from libai.parallel import GlobalLayout, Mesh, ParallelPlan, full_tensor, layout, parallelize
 
 TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
@@ -63,6 +63,10 @@ FAMILIES = {
         mm.image_batches,
         max_norm=CLIPPED,
     ),
+    "convnext": Case(
+        adamw, partial(ConvNeXt, 8, 2, 1, 4, (8, 16), (1, 1), layer_scale=0.1), mm.image_batches, max_norm=CLIPPED
+    ),
+    "resmlp": Case(adamw, partial(ResMLP, 8, 2, 1, 4, 16, 2, layer_scale=0.1), mm.image_batches, max_norm=CLIPPED),
     "mlp": Case(adamw, partial(MLP, 64, (16, 16), 4), mm.image_batches, max_norm=CLIPPED),
     "resnet": Case(
         adamw,
@@ -140,6 +144,10 @@ def _on_two() -> Iterator[Planned]:
     yield Planned("bert", FAMILIES["bert"], (1, 1, 2), "eager")
     yield Planned("vit", FAMILIES["vit"], (1, 2, 1), "graph")
     yield Planned("mlp", FAMILIES["mlp"], (1, 1, 2), "graph")
+    yield Planned("convnext", FAMILIES["convnext"], (1, 2, 1), "graph")
+    yield Planned("convnext", FAMILIES["convnext"], (1, 1, 2), "eager", last=True)
+    yield Planned("resmlp", FAMILIES["resmlp"], (1, 2, 1), "eager")
+    yield Planned("resmlp", FAMILIES["resmlp"], (1, 1, 2), "graph", last=True)
     yield Planned("swin", FAMILIES["swin"], (1, 2, 1), "graph", evaluates=True)
     yield Planned("swinv2", FAMILIES["swinv2"], (1, 2, 1), "eager", evaluates=True)
     yield Planned("swinv2", FAMILIES["swinv2"], (1, 1, 2), "graph", last=True)

@@ -4,12 +4,14 @@ Run with the Python of an environment that has PyTorch and transformers (5.23 ma
 python tests/hf/make_fixtures.py
 """
 
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import save_file
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "libai" / "hf"))
@@ -84,6 +86,11 @@ MODELS = {
     "roberta_classifier": ("RobertaForSequenceClassification", {**ROBERTA, "num_labels": 3}, {}),
     "roberta_masked_lm": ("RobertaForMaskedLM", ROBERTA, {}),
     "xlm_roberta": ("XLMRobertaForMaskedLM", {**ROBERTA, "pad_token_id": 3, "type_vocab_size": 2}, {}),
+    "convnext": (
+        "ConvNextForImageClassification",
+        {"hidden_sizes": [8, 16], "depths": [1, 2], "num_stages": 2, "image_size": 16, "num_labels": 5},
+        {},
+    ),
     "swin": ("SwinForImageClassification", SWIN, {}),
     "swinv2": ("Swinv2ForImageClassification", SWIN, {}),
     "vit": ("ViTForImageClassification", VIT, {}),
@@ -110,6 +117,59 @@ MODELS = {
     "mistral": ("MistralForCausalLM", {**DECODER, "sliding_window": None}, {}),
     "qwen2": ("Qwen2ForCausalLM", {**DECODER, "tie_word_embeddings": True}, {}),
 }
+
+
+class ResMLPTwin(torch.nn.Module):
+    """ResMLP as the paper has it, with timm's names; `transformers` has none."""
+
+    class Affine(torch.nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.alpha = torch.nn.Parameter(torch.ones(1, 1, width))
+            self.beta = torch.nn.Parameter(torch.zeros(1, 1, width))
+
+        def forward(self, x):
+            return torch.addcmul(self.beta, self.alpha, x)
+
+    class Block(torch.nn.Module):
+        def __init__(self, width, patches):
+            super().__init__()
+            self.norm1, self.norm2 = ResMLPTwin.Affine(width), ResMLPTwin.Affine(width)
+            self.linear_tokens = torch.nn.Linear(patches, patches)
+            self.mlp_channels = torch.nn.ModuleDict(
+                {"fc1": torch.nn.Linear(width, 4 * width), "fc2": torch.nn.Linear(4 * width, width)}
+            )
+            self.ls1, self.ls2 = (torch.nn.Parameter(torch.ones(width)) for _ in range(2))
+
+        def forward(self, x):
+            x = x + self.ls1 * self.linear_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
+            inner = torch.nn.functional.gelu(self.mlp_channels["fc1"](self.norm2(x)))
+            return x + self.ls2 * self.mlp_channels["fc2"](inner)
+
+    def __init__(self, num_classes, img_size, patch_size, embed_dim, num_blocks):
+        super().__init__()
+        self.stem = torch.nn.ModuleDict({"proj": torch.nn.Conv2d(3, embed_dim, patch_size, patch_size)})
+        patches = (img_size // patch_size) ** 2
+        self.blocks = torch.nn.Sequential(*[ResMLPTwin.Block(embed_dim, patches) for _ in range(num_blocks)])
+        self.norm, self.head = ResMLPTwin.Affine(embed_dim), torch.nn.Linear(embed_dim, num_classes)
+
+    def forward(self, images):
+        x = self.stem["proj"](images).flatten(2).transpose(1, 2)
+        return self.head(self.norm(self.blocks(x)).mean(dim=1))
+
+
+def make_resmlp():
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "num_blocks": 2}
+    folder, model = HERE / "fixtures" / "resmlp", ResMLPTwin(5, **sizes)
+    folder.mkdir(exist_ok=True)
+    images = np.random.default_rng(0).standard_normal((2, 3, 16, 16)).astype(np.float32)
+    with torch.no_grad():
+        randomize(model)
+        logits = model(torch.from_numpy(images)).numpy()
+    save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
+    config = {"architecture": "resmlp_12_224", "num_classes": 5, "model_args": sizes}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    np.savez(folder / "reference.npz", images=images, out_logits=logits)
 
 
 def randomize(model):
@@ -164,5 +224,5 @@ def make(name):
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[1:] or MODELS:
-        make(chosen)
+    for chosen in sys.argv[1:] or [*MODELS, "resmlp"]:
+        make_resmlp() if chosen == "resmlp" else make(chosen)

@@ -12,7 +12,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from libai.models import BERT, GPT, MLP, T5, AlexNet, Llama, ResNet, Swin, SwinV2, ViT
+from libai.models import BERT, GPT, MLP, T5, AlexNet, ConvNeXt, Llama, ResMLP, ResNet, Swin, SwinV2, ViT
 
 VOCABULARY, LENGTH, CLASSES, BATCH = 64, 16, 10, 6
 
@@ -86,6 +86,19 @@ FAMILIES = {
         lambda: Swin(8, 2, 1, CLASSES, 16, (2, 1), (2, 2), window_size=2),
         False,
         80 + 32 + 2 * (3280 + 18) + 128 + 2048 + 12704 + 18 + 64 + 330,
+    ),
+    # patches 4*8 + 8, norm 16; stage 8: convolution 49*8 + 8, norm 16, 8*8^2 + 5*8, scale 8; halving 16 + 32*16 + 16;
+    # the same for 16; norm, head
+    "convnext": Family(
+        lambda: ConvNeXt(8, 2, 1, CLASSES, (8, 16), (1, 1), layer_scale=0.1),
+        False,
+        56 + 976 + 544 + (800 + 32 + 2128 + 16) + 32 + 170,
+    ),
+    # patches 4*16 + 16; twice affine 2*32, patches 16^2 + 16, 8*16^2 + 5*16, scales 32; affine, head
+    "resmlp": Family(
+        lambda: ResMLP(8, 2, 1, CLASSES, 16, 2, layer_scale=0.1),
+        False,
+        80 + 2 * (64 + 272 + 2128 + 32) + 32 + 170,
     ),
     # no biases of keys; for the table of biases 2*512 + 512 + 2*512 and two scales; the norm of the merging is of 32
     "swinv2": Family(
@@ -248,10 +261,12 @@ def test_plan_names_parameters_and_blocks_that_exist(family: Family) -> None:
         lambda p: ViT(8, 2, 1, CLASSES, 32, 1, 4, dropout=p),
         lambda p: ViT(8, 2, 1, CLASSES, 32, 2, 4, drop_path=p),
         lambda p: SwinV2(8, 2, 1, CLASSES, 16, (2, 1), (2, 2), window_size=2, drop_path=p),
+        lambda p: ConvNeXt(8, 2, 1, CLASSES, (8,), (2,), layer_scale=0.1, drop_path=p),
+        lambda p: ResMLP(8, 2, 1, CLASSES, 16, 1, layer_scale=0.1, drop_path=p),
         lambda p: MLP(64, (32,), CLASSES, dropout=p),
         lambda p: AlexNet(8, 1, CLASSES, width=4, hidden_size=32, dropout=p),
     ],
-    ids=["gpt", "bert", "t5", "vit", "vit_drop_path", "swinv2_drop_path", "mlp", "alexnet"],
+    ids=["gpt", "bert", "t5", "vit", "vit_drop_path", "swinv2_drop_path", "convnext", "resmlp", "mlp", "alexnet"],
 )
 def test_dropout_acts_in_training_and_not_in_evaluation(build_with: Callable[[float], Any]) -> None:
     def loss(p: float, training: bool) -> float:

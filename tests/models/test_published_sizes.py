@@ -48,6 +48,14 @@ NUM_PARAMETERS = {
     "swinv2_tiny": 28_347_154,
     "swinv2_small": 49_728_418,
     "swinv2_base": 87_918_816,
+    "convnext_tiny": 28_589_128,
+    "convnext_small": 50_223_688,
+    "convnext_base": 88_591_464,
+    "convnext_large": 197_767_336,
+    "resmlp_s12": 15_350_872,
+    "resmlp_s24": 30_020_680,
+    "resmlp_s36": 44_690_488,
+    "resmlp_b24": 129_138_280,
     "gpt2": 124_439_808,
     "gpt2_medium": 354_823_168,
     "gpt2_large": 774_030_080,
@@ -63,6 +71,8 @@ NUM_PARAMETERS = {
 GIGA_MACS = {
     "swin_tiny": 4.5,
     "swinv2_tiny": 5.9,
+    "convnext_tiny": 4.5,
+    "resmlp_s12": 3.0,
 }
 
 

@@ -92,6 +92,21 @@ def _swin_v2(hidden_size: int, blocks: int, num_heads: int) -> Any:
     return _swin("libai.models.SwinV2", hidden_size, blocks, num_heads, image_size=256, window_size=8)
 
 
+def _convnext(width: int, blocks: int) -> Any:
+    widths = [width * 2**stage for stage in range(4)]
+    return LazyCall("libai.models.ConvNeXt")(num_classes=1000, widths=widths, blocks_per_stage=[3, 3, blocks, 3])
+
+
+def _resmlp(num_layers: int, layer_scale: float, patch_size: int = 16, hidden_size: int = 384) -> Any:
+    return LazyCall("libai.models.ResMLP")(
+        patch_size=patch_size,
+        num_classes=1000,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        layer_scale=layer_scale,
+    )
+
+
 published = {
     "resnet18": _resnet("basic", 2, 2, 2, 2),
     "resnet50": _resnet("bottleneck", 3, 4, 6, 3),
@@ -124,6 +139,14 @@ published = {
     "swinv2_tiny": _swin_v2(96, 6, 3),
     "swinv2_small": _swin_v2(96, 18, 3),
     "swinv2_base": _swin_v2(128, 18, 4),
+    "convnext_tiny": _convnext(96, 9),
+    "convnext_small": _convnext(96, 27),
+    "convnext_base": _convnext(128, 27),
+    "convnext_large": _convnext(192, 27),
+    "resmlp_s12": _resmlp(12, 1e-4),
+    "resmlp_s24": _resmlp(24, 1e-5),
+    "resmlp_s36": _resmlp(36, 1e-6),
+    "resmlp_b24": _resmlp(24, 1e-6, patch_size=8, hidden_size=768),
     "gpt2": _gpt2(768, 12, 12),
     "gpt2_medium": _gpt2(1024, 24, 16),
     "gpt2_large": _gpt2(1280, 36, 20),

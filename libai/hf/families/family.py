@@ -17,7 +17,7 @@ class Family:
     """One architecture of `transformers`.
 
     Args:
-        model_type: of config.json.
+        model_type: of config.json; "timm" for folders of timm, which have `architecture` instead.
         target: our class.
         rules: how the tensors belong together; as a function of config.json where forms depend on it.
         arguments: our argument -> (key of config.json, what `transformers` takes without that key).
@@ -63,7 +63,9 @@ class Family:
         """A config.json for a model with `arguments`."""
         fixed = {key: values[0] for key, values in self.required.items()}
         plain = {key: arguments[ours] for ours, (key, _) in self.arguments.items() if ours in arguments}
-        head = {"architectures": [architecture], "model_type": self.model_type, "dtype": "float32"}
+        head: dict[str, Any] = {"architectures": [architecture], "model_type": self.model_type, "dtype": "float32"}
+        if self.model_type == "timm":
+            head = {"architecture": architecture}
         return {**head, **fixed, **plain, **self.write_more(arguments)}
 
 

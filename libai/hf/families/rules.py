@@ -36,6 +36,8 @@ BATCHED = Form(lambda ours: ours[0][None], lambda theirs, _: [theirs[0]])
 
 #: with two more axes of 1
 COLUMN = Form(lambda ours: ours[0][:, None, None], lambda theirs, _: [theirs[:, 0, 0]])
+#: with two axes of 1 before it
+CHANNELS = Form(lambda ours: ours[0][None, None], lambda theirs, _: [theirs[0, 0]])
 
 
 def kernel(channels: int, size: int) -> Form:

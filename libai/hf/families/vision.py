@@ -1,4 +1,4 @@
-"""ViT, ResNet and Swin, as data."""
+"""ViT, ResNet, Swin and ConvNeXt, as data."""
 
 from __future__ import annotations
 
@@ -171,6 +171,14 @@ def _swin_rules(prefix: str, config: Config) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
+def _read_classifier(config: Config) -> dict[str, Any]:
+    return {"activation": activation_of(config.get("hidden_act", "gelu")), "num_classes": num_classes_of(config)}
+
+
+def _write_classifier(ours: Config) -> dict[str, Any]:
+    return {"hidden_act": ACTIVATIONS_OF_HF[ours.get("activation", "gelu")], **labels_of(ours)}
+
+
 def _swin(model_type: str, target: str, **required: tuple[Any, ...]) -> Family:
     return Family(
         model_type,
@@ -192,16 +200,75 @@ def _swin(model_type: str, target: str, **required: tuple[Any, ...]) -> Family:
         prefix=f"{model_type}.",
         not_weights=("*.relative_position_index", "*.relative_coords_table"),
         inputs={"pixel_values": "images"},
-        read_more=lambda config: {
-            "activation": activation_of(config.get("hidden_act", "gelu")),
-            "num_classes": num_classes_of(config),
-        },
-        write_more=lambda ours: {"hidden_act": ACTIVATIONS_OF_HF[ours.get("activation", "gelu")], **labels_of(ours)},
+        read_more=_read_classifier,
+        write_more=_write_classifier,
     )
+
+
+# ---------------------------------------------------------------------------------------------------------- ConvNeXt
+
+_CONVNEXT_BLOCK = {
+    "convolution.@": "dwconv.@",
+    "norm.@": "layernorm.@",
+    "mlp.up.@": "pwconv1.@",
+    "mlp.down.@": "pwconv2.@",
+    "scale.weight": "layer_scale_parameter",
+}
+
+
+def _convnext_rules(config: Config) -> tuple[Rule, ...]:
+    """As for Swin; what halves a map comes before the blocks of its stage."""
+    widths, embeddings = config.get("hidden_sizes", [96, 192, 384, 768]), "convnext.embeddings"
+    form = kernel(config.get("num_channels", 3), config.get("patch_size", 4))
+    rules = [
+        Rule("patch_embedding.weight", f"{embeddings}.patch_embeddings.weight", form),
+        Rule("patch_embedding.bias", f"{embeddings}.patch_embeddings.bias"),
+        Rule("embedding_norm.@", f"{embeddings}.layernorm.@"),
+        Rule("norm.@", "convnext.layernorm.@"),
+        Rule("head.@", "classifier.@"),
+    ]
+    number = -1
+    for stage, count in enumerate(config.get("depths", [3, 3, 9, 3])):
+        theirs = f"convnext.encoder.stages.{stage}"
+        if stage:
+            layers, ours = f"{theirs}.downsampling_layer", f"blocks.{number}"
+            rules += [
+                Rule(f"{ours}.norm.@", f"{layers}.0.@"),
+                Rule(f"{ours}.projection.weight", f"{layers}.1.weight", kernel(widths[stage - 1], 2)),
+                Rule(f"{ours}.projection.bias", f"{layers}.1.bias"),
+            ]
+        number += 1
+        for block in range(count):
+            pairs = _CONVNEXT_BLOCK.items()
+            rules += [Rule(f"blocks.{number + block}.{one}", f"{theirs}.layers.{block}.{two}") for one, two in pairs]
+        number += count
+    return tuple(rules)
+
+
+_CONVNEXT = Family(
+    "convnext",
+    "libai.models.ConvNeXt",
+    _convnext_rules,
+    arguments={
+        "image_size": ("image_size", 224),
+        "patch_size": ("patch_size", 4),
+        "num_channels": ("num_channels", 3),
+        "widths": ("hidden_sizes", [96, 192, 384, 768]),
+        "blocks_per_stage": ("depths", [3, 3, 9, 3]),
+        "layer_scale": ("layer_scale_init_value", 1e-6),
+        "drop_path": ("drop_path_rate", 0.0),
+        "norm_eps": ("layer_norm_eps", 1e-12),
+    },
+    prefix="convnext.",
+    inputs={"pixel_values": "images"},
+    read_more=_read_classifier,
+    write_more=lambda ours: {**_write_classifier(ours), "num_stages": len(ours.get("widths", [0] * 4))},
+)
 
 
 #: architecture of config.json -> family
 VISION_FAMILIES: dict[str, Family] = {
+    "ConvNextForImageClassification": _CONVNEXT,
     "ResNetForImageClassification": _RESNET,
     "SwinForImageClassification": _swin("swin", "libai.models.Swin"),
     "Swinv2ForImageClassification": _swin("swinv2", "libai.models.SwinV2", pretrained_window_sizes=([0, 0, 0, 0],)),

@@ -1,0 +1,126 @@
+"""ConvNeXt: depthwise convolutions of 7 x 7 and networks of single positions (Liu et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+
+from libai.layers import DropPath
+from libai.models.blocks.init import fan_in_std, init_weights
+from libai.models.blocks.layer_scale import LayerScale, reset_layer_scales
+from libai.models.blocks.outputs import classification_outputs
+from libai.models.blocks.patches import check_image, check_patches, patches_of
+from libai.models.blocks.transformer import MLP_SPLIT, RESIDUAL_PROJECTIONS, MLPBlock, linear_rates
+from libai.utils.errors import UserError
+from libai.utils.sizes import check_sizes
+
+#: see `libai.models.text.gpt.GPT_PLAN`
+CONVNEXT_PLAN: dict[str, Any] = {
+    "split": {f"blocks.*.{name}": axis for name, axis in MLP_SPLIT.items()},
+    "blocks": "blocks",
+    "last": ["norm", "head", "labels"],
+}
+
+
+class ConvNeXtBlock(nn.Module):
+    """A depthwise convolution and a network of each position, with a shortcut around both."""
+
+    def __init__(self, width: int, layer_scale: float, drop_path: float, activation: str):
+        super().__init__()
+        self.convolution = nn.Conv2d(width, width, 7, padding=3, groups=width)
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = MLPBlock(width, 4 * width, activation)
+        self.scale = LayerScale(width, layer_scale)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """(batch, height, width, channels) to the same shape."""
+        branch = self.convolution(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return x + self.drop_path(self.scale(self.mlp(self.norm(branch))))
+
+
+class Downsampling(nn.Module):
+    """Four neighbours as one position: a strided convolution as one matrix product."""
+
+    def __init__(self, num_in: int, num_out: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(num_in, eps=1e-6)
+        self.projection = nn.Linear(4 * num_in, num_out)
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """(batch, height, width, num_in) to (batch, height / 2, width / 2, num_out)."""
+        batch, height, width, channels = x.shape
+        x = self.norm(x).reshape(batch, height // 2, 2, width // 2, 2, channels)
+        return self.projection(x.permute(0, 1, 3, 5, 2, 4).reshape(batch, height // 2, width // 2, 4 * channels))
+
+
+class ConvNeXt(nn.Module):
+    """A classifier of square images.
+
+    Args:
+        image_size, patch_size: pixels on a side; patches tile the image, and every stage halves the map exactly.
+        num_channels, num_classes: of the images and of the labels.
+        widths, blocks_per_stage: channels and number of blocks of each stage.
+        layer_scale: where the learned factors of the branches begin.
+        drop_path: rate of skipping the branch of the last block; it rises linearly from 0 in the first.
+        activation: of the blocks.
+        norm_eps: of the last norm.
+    """
+
+    plan = CONVNEXT_PLAN
+
+    def __init__(
+        self,
+        image_size: int = 224,
+        patch_size: int = 4,
+        num_channels: int = 3,
+        num_classes: int = 10,
+        widths: Sequence[int] = (96, 192, 384, 768),
+        blocks_per_stage: Sequence[int] = (3, 3, 9, 3),
+        layer_scale: float = 1e-6,
+        drop_path: float = 0.0,
+        activation: str = "gelu",
+        norm_eps: float = 1e-6,
+    ):
+        super().__init__()
+        check_sizes(image_size=image_size, patch_size=patch_size, num_channels=num_channels, num_classes=num_classes)
+        check_sizes(widths=widths, blocks_per_stage=blocks_per_stage)
+        check_patches(image_size, patch_size)
+        halvings = len(widths) - 1
+        if len(widths) != len(blocks_per_stage) or image_size // patch_size % 2**halvings:
+            raise UserError(
+                f"widths={list(widths)} and blocks_per_stage={list(blocks_per_stage)} must have one number for each "
+                f"stage, and image_size / patch_size={image_size // patch_size} must be a multiple of {2**halvings}, "
+                "because each stage but the first halves the map."
+            )
+        self.image_size, self.patch_size = image_size, patch_size
+        self.patch_embedding = nn.Linear(num_channels * patch_size**2, widths[0])
+        self.embedding_norm = nn.LayerNorm(widths[0], eps=1e-6)
+        rates = iter(linear_rates(drop_path, sum(blocks_per_stage)))
+        blocks: list[nn.Module] = []
+        for stage, (width, count) in enumerate(zip(widths, blocks_per_stage)):
+            if stage:
+                blocks.append(Downsampling(widths[stage - 1], width))
+            blocks += [ConvNeXtBlock(width, layer_scale, next(rates), activation) for _ in range(count)]
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(widths[-1], eps=norm_eps)
+        self.head = nn.Linear(widths[-1], num_classes)
+        init_weights(self, fan_in_std(sum(blocks_per_stage), RESIDUAL_PROJECTIONS))
+        reset_layer_scales(self)
+
+    def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
+        """`images` (batch, channels, image_size, image_size) float32, `labels` (batch,) int64."""
+        return classification_outputs(self.head(self.features(images)), labels, self.training)
+
+    def features(self, images: flow.Tensor) -> flow.Tensor:
+        """The average over the last map, (batch, channels of the last stage)."""
+        check_image(images, self.image_size, "ConvNeXt")
+        side = self.image_size // self.patch_size
+        x = self.embedding_norm(self.patch_embedding(patches_of(images, self.patch_size)))
+        x = x.reshape(x.shape[0], side, side, -1)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x.mean(dim=(1, 2)))

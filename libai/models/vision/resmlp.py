@@ -1,0 +1,108 @@
+"""ResMLP: linear layers over the patches and over the channels in turn, without attention (Touvron et al. 2021)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+
+from libai.layers import DropPath
+from libai.models.blocks.init import fan_in_std, init_weights
+from libai.models.blocks.layer_scale import LayerScale, reset_layer_scales
+from libai.models.blocks.outputs import classification_outputs
+from libai.models.blocks.patches import check_image, check_patches, patches_of
+from libai.models.blocks.transformer import MLP_SPLIT, RESIDUAL_PROJECTIONS, MLPBlock
+from libai.utils.sizes import check_rate, check_sizes
+
+#: see `libai.models.text.gpt.GPT_PLAN`
+RESMLP_PLAN: dict[str, Any] = {
+    "split": {f"blocks.*.{name}": axis for name, axis in MLP_SPLIT.items()},
+    "blocks": "blocks",
+    "last": ["norm", "head", "labels"],
+}
+
+
+class Affine(nn.Module):
+    """`x * weight + bias` for each channel: what stands in for a norm."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(flow.ones(width))
+        self.bias = nn.Parameter(flow.zeros(width))
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """`x` (…, width) to the same shape."""
+        return x * self.weight + self.bias
+
+
+class ResMLPBlock(nn.Module):
+    """A layer over the patches of each channel, then a network over the channels of each patch."""
+
+    def __init__(self, num_patches: int, width: int, inner_size: int, layer_scale: float, drop_path: float):
+        super().__init__()
+        self.patch_norm = Affine(width)
+        self.patches = nn.Linear(num_patches, num_patches)
+        self.patch_scale = LayerScale(width, layer_scale)
+        self.mlp_norm = Affine(width)
+        self.mlp = MLPBlock(width, inner_size)
+        self.mlp_scale = LayerScale(width, layer_scale)
+        self.patch_drop_path, self.mlp_drop_path = DropPath(drop_path), DropPath(drop_path)
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """`x` (batch, patches, width) to the same shape."""
+        mixed = self.patches(self.patch_norm(x).transpose(1, 2)).transpose(1, 2)
+        x = x + self.patch_drop_path(self.patch_scale(mixed))
+        return x + self.mlp_drop_path(self.mlp_scale(self.mlp(self.mlp_norm(x))))
+
+
+class ResMLP(nn.Module):
+    """A classifier of square images.
+
+    Args:
+        image_size, patch_size: pixels on a side; patches tile the image exactly.
+        num_channels, num_classes: of the images and of the labels.
+        hidden_size, num_layers, mlp_ratio: the size of the blocks.
+        layer_scale: where the learned factors of the branches begin.
+        drop_path: rate of skipping a branch, the same in all blocks.
+    """
+
+    plan = RESMLP_PLAN
+
+    def __init__(
+        self,
+        image_size: int = 224,
+        patch_size: int = 16,
+        num_channels: int = 3,
+        num_classes: int = 10,
+        hidden_size: int = 384,
+        num_layers: int = 12,
+        mlp_ratio: float = 4.0,
+        layer_scale: float = 1e-4,
+        drop_path: float = 0.0,
+    ):
+        super().__init__()
+        check_sizes(image_size=image_size, patch_size=patch_size, num_channels=num_channels, num_classes=num_classes)
+        check_sizes(hidden_size=hidden_size, num_layers=num_layers)
+        check_rate(mlp_ratio=mlp_ratio)
+        check_patches(image_size, patch_size)
+        self.image_size, self.patch_size = image_size, patch_size
+        self.patch_embedding = nn.Linear(num_channels * patch_size**2, hidden_size)
+        sizes = ((image_size // patch_size) ** 2, hidden_size, int(hidden_size * mlp_ratio), layer_scale, drop_path)
+        self.blocks = nn.ModuleList([ResMLPBlock(*sizes) for _ in range(num_layers)])
+        self.norm = Affine(hidden_size)
+        self.head = nn.Linear(hidden_size, num_classes)
+        init_weights(self, fan_in_std(num_layers, RESIDUAL_PROJECTIONS))
+        reset_layer_scales(self)
+
+    def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
+        """`images` (batch, channels, image_size, image_size) float32, `labels` (batch,) int64."""
+        return classification_outputs(self.head(self.features(images)), labels, self.training)
+
+    def features(self, images: flow.Tensor) -> flow.Tensor:
+        """The average over the patches, (batch, hidden_size)."""
+        check_image(images, self.image_size, "ResMLP")
+        x = self.patch_embedding(patches_of(images, self.patch_size))
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x).mean(dim=1)

@@ -21,7 +21,7 @@ from libai.engine.hooks import CallbackHook
 from libai.engine.trainer.batch_scope import BatchScope
 from libai.evaluation import ClassificationEvaluator
 from libai.layers import add_lora
-from libai.models import BERT, GPT, MLP, ConvNeXt, ResMLP, ResNet, Swin, SwinV2, ViT
+from libai.models import BERT, GPT, MLP, T5, ConvNeXt, Llama, ResMLP, ResNet, Swin, SwinV2, ViT
 from libai.parallel import GlobalLayout, Mesh, ParallelPlan, full_tensor, layout, parallelize
 
 TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
@@ -78,6 +78,17 @@ FAMILIES = {
 }
 
 
+_ROBERTA = {"is_post_norm": True, "num_token_types": 1, "padding_token": 0}
+_T5 = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "inner_size": 24, "is_gated": True}
+TEXT = {
+    "gpt": FAMILIES["gpt"],
+    "llama": Case(adamw, partial(Llama, mm.VOCAB, mm.LENGTH, 16, 2, 4, 24, 2), mm.bert_batches, max_norm=CLIPPED),
+    "bert": FAMILIES["bert"],
+    "roberta": Case(adamw, partial(BERT, mm.VOCAB, mm.LENGTH, 16, 2, 2, **_ROBERTA), mm.bert_batches, max_norm=CLIPPED),
+    "t5": Case(adamw, partial(T5, mm.VOCAB, mm.LENGTH, **_T5), mm.bert_batches, max_norm=CLIPPED),
+}
+
+
 @dataclass(frozen=True)
 class Planned:
     """A case on a mesh. `as_global`: eager data parallel over global tensors instead of DDP. `split`: instead of
@@ -95,20 +106,35 @@ class Planned:
     as_global: bool = False
     evaluates: bool = False
     iterations: int = mm.ITERATIONS
+    zero_stage: int = 0
     fault: Callable[[], AbstractContextManager[Any]] = nullcontext
     is_control: bool = False
 
     @property
     def row_name(self) -> str:
         """`1x2x1 eager plain`, unique."""
-        suffix = " global" if self.as_global else ""
+        suffix = " global" if self.as_global else " zero" if self.zero_stage else ""
         steps = f" accumulation {self.case.accumulation}" if self.case.accumulation > 1 else ""
         return f"{'x'.join(map(str, self.mesh))} {self.mode}{suffix} {self.name}{' last' if self.last else ''}{steps}"
 
 
-def planned(world: int, is_quick: bool = False) -> Iterator[Planned]:
-    """Everything for a job of `world` ranks, the same on every rank; `is_quick`: what the default test run takes."""
-    yield from _quick_on_four() if is_quick else {2: _on_two, 4: _on_four, 8: _on_eight}[world]()
+def planned(world: int, part: str = "") -> Iterator[Planned]:
+    """Everything for a job of `world` ranks, the same on every rank, or a part: "quick", which the default test run
+    takes, or a model of text."""
+    if part in TEXT:
+        yield from _text_model(part)
+    else:
+        yield from _quick_on_four() if part == "quick" else {2: _on_two, 4: _on_four, 8: _on_eight}[world]()
+
+
+def _text_model(name: str) -> Iterator[Planned]:
+    """On every mesh of two ranks, in both modes."""
+    for mode in TRAINERS:
+        planned = partial(Planned, name, mode=mode, iterations=3)
+        yield planned(TEXT[name], mesh=(2, 1, 1))
+        yield planned(TEXT[name], mesh=(2, 1, 1), zero_stage=2)
+        yield planned(TEXT[name], mesh=(1, 2, 1))
+        yield planned(replace(TEXT[name], accumulation=2), mesh=(1, 1, 2))
 
 
 def _quick_on_four() -> Iterator[Planned]:
@@ -270,6 +296,7 @@ def build_trainer(plan: Planned, loader: Any = None, **options: Any) -> Any:
         num_accumulation_steps=case.accumulation,
         max_grad_norm=case.max_norm,
         seed=case.seed,
+        zero_stage=plan.zero_stage,
         **options,
     )
 

@@ -1,6 +1,6 @@
 """Trains the mesh cases on the ranks of one job and writes how far each is from the plain loop of a single process.
 
-    python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/mesh_ranks.py RESULT.json [quick | NAME PREFIX …]
+    python -m oneflow.distributed.launch --nproc_per_node 2 mesh_ranks.py RESULT.json [quick | MODEL | PREFIX …]
 
 Every rank runs the plain loop on local tensors by itself, so a rank that has drifted from the others is seen too.
 """
@@ -21,13 +21,13 @@ def main(target: str, prefixes: list[str]) -> None:
     import time
 
     import numpy as np
-    from mesh_cases import compare_evaluation, expected_of, planned, trained, without_noise
+    from mesh_cases import TEXT, compare_evaluation, expected_of, planned, trained, without_noise
     from parity_cases import compare
 
     rows = []
-    is_quick = prefixes == ["quick"]
-    for plan in planned(get_world_size(), is_quick):
-        if prefixes and not is_quick and not plan.row_name.startswith(tuple(prefixes)):
+    part = prefixes.pop() if prefixes and prefixes[0] in ("quick", *TEXT) else ""
+    for plan in planned(get_world_size(), part):
+        if prefixes and not plan.row_name.startswith(tuple(prefixes)):
             continue
         start = time.perf_counter()
         with plan.fault():

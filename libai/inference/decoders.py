@@ -37,11 +37,20 @@ class Decoder:
     """Rows of tokens and their next token's scores, (batch, vocabulary) float32.
 
     `start(tokens, is_token)`, each (batch, length), begins rows; `append(tokens)`, (batch,), adds one token to each.
-    `select(rows)` goes on from other rows, as beams do. This one computes every token again each time.
+    `select(rows)` continues from other rows, as beams do. This one computes every token again each time.
+
+    `encode(tokens, is_token)` comes first for a model with an encoder: the rows attend to what it reads. Rows that take
+    the place of others then have their text.
     """
 
     def __init__(self, model: Any, layout: Layout):
         self.model, self._layout = model, layout
+        self._context: list[np.ndarray] = []
+
+    def encode(self, tokens: np.ndarray, is_token: np.ndarray) -> None:
+        """The text of every row, each (batch, length)."""
+        with flow.no_grad():
+            self._context = self._run(self.model.keys_values, tokens, is_token.astype(np.int64))
 
     def start(self, tokens: np.ndarray, is_token: np.ndarray, capacity: int) -> np.ndarray:
         """`capacity`: the longest that a row will become."""
@@ -60,7 +69,7 @@ class Decoder:
 
     def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
         self._tokens = tokens
-        return self._run(partial(_scores, self.model, None), tokens, self._positions(), self._mask())[0]
+        return self._run(partial(_scores, self.model, None), tokens, self._positions(), self._mask(), *self._context)[0]
 
     def _compute_token(self, tokens: np.ndarray) -> np.ndarray:
         return self._compute_prompt(np.concatenate([self._tokens, tokens], axis=1))
@@ -89,7 +98,7 @@ class CachedDecoder(Decoder):
     """Computes new tokens only; keys and values of the others are kept."""
 
     def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
-        self._caches: list[KeyValues] = [KeyValues() for _ in self.model.blocks]
+        self._caches: list[KeyValues] = _no_keys_values(self.model)
         return self._compute(tokens, self._positions(), self._mask())
 
     def _compute_token(self, tokens: np.ndarray) -> np.ndarray:
@@ -97,7 +106,7 @@ class CachedDecoder(Decoder):
         return self._compute(tokens, self._positions()[:, -1:], self._mask()[:, :, -1:])
 
     def _compute(self, tokens: np.ndarray, *others: np.ndarray) -> np.ndarray:
-        return self._run(partial(_scores, self.model, self._caches), tokens, *others)[0]
+        return self._run(partial(_scores, self.model, self._caches), tokens, *others, *self._context)[0]
 
     def _select(self, rows: np.ndarray) -> None:
         index = self._layout.replicate(flow.from_numpy(rows), stage=0)
@@ -114,11 +123,11 @@ class GraphDecoder(Decoder):
         self._graphs: dict[tuple[int, ...], tuple[_Prompt, _Token]] = {}
 
     def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
-        shape = (*tokens.shape, self._capacity)
+        shape = (*tokens.shape, self._capacity, *(size for array in self._context for size in array.shape))
         if shape not in self._graphs:
             self._graphs = {shape: (_Prompt(self.model), _Token(self.model))}
         self._prompt, self._token = self._graphs[shape]
-        scores, new = self._run(self._prompt, tokens, self._positions(), self._mask())
+        scores, new = self._run(self._prompt, tokens, self._positions(), self._mask(), *self._context)
         self._past = np.zeros((*new.shape[:3], self._capacity, new.shape[4]), np.float32)
         return self._keep(scores, new)
 
@@ -127,7 +136,8 @@ class GraphDecoder(Decoder):
         is_seen[:, : self._length] = self._is_token[:, :-1]
         is_seen[:, -1] = True
         mask = np.where(is_seen, np.float32(0.0), _HIDDEN)[:, None, None]
-        return self._keep(*self._run(self._token, tokens, self._positions()[:, -1:], mask, self._past))
+        given = (tokens, self._positions()[:, -1:], mask, self._past, *self._context)
+        return self._keep(*self._run(self._token, *given))
 
     def _keep(self, scores: np.ndarray, new: np.ndarray) -> np.ndarray:
         self._length = self._is_token.shape[1]
@@ -143,18 +153,25 @@ class _Prompt(CompiledGraph):
         super().__init__()
         self.model = model
 
-    def build(self, tokens: flow.Tensor, positions: flow.Tensor, mask: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
+    def build(
+        self, tokens: flow.Tensor, positions: flow.Tensor, mask: flow.Tensor, *context: flow.Tensor
+    ) -> tuple[flow.Tensor, flow.Tensor]:
         """Scores, and the keys and values of all layers, (2 * layers, batch, heads, length, head size)."""
-        return _with_new(self.model, [KeyValues() for _ in self.model.blocks], tokens, positions, mask)
+        return _with_new(self.model, _no_keys_values(self.model), tokens, positions, mask, *context)
 
 
 class _Token(_Prompt):
-    def build(  # type: ignore[override]
-        self, tokens: flow.Tensor, positions: flow.Tensor, mask: flow.Tensor, past: flow.Tensor
+    def build(
+        self, tokens: flow.Tensor, positions: flow.Tensor, mask: flow.Tensor, past: flow.Tensor, *context: flow.Tensor
     ) -> tuple[flow.Tensor, flow.Tensor]:
         """As `_Prompt`; `past` has its layout, filled from the left."""
         caches = [KeyValues((past[i], past[i + 1])) for i in range(0, past.shape[0], 2)]
-        return _with_new(self.model, caches, tokens, positions, mask)
+        return _with_new(self.model, caches, tokens, positions, mask, *context)
+
+
+def _no_keys_values(model: Any) -> list[KeyValues]:
+    """Of the blocks of a decoder, which are not all where there is an encoder."""
+    return [KeyValues() for _ in range(getattr(model, "num_decoder_layers", len(model.blocks)))]
 
 
 def _with_new(model: Any, caches: Sequence[KeyValues], *inputs: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
@@ -163,8 +180,13 @@ def _with_new(model: Any, caches: Sequence[KeyValues], *inputs: flow.Tensor) -> 
 
 
 def _scores(
-    model: Any, caches: Sequence[KeyValues] | None, tokens: flow.Tensor, positions: flow.Tensor, mask: flow.Tensor
+    model: Any,
+    caches: Sequence[KeyValues] | None,
+    tokens: flow.Tensor,
+    positions: flow.Tensor,
+    mask: flow.Tensor,
+    *context: flow.Tensor,
 ) -> flow.Tensor:
     with flow.no_grad():
-        features = model.features(tokens, positions=positions, mask=mask, caches=caches)
+        features = model.features(tokens, positions, mask, caches, *context)
         return model.logits(features[:, -1])

@@ -51,7 +51,7 @@ class GenerationOptions:
 
 
 class Generator:
-    """Continues prompts with a causal language model (`GPT`, `Llama`), put into eval mode.
+    """Continues prompts with a causal language model (`GPT`, `Llama`), or answers them with `T5`, put into eval mode.
 
     Args:
         is_graph: compile the steps. Each shape (number of prompts, longest prompt, length) is compiled once.
@@ -67,6 +67,9 @@ class Generator:
             model.eval(), layout or LocalLayout(Mesh(device=next(model.parameters()).device.type))
         )
         self._max_length = model.max_seq_length
+        #: of a model with an encoder, which reads the prompts; the decoder then begins with one token
+        self._max_target_length: int | None = getattr(model, "max_target_length", None)
+        self._start_token: int = getattr(model, "start_token", 0)
 
     def generate(self, prompts: Sequence[Sequence[int]], options: GenerationOptions | None = None) -> list[list[int]]:
         """The new tokens of each prompt. Prompts may differ in length; what is generated does not depend on that."""
@@ -101,7 +104,8 @@ class Generator:
         longest = max(map(len, prompts), default=0)
         if not all(map(len, prompts)) or not longest:
             raise UserError("a prompt has no token, so there is nothing to continue. Begin it with one.")
-        if longest + options.max_new_tokens > self._max_length:
+        with_prompt = longest + options.max_new_tokens if self._max_target_length is None else longest
+        if with_prompt > self._max_length:
             raise UserError(
                 f"a prompt of {longest} tokens and max_new_tokens={options.max_new_tokens} are more than the model's "
                 f"{self._max_length} positions. Shorten one of them."
@@ -111,7 +115,16 @@ class Generator:
         for row, prompt in enumerate(prompts):
             tokens[row, longest - len(prompt) :] = prompt
             is_token[row, longest - len(prompt) :] = True
-        return self._decoder.start(tokens, is_token, longest + options.max_new_tokens)
+        if self._max_target_length is None:
+            return self._decoder.start(tokens, is_token, with_prompt)
+        if options.max_new_tokens >= self._max_target_length:
+            raise UserError(
+                f"max_new_tokens={options.max_new_tokens} and a start token are more than the model's "
+                f"max_target_length={self._max_target_length}. Lower it."
+            )
+        self._decoder.encode(tokens, is_token)
+        first = np.full((len(prompts), 1), self._start_token)
+        return self._decoder.start(first, np.ones_like(first, bool), 1 + options.max_new_tokens)
 
     def _search(self, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> list[list[int]]:
         """Beam search: all prompts at once, each in `num_beams` rows."""

@@ -10,7 +10,7 @@ import oneflow as flow
 import pytest
 
 from libai.inference import GenerationOptions, Generator
-from libai.models import GPT, Llama
+from libai.models import GPT, T5, Llama
 from libai.utils.errors import UserError
 
 VOCABULARY, LONGEST = 23, 32
@@ -18,6 +18,7 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [3, 5, 8, 9]]
 MODELS = {
     "gpt": lambda: GPT(VOCABULARY, LONGEST, 24, 2, 4),
     "llama": lambda: Llama(VOCABULARY, LONGEST, 24, 2, 6, 40, num_kv_heads=2),
+    "t5": lambda: T5(VOCABULARY, LONGEST, 2, 14, False, hidden_size=24, num_layers=1, num_heads=3, num_buckets=8),
 }
 
 
@@ -36,10 +37,16 @@ def model(request: pytest.FixtureRequest) -> Any:
     return build(request.param)
 
 
-def log_probs(model: Any, rows: list[list[int]]) -> np.ndarray:
-    """Of the token behind each of the rows, which have one length, by the forward pass that training uses."""
+def log_probs(model: Any, prompt: list[int], rows: list[list[int]]) -> np.ndarray:
+    """Of the token behind the prompt and each of the rows, which have one length, by the forward pass of training."""
+    count = len(rows)
+    if isinstance(model, T5):
+        inputs = {"input_ids": [prompt] * count, "decoder_input_ids": [[0, *row] for row in rows]}
+    else:
+        inputs = {"input_ids": [[*prompt, *row] for row in rows]}
     with flow.no_grad():
-        scores = model(flow.tensor(rows))["logits"][:, -1].numpy().astype(np.float64)
+        logits = model(**{name: flow.tensor(array) for name, array in inputs.items()})["logits"]
+    scores = logits[:, -1].numpy().astype(np.float64)
     return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
 
 
@@ -48,10 +55,10 @@ def greedy(model: Any) -> list[list[int]]:
     """The likeliest tokens behind each prompt, one forward pass after the other."""
     found = []
     for prompt in PROMPTS:
-        tokens = list(prompt)
+        tokens: list[int] = []
         for _ in range(12):
-            tokens.append(int(log_probs(model, [tokens])[0].argmax()))
-        found.append(tokens[len(prompt) :])
+            tokens.append(int(log_probs(model, prompt, [tokens])[0].argmax()))
+        found.append(tokens)
     return found
 
 
@@ -88,7 +95,7 @@ def test_draws_have_the_probabilities_of_the_model() -> None:
     model, prompt = build("gpt"), PROMPTS[0]
     options = GenerationOptions(1, temperature=2.0, top_k=4, top_p=0.9, seed=3)
     drawn = [row[0] for row in Generator(model).generate([prompt] * 4000, options)]
-    exact = np.exp(log_probs(model, [prompt])[0] / 2.0)
+    exact = np.exp(log_probs(model, prompt, [[]])[0] / 2.0)
     order = np.argsort(-exact)[:4]
     kept = exact[order] / exact[order].sum()
     kept[np.cumsum(kept) - kept >= 0.9] = 0.0
@@ -97,11 +104,12 @@ def test_draws_have_the_probabilities_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("how", [{"uses_cache": False}, {}, {"is_graph": True}], ids=["uncached", "cached", "graph"])
-def test_enough_beams_find_the_likeliest_continuation(how: dict[str, bool]) -> None:
-    model = build("llama")
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_enough_beams_find_the_likeliest_continuation(name: str, how: dict[str, bool]) -> None:
+    model = build(name)
     found = Generator(model, **how).generate(PROMPTS, GenerationOptions(2, num_beams=VOCABULARY))
     for prompt, tokens in zip(PROMPTS, found):
-        pairs = log_probs(model, [prompt])[0][:, None] + log_probs(model, [[*prompt, i] for i in range(VOCABULARY)])
+        pairs = log_probs(model, prompt, [[]])[0][:, None] + log_probs(model, prompt, [[i] for i in range(VOCABULARY)])
         assert tuple(tokens) == np.unravel_index(pairs.argmax(), pairs.shape)
 
 
@@ -129,7 +137,9 @@ def test_impossible_options_are_refused(options: dict[str, Any], message: str) -
 
 
 def test_prompts_that_do_not_fit_are_refused(model: Any) -> None:
-    with pytest.raises(UserError, match="a prompt of 7 tokens and max_new_tokens=26 are more than the model's 32"):
+    is_answer = isinstance(model, T5)
+    message = "max_new_tokens=26.*max_target_length=14" if is_answer else "7 tokens and max_new_tokens=26.*model's 32"
+    with pytest.raises(UserError, match=message):
         Generator(model).generate(PROMPTS, GenerationOptions(26))
     with pytest.raises(UserError, match="a prompt has no token"):
         Generator(model).generate([[1], []])

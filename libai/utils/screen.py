@@ -43,7 +43,7 @@ def fold(text: str, width: int | None) -> str:
 def _fold_line(line: str, width: int) -> str:
     found = _FIRST_COLUMN.match(line)
     first = found.group() if found else ""
-    indent = len(first) if first.strip() and len(first) <= width // 2 else len(line) - len(line.lstrip()) + 2
+    indent = len(first) if first.strip() and len(first) <= width * 2 // 3 else len(line) - len(line.lstrip()) + 2
     if line.count("  ", len(first)) > 1:  # `name value  name value`: a name stays with its value
         line = re.sub(r"(?<=[^ ,;]) (?=[^ ])", "\xa0", line)
     wrapped = textwrap.fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)

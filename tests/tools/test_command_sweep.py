@@ -73,7 +73,7 @@ def test_runs_that_ended_otherwise_are_named(tmp_path, monkeypatch, capsys):
     words = ["mlp_digits", "train.seed=1,2", "-o", str(tmp_path)]
     assert sweep.run(words) == 1
     said = capsys.readouterr().out.splitlines()
-    assert said[:2] == ["exit code 0: train.seed=1", "exit code 1: train.seed=2"]
+    assert said[:2] == ["finished: train.seed=1", "failed (1): train.seed=2"]
     assert [re.split(" {2,}", line) for line in said[2:6:2]] == [
         ["train.seed", "status", "train/loss"],
         ["1", "finished", "0.5"],

@@ -78,8 +78,10 @@ def test_an_error_that_explains_itself_is_not_repeated_and_a_traceback_gets_its_
     assert launch_report.describe_failure(alone, note(0, 1.0), 1) is None
     line = launch_report.describe_failure([*alone, ended(1, 1, 2.0)], note(0, 1.0), 1)
     assert line == "launch: rank 0 failed first, with the error above and exit code 1; the other ranks were ended."
-    line = launch_report.describe_failure(alone, note(0, 1.0, said="Traceback …"), 1)
-    assert line == "launch: rank 0 failed first: reason 0, exit code 1."
+    traceback = note(0, 1.0, said="Traceback …")
+    assert launch_report.describe_failure(alone, traceback, 1) is None, "the rank and its error are told above"
+    line = launch_report.describe_failure([*alone, ended(1, 1, 2.0)], traceback, 1)
+    assert line == "launch: rank 0 failed first: reason 0, exit code 1; the other ranks were ended."
 
 
 def test_the_last_error_of_every_rank_is_kept(tmp_path):

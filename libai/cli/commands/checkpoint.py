@@ -87,7 +87,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     """Iteration, state and every tensor's dtype, shape and size; `--stats` reads the data too."""
-    loaded = checkpoint.load(checkpoint.resolve(args.path))
+    loaded = checkpoint.load(checkpoint.resolve(_of_run(args.path)))
     groups = {
         name: {tensor: _describe(group, tensor, args.stats) for tensor in group}
         for name, group in loaded.tensors.items()
@@ -122,7 +122,9 @@ def _describe(group: checkpoint.TensorGroup, name: str, with_stats: bool) -> dic
 def _diff(args: argparse.Namespace) -> int:
     """What differs between two checkpoints: tensors by largest difference, state by key."""
     differences = checkpoint.diff(
-        checkpoint.load(checkpoint.resolve(args.a)), checkpoint.load(checkpoint.resolve(args.b)), args.tolerance
+        checkpoint.load(checkpoint.resolve(_of_run(args.a))),
+        checkpoint.load(checkpoint.resolve(_of_run(args.b))),
+        args.tolerance,
     )
     if args.json:
         print(json.dumps(differences, indent=1))
@@ -133,7 +135,7 @@ def _diff(args: argparse.Namespace) -> int:
 
 def _convert(args: argparse.Namespace) -> int:
     """Write a copy: one safetensors file of the weights, or a checkpoint in another folder."""
-    source = checkpoint.load(checkpoint.resolve(args.source))
+    source = checkpoint.load(checkpoint.resolve(_of_run(args.source)))
     shard_bytes = 2**62 if args.merge else int(args.shard_mb * 1e6)
     written = checkpoint.convert(source, args.target, dtype=args.dtype, drop=args.drop, shard_bytes=shard_bytes)
     print(json.dumps({"written": str(written)}) if args.json else f"wrote {written}")
@@ -156,7 +158,13 @@ def _prune(args: argparse.Namespace) -> int:
 def _existing(path: str) -> Path:
     if not Path(path).is_dir():
         raise UserError(f"{path} is not a folder. Give one such as out/gpt/checkpoints.")
-    return Path(path)
+    return _of_run(path)
+
+
+def _of_run(path: str) -> Path:
+    """`path`, or the checkpoints of the run whose output folder it is."""
+    inside = Path(path) / "checkpoints"
+    return inside if inside.is_dir() else Path(path)
 
 
 def build_parser() -> Parser:
@@ -171,13 +179,15 @@ def build_parser() -> Parser:
         return sub
 
     ls = command("ls", _list)
-    ls.add_argument("root", help="folder of checkpoints")
+    ls.add_argument("root", help="folder of checkpoints, or of a run")
     ls.add_argument("--deep", action="store_true", help="compare the digests of all data, as verify does")
     verify = command("verify", _verify)
-    verify.add_argument("paths", nargs="+", help="checkpoints, or folders of them")
+    verify.add_argument("paths", nargs="+", help="checkpoints, or folders of them or of runs")
     verify.add_argument("--shallow", action="store_true", help="manifest, state, headers and sizes only")
     show = command("show", _show)
-    show.add_argument("path", help="a checkpoint, a folder of them (the newest), FOLDER/best or FOLDER/last")
+    show.add_argument(
+        "path", help="a checkpoint, a folder of them or of a run (the newest), FOLDER/best or FOLDER/last"
+    )
     show.add_argument("--stats", action="store_true", help="also minimum, mean and maximum of every tensor")
     compare = command("diff", _diff)
     compare.add_argument("a")
@@ -193,7 +203,7 @@ def build_parser() -> Parser:
     conversion.add_argument("--merge", action="store_true", help="one file per group")
     conversion.add_argument("--shard-mb", type=float, default=256.0, help="size of a shard (default 256)")
     pruning = command("prune", _prune)
-    pruning.add_argument("root", help="folder of checkpoints")
+    pruning.add_argument("root", help="folder of checkpoints, or of a run")
     pruning.add_argument("--max-to-keep", type=int, required=True, help="newest checkpoints that stay")
     pruning.add_argument("--keep-every", type=int, help="iterations divisible by this stay too")
     pruning.add_argument("--protect", action="append", default=[], metavar="NAME", help="a checkpoint that stays")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from libai.engine.log.writers import LogRecord, Writer
@@ -18,7 +19,7 @@ logger = logging.getLogger("libai.engine")
 
 #: what a line for a narrow terminal leaves out, in this order, until it fits; the bar, `log.txt` and `metrics.jsonl`
 #: have all of it
-_LEFT_OUT = ("mem", "data", "step", "rate", "grad", "own", "eta", "lr")
+_LEFT_OUT = ("mem", "data", "step", "rate", "grad", "eta", "own", "lr")
 #: what the bar says a process is at, by phase of `libai.utils.rank_notes`
 _AT = {"compile": "compiling", "evaluate": "evaluating", "save": "saving", "load": "loading", "build": "building"}
 #: a frame of the bar takes about a millisecond of the interpreter
@@ -39,6 +40,7 @@ class ConsoleWriter(Writer):
         self._wants_bar = sys.stdout.isatty() and not is_quiet() if progress_bar is None else progress_bar
         self._max_iter = max_iter
         self._bar: Any = None
+        self._left_out: set[str] = set()
 
     def begin(self, start_iter: int = 0) -> None:
         """See `Writer.begin`."""
@@ -48,7 +50,8 @@ class ConsoleWriter(Writer):
     def write(self, record: LogRecord) -> None:
         """See `Writer.write`."""
         if record.kind == "train" and any(tag.startswith("train/") for tag in record.scalars):
-            logger.info("%s", format_train_line(record), extra={"at_width": lambda w: format_train_line(record, w)})
+            short = partial(format_train_line, record, left_out=self._left_out)
+            logger.info("%s", format_train_line(record), extra={"at_width": short})
             fields = _train_fields(record)
             numbers = [fields[name] for name in ("loss", "rate", "eta") if name in fields]
             self._show_bar(record.max_iter, logged=record.iter, numbers="  ".join(numbers))
@@ -111,16 +114,18 @@ def _build_bar(max_iter: int) -> Any:
     return bar
 
 
-def format_train_line(record: LogRecord, width: int | None = None) -> str:
+def format_train_line(record: LogRecord, width: int | None = None, left_out: set[str] | None = None) -> str:
     """`iter     20/200  epoch 0.40  loss 4.8249  lr 6.00e-04  4,812 tok/s  213.1 ms/step  data 0.4%  eta 0:00:22`.
 
-    What a record does not hold is left out, and with `width` what does not fit. `eta` counts the remaining iterations
-    at the present time per iteration.
+    What a record does not hold is left out, and with `width` what does not fit: it is added to `left_out`, whose fields
+    the next line leaves out as well. `eta` counts the remaining iterations at the present time per iteration.
     """
     fields = {"iter": f"iter {record.iter:>6}/{record.max_iter}", **_train_fields(record)}
+    left_out = set() if left_out is None else left_out
     for kind in _LEFT_OUT if width else ():
         for name in [name for name in reversed(fields) if name.partition(" ")[0] == kind]:
-            if len("  ".join(fields.values())) > (width or 0):
+            if name in left_out or len("  ".join(fields.values())) > (width or 0):
+                left_out.add(name)
                 del fields[name]
     return "  ".join(fields.values())
 

@@ -59,6 +59,7 @@ def _draw(runs: Mapping[str, Curves], tags: Sequence[str], kind: str) -> bytes:
                 if tag in curves:
                     axis.plot(*curves[tag], label=name, marker="." if len(curves[tag][0]) < 30 else None)
             axis.set(xlabel="iteration", ylabel=tag)
+            axis.xaxis.get_major_locator().set_params(integer=True)
             axis.grid(alpha=0.3)
             if len(runs) > 1:
                 axis.legend()

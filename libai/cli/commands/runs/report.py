@@ -16,7 +16,8 @@ from libai.utils.errors import UserError
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}
 body{color:#222;background:#fff}
 table{border-collapse:collapse}td,th{text-align:left;padding:.15em 1.5em .15em 0;border-bottom:1px solid #ddd}
-td{overflow-wrap:anywhere}pre{background:#f5f5f5;padding:1em;overflow:auto}svg{max-width:100%;height:auto}"""
+td,th{overflow-wrap:anywhere}pre{background:#f5f5f5;padding:1em;overflow:auto}svg{max-width:100%;height:auto}
+@media(max-width:40em){td,th{display:block;padding:.1em 0}th{border:0}}"""
 #: beside the losses and the evaluations
 _MORE_CURVES = ("train/lr", "train/grad_norm")
 
@@ -49,7 +50,7 @@ def build_parser() -> Parser:
 def page_of(record: Record, tags: Sequence[str] | None = None) -> str:
     """The page as HTML."""
     name = escape(record.path.resolve().name)
-    drawn = tags or [tag for tag in record.curves if _is_shown(tag)]
+    drawn = tags or [tag for tag, (iterations, _) in record.curves.items() if _is_shown(tag) and len(iterations) > 1]
     if unknown := [tag for tag in drawn if tag not in record.curves]:
         raise UserError(f"--tag {unknown[0]}: the run has no such metric. There are {', '.join(record.curves)}.")
     results = {"status": record.status, **{tag: show(value) for tag, value in record.final_metrics.items()}}
@@ -62,7 +63,8 @@ def page_of(record: Record, tags: Sequence[str] | None = None) -> str:
         _table("Settings", ((key, show(value)) for key, value in record.settings.items())),
         _table("Environment", ((key, show(value)) for key, value in record.facts.items())),
     ]
-    head = f'<meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style>'
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{name}</title>'
+    head += f"<style>{_STYLE}</style>"
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
 
 

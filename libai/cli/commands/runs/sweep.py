@@ -192,7 +192,8 @@ def train_all(config: str, trials: Sequence[Trial], num_jobs: int, processes: st
             try:
                 codes = [pool.submit(jobs.train, config, trial, processes) for trial in waiting]
                 for trial, code in zip(waiting, codes):
-                    print(f"exit code {code.result()}: {trial.folder.name}", flush=True)
+                    end = f"failed ({code.result()})" if code.result() else "finished"
+                    print(f"{end}: {trial.folder.name}", flush=True)
             except BaseException:
                 jobs.stop()
                 raise

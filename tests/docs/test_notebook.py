@@ -1,0 +1,38 @@
+"""docs/notebook.ipynb: its code runs from top to bottom, and the site shows it with the outputs that it holds."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from importlib.util import find_spec
+
+import jobs
+import pytest
+
+sys.path.insert(0, str(jobs.ROOT / "tools"))
+import docs_site
+
+TEXT = (jobs.ROOT / "docs/notebook.ipynb").read_text()
+CODE = ["".join(cell["source"]) for cell in json.loads(TEXT)["cells"] if cell["cell_type"] == "code"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="no matplotlib in this environment")
+def test_the_cells_run(tmp_path):
+    last = "\nprint('logged', len(rows), 'result', result.iterations, len(figure.axes))"
+    command = [sys.executable, "-c", "\n".join(CODE) + last]
+    done = jobs.run(command, cwd=tmp_path, timeout=240, MPLBACKEND="Agg", PYTHONPATH=str(jobs.ROOT))
+    assert done.returncode == 0, done
+    said = done.stdout
+    assert float(re.search(r"([\d.]+)% of 359 digits are right", said)[1]) > 85
+    assert float(re.search(r"tensor\(\[\[([\d.]+)\]\]", said)[1]) == pytest.approx(4, abs=0.05), "3 x + 1 at 1"
+    assert "logged 6 result 300 8" in said
+    assert "\r" not in said and "\x1b" not in said, "clean lines"
+
+
+def test_the_site_shows_code_and_outputs():
+    page = docs_site.notebook_markdown(TEXT)
+    assert all(f"```python\n{code}\n```" in page for code in CODE)
+    assert page.count("](data:image/png;base64,") == 2
+    assert "iter    300/300" in page and "digits are right\n```" in page

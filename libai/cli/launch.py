@@ -48,7 +48,7 @@ PROCS = processes on this machine; auto measures which number is fastest\
 # What grpc must not reach through a proxy: every numeric address, since it compares the ends of names.
 NO_GRPC_PROXY = "0,1,2,3,4,5,6,7,8,9,localhost"
 # With these the training program writes nothing into the output folder.
-WRITES_NOTHING = {"--print-config", "--support", "--dry-run", "--eval-only"}
+WRITES_NOTHING = {"--print-config", "--support", "--dry-run", "--eval-only", "--find-lr"}
 
 
 def run_preflight(job: Job, tells: bool = True) -> dict[str, Any]:

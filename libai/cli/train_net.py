@@ -65,10 +65,15 @@ def main() -> int:
     from libai.engine import Run, default_setup
 
     import_seconds = seconds_since_process_start()
-    config = default_setup(config, args.overrides, trains=not (args.dry_run or args.eval_only), quiet=args.quiet)
+    trains = not (args.dry_run or args.eval_only or args.find_lr)
+    config = default_setup(config, args.overrides, trains=trains, quiet=args.quiet)
     run = Run(config, resume=args.resume or config.train.resume, reset=args.reset, import_seconds=import_seconds)
     if args.dry_run:
         run.dry_run()
+    elif args.find_lr:
+        from libai.engine.run.find_lr import find_lr_of_run
+
+        find_lr_of_run(run, args.find_lr)
     elif args.eval_only:
         run.report_evaluation()
     else:

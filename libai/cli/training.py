@@ -21,7 +21,7 @@ def train(arguments: Sequence[str]) -> int:
     """Train a config: a file, or the name of a shipped one."""
     processes, words = _parse(arguments, f"train {_WORDS}", train.__doc__)
     config = _take_name(words, "no config is named. `libai configs` lists the shipped ones.")
-    return _start(config, processes, words)
+    return start(config, processes, words)
 
 
 def evaluate(arguments: Sequence[str]) -> int:
@@ -30,7 +30,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     name = _take_name(words, "nothing is named. Give the output folder of a run, or a config.")
     if Path(name).is_dir():
         return _continue(Path(name), processes, [*words, "--eval-only"])
-    return _start(name, processes, [*words, "--eval-only"])
+    return start(name, processes, [*words, "--eval-only"])
 
 
 def resume(arguments: Sequence[str]) -> int:
@@ -46,10 +46,10 @@ def _continue(folder: Path, processes: str | None, words: Sequence[str]) -> int:
     if not config.is_file():
         raise UserError(f"{folder} holds no run: there is no config.yaml in it. Give the output folder of a training.")
     words = [f"train.output_dir={folder}", "--resume", *words]
-    return _start(str(config), processes, words, default_processes=_processes_of(folder))
+    return start(str(config), processes, words, default_processes=_processes_of(folder))
 
 
-def _start(config: str, processes: str | None, words: Sequence[str], default_processes: str = "1") -> int:
+def start(config: str, processes: str | None, words: Sequence[str], default_processes: str = "1") -> int:
     """Train on the processes of this machine, or as the one process that another launcher has started here."""
     place = external.find_place(os.environ)
     if place is None:

@@ -19,6 +19,7 @@ from libai.config.validation import validate
 
 #: flags with a value; the one of `--resume` may be left out
 VALUES: dict[str, str] = {
+    "--find-lr": "with LOWEST,HIGHEST,UPDATES: try learning rates and undo it; see `libai find`",
     "--reset": "with --resume, what not to take from the checkpoint: optimizer,schedule,data",
 }
 FLAGS: dict[str, str] = {
@@ -44,6 +45,7 @@ class Args:
     fast_dev_run: bool = False
     print_config: bool = False
     quiet: bool = False
+    find_lr: str = ""
     extra: Mapping[str, bool] = field(default_factory=dict)
 
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
-import random
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from libai import checkpoint
 from libai.engine.loop.pending_metrics import NonFiniteLoss
 from libai.engine.run.report import describe_length, start_banner
-from libai.engine.trainer.snapshot import Snapshot
-from libai.utils.distributed import any_rank, barrier, broadcast_object, is_main_process
+from libai.engine.trainer.snapshot import undone
+from libai.utils.distributed import any_rank, broadcast_object, is_main_process
 from libai.utils.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -41,7 +35,7 @@ def dry_run(run: Run) -> None:
         start_banner(run, f"dry run, one update; a training would be {describe_length(run)}")
     began = time.perf_counter()
     done = []
-    with _undone(run):
+    with undone(run.trainer):
         done.append(f"one update (loss {_update(run):.4f})")
         if run.config.train.checkpointer.enabled:
             done.append(f"a checkpoint written and read back ({format_bytes(_save_and_load(run))})")
@@ -81,28 +75,3 @@ def _save_and_load(run: Run) -> int:
     finally:
         if is_main_process():
             shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _undone(run: Run) -> Iterator[None]:
-    """Put the state of the trainer and of Python's and NumPy's generators back at the end of the block."""
-    trainer = run.trainer
-    generators = random.getstate(), np.random.get_state()
-    schedule = trainer.lr_scheduler
-    trainer.lr_scheduler = None  # it is copied below, also one that has no state to save
-    before = Snapshot.of(trainer)
-    trainer.lr_scheduler = _copy_schedule(schedule, trainer.optimizer)
-    try:
-        yield
-    finally:
-        barrier()
-        trainer.lr_scheduler = None
-        before.restore(trainer)
-        trainer.lr_scheduler = schedule
-        random.setstate(generators[0])
-        np.random.set_state(generators[1])
-
-
-def _copy_schedule(schedule: Any, optimizer: Any) -> Any:
-    """A copy of the schedule that sets the learning rates of the same optimizer."""
-    return copy.deepcopy(schedule, {id(optimizer): optimizer})

@@ -1,0 +1,106 @@
+"""The learning-rate finder trains with ever larger rates, suggests one, and leaves nothing behind, in both modes."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import contract_runs as cr
+import numpy as np
+import pytest
+import toy
+
+from libai.engine.run.find_lr import LRCurve, find_lr, find_lr_of_run
+from libai.engine.trainer.options import TrainOptions
+from libai.utils.errors import UserError
+
+
+def state_of(trainer) -> dict[str, np.ndarray]:
+    tensors, scalars = trainer.optimizer_state.export()
+    state = {name: tensor.numpy().copy() for name, tensor in {**trainer.model.state_dict(), **tensors}.items()}
+    rates = [group["lr"] for group in trainer.optimizer.param_groups]
+    return {**state, "scalars": np.array([*scalars.values(), *rates, trainer.iter, trainer.lr_scheduler.last_step])}
+
+
+@pytest.mark.parametrize("rewinds", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_everything_is_as_before(mode, rewinds, tmp_path):
+    """Also behind updates, in the state, in the next losses, and where the loader cannot go back."""
+    losses = []
+    for finds in (False, True):
+        run = cr.make_run(tmp_path / str(finds), mode, "train.checkpointer.enabled=false")
+        if not rewinds:
+            run.trainer.feed.reset(toy.batches(20))
+        seen = toy.record_losses(run.trainer)
+        run.train(until=3)
+        if finds:
+            before, generators = state_of(run.trainer), (random.getstate(), np.random.get_state()[2])
+            curve = find_lr(run.trainer, 1e-5, 1.0, 20)
+            assert len(curve.lrs) == 20 and len(set(curve.losses)) == 20
+            after = state_of(run.trainer)
+            assert {name for name in before if before[name].tobytes() != after[name].tobytes()} == set()
+            assert generators == (random.getstate(), np.random.get_state()[2])
+        run.train()
+        losses.append(seen)
+    assert losses[0] == losses[1] and len(losses[0]) == 8
+
+
+def test_it_stops_when_the_loss_diverges(mode):
+    model = toy.Classifier()
+    trainer = toy.trainer_of(mode, model, toy.batches(30), toy.optimizer_of("sgd", model))
+    curve = find_lr(trainer, 1e-3, 1e6, 40)
+    assert curve.has_diverged and len(curve.lrs) < 40
+    assert 1e-3 < curve.valley < curve.lrs[-1]
+    with pytest.raises(UserError, match=r"diverged after \d updates.*Begin below 1e\+08"):
+        find_lr(trainer, 1e8, 1e12, 20)
+
+
+def test_the_groups_keep_their_ratio(mode):
+    """The second group has half the rate of the first; the schedule, which would change both, stands still."""
+    model = toy.Classifier()
+    optimizer = toy.optimizer_of("sgd", model)
+    rates = []
+
+    class Schedule:
+        def step(self):
+            raise AssertionError("the schedule moved")
+
+    trainer = toy.trainer_of(mode, model, toy.batches(12), optimizer, lr_scheduler=Schedule())
+    trainer.prepare()
+    update = trainer.update
+    trainer.update = lambda batches: rates.append([g["lr"] for g in optimizer.param_groups]) or update(batches)
+    curve = find_lr(trainer, 1e-4, 1e-2, 10)
+    assert [first for first, _ in rates] == pytest.approx(curve.lrs)
+    assert [first / second for first, second in rates] == pytest.approx([2.0] * 10)
+
+
+def test_suggestions_of_a_known_curve():
+    """A loss that falls as a sigmoid of the logarithm and then rises: steepest is its middle."""
+    lrs = np.geomspace(1e-6, 1.0, 61)
+    position = np.log10(lrs)
+    losses = 1 / (1 + np.exp(4 * (position + 3))) + np.where(position > -1, position + 1, 0.0)
+    curve = LRCurve(lrs.tolist(), losses.tolist(), has_diverged=False)
+    assert curve.steepest == pytest.approx(1e-3, rel=0.2)
+    assert 1e-4 < curve.valley < 1e-2
+
+
+def test_what_cannot_be_is_refused(mode):
+    model = toy.Classifier()
+    trainer = toy.trainer_of(mode, model, toy.batches(2), toy.optimizer_of("sgd", model))
+    with pytest.raises(UserError, match="0 < lowest < highest and at least 10"):
+        find_lr(trainer, 1.0, 0.1)
+    with pytest.raises(UserError, match="at least 10 updates"):
+        find_lr(trainer, 0.1, 1.0, 3)
+    trainer.options = TrainOptions(amp="fp16")
+    with pytest.raises(UserError, match="loss scale"):
+        find_lr(trainer)
+
+
+def test_a_run_writes_the_curve(tmp_path, capsys):
+    run = cr.make_run(tmp_path, "eager")
+    with pytest.raises(UserError, match="LOWEST,HIGHEST,UPDATES"):
+        find_lr_of_run(run, "1e-3,1")
+    curve = find_lr_of_run(run, "1e-4,1e-1,12")
+    written = json.loads((tmp_path / "lr_find.json").read_text())
+    assert written["lrs"] == curve.lrs and written["valley"] == curve.valley and written["mode"] == "eager"
+    assert f"suggested rate: {curve.valley:.2e}" in capsys.readouterr().out
+    assert (tmp_path / "lr_find.svg").read_text().startswith("<?xml")

@@ -7,7 +7,7 @@ import json
 import jobs
 import pytest
 
-from libai.cli.commands.find import Trial, _sizes, fastest, largest, search
+from libai.cli.commands.runs.find import Trial, _sizes, fastest, largest, search
 from libai.launch.installation import LIBAI
 from libai.utils.errors import UserError
 

@@ -94,17 +94,15 @@ def fastest(trials: Sequence[Trial]) -> Trial | None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code."""
-    args, words = build_parser().parse_known_args(arguments)
+    args = build_parser().parse_intermixed_args(arguments)
     check_processes(args.procs)
     if args.what == "lr":
         asked = f"{args.lowest},{args.highest},{args.updates or 100}"
-        return start(args.config, args.procs, [*words, "--find-lr", asked])
-    if flags := [word for word in words if word.startswith("-")]:
-        raise UserError(f"{flags[0]}: `libai find batch-size` takes no such flag, and settings as key=value.")
+        return start(args.config, args.procs, [*args.overrides, "--find-lr", asked])
     config = find_config(args.config)
     sizes = _sizes(args.max, args.global_batch, args.procs)
     with tempfile.TemporaryDirectory(prefix="libai-find-") as folder:
-        trials = search(lambda size: _try(size, config, words, args, Path(folder) / str(size)), sizes)
+        trials = search(lambda size: _try(size, config, args, Path(folder) / str(size)), sizes)
     if not any(trial.fits for trial in trials):
         raise UserError(f"no size fits: a micro-batch of {trials[0].micro_batch_size} ends with {trials[0].reason}.")
     print(json.dumps([vars(trial) for trial in trials], indent=1) if args.json else _as_text(trials, args.global_batch))
@@ -112,10 +110,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    """The command line; settings go to each training."""
+    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("what", choices=["lr", "batch-size"], help="what to find")
-    parser.add_argument("config", metavar="CONFIG", help="a file, or the name of a shipped config; then key=value")
+    parser.add_argument("config", metavar="CONFIG", help="a file, or the name of a shipped config")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of each training")
     parser.add_argument("--procs", "-n", default="1", help="processes of each training (default 1)")
     parser.add_argument("--updates", type=int, metavar="N", help="updates of a training (default 100, for a size 10)")
     parser.add_argument("--lowest", type=float, default=1e-7, metavar="LR", help="first learning rate (default 1e-7)")
@@ -141,13 +140,13 @@ def _sizes(most: int, global_batch: int | None, processes: str) -> list[int]:
     return [size for size in range(1, min(most, part) + 1) if part % size == 0]
 
 
-def _try(size: int, config: str, words: Sequence[str], args: argparse.Namespace, folder: Path) -> Trial:
+def _try(size: int, config: str, args: argparse.Namespace, folder: Path) -> Trial:
     """Train with one size in processes of their own; one rank that ends for want of memory ends all."""
     updates = (args.updates or 10) + 1  # the first one is not timed
     own = [f"train.train_micro_batch_size={size}", f"train.global_batch_size={args.global_batch or 'null'}"]
     own += ["train.num_accumulation_steps=null"] if args.global_batch else []
     own += [f"train.train_iter={updates}", f"train.log_period={updates}", f"train.output_dir='{folder}'"]
-    command = [*LIBAI, "train", config, "-n", args.procs, *words, *_TRIAL, *own]
+    command = [*LIBAI, "train", config, "-n", args.procs, *args.overrides, *_TRIAL, *own]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     said = done.stdout + done.stderr
     if done.returncode == 0:

@@ -110,6 +110,8 @@ class OpTimer:
         self.seconds: dict[tuple[str, str, str], list[float]] = {}
         #: (operation, shapes of its tensors) -> the arguments of one call, see `_described`
         self.examples: dict[tuple[str, str], list[Any]] = {}
+        #: (phase, operation, shapes, begin, end) of each call, by `time.perf_counter`
+        self.spans: list[tuple[str, str, str, float, float]] = []
         self.phase = PHASES[0]
         self._inner = [0.0]  # seconds spent on timed calls inside each open call
         self._functions: list[str] = []  # the open `autograd.Function`s
@@ -195,7 +197,7 @@ class OpTimer:
         if self._node is not None:
             key, begin, inside_before = self._node
             self._node = None
-            self._add(key, time.perf_counter() - begin - (self._inner[-1] - inside_before))
+            self._add(key, begin, self._inner[-1] - inside_before)
 
     def _open(self) -> float:
         wait_for_device()
@@ -204,15 +206,16 @@ class OpTimer:
 
     def _close(self, key: tuple[str, str, str], begin: float) -> None:
         wait_for_device()
-        seconds = time.perf_counter() - begin
-        self._add(key, seconds - self._inner.pop())
+        self._add(key, begin, self._inner.pop())
 
     def _leave(self, entered: float) -> None:
         """Take a call out of the time of the one around it, and with it the waits and notes of the timing itself."""
         self._inner[-1] += time.perf_counter() - entered
 
-    def _add(self, key: tuple[str, str, str], seconds: float) -> None:
-        self.seconds.setdefault(key, []).append(seconds)
+    def _add(self, key: tuple[str, str, str], begin: float, inside: float) -> None:
+        end = time.perf_counter()
+        self.seconds.setdefault(key, []).append(end - begin - inside)
+        self.spans.append((*key, begin, end))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Parameter groups, gradient clipping, rate scaling and the portable state of OneFlow's optimizers."""
 
-from libai.optim.clip import clip_grad_norm, clip_grad_value, norm_and_coefficient
+from libai.optim.clip import clip_grad_norm, clip_grad_value, joint_norm, norm_and_coefficient
 from libai.optim.ema import EmaOptions, WeightAverage
 from libai.optim.graph_state import bias_corrections, export_graph_state, graph_state_names, to_graph_state
 from libai.optim.joined import JoinedUpdates
@@ -26,6 +26,7 @@ __all__ = [
     "graph_state_names",
     "check_state_names",
     "import_state",
+    "joint_norm",
     "norm_and_coefficient",
     "to_graph_state",
 ]

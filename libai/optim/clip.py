@@ -65,11 +65,12 @@ def _gradients(parameters: Iterable[flow.Tensor]) -> list[flow.Tensor]:
 def _norm_and_coefficient(
     gradients: list[flow.Tensor], max_norm: float, norm_type: float
 ) -> tuple[flow.Tensor, flow.Tensor]:
-    norm = _norm(gradients, float(norm_type))
+    norm = joint_norm(gradients, float(norm_type))
     return norm, (float(max_norm) / (norm + _EPSILON)).clamp(max=1.0)
 
 
-def _norm(gradients: list[flow.Tensor], norm_type: float) -> flow.Tensor:
+def joint_norm(gradients: list[flow.Tensor], norm_type: float = 2.0) -> flow.Tensor:
+    """The norm of all numbers of `gradients`, or of other tensors, together: a 0-dim tensor on the device."""
     if not gradients:
         return flow.tensor(0.0)
     per_tensor, combine, finish = _formula(norm_type)

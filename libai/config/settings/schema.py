@@ -27,6 +27,7 @@ from libai.config.settings.sections import (
     Evaluation,
     LoadWeight,
     Lora,
+    Monitor,
     Profiler,
     Tensorboard,
     ZeroOptimization,
@@ -116,6 +117,7 @@ class Train:
     )
     lora: Lora = section(Lora)
     ema: Ema = section(Ema)
+    monitor: Monitor = section(Monitor)
     amp: Amp = section(Amp)
     activation_checkpoint: ActivationCheckpoint = section(ActivationCheckpoint)
     zero_optimization: ZeroOptimization = section(ZeroOptimization)

@@ -28,6 +28,21 @@ class Ema:
 
 
 @dataclass(frozen=True)
+class Monitor:
+    """Numbers that tell how training goes, computed at log points."""
+
+    update_ratio: bool = key(False, "Log the norm of an update over that of the weights, for each parameter group.")
+    gradients: bool = key(
+        False, "Log the norm of the gradients of each parameter group, and their noise scale; eager mode only."
+    )
+    loss_spike: float | None = key(
+        None,
+        "Warn of a loss so many standard deviations above the recent ones, such as 6; null: never.",
+        above=0,
+    )
+
+
+@dataclass(frozen=True)
 class Lora:
     """Low-rank adapters (LoRA): they alone are trained, and the model's own parameters are frozen."""
 

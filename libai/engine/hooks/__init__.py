@@ -9,6 +9,9 @@ from libai.engine.hooks.evaluation.early_stop import EarlyStopHook as EarlyStopH
 from libai.engine.hooks.evaluation.evaluate import EvalHook as EvalHook
 from libai.engine.hooks.lr import LRHook as LRHook
 from libai.engine.hooks.metrics.iteration_timer import IterationTimer as IterationTimer
+from libai.engine.hooks.metrics.monitor import GradientsHook as GradientsHook
+from libai.engine.hooks.metrics.monitor import LossSpikeHook as LossSpikeHook
+from libai.engine.hooks.metrics.monitor import UpdateRatioHook as UpdateRatioHook
 from libai.engine.hooks.metrics.profiler import ProfilerHook as ProfilerHook
 from libai.engine.hooks.metrics.writer import WriterHook as WriterHook
 from libai.engine.hooks.random_state import RandomStateHook as RandomStateHook

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -55,11 +56,13 @@ class PendingMetrics:
     Attributes:
         pending: `(0-based iteration, what its update has returned)`.
         latest: the numbers fetched last, keyed by tag.
+        losses: `(iteration, train/loss)` of the updates fetched last, as far as they are finite; 1 is the first.
     """
 
     def __init__(self) -> None:
         self.pending: list[tuple[int, Any]] = []
         self.latest: Mapping[str, float] = {}
+        self.losses: deque[tuple[int, float]] = deque(maxlen=2 * MAX_PENDING_RESULTS)
         self._completed = 0
 
     def fetch(self, collect: Callable[[list[Any]], list[dict[str, float]]], guard: LossGuard) -> None:
@@ -74,6 +77,8 @@ class PendingMetrics:
         else:
             numbers[-1] = guard.resolve(results[bad][0], numbers[bad], numbers[-1])
         self._completed, self.latest = results[-1][0] + 1, numbers[-1]
+        losses = [(iteration + 1, values["train/loss"]) for (iteration, _), values in zip(results, numbers)]
+        self.losses.extend(pair for pair in losses if math.isfinite(pair[1]))
 
     def of(self, completed_iters: int) -> dict[str, float]:
         """The numbers fetched last when they are those after `completed_iters` updates; otherwise none."""

@@ -19,6 +19,7 @@ from libai.engine.log.trackers import AimWriter, MLflowWriter, WandbWriter
 from libai.engine.log.writers import AsyncWriter, RunInfo, Writer
 from libai.engine.loop.check_parts import check_writer
 from libai.engine.loop.hook_base import HookBase
+from libai.engine.loop.periods import Period
 from libai.engine.loop.trainer_base import TrainerBase
 from libai.engine.run.report import summary_of
 from libai.engine.run.run_folder import ReleaseFolderHook, RunFolderHook
@@ -88,6 +89,7 @@ def default_hooks(run: Run) -> list[HookBase | None]:
         hooks.LRHook(f"eval/{metric}" if evaluates and metric else None),
         _checkpoint_hook(run) if train.checkpointer.enabled else None,
         _profiler_hook(run) if train.profiler.enabled else None,
+        *_monitors(run, log_period),
         _unfreeze_hook(run) if run.config.train.unfreeze else None,
         hooks.ShadowUpdateHook(run.config.graph.shadow_every) if run.config.graph.shadow_every else None,
         *build.build_extra_hooks(run.config),
@@ -105,6 +107,16 @@ def _checkpoint_hook(run: Run) -> HookBase:
         period_seconds=checkpointer.period_seconds,
         save_on_exit=checkpointer.save_on_exit,
     )
+
+
+def _monitors(run: Run, period: Period) -> list[HookBase]:
+    monitor = run.config.train.monitor
+    asked = [
+        (monitor.update_ratio, lambda: hooks.UpdateRatioHook(period)),
+        (monitor.gradients, lambda: hooks.GradientsHook(period, run.plan.global_batch_size)),
+        (monitor.loss_spike, lambda: hooks.LossSpikeHook(period, monitor.loss_spike)),
+    ]
+    return [build_hook() for is_asked, build_hook in asked if is_asked]
 
 
 def _unfreeze_hook(run: Run) -> HookBase:

@@ -228,6 +228,14 @@ OPTIONS: tuple[Option, ...] = (
         ),
     ),
     Option(
+        "train.monitor.gradients",
+        lambda run: bool(run.train.monitor.gradients),
+        YES,
+        "the compiled step goes from the gradients to the update without a stop",
+        "Remove it (train.monitor.update_ratio works in both modes), or run with graph.enabled=false.",
+        _by("contract/test_contract_monitor.py", "test_gradients_and_their_noise_are_measured_or_refused", "eager"),
+    ),
+    Option(
         "train.deterministic",
         lambda run: bool(run.train.deterministic),
         _deterministic,

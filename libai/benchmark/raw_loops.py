@@ -41,13 +41,13 @@ def _masks(key: int | flow.Tensor | None, data_rank: int = 0) -> AbstractContext
 
 
 class RawEager:
-    """Forward, backward, clip, step; OneFlow's DDP with several processes."""
+    """Forward, backward, clip, step; OneFlow's DDP with several processes. `clip`: `train.clip_grad`."""
 
-    def __init__(self, model: nn.Module, optimizer: Any, accumulation: int, max_norm: float | None, mesh: Mesh):
+    def __init__(self, model: nn.Module, optimizer: Any, accumulation: int, clip: Any, mesh: Mesh):
         total = TotalLoss(model)
         self._data_rank = mesh.data_rank
         self._forward = total if mesh.is_single else DistributedDataParallel(total)
-        self._optimizer, self._accumulation, self._max_norm = optimizer, accumulation, max_norm
+        self._optimizer, self._accumulation, self._clip = optimizer, accumulation, clip
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         # None frees memory, but breaks the buckets of OneFlow 0.9's DDP
         self._set_to_none = mesh.is_single
@@ -62,8 +62,10 @@ class RawEager:
                 loss = loss / self._accumulation
             loss.backward()
             mean = loss.detach() if mean is None else mean + loss.detach()
-        if self._max_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
+        if self._clip.max_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self._clip.max_norm, self._clip.norm_type)
+        for parameter in self._parameters if self._clip.value is not None else ():
+            parameter.grad.copy_(parameter.grad.clamp(-self._clip.value, self._clip.value))
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=self._set_to_none)
         return mean
@@ -85,21 +87,20 @@ class _Graph(nn.Graph):
 
 
 class RawGraph:
-    """One compiled `nn.Graph` with its optimizer; global tensors with several processes."""
+    """One compiled `nn.Graph` with its optimizer; global tensors with several processes. `clip`: `train.clip_grad`."""
 
-    def __init__(
-        self, model: nn.Module, optimizer: Any, accumulation: int, max_norm: float | None, norm_type: float, mesh: Mesh
-    ):
-        groups = optimizer.param_groups
+    def __init__(self, model: nn.Module, optimizer: Any, accumulation: int, clip: Any, mesh: Mesh):
+        groups, max_norm = optimizer.param_groups, clip.max_norm
+        if clip.value is not None:
+            raise Unavailable("a stock nn.Graph cannot clip gradients by value, and train.clip_grad.value is set")
         if max_norm is not None and len(groups) > 1:
             raise Unavailable(
                 "a stock nn.Graph clips each parameter group by its own norm, which is another training; "
                 "optim.params=null makes one group for all variants"
             )
-        for group in groups:
-            group._enable_clip_grad = max_norm is not None
-            if max_norm is not None:
-                group["clip_grad_max_norm"], group["clip_grad_norm_type"] = float(max_norm), float(norm_type)
+        for group in groups if max_norm is not None else ():
+            group._enable_clip_grad = True
+            group["clip_grad_max_norm"], group["clip_grad_norm_type"] = float(max_norm), float(clip.norm_type)
         self._placement = None if mesh.is_single else mesh.placement()
         if self._placement is not None:
             _make_global(model, self._placement)

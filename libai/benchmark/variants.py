@@ -25,6 +25,7 @@ from libai.engine.trainer.checkpointer import TrainerCheckpointer
 from libai.launch.guard import leave_at_once
 from libai.layers.random import assign_layer_ids, draws_randomness, fold
 from libai.oneflow_fixes.internals import used_cuda_mib, wait_for_device
+from libai.optim import WeightAverage
 from libai.parallel import Mesh
 from libai.utils.distributed import (
     all_reduce,
@@ -184,6 +185,8 @@ class RawVariant(OneFlowVariant):
         dist = run.train.dist
         if dist.tensor_parallel_size * dist.pipeline_parallel_size > 1:
             raise Unavailable("hand-written loops are data-parallel only, and train.dist asks for more")
+        if run.train.unfreeze:
+            raise Unavailable("hand-written loops train the same parameters throughout, and train.unfreeze is set")
         mesh, train, self._mode = Mesh.of_this_job(self.device), run.train, mode
         seed = resolve_seed(train.seed)
         seed_everything(seed)
@@ -201,12 +204,10 @@ class RawVariant(OneFlowVariant):
             _perturb(self._model)
         optimizer = build.build_optimizer(run, self._model)
         build.scale_lr(run, optimizer, self._batches)
-        max_norm, steps = train.clip_grad.max_norm, sizes.accumulation
-        self._loop: Any
-        if mode.base == "graph":
-            self._loop = RawGraph(self._model, optimizer, steps, max_norm, train.clip_grad.norm_type, mesh)
-        else:
-            self._loop = RawEager(self._model, optimizer, steps, max_norm, mesh)
+        loops: dict[str, Any] = {"graph": RawGraph, "eager": RawEager}
+        self._loop = loops[mode.base](self._model, optimizer, sizes.accumulation, train.clip_grad, mesh)
+        ema = build.ema_options(run)
+        self._average = None if ema is None else WeightAverage(self._model, ema)
         self._num_ranks = mesh.size
 
     def facts(self) -> dict[str, Any]:
@@ -224,6 +225,8 @@ class RawVariant(OneFlowVariant):
             self.data_seconds += time.perf_counter() - start
             loss = self._loop.update(batches, self._dropout_keys(len(batches)))
             self._iteration += 1
+            if self._average is not None:
+                self._average.update()
             if reads:
                 value = float(loss.numpy().mean())
                 if losses:

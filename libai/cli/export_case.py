@@ -44,6 +44,11 @@ def export(folder: Path, config: str, overrides: list[str], num_batches: int) ->
         raise UserError(
             "lr_scheduler is set, and a schedule is no part of an exported case. Export with lr_scheduler=null."
         )
+    if run.train.ema.enabled or run.train.unfreeze:
+        raise UserError(
+            "train.ema and train.unfreeze are no part of an exported case. Export with train.ema.enabled=false and "
+            "train.unfreeze=null."
+        )
 
     import oneflow as flow
 
@@ -64,7 +69,10 @@ def export(folder: Path, config: str, overrides: list[str], num_batches: int) ->
         "config": config,
         "model": {"class": describe(target_of(run.model)), "arguments": _arguments(run.model)},
         "optimizer": {"class": type(optimizer).__name__, "groups": [_group(g, names) for g in optimizer.param_groups]},
+        "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
         "max_grad_norm": train.clip_grad.max_norm,
+        "norm_type": train.clip_grad.norm_type,
+        "max_grad_value": train.clip_grad.value,
         "num_accumulation_steps": sizes.accumulation,
         "micro_batch_size": sizes.micro,
     }

@@ -44,6 +44,8 @@ class Trainer:
         self.model = build_model(self.case)
         buffers = dict(self.model.named_buffers())  # which begin alike in both libraries
         self.model.load_state_dict({**buffers, **load_file(folder / "weights.safetensors")})
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(name not in self.case["frozen"])
         self._optimizer = build_optimizer(self.case, self.model)
         arrays = load_file(folder / "batches.safetensors")
         count = 1 + max(int(name.partition("/")[0]) for name in arrays)
@@ -67,7 +69,9 @@ class Trainer:
             loss.backward()
             total = total + loss.detach()
         if self.case["max_grad_norm"] is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.case["max_grad_norm"])
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.case["max_grad_norm"], self.case["norm_type"])
+        if self.case["max_grad_value"] is not None:
+            nn.utils.clip_grad_value_(self.model.parameters(), self.case["max_grad_value"])
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return total

@@ -21,12 +21,19 @@ class MeanLossEvaluator(Evaluator):
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
         """Losses times items, and items."""
         num_items = _num_items(batch, outputs)
-        losses = _weighted_losses(self, outputs, num_items)
+        losses = _weighted_losses(self, batch, outputs)
+        if isinstance(outputs.get("num_loss_items"), Mapping):
+            counts = {f"items/{name}": _num_items(batch, outputs, name) for name in losses}
+            return {**{f"losses/{name}": value for name, value in losses.items()}, **counts}
         named = {f"losses/{name}": value for name, value in losses.items()} if len(losses) > 1 else {}
         return {"loss": sum(losses.values()), **named, "num_items": num_items}
 
     def compute(self, sums: Sums) -> dict[str, float]:
         """`{"loss": mean}` and, with several losses, `{name: mean}`."""
+        if "loss" not in sums:
+            names = [key.removeprefix("losses/") for key in sums if key.startswith("losses/")]
+            own = {name: ratio(sums[f"losses/{name}"], sums[f"items/{name}"]) for name in names}
+            return {**own, "loss": sum(own.values())}
         means = {key: ratio(value, sums["num_items"]) for key, value in sums.items() if key != "num_items"}
         total = means.pop("loss")
         return {**{key.removeprefix("losses/"): mean for key, mean in means.items()}, "loss": total}
@@ -44,8 +51,8 @@ class PerplexityEvaluator(Evaluator):
 
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
         """The loss times items, and items."""
-        num_items = _num_items(batch, outputs)
-        losses = _weighted_losses(self, outputs, num_items)
+        num_items = _num_items(batch, outputs, self.loss)
+        losses = _weighted_losses(self, batch, outputs)
         if self.loss is not None and self.loss not in losses:
             raise EvaluatorError(
                 f"loss={self.loss!r} is not among the model's losses {sorted(losses)}: use one of them."
@@ -60,13 +67,17 @@ class PerplexityEvaluator(Evaluator):
             return {"perplexity": math.inf}
 
 
-def _num_items(batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
-    if outputs.get("num_loss_items") is not None:
-        return float(to_numpy(outputs["num_loss_items"]))
+def _num_items(batch: Mapping[str, Any], outputs: Mapping[str, Any], loss: str | None = None) -> float:
+    """The items of `loss`, where the model counts those of each loss, by default of the first."""
+    counted = outputs.get("num_loss_items")
+    if isinstance(counted, Mapping):
+        counted = counted.get(loss, next(iter(counted.values())))
+    if counted is not None:
+        return float(to_numpy(counted))
     return float(len(next(iter(batch.values()))))
 
 
-def _weighted_losses(evaluator: Evaluator, outputs: Mapping[str, Any], num_items: float) -> dict[str, float]:
+def _weighted_losses(evaluator: Evaluator, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, float]:
     if not outputs.get("losses"):
         raise EvaluatorError(
             f'{type(evaluator).__name__} needs outputs["losses"] and the model returned {sorted(outputs)} in eval '
@@ -74,6 +85,6 @@ def _weighted_losses(evaluator: Evaluator, outputs: Mapping[str, Any], num_items
         )
     # A batch without any counted item has a loss of nan (0 / 0), which must not spoil the mean of the others.
     return {
-        name: float(np.float64(to_numpy(value))) * num_items if num_items else 0.0
+        name: float(np.float64(to_numpy(value))) * num_items if (num_items := _num_items(batch, outputs, name)) else 0.0
         for name, value in outputs["losses"].items()
     }

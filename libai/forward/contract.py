@@ -47,6 +47,14 @@ def total_loss(losses: dict[str, flow.Tensor]) -> flow.Tensor:
     return total
 
 
+def weighted_total(losses: Mapping[str, flow.Tensor], weights: Any) -> flow.Tensor:
+    """`total_loss` with every loss times `weights`, or times its own one of a dict; the first one where it has none."""
+    if not isinstance(weights, Mapping):
+        return total_loss(dict(losses)) * weights
+    first = next(iter(weights.values()))
+    return total_loss({name: loss * weights.get(name, first) for name, loss in losses.items()})
+
+
 def _are_scalars(values: Any) -> bool:
     if type(values) is not dict and not isinstance(values, Mapping):
         return False

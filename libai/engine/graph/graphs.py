@@ -21,7 +21,7 @@ from oneflow import nn
 from libai.engine.graph.gradient_hooks import watch_gradient_hooks
 from libai.engine.graph.traced_state import TracedState, refuse_in_backward
 from libai.engine.graph.tracing import tracing
-from libai.forward.contract import read_losses, total_loss
+from libai.forward.contract import read_losses, total_loss, weighted_total
 from libai.forward.flops import FlopCounter
 from libai.native.kernels import are_kernels_on
 from libai.oneflow_fixes.compiled_graph import CompiledGraph
@@ -189,9 +189,13 @@ class TrainGraph(CompiledGraph):
         with self._random_scope(key), self._layout.source_ops():
             outputs = self._flops.watching(self.model)(**batch)
         losses, metrics = read_losses(outputs, self.model.to(nn.Module))
-        total = total_loss(losses)
-        if share is not None:  # this one's weight in the mean over counted items
-            total = total * (share.sum() * float(self._num_micro_batches))
+        if share is None:
+            total = total_loss(losses)
+        else:  # this one's weight in the mean over counted items, or that of each of its losses
+            count = float(self._num_micro_batches)
+            named = isinstance(share, Mapping)
+            weights = {name: one.sum() * count for name, one in share.items()} if named else share.sum() * count
+            total = weighted_total(losses, weights)
         return losses, {name: value.detach() for name, value in metrics.items()}, total
 
     # ------------------------------------------------------------------ OneFlow 0.9.0 internals

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeAlias
 
 import numpy as np
 import oneflow as flow
@@ -16,6 +17,8 @@ from libai.utils.tensors import detached
 
 #: name → tensors that together have one element per micro-batch
 Values = dict[str, list[flow.Tensor]]
+#: one number for each micro-batch, or such numbers for each loss
+Shares: TypeAlias = "Sequence[float] | flow.Tensor | Mapping[str, flow.Tensor]"
 
 
 @dataclass(slots=True)
@@ -23,12 +26,13 @@ class StepResult:
     """What one update computed, on the device.
 
     `shares`: the weight of each micro-batch in the mean over counted items of the global batch; the shares of all
-    micro-batches, and of all ranks where ranks see different losses, sum to 1.
+    micro-batches, and of all ranks where ranks see different losses, sum to 1. A dict has those of each loss; what has
+    none in it takes the first.
     """
 
     losses: Values
     metrics: Values
-    shares: Sequence[float] | flow.Tensor
+    shares: Shares
     grad_norm: flow.Tensor | None = None
 
     @classmethod
@@ -36,7 +40,7 @@ class StepResult:
         cls,
         losses: Iterable[Mapping[str, flow.Tensor]],
         metrics: Iterable[Mapping[str, flow.Tensor]],
-        shares: Sequence[float] | flow.Tensor,
+        shares: Shares,
         grad_norm: flow.Tensor | None = None,
     ) -> StepResult:
         """From the losses and metrics of each micro-batch; a name that one of them lacks is 0 there."""
@@ -63,10 +67,10 @@ def to_numbers(results: Sequence[StepResult], ranks_see_parts: bool) -> list[dic
     host = iter(fetch_scalars([tensor for _, _, values in rows for tensor in values]))
     shares = _shares_on_host(results)
     # plain floats: most have one or two elements, too few for arrays to pay
-    means = [
-        sum(map(operator.mul, chain.from_iterable(next(host).tolist() for _ in values), shares[i]))
-        for i, _, values in rows
-    ]
+    means = []
+    for i, name, values in rows:
+        share = shares[i].get(name, shares[i][""])
+        means.append(sum(map(operator.mul, chain.from_iterable(next(host).tolist() for _ in values), share)))
     if ranks_see_parts:
         means = all_reduce(np.array(means)).tolist()
     numbers: list[dict[str, float]] = [{"train/loss": 0.0} for _ in results]
@@ -81,10 +85,15 @@ def to_numbers(results: Sequence[StepResult], ranks_see_parts: bool) -> list[dic
     return numbers
 
 
-def _shares_on_host(results: Sequence[StepResult]) -> list[list[float]]:
-    """The shares of each result's micro-batches, all of them fetched at once."""
-    fetched = iter(fetch_scalars([r.shares for r in results if isinstance(r.shares, flow.Tensor)]))
-    return [next(fetched).tolist() if isinstance(r.shares, flow.Tensor) else list(r.shares) for r in results]
+def _shares_on_host(results: Sequence[StepResult]) -> list[dict[str, list[float]]]:
+    """The shares of each result's micro-batches by loss, under "" for all others; all of them fetched at once."""
+    named = [r.shares if isinstance(r.shares, Mapping) else {"": r.shares} for r in results]
+    fetched = iter(fetch_scalars([s for shares in named for s in shares.values() if isinstance(s, flow.Tensor)]))
+    on_host = [
+        {name: next(fetched).tolist() if isinstance(s, flow.Tensor) else list(s) for name, s in shares.items()}
+        for shares in named
+    ]
+    return [{"": next(iter(shares.values())), **shares} for shares in on_host]
 
 
 def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:

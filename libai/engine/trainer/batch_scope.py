@@ -218,7 +218,9 @@ def _sample(trainer: ModelTrainer, batches: list[Batch]) -> tuple[Batch, Callabl
         batch = gathered
 
     def count(one: Batch) -> float:
-        number = np.array([float(np.asarray(_host(trainer.forward_pass.item_counts([one])[0])))])
+        counted = trainer.forward_pass.item_counts([one])[0]
+        first = next(iter(counted.values())) if isinstance(counted, Mapping) else counted
+        number = np.array([float(np.asarray(_host(first)))])
         return float((all_reduce(number) if trainer.forward_pass.layout.is_global and not is_replicated else number)[0])
 
     return batch, count, is_replicated

@@ -9,6 +9,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import oneflow as flow
@@ -16,7 +17,7 @@ import oneflow as flow
 from libai.engine.graph.build_errors import explain_forward_error
 from libai.engine.loop.step_result import StepResult
 from libai.engine.trainer.batch_scope import BatchScope
-from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss
+from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss, weighted_total
 from libai.forward.effects import Effects, copy_module, find_effects, note_unsaved_buffers
 from libai.forward.in_place import values_kept
 from libai.forward.indices.check import IndexCheck
@@ -189,11 +190,14 @@ class ForwardPass:
         return StepResult.of(losses, metrics, shares)
 
     def _differentiate(self, losses: dict[str, flow.Tensor], scale: Any) -> None:
-        total = total_loss(losses)
-        if isinstance(scale, flow.Tensor):
-            scale = self.layout.replicate(scale)
+        if scale is None:
+            total = total_loss(losses)
+        elif isinstance(scale, float):
+            total = total_loss(losses) * scale
+        else:
+            total = weighted_total(losses, map_shares(scale, self.layout.replicate))
         try:
-            (total if scale is None else total * scale).backward()
+            total.backward()
         except Exception as error:
             if "does not require grad" not in str(error):
                 raise
@@ -219,18 +223,25 @@ class ForwardPass:
         if len(batches) == 1 and (ranks == 1 or not self.counts_items):
             return [None], [1.0 / ranks]
         if self.counts_items:
-            share = self.item_shares(batches)
-            return [share[i] * ranks for i in range(len(batches))], share
+            shares_of = self.item_shares(batches)
+            scaled = map_shares(shares_of, lambda share: share * ranks)
+            return [map_shares(scaled, itemgetter(i)) for i in range(len(batches))], shares_of
         counts = self.item_counts(batches)
         shares = [count / float(sum(counts)) / ranks for count in counts]
         return [share * ranks for share in shares], shares
 
-    def item_shares(self, batches: Sequence[Batch]) -> flow.Tensor:
-        """The weight of each micro-batch in the mean over all counted items of the iteration, `(len(batches),)`.
+    def item_shares(self, batches: Sequence[Batch]) -> flow.Tensor | dict[str, flow.Tensor]:
+        """The weight of each micro-batch in the mean over all counted items of the iteration, `(len(batches),)`; by
+        loss for a model that counts the items of each.
 
         `batches`: the local ones of this rank. Stays on the device: reading the counts would stop the loop.
         """
         counts = self.item_counts(batches)
+        if isinstance(counts[0], Mapping):
+            return {name: self._shares_of([count[name] for count in counts]) for name in counts[0]}
+        return self._shares_of(counts)
+
+    def _shares_of(self, counts: Sequence[Any]) -> flow.Tensor:
         if not isinstance(counts[0], flow.Tensor):
             vector = flow.tensor([float(count) for count in counts], device=self.device)
         else:
@@ -243,7 +254,15 @@ class ForwardPass:
         return vector / vector.sum().clamp(min=1.0)
 
     def item_counts(self, batches: Sequence[Batch]) -> list[Any]:
-        """Over how many items the loss of each micro-batch averages: ints, or 0-dim tensors left on the device."""
+        """Over how many items the loss of each micro-batch averages: ints, or 0-dim tensors left on the device; or
+        dicts of them by loss."""
         if self.counts_items:
             return [self.model.num_loss_items(**batch) for batch in batches]
         return [len(next(iter(batch.values()))) for batch in batches]
+
+
+def map_shares(shares: Any, function: Callable[[Any], Any]) -> Any:
+    """`function` of `shares`, or of each of them in a dict by loss."""
+    return (
+        {name: function(share) for name, share in shares.items()} if isinstance(shares, Mapping) else function(shares)
+    )

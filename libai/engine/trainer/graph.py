@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from libai.engine.graph.build_errors import GraphBuildError, explain_build_error
 from libai.engine.graph.graphs import EvalGraph, StepInputs, TrainGraph
 from libai.engine.graph.memory import warn_if_too_large
 from libai.engine.graph.traced_state import refuse_in_graph, refuse_untried, same_buffers, write_buffers
-from libai.engine.loop.step_result import StepResult
-from libai.engine.trainer.forward_pass import Batch
+from libai.engine.loop.step_result import Shares, StepResult
+from libai.engine.trainer.forward_pass import Batch, map_shares
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.optimizer_state import GraphOptimizerState
 from libai.forward.contract import as_batch_dict
@@ -180,12 +181,12 @@ class GraphTrainer(ModelTrainer):
         steps, layout = self.options.num_accumulation_steps, self.forward_pass.layout
         batch = self.forward_pass.to_device(_join(batches))
         inputs: dict[str, Any] = {"batch": layout.lay_out_batch(batch), "step": self._step_inputs.tensors}
-        shares: Sequence[float] | flow.Tensor = [1.0 / steps] * steps
+        shares: Shares = [1.0 / steps] * steps
         if self._weighted:
             size = len(next(iter(batch.values()))) // steps
             parts = [{name: t[i * size : (i + 1) * size] for name, t in batch.items()} for i in range(steps)]
             shares = self.forward_pass.item_shares(parts)
-            inputs["share"] = layout.replicate(shares)
+            inputs["share"] = map_shares(shares, layout.replicate)
         if self._takes_key:
             inputs["key"] = layout.replicate(self._keys(range(steps)))
         return inputs, shares
@@ -196,10 +197,11 @@ class GraphTrainer(ModelTrainer):
         parts = [self.forward_pass.to_device(batch) for batch in batches]
         inputs: dict[str, Any] = {"batch": [layout.lay_out_batch(part) for part in parts]}
         inputs["step"] = self._step_inputs.tensors
-        shares: Sequence[float] | flow.Tensor = [1.0 / steps] * steps
+        shares: Shares = [1.0 / steps] * steps
         if self._weighted:
             shares = self.forward_pass.item_shares(parts)
-            inputs["share"] = [layout.replicate(shares[i : i + 1]) for i in range(steps)]
+            parted = [map_shares(shares, itemgetter(slice(i, i + 1))) for i in range(steps)]
+            inputs["share"] = [map_shares(share, layout.replicate) for share in parted]
         if self._takes_key:
             inputs["key"] = [layout.replicate(self._keys([micro])) for micro in range(steps)]
         return inputs, shares

@@ -194,8 +194,12 @@ class BERT(BERTEncoder):
         return {"losses": losses}
 
     def num_loss_items(self, input_ids: Any, labels: Any = None, **others: Any) -> Any:
-        """How many labels the mean of the loss is over (tensors or arrays in, a scalar of the same kind out)."""
-        return (labels != self.ignore_index).sum()
+        """How many labels the mean of the loss is over (tensors or arrays in, a scalar of the same kind out); for each
+        loss, where there are two."""
+        counted = (labels != self.ignore_index).sum()
+        if self.next_sentence is None or others.get("next_sentence_labels") is None:
+            return counted
+        return {"mlm": counted, "nsp": len(others["next_sentence_labels"])}
 
 
 class BERTClassifier(BERTEncoder):

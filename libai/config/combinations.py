@@ -142,6 +142,7 @@ def _needs(needed: str, *names: str, because: str = "", value: str = "", is_refu
 
 
 _EVALUATION = ("eval_period", "eval_at_start", "eval_after_train", "eval_metric", "eval_mode")
+_LOSS_SCALING = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 _PROFILED = _paths("train.profiler", "enabled", "start_iter")
 
 #: whoever asks for an outcome that cannot come is refused; details of something that is switched off are warned about
@@ -281,7 +282,17 @@ RULES: tuple[Rule, ...] = (
     ),
     _needs("train.ema.enabled", "decay", "warmup", "exclude"),
     _needs("train.lora.patterns", "rank", "alpha", "dropout", "also_train"),
-    _needs("train.amp.enabled", "dtype"),
+    _needs("train.amp.enabled", "dtype", *_LOSS_SCALING, "static_scale"),
+    Rule(
+        _paths("train.amp", *_LOSS_SCALING, "static_scale"),
+        lambda f: f.train.amp.dtype == "fp16",
+        "train.amp.dtype=bf16 needs no loss scaling. Remove it, or choose fp16.",
+    ),
+    Rule(
+        _paths("train.amp", *_LOSS_SCALING),
+        lambda f: f.train.amp.static_scale is None,
+        "train.amp.static_scale keeps one scale. Leave it out, or the others.",
+    ),
     _needs("train.auto_scale_lr.enabled", "base_batch_size"),
     _needs("train.profiler.enabled", "start_iter", "num_iters"),
     Rule(

@@ -4,6 +4,7 @@ from libai.optim.clip import clip_grad_norm, clip_grad_value, joint_norm, norm_a
 from libai.optim.ema import EmaOptions, WeightAverage
 from libai.optim.graph_state import bias_corrections, export_graph_state, graph_state_names, to_graph_state
 from libai.optim.joined import JoinedUpdates
+from libai.optim.loss_scale import LossScaler, LossScaling
 from libai.optim.lr_scale import auto_scale_lr
 from libai.optim.param_groups import get_param_groups
 from libai.optim.several import UNFROZEN_AFTER, Optimizers
@@ -13,6 +14,8 @@ __all__ = [
     "UNFROZEN_AFTER",
     "EmaOptions",
     "JoinedUpdates",
+    "LossScaler",
+    "LossScaling",
     "Optimizers",
     "StateReport",
     "WeightAverage",

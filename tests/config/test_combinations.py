@@ -89,6 +89,18 @@ WARNED = [
     ),
     (["train.amp.dtype=bf16"], {}, "train.amp.dtype=bf16 does nothing: ", ["train.amp.enabled=auto"]),
     (
+        ["train.amp.enabled=auto", "train.amp.init_scale=8", "train.amp.dtype=bf16"],
+        {},
+        "train.amp.init_scale=8.0 does nothing: train.amp.dtype=bf16 needs no loss scaling",
+        ["train.amp.dtype=fp16"],
+    ),
+    (
+        ["train.amp.enabled=auto", "train.amp.growth_factor=4", "train.amp.static_scale=8"],
+        {},
+        "train.amp.growth_factor=4.0 does nothing: train.amp.static_scale keeps one scale",
+        ["train.amp.static_scale=null"],
+    ),
+    (
         ["train.auto_scale_lr.base_batch_size=8"],
         {},
         "train.auto_scale_lr.base_batch_size=8 does nothing: train.auto_scale_lr.enabled is false",

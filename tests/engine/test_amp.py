@@ -9,12 +9,24 @@ import pytest
 import toy
 
 from libai.config import LazyCall, LazyConfig, defaults
+from libai.engine.hooks import CallbackHook
+from libai.engine.setup.build import loss_scaling
 from libai.engine.setup.support import amp_dtype, check_supported
 from libai.engine.trainer.switching import switch_trainer
+from libai.optim import LossScaling
 from libai.utils.errors import UserError
 
+#: gradients of inputs of 1e4 overflow under it
+LARGE = LossScaling(init_scale=2.0**120, growth_interval=2)
 
-def run_config(enabled, dtype="fp16"):
+
+@pytest.fixture(autouse=True)
+def _no_autocast(monkeypatch):
+    """On CPU it does nothing but warn."""
+    monkeypatch.setattr(flow, "autocast", lambda *_, **__: contextlib.nullcontext())
+
+
+def run_config(enabled, dtype="fp16", *overrides):
     from omegaconf import OmegaConf
 
     from libai.config import validate
@@ -29,8 +41,9 @@ def run_config(enabled, dtype="fp16"):
         },
         flags={"allow_objects": True},
     )
-    overrides = [f"train.amp.enabled={enabled}", f"train.amp.dtype={dtype}", "train.train_iter=1"]
-    return validate(LazyConfig.apply_overrides(config, [*overrides, "train.train_micro_batch_size=1"]))
+    overrides += ("train.train_iter=1", "train.train_micro_batch_size=1")
+    amp = [f"train.amp.enabled={enabled}", f"train.amp.dtype={dtype}"]
+    return validate(LazyConfig.apply_overrides(config, [*amp, *overrides]))
 
 
 def trained(iterations, **options):
@@ -52,6 +65,77 @@ def test_the_compiled_job_is_told_to_mix_precision(amp, data_type):
 def test_without_amp_the_job_computes_in_float32():
     job = trained(1).graph._full_job_proto.job_conf
     assert not job.enable_auto_mixed_precision and not job.train_conf.HasField("dynamic_loss_scale_policy")
+
+
+def scaled(mode, scaling, overflows=(), iterations=8, **options):
+    """`(trainer, loss and loss scale of every iteration)`; the batches `overflows` have large inputs."""
+    flow.manual_seed(0)
+    model, batches, seen = toy.Classifier(), toy.batches(12), []
+    for index in overflows:
+        batches[index]["x"] *= 1e4
+    options = {"amp": "fp16", "max_grad_norm": 0.5, "loss_scaling": scaling, **options}
+    trainer = toy.trainer_of(mode, model, batches, toy.optimizer_of("sgd", model), **options)
+    names = ("train/loss", "train/loss_scale")
+    look = CallbackHook(after_step=lambda t: seen.append([t.fetch_metrics().get(name) for name in names]))
+    trainer.register_hooks([look])
+    trainer.train(0, iterations)
+    return trainer, seen
+
+
+def test_both_modes_scale_the_loss_alike():
+    """An update whose gradients overflow is left out, the scale halved, and doubled after two good ones."""
+    (_, eager), (_, graph) = (scaled(mode, LARGE, overflows=(2, 5)) for mode in ("eager", "graph"))
+    assert [scale for _, scale in graph] == [2.0**n for n in (120, 121, 120, 120, 121, 120, 120, 121)]
+    assert [scale for _, scale in eager] == [scale for _, scale in graph]
+    assert [loss for loss, _ in eager] == pytest.approx([loss for loss, _ in graph], rel=1e-6)
+
+
+def test_eager_mode_shrinks_the_scale_by_any_factor():
+    _, seen = scaled("eager", LossScaling(2.0**120, backoff_factor=0.25), overflows=(0,), iterations=1)
+    assert seen[0][1] == 2.0**118
+
+
+def test_an_overflow_leaves_weights_and_moments_as_they_were(mode):
+    before = scaled(mode, LARGE, iterations=2)[0]
+    after = scaled(mode, LARGE, overflows=(2,), iterations=3)[0]
+    for name, weight in before.model.named_parameters():
+        assert (dict(after.model.named_parameters())[name].numpy() == weight.numpy()).all()
+    moments, expected = (trainer.optimizer_state.export()[0] for trainer in (after, before))
+    assert all((moments[name].numpy() == value.numpy()).all() for name, value in expected.items())
+    moved = scaled(mode, LossScaling(), overflows=(2,), iterations=3)[0]  # does not overflow
+    assert (moved.model.a.weight.numpy() != before.model.a.weight.numpy()).any()
+
+
+def test_a_static_scale_leaves_the_curve_as_it_is_and_no_update_out(mode):
+    trainer, losses = scaled(mode, LossScaling(static_scale=1024.0))
+    assert losses == [[pytest.approx(loss, rel=1e-5), None] for loss, _ in scaled(mode, LossScaling(), amp=None)[1]]
+    if mode == "graph":
+        train_conf = trainer.graph._full_job_proto.job_conf.train_conf
+        assert train_conf.loss_scale_factor == 1024.0 and not train_conf.HasField("dynamic_loss_scale_policy")
+
+
+def test_the_settings_reach_the_compiled_job():
+    words = ("train.amp.init_scale=1024", "train.amp.growth_factor=4", "train.amp.backoff_factor=0.25")
+    config = run_config("true", "fp16", *words, "train.amp.growth_interval=7")
+    trainer, _ = scaled("graph", loss_scaling(config), iterations=1)
+    policy = trainer.graph._full_job_proto.job_conf.train_conf.dynamic_loss_scale_policy
+    assert (policy.initial_loss_scale, policy.multiplier, policy.increment_period) == (1024.0, 4.0, 7)
+
+
+def test_the_loss_scale_goes_from_mode_to_mode_and_back():
+    """Also to eager training in float32, as CPU does it, which only keeps it."""
+    _, expected = scaled("graph", LARGE, overflows=(2, 5), iterations=9)
+    for amp in ("fp16", None):
+        trainer, seen = scaled("graph", LARGE, overflows=(2, 5), iterations=3)
+        trainer = switch_trainer(trainer, "eager", amp=amp)
+        trainer.train(3, 6)
+        trainer = switch_trainer(trainer, "graph", amp="fp16", loss_scaling=LARGE)
+        trainer.train(6, 9)
+        scales = [scale for _, scale in seen]
+        if amp:
+            assert scales == [scale for _, scale in expected]
+        else:
+            assert scales == [*[scale for _, scale in expected[:3]], None, None, None, 2.0**120, 2.0**121, 2.0**121]
 
 
 def test_the_loss_scale_is_logged_and_survives_a_checkpoint():
@@ -93,8 +177,11 @@ def test_on_cpu_amp_is_refused_and_auto_says_so_once(run_mode, caplog):
 def test_on_cuda_each_mode_gets_what_oneflow_has():
     assert amp_dtype(run_config("true"), "graph", "cuda") == "fp16"
     assert amp_dtype(run_config("true", "bf16"), "eager", "cuda") == "bf16"
-    with pytest.raises(UserError, match="no loss scaling outside"):
-        check_supported(run_config("true"), "eager", "cuda")
+    assert amp_dtype(run_config("true"), "eager", "cuda") == "fp16"
+    backoff = run_config("true", "fp16", "train.amp.backoff_factor=0.25")
+    check_supported(backoff, "eager", "cuda")
+    with pytest.raises(UserError, match="backoff_factor cannot be honoured in graph mode on cuda: .*1 / train.amp.gr"):
+        check_supported(backoff, "graph", "cuda")
 
 
 def test_eager_bf16_runs_the_forward_under_autocast(monkeypatch):

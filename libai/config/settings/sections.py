@@ -65,6 +65,17 @@ class Amp:
         False, "Compute in `dtype` where that is safe; `auto` stays in float32 on a device where it does nothing."
     )
     dtype: Literal["fp16", "bf16"] = key("fp16", "The lower precision.")
+    init_scale: float = key(65536.0, "fp16: what the loss is multiplied by at first.", above=0)
+    growth_factor: float = key(2.0, "fp16: the scale grows by it after `growth_interval` good updates.", above=1)
+    backoff_factor: float = key(
+        0.5,
+        "fp16: the scale shrinks by it where gradients are not finite, and that update is left out; in graph mode "
+        "1 / `growth_factor`.",
+        above=0,
+        below=1,
+    )
+    growth_interval: int = key(2000, "fp16: updates without such gradients before the scale grows.", at_least=1)
+    static_scale: float | None = key(None, "fp16: one scale that stays, and no update is left out.", above=0)
 
 
 @dataclass(frozen=True)

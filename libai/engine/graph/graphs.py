@@ -34,6 +34,7 @@ from libai.oneflow_fixes.job.idle_ops import remove_idle_ops
 from libai.oneflow_fixes.job.job_edit import JobEdit, copied
 from libai.oneflow_fixes.job.updates import decay_in_updates, join_updates, scale_in_updates
 from libai.oneflow_fixes.job.variables import first_of_equal, is_update, read_copies_of_variables, remove_step_count
+from libai.optim import LossScaling
 from libai.parallel import GlobalLayout, Layout, LocalLayout, Mesh, named_tensors
 from libai.utils.errors import UserError
 
@@ -41,6 +42,7 @@ from libai.utils.errors import UserError
 MODULE_NAME = "model"
 #: the op that reads the norm in a clipping job, whatever the p of the norm
 _CLIP_NORM_READER = "System-ClipGradient-GlobalNorm-AddEps"
+_DEFAULT_SCALING = LossScaling()
 #: options that decide which inputs an update op has, so that one compiled update has one value of each
 _STRUCTURAL = ("amsgrad", "centered")
 #: the inputs of a job that hold the scalars of `StepInputs`
@@ -90,7 +92,8 @@ class TrainGraph(CompiledGraph):
         num_accumulation_steps: the inputs hold this many micro-batches, joined on axis 0.
         max_grad_norm, norm_type: clip over all groups together, after accumulation.
         max_grad_value: clip every element of the gradients, after accumulation.
-        amp: None, "fp16" (with dynamic loss scaling) or "bf16"; OneFlow 0.9 compiles it for CUDA only.
+        amp: None, "fp16" (with loss scaling) or "bf16"; OneFlow 0.9 compiles it for CUDA only.
+        loss_scaling: with fp16.
         recomputed_blocks: names of the modules whose activations the backward pass computes again.
         random_scope: context manager factory entered around the forward with the graph's `key` input.
         auto_parallel: let OneFlow choose the layout of every operation's output by its own cost model.
@@ -119,6 +122,7 @@ class TrainGraph(CompiledGraph):
         norm_type: float = 2.0,
         max_grad_value: float | None = None,
         amp: str | None = None,
+        loss_scaling: LossScaling = _DEFAULT_SCALING,
         recomputed_blocks: Sequence[str] = (),
         random_scope: Any = None,
         auto_parallel: bool = False,
@@ -158,11 +162,9 @@ class TrainGraph(CompiledGraph):
             self.config.enable_amp(True, dtype={"fp16": flow.float16, "bf16": flow.bfloat16}[amp])
         if auto_parallel:
             self.config.enable_auto_parallel(True)
-        self._scales_loss = amp == "fp16"
-        if self._scales_loss:
-            self.set_grad_scaler(
-                flow.amp.GradScaler(init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000)
-            )
+        self._may_skip = amp == "fp16" and loss_scaling.is_dynamic
+        if amp == "fp16":
+            self.set_grad_scaler(loss_scaling.for_graph())
 
     def build(self, batch: Any, step: dict[str, Any], share: Any = None, key: Any = None) -> Any:
         """Trace one micro-batch, or with `in_turn` all of them. `batch`: forward's arguments; `step`:
@@ -256,7 +258,7 @@ class TrainGraph(CompiledGraph):
             scale_in_updates(job)
         if self._joins_updates and is_on("joined-updates"):
             join_updates(job)
-        if not self._scales_loss and is_on("step-count"):
+        if not self._may_skip and is_on("step-count"):
             remove_step_count(job)
         if self._layout.mesh.is_single and is_on("idle-ops"):
             remove_idle_ops(job)
@@ -285,8 +287,8 @@ class TrainGraph(CompiledGraph):
         conf = self._group_confs[group]
         place = f"{group}_{self._layout.stage_of(variable.removeprefix(f'{MODULE_NAME}.'))}"
         inputs = {"learning_rate": f"lr_{place}"}
-        if not self._scales_loss:
-            # with loss scaling the graph may leave updates out, and only it knows how many it has made
+        if not self._may_skip:
+            # with dynamic loss scaling the graph may leave updates out, and only it knows how many it has made
             inputs.update(bias_correction1=f"bias1_{place}", bias_correction2=f"bias2_{place}")
         for argument, name in inputs.items():
             if argument in update.input:

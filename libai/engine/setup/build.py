@@ -36,7 +36,7 @@ from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.options import TrainOptions
 from libai.engine.trainer.switching import TRAINERS
 from libai.layers import add_lora, synchronize_batch_norms
-from libai.optim import EmaOptions, Optimizers, auto_scale_lr, get_param_groups
+from libai.optim import EmaOptions, LossScaling, Optimizers, auto_scale_lr, get_param_groups
 from libai.parallel import Mesh
 from libai.scheduler import by_optimizer, in_sequence, with_momentum
 from libai.utils.distributed import is_main_process
@@ -277,6 +277,12 @@ def ema_options(run: Any) -> EmaOptions | None:
     return EmaOptions(ema.decay, ema.warmup, tuple(ema.exclude or ())) if ema.enabled else None
 
 
+def loss_scaling(run: Any) -> LossScaling:
+    """How `train.amp` scales the loss with fp16."""
+    amp = run.train.amp
+    return LossScaling(amp.init_scale, amp.growth_factor, amp.backoff_factor, amp.growth_interval, amp.static_scale)
+
+
 def build_trainer(
     run: Any,
     mode: str,
@@ -306,6 +312,7 @@ def build_trainer(
         norm_type=run.train.clip_grad.norm_type,
         max_grad_value=run.train.clip_grad.value,
         seed=seed,
+        loss_scaling=loss_scaling(run),
         detect_anomalous_params=run.train.detect_anomalous_params,
         non_finite=run.train.non_finite,
         replay_non_finite=run.train.replay_non_finite,

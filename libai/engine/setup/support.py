@@ -55,23 +55,26 @@ def _amp_in_graph(device: str) -> str:
     return "it does nothing on this device (OneFlow 0.9 compiles AMP for CUDA only)"
 
 
-def _fp16_in_eager(device: str) -> str:
-    if device == "cuda":
-        return "OneFlow 0.9 has no loss scaling outside nn.Graph"
-    return _bf16_in_eager(device)
-
-
-def _bf16_in_eager(device: str) -> str:
+def _amp_in_eager(device: str) -> str:
     if device == "cuda":
         return YES
     return "it does nothing on this device (OneFlow 0.9 has no autocast on CPU)"
 
 
-def verdict_on_amp(dtype: str, mode: str, device: str) -> str:
-    """`"yes"`, or why `mode` cannot compute in `dtype` ("fp16" or "bf16") on `device`."""
-    if mode == "graph":
-        return _amp_in_graph(device)
-    return _bf16_in_eager(device) if dtype == "bf16" else _fp16_in_eager(device)
+def verdict_on_amp(mode: str, device: str) -> str:
+    """`"yes"`, or why `mode` cannot compute in a lower precision on `device`."""
+    return _amp_in_graph(device) if mode == "graph" else _amp_in_eager(device)
+
+
+def _asks_for_backoff(amp: Any) -> bool:
+    is_dynamic = amp.enabled and amp.dtype == "fp16" and amp.static_scale is None
+    return bool(is_dynamic and amp.backoff_factor != 1 / amp.growth_factor)
+
+
+def _backoff_in_graph(device: str) -> str:
+    if device == "cpu":
+        return YES  # AMP does nothing there
+    return "a compiled step of OneFlow 0.9 shrinks the loss scale by 1 / train.amp.growth_factor"
 
 
 def _recompute_in_graph(device: str) -> str:
@@ -89,10 +92,7 @@ def _deterministic(device: str) -> str:
 def _comparison_with_amp(device: str) -> str:
     if device == "cpu":
         return YES  # AMP does nothing there, and is refused or leaves float32
-    return (
-        "AMP rounds to 5e-4 (fp16) or 4e-3 (bf16), which would hide what the modes are compared to 1e-5 for, and eager "
-        "mode has no fp16"
-    )
+    return "AMP rounds to 5e-4 (fp16) or 4e-3 (bf16), which would hide what the modes are compared to 1e-5 for"
 
 
 def _by(file: str, test: str, *modes: str) -> dict[str, str]:
@@ -104,16 +104,23 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "train.amp.enabled=true (fp16)",
         lambda run: run.train.amp.enabled is True and run.train.amp.dtype == "fp16",
-        _fp16_in_eager,
+        _amp_in_eager,
         _amp_in_graph,
-        "Use train.amp.enabled=auto (float32 where AMP does nothing), or train.device=cuda graph.enabled=true.",
+        "Use train.amp.enabled=auto (float32 where AMP does nothing), or run with train.device=cuda.",
     ),
     Option(
         "train.amp.enabled=true (bf16)",
         lambda run: run.train.amp.enabled is True and run.train.amp.dtype == "bf16",
-        _bf16_in_eager,
+        _amp_in_eager,
         _amp_in_graph,
         "Use train.amp.enabled=auto (float32 where AMP does nothing), or run with train.device=cuda.",
+    ),
+    Option(
+        "train.amp.backoff_factor",
+        lambda run: _asks_for_backoff(run.train.amp),
+        YES,
+        _backoff_in_graph,
+        "Set it to 1 / train.amp.growth_factor, or run with graph.enabled=false.",
     ),
     Option(
         "train.activation_checkpoint.enabled",
@@ -327,7 +334,7 @@ def amp_dtype(run: Any, mode: str, device: str) -> str | None:
     amp = run.train.amp
     if not amp.enabled:
         return None
-    verdict = verdict_on_amp(amp.dtype, mode, device)
+    verdict = verdict_on_amp(mode, device)
     if verdict == YES:
         return amp.dtype
     if is_main_process():

@@ -20,7 +20,7 @@ from libai.engine.trainer.optimizer_state import EagerOptimizerState
 from libai.forward.contract import read_losses
 from libai.forward.effects import PythonState, own_buffers, with_line
 from libai.forward.python_state import writes_state
-from libai.optim import JoinedUpdates, clip_grad_norm, clip_grad_value, norm_and_coefficient
+from libai.optim import JoinedUpdates, LossScaler, clip_grad_norm, clip_grad_value, norm_and_coefficient
 from libai.parallel import Mesh, parallelize
 from libai.parallel.batch_statistics import share_batch_statistics
 from libai.parallel.data_parallel import GradientReduction, Reduction, build_reduction, renew_parameters
@@ -39,8 +39,8 @@ class EagerTrainer(ModelTrainer):
     `gradient_reduction`: how, see `libai.parallel.data_parallel`; "auto" is "flat" on CPU and "ddp" on CUDA; "global"
     lays model and batches out as global tensors and leaves it to OneFlow.
     `zero_grad_before_forward`: clear the gradients at the start of an iteration instead of after the update, so that
-    they can be looked at in `after_step`. With `amp="bf16"` it computes under autocast, on CUDA; "fp16" needs loss
-    scaling, which OneFlow 0.9 has in graphs only.
+    they can be looked at in `after_step`. With `amp` it computes under autocast, on CUDA, with "fp16" and
+    `LossScaler`.
     """
 
     mode = "eager"
@@ -54,11 +54,7 @@ class EagerTrainer(ModelTrainer):
         **kwargs: Any,
     ):
         super().__init__(model, *args, **kwargs)
-        amp = self.options.amp
-        if amp not in (None, "bf16"):
-            raise UserError(
-                f"amp={amp!r} needs loss scaling, which OneFlow 0.9 has in graphs only. Use 'bf16' or None."
-            )
+        self._scaler = LossScaler(self.optimizer, self.options.loss_scaling) if self.options.amp == "fp16" else None
         self._zero_grad_before_forward = zero_grad_before_forward
         self.optimizer_state = EagerOptimizerState(self.model, self.optimizer)
         self._held: list[Batch] = []
@@ -117,14 +113,19 @@ class EagerTrainer(ModelTrainer):
         batches = [forward_pass.to_device(batch) for batch in named]
         with forward_pass.index_check.watch(named, forward_pass.describe_batch):
             forward = self._forward_with_autocast if self.options.amp else self._forward
+            forward_pass.loss_scale = None if self._scaler is None else self._scaler.scale
             result = forward_pass.accumulate_gradients(forward, batches)
         self._hold(batches)
         if self._reduction is not None:
             self._reduction.reduce()
+        is_finite = self._scaler is None or self._scaler.unscale(self._parameters)
         self._call_hooks("after_backward")
         if self.options.check_finite_every_iter:
             self._check_finite_before_update(result)
-        result.grad_norm = self._clip_and_step()
+        if is_finite:
+            result.grad_norm = self._clip_and_step()
+        elif self.options.max_grad_norm is not None:
+            result.grad_norm, _ = norm_and_coefficient(self._parameters, 1.0, self.options.norm_type)
         if not self._zero_grad_before_forward:
             self.optimizer.zero_grad(set_to_none=self._set_to_none)
         self._finish_update()
@@ -152,7 +153,7 @@ class EagerTrainer(ModelTrainer):
         return norm
 
     def _forward_with_autocast(self, **batch: Any) -> Any:
-        with flow.autocast("cuda", dtype=flow.bfloat16):
+        with flow.autocast("cuda", dtype=flow.float16 if self._scaler else flow.bfloat16):
             return self._forward(**batch)
 
     def _hold(self, batches: list[Batch]) -> None:
@@ -212,7 +213,10 @@ class EagerTrainer(ModelTrainer):
             self._python_state = None
             if note is not None and is_main_process():
                 logger.warning("%s.%s", type(self.model).__name__, note)
-        return super().collect(results)
+        numbers = super().collect(results)
+        if self._scaler is not None and self.options.loss_scaling.is_dynamic:
+            numbers[-1]["train/loss_scale"] = self._scaler.scale
+        return numbers
 
     def _check_finite_before_update(self, result: StepResult) -> None:
         numbers = self.collect([result])[0]

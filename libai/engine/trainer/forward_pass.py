@@ -64,6 +64,8 @@ class ForwardPass:
         self.effects: Effects | None = None
         self.average: WeightAverage | None = None
         self.evaluated: tuple[str, int] | None = None
+        #: what the loss is multiplied by before the backward pass
+        self.loss_scale: float | None = None
         #: watches the first gradients that are computed op by op
         self._saved_values: SavedValues | None = SavedValues()
         self._checked_keys: tuple[str, ...] = ()
@@ -196,6 +198,8 @@ class ForwardPass:
             total = total_loss(losses) * scale
         else:
             total = weighted_total(losses, map_shares(scale, self.layout.replicate))
+        if self.loss_scale is not None:
+            total = total * self.loss_scale
         try:
             total.backward()
         except Exception as error:

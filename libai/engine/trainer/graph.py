@@ -107,7 +107,10 @@ class GraphTrainer(ModelTrainer):
         self._changing: tuple[str, ...] = ()
         self._weighted = self.forward_pass.counts_items and self.options.num_accumulation_steps > 1
         self.optimizer_state = GraphOptimizerState(
-            self.model, self.optimizer, self.forward_pass.layout, self.options.amp
+            self.model,
+            self.optimizer,
+            self.forward_pass.layout,
+            self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic,
         )
         self._shapes: Shapes | None = None
         self._eval_graphs: dict[Signature, EvalGraph] = {}
@@ -260,6 +263,7 @@ class GraphTrainer(ModelTrainer):
             norm_type=self.options.norm_type,
             max_grad_value=self.options.max_grad_value,
             amp=self.options.amp,
+            loss_scaling=self.options.loss_scaling,
             recomputed_blocks=self._recomputed_blocks(),
             auto_parallel=self._auto_parallel,
             buffers=self._changing,

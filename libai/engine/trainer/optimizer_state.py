@@ -58,12 +58,12 @@ class EagerOptimizerState(OptimizerState):
 class GraphOptimizerState(OptimizerState):
     """A compiled graph keeps the state itself; until there is one, what it is to begin with waits here.
 
-    `amp`: with "fp16" the state of loss scaling belongs to it.
+    `has_loss_scale`: the state of dynamic loss scaling belongs to it.
     """
 
-    def __init__(self, model: nn.Module, optimizer: flow.optim.Optimizer, layout: Layout, amp: str | None):
+    def __init__(self, model: nn.Module, optimizer: flow.optim.Optimizer, layout: Layout, has_loss_scale: bool):
         super().__init__(model, optimizer)
-        self._layout, self._amp = layout, amp
+        self._layout, self._has_loss_scale = layout, has_loss_scale
         self._graph: TrainGraph | None = None
         self._waiting: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
         if optimizer._state["step"]:  # it has made eager updates before, and the graph continues from there
@@ -82,7 +82,7 @@ class GraphOptimizerState(OptimizerState):
         """See `OptimizerState.export`."""
         if self._graph is not None:
             # only with loss scaling, which may leave an update out, does the graph count
-            step = None if self._amp == "fp16" else self.optimizer._state["step"]
+            step = None if self._has_loss_scale else self.optimizer._state["step"]
             state = self._graph.state_dict()
             exported, counts = export_graph_state(state, MODULE_NAME, self._parameters(), self.optimizer, step)
             return exported, {**counts, **self.loss_scale()}
@@ -140,7 +140,7 @@ class GraphOptimizerState(OptimizerState):
 
     def loss_scale(self) -> dict[str, float]:
         """The state of fp16 loss scaling as checkpoint scalars; empty without it."""
-        if self._amp != "fp16" or self._graph is None:
+        if not self._has_loss_scale or self._graph is None:
             return {}
         with self.variables() as variables:
             return {
@@ -155,7 +155,7 @@ class GraphOptimizerState(OptimizerState):
         scales = {
             name: self._layout.replicate(flow.tensor([scalars[key]]).to(kinds[key]))
             for key, name in _loss_scale_names(graph).items()
-            if self._amp == "fp16" and key in scalars
+            if self._has_loss_scale and key in scalars
         }
         return {**to_graph_state(tensors, scalars, MODULE_NAME, self.optimizer, self._parameters()), **scales}
 

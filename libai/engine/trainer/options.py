@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from libai.optim import EmaOptions
+from libai.optim import EmaOptions, LossScaling
 from libai.parallel import Mesh, ParallelPlan
 from libai.parallel.data_parallel import Reduction
 from libai.utils.errors import UserError
@@ -31,6 +31,7 @@ class TrainOptions:
         max_grad_value: clip every element of the gradients to it; None: no clipping.
         seed: of the dropout masks (`libai.layers.random`).
         amp: compute in "bf16" or "fp16", on CUDA; None: in float32.
+        loss_scaling: with fp16.
         gradient_reduction: how eager data-parallel ranks average their gradients, see `EagerTrainer`.
         check_finite_every_iter: check the losses *before* every update (costs one synchronisation per iteration)
             instead of at the next log point; eager mode only.
@@ -57,6 +58,7 @@ class TrainOptions:
     max_grad_value: float | None = None
     seed: int = 0
     amp: str | None = None
+    loss_scaling: LossScaling = LossScaling()
     gradient_reduction: Reduction = "auto"
     check_finite_every_iter: bool = False
     detect_anomalous_params: bool = False

@@ -1,0 +1,79 @@
+"""Loss scaling for fp16, in which small gradients would be zero: the loss is multiplied, and the gradients divided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import oneflow as flow
+
+from libai.optim.clip import norm_and_coefficient
+from libai.parallel import full_tensor
+
+
+@dataclass(frozen=True)
+class LossScaling:
+    """How the loss is scaled, in both modes.
+
+    An update whose gradients are not finite is left out, and the scale multiplied by `backoff_factor`; after
+    `growth_interval` updates without one it is multiplied by `growth_factor`. `static_scale` keeps one scale and leaves
+    no update out. In graph mode OneFlow takes no other `backoff_factor` than 1 / `growth_factor`.
+    """
+
+    init_scale: float = 2.0**16
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    static_scale: float | None = None
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the scale changes, and updates may be left out."""
+        return self.static_scale is None
+
+    def for_graph(self) -> Any:
+        """OneFlow's description of it for `nn.Graph.set_grad_scaler`."""
+        if self.static_scale is not None:
+            return flow.amp.StaticGradScaler(self.static_scale)
+        return flow.amp.GradScaler(self.init_scale, self.growth_factor, self.backoff_factor, self.growth_interval)
+
+
+class LossScaler:
+    """Scales the loss of eager updates. Its state is part of the optimizer's, and goes with it to graph mode."""
+
+    def __init__(self, optimizer: flow.optim.Optimizer, scaling: LossScaling):
+        self._optimizer, self._scaling = optimizer, scaling
+
+    @property
+    def scale(self) -> float:
+        """What the next loss is multiplied by."""
+        if self._scaling.static_scale is not None:
+            return self._scaling.static_scale
+        return self._optimizer._state.get("loss_scale", self._scaling.init_scale)
+
+    def unscale(self, parameters: Iterable[flow.Tensor]) -> bool:
+        """Divide the gradients by the scale; whether an update can be made with them. Waits for the device, and is
+        collective with global tensors."""
+        parameters = list(parameters)
+        with flow.no_grad():
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(1.0 / self.scale)
+        if not self._scaling.is_dynamic:
+            return True
+        norm, _ = norm_and_coefficient(parameters, 1.0)
+        is_finite = math.isfinite(float(full_tensor(norm).numpy()))
+        self._adapt(is_finite)
+        return is_finite
+
+    def _adapt(self, is_finite: bool) -> None:
+        """As OneFlow's compiled step does it, where a scale does not fall below 1."""
+        state, scaling = self._optimizer._state, self._scaling
+        scale, good_steps = self.scale, int(state.get("loss_scale_good_steps", 0)) + 1
+        if not is_finite:
+            scale, good_steps = max(scale * scaling.backoff_factor, 1.0), 0
+        elif good_steps >= scaling.growth_interval:
+            scale, good_steps = scale * scaling.growth_factor, 0
+        state["loss_scale"], state["loss_scale_good_steps"] = scale, good_steps

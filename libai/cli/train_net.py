@@ -15,6 +15,7 @@ from libai.config.lazy.lazy_config import to_yaml
 from libai.launch.guard import guarded_main
 from libai.launch.startup import seconds_since_process_start
 from libai.utils.distributed import get_world_size, is_main_process
+from libai.utils.errors import EXIT_FAILED
 
 #: what --fast-dev-run changes: a few iterations of everything
 FAST_DEV_RUN = [
@@ -77,7 +78,7 @@ def main() -> int:
     elif args.eval_only:
         run.report_evaluation()
     else:
-        run.train()
+        return EXIT_FAILED if run.train().status == "failed" else 0
     return 0
 
 

@@ -158,7 +158,12 @@ def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
 
 
 def _impossible_sizes(train: schema.Train, world_size: int) -> Iterator[str]:
-    """Lengths, meshes and batch sizes that cannot be."""
+    """Lengths, meshes and batch sizes that cannot be, and what needs one process."""
+    if train.on_exception == "return" and world_size > 1:
+        yield (
+            f"train.on_exception=return cannot be kept by {world_size} processes: a rank that failed would leave the "
+            "others waiting for it. Remove it, or use one process."
+        )
     dist = train.dist
     if not train.train_iter and not train.train_epoch:
         yield "train.train_iter and train.train_epoch are both 0, so nothing would be trained. Set one of them."

@@ -79,6 +79,11 @@ class Train:
     log_period: int | Literal["epoch"] = key(20, "Iterations between two log points, or `epoch`.", at_least=1)
     load_weight: LoadWeight = section(LoadWeight)
     resume: bool | str = key(False, "Continue from the newest checkpoint in `output_dir`, or from this one.")
+    on_exception: Literal["raise", "return"] = key(
+        "raise",
+        "When training fails, after the state is saved where it is intact: raise the error, or log it and return a "
+        'result whose status is "failed"; one process only.',
+    )
     non_finite: Literal["raise", "skip", "rollback"] = key(
         "raise", "On a NaN or infinite loss: stop, leave that update out, or go back to the state before."
     )

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from libai.engine.log.events import EventStorage
 from libai.engine.loop.check_parts import check_iterations
 from libai.engine.loop.data_feed import DataFeed
-from libai.engine.loop.hook_base import EPOCH_POINTS, HOOK_POINTS, HookBase
+from libai.engine.loop.hook_base import EPOCH_POINTS, HOOK_POINTS, HookBase, Interrupted, StopTraining
 from libai.engine.loop.loop_state import LoopState
 from libai.engine.loop.pending_metrics import MAX_PENDING_RESULTS, LossGuard
 from libai.engine.loop.periods import EveryEpoch
@@ -29,15 +29,6 @@ logger = logging.getLogger("libai.engine")
 
 #: how long a thread waits for the interpreter's lock before it asks for it
 SWITCH_SECONDS = 1e-4
-
-
-class StopTraining(Exception):
-    """Raised by a hook in `after_step` to end the loop early and cleanly (early stopping). The other hooks still get
-    their turn."""
-
-
-class Interrupted(Exception):
-    """Leaves the loop or an evaluation when all ranks have agreed to stop; `TrainerBase.train` does not let it out."""
 
 
 class TrainerBase:
@@ -119,7 +110,7 @@ class TrainerBase:
             self.hooks.append(hook)
         self.hooks.sort(key=lambda hook: hook.priority)
         for point in HOOK_POINTS:
-            self._hook_calls[point] = [getattr(hook, point) for hook in self.hooks if hook.overrides(point)]
+            self._hook_calls[point] = [hook.caller(point) for hook in self.hooks if hook.overrides(point)]
 
     def _call_hooks(self, point: str) -> None:
         """Run every hook that does something at `point`, one of `HOOK_POINTS`."""

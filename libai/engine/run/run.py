@@ -243,10 +243,18 @@ class Run:
                 if self.trainer.status == "interrupted":
                     raise self._stopped()
                 load_best(self)
-                return result_of(self)
+            except Exception as error:
+                if isinstance(error, UserError) or not self._returns_after(error):
+                    raise
+                logger.exception("training failed, and train.on_exception=return")
             finally:
                 self._is_training = False
                 self.folder.release()
+        return result_of(self)
+
+    def _returns_after(self, error: Exception) -> bool:
+        """Whether `train` returns although training has failed with `error`."""
+        return self.config.train.on_exception == "return" and self.trainer.loop.failure is error
 
     def _train(self, until: int | None) -> None:
         modes.unfreeze_due(self)

@@ -1,0 +1,76 @@
+"""What becomes of an exception: of a hook that may fail, and of a run (FEATURES A3 51, B 32)."""
+
+from __future__ import annotations
+
+import contract_runs
+import jobs
+import pytest
+
+from libai.config import ConfigError, validate
+from libai.engine import NonFiniteLoss, StopTraining
+from libai.engine.hooks import CallbackHook
+from libai.utils.errors import UserError
+
+SHORT = ("train.evaluation.enabled=false", "train.checkpointer.period=100", "train.train_iter=6")
+
+
+def raising(error, **options):
+    def fail(trainer):
+        raise error
+
+    return CallbackHook(after_step=fail, **options)
+
+
+def test_a_hook_that_may_fail_does_not_end_the_run(mode, tmp_path):
+    contract_runs.train(tmp_path / "plain", mode, *SHORT)
+    run = contract_runs.make_run(tmp_path / "failing", mode, *SHORT)
+    run.trainer.register_hooks([raising(RuntimeError("planted"), every=2, on_error="log")])
+    assert run.train().status == "finished"
+    assert jobs.read_column(tmp_path / "failing") == jobs.read_column(tmp_path / "plain")
+    log = (tmp_path / "failing" / "log.txt").read_text()
+    assert (log.count("Traceback"), log.count("CallbackHook failed in after_step again: planted")) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "error", [NonFiniteLoss(1, {"train/loss": float("nan")}, updated=True), StopTraining("enough")]
+)
+def test_a_hook_that_may_fail_can_still_stop_the_run(error, tmp_path):
+    run = contract_runs.make_run(tmp_path, "eager", *SHORT)
+    run.trainer.register_hooks([raising(error, every=2, on_error="log")])
+    if isinstance(error, StopTraining):
+        assert run.train().status == "stopped"
+    else:
+        with pytest.raises(NonFiniteLoss):
+            run.train()
+    assert run.trainer.completed_iters == 2
+
+
+def test_an_unknown_policy_of_a_hook_is_refused(tmp_path):
+    run = contract_runs.make_run(tmp_path, "eager")
+    with pytest.raises(UserError, match="CallbackHook.on_error='ignore': choose raise or log"):
+        run.trainer.register_hooks([raising(RuntimeError(), on_error="ignore")])
+
+
+def test_a_run_that_returns_after_a_failure_saves_says_so_and_resumes(mode, tmp_path):
+    contract_runs.train(tmp_path / "plain", mode, *SHORT)
+    run = contract_runs.make_run(tmp_path / "failing", mode, *SHORT, "train.on_exception=return")
+    run.trainer.register_hooks([raising(RuntimeError("planted"), every=3)])
+    result = run.train()
+    assert (result.status, result.iterations, result.last_path.name) == ("failed", 3, "iter_0000003")
+    assert "planted" in (tmp_path / "failing" / "log.txt").read_text()
+    contract_runs.train(tmp_path / "failing", mode, *SHORT, resume=True)
+    assert jobs.read_column(tmp_path / "failing") == jobs.read_column(tmp_path / "plain")
+
+
+def test_by_default_and_for_a_users_mistake_the_error_rises(tmp_path):
+    for error, policy in ((RuntimeError("planted"), "raise"), (UserError("a mistake"), "return")):
+        run = contract_runs.make_run(tmp_path / policy, "eager", *SHORT, f"train.on_exception={policy}")
+        run.trainer.register_hooks([raising(error)])
+        with pytest.raises(type(error), match=str(error)):
+            run.train()
+
+
+def test_several_processes_cannot_return(tmp_path):
+    config = contract_runs.make_config(tmp_path, "eager", "train.on_exception=return")
+    with pytest.raises(ConfigError, match="train.on_exception=return cannot be kept by 2 processes"):
+        validate(config, world_size=2)

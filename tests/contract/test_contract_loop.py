@@ -202,6 +202,9 @@ def test_parameters_without_gradient_are_named_in_the_first_iteration(mode, capl
     lines = [record.getMessage() for record in caplog.records if "no gradient" in record.getMessage()]
     assert len(lines) == 1
     assert "2 trainable parameter(s)" in lines[0] and "spare.weight, spare.bias" in lines[0]
+    caplog.clear()
+    make_trainer(mode, model=TwoHeads()).train(0, 1)
+    assert "no gradient" not in caplog.text  # negative control: the setting does it
 
 
 def test_looking_for_them_changes_nothing(mode, caplog):

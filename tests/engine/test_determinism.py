@@ -35,11 +35,11 @@ class Noisy(toy.Classifier):
         return toy.Classifier.forward(self, self.noise(x), y)
 
 
-def train(mode, noise):
+def train(mode, noise, hooks=(DeterminismHook,)):
     flow.manual_seed(0)
     model = Noisy(noise)
     trainer = toy.trainer_of(mode, model, toy.batches(4), toy.optimizer_of("adamw", model))
-    trainer.register_hooks([RandomStateHook(3), DeterminismHook()])
+    trainer.register_hooks([RandomStateHook(3), *(hook() for hook in hooks)])
     losses = toy.record_losses(trainer)
     trainer.train(0, 3)
     return losses
@@ -50,6 +50,14 @@ def test_a_draw_that_no_seed_reaches_is_refused_by_the_name_of_its_module(mode):
         UserError, match=r"deterministic=true cannot be kept.* the output of noise \(Noise\) is not the"
     ):
         train(mode, Noise(lambda: float(secrets.randbelow(1000))))
+
+
+def test_without_the_check_such_a_run_differs_from_the_next():
+    """Negative control; a graph refuses the draw without the check too."""
+    runs = [train("eager", Noise(lambda: float(secrets.randbelow(1000))), hooks=()) for _ in range(2)]
+    assert runs[0] != runs[1]
+    with pytest.raises(UserError, match="os.urandom"):
+        train("graph", Noise(lambda: float(secrets.randbelow(1000))), hooks=())
 
 
 @pytest.mark.parametrize(
@@ -72,11 +80,4 @@ def test_draws_from_oneflow_and_libai_dropout_pass():
 
 def test_the_check_changes_nothing(mode):
     """Generators, weights and data are where they were."""
-    checked = train(mode, Dropout(0.5))
-    flow.manual_seed(0)
-    model = Noisy(Dropout(0.5))
-    trainer = toy.trainer_of(mode, model, toy.batches(4), toy.optimizer_of("adamw", model))
-    trainer.register_hooks([RandomStateHook(3)])
-    losses = toy.record_losses(trainer)
-    trainer.train(0, 3)
-    assert losses == checked
+    assert train(mode, Dropout(0.5)) == train(mode, Dropout(0.5), hooks=())

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import oneflow as flow
 
 from libai.optim.clip import norm_and_coefficient
-from libai.parallel import full_tensor
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,9 @@ class LossScaler:
             return self._scaling.static_scale
         return self._optimizer._state.get("loss_scale", self._scaling.init_scale)
 
-    def unscale(self, parameters: Iterable[flow.Tensor]) -> bool:
+    def unscale(self, parameters: Iterable[flow.Tensor], full_tensor: Callable[[flow.Tensor], flow.Tensor]) -> bool:
         """Divide the gradients by the scale; whether an update can be made with them. Waits for the device, and is
-        collective with global tensors."""
+        collective with global tensors, of which `full_tensor` gives the local value."""
         parameters = list(parameters)
         with flow.no_grad():
             for parameter in parameters:

@@ -21,7 +21,7 @@ from libai.forward.contract import read_losses
 from libai.forward.effects import PythonState, own_buffers, with_line
 from libai.forward.python_state import writes_state
 from libai.optim import JoinedUpdates, LossScaler, clip_grad_norm, clip_grad_value, norm_and_coefficient
-from libai.parallel import Mesh, parallelize
+from libai.parallel import Mesh, full_tensor, parallelize
 from libai.parallel.batch_statistics import share_batch_statistics
 from libai.parallel.data_parallel import GradientReduction, Reduction, build_reduction, renew_parameters
 from libai.utils.distributed import is_main_process
@@ -118,7 +118,7 @@ class EagerTrainer(ModelTrainer):
         self._hold(batches)
         if self._reduction is not None:
             self._reduction.reduce()
-        is_finite = self._scaler is None or self._scaler.unscale(self._parameters)
+        is_finite = self._scaler is None or self._scaler.unscale(self._parameters, full_tensor)
         self._call_hooks("after_backward")
         if self.options.check_finite_every_iter:
             self._check_finite_before_update(result)

@@ -91,7 +91,10 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
         ("train.train_iter=abc", "train.train_iter=abc: expected a whole number >= 0 (default 0)."),
         ("train.train_iter=1.5", "train.train_iter=1.5: expected a whole number >= 0 (default 0)."),
         ("train.seed=-1", "train.seed=-1: expected a whole number >= 0 and <= 4294967295 or null (default 1234)."),
-        ("train.amp=true", "train.amp=true: expected a section. Set train.amp.enabled, train.amp.dtype."),
+        (
+            "train.amp=true",
+            "train.amp=true: expected a section. Set train.amp.enabled, train.amp.dtype, train.amp.init_scale.",
+        ),
         ("train.amp.dtype=fp17", "train.amp.dtype=fp17: expected fp16 or bf16 (default 'fp16')."),
         (
             "optim.lr=1e-3,1e-4",

@@ -68,7 +68,10 @@ def test_interpolations_are_resolved():
         ({"train": {"train_iter": "abc"}}, "train.train_iter='abc': expected a whole number >= 0."),
         ({"train": {"log_period": 0}}, "train.log_period=0: expected a whole number >= 1 or epoch."),
         ({"train": {"warmup_ratio": 1.0}}, "train.warmup_ratio=1.0: expected a number >= 0 and < 1."),
-        ({"train": {"amp": True}}, "train.amp=True: expected a section. Set train.amp.enabled, train.amp.dtype."),
+        (
+            {"train": {"amp": True}},
+            "train.amp=True: expected a section. Set train.amp.enabled, train.amp.dtype, train.amp.init_scale.",
+        ),
         ({"train": {"amp": None}}, "train.amp=null: a section cannot be null. Remove it, or set train.amp.key=value."),
         ({"train": {"output_dir": " "}}, "train.output_dir=' ': expected the name of a folder, found nothing."),
         ({"train": {"seed": "???"}}, "train.seed is '???': the config leaves its value to you. Add train.seed=value."),

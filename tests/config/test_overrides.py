@@ -43,7 +43,7 @@ def applied(*overrides):
         ("train.clip_grad.max_norm=1", "train.clip_grad.max_norm", 1.0),
         ("train.output_dir=007", "train.output_dir", "007"),
         ("train.output_dir='out/x=y'", "train.output_dir", "out/x=y"),
-        ("train.amp={enabled: on}", "train.amp", {"enabled": True, "dtype": "fp16"}),
+        ("train.auto_scale_lr={enabled: on}", "train.auto_scale_lr", {"enabled": True, "base_batch_size": None}),
         ("train.load_weight=007", "train.load_weight.path", "007"),
         ("train.load_weight={path: a, strict: off}", "train.load_weight.strict", False),
         ("train.load_weight.revise_keys=[['^a\\.', '']]", "train.load_weight.revise_keys", [["^a\\.", ""]]),

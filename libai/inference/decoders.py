@@ -17,7 +17,7 @@ from oneflow import nn
 from libai.oneflow_fixes.compiled_graph import CompiledGraph
 from libai.parallel import Layout, full_tensor
 
-_HIDDEN = np.float32(-1e9)
+HIDDEN = np.float32(-1e9)
 
 
 class KeyValues:
@@ -91,7 +91,7 @@ class Decoder:
         """What every token adds to its scores: (batch, 1, length, length)."""
         length = self._is_token.shape[1]
         is_hidden = ~self._is_token[:, None, None, :] | np.triu(np.ones((length, length), bool), 1)
-        return is_hidden.astype(np.float32) * _HIDDEN
+        return is_hidden.astype(np.float32) * HIDDEN
 
 
 class CachedDecoder(Decoder):
@@ -135,7 +135,7 @@ class GraphDecoder(Decoder):
         is_seen = np.zeros((len(tokens), self._capacity + 1), bool)
         is_seen[:, : self._length] = self._is_token[:, :-1]
         is_seen[:, -1] = True
-        mask = np.where(is_seen, np.float32(0.0), _HIDDEN)[:, None, None]
+        mask = np.where(is_seen, np.float32(0.0), HIDDEN)[:, None, None]
         given = (tokens, self._positions()[:, -1:], mask, self._past, *self._context)
         return self._keep(*self._run(self._token, *given))
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from libai.inference.decoders import CachedDecoder, Decoder, GraphDecoder
+from libai.inference.native_decoder import NativeDecoder, can_decode
 from libai.parallel import Layout, LocalLayout, Mesh
 from libai.utils.errors import UserError
 
@@ -63,9 +64,14 @@ class Generator:
     def __init__(self, model: Any, is_graph: bool = False, uses_cache: bool = True, layout: Layout | None = None):
         if is_graph and not uses_cache:
             raise UserError("is_graph=True computes with a cache, whose shapes are fixed. Leave uses_cache=True.")
-        self._decoder = (GraphDecoder if is_graph else CachedDecoder if uses_cache else Decoder)(
-            model.eval(), layout or LocalLayout(Mesh(device=next(model.parameters()).device.type))
-        )
+        layout = layout or LocalLayout(Mesh(device=next(model.parameters()).device.type))
+        if is_graph:
+            kind: type[Decoder] = GraphDecoder
+        elif not uses_cache:
+            kind = Decoder
+        else:
+            kind = NativeDecoder if can_decode(model, layout) else CachedDecoder
+        self._decoder = kind(model.eval(), layout)
         self._max_length = model.max_seq_length
         #: of a model with an encoder, which reads the prompts; the decoder then begins with one token
         self._max_target_length: int | None = getattr(model, "max_target_length", None)

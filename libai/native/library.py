@@ -39,12 +39,17 @@ class Library:
         self._library.libai_native_use_level.restype = ctypes.c_bool
         self._library.libai_native_op.restype = ctypes.c_char_p
         self._library.libai_native_calls.restype = ctypes.c_int64
+        self._library.libai_native_decode.restype = ctypes.c_bool
         self._library.libai_products_in_parts.restype = ctypes.c_bool
         self._library.libai_team_shared.restype = ctypes.c_int64
         self._library.libai_team_alone.restype = ctypes.c_int64
         self._library.libai_team_prefers_sharing.restype = ctypes.c_bool
         with contextlib.suppress(Unavailable):  # products stay oneflow's
             self._library.libai_native_use_sgemm(ctypes.byref(find_slot(oneflow, "cblas_sgemm")))
+
+    def decode(self, step: ctypes.Structure) -> bool:
+        """Compute a step of generation (libai/native/decoding.py); False, and nothing, where products are OneFlow's."""
+        return bool(self._library.libai_native_decode(ctypes.byref(step)))
 
     def use_level(self, level: str) -> bool:
         """Compute with this instruction set from now on; False, and no change, where the CPU lacks it."""

@@ -1,6 +1,7 @@
 // Registers the kernels when the library is loaded, and has the functions that libai/native calls.
 #include "channel_kernels.h"
 #include "conv_kernels.h"
+#include "decode.h"
 #include "pointwise_kernels.h"
 #include "pool_kernels.h"
 #include "product_kernels.h"
@@ -45,6 +46,8 @@ EXPORTED bool libai_native_use_level(int level) {
 EXPORTED void libai_native_use_sgemm(void* slot) { libai::g_sgemm = static_cast<libai::Sgemm*>(slot); }
 // False: operations take OneFlow's own kernels again.
 EXPORTED void libai_native_enable(bool is_enabled) { libai::g_is_enabled = is_enabled; }
+// One step of generation; false, and nothing, where products are OneFlow's.
+EXPORTED bool libai_native_decode(const libai::DecoderStep* step) { return libai::Decode(*step); }
 EXPORTED int libai_native_count() { return static_cast<int>(libai::Entries().size()); }
 EXPORTED const char* libai_native_op(int index) { return libai::Entries()[index]->op.c_str(); }
 EXPORTED int64_t libai_native_calls(int index) { return libai::Entries()[index]->calls; }

@@ -119,10 +119,12 @@ INLINE void DotRowsOf(const float* x, const float* w, int64_t num_w, int64_t d, 
       }
     }
     UNROLL for (int i = 0; i < N; ++i) {
-      float lanes[2 * kLanes], total = 0.0f;
+      float lanes[2 * kLanes];
       Store(lanes, sum[i][0]);
       Store(lanes + kLanes, sum[i][1]);
-      for (int k = 0; k < 2 * kLanes; ++k) total += lanes[k];
+      for (int half = kLanes; half > 0; half /= 2)  // one after the other they would take longer than the products
+        SIMD for (int k = 0; k < half; ++k) lanes[k] += lanes[k + half];
+      float total = lanes[0];
       for (int64_t c = in_pairs; c < d; ++c) total += x[i * d + c] * w[c];
       y[i * y_step + j] = alpha * total + (adds ? y[i * y_step + j] : 0.0f);
     }
@@ -132,6 +134,20 @@ void DotRows(const float* x, int64_t num_x, const float* w, int64_t num_w, int64
              int64_t y_step) {
   for (; num_x >= 4; num_x -= 4, x += 4 * d, y += 4 * y_step) DotRowsOf<4>(x, w, num_w, d, alpha, adds, y, y_step);
   for (; num_x > 0; --num_x, x += d, y += y_step) DotRowsOf<1>(x, w, num_w, d, alpha, adds, y, y_step);
+}
+
+// y = the sum of `count` rows of v, of `d` numbers, each times its weight in p
+void WeighRows(const float* p, const float* v, int64_t count, int64_t d, float* y) {
+  int64_t c = 0;
+  for (; c + kLanes <= d; c += kLanes) {
+    Vector sum = All(0.0f);
+    for (int64_t i = 0; i < count; ++i) sum = AddProduct(All(p[i]), Load(v + i * d + c), sum);
+    Store(y + c, sum);
+  }
+  for (; c < d; ++c) {
+    y[c] = 0.0f;
+    for (int64_t i = 0; i < count; ++i) y[c] += p[i] * v[i * d + c];
+  }
 }
 
 // y[c][r] = x[r][c], in tiles

@@ -31,5 +31,8 @@ from libai.data.text.tokenizers import BPETokenizer as BPETokenizer
 from libai.data.text.tokenizers import ByteTokenizer as ByteTokenizer
 from libai.data.text.tokenizers import load_tokenizer as load_tokenizer
 from libai.data.text.windows import TokenDataset as TokenDataset
+from libai.data.vision.files import ImageFolderDataset as ImageFolderDataset
+from libai.data.vision.files import MnistDataset as MnistDataset
 from libai.data.vision.images import CifarDataset as CifarDataset
 from libai.data.vision.images import DigitsDataset as DigitsDataset
+from libai.data.vision.mixing import MixedImages as MixedImages

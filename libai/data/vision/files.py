@@ -1,0 +1,135 @@
+"""Images in the files of MNIST, and in a folder for each class as ImageNet has them. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from libai.data.loading.cache import default_cache_dir
+from libai.data.loading.errors import DataError, describe_folder
+from libai.data.loading.sampling import SampleRandom
+from libai.data.vision.images import random_flip, random_shift
+
+_MNIST = {"train": "train", "test": "t10k"}
+#: of ImageNet's training pixels
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class MnistDataset:
+    """`images` float32 `(1, 28, 28)` in [0, 1] and `labels`, from the IDX files of MNIST, packed (.gz) or not.
+
+    `path`: their folder; default `$LIBAI_DATA_DIR` or `~/.cache/libai`. Sets of the same format, such as
+    Fashion-MNIST, are read as well. `augment=True` shifts training images by up to 2 pixels.
+    """
+
+    num_classes = 10
+
+    def __init__(self, path: str | os.PathLike | None = None, *, split: str = "train", augment: bool = False):
+        if split not in _MNIST:
+            raise DataError(f"split={split!r} was asked for, MNIST has {sorted(_MNIST)}: use one of them.")
+        root = Path(path).expanduser() if path is not None else default_cache_dir()
+        self.images = _read_idx(root, f"{_MNIST[split]}-images-idx3-ubyte")[:, None]
+        self.labels = _read_idx(root, f"{_MNIST[split]}-labels-idx1-ubyte").astype(np.int64)
+        if len(self.images) != len(self.labels):
+            raise DataError(f"{root} has {len(self.images)} images and {len(self.labels)} labels of {split}.")
+        self.augment = augment
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {"images": self.images[index] / np.float32(255), "labels": self.labels[index]}
+
+    def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """`images` float32 `(B, 1, 28, 28)` and `labels` int64 `(B,)`."""
+        return {"images": self.images[indices] / np.float32(255), "labels": self.labels[indices]}
+
+    def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
+        """Called by the train loader: the batch, its images shifted when `augment=True`."""
+        if not self.augment:
+            return batch
+        return {**batch, "images": random_shift(batch["images"], random.uniform(2), max_pixels=2)}
+
+
+def _read_idx(root: Path, name: str) -> np.ndarray:
+    """An array of bytes: two zeros, a type, the number of axes, their sizes as big-endian integers, the values."""
+    path = next((path for path in (root / name, root / f"{name}.gz") if path.is_file()), None)
+    if path is None:
+        raise DataError(
+            f"{name} or {name}.gz was looked for in {root}, which {describe_folder(root)}. Fetch MNIST's four files "
+            "and give their folder as path=... (nothing is downloaded by itself)."
+        )
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read ({error}): fetch it again.") from error
+    shape = tuple(np.frombuffer(content[4 : 4 + 4 * content[3]], ">u4").tolist()) if len(content) > 4 else ()
+    start = 4 + 4 * len(shape)
+    if content[:3] != b"\0\0\x08" or len(content) - start != int(np.prod(shape, dtype=np.int64)):
+        raise DataError(f"{path} is no whole IDX file of bytes: it is cut off or something else. Fetch it again.")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+class ImageFolderDataset:
+    """`images` float32 `(3, image_size, image_size)`, normalised, and `labels`: one folder for each class, in order of
+    their names, with files that Pillow reads.
+
+    The shorter side is resized to `image_size * 256 / 224` and the middle is cut out. `augment=True` moves that part by
+    up to an eighth of `image_size` and mirrors half of the training images.
+    """
+
+    def __init__(self, path: str | os.PathLike, *, image_size: int = 224, augment: bool = False):
+        root = Path(path).expanduser()
+        self.classes = sorted(folder.name for folder in root.iterdir() if folder.is_dir()) if root.is_dir() else []
+        self.files = [
+            (file, label)
+            for label, name in enumerate(self.classes)
+            for file in sorted((root / name).iterdir())
+            if file.is_file() and not file.name.startswith(".")
+        ]
+        if not self.files:
+            raise DataError(f"{root} {describe_folder(root)}: no folders of classes with images. Give their folder.")
+        self.num_classes, self.image_size, self.augment = len(self.classes), image_size, augment
+        self._pillow = _pillow()
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        path, label = self.files[index]
+        try:
+            with self._pillow.open(path) as opened:
+                image = opened.convert("RGB")
+        except OSError as error:
+            raise DataError(f"{path} is no image that can be read: {error}") from error
+        scale = round(self.image_size * 256 / 224) / min(image.size)
+        width, height = (max(self.image_size, round(side * scale)) for side in image.size)
+        left, top = (width - self.image_size) // 2, (height - self.image_size) // 2
+        image = image.resize((width, height), self._pillow.Resampling.BILINEAR)
+        image = image.crop((left, top, left + self.image_size, top + self.image_size))
+        pixels = (np.asarray(image, np.float32) / np.float32(255) - np.array(MEAN, np.float32)) / np.array(
+            STD, np.float32
+        )
+        return {"images": pixels.transpose(2, 0, 1), "labels": np.int64(label)}
+
+    def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
+        """Called by the train loader: the batch, its images moved and mirrored when `augment=True`."""
+        if not self.augment:
+            return batch
+        uniform = random.uniform(3)
+        moved = random_shift(batch["images"], uniform[:, :2], max_pixels=self.image_size // 8)
+        return {**batch, "images": random_flip(moved, uniform[:, 2])}
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError(
+            f"folders of images are read with Pillow, which is missing ({error}): pip install pillow."
+        ) from None
+    return Image

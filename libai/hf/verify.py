@@ -44,7 +44,7 @@ def compute(folder: str | Path, inputs: dict[str, np.ndarray]) -> dict[str, np.n
     names = {ours: theirs for theirs, ours in family.outputs.items()}
     with flow.no_grad():
         outputs = model(**{family.inputs.get(name, name): flow.from_numpy(array) for name, array in inputs.items()})
-    return {names.get(name, name): tensor.numpy() for name, tensor in outputs.items()}
+    return {names.get(name, name): value.numpy() for name, value in outputs.items() if name != "losses"}
 
 
 def differences(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> dict[str, float]:
@@ -63,7 +63,10 @@ def random_inputs(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray
     if "image_size" in config or config["model_type"] == "resnet":
         size = config.get("image_size", 64)
         shape = (2, config.get("num_channels", 3), size, size)
-        return {"pixel_values": random.standard_normal(shape).astype(np.float32)}
+        images = {"pixel_values": random.standard_normal(shape).astype(np.float32)}
+        if config["model_type"] == "vit_mae":  # which patches are seen
+            images["noise"] = random.random((2, (size // config.get("patch_size", 16)) ** 2), np.float32)
+        return images
     longest = config.get("max_position_embeddings") or config.get("n_positions", 1024)
     kind = config["model_type"]
     if kind.endswith("roberta"):  # its table begins with positions that no token has

@@ -18,6 +18,8 @@ from libai.models.vision.alexnet import ALEXNET_PLAN as ALEXNET_PLAN
 from libai.models.vision.alexnet import AlexNet as AlexNet
 from libai.models.vision.convnext import CONVNEXT_PLAN as CONVNEXT_PLAN
 from libai.models.vision.convnext import ConvNeXt as ConvNeXt
+from libai.models.vision.mae import MAE as MAE
+from libai.models.vision.mae import MAE_PLAN as MAE_PLAN
 from libai.models.vision.resmlp import RESMLP_PLAN as RESMLP_PLAN
 from libai.models.vision.resmlp import ResMLP as ResMLP
 from libai.models.vision.resnet import RESNET_PLAN as RESNET_PLAN

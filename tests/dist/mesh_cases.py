@@ -21,7 +21,7 @@ from libai.engine.hooks import CallbackHook
 from libai.engine.trainer.batch_scope import BatchScope
 from libai.evaluation import ClassificationEvaluator
 from libai.layers import add_lora
-from libai.models import BERT, GPT, MLP, T5, ConvNeXt, Llama, ResMLP, ResNet, Swin, SwinV2, ViT
+from libai.models import BERT, GPT, MAE, MLP, T5, ConvNeXt, Llama, ResMLP, ResNet, Swin, SwinV2, ViT
 from libai.parallel import GlobalLayout, Mesh, ParallelPlan, full_tensor, layout, parallelize
 
 TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
@@ -67,6 +67,7 @@ FAMILIES = {
         adamw, partial(ConvNeXt, 8, 2, 1, 4, (8, 16), (1, 1), layer_scale=0.1), mm.image_batches, max_norm=CLIPPED
     ),
     "resmlp": Case(adamw, partial(ResMLP, 8, 2, 1, 4, 16, 2, layer_scale=0.1), mm.image_batches, max_norm=CLIPPED),
+    "mae": Case(adamw, partial(MAE, 8, 2, 1, 16, 2, 2, 2.0, 16, 1, 2, 2.0), mm.image_batches, max_norm=CLIPPED),
     "mlp": Case(adamw, partial(MLP, 64, (16, 16), 4), mm.image_batches, max_norm=CLIPPED),
     "resnet": Case(
         adamw,
@@ -174,6 +175,9 @@ def _on_two() -> Iterator[Planned]:
     yield Planned("convnext", FAMILIES["convnext"], (1, 1, 2), "eager", last=True)
     yield Planned("resmlp", FAMILIES["resmlp"], (1, 2, 1), "eager")
     yield Planned("resmlp", FAMILIES["resmlp"], (1, 1, 2), "graph", last=True)
+    yield Planned("mae", FAMILIES["mae"], (2, 1, 1), "eager")
+    yield Planned("mae", FAMILIES["mae"], (1, 2, 1), "graph")
+    yield Planned("mae", FAMILIES["mae"], (1, 1, 2), "eager")
     yield Planned("swin", FAMILIES["swin"], (1, 2, 1), "graph", evaluates=True)
     yield Planned("swinv2", FAMILIES["swinv2"], (1, 2, 1), "eager", evaluates=True)
     yield Planned("swinv2", FAMILIES["swinv2"], (1, 1, 2), "graph", last=True)

@@ -66,6 +66,12 @@ SWIN = {
     "window_size": 4,
     "num_labels": 5,
 }
+MAE = {
+    "decoder_hidden_size": 16,
+    "decoder_num_hidden_layers": 1,
+    "decoder_num_attention_heads": 2,
+    "decoder_intermediate_size": 20,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -93,6 +99,7 @@ MODELS = {
     ),
     "swin": ("SwinForImageClassification", SWIN, {}),
     "swinv2": ("Swinv2ForImageClassification", SWIN, {}),
+    "mae": ("ViTMAEForPreTraining", {**{k: v for k, v in VIT.items() if k != "num_labels"}, **MAE}, {}),
     "vit": ("ViTForImageClassification", VIT, {}),
     "gpt2": (
         "GPT2LMHeadModel",
@@ -188,7 +195,10 @@ def inputs_of(config):
     if hasattr(config, "num_channels"):
         size = getattr(config, "image_size", 32)
         shape = (2, config.num_channels, size, size)
-        return {"pixel_values": random.standard_normal(shape).astype(np.float32)}
+        images = {"pixel_values": random.standard_normal(shape).astype(np.float32)}
+        if config.model_type == "vit_mae":
+            images["noise"] = random.random((2, (size // config.patch_size) ** 2), np.float32)
+        return images
     inputs = {"input_ids": random.integers(0, config.vocab_size, (2, 12))}
     if config.model_type in ("t5", "mt5"):
         # longer than the distances that have buckets of their own

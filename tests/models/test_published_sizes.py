@@ -56,6 +56,9 @@ NUM_PARAMETERS = {
     "resmlp_s24": 30_020_680,
     "resmlp_s36": 44_690_488,
     "resmlp_b24": 129_138_280,
+    # without the fixed positions, 197 * (768 + 512) and 197 * (1024 + 512)
+    "mae_base": 111_907_840 - 252_160,
+    "mae_large": 329_541_888 - 302_592,
     "gpt2": 124_439_808,
     "gpt2_medium": 354_823_168,
     "gpt2_large": 774_030_080,

@@ -107,6 +107,10 @@ def _resmlp(num_layers: int, layer_scale: float, patch_size: int = 16, hidden_si
     )
 
 
+def _mae(hidden_size: int, num_layers: int, num_heads: int) -> Any:
+    return LazyCall("libai.models.MAE")(hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads)
+
+
 published = {
     "resnet18": _resnet("basic", 2, 2, 2, 2),
     "resnet50": _resnet("bottleneck", 3, 4, 6, 3),
@@ -147,6 +151,8 @@ published = {
     "resmlp_s24": _resmlp(24, 1e-5),
     "resmlp_s36": _resmlp(36, 1e-6),
     "resmlp_b24": _resmlp(24, 1e-6, patch_size=8, hidden_size=768),
+    "mae_base": _mae(768, 12, 12),
+    "mae_large": _mae(1024, 24, 16),
     "gpt2": _gpt2(768, 12, 12),
     "gpt2_medium": _gpt2(1024, 24, 16),
     "gpt2_large": _gpt2(1280, 36, 20),

@@ -1,4 +1,4 @@
-"""ViT, ResNet, Swin and ConvNeXt, as data."""
+"""ViT, MAE, ResNet, Swin and ConvNeXt, as data."""
 
 from __future__ import annotations
 
@@ -87,7 +87,19 @@ _RESNET = Family(
 # --------------------------------------------------------------------------------------------------------------- ViT
 
 
-def _vit_rules(config: Config) -> tuple[Rule, ...]:
+_VIT_BLOCK = {
+    "attention_norm.@": "layernorm_before.@",
+    "attention.q.@": "attention.attention.query.@",
+    "attention.k.@": "attention.attention.key.@",
+    "attention.v.@": "attention.attention.value.@",
+    "attention.out.@": "attention.output.dense.@",
+    "mlp_norm.@": "layernorm_after.@",
+    "mlp.up.@": "intermediate.dense.@",
+    "mlp.down.@": "output.dense.@",
+}
+
+
+def _encoder_rules(config: Config) -> tuple[Rule, ...]:
     return (
         Rule("class_token", "vit.embeddings.cls_token"),
         Rule("position_embedding", "vit.embeddings.position_embeddings", BATCHED),
@@ -97,37 +109,77 @@ def _vit_rules(config: Config) -> tuple[Rule, ...]:
             kernel(config.get("num_channels", 3), config.get("patch_size", 16)),
         ),
         Rule("patch_embedding.bias", "vit.embeddings.patch_embeddings.projection.bias"),
-        Rule("blocks.*.attention_norm.@", "vit.encoder.layer.*.layernorm_before.@"),
-        Rule("blocks.*.attention.q.@", "vit.encoder.layer.*.attention.attention.query.@"),
-        Rule("blocks.*.attention.k.@", "vit.encoder.layer.*.attention.attention.key.@"),
-        Rule("blocks.*.attention.v.@", "vit.encoder.layer.*.attention.attention.value.@"),
-        Rule("blocks.*.attention.out.@", "vit.encoder.layer.*.attention.output.dense.@"),
-        Rule("blocks.*.mlp_norm.@", "vit.encoder.layer.*.layernorm_after.@"),
-        Rule("blocks.*.mlp.up.@", "vit.encoder.layer.*.intermediate.dense.@"),
-        Rule("blocks.*.mlp.down.@", "vit.encoder.layer.*.output.dense.@"),
+        *(Rule(f"blocks.*.{ours}", f"vit.encoder.layer.*.{theirs}") for ours, theirs in _VIT_BLOCK.items()),
         Rule("norm.@", "vit.layernorm.@"),
-        Rule("head.@", "classifier.@"),
     )
 
 
+def _vit_rules(config: Config) -> tuple[Rule, ...]:
+    return (*_encoder_rules(config), Rule("head.@", "classifier.@"))
+
+
+def _mae_rules(config: Config) -> tuple[Rule, ...]:
+    """transformers 5 writes the blocks of the decoder under another name than before."""
+    is_new = int(str(config.get("transformers_version", "4")).split(".")[0]) >= 5
+    layer = f"decoder.{'decoder_encoder.layer' if is_new else 'decoder_layers'}.*"
+    return (
+        *_encoder_rules(config),
+        Rule("decoder_embedding.@", "decoder.decoder_embed.@"),
+        Rule("mask_token", "decoder.mask_token"),
+        Rule("decoder_position_embedding", "decoder.decoder_pos_embed", BATCHED),
+        *(Rule(f"decoder_blocks.*.{ours}", f"{layer}.{theirs}") for ours, theirs in _VIT_BLOCK.items()),
+        Rule("decoder_norm.@", "decoder.decoder_norm.@"),
+        Rule("head.@", "decoder.decoder_pred.@"),
+    )
+
+
+_ENCODER_ARGUMENTS: dict[str, tuple[str, Any]] = {
+    "image_size": ("image_size", 224),
+    "patch_size": ("patch_size", 16),
+    "num_channels": ("num_channels", 3),
+    "hidden_size": ("hidden_size", 768),
+    "num_layers": ("num_hidden_layers", 12),
+    "num_heads": ("num_attention_heads", 12),
+    "norm_eps": ("layer_norm_eps", 1e-12),
+}
 _VIT = Family(
     "vit",
     "libai.models.ViT",
     _vit_rules,
-    arguments={
-        "image_size": ("image_size", 224),
-        "patch_size": ("patch_size", 16),
-        "num_channels": ("num_channels", 3),
-        "hidden_size": ("hidden_size", 768),
-        "num_layers": ("num_hidden_layers", 12),
-        "num_heads": ("num_attention_heads", 12),
-        "norm_eps": ("layer_norm_eps", 1e-12),
-    },
+    arguments=_ENCODER_ARGUMENTS,
     required={"qkv_bias": (True,)},
     prefix="vit.",
     inputs={"pixel_values": "images"},
     read_more=lambda config: {**read_encoder(config), "num_classes": num_classes_of(config)},
     write_more=lambda ours: {**write_encoder(ours), **labels_of(ours)},
+)
+
+
+def _decoder_ratio(config: Config) -> dict[str, float]:
+    ratio = config.get("decoder_intermediate_size", 2048) / config.get("decoder_hidden_size", 512)
+    return {"decoder_mlp_ratio": ratio}
+
+
+_MAE = Family(
+    "vit_mae",
+    "libai.models.MAE",
+    _mae_rules,
+    arguments={
+        **_ENCODER_ARGUMENTS,
+        "decoder_hidden_size": ("decoder_hidden_size", 512),
+        "decoder_num_layers": ("decoder_num_hidden_layers", 8),
+        "decoder_num_heads": ("decoder_num_attention_heads", 16),
+        "mask_ratio": ("mask_ratio", 0.75),
+        "normalizes_patches": ("norm_pix_loss", False),
+    },
+    required={"qkv_bias": (True,)},
+    prefix="vit.",
+    inputs={"pixel_values": "images"},
+    read_more=lambda config: {**read_encoder(config), **_decoder_ratio(config)},
+    write_more=lambda ours: {
+        **write_encoder(ours),
+        "decoder_intermediate_size": int(ours.get("decoder_hidden_size", 512) * ours.get("decoder_mlp_ratio", 4.0)),
+    },
 )
 
 
@@ -273,4 +325,5 @@ VISION_FAMILIES: dict[str, Family] = {
     "SwinForImageClassification": _swin("swin", "libai.models.Swin"),
     "Swinv2ForImageClassification": _swin("swinv2", "libai.models.SwinV2", pretrained_window_sizes=([0, 0, 0, 0],)),
     "ViTForImageClassification": _VIT,
+    "ViTMAEForPreTraining": _MAE,
 }

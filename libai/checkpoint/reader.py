@@ -45,6 +45,10 @@ class TensorGroup(Mapping[str, np.ndarray]):
         self.origin = origin
         self._tensors = dict(sorted(tensors.items()))
 
+    def replaced_by(self, other: TensorGroup) -> TensorGroup:
+        """These tensors, with those of `other` in the place of its names."""
+        return TensorGroup(self.origin, {**self._tensors, **other._tensors})
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 

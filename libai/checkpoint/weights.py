@@ -110,7 +110,10 @@ def copy_into(module: Any, tensors: Mapping[str, np.ndarray], source: str = "ten
 
 
 def open_weights(source: str | Path, group: str = "model") -> TensorGroup:
-    """The tensors of `source` (see `load_weights`), lazily. Raises `CheckpointError`."""
+    """The tensors of `source` (see `load_weights`), lazily; "average": the model's, those that `train.ema` averages in
+    place of the latest. Raises `CheckpointError`."""
+    if group == "average":
+        return open_weights(source).replaced_by(open_weights(source, "ema"))
     path = Path(source)
     if path.is_file() or (path.is_symlink() and not path.is_dir()):
         return open_sharded(path) if path.name.endswith(".index.json") else open_safetensors(path)

@@ -71,7 +71,11 @@ def import_folder(folder: str | Path, out: str | Path, **arguments: Any) -> Weig
 
 
 def export_folder(
-    weights: str | Path, out: str | Path, like: str | Path | None = None, architecture: str | None = None
+    weights: str | Path,
+    out: str | Path,
+    like: str | Path | None = None,
+    architecture: str | None = None,
+    average: bool = False,
 ) -> list[str]:
     """Write weights of ours as a Hugging Face folder `out`, LoRA adapters merged; returns the names of the files.
 
@@ -81,8 +85,11 @@ def export_folder(
             from it get the same bytes. Default: as `transformers` would write them, with the config.json beside the
             weights, or made from the `config.yaml` of their run.
         architecture: for the config.yaml of a run; default: the first that has the model's class.
+        average: write the averages that `train.ema` keeps, in place of the latest weights.
     """
-    tensors = without_adapters(open_weights(weights), lambda: read_run_config(Path(weights)))
+    tensors = without_adapters(
+        open_weights(weights, "average" if average else "model"), lambda: read_run_config(Path(weights))
+    )
     specs = {name: tensors.spec(name) for name in tensors}
     out = Path(out)
     if like is not None:

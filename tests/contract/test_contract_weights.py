@@ -148,6 +148,17 @@ def test_clipping_by_value_equals_a_plain_loop(mode, optimizer, accumulation):
     assert train(0.01) < 1e-5 < 1e-4 < train(1e9)
 
 
+def test_averages_are_in_saves_of_weights_alone_and_loaded_from_them(mode, tmp_path):
+    few = ("train.train_iter=3", "train.evaluation.enabled=false", "train.checkpointer.weights_only=true")
+    run = contract_runs.train(tmp_path, mode, *EMA, *few)
+    model = toy.Classifier()
+    checkpoint.load_weights(run.checkpointer.last_saved, model, group="average")
+    latest, averaged = parameters(run), averages(run)
+    for name, parameter in model.named_parameters():
+        assert np.array_equal(parameter.numpy(), averaged.get(name, latest[name]))
+    assert set(latest) - set(averaged) == {"b.bias"} and not np.array_equal(latest["a.weight"], averaged["a.weight"])
+
+
 @pytest.mark.parametrize("optim", ["AdamW", "SGD"])
 def test_frozen_parameters_stay_and_the_others_train(mode, optim, tmp_path):
     few = (*FAST, f"optim._target_=oneflow.optim.{optim}", "train.train_iter=2", "train.evaluation.enabled=false")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from libai.cli.commands.hf import run as main
 from libai.hf.verify import compute, random_inputs, read_folder
@@ -19,6 +20,18 @@ def test_import_and_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "26 tensors fit, 0 missing, 0 unexpected" in capsys.readouterr().out
     assert main(["export", str(tmp_path / "ours"), str(tmp_path / "back"), "--like", str(QWEN2)]) == 0
     assert (tmp_path / "back/model.safetensors").read_bytes() == (QWEN2 / "model.safetensors").read_bytes()
+
+
+def test_averages_are_exported_where_they_are_asked_for(tmp_path: Path) -> None:
+    main(["import", str(QWEN2), str(tmp_path / "ours")])
+    weights = load_file(tmp_path / "ours/model.safetensors")
+    name = next(name for name in weights if weights[name].ndim == 2)
+    save_file({name: weights[name] * 2}, tmp_path / "ours/ema.safetensors")
+    for option, factor in (([], 1), (["--average"], 2)):
+        main(["export", str(tmp_path / "ours"), str(tmp_path / "back"), "--like", str(QWEN2), *option])
+        main(["import", str(tmp_path / "back"), str(tmp_path / "again")])
+        found = load_file(tmp_path / "again/model.safetensors")
+        assert all(np.array_equal(found[key], value * (factor if key == name else 1)) for key, value in weights.items())
 
 
 @pytest.fixture

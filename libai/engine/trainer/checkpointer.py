@@ -181,11 +181,12 @@ class TrainerCheckpointer:
     def snapshot(self) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
         """`(tensors, state)` of the trainer as the checkpoint library takes them. Collective."""
         trainer = self.trainer
+        tensors: dict[str, Mapping[str, Any]] = {"model": trainer.model.state_dict()}
         if self._weights_only:
-            return {"model": trainer.model.state_dict()}, self._facts_of_state()
-        optimizer_tensors, optimizer_scalars = trainer.optimizer_state.export()
-        state = {**self._state(trainer.state_dict()), "optimizer": optimizer_scalars}
-        tensors: dict[str, Mapping[str, Any]] = {"model": trainer.model.state_dict(), "optimizer": optimizer_tensors}
+            state = self._facts_of_state()
+        else:
+            tensors["optimizer"], optimizer_scalars = trainer.optimizer_state.export()
+            state = {**self._state(trainer.state_dict()), "optimizer": optimizer_scalars}
         if trainer.forward_pass.average is not None:
             tensors["ema"], state["ema"] = trainer.forward_pass.average.export()
         return tensors, state

@@ -45,16 +45,16 @@ def test_a_resumed_run_is_the_same_to_the_last_byte(graph, procs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sabotage", "noticed_in"),
+    ("fault", "noticed_in"),
     [
         pytest.param("seed", "numbers in metrics.jsonl", marks=pytest.mark.slow),
         pytest.param("scheduler", "numbers in metrics.jsonl", marks=pytest.mark.slow),
         ("sample", "counters, schedule, data, random states, hooks"),
     ],
 )
-def test_what_a_resume_leaves_out_is_noticed(sabotage, noticed_in):
+def test_what_a_resume_leaves_out_is_noticed(fault, noticed_in):
     """Negative controls: without them an equality of two things never compared would look the same."""
-    code, report = verify(*HARD, "--iters", "3", "--sabotage", sabotage)
+    code, report = verify(*HARD, "--iters", "3", "--fault", fault)
     assert (code, report["verdict"]) == (1, "broken"), report
     differing = {finding["what"]: finding["differing"] for finding in report["findings"]}
     assert differing[noticed_in] and differing["model tensors"], report

@@ -1,6 +1,6 @@
 """Certify that a config resumes exactly: 2 N iterations equal N, a fresh process, and N more, byte for byte.
 
-With --sabotage one thing is left out of the resume, as a control: that must end in "broken".
+With --fault one thing is left out of the resume, as a control: that must end in "broken".
 
 Exit codes: 0 exact; 1 broken, or a job failed; 2 a mistake in the arguments or the config.
 """
@@ -27,7 +27,7 @@ from libai.utils.errors import EXIT_RESUMABLE, UserError
 PROGRAM = "libai.cli.commands.verify_resume"
 #: phase -> (folder it works in, exit code of a job that does what it should)
 PHASES = {"straight": ("straight", 0), "first": ("resumed", EXIT_RESUMABLE), "second": ("resumed", 0)}
-SABOTAGES = ("rng", "seed", "scheduler", "sample")
+FAULTS = ("rng", "seed", "scheduler", "sample")
 
 
 def build_parser() -> Parser:
@@ -36,7 +36,9 @@ def build_parser() -> Parser:
     parser.add_argument("words", nargs="*", metavar="CONFIG and overrides")
     parser.add_argument("--procs", type=int, default=1, help="processes of each job (default 1)")
     parser.add_argument("--iters", type=int, default=8, help="N, the iterations before and after the stop (default 8)")
-    parser.add_argument("--sabotage", choices=SABOTAGES, help="leave this out of the resume; it must be noticed")
+    parser.add_argument(
+        "--fault", "--sabotage", choices=FAULTS, help="leave this out of the resume; it must be noticed"
+    )
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     parser.add_argument("--folder", type=Path, help="keep what the jobs write here, an empty or new folder")
     parser.add_argument("--phase", choices=PHASES, help=argparse.SUPPRESS)
@@ -66,7 +68,7 @@ def run_job(args: argparse.Namespace) -> int:
     run = validate(LazyConfig.apply_overrides(LazyConfig.load(args.config_file), overrides), get_world_size())
     run = default_setup(run, overrides)
     if args.phase == "second":
-        Rehearsal(run, resume=True, sabotage=args.sabotage).train()
+        Rehearsal(run, resume=True, fault=args.fault).train()
     else:
         Rehearsal(run, stop_after=args.iters if args.phase == "first" else None).train()
     return 0
@@ -76,8 +78,8 @@ def start_job(args: argparse.Namespace, phase: str, folder: Path) -> int:
     """Run one phase in fresh processes; returns 0 when it ended as it should, else the exit code to end with."""
     command = [*LIBAI, "launch", PROGRAM, args.config_file, str(args.procs), *args.words]
     command += ["--phase", phase, "--folder", str(folder), "--iters", str(args.iters)]
-    if args.sabotage and phase == "second":
-        command += ["--sabotage", args.sabotage]
+    if args.fault and phase == "second":
+        command += ["--fault", args.fault]
     environment = {name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
     if done.returncode == PHASES[phase][1]:
@@ -100,11 +102,11 @@ def certify(args: argparse.Namespace, folder: Path) -> int:
     exact = is_exact(findings)
     if args.json:
         facts = {"config": args.config_file, "overrides": args.words, "processes": args.procs, "iters": args.iters}
-        print(report_json(findings, **facts, sabotage=args.sabotage))
+        print(report_json(findings, **facts, fault=args.fault))
         return 0 if exact else 1
     print(report_table(findings))
     ways = f"{2 * args.iters} iterations, and {args.iters} + a fresh start + {args.iters}"
-    without = f" (sabotaged: resumed without its {args.sabotage})" if args.sabotage else ""
+    without = f" (fault injected: resumed without its {args.fault})" if args.fault else ""
     print(f"{'exact' if exact else 'broken'}: {ways}, {args.procs} process(es){without}")
     return 0 if exact else 1
 

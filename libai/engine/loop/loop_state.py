@@ -27,7 +27,7 @@ class LoopState:
         result: what the latest update gave, on the device: a `StepResult`.
         epoch: how many iterations a pass over the data takes, where that is known.
         failure: what `train` raised, when it failed.
-        is_mode_settled: false while another trainer may still replace this one: hooks are then judged when training
+        is_mode_final: false while another trainer may still replace this one: hooks are then judged when training
             starts.
         events: state of the `EventStorage` from a checkpoint, until training begins.
         flops: of the first forward.
@@ -42,7 +42,7 @@ class LoopState:
         self.result: Any = None
         self.epoch: EveryEpoch | None = None
         self.failure: BaseException | None = None
-        self.is_mode_settled = True
+        self.is_mode_final = True
         self.is_pausing = False
         self.events: Mapping[str, Any] | None = None
         self.unfinished_hooks: list[str] = []

@@ -104,7 +104,7 @@ class TrainerBase:
                 raise TypeError(f"a hook must be an instance of HookBase, not {type(hook).__name__}: {hook!r}")
             if hook.only_on == "main" and not is_main_process():
                 continue
-            if self.loop.is_mode_settled:
+            if self.loop.is_mode_final:
                 hook.check_mode(self.mode)
             hook.trainer = weakref.proxy(self)
             self.hooks.append(hook)
@@ -146,7 +146,7 @@ class TrainerBase:
         self.register_hooks(old.hooks)
 
     def _run(self, has_begun: bool) -> None:
-        if not self.loop.is_mode_settled:
+        if not self.loop.is_mode_final:
             for hook in self.hooks:
                 hook.check_mode(self.mode)
         self._epoch = self._epoch_of_hooks()

@@ -49,7 +49,7 @@ def resolve(run: Run) -> None:
         mode, reason = only
         run.mode_reason = f"graph.enabled=auto: {reason}"
         switch(run, mode, run.mode_reason)
-    run.trainer.loop.is_mode_settled = True
+    run.trainer.loop.is_mode_final = True
     if not isinstance(run.trainer, GraphTrainer):
         return
     try:

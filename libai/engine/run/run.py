@@ -132,7 +132,7 @@ class Run:
             block_costs,
         )
         self.trainer.loop.epoch = self.plan.epoch
-        self.trainer.loop.is_mode_settled = self.mode_reason != modes.UNDECIDED
+        self.trainer.loop.is_mode_final = self.mode_reason != modes.UNDECIDED
         #: as cut by measured time, also in a trainer that is only timed
         self.measured_block_costs = block_costs
         self.checkpointer = TrainerCheckpointer(

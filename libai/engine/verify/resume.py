@@ -25,7 +25,7 @@ from libai.utils.distributed import any_rank
 from libai.utils.errors import UserError
 
 #: what a negative control leaves out of the resume or changes in it, one thing each; the verdict must then be "broken"
-SABOTAGES = ("rng", "seed", "scheduler", "sample")
+FAULTS = ("rng", "seed", "scheduler", "sample")
 _TIMINGS = "perf/"
 _NOT_OF_THE_CURVE = ("state.facts", "state.mode", "state.libai_version")
 
@@ -57,10 +57,10 @@ def job_overrides(num_iters: int, output_dir: Path) -> list[str]:
 
 
 class Rehearsal(Run):
-    """The user's run, interrupted after `stop_after` iterations, or resumed with something missing (`sabotage`)."""
+    """The user's run, interrupted after `stop_after` iterations, or resumed with something missing (`fault`)."""
 
-    def __init__(self, run: Any, *, stop_after: int | None = None, resume: bool = False, sabotage: str | None = None):
-        self._stop_after, self._sabotage = stop_after, sabotage
+    def __init__(self, run: Any, *, stop_after: int | None = None, resume: bool = False, fault: str | None = None):
+        self._stop_after, self._fault = stop_after, fault
         super().__init__(run, resume=resume)
 
     def build_hooks(self) -> list[HookBase | None]:
@@ -69,26 +69,26 @@ class Rehearsal(Run):
         return [*super().build_hooks(), interrupt]
 
     def resume(self, path: Path | None = None, reset: Sequence[str] = ()) -> None:
-        """As the run itself does it, and then without what the sabotage leaves out."""
+        """As the run itself does it, and then without what the fault leaves out."""
         schedule = None if self.lr_scheduler is None else scheduler_state(self.lr_scheduler, self.optimizer)
         super().resume(path, reset)
-        if self._sabotage == "rng":
+        if self._fault == "rng":
             self._drop_random_states()
-        elif self._sabotage == "seed":
+        elif self._fault == "seed":
             self._change_seed()
-        elif self._sabotage == "scheduler":
+        elif self._fault == "scheduler":
             if schedule is None:
-                raise UserError("--sabotage scheduler finds nothing to leave out: the config has no lr_scheduler.")
+                raise UserError("--fault scheduler finds nothing to leave out: the config has no lr_scheduler.")
             load_scheduler_state(self.lr_scheduler, schedule, self.optimizer)
-        elif self._sabotage == "sample":
+        elif self._fault == "sample":
             self._drop_sample()
 
     def _drop_random_states(self) -> None:
         found = [hook for hook in self.trainer.hooks if isinstance(hook, RandomStateHook)]
         if not any_rank(any(hook.has_drawn(self.seed) for hook in found)):
             raise UserError(
-                "--sabotage rng finds nothing to leave out: up to the stop the run has drawn from none of the "
-                "generators of Python, NumPy and OneFlow (dropout of libai follows from the seed: --sabotage seed)."
+                "--fault rng finds nothing to leave out: up to the stop the run has drawn from none of the "
+                "generators of Python, NumPy and OneFlow (dropout of libai follows from the seed: --fault seed)."
             )
         for hook in found:
             hook.forget()
@@ -96,7 +96,7 @@ class Rehearsal(Run):
     def _change_seed(self) -> None:
         if not self.trainer.forward_pass.draws_randomness:
             raise UserError(
-                "--sabotage seed finds nothing to change: no layer of this model draws by the seed. A model with "
+                "--fault seed finds nothing to change: no layer of this model draws by the seed. A model with "
                 "libai.layers.Dropout does."
             )
         options = self.trainer.options
@@ -106,7 +106,7 @@ class Rehearsal(Run):
         state = self.train_loader.state_dict() if hasattr(self.train_loader, "state_dict") else {}
         if "consumed_samples" not in state:
             raise UserError(
-                f"--sabotage sample needs a loader that counts consumed_samples, and {type(self.train_loader).__name__}"
+                f"--fault sample needs a loader that counts consumed_samples, and {type(self.train_loader).__name__}"
                 f" has the state {state}. Use build_train_loader, or leave this control out."
             )
         self.train_loader.load_state_dict({**state, "consumed_samples": state["consumed_samples"] + 1})
@@ -199,6 +199,6 @@ def report_table(findings: list[Finding]) -> str:
 
 
 def report_json(findings: list[Finding], **facts: Any) -> str:
-    """The findings and `facts` (config, processes, iterations, sabotage) as one JSON object."""
+    """The findings and `facts` (config, processes, iterations, fault) as one JSON object."""
     verdict = "exact" if is_exact(findings) else "broken"
     return json.dumps({**facts, "verdict": verdict, "findings": [asdict(finding) for finding in findings]}, indent=1)

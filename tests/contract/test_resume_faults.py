@@ -10,7 +10,7 @@ import toy
 from libai.config import validate
 from libai.engine import default_setup
 from libai.engine.hooks import RandomStateHook
-from libai.engine.verify.resume import SABOTAGES, Rehearsal, compare, is_exact, job_overrides
+from libai.engine.verify.resume import FAULTS, Rehearsal, compare, is_exact, job_overrides
 from libai.launch.stop import StoppedFromOutside
 from libai.layers import Dropout
 from libai.scheduler import scheduler_state
@@ -32,7 +32,7 @@ class Drawing(toy.Classifier):
 
 
 def rehearse(folder, model="Drawing", **options):
-    module = {"Drawing": "test_resume_sabotage", "Classifier": "toy"}[model]
+    module = {"Drawing": "test_resume_faults", "Classifier": "toy"}[model]
     overrides = [*job_overrides(ITERS, folder), f"model._target_={module}.{model}"]
     run = default_setup(validate(contract_runs.make_config(folder, "eager", *overrides)))
     return Rehearsal(run, **options)
@@ -67,22 +67,20 @@ def parts(run):
     }
 
 
-@pytest.mark.parametrize("sabotage", [None, *SABOTAGES])
-def test_a_control_changes_its_one_thing_and_is_noticed(sabotage, straight, tmp_path):
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_a_control_changes_its_one_thing_and_is_noticed(fault, straight, tmp_path):
     first_half(tmp_path)
     whole = parts(rehearse(tmp_path, resume=True))
-    run = rehearse(tmp_path, resume=True, sabotage=sabotage)
+    run = rehearse(tmp_path, resume=True, fault=fault)
     changed = [name for name, value in parts(run).items() if value != whole[name]]
-    assert changed == ([sabotage] if sabotage else [])
+    assert changed == ([fault] if fault else [])
     run.train()
     findings = compare(straight, tmp_path, ITERS)
-    assert is_exact(findings) is (sabotage is None), findings
+    assert is_exact(findings) is (fault is None), findings
 
 
-@pytest.mark.parametrize(
-    ("sabotage", "why"), [("rng", "has drawn from none"), ("seed", "no layer of this model draws")]
-)
-def test_a_control_that_would_change_nothing_is_refused(sabotage, why, tmp_path):
+@pytest.mark.parametrize(("fault", "why"), [("rng", "has drawn from none"), ("seed", "no layer of this model draws")])
+def test_a_control_that_would_change_nothing_is_refused(fault, why, tmp_path):
     first_half(tmp_path, "Classifier")
-    with pytest.raises(UserError, match=f"--sabotage {sabotage} finds nothing to .*{why}"):
-        rehearse(tmp_path, "Classifier", resume=True, sabotage=sabotage)
+    with pytest.raises(UserError, match=f"--fault {fault} finds nothing to .*{why}"):
+        rehearse(tmp_path, "Classifier", resume=True, fault=fault)

@@ -1,4 +1,4 @@
-"""GPT, BERT, ViT, ResNet and AlexNet in PyTorch, for tools/benchmark.py: the same weights, data, optimizer and losses.
+"""Models in PyTorch (GPT, Llama, BERT, ViT, ResNet, AlexNet) for tools/benchmark.py: same weights, data and optimizer.
 
     TORCH_PYTHON tools/benchmark_torch.py CONFIG [overrides]     asks `python` on the PATH to export the case
     TORCH_PYTHON tools/benchmark_torch.py --case FOLDER          takes one that tools/export_case.py has written

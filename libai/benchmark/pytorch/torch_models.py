@@ -1,4 +1,4 @@
-"""GPT, BERT, ViT, ResNet and AlexNet in PyTorch, with the arguments and the parameter names of `libai.models`."""
+"""GPT, Llama, BERT, ViT, ResNet and AlexNet in PyTorch, with the arguments and parameter names of `libai.models`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def build_model(case: dict[str, Any]) -> nn.Module:
             raise Unavailable(f"model.{rate}={sizes[rate]}: PyTorch draws other masks, so the losses could not agree")
     if name in ("GPT", "BERT"):
         return LanguageModel(name, sizes)
-    if name in ("ViT", "ResNet", "AlexNet"):
-        return {"ViT": ViT, "ResNet": ResNet, "AlexNet": AlexNet}[name](sizes)
-    raise Unavailable(f"{name} has no twin in PyTorch here; there are GPT, BERT, ViT, ResNet and AlexNet")
+    if name in ("Llama", "ViT", "ResNet", "AlexNet"):
+        return {"Llama": Llama, "ViT": ViT, "ResNet": ResNet, "AlexNet": AlexNet}[name](sizes)
+    raise Unavailable(f"{name} has no twin in PyTorch here; there are GPT, Llama, BERT, ViT, ResNet and AlexNet")
 
 
 class Attention(nn.Module):
@@ -105,6 +105,87 @@ class LanguageModel(nn.Module):
         elif self.head is None:
             x = F.linear(x, self.token_embedding.weight)
         return F.cross_entropy(x.flatten(0, 1), labels.flatten(), ignore_index=self.ignore_index)
+
+
+class LlamaAttention(nn.Module):
+    """Self-attention of grouped queries with rotary positions."""
+
+    def __init__(self, sizes: dict[str, Any]):
+        super().__init__()
+        hidden_size, num_heads = sizes["hidden_size"], sizes["num_heads"]
+        self.head_size = hidden_size // num_heads
+        inner = self.head_size * (sizes.get("num_kv_heads") or num_heads)
+        self.q, self.out = (nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(hidden_size, inner, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (
+            layer(x).view(batch, length, -1, self.head_size).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        q, k = (_rotate(part, cos, sin) for part in (q, k))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, hidden_size: int, inner_size: int):
+        super().__init__()
+        self.gate, self.up = (nn.Linear(hidden_size, inner_size, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner_size, hidden_size, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class LlamaBlock(nn.Module):
+    """A block of Llama."""
+
+    def __init__(self, sizes: dict[str, Any]):
+        super().__init__()
+        norm = (sizes["hidden_size"], sizes["norm_eps"])
+        self.attention_norm, self.mlp_norm = nn.RMSNorm(*norm), nn.RMSNorm(*norm)
+        self.attention, self.mlp = LlamaAttention(sizes), GatedMLP(sizes["hidden_size"], sizes["inner_size"])
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), cos, sin)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Llama(nn.Module):
+    """A causal language model, by the arguments of `libai.models.Llama`; without biases and scaled positions."""
+
+    def __init__(self, sizes: dict[str, Any]):
+        super().__init__()
+        for name in ("head_size", "rotary_scaling", "qkv_bias", "out_bias", "mlp_bias"):
+            if sizes.get(name):
+                raise Unavailable(f"model.{name}={sizes[name]} is not in PyTorch's twin of Llama")
+        hidden_size, vocab_size = sizes["hidden_size"], sizes["vocab_size"]
+        self.ignore_index = sizes["ignore_index"]
+        self.token_embedding = nn.Embedding(vocab_size, hidden_size)
+        self.blocks = nn.ModuleList([LlamaBlock(sizes) for _ in range(sizes["num_layers"])])
+        self.norm = nn.RMSNorm(hidden_size, sizes["norm_eps"])
+        self.head = None if sizes["tie_head"] else nn.Linear(hidden_size, vocab_size, bias=False)
+        head_size = hidden_size // sizes["num_heads"]
+        frequencies = sizes["rotary_base"] ** (-torch.arange(0, head_size, 2).float() / head_size)
+        angles = torch.arange(sizes["max_seq_length"]).float()[:, None] * frequencies
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x, length = self.token_embedding(input_ids), input_ids.shape[1]
+        for block in self.blocks:
+            x = block(x, self.cos[:length], self.sin[:length])
+        x = self.norm(x)
+        logits = F.linear(x, self.token_embedding.weight) if self.head is None else self.head(x)
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=self.ignore_index)
 
 
 class ViT(nn.Module):

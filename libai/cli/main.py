@@ -46,6 +46,7 @@ COMMANDS: dict[str, Command] = {
     "benchmark": Command("measure configs in both modes", "libai.cli.commands.benchmark"),
     "find": Command("find a learning rate or a batch size", "libai.cli.commands.runs.find"),
     "plan": Command("propose how to spread a config over many ranks", "libai.cli.commands.plan"),
+    "summary": Command("list the modules of a model: outputs, parameters, FLOPs, memory", "libai.cli.commands.summary"),
     "checkpoint": Command("list, verify, compare, convert and delete checkpoints", "libai.cli.commands.checkpoint"),
     "preprocess": Command("turn text into token files", "libai.cli.commands.preprocess"),
     "hf": Command("import, export and verify weights of Hugging Face", "libai.cli.commands.hf"),

@@ -30,7 +30,7 @@ from libai.parallel import ParallelPlan
 from libai.scheduler import in_sequence
 
 #: page -> how many blocks it has, so that a new one is not forgotten; those in jobs are counted too
-COUNTS = {"hooks": 2, "quickstart": 1, "data": 4, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 6}
+COUNTS = {"hooks": 2, "quickstart": 1, "data": 4, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 7}
 COUNTS.update(checkpoints=2, library=1, pretrained=3, training=2, writers=2)
 
 
@@ -60,6 +60,11 @@ def test_every_block_is_run_somewhere():
 def test_hooks():
     made = run(block("hooks", 1), train=defaults("train"), LazyCall=LazyCall)
     assert made["train"].extra_hooks[0].every == 20
+
+
+def test_model_summary(capsys):
+    run(block("models", 6))
+    assert "1 ReLU" in capsys.readouterr().out
 
 
 def test_writers(tmp_path):

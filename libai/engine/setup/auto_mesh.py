@@ -73,6 +73,18 @@ def resolve_mesh(run: Any) -> Any:
     return dataclasses.replace(run, train=train)
 
 
+def batch_of(run: Any, model: Any, micro_batch_size: int | None = None) -> dict[str, Any]:
+    """The first training batch of a config as arguments of the model's forward, with the size that one rank has."""
+    train = run.train
+    if micro_batch_size is None:
+        sizes = solve_batch_sizes(
+            train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, 1
+        )
+        micro_batch_size = sizes.micro
+    loader = build.build_train_loader(run, Mesh(device="cpu"), micro_batch_size, 0)
+    return as_batch_dict(next(iter(loader)), model)
+
+
 def supported_options(mode: str, device: str) -> tuple[list[int], list[bool]]:
     """The ZeRO stages, and recomputation or not, that `mode` can honour on `device`."""
     verdicts = {option.name: option.verdict(mode, device) for option in OPTIONS}
@@ -109,8 +121,7 @@ def propose_for(
 
     @functools.cache
     def trace(micro: int) -> list[TracedOp]:
-        loader = build.build_train_loader(run, Mesh(device=device), micro, 0)
-        batch = as_batch_dict(next(iter(loader)), model)
+        batch = batch_of(run, model, micro)
         try:
             return trace_forward(model, {name: flow.tensor(np.asarray(value)) for name, value in batch.items()})
         except UserError:

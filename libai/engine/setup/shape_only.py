@@ -119,7 +119,9 @@ def read_job(job: Any) -> list[TracedOp]:
     for op in job.net.op:
         if op.HasField("user_conf"):
             inputs = tuple(name for given in op.user_conf.input.values() for name in given.s)
-            outputs = {name: sizes.get(name, 0) for made in op.user_conf.output.values() for name in made.s}
+            names = [name for made in op.user_conf.output.values() for name in made.s]
+            # the result before its statistics: the map of a job has another order in every process
+            outputs = {name: sizes.get(name, 0) for name in sorted(names, key=lambda n: (-sizes.get(n, 0), n))}
             path = op.name.rsplit("-", 2)[0].removeprefix(MODULE_NAME).lstrip(".")
             ops.append(TracedOp(op.user_conf.op_type_name, path, inputs, outputs))
         elif op.HasField("variable_conf"):

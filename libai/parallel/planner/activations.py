@@ -139,6 +139,18 @@ def stage_costs(ops: Sequence[TracedOp], sharding: ShardingPlan) -> list[StageCo
     return costs
 
 
+def kept_activations(ops: Sequence[TracedOp]) -> dict[str, int]:
+    """The bytes that the backward pass of one rank needs, by the module that makes them."""
+    kept, found = _kept(ops), dict[str, int]()
+    from_weights: set[str] = set()
+    for op in ops:
+        if op.kind == "variable" or (op.inputs and from_weights.issuperset(op.inputs)):
+            from_weights.update(op.outputs)
+            continue
+        found[op.module] = found.get(op.module, 0) + sum(size for name, size in op.outputs.items() if name in kept)
+    return found
+
+
 def _kept(ops: Sequence[TracedOp]) -> set[str]:
     """The names of the tensors that the backward pass needs; of a view, the tensor that it shows."""
     shown = {name: op.inputs[0] for op in ops if op.kind in _VIEWS and op.inputs for name in op.outputs}

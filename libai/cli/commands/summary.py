@@ -1,0 +1,57 @@
+"""Print what a config's model consists of: a line for each module with output, parameters, FLOPs and memory.
+
+The model is built without memory and its forward is traced for one micro-batch, not run; no training is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from libai.cli.parser import Parser
+from libai.config import LazyConfig, validate
+from libai.utils.errors import UserError
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code."""
+    args = build_parser().parse_intermixed_args(arguments)
+    if args.depth is not None and args.depth < 1:
+        raise UserError(f"--depth {args.depth}: it must be at least 1. Leave it out for all modules.")
+    config: Any = validate(LazyConfig.apply_overrides(LazyConfig.load(args.config), args.overrides))
+
+    from libai.engine.setup import build
+    from libai.engine.setup.auto_mesh import batch_of
+    from libai.engine.setup.shape_only import build_shape_only
+    from libai.engine.setup.summary import summarize
+
+    # with --json, standard output holds the JSON and nothing else, whatever a model prints
+    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+        model = build_shape_only(lambda: build.build_model(config))
+        build.adapt_model(config, model)
+        batch = batch_of(config, model)
+        found = summarize(model, batch, build.build_optimizer(config, model))
+    if args.json:
+        print(found.to_json())
+        return 0
+    total = found.rows[0]
+    print(found.table(args.depth, args.memory))
+    samples = len(next(iter(batch.values())))
+    print(
+        f"\n{total.parameters:,} parameters, {total.trained:,} trained; forward {total.flops / samples:.4g} FLOPs a "
+        f"sample; batch of {samples}"
+    )
+    return 0
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(description=__doc__)
+    parser.add_argument("config", metavar="CONFIG", help="a config file, or the name of a shipped one")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for training")
+    parser.add_argument("--depth", type=int, metavar="N", help="levels of modules to show (default: all)")
+    parser.add_argument("--memory", action="store_true", help="show what each takes, instead of outputs and FLOPs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser

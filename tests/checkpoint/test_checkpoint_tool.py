@@ -54,6 +54,16 @@ def test_ls_and_verify_show_health_and_best(root, run):
     assert code == 1 and "iter_0000003: damaged" in out and "trainer.json" in out and "iter_0000002: ok" in out
 
 
+def test_the_folder_of_a_run_stands_for_its_checkpoints(root, run, tmp_path):
+    checkpoint.save(root, 4, {"model": {"w": np.ones(2)}}, {"random": "A" * 500})
+    (tmp_path / "out").mkdir()
+    root.rename(tmp_path / "out" / "checkpoints")
+    assert len(run("ls", "out")[1].splitlines()) == 4
+    code, out, _ = run("show", "out")
+    assert code == 0 and "iter_0000004  iteration 4" in out
+    assert '"AAAAAAAAAAAAAAAAAAAA\\u2026 (500 characters)"' in out
+
+
 def test_show_prints_state_and_tensors(root, run):
     code, out, _ = run("show", root / "best", "--stats")
     assert code == 0 and "iter_0000002  iteration 2" in out and "w  float32 (3, 4)  min 2  mean 2  max 2" in out

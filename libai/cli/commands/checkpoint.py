@@ -105,8 +105,18 @@ def _show(args: argparse.Namespace) -> int:
             stats = "".join(f"  {key} {facts[key]:.6g}" for key in ("min", "mean", "max") if key in facts)
             print(f"  {tensor}  {facts['dtype']} {tuple(facts['shape'])}{stats}")
     print("state:")
-    print(json.dumps(loaded.state, indent=1, sort_keys=True))
+    print(json.dumps(_shortened(loaded.state), indent=1, sort_keys=True))
     return 0
+
+
+def _shortened(state: Any) -> Any:
+    """`state` with the beginning of long texts alone: generators are saved as such."""
+    if isinstance(state, dict):
+        return {key: _shortened(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_shortened(value) for value in state]
+    is_long = isinstance(state, str) and len(state) > 100
+    return f"{state[:20]}… ({len(state)} characters)" if is_long else state
 
 
 def _describe(group: checkpoint.TensorGroup, name: str, with_stats: bool) -> dict[str, Any]:

@@ -19,7 +19,11 @@ from libai.cli.parser import Parser
 from libai.config import LazyConfig, validate
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import UserError
+from libai.utils.screen import columns
 from libai.utils.sizes import format_bytes, parse_bytes
+
+#: columns that a narrow terminal leaves out, in this order, until the others fit
+_DETAILS = ("samples", "pipeline", "tensor", "data", "activations", "optimizer", "gradients", "weights", "bubble")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -110,7 +114,11 @@ def _as_text(
         row = (mark, p.describe(), *map(format_bytes, sizes), str(p.samples), f"{p.idle:.0%}")
         rows.append((*row, f"{links.seconds(t, p.mesh):.3g}") if links else row)
     widths = [max(len(row[i]) for row in rows) for i in range(len(headings))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    shown, terminal = list(range(len(headings))), columns(sys.stdout)
+    for name in _DETAILS if terminal else ():
+        if sum(widths[i] + 2 for i in shown) - 2 > (terminal or 0):
+            shown.remove(headings.index(name))
+    lines = ["  ".join(row[i].ljust(widths[i]) for i in shown).rstrip() for row in rows]
     batch = chosen.batch
     lines += [
         "",

@@ -308,7 +308,8 @@ def support_table() -> str:
     """The table as text: option x mode x device, and what its words mean."""
     columns = [(mode, device) for mode in ("eager", "graph") for device in ("cpu", "cuda")]
     notes: list[str] = []
-    lines = [f"{'option':<40}" + "".join(f"{mode + '/' + device:<12}" for mode, device in columns)]
+    first = max(len(option.name) for option in OPTIONS) + 2
+    lines = ["option".ljust(first) + " ".join(f"{mode}/{device}" for mode, device in columns)]
     for option in OPTIONS:
         cells = []
         for mode, device in columns:
@@ -316,7 +317,8 @@ def support_table() -> str:
             if state == "no" and verdict not in notes:
                 notes.append(verdict)
             cells.append(f"no ({notes.index(verdict) + 1})" if state == "no" else state)
-        lines.append(f"{option.name:<40}" + "".join(f"{cell:<12}" for cell in cells))
+        cells = [cell.ljust(len(mode + device) + 1) for cell, (mode, device) in zip(cells, columns)]
+        lines.append(option.name.ljust(first) + " ".join(cells))
     meanings = [
         "tested   a test of this repository covers it on this device",
         "not run  written for it and accepted, but nothing here has ever run it",

@@ -12,6 +12,10 @@ from libai.launch.installation import ROOT
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code."""
+    if arguments[:1] == ["generate"]:
+        from libai.cli.commands import race
+
+        return race.run(arguments[1:])
     from libai.benchmark.cli import run_command
 
     return run_command(arguments, Path(ROOT, "tools", "benchmark.py"))

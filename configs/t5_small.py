@@ -12,7 +12,7 @@ from .t5_stdlib import lr_scheduler as lr_scheduler
 model = _published["t5_small"]
 
 for _dataset in (dataloader.train.dataset, dataloader.test.val.dataset):
-    _dataset.update(last_sentinel=32127, first_sentinel=32028)
+    _dataset.update(last_sentinel=32127, first_sentinel=32028, end_token=0)  # which ends a document, too
     _dataset.dataset.update(sequence_length=512, tokenizer="bpe", vocab_size=8192)
 
 optim.lr = 1e-3

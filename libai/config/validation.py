@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -148,6 +149,9 @@ def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
             continue
         before = len(problems)
         value = _attempt(partial(node.__getitem__, name), where, problems)
+        if isinstance(value, (DictConfig, ListConfig)):
+            with suppress(OmegaConfBaseException):  # an interpolation that fails is told with its place below
+                problems += map(_left_open, sorted(OmegaConf.missing_keys(value)))
         if len(problems) > before:
             continue
         try:
@@ -257,6 +261,9 @@ def _check_calls(container: Any, path: str) -> list[str]:
     problems: list[str] = []
     for key in keys:
         where = f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}".lstrip(".")
+        if isinstance(container, (DictConfig, ListConfig)) and OmegaConf.is_missing(container, key):
+            problems.append(_left_open(where))
+            continue
         value = container[key]
         if value is None or _is_built(value):
             continue

@@ -76,6 +76,18 @@ def test_interpolations_are_resolved():
         ({"train": {"output_dir": " "}}, "train.output_dir=' ': expected the name of a folder, found nothing."),
         ({"train": {"seed": "???"}}, "train.seed is '???': the config leaves its value to you. Add train.seed=value."),
         (
+            {"train": {"writers": ["???"]}},
+            "train.writers[0] is '???': the config leaves its value to you. Add train.writers[0]=value.",
+        ),
+        (
+            {"train": {"scheduler": ["???"]}},
+            "train.scheduler[0] is '???': the config leaves its value to you. Add train.scheduler[0]=value.",
+        ),
+        (
+            {"dataloader": {"test": {"val": "???"}}},
+            "dataloader.test.val is '???': the config leaves its value to you. Add dataloader.test.val=value.",
+        ),
+        (
             {"train": {"seed": "${no.such}"}},
             "train.seed takes its value from another setting, which cannot be read (Interpolation key 'no.such' not "
             "found). Set train.seed itself, or restore what it refers to.",

@@ -162,7 +162,7 @@ def test_a_python_without_torch_is_one_error():
 
 
 #: those that need a download, minutes of preparation, or gigabytes
-OTHERS = {"alexnet_cifar", "resnet18_cifar", "gpt_stdlib_bpe", "smollm2_135m"}
+OTHERS = {"alexnet_cifar", "resnet18_cifar", "gpt_stdlib_bpe", "smollm2_135m", "t5_small"}
 
 
 @pytest.mark.parametrize("config", sorted({p.stem for p in (jobs.ROOT / "configs").glob("*.py")} - OTHERS))

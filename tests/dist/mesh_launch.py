@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 #: logits 5.2e-5
 LOSS_BOUND, NORM_BOUND, WEIGHT_BOUND, LOGIT_BOUND = 1e-5, 1e-5, 5e-5, 2e-4
 #: seconds, for a machine that does much other work as well
-LIMIT = {1: 120, 2: 480, 4: 480, 8: 360}
+LIMIT = {1: 240, 2: 900, 4: 600, 8: 600}
 
 
 def launch(script: str, processes: int, folder: Path, *arguments: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ def test_there_are_projects():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(960)
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda project: project.name)
 def test_its_own_tests_pass(project):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(project / "tests")]

@@ -258,6 +258,7 @@ class CountingBuffer(nn.Module):
         return out
 
 
+@pytest.mark.slow
 def test_a_counter_in_a_buffer_is_the_same_training_and_its_modules_are_watched():
     report = check(lambda: Net(CountingBuffer()), num_accumulation_steps=2, batches=toy.batches(6))
     assert (report.verdict, report.module, report.findings) == ("same", None, ()), report
@@ -357,6 +358,7 @@ def test_code_of_the_model_itself_is_told_from_its_modules():
     assert "what it hands to b differs" in report.reason
 
 
+@pytest.mark.slow
 def test_a_module_that_only_one_mode_runs_is_found():
     class Skipping(Net):
         def forward(self, x, y):
@@ -369,6 +371,7 @@ def test_a_module_that_only_one_mode_runs_is_found():
     assert "a call of middle in eager mode and a call of b in graph mode" in report.reason
 
 
+@pytest.mark.slow
 def test_a_loss_that_one_mode_does_not_return_is_found():
     class Partial(toy.Classifier):
         def forward(self, x, y):
@@ -398,6 +401,7 @@ def test_numbers_that_no_seed_governs_are_noise_and_no_excuse():
 # ---------------------------------------------------------------------------------------- faults behind the forward
 
 
+@pytest.mark.slow
 def test_a_backward_that_differs_is_told_from_a_forward():
     report = check(lambda: Net(DetachedInGraphs()))
     assert (report.verdict, report.module, report.stage) == ("broken", "middle", "backward"), report

@@ -9,7 +9,11 @@ from parity_equal import assert_equal_to_plain_loop
 from parity_variants import VARIANTS, groups_with
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+#: models whose families are compared in other tests of the first command, too
+_SLOW = {"swinv2", "convnext", "resmlp", "mae"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in _SLOW else ()) for n in VARIANTS])
 def test_clipping_groups_and_models(mode, name):
     assert_equal_to_plain_loop(mode, "variant", name, 2)
 

@@ -8,7 +8,6 @@ from parity_cases import Case, compare, expected_of, trained
 from parity_equal import assert_equal_to_plain_loop
 from parity_variants import VARIANTS, groups_with
 
-
 #: models whose families are compared in other tests of the first command, too
 _SLOW = {"swinv2", "convnext", "resmlp", "mae"}
 

@@ -18,7 +18,7 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [3, 5, 8, 9]]
 MODELS = {
     "gpt": lambda: GPT(VOCABULARY, LONGEST, 24, 2, 4),
     "llama": lambda: Llama(VOCABULARY, LONGEST, 24, 2, 6, 40, num_kv_heads=2),
-    "t5": lambda: T5(VOCABULARY, LONGEST, 2, 14, False, hidden_size=24, num_layers=1, num_heads=3, num_buckets=8),
+    "t5": lambda: T5(VOCABULARY, LONGEST, 2, 14, False, hidden_size=24, num_layers=1, num_heads=4, num_buckets=8),
 }
 
 

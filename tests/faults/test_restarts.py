@@ -52,7 +52,7 @@ def test_without_a_checkpoint_of_its_own_a_job_begins_again(folder):
     save = "train.checkpointer.save_on_exit=false"
     done = jobs.train_sh(CONFIG, 1, "train.output_dir=o", hook, save, cwd=folder, MAX_RESTARTS="1")
     assert done.returncode == 0, done
-    assert launch_lines(done)[1] == "launch: starting again from the beginning; 0 restarts left."
+    assert launch_lines(done) == ["launch: starting again from the beginning; 0 restarts left."]
     assert "resumed" not in done.stdout
     moved = list((folder / "o" / "previous").iterdir())  # the earlier run, once; the failed start is the same run
     assert len(moved) == 1 and (moved[0] / "checkpoints" / "iter_0000002").is_dir()

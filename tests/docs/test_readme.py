@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import jobs
@@ -147,10 +148,22 @@ def test_every_path_and_link_exists(page):
     assert broken_links(page, text) == []
 
 
+@contextmanager
+def skip_without_weights():
+    """Skip the test where a config needs published weights (requirements/pretrained.txt) that are not installed."""
+    try:
+        yield
+    except ConfigError as error:
+        if "are a package that is not installed" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize("page", USER_PAGES, ids=names(USER_PAGES))
 def test_every_training_command_would_start(page):
-    for words in training_commands(page.read_text()):
-        check_command(words)
+    with skip_without_weights():
+        for words in training_commands(page.read_text()):
+            check_command(words)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))

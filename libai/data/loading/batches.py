@@ -75,6 +75,14 @@ def as_dataset(source: Any) -> Any:
     return dataset
 
 
+def read_rows(dataset: Any, indices: np.ndarray) -> Batch:
+    """The samples of `dataset` at `indices`, by its `get_batch` where it has one, else stacked."""
+    if hasattr(dataset, "get_batch"):
+        return {key: np.asarray(values) for key, values in dataset.get_batch(indices).items()}
+    samples = [dataset[int(index)] for index in indices]
+    return {key: np.stack([np.asarray(sample[key]) for sample in samples]) for key in samples[0]}
+
+
 def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch:
     """`values` of `dataset` as contiguous int64, float32 or bool arrays of `num_samples` rows, or `DataError`."""
     return {key: _as_batch_array(dataset, key, value, num_samples) for key, value in values.items()}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from libai.data.loading.batches import as_dataset
+from libai.data.loading.batches import as_dataset, read_rows
 from libai.data.loading.errors import DataError
 
 
@@ -55,7 +55,7 @@ class BlendedDataset:
         found: dict[str, np.ndarray] = {}
         for source in np.unique(sources):
             mine = np.flatnonzero(sources == source)
-            for name, values in _read(self.datasets[source], rows[mine]).items():
+            for name, values in read_rows(self.datasets[source], rows[mine]).items():
                 if name not in found:
                     found[name] = np.empty((len(indices), *values.shape[1:]), values.dtype)
                 if found[name].shape[1:] != values.shape[1:]:
@@ -73,10 +73,3 @@ def _counts(shares: np.ndarray, total: int) -> np.ndarray:
     counts = np.floor(exact).astype(np.int64)
     counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
     return counts
-
-
-def _read(dataset: Any, rows: np.ndarray) -> Mapping[str, np.ndarray]:
-    if hasattr(dataset, "get_batch"):
-        return {name: np.asarray(values) for name, values in dataset.get_batch(rows).items()}
-    samples = [dataset[int(row)] for row in rows]
-    return {key: np.stack([np.asarray(sample[key]) for sample in samples]) for key in samples[0]}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from libai.data.loading.batches import read_rows
 from libai.data.loading.errors import DataError
 from libai.data.loading.sampling import SampleRandom
 
@@ -55,7 +56,7 @@ class MaskedTokens:
 
     def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """`indices` (batch,) to `input_ids` and `labels`, each (batch, length) int64."""
-        return self._mask(_read(self.dataset, indices), SampleRandom(self.seed, np.asarray(indices)))
+        return self._mask(read_rows(self.dataset, indices), SampleRandom(self.seed, np.asarray(indices)))
 
     def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
         """The same samples with the masks of this visit."""
@@ -162,10 +163,3 @@ def _pieces(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndar
     piece_starts = np.repeat(starts, counts) + (np.arange(counts.sum()) - first) * longest
     lengths = np.minimum(longest, np.repeat(ends, counts) - piece_starts)
     return piece_starts[lengths >= 2], lengths[lengths >= 2]
-
-
-def _read(dataset: Any, indices: np.ndarray) -> dict[str, np.ndarray]:
-    if hasattr(dataset, "get_batch"):
-        return dict(dataset.get_batch(indices))
-    samples = [dataset[int(index)] for index in indices]
-    return {key: np.stack([np.asarray(sample[key]) for sample in samples]) for key in samples[0]}

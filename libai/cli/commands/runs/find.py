@@ -25,10 +25,10 @@ from libai.launch.installation import LIBAI
 from libai.launch.request import find_config
 from libai.utils.errors import UserError
 
-#: what OneFlow, Python, CUDA and libai say when memory is out
+#: what OneFlow, Python, CUDA and libai say when memory is out; the last when the stack of a new thread finds no room
 _OUT_OF_MEMORY = re.compile(
     r"allocate failed|out of memory|bad_alloc|MemoryError|cannot allocate memory|takes .+ and .+ (is|are) free"
-    r"|signal 9|SIGKILL|exit code -9\b",
+    r"|signal 9|SIGKILL|exit code -9\b|Resource temporarily unavailable",
     re.IGNORECASE,
 )
 #: nothing but training, with log points only at its end

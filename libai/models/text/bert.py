@@ -1,8 +1,6 @@
 """BERT: a bidirectional encoder (Devlin et al. 2019) trained to restore masked tokens, to classify and to embed texts.
 
 RoBERTa and XLM-R are the same model with other positions (`padding_token`).
-
-The dataset that masks tokens is here, too.
 """
 
 from __future__ import annotations

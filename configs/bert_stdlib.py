@@ -3,10 +3,10 @@
 from libai.config import LazyCall
 
 from .common.data.stdlib_text import dataloader
-from .common.graph import graph
 from .common.models.bert import model
-from .common.optim import optim
-from .common.train import train
+from .common.stdlib_run import graph as graph
+from .common.stdlib_run import lr_scheduler as lr_scheduler
+from .common.stdlib_run import optim, train
 
 
 def _masked_text(split):
@@ -19,19 +19,5 @@ dataloader.test.val.dataset = _masked_text("validation")
 model.update(vocab_size=258, max_seq_length=64)  # 257 tokens of the byte tokenizer, then the mask
 
 optim.lr = 3e-3
-optim.params.weight_decay = 0.05
-lr_scheduler = LazyCall("libai.scheduler.WarmupCosineLR")(alpha=0.1)
-
-graph.enabled = False  # true compiles the same training
 
 train.output_dir = "out/bert_stdlib"
-train.train_micro_batch_size = 16
-train.test_micro_batch_size = 32
-train.train_iter = 400
-train.warmup_ratio = 0.1
-train.clip_grad.max_norm = 1.0
-train.checkpointer.period = 200
-train.evaluation.eval_period = 200
-train.evaluation.evaluators = {"perplexity": LazyCall("libai.evaluation.PerplexityEvaluator")()}
-train.evaluation.eval_metric = "val/loss"
-train.evaluation.eval_mode = "min"

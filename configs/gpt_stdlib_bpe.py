@@ -12,6 +12,3 @@ dataloader.train.dataset.tokenizer = "bpe"
 dataloader.train.dataset.vocab_size = 1024
 model.vocab_size = "${dataloader.train.dataset.vocab_size}"
 train.output_dir = "out/gpt_stdlib_bpe"
-train.train_iter = 400
-train.checkpointer.period = 200
-train.evaluation.eval_period = 200

@@ -280,6 +280,12 @@ RULES: tuple[Rule, ...] = (
         is_refused=True,
         effect="cannot be kept",
     ),
+    _needs("train.monitor.loss_spike", "loss_spike_action", value=", for example to 6", is_refused=True),
+    Rule(
+        ("train.monitor.loss_spike_limit",),
+        lambda f: f.train.monitor.loss_spike_action in ("skip", "rollback"),
+        "no spike is left out. Set train.monitor.loss_spike_action=skip or rollback, or leave it out.",
+    ),
     _needs("train.ema.enabled", "decay", "warmup", "exclude"),
     _needs("train.lora.patterns", "rank", "alpha", "dropout", "also_train"),
     _needs("train.amp.enabled", "dtype", *_LOSS_SCALING, "static_scale"),

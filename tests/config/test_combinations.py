@@ -82,6 +82,12 @@ WARNED = [
         ["train.ema.enabled=true"],
     ),
     (
+        ["train.monitor.loss_spike=6", "train.monitor.loss_spike_limit=3"],
+        {},
+        "train.monitor.loss_spike_limit=3 does nothing: no spike is left out",
+        ["train.monitor.loss_spike_action=skip"],
+    ),
+    (
         ["train.lora.rank=4"],
         {},
         "train.lora.rank=4 does nothing: train.lora.patterns is null",
@@ -328,6 +334,11 @@ REFUSED = [
     ),
     (["train.deterministic=true", "graph.enabled=auto"], {}, "train.deterministic=true cannot be kept: graph.enabled"),
     (["optim.params.weight_decay=-1"], {}, "optim.params.weight_decay=-1.0 would make the weights grow."),
+    (
+        ["train.monitor.loss_spike_action=skip"],
+        {},
+        "train.monitor.loss_spike_action=skip does nothing: train.monitor.loss_spike is null. Set it, for example to 6",
+    ),
 ]
 
 

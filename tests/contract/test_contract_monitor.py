@@ -13,6 +13,8 @@ import toy
 from oneflow import nn
 
 from libai.engine.hooks import CallbackHook, GradientsHook, LossSpikeHook
+from libai.engine.loop.hook_base import StopTraining
+from libai.engine.loop.pending_metrics import LossSpike
 from libai.utils.errors import UserError
 
 FEW = ("graph.check_first_step=false", "train.evaluation.enabled=false", "train.checkpointer.enabled=false")
@@ -75,22 +77,120 @@ def test_the_noise_scale_is_that_of_the_samples(steps):
     assert trainer.storage.get("train/noise_scale")[0] == pytest.approx(9.0, rel=0.15)  # tr(Σ)/|G|² = 500·9 / 500
 
 
-def test_a_sudden_loss_is_named(mode, caplog):
-    batches = toy.batches(1) * 60
-    batches[40] = {**batches[0], "x": batches[0]["x"] * 50}
+def spiky(bad, count=60):
+    """Batches of which those in `bad` are 50 times as large as the others."""
+    batches = toy.batches(1) * count
+    return [{**batch, "x": batch["x"] * 50} if i in bad else batch for i, batch in enumerate(batches)]
+
+
+def build(mode, batches, *hooks, **options):
+    flow.manual_seed(0)
     model = toy.Classifier()
-    trainer = toy.trainer_of(mode, model, batches, flow.optim.SGD(model.parameters(), lr=1e-4))
+    optimizer = flow.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    trainer = toy.trainer_of(mode, model, batches, optimizer, **{"replay_non_finite": True, **options})
+    trainer.register_hooks(hooks)
+    return trainer
+
+
+def by_hand(mode, batches, updates):
+    """A trainer that made these updates and no others."""
+    trainer = build(mode, batches)
+    for index in updates:
+        trainer.iter = index
+        trainer.update([batches[index]])
+    return trainer
+
+
+def assert_same_weights(trainer, expected):
+    for now, then in zip(trainer.model.parameters(), expected.model.parameters()):
+        assert np.array_equal(now.numpy(), then.numpy())
+
+
+def spike_lines(caplog):
+    return [message for message in caplog.messages if "the loss of iteration" in message]
+
+
+def test_a_sudden_loss_is_named(mode, caplog):
     hook = LossSpikeHook(20)
-    trainer.register_hooks([hook])
+    trainer = build(mode, spiky([40]), hook)
     with caplog.at_level(logging.WARNING, "libai.engine"):
         trainer.train(0, 60)
-    assert [message for message in caplog.messages if "the loss of iteration" in message] == [
-        message for message in caplog.messages if message.startswith("the loss of iteration 41 is")
-    ]
+    (line,) = spike_lines(caplog)
+    assert line.startswith("the loss of iteration 41 is") and "left out" not in line
     assert trainer.storage.get("train/loss_spikes")[0] == 1
+    assert_same_weights(trainer, by_hand(mode, spiky([40]), range(60)))
     state = hook.state_dict()
-    assert (state["seen"], state["count"], len(state["recent"])) == (60, 1, 60)
+    assert (state["count"], state["in_a_row"], len(state["recent"])) == (1, 0, 60)
     resumed = LossSpikeHook(20)
     resumed.load_state_dict(state)
     resumed.trainer = trainer
     assert resumed.state_dict() == state
+
+
+def test_updates_of_loss_spikes_are_left_out(mode, caplog):
+    """As in a run that never made them; also two in one log period, and the last iteration of one."""
+    bad = [21, 25, 39]
+    trainer = build(mode, spiky(bad), LossSpikeHook(20, action="skip", limit=2))
+    with caplog.at_level(logging.WARNING, "libai.engine"):
+        trainer.train(0, 60)
+    assert [line.endswith("its update is left out") for line in spike_lines(caplog)] == [True] * 3
+    assert trainer.status == "finished" and trainer.storage.get("train/loss_spikes")[0] == 3
+    assert_same_weights(trainer, by_hand(mode, spiky(bad), [i for i in range(60) if i not in bad]))
+
+
+def test_a_loss_spike_brings_the_last_good_state_back(mode):
+    """Seen at the log point 40; the copy is that of the beginning, since which there were fewer than 50 iterations."""
+    trainer = build(mode, spiky([25]), LossSpikeHook(20, action="rollback"))
+    trainer.train(0, 60)
+    assert_same_weights(trainer, by_hand(mode, spiky([25]), range(40, 60)))
+
+
+def test_a_loss_spike_ends_training_with_the_weights_before_it(mode):
+    trainer = build(mode, spiky([25]), LossSpikeHook(20, action="raise"))
+    with pytest.raises(LossSpike, match=r"loss of iteration 26 is .*loss_spike_action=raise.*Its update was undone"):
+        trainer.train(0, 60)
+    assert_same_weights(trainer, by_hand(mode, spiky([25]), range(25)))
+
+
+@pytest.mark.parametrize("action", ["skip", "rollback"])
+def test_loss_spikes_in_a_row_end_training(mode, action):
+    trainer = build(mode, spiky([20, 21, 25, *range(31, 60)]), LossSpikeHook(1, action=action, limit=3))
+    with pytest.raises(LossSpike, match=r"iteration 34 is .*loss_spike_limit=3, and as many losses in a row"):
+        trainer.train(0, 60)
+
+
+def test_a_trainer_without_a_copy_of_its_state_cannot_undo_spikes(mode):
+    trainer = build(mode, spiky([]), LossSpikeHook(20, action="skip"), replay_non_finite=False)
+    with pytest.raises(UserError, match=r"keeps no copy.*replay_non_finite=True"):
+        trainer.train(0, 60)
+
+
+def test_a_run_that_undoes_loss_spikes_resumes_exactly(mode, tmp_path):
+    """The spike comes soon after the checkpoint, so that it is judged by losses from before it."""
+    settings = (
+        *("graph.check_first_step=false", "train.evaluation.enabled=false", "train.log_period=4"),
+        *("train.checkpointer.period=24", "train.monitor.loss_spike=6", "train.monitor.loss_spike_action=rollback"),
+        *("train.train_iter=32", "dataloader.train.shuffle=false"),
+        "dataloader.train.dataset._target_=test_contract_monitor.dataset",
+        "+dataloader.train.dataset.outlier=26",
+    )
+    straight = contract_runs.train(tmp_path / "a", mode, *settings)
+
+    def stop(trainer):
+        if trainer.iter + 1 == 24:
+            raise StopTraining("half of it")
+
+    first = contract_runs.make_run(tmp_path / "b", mode, *settings)
+    first.trainer.register_hooks([CallbackHook(after_step=stop)])
+    first.train()
+    resumed = contract_runs.train(tmp_path / "b", mode, *settings, resume=True)
+    assert_same_weights(resumed.trainer, straight.trainer)
+    assert [records(tmp_path / run)[-1]["train/loss_spikes"] for run in "ab"] == [1, 1]
+    assert len(straight.trainer.optimizer.param_groups) == 2 and straight.trainer.optimizer._state["step"] == 28
+
+
+def dataset(count, outlier):
+    """Samples for 32 iterations, of which those of one are far from all others."""
+    data = contract_runs.dataset(256)
+    data["x"][8 * outlier : 8 * outlier + 8] *= 50
+    return data

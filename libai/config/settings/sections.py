@@ -37,9 +37,13 @@ class Monitor:
     )
     loss_spike: float | None = key(
         None,
-        "Warn of a loss so many standard deviations above the recent ones, such as 6; null: never.",
+        "A loss so many standard deviations above the recent ones is a spike, such as 6; null: none is.",
         above=0,
     )
+    loss_spike_action: Literal["warn", "raise", "skip", "rollback"] = key(
+        "warn", "On a spike: warn, stop, leave that update out, or go back to the state before."
+    )
+    loss_spike_limit: int = key(10, "So many spikes in a row stop a run that leaves them out.", at_least=1)
 
 
 @dataclass(frozen=True)

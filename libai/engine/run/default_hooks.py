@@ -114,9 +114,14 @@ def _monitors(run: Run, period: Period) -> list[HookBase]:
     asked = [
         (monitor.update_ratio, lambda: hooks.UpdateRatioHook(period)),
         (monitor.gradients, lambda: hooks.GradientsHook(period, run.plan.global_batch_size)),
-        (monitor.loss_spike, lambda: hooks.LossSpikeHook(period, monitor.loss_spike)),
+        (monitor.loss_spike, lambda: _loss_spike_hook(monitor, period)),
     ]
     return [build_hook() for is_asked, build_hook in asked if is_asked]
+
+
+def _loss_spike_hook(monitor: Any, period: Period) -> HookBase:
+    action, limit = monitor.loss_spike_action, monitor.loss_spike_limit
+    return hooks.LossSpikeHook(period, monitor.loss_spike, action=action, limit=limit)
 
 
 def _unfreeze_hook(run: Run) -> HookBase:

@@ -141,7 +141,7 @@ def propose_for(
         batch_for,
         trace,
         mode,
-        keeps_copy=train.replay_non_finite or train.non_finite != "raise",
+        keeps_copy=build.keeps_copy(train),
         reduces_once=dist.gradient_reduction == "flat" or (dist.gradient_reduction == "auto" and device == "cpu"),
         blocks_per_stage=dist.blocks_per_stage,
     )

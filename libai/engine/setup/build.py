@@ -277,6 +277,12 @@ def ema_options(run: Any) -> EmaOptions | None:
     return EmaOptions(ema.decay, ema.warmup, tuple(ema.exclude or ())) if ema.enabled else None
 
 
+def keeps_copy(train: Any) -> bool:
+    """Whether a second copy of the state is kept on the device, to undo updates."""
+    undoes_spikes = train.monitor.loss_spike is not None and train.monitor.loss_spike_action != "warn"
+    return train.replay_non_finite or train.non_finite != "raise" or undoes_spikes
+
+
 def loss_scaling(run: Any) -> LossScaling:
     """How `train.amp` scales the loss with fp16."""
     amp = run.train.amp
@@ -315,7 +321,7 @@ def build_trainer(
         loss_scaling=loss_scaling(run),
         detect_anomalous_params=run.train.detect_anomalous_params,
         non_finite=run.train.non_finite,
-        replay_non_finite=run.train.replay_non_finite,
+        replay_non_finite=keeps_copy(run.train),
         ema=ema_options(run),
         batch_scope=run.train.dist.batch_scope,
         check_batch_scope=run.train.dist.check_batch_scope,

@@ -107,6 +107,7 @@ class TrainerCheckpointer:
         if iteration != self._last_saved_iter or self.last_saved is None:
             self.last_saved = self._save(iteration, best, keep)
             self._last_saved_iter = iteration
+            self.trainer._guard.forget()  # "rollback" goes back no further than it would in a resumed run
             self.num_saves += 1
             self.trainer._call_hooks("after_save")
         elif best is not None or keep:

@@ -1,8 +1,9 @@
-"""What happens when a loss is not finite: undo, find the cause, and raise, skip or roll back. The same in both modes.
+"""What happens when a loss is not finite or a spike: undo, find the cause, and raise, skip or roll back. In both modes.
 
 Nothing is checked between log points. Instead a copy of the state and the batches since are kept; when a log point
 finds a bad loss, the state is put back and the updates are made again, bit for bit, up to the one that corrupted it.
-That iteration's batch is then run op by op to name the first module whose output or gradient is not finite.
+That iteration's batch is then run op by op to name the first module whose output or gradient is not finite. A spike is
+undone in the same way, up to the iteration that had it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from libai.engine.loop.pending_metrics import LossGuard, NonFiniteLoss
+from libai.engine.loop.pending_metrics import LossGuard, LossSpike, NonFiniteLoss
 from libai.engine.trainer.snapshot import Snapshot
 from libai.forward.first_non_finite import find_first_non_finite, weights_are_finite
 from libai.scheduler import has_state
@@ -42,6 +43,8 @@ class NonFiniteGuard(LossGuard):
     weights and optimizer state on the device, and the batches since it was made.
     """
 
+    undoes_updates = True
+
     def __init__(self, trainer: ModelTrainer):
         options, schedule = trainer.options, trainer.lr_scheduler
         self.policy = options.non_finite
@@ -49,7 +52,8 @@ class NonFiniteGuard(LossGuard):
             asked = "replay_non_finite=True" if self.policy == "raise" else f"non_finite={self.policy!r}"
             raise UserError(
                 f"{asked} undoes updates by a copy of the state in memory. Leave check_finite_every_iter=False, give "
-                "the schedule state_dict() and load_state_dict(), or use non_finite='raise' without replay_non_finite."
+                "the schedule state_dict() and load_state_dict(), or use non_finite='raise' without replay_non_finite, "
+                "and only warn of loss spikes."
             )
         self.bad_iterations: list[int] = []
         # without a cycle the trainer, its graph and the memory of both go when the last user lets go of it
@@ -70,7 +74,7 @@ class NonFiniteGuard(LossGuard):
             self._bytes += num_bytes(batch)
 
     def all_finite(self) -> None:
-        """The losses up to now are finite: a later copy of the state may take the place of this one."""
+        """The losses up to now are good: a later copy of the state may take the place of this one."""
         self._bad_in_a_row = 0
         if len(self._batches) >= MIN_ITERS_BETWEEN_COPIES or self._bytes > MAX_BATCH_BYTES:
             self.forget()
@@ -83,19 +87,28 @@ class NonFiniteGuard(LossGuard):
 
     def resolve(self, iteration: int, losses: Mapping[str, float], latest: dict[str, float]) -> dict[str, float]:
         """See `LossGuard.resolve`; undoes and acts as the policy says."""
+        metrics = self._trainer.loop.metrics
         while True:
-            culprit, diagnosis, repeated = self.repair(iteration)
-            if self.policy == "raise" or self._bad_in_a_row > MAX_BAD_IN_A_ROW:
-                raise NonFiniteLoss(culprit + 1, losses, updated=False, diagnosis=diagnosis)
+            spikes = metrics.spikes if math.isfinite(losses["train/loss"]) else None
+            policy = self.policy if spikes is None else "raise" if spikes.must_end() else spikes.action
+            culprit, diagnosis, repeated = self.repair(iteration, policy, spikes is not None)
+            if spikes is not None and policy == "raise":
+                raise LossSpike(culprit + 1, losses, spikes)
+            if spikes is None:
+                self._note(culprit, diagnosis)
+                if policy == "raise" or self._bad_in_a_row > MAX_BAD_IN_A_ROW:
+                    raise NonFiniteLoss(culprit + 1, losses, updated=False, diagnosis=diagnosis)
             numbers = self._trainer.collect([result for _, result in repeated]) if repeated else [latest]
-            bad = [i for i, values in enumerate(numbers) if not math.isfinite(values["train/loss"])] if repeated else []
-            if not bad:
-                numbers[-1]["train/bad_iterations"] = len(self.bad_iterations)
+            bad = metrics.first_bad([i for i, _ in repeated], numbers) if repeated else None
+            if bad is None:
+                if self.bad_iterations:
+                    numbers[-1]["train/bad_iterations"] = len(self.bad_iterations)
                 return numbers[-1]
-            iteration, losses = repeated[bad[0]][0], numbers[bad[0]]
+            iteration, losses = repeated[bad][0], numbers[bad]
 
-    def repair(self, bad_iteration: int) -> tuple[int, str, list[tuple[int, Any]]]:
-        """Put the state back, find the update that corrupted it, and act on it as the policy says.
+    def repair(self, bad_iteration: int, policy: str, is_spike: bool = False) -> tuple[int, str, list[tuple[int, Any]]]:
+        """Put the state back, find the update that corrupted it, or with `is_spike` that of `bad_iteration`, and act on
+        it as `policy` says.
 
         Returns `(culprit, diagnosis, results)`: the 0-based iteration, a sentence on what was not finite first, and the
         results `(iteration, StepResult)` of updates that were made again after it (`skip`). With "raise" the state is
@@ -110,6 +123,8 @@ class NonFiniteGuard(LossGuard):
         last = len(batches) - 1
         for index, (iteration, micro_batches) in enumerate(batches):
             trainer.iter, last = iteration, index
+            if is_spike and iteration == bad_iteration:
+                break
             before = Snapshot.of(trainer)
             result = trainer.update(micro_batches)
             loss = trainer.collect([result])[0]["train/loss"]
@@ -122,13 +137,12 @@ class NonFiniteGuard(LossGuard):
             diagnosis = "it did not happen again when the updates were repeated, so the forward is not deterministic"
         trainer.iter = culprit
         results: list[tuple[int, Any]] = []
-        if self.policy == "skip":
+        if policy == "skip":
             results = self._skip(last, batches)
-        elif self.policy == "rollback":
+        elif policy == "rollback":
             self._snapshot.restore(trainer)
             self.forget()
         trainer.iter = present
-        self._note(culprit, diagnosis)
         return culprit, diagnosis, results
 
     def _skip(self, index: int, batches: list[tuple[int, list[Any]]]) -> list[tuple[int, Any]]:

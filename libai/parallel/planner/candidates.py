@@ -45,7 +45,7 @@ class Workload:
         batch_for: number of data-parallel ranks -> batch; raises `UserError` where the batch cannot be divided so.
         trace: micro-batch size -> the operations of one forward.
         mode: "eager" or "graph".
-        keeps_copy: weights and optimizer state are held twice (`train.replay_non_finite`, or skip or rollback).
+        keeps_copy: weights and optimizer state are held twice (`train.replay_non_finite`, skip or rollback).
         reduces_once: eager data-parallel ranks average gradients once per iteration, not once per micro-batch.
         blocks_per_stage: as in `ParallelPlan.arrange`.
     """

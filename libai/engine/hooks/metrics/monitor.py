@@ -5,25 +5,21 @@ They are computed at log points only, on the device; between log points nothing 
 
 from __future__ import annotations
 
-import logging
 import math
-from collections import deque
 from collections.abc import Mapping
-from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
 import oneflow as flow
 
 from libai.engine.loop.hook_base import HookBase
+from libai.engine.loop.loss_spikes import LossSpikes
 from libai.engine.loop.periods import Period, is_due
 from libai.optim import joint_norm
 from libai.parallel import full_tensor
-from libai.utils.distributed import is_main_process
+from libai.utils.errors import UserError
 
 if TYPE_CHECKING:
     from libai.engine.trainer.model_trainer import ModelTrainer
-
-logger = logging.getLogger("libai.engine")
 
 
 class _Monitor(HookBase):
@@ -120,46 +116,39 @@ class GradientsHook(_Monitor):
 
 
 class LossSpikeHook(_Monitor):
-    """Warns of losses far above the recent ones, and logs their number as `train/loss_spikes`.
+    """Has the losses of all iterations judged by a `LossSpikes`, whose arguments it takes, and logs the number of
+    spikes as `train/loss_spikes`.
 
-    A loss is one when it is more than `threshold` standard deviations above the median of the last `window`, by their
-    median absolute deviation, which other spikes hardly change. The losses of all iterations are looked at, at log
-    points.
+    Losses are looked at when they are fetched, at log points. An `action` other than "warn" undoes updates, for which
+    the trainer needs `replay_non_finite=True`.
     """
 
-    def __init__(self, period: Period, threshold: float = 6.0, window: int = 100):
+    def __init__(
+        self, period: Period, threshold: float = 6.0, window: int = 100, action: str = "warn", limit: int = 10
+    ):
         super().__init__(period)
-        self._threshold, self._recent = threshold, deque[float](maxlen=window)
-        self._seen = self._count = 0
+        self._spikes = LossSpikes(threshold, action, limit, window)
+
+    def before_train(self) -> None:
+        """Begins to judge."""
+        if self._spikes.action != "warn" and not self.trainer._guard.undoes_updates:
+            raise UserError(
+                f"LossSpikeHook(action={self._spikes.action!r}) undoes updates, and this trainer keeps no copy of its "
+                "state. Build it with replay_non_finite=True, or only warn."
+            )
+        self.trainer.loop.metrics.spikes = self._spikes
 
     def after_step(self) -> None:
-        """Looks at the losses since the last log point."""
+        """Logs how many there were."""
         if self._is_due(self.trainer.iter + 1):
-            self._look()
-            self.trainer.storage.put_scalar("train/loss_spikes", self._count)
-
-    def _look(self) -> None:
-        self.trainer.fetch_metrics()
-        for iteration, loss in self.trainer.loop.metrics.losses:
-            if iteration <= self._seen:
-                continue
-            self._seen = iteration
-            if len(self._recent) >= 10:
-                middle = median(self._recent)
-                deviation = 1.4826 * median(abs(value - middle) for value in self._recent)
-                if loss > middle + self._threshold * max(deviation, 1e-3 * abs(middle)):
-                    self._count += 1
-                    if is_main_process():
-                        text = "the loss of iteration %d is %.4g: the median of the last %d was %.4g"
-                        logger.warning(text, iteration, loss, len(self._recent), middle)
-            self._recent.append(loss)
+            self.trainer.fetch_metrics()
+            self.trainer.storage.put_scalar("train/loss_spikes", self._spikes.count)
 
     def state_dict(self) -> dict[str, Any]:
         """See `HookBase.state_dict`."""
-        self._look()
-        return {"recent": list(self._recent), "seen": self._seen, "count": self._count}
+        self.trainer.fetch_metrics()
+        return self._spikes.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `HookBase.load_state_dict`."""
-        self._recent.extend(state["recent"])
-        self._seen, self._count = state["seen"], state["count"]
+        self._spikes.load_state_dict(state)

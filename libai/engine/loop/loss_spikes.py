@@ -1,0 +1,84 @@
+"""Losses far above the recent ones: found, and told from a level that has changed."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from libai.utils.distributed import is_main_process
+from libai.utils.errors import UserError
+
+logger = logging.getLogger("libai.engine")
+
+_DONE = {"warn": "", "raise": "", "skip": "; its update is left out", "rollback": "; back to the last good state"}
+
+
+class LossSpikes:
+    """Finds them, and keeps count.
+
+    A loss is a spike when it is more than `threshold` standard deviations above the median of the last `window`, by
+    their median absolute deviation, which other spikes hardly change.
+
+    Args:
+        threshold: in standard deviations.
+        action: "warn" keeps the update; "raise" undoes it and ends training; "skip" leaves it out; "rollback" goes back
+            to the last copy of the state, and the data continues.
+        limit: so many spikes in a row end training instead of being left out. With "rollback" they are in a row when
+            all losses that were fetched at once had to be dropped each time.
+        window: how many losses are remembered; with fewer than 10 none is judged.
+    """
+
+    def __init__(self, threshold: float = 6.0, action: str = "warn", limit: int = 10, window: int = 100):
+        if action not in _DONE:
+            raise UserError(f"action={action!r} is nothing to do about a loss spike. Choose one of {', '.join(_DONE)}.")
+        self.action, self.limit = action, limit
+        self.count = self.in_a_row = 0
+        self.description = ""
+        self._threshold, self._recent = threshold, deque[float](maxlen=window)
+
+    def judge(self, iteration: int, loss: float) -> bool:
+        """Whether the update of `iteration` (1 is the first) must be undone. Call it once for each, in order."""
+        if not self._is_spike(loss):
+            self._recent.append(loss)
+            if self.action != "rollback":
+                self.in_a_row = 0
+            return False
+        self.count, self.in_a_row = self.count + 1, self.in_a_row + 1
+        self.description = (
+            f"the loss of iteration {iteration} is {loss:.4g}: the median of the last {len(self._recent)} was "
+            f"{median(self._recent):.4g}"
+        )
+        ends = self.must_end()
+        if is_main_process() and not ends:
+            logger.warning("%s%s", self.description, _DONE[self.action])
+        if self.action == "warn":
+            self._recent.append(loss)
+        return self.action != "warn"
+
+    def must_end(self) -> bool:
+        """Whether the latest spike ends training."""
+        return self.action == "raise" or (self.action != "warn" and self.in_a_row >= self.limit)
+
+    def _is_spike(self, loss: float) -> bool:
+        if len(self._recent) < 10:
+            return False
+        middle = median(self._recent)
+        deviation = 1.4826 * median(abs(value - middle) for value in self._recent)
+        return loss > middle + self._threshold * max(deviation, 1e-3 * abs(middle))
+
+    def all_good(self) -> None:
+        """None of the losses that were fetched at once was one."""
+        self.in_a_row = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must know."""
+        return {"recent": list(self._recent), "count": self.count, "in_a_row": self.in_a_row}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back `state_dict`."""
+        self._recent.clear()
+        self._recent.extend(state["recent"])
+        self.count, self.in_a_row = state["count"], state.get("in_a_row", 0)

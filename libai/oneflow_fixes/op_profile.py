@@ -77,7 +77,7 @@ def replaced_operations(replace: Callable[[Callable[..., Any], str], Callable[..
     made = {
         id(op): (op, replace(op, name))
         for name, op in vars(flow._C).items()
-        if type(op).__name__ == "builtin_function_or_method"
+        if type(_original(op)).__name__ == "builtin_function_or_method"
     }
     try:
         for module in list(sys.modules.values()):
@@ -87,7 +87,7 @@ def replaced_operations(replace: Callable[[Callable[..., Any], str], Callable[..
                     put(module, name, found[1])
         for name, value in list(vars(flow.Tensor).items()):
             is_operator = name.startswith("__") and name.strip("_") in _OPERATORS
-            if is_operator or (type(value).__name__ == "method_descriptor" and name not in _FACTS):
+            if is_operator or (type(_original(value)).__name__ == "method_descriptor" and name not in _FACTS):
                 new = replace(value, name.strip("_") if is_operator else name)
                 if new is not None:
                     put(flow.Tensor, name, new)
@@ -95,6 +95,11 @@ def replaced_operations(replace: Callable[[Callable[..., Any], str], Callable[..
     finally:
         for put_back in reversed(undo):
             put_back()
+
+
+def _original(operation: Any) -> Any:
+    """What a replacement stands for; tracing replaces operations, too."""
+    return getattr(operation, "__wrapped__", operation)
 
 
 class OpTimer:

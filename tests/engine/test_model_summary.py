@@ -11,9 +11,10 @@ import toy
 from oneflow import nn
 
 from libai.cli.commands import summary as command
+from libai.engine.graph.build_errors import GraphBuildError
 from libai.engine.setup.shape_only import build_shape_only, trace_forward
 from libai.engine.setup.summary import summarize
-from libai.models import GPT
+from libai.models import GPT, MLP
 from libai.parallel import Mesh, ParallelPlan
 from libai.parallel.planner.activations import stage_costs
 from libai.utils.errors import UserError
@@ -79,13 +80,30 @@ def test_the_table_fits_a_screen(memory):
     assert [len(found.table(depth=depth).splitlines()) for depth in (1, 2, 3)] == [4, 6, 7]
 
 
-def test_what_cannot_be_traced_is_told():
-    class Reads(nn.Module):
-        def forward(self, x):
-            return x * float(x.sum())
+class Extended(MLP):
+    """Needs what tracing adds to OneFlow's: `super()` in a forward."""
 
-    with pytest.raises(UserError, match="traces Reads.forward as OneFlow would compile it"):
-        summarize(Reads(), [A])
+    def forward(self, images, labels=None):
+        return super().forward(images * 2.0, labels)
+
+
+def test_a_forward_is_traced_as_graph_mode_traces_it():
+    assert summarize(Extended(6, [5], 2), [A]).rows[0].flops == 2 * 4 * (6 * 5 + 5 * 2)
+
+
+class Reads(MLP):
+    """Cannot be traced."""
+
+    def forward(self, images, labels=None):
+        return super().forward(images * float(images.sum()), labels)
+
+
+def test_what_cannot_be_traced_is_told(capsys):
+    with pytest.raises(
+        GraphBuildError, match=r"Reads could not be compiled.*float\(images.sum\(\)\).*: it reads the value"
+    ):
+        summarize(Reads(6, [5], 2), [A])
+    assert capsys.readouterr().out == ""  # OneFlow says it in its own words there
     with pytest.raises(UserError, match=r"3 items, but Pair.forward takes 2"):
         summarize(Pair(), (A, B, A))
 
@@ -98,6 +116,17 @@ def test_an_optimizer_of_the_user_has_an_unknown_state():
     model = toy.Classifier()
     found = summarize(model, {"x": np.zeros((2, 8), np.float32), "y": np.zeros(2, np.int64)}, Own(model.parameters()))
     assert found.rows[0].optimizer is None and "?" in found.table(memory=True)
+
+
+def test_the_command_leaves_out_what_only_a_trace_tells(capsys):
+    words = ["configs/mlp_digits.py", f"model._target_={__name__}.Reads"]
+    assert command.run(words) == 0
+    shown = capsys.readouterr()
+    assert " trained; batch of" in shown.out and "?" in shown.out and "FLOPs a" not in shown.out
+    (note,) = [line for line in shown.err.splitlines() if "no outputs, FLOPs and activations" in line]
+    assert "it reads the value of a tensor" in note
+    assert command.run([*words, "--memory", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["activations"] is None
 
 
 def test_the_command(capsys):

@@ -97,7 +97,9 @@ def test_operations_are_put_back():
 def test_a_trainer_knows_the_flops_of_a_sample(mode, accumulation):
     model = toy.Classifier(width=16, classes=4)
     optimizer = toy.optimizer_of("sgd", model)
-    trainer = toy.trainer_of(mode, model, toy.batches(4), optimizer, num_accumulation_steps=accumulation)
+    # the first step is compared with an eager one, which would be counted in place of the compiled one
+    unchecked = {"check_first_step": False} if mode == "graph" else {}
+    trainer = toy.trainer_of(mode, model, toy.batches(4), optimizer, num_accumulation_steps=accumulation, **unchecked)
     assert trainer.loop.flops.of_update is None
     trainer.train(0, 2)
     assert trainer.loop.flops.of_update == 3 * 2 * (8 * 16 + 16 * 4)

@@ -1,6 +1,7 @@
 """Print what a config's model consists of: a line for each module with output, parameters, FLOPs and memory.
 
-The model is built without memory and its forward is traced for one micro-batch, not run; no training is touched.
+The model is built without memory and its forward is traced for one micro-batch, not run; no training is touched. Of a
+forward that cannot be traced, outputs, FLOPs and activations are left out.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError(f"--depth {args.depth}: it must be at least 1. Leave it out for all modules.")
     config: Any = validate(LazyConfig.apply_overrides(LazyConfig.load(args.config), args.overrides))
 
+    from libai.engine.graph.build_errors import GraphBuildError
     from libai.engine.setup import build
     from libai.engine.setup.auto_mesh import batch_of
     from libai.engine.setup.shape_only import build_shape_only
@@ -32,17 +34,20 @@ def run(arguments: Sequence[str]) -> int:
         model = build_shape_only(lambda: build.build_model(config))
         build.adapt_model(config, model)
         batch = batch_of(config, model)
-        found = summarize(model, batch, build.build_optimizer(config, model))
+        optimizer = build.build_optimizer(config, model)
+        try:
+            found = summarize(model, batch, optimizer)
+        except GraphBuildError as error:
+            print(f"note: no outputs, FLOPs and activations: {error}", file=sys.stderr)
+            found = summarize(model, None, optimizer)
     if args.json:
         print(found.to_json())
         return 0
     total = found.rows[0]
     print(found.table(args.depth, args.memory))
     samples = len(next(iter(batch.values())))
-    print(
-        f"\n{total.parameters:,} parameters, {total.trained:,} trained; forward {total.flops / samples:.4g} FLOPs a "
-        f"sample; batch of {samples}"
-    )
+    forward = "" if total.flops is None else f"; forward {total.flops / samples:.4g} FLOPs a sample"
+    print(f"\n{total.parameters:,} parameters, {total.trained:,} trained{forward}; batch of {samples}")
     return 0
 
 

@@ -62,7 +62,12 @@ class GraphBuildError(UserError):
     is_consequence = False
 
 
-def explain_build_error(error: Exception, model: Any) -> UserError:
+_IN_EAGER_MODE = (
+    " Run with graph.enabled=false to debug it op by op, or set graph.on_build_error=eager to train in eager mode."
+)
+
+
+def explain_build_error(error: Exception, model: Any, change: str = _IN_EAGER_MODE) -> UserError:
     """The error to raise in place of what OneFlow raised while `model` was traced; a `UserError` stays what it is."""
     if isinstance(error, UserError):
         return error
@@ -72,8 +77,7 @@ def explain_build_error(error: Exception, model: Any) -> UserError:
     remedy = _remedy(error)
     return GraphBuildError(
         f"{type(model).__name__} could not be compiled into a graph: {message} ({type(error).__name__})."
-        f"{where}{':' if frame and remedy else ''} {remedy + '.' if remedy else ''} "
-        "Run with graph.enabled=false to debug it op by op, or set graph.on_build_error=eager to train in eager mode."
+        f"{where}{':' if frame and remedy else ''}{f' {remedy}.' if remedy else ''}{change}"
     )
 
 

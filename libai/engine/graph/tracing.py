@@ -209,6 +209,7 @@ def _reading_twice(operation: Callable[..., Any]) -> Callable[..., Any]:
     """`operation` of two tensors, which are not one. OneFlow 0.9.0 may choose two layouts for what it reads, and ends
     the process when both are of the same tensor (`op_graph.cpp:150] Check failed`)."""
 
+    @functools.wraps(operation)
     def distinct(one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         if one is other and isinstance(one, flow.Tensor) and one.is_lazy and one.is_global:
             other = flow._C.identity(other)

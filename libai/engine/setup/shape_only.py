@@ -18,6 +18,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.graph.graphs import MODULE_NAME
+from libai.engine.graph.tracing import tracing
 from libai.layers.random import assign_layer_ids, random_context
 from libai.models.blocks.init import without_initial_values
 from libai.oneflow_fixes.compiled_graph import CompiledGraph
@@ -103,7 +104,7 @@ class _ShapeOnly(CompiledGraph):
 
     def build(self, batch: dict[str, Any], key: flow.Tensor) -> Any:
         """Trace the forward alone."""
-        with random_context(key, 0) if self._draws else contextlib.nullcontext():
+        with tracing(self.model), random_context(key, 0) if self._draws else contextlib.nullcontext():
             return self.model(**batch)
 
 

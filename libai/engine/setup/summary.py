@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -16,13 +17,13 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from libai.engine.graph.build_errors import explain_build_error, without_oneflow_error_lines
 from libai.engine.setup.shape_only import trace_forward
 from libai.forward.contract import as_batch_dict
 from libai.forward.flops import FlopCounter
 from libai.oneflow_fixes.wrapping import unwrap_forward, wrap_forward
 from libai.optim.state import state_keys, walk_parameters
 from libai.parallel.planner.activations import kept_activations
-from libai.utils.errors import UserError
 from libai.utils.sizes import format_bytes
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -33,18 +34,18 @@ _WIDTH = 80
 class ModuleRow:
     """A module with all below it, for one batch: `output`, the shapes of its tensors; `parameters` and `trained`,
     numbers of weights, each counted once; `flops` of the forward; bytes of the other fields. `optimizer` is None for
-    an optimizer that is not OneFlow's."""
+    an optimizer that is not OneFlow's, `flops` and `activations` where forward was not traced."""
 
     name: str
     kind: str
     output: tuple[tuple[int, ...], ...]
     parameters: int
     trained: int
-    flops: int
+    flops: int | None
     weights: int
     gradients: int
     optimizer: int | None
-    activations: int
+    activations: int | None
 
 
 @dataclass(frozen=True)
@@ -75,18 +76,31 @@ class ModelSummary:
         return "\n".join(lines)
 
 
-def summarize(model: nn.Module, batch: Any, optimizer: flow.optim.Optimizer | None = None) -> ModelSummary:
+def summarize(model: nn.Module, batch: Any | None, optimizer: flow.optim.Optimizer | None = None) -> ModelSummary:
     """The summary of any module. `batch`: the arguments of forward as arrays or tensors, in a dict or in their order.
 
-    Without an optimizer no state is counted. Raises `UserError` where forward cannot be traced.
+    Without an optimizer no state is counted, and without a batch forward is not traced. Raises `GraphBuildError` where
+    it cannot be, and `UserError` for a batch that does not fit.
     """
+    outputs, flops, kept = ({}, None, None) if batch is None else _trace(model, batch)
+    state = {} if optimizer is None else _state_sizes(model, optimizer)
+    return ModelSummary(
+        [_row(name, module, outputs.get(name, ()), flops, kept, state) for name, module in model.named_modules()]
+    )
+
+
+def _trace(
+    model: nn.Module, batch: Any
+) -> tuple[dict[str, tuple[tuple[int, ...], ...]], dict[str, int], Mapping[str, int]]:
+    """The outputs and FLOPs of each module that runs, and the bytes that its backward pass keeps."""
     outputs: dict[str, tuple[tuple[int, ...], ...]] = {}
     flops: dict[str, int] = {}
     counter = FlopCounter()
 
     def seen(name: str, module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         before = counter.total
-        result = forward(module, *args, **kwargs)
+        with nullcontext() if name else counter.counting():  # inside of the trace, which replaces operations too
+            result = forward(module, *args, **kwargs)
         flops[name] = flops.get(name, 0) + counter.total - before
         outputs[name] = tuple(_shapes(result))
         return result
@@ -96,40 +110,26 @@ def summarize(model: nn.Module, batch: Any, optimizer: flow.optim.Optimizer | No
     for name, module in wrapped:
         wrap_forward(module, partial(seen, name))
     try:
-        with counter.counting():
-            kept = kept_activations(trace_forward(model, arguments))
-    except UserError:
-        raise
+        with without_oneflow_error_lines():
+            return outputs, flops, kept_activations(trace_forward(model, arguments))
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-        raise UserError(
-            f"a summary traces {type(model).__name__}.forward as OneFlow would compile it, and that failed: {reason}. "
-            "Give it a batch of this model, and make the model one that graph.enabled=true can compile."
-        ) from error
+        raise explain_build_error(error, model, change="") from error
     finally:
         for _, module in wrapped:
             unwrap_forward(module)
-    state = None if optimizer is None else _state_sizes(model, optimizer)
-    return ModelSummary(
-        [
-            _row(name, module, outputs.get(name, ()), flops, kept, {} if optimizer is None else state)
-            for name, module in model.named_modules()
-        ]
-    )
 
 
 def _row(
     name: str,
     module: nn.Module,
     output: tuple[tuple[int, ...], ...],
-    flops: Mapping[str, int],
-    kept: Mapping[str, int],
+    flops: Mapping[str, int] | None,
+    kept: Mapping[str, int] | None,
     state: Mapping[int, int] | None,
 ) -> ModuleRow:
     parameters = list({id(p): p for p in module.parameters()}.values())
     trained = [p for p in parameters if p.requires_grad]
-    inside = [key for key in kept if _is_inside(key, name)]
-    if name not in flops:  # a container: what it holds
+    if flops is not None and name not in flops:  # a container: what it holds
         flops = {name: sum(count for key, count in flops.items() if key.rpartition(".")[0] == name)}
     return ModuleRow(
         name=name,
@@ -137,11 +137,11 @@ def _row(
         output=output,
         parameters=sum(p.numel() for p in parameters),
         trained=sum(p.numel() for p in trained),
-        flops=flops[name],
+        flops=None if flops is None else flops[name],
         weights=sum(map(_num_bytes, parameters)),
         gradients=sum(map(_num_bytes, trained)),
         optimizer=None if state is None else sum(state.get(id(p), 0) for p in trained),
-        activations=sum(kept[key] for key in inside),
+        activations=None if kept is None else sum(kept[key] for key in kept if _is_inside(key, name)),
     )
 
 
@@ -184,7 +184,9 @@ def _memory(row: ModuleRow) -> tuple[str, ...]:
     return (*("?" if size is None else format_bytes(size) for size in sizes), format_bytes(together))
 
 
-def _short(count: int) -> str:
+def _short(count: int | None) -> str:
+    if count is None:
+        return "?"
     for factor, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
         if count >= factor:
             return f"{count / factor:.4g}{unit}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from libai.config import LazyConfig, solve_batch_sizes, validate
+from libai.config import batch_sizes_of, load_config
 from libai.launch.installation import LIBAI, shipped_config
 from libai.utils.errors import UserError
 
@@ -222,7 +222,7 @@ def _variants_of(request: Request, config: str, overrides: tuple[str, ...], coun
 def _same_global_batch(config: str, overrides: tuple[str, ...]) -> tuple[str, ...]:
     """Overrides that keep the global batch of one process, so that the micro-batch of several shrinks."""
     train = _load(config, overrides, 1).train
-    sizes = solve_batch_sizes(train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, 1)
+    sizes = batch_sizes_of(train, 1)
     return (
         "train.train_micro_batch_size=null",
         f"train.global_batch_size={sizes.global_}",
@@ -231,4 +231,4 @@ def _same_global_batch(config: str, overrides: tuple[str, ...]) -> tuple[str, ..
 
 
 def _load(config: str, overrides: Sequence[str], count: int) -> Any:
-    return validate(LazyConfig.apply_overrides(LazyConfig.load(config), list(overrides)), count)
+    return load_config(config, overrides, count)

@@ -48,11 +48,11 @@ def _work(arguments: Sequence[str]) -> int:
     if mode.is_stock:
         os.environ.pop("OPENBLAS_CORETYPE", None)  # that `import libai` has set; oneflow is not imported yet
     from libai.benchmark.variants import serve_ranks
-    from libai.config import LazyConfig, validate
+    from libai.config import load_config
     from libai.utils.distributed import get_world_size
 
-    config = LazyConfig.apply_overrides(LazyConfig.load(args.config_file), args.overrides)
-    serve_ranks(validate(config, get_world_size()), mode, Path(args.folder), answers)
+    config = load_config(args.config_file, args.overrides, get_world_size())
+    serve_ranks(config, mode, Path(args.folder), answers)
     return 0
 
 

@@ -19,8 +19,8 @@ import numpy as np
 from libai.benchmark import protocol
 from libai.benchmark.cases import Case, VariantSpec
 from libai.benchmark.statistics import relative_difference, worst_loss_difference
-from libai.launch.runtime import RENDEZVOUS_VARIABLES
 from libai.utils.errors import EXIT_USER_MISTAKE, UserError
+from libai.utils.rank_notes import RENDEZVOUS_VARIABLES
 
 #: a variant may not make more iterations in one block, so that a block of a very fast one ends
 MAX_BLOCK_ITERATIONS = 100_000

@@ -18,7 +18,7 @@ import oneflow as flow
 from libai.benchmark.cases import Mode
 from libai.benchmark.protocol import Unavailable, Variant, encode, resources_of_this_process, serve
 from libai.benchmark.raw_loops import RawEager, RawGraph
-from libai.config import solve_batch_sizes
+from libai.config import batch_sizes_of
 from libai.engine import BatchPlan, HookBase, Run, default_setup
 from libai.engine.setup import build
 from libai.engine.trainer.checkpointer import TrainerCheckpointer
@@ -190,9 +190,7 @@ class RawVariant(OneFlowVariant):
         mesh, train, self._mode = Mesh.of_this_job(self.device), run.train, mode
         seed = resolve_seed(train.seed)
         seed_everything(seed)
-        sizes = solve_batch_sizes(
-            train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, mesh.data
-        )
+        sizes = batch_sizes_of(train, mesh.data)
         self._loader = iter(build.build_train_loader(run, mesh, sizes.micro, seed))
         self._batches = BatchPlan.make(sizes, mesh.data, train_iter=train.train_iter)
         flow.manual_seed(seed)  # as in `Run`: the same weights

@@ -17,7 +17,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from libai.cli.parser import Parser
-from libai.config import LazyConfig, solve_batch_sizes, target_of, validate
+from libai.config import batch_sizes_of, load_config, target_of
 from libai.config.lazy.instantiation import describe
 from libai.utils.errors import UserError
 from libai.utils.seeding import resolve_seed, seed_everything
@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def export(folder: Path, config: str, overrides: list[str], num_batches: int) -> None:
     """Write the three files. The weights are those that `Run` starts with, the batches its first ones."""
-    run: Any = validate(LazyConfig.apply_overrides(LazyConfig.load(config), overrides))
+    run: Any = load_config(config, overrides)
     if run.lr_scheduler is not None:
         raise UserError(
             "lr_scheduler is set, and a schedule is no part of an exported case. Export with lr_scheduler=null."
@@ -57,7 +57,7 @@ def export(folder: Path, config: str, overrides: list[str], num_batches: int) ->
 
     train = run.train
     seed = seed_everything(resolve_seed(train.seed))
-    sizes = solve_batch_sizes(train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, 1)
+    sizes = batch_sizes_of(train, 1)
     loader = build.build_train_loader(run, Mesh(), sizes.micro, seed)
     batches = list(itertools.islice(loader, num_batches))
     flow.manual_seed(seed)  # as in `Run`: the same weights

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import sys
 import textwrap
 from typing import Any, NoReturn
 
+from libai.utils.distributed import get_world_size
 from libai.utils.errors import UserError
 from libai.utils.screen import fold
 
@@ -24,11 +27,29 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         )
 
 
+def only_result(as_json: bool) -> contextlib.AbstractContextManager[object]:
+    """With --json, what a model prints in the block goes to stderr: standard output holds the JSON and nothing else."""
+    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+
+
+def require_one_process(more: str = "") -> None:
+    """Raise `UserError` in a process that a launcher has started among others."""
+    if get_world_size() > 1:
+        raise UserError(
+            f"this command runs on one process, and this job has {get_world_size()}. Start it without a launcher{more}."
+        )
+
+
 class Parser(argparse.ArgumentParser):
     """argparse that takes no abbreviations, and whose mistakes are a `UserError` with the nearest flag."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _Help, "allow_abbrev": False, **options})
+
+    def add_config(self, nargs: str | None = None) -> None:
+        """CONFIG and the settings that follow it, as for training."""
+        self.add_argument("config", metavar="CONFIG", nargs=nargs, help="a config file, or the name of a shipped one")
+        self.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for training")
 
     @property
     def flags(self) -> list[str]:

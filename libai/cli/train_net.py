@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from libai.config import Args, LazyConfig, parse_args, validate
+from libai.config import Args, load_config, parse_args
 from libai.config.arguments import FLAGS as COMMON_FLAGS
 from libai.config.arguments import VALUES
 from libai.config.lazy.lazy_config import to_yaml
@@ -35,11 +35,10 @@ def all_flags() -> dict[str, str]:
     return {**COMMON_FLAGS, **VALUES, **FLAGS}
 
 
-def load_config(args: Args):
+def config_of(args: Args):
     """The checked config that will run: file, then overrides, then what flags imply."""
     overrides = [*args.overrides, *(FAST_DEV_RUN if args.fast_dev_run else [])]
-    config = LazyConfig.apply_overrides(LazyConfig.load(args.config), overrides)
-    return validate(config, world_size=get_world_size())
+    return load_config(args.config, overrides, get_world_size())
 
 
 def print_all(text: str) -> None:
@@ -58,7 +57,7 @@ def main() -> int:
         if is_main_process():
             print_all(support_table())
         return 0
-    config = load_config(args)
+    config = config_of(args)
     if args.print_config:
         if is_main_process():
             print_all(to_yaml(config.to_config()))

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 from omegaconf import OmegaConf
 
-from libai.config.batch import solve_batch_sizes
+from libai.config.batch import batch_sizes_of
 from libai.config.lazy.lazy_config import LazyConfig
 from libai.config.settings.errors import ConfigError, did_you_mean, meant
-from libai.config.validation import validate
+from libai.config.validation import load_config
 
 #: flags with a value; the one of `--resume` may be left out
 VALUES: dict[str, str] = {
@@ -146,13 +146,10 @@ def check(
     processes by: `graph_enabled`, `device`, `output_dir` and the batch sizes. Raises `ConfigError`.
     """
     parsed = parse_args([*args, "--config-file", config], prog="train_net.py", extra_flags=extra_flags)
-    loaded = LazyConfig.apply_overrides(LazyConfig.load(parsed.config), parsed.overrides)
-    run = validate(loaded, world_size)
+    run = load_config(parsed.config, parsed.overrides, world_size)
     train = run.train
     inner = (train.dist.tensor_parallel_size or 1) * (train.dist.pipeline_parallel_size or 1)
-    sizes = solve_batch_sizes(
-        train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, world_size // inner
-    )
+    sizes = batch_sizes_of(train, world_size // inner)
     return {
         "graph_enabled": run.mode != "eager",
         "device": train.device,

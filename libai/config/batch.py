@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from libai.config.settings.errors import ConfigError
 
@@ -88,6 +89,13 @@ def solve_batch_sizes(
             f"train.global_batch_size={micro * steps * ranks}, or leave one of them null."
         )
     return BatchSizes(micro, needed, total)
+
+
+def batch_sizes_of(train: Any, data_parallel_size: int) -> BatchSizes:
+    """What `solve_batch_sizes` makes of the settings in the section `train`."""
+    return solve_batch_sizes(
+        train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, data_parallel_size
+    )
 
 
 def _not_a_multiple(total: int, what: str, first: int, ranks: int) -> ConfigError:

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from libai.config.batch import solve_batch_sizes, solve_data_parallel_size
+from libai.config.batch import batch_sizes_of, solve_data_parallel_size
 from libai.config.combinations import Facts, refused
 from libai.config.lazy.instantiation import TARGET, target_of, unknown_arguments
+from libai.config.lazy.lazy_config import LazyConfig
 from libai.config.settings import schema
 from libai.config.settings.coercion import OBJECTS, Mismatch, copy_config, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean, hint
@@ -49,6 +51,11 @@ class RunConfig:
         for name in schema.TYPED_SECTIONS:
             sections[name] = to_nodes(_plain_section(getattr(self, name)))
         return OmegaConf.create(sections, flags=OBJECTS)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = (), world_size: int = 1) -> RunConfig:
+    """The config in a file, with `overrides` of the command line, checked for a run of `world_size` processes."""
+    return validate(LazyConfig.apply_overrides(LazyConfig.load(path), list(overrides)), world_size)
 
 
 def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model", "optim", "dataloader")) -> RunConfig:
@@ -182,7 +189,7 @@ def _impossible_sizes(train: schema.Train, world_size: int) -> Iterator[str]:
         return  # the batch sizes are solved for each mesh that the planner tries
     try:
         replicas = solve_data_parallel_size(world_size, dist.data_parallel_size, tensor, pipeline)
-        solve_batch_sizes(train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, replicas)
+        batch_sizes_of(train, replicas)
     except ConfigError as error:
         yield from error.problems
 

@@ -25,7 +25,7 @@ from libai.forward.python_state import SharedState
 from libai.layers import is_batch_norm_of_rank
 from libai.layers.random import SeededLayer
 from libai.parallel import Layout, full_tensor
-from libai.utils.errors import UserError
+from libai.utils.errors import UserError, last_line
 from libai.utils.tree import tensors_in
 
 Batch = dict[str, flow.Tensor]
@@ -181,7 +181,7 @@ def find_coupling(
     except UserError:
         raise  # a mistake that training would meet as well
     except Exception as error:
-        raise CannotTell(f"its forward fails in a trial ({_first_line(error)})") from None
+        raise _failed_trial(error) from None
     if not np.isfinite(loss):
         raise CannotTell("the loss of the first batch is not finite")
     evidence = _evidence(trial, batch, is_replicated, loss, mean, _distance(gradients, of_mixed))
@@ -211,7 +211,7 @@ def find_odd_metrics(
     except UserError:
         raise
     except Exception as error:
-        raise CannotTell(f"its forward fails in a trial ({_first_line(error)})") from None
+        raise _failed_trial(error) from None
     odd = []
     for name, value in own.items():
         values = [value, twice.get(name, value), *(part.get(name, value) for part in parts)]
@@ -391,10 +391,9 @@ def _number(tensor: flow.Tensor) -> float:
     return float(full_tensor(tensor).numpy())
 
 
+def _failed_trial(error: Exception) -> CannotTell:
+    return CannotTell(f"its forward fails in a trial ({type(error).__name__}: {last_line(error)[:200]})")
+
+
 def _num_samples(batch: Mapping[str, flow.Tensor]) -> int:
     return max((len(tensor) for tensor in batch.values() if tensor.ndim), default=0)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:200]

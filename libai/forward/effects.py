@@ -23,7 +23,7 @@ from libai.forward.python_state import SharedState, line_of, module_state, plain
 from libai.forward.rebinding import rebound
 from libai.layers import is_batch_norm_of_rank
 from libai.utils.distributed import any_rank, gather_objects
-from libai.utils.errors import UserError
+from libai.utils.errors import UserError, last_line
 from libai.utils.tensors import local_part
 from libai.utils.tree import tensors_in
 
@@ -70,8 +70,7 @@ def find_effects(model: nn.Module, batch: Mapping[str, flow.Tensor], forward: Fo
     except UserError:
         raise
     except Exception as error:  # whatever it is, the first iteration will say it better
-        lines = str(error).strip().splitlines()
-        failure = f"{type(error).__name__}: {lines[-1] if lines else ''}"[:200]
+        failure = f"{type(error).__name__}: {last_line(error)[:200]}"
         names = tuple(own_buffers(model))
         effects = Effects(buffers=names, written=names, failures=(failure,))
     finally:

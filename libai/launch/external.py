@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from libai.launch import runtime
-from libai.launch.request import DEFAULT_PORT
+from libai.launch.request import DEFAULT_PORT, read_port
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import FAILURE_DIR_VARIABLE
 
@@ -229,12 +229,8 @@ def _address(
 
 def _port(environment: Environment, job: str | None) -> int:
     """The port that PORT or MASTER_PORT names, else one that follows from the job: all ranks find the same."""
-    text = environment.get("PORT") or environment.get("MASTER_PORT") or ""
-    if text and not (text.isdecimal() and 0 < int(text) < 65536):
-        raise UserError(f"PORT is {text!r}; it must be a whole number from 1 to 65535.")
-    if text:
-        return int(text)
-    return 20000 + zlib.crc32(job.encode()) % 10000 if job else DEFAULT_PORT
+    given = read_port(environment.get("PORT") or environment.get("MASTER_PORT") or "")
+    return given or (20000 + zlib.crc32(job.encode()) % 10000 if job else DEFAULT_PORT)
 
 
 def _tasks_here(environment: Environment, node: int) -> int:

@@ -18,9 +18,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import NoReturn
 
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
@@ -132,6 +132,18 @@ def _wait_for_leaving_ranks(limit_seconds: float) -> None:
     end = time.monotonic() + limit_seconds
     while folder and len(read_leaving(folder)) < num_ranks and time.monotonic() < end:
         time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def signals_handled(handlers: Mapping[int, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
+    """Handle signals while the block runs; what is ignored (nohup, a script's background job) stays ignored."""
+    ours = {signum: handler for signum, handler in handlers.items() if signal.getsignal(signum) is not signal.SIG_IGN}
+    previous = {signum: signal.signal(signum, handler) for signum, handler in ours.items()}
+    try:
+        yield
+    finally:
+        for signum, before in previous.items():
+            signal.signal(signum, before)
 
 
 def run_script(arguments: Sequence[str]) -> NoReturn:

@@ -32,7 +32,7 @@ MULTI_NODE_RESTART_SECONDS = 20.0
 TRAINING = "libai.cli.train_net"
 TRAIN_NET = Path(__file__).resolve().parents[2] / "tools" / "train_net.py"
 #: what `oneflow.distributed.launch` sets for a rank
-_RANK_VARIABLES = (*runtime.RENDEZVOUS_VARIABLES, "OMP_NUM_THREADS", "GLOG_log_dir")
+_RANK_VARIABLES = (*rank_notes.RENDEZVOUS_VARIABLES, "OMP_NUM_THREADS", "GLOG_log_dir")
 #: a program that writes its environment to a file named after its rank, whole or not at all
 _NOTE_ENVIRONMENT = ("sh", "-c", 'env -0 > "$0/$RANK.part" && mv "$0/$RANK.part" "$0/$RANK"')
 RANK_BOOTSTRAP = "import sys; from libai.launch.guard import run_script; run_script(sys.argv[1:])"

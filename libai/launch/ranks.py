@@ -11,11 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from libai.launch.guard import signals_handled
 from libai.launch.watch import WATCH_SECONDS, StallWatch, describe_absent, describe_stall
 from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE
@@ -123,19 +123,12 @@ class Supervisor:
     _watched_at: float = field(default_factory=time.monotonic)
     _left_at: float | None = None
 
-    @contextlib.contextmanager
-    def handling_signals(self) -> Iterator[None]:
+    def handling_signals(self) -> contextlib.AbstractContextManager[None]:
         """Pass Ctrl-C, SIGTERM, a closed terminal and Ctrl-Z on to the ranks while the block runs."""
-        handlers = {signal.SIGINT: self._stop, signal.SIGTERM: self._stop, signal.SIGHUP: self._stop}
-        handlers[signal.SIGTSTP] = self._pause
-        # what the caller ignores (nohup, a script's background job) stays ignored
-        ours = {s: h for s, h in handlers.items() if signal.getsignal(s) is not signal.SIG_IGN}
-        previous = {signum: signal.signal(signum, handler) for signum, handler in ours.items()}
-        try:
-            yield
-        finally:
-            for signum, handler in previous.items():
-                signal.signal(signum, handler)
+        stop = self._stop
+        return signals_handled(
+            {signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGHUP: stop, signal.SIGTSTP: self._pause}
+        )
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         """Remember what was asked for. Any number of signals asks for one stop; only Ctrl-C again, later, ends at once.

@@ -58,7 +58,7 @@ def is_own_module(file: str) -> bool:
 
 def find_config(config: str) -> str:
     """The absolute path of CONFIG: a file, or one of the shipped configs by its name alone."""
-    shipped = None if _is_file(Path(config)) else shipped_config(config)
+    shipped = None if is_file(Path(config)) else shipped_config(config)
     return shipped or find_file("CONFIG", config)
 
 
@@ -66,7 +66,7 @@ def find_file(name: str, path: str) -> str:
     """Return the absolute path of a file given relative to the current folder or, failing that, to the repository."""
     looked_in = [Path.cwd(), *([ROOT] if is_clone() else [])]
     for folder in looked_in:
-        if _is_file(folder / path):
+        if is_file(folder / path):
             return str((folder / path).resolve())
     if len(path) > 255 or not path:
         raise UserError(f"{name} is {path[:60]!r}{'...' if path else ''}, which is no name of a file.")
@@ -83,7 +83,8 @@ def find_file(name: str, path: str) -> str:
     raise UserError(f"{name} is {path}, and there is no such file.{hint}")
 
 
-def _is_file(path: Path) -> bool:
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; also for what cannot be the name of one."""
     try:
         return path.is_file()
     except (OSError, ValueError):  # a name that is too long, or holds a null byte
@@ -150,13 +151,18 @@ def choose_port(text: str, num_nodes: int, node_rank: int) -> int:
     """The port that the variable PORT asks for, else a free one; `UserError` for one that cannot be had."""
     if not text and num_nodes == 1:
         return find_free_port()
-    if text and not (text.isdecimal() and 0 < int(text) < 65536):
-        raise UserError(f"PORT is {text!r}; it must be a whole number from 1 to 65535.")
-    port = int(text or DEFAULT_PORT)
+    port = read_port(text) or DEFAULT_PORT
     if node_rank == 0 and not _can_bind("", port):
         rest = " (or unset it: a free one is found)" if num_nodes == 1 else " on every machine"
         raise UserError(f"PORT={port} is in use on this machine. Choose another{rest}.")
     return port
+
+
+def read_port(text: str) -> int | None:
+    """The number that the variable PORT holds, None where it is empty."""
+    if text and not (text.isdecimal() and 0 < int(text) < 65536):
+        raise UserError(f"PORT is {text!r}; it must be a whole number from 1 to 65535.")
+    return int(text) if text else None
 
 
 def find_free_port() -> int:

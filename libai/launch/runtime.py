@@ -26,9 +26,8 @@ from libai.native import kernels, layer_norm
 from libai.oneflow_fixes import openblas
 from libai.oneflow_fixes.fixes import is_on, left_out
 from libai.oneflow_fixes.local_operations import repair_operations
-from libai.utils.rank_notes import FAILURE_DIR_VARIABLE, phase, without_harmless_lines, world_size
+from libai.utils.rank_notes import FAILURE_DIR_VARIABLE, RENDEZVOUS_VARIABLES, phase, without_harmless_lines, world_size
 
-RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 DEFAULT_CONNECT_SECONDS = 120.0
 
 # package, its module, the first major version that does not work, what to install

@@ -10,12 +10,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import FrameType
 
 import numpy as np
 
+from libai.launch.guard import signals_handled
 from libai.utils.distributed import all_reduce, get_world_size
 from libai.utils.errors import EXIT_RESUMABLE
 from libai.utils.rank_notes import own_folder
@@ -134,8 +135,7 @@ class StopRequest:
         """Ask for a stop from inside the process, as the signal `code` would."""
         self._code = self._code or code
 
-    @contextmanager
-    def handling_signals(self) -> Iterator[None]:
+    def handling_signals(self) -> AbstractContextManager[None]:
         """Turn SIGTERM and Ctrl-C into a request while the block runs; Ctrl-C again, later, ends the process at once.
 
         Under the launcher, which counts for itself, only the request counts. What the process ignores (nohup) stays
@@ -143,16 +143,8 @@ class StopRequest:
         """
         if self._max_seconds is not None:
             self._deadline = time.monotonic() + self._max_seconds
-        previous = {}
-        if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGTERM, signal.SIGINT):
-                if signal.getsignal(signum) is not signal.SIG_IGN:
-                    previous[signum] = signal.signal(signum, self._receive)
-        try:
-            yield
-        finally:
-            for signum, handler in previous.items():
-                signal.signal(signum, handler)
+        is_main = threading.current_thread() is threading.main_thread()
+        return signals_handled(dict.fromkeys((signal.SIGTERM, signal.SIGINT) if is_main else (), self._receive))
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()

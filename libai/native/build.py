@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libai.native.symbol_table import Unavailable, require_linux_x86_64
+from libai.utils.rank_notes import environment_of_no_rank
 
 SOURCES = Path(__file__).resolve().parent / "src"
 _ONEFLOW = "0.9.0"
@@ -41,8 +42,6 @@ _UNITS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 # the wheel's include folder also holds a whole /usr/include of CentOS, which must not come before the system's
 _HEADERS = ("oneflow", "google", "absl", "llvm", "llvm-c", "half.hpp")
-#: with these the child that tests the library would try to meet the ranks
-_RANK_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ def compile_library(wheel: Wheel, compiler: list[str], library: Path) -> None:
 
 def test_library(library: Path) -> None:
     """Load it in a child process and compare its results with NumPy's; `Unavailable` for any difference or crash."""
-    keep = {name: value for name, value in os.environ.items() if name not in _RANK_VARIABLES}
+    keep = environment_of_no_rank()
     path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *filter(None, [keep.get("PYTHONPATH")])])
     environment = {**keep, "LIBAI_NATIVE": "0", "PYTHONPATH": path}
     command = [sys.executable, "-c", "from libai.native.check import main; main()", str(library)]

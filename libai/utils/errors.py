@@ -26,6 +26,11 @@ class OutputLostError(OSError):
     explains_itself = True
 
 
+def last_line(error: BaseException) -> str:
+    """The last line of an error's text, where OneFlow has the reason; its class when it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, without colours and C++ stack of OneFlow's; its class when it has none.
 

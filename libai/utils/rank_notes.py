@@ -27,6 +27,9 @@ JOB_VARIABLE = "LIBAI_JOB"
 #: set by `begin_notes`: the process that is the rank; what it starts inherits all other variables and is none
 RANK_PID_VARIABLE = "LIBAI_RANK_PID"
 
+#: what makes a process a rank: with these, `import oneflow` waits for the other ranks of the job
+RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+
 #: asks a rank for its stacks; a real-time signal, because users and schedulers have their own plans with SIGUSR1 and 2
 STACK_SIGNAL = signal.SIGRTMIN + 3
 #: seconds between two looks of a rank at its own progress
@@ -55,6 +58,11 @@ def own_folder() -> tuple[Path, int] | None:
 def world_size() -> int:
     """Number of ranks of the job that this process belongs to, as its launcher says."""
     return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def environment_of_no_rank() -> dict[str, str]:
+    """This process's environment for one that has no place in its job."""
+    return {name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES}
 
 
 # ------------------------------------------------------------------------------------------------- leaving

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import resource
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -41,6 +43,17 @@ def seed_everything(seed: int, rank_offset: bool = False) -> int:
     np.random.seed(seed)
     flow.manual_seed(seed)
     return seed
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """The generators of Python and numpy go on after the block as if nothing had been drawn in it."""
+    before = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 def raise_open_file_limit(wanted: int = 65536) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 import libai.engine
 import libai.evaluation
-from libai.config import LazyConfig, parse_args, validate
+from libai.config import load_config, parse_args
 from libai.config.reference import key_help
 
 PAGES = [(jobs.ROOT / f"docs/{name}.md").read_text() for name in ("coming_from", "members")]
@@ -33,7 +33,7 @@ def is_known(name: str) -> bool:
     key, is_assignment, _ = name.partition("=")
     if key.partition(".")[0] in SECTIONS:
         if is_assignment:
-            validate(LazyConfig.apply_overrides(LazyConfig.load(CONFIG), [name]))
+            load_config(CONFIG, [name])
         return bool(key_help(key).doc)
     if name.startswith("--"):
         return bool(parse_args([CONFIG, name]))

@@ -13,7 +13,7 @@ import pytest
 from test_readme import PAGES, ROOT, check_command, names, skip_without_weights
 
 from libai.cli.main import COMMANDS, dispatch
-from libai.config import LazyConfig, validate
+from libai.config import load_config
 
 #: pages that a tool writes
 GENERATED = ("benchmarks.md", "benchmarks_curves.md", "benchmarks_operations.md", "benchmarks_scaling.md")
@@ -98,7 +98,7 @@ def accept(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     config = next((word for word in words if re.fullmatch(r"configs/\w+\.py", word) and (ROOT / word).is_file()), None)
     if config is not None:
         overrides = [word for word in words if re.match(r"[a-z_]+\.[\w.]+=[^,]*$", word)]
-        validate(LazyConfig.apply_overrides(LazyConfig.load(ROOT / config), overrides))
+        load_config(ROOT / config, overrides)
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=names(WRITTEN))

@@ -12,7 +12,7 @@ import jobs
 import numpy as np
 import pytest
 
-from libai.config import ConfigError, LazyConfig, parse_args, validate
+from libai.config import ConfigError, load_config, parse_args
 
 ROOT = jobs.ROOT
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("projects/*/README.md")])
@@ -71,7 +71,7 @@ def check_command(words: list[str]) -> None:
     file, config, processes, *arguments = words
     assert (ROOT / file).is_file()
     args = parse_args([str(ROOT / config), *arguments])
-    validate(LazyConfig.apply_overrides(LazyConfig.load(args.config), args.overrides), world_size=int(processes))
+    load_config(args.config, args.overrides, int(processes))
 
 
 # ------------------------------------------------------------------------------------------- the own model

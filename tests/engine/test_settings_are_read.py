@@ -18,6 +18,9 @@ READERS = [path for path in sorted((ROOT / "libai" / "engine").rglob("*.py")) if
 #: what is acted on elsewhere: key -> (file, the expression that reads it)
 ELSEWHERE = {
     "train.name": ("libai/engine/run/report.py", "train.name"),  # it is a name to be shown
+    "train.train_micro_batch_size": ("libai/config/batch.py", "train.train_micro_batch_size"),  # the engine asks that
+    "train.global_batch_size": ("libai/config/batch.py", "train.global_batch_size"),
+    "train.num_accumulation_steps": ("libai/config/batch.py", "train.num_accumulation_steps"),
     "train.scheduler": ("libai/config/validation.py", "train.scheduler"),  # becomes lr_scheduler
     "train.resume": ("libai/cli/train_net.py", "config.train.resume"),
     "train.amp.enabled": ("libai/engine/setup/support.py", "if not amp.enabled"),  # with the verdicts on it

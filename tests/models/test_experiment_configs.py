@@ -9,7 +9,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 
-from libai.config import LazyConfig, RunConfig, instantiate, validate
+from libai.config import RunConfig, instantiate, load_config
 from libai.data import DataError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -22,7 +22,7 @@ EXPERIMENTS = sorted(path.stem for path in CONFIGS.glob("*.py") if path.stem != 
 
 
 def load(name: str, overrides: list[str] | None = None) -> RunConfig:
-    return validate(LazyConfig.apply_overrides(LazyConfig.load(CONFIGS / f"{name}.py"), overrides or []))
+    return load_config(CONFIGS / f"{name}.py", overrides or [])
 
 
 @pytest.fixture(scope="module")

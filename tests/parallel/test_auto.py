@@ -6,7 +6,7 @@ import jobs
 import pytest
 import toy
 
-from libai.config import ConfigError, LazyConfig, validate
+from libai.config import ConfigError, load_config
 from libai.engine.graph.graphs import TrainGraph
 from libai.engine.setup.auto_mesh import resolve_mesh
 from libai.utils.errors import UserError
@@ -15,7 +15,7 @@ CONFIG = str(jobs.ROOT / "configs" / "gpt_stdlib.py")
 
 
 def checked(*overrides: str, world_size: int = 1):
-    return validate(LazyConfig.apply_overrides(LazyConfig.load(CONFIG), list(overrides)), world_size=world_size)
+    return load_config(CONFIG, list(overrides), world_size)
 
 
 def test_without_auto_sizes_left_open_are_one():

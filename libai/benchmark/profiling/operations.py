@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from libai.config import LazyConfig, solve_batch_sizes, validate
+from libai.config import batch_sizes_of, load_config
 from libai.engine import BatchPlan
 from libai.engine.setup import build
 from libai.engine.setup.support import check_supported
@@ -122,7 +122,7 @@ def _best_of_bursts(timers: list[OperationTimer], request: list[Any]) -> list[fl
 
 def profile_config(config: str, overrides: list[str], num_updates: int, with_shapes: bool) -> OpProfile:
     """The `OpProfile` of a config: its parts, built as a run builds them, in eager mode."""
-    run: Any = validate(LazyConfig.apply_overrides(LazyConfig.load(config), overrides))
+    run: Any = load_config(config, overrides)
     if run.mode == "graph":
         raise UserError(
             "graph.enabled=true: the operations of a compiled step have no times of their own in OneFlow 0.9. Profile "
@@ -136,18 +136,10 @@ def profile_config(config: str, overrides: list[str], num_updates: int, with_sha
         )
     check_supported(run, "eager", device)
     seed = seed_everything(resolve_seed(run.train.seed))
-    train = run.train
-    sizes = solve_batch_sizes(train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, 1)
+    sizes = batch_sizes_of(run.train, 1)
     mesh = Mesh(device=device)
     loader = build.build_train_loader(run, mesh, sizes.micro, seed)
-    batches = BatchPlan.make(
-        sizes,
-        1,
-        train_iter=train.train_iter,
-        train_epoch=train.train_epoch,
-        warmup_ratio=train.warmup_ratio,
-        samples_per_epoch=getattr(loader, "samples_per_epoch", None),
-    )
+    batches = BatchPlan.of(run.train, sizes, 1, loader)
     model = build.build_model(run)
     optimizer = build.build_optimizer(run, model)
     schedule = build.build_lr_scheduler(run, optimizer, batches)

@@ -21,11 +21,12 @@ from typing import Any, Literal
 from libai.cli.parser import Parser
 from libai.launch import external, request
 from libai.launch.installation import ROOT
-from libai.launch.runtime import RENDEZVOUS_VARIABLES, explain_versions
+from libai.launch.runtime import explain_versions
 from libai.native.build import find_compiler
 from libai.oneflow_fixes import openblas
 from libai.utils import gpu
 from libai.utils.errors import UserError
+from libai.utils.rank_notes import environment_of_no_rank
 from libai.utils.sizes import format_bytes
 
 #: imports oneflow as a training does; a process of its own, since the import may fail in native code
@@ -84,8 +85,7 @@ def examine(folder: Path) -> list[Finding]:
 
 def _look() -> tuple[dict[str, Any] | None, str]:
     """What `collect_env` tells in a process that imports oneflow; else None and the last line of its error."""
-    environment = {name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES}
-    command = [sys.executable, "-c", _LOOK, ROOT]
+    command, environment = [sys.executable, "-c", _LOOK, ROOT], environment_of_no_rank()
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_LOOK_SECONDS)
         return json.loads(done.stdout.splitlines()[-1]), ""

@@ -12,15 +12,13 @@ arguments. docs/parity.md explains the report.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from libai.cli.parser import Parser
+from libai.cli.parser import Parser, only_result, require_one_process
 from libai.launch.guard import guarded_main
-from libai.utils.distributed import get_world_size
 from libai.utils.errors import UserError
 
 
@@ -41,17 +39,13 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if args.config is None:
         raise UserError("no config file is named. Start with one: CONFIG [key=value …].")
-    if get_world_size() > 1:
-        raise UserError(
-            f"this command runs on one process, and this job has {get_world_size()}. Start it without a launcher."
-        )
+    require_one_process()
     if args.bisect and (args.procs > 1 or args.mesh):
         raise UserError("--bisect and --minify compare the modes on one process. Leave --procs and --mesh out.")
     from libai.engine.verify.meshes import check_meshes
     from libai.engine.verify.modes import bisect, check_config
 
-    # with --json, standard output holds the JSON and nothing else, whatever a model prints
-    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+    with only_result(args.json):
         report: Any
         if args.bisect:
             report = bisect(args.config, args.overrides, args.iters, args.bound, args.minify)
@@ -67,8 +61,7 @@ def run(arguments: Sequence[str]) -> int:
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(description=__doc__)
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a config file, or the name of a shipped one")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for training")
+    parser.add_config(nargs="?")
     parser.add_argument("--iters", type=int, default=10, metavar="N", help="updates of each run (default 10)")
     parser.add_argument(
         "--bound", type=float, default=1e-5, metavar="X", help="largest relative difference of a loss (default 1e-5)"

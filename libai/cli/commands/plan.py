@@ -9,15 +9,13 @@ Exit codes: 0 a proposal; 2 nothing fits, or a mistake in config or arguments.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from libai.cli.parser import Parser
-from libai.config import LazyConfig, validate
-from libai.utils.distributed import get_world_size
+from libai.cli.parser import Parser, only_result, require_one_process
+from libai.config import load_config
 from libai.utils.errors import UserError
 from libai.utils.screen import columns
 from libai.utils.sizes import format_bytes, parse_bytes
@@ -29,17 +27,12 @@ _DETAILS = ("samples", "pipeline", "tensor", "data", "activations", "optimizer",
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code."""
     args = build_parser().parse_intermixed_args(arguments)
-    if get_world_size() > 1:
-        raise UserError(
-            f"this command runs on one process, and this job has {get_world_size()}. Start it without a launcher; "
-            "--ranks says how many ranks to plan for."
-        )
+    require_one_process("; --ranks says how many ranks to plan for")
     if args.ranks < 1:
         raise UserError(f"--ranks={args.ranks}: there is at least one rank. Give the number of processes to plan for.")
     memory = parse_bytes(args.device_memory, "--device-memory")
     links = _read_links(args.interconnect, args.ranks_per_machine)
-    # with --json, standard output holds the JSON and nothing else, whatever a model prints
-    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+    with only_result(args.json):
         mode, proposals = _propose(args)
         chosen = proposals.choose(memory, links)
     fitting = proposals.fitting(memory)
@@ -54,7 +47,7 @@ def _propose(args: argparse.Namespace) -> tuple[str, Any]:
     overrides = [*args.overrides, "train.dist.auto=true"]
     if args.micro_batch is not None:
         overrides.append(f"train.train_micro_batch_size={args.micro_batch}")
-    run: Any = validate(LazyConfig.apply_overrides(LazyConfig.load(args.config), overrides), world_size=args.ranks)
+    run: Any = load_config(args.config, overrides, args.ranks)
     mode = args.mode or ("eager" if run.mode == "eager" else "graph")
 
     from libai.engine.setup.auto_mesh import propose_for, supported_options
@@ -168,8 +161,7 @@ def _as_json(
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(description=__doc__)
-    parser.add_argument("config", metavar="CONFIG", help="a config file, or the name of a shipped one")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for training")
+    parser.add_config()
     parser.add_argument("--ranks", type=int, required=True, metavar="N", help="number of processes to plan for")
     parser.add_argument("--device-memory", required=True, metavar="SIZE", help="memory of one device, such as 40GiB")
     parser.add_argument("--mode", choices=["eager", "graph"], help="default: the config's")

@@ -6,13 +6,11 @@ forward that cannot be traced, outputs, FLOPs and activations are left out.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from libai.cli.parser import Parser
-from libai.config import LazyConfig, validate
+from libai.cli.parser import Parser, only_result
+from libai.config import load_config
 from libai.utils.errors import UserError
 
 
@@ -21,7 +19,7 @@ def run(arguments: Sequence[str]) -> int:
     args = build_parser().parse_intermixed_args(arguments)
     if args.depth is not None and args.depth < 1:
         raise UserError(f"--depth {args.depth}: it must be at least 1. Leave it out for all modules.")
-    config: Any = validate(LazyConfig.apply_overrides(LazyConfig.load(args.config), args.overrides))
+    config: Any = load_config(args.config, args.overrides)
 
     from libai.engine.graph.build_errors import GraphBuildError
     from libai.engine.setup import build
@@ -29,8 +27,7 @@ def run(arguments: Sequence[str]) -> int:
     from libai.engine.setup.shape_only import build_shape_only
     from libai.engine.setup.summary import summarize
 
-    # with --json, standard output holds the JSON and nothing else, whatever a model prints
-    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+    with only_result(args.json):
         model = build_shape_only(lambda: build.build_model(config))
         build.adapt_model(config, model)
         batch = batch_of(config, model)
@@ -54,8 +51,7 @@ def run(arguments: Sequence[str]) -> int:
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(description=__doc__)
-    parser.add_argument("config", metavar="CONFIG", help="a config file, or the name of a shipped one")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for training")
+    parser.add_config()
     parser.add_argument("--depth", type=int, metavar="N", help="levels of modules to show (default: all)")
     parser.add_argument("--memory", action="store_true", help="show what each takes, instead of outputs and FLOPs")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -8,7 +8,6 @@ Exit codes: 0 exact; 1 broken, or a job failed; 2 a mistake in the arguments or 
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from libai.cli.parser import Parser
-from libai.config import LazyConfig, validate
+from libai.config import load_config
 from libai.launch.guard import guarded_main
 from libai.launch.installation import LIBAI
-from libai.launch.runtime import RENDEZVOUS_VARIABLES
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import EXIT_RESUMABLE, UserError
+from libai.utils.rank_notes import environment_of_no_rank
 
 #: the program of each of the three jobs, with `--phase`
 PROGRAM = "libai.cli.commands.verify_resume"
@@ -65,7 +64,7 @@ def run_job(args: argparse.Namespace) -> int:
 
     folder, _ = PHASES[args.phase]
     overrides = [*args.words, *job_overrides(args.iters, args.folder / folder)]
-    run = validate(LazyConfig.apply_overrides(LazyConfig.load(args.config_file), overrides), get_world_size())
+    run = load_config(args.config_file, overrides, get_world_size())
     run = default_setup(run, overrides)
     if args.phase == "second":
         Rehearsal(run, resume=True, fault=args.fault).train()
@@ -80,8 +79,7 @@ def start_job(args: argparse.Namespace, phase: str, folder: Path) -> int:
     command += ["--phase", phase, "--folder", str(folder), "--iters", str(args.iters)]
     if args.fault and phase == "second":
         command += ["--fault", args.fault]
-    environment = {name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
+    done = subprocess.run(command, env=environment_of_no_rank(), capture_output=True, text=True, errors="replace")
     if done.returncode == PHASES[phase][1]:
         return 0
     sys.stderr.write(done.stderr[-8000:])

@@ -24,6 +24,7 @@ from libai.config.settings.coercion import OBJECTS, copy_config, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean, is_foreign, meant
 from libai.config.settings.schema import LAZY_SECTIONS, SCHEDULES, SECTIONS
 from libai.launch.installation import shipped_config, shipped_configs
+from libai.launch.request import is_file
 from libai.utils.errors import UserError
 
 IMPORT_FROM = "_import_from_"
@@ -39,7 +40,7 @@ def load(path: str | Path) -> DictConfig:
     wrong in the file.
     """
     path = Path(path)
-    if not _is_file(path):
+    if not is_file(path):
         shipped = shipped_config(str(path))
         if shipped is None:
             raise ConfigError(_missing(path))
@@ -326,13 +327,6 @@ def _origin(module_name: str) -> Path | None:
     else:
         origin = spec.origin if spec is not None else None
     return Path(origin).resolve() if origin else None
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that is too long, or holds a null byte
-        return False
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:

@@ -6,6 +6,7 @@ A batch is `dict[str, np.ndarray]`, first axis = samples, int64, float32 or bool
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -73,6 +74,17 @@ def as_dataset(source: Any) -> Any:
     if len(dataset) == 0:
         raise DataError(f"{name} is empty (len 0), so there is nothing to read: check its path, split and filters.")
     return dataset
+
+
+class BatchDataset(ABC):
+    """Base of datasets that read many samples at once; `ds[i]` is a batch of one."""
+
+    @abstractmethod
+    def get_batch(self, indices: np.ndarray) -> Batch:
+        """The samples at `indices`, one in each row of every array."""
+
+    def __getitem__(self, index: int) -> Batch:
+        return {name: rows[0] for name, rows in self.get_batch(np.array([index])).items()}
 
 
 def read_rows(dataset: Any, indices: np.ndarray) -> Batch:

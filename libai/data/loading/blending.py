@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from libai.data.loading.batches import as_dataset, read_rows
+from libai.data.loading.batches import BatchDataset, as_dataset, read_rows
 from libai.data.loading.errors import DataError
 
 
-class BlendedDataset:
+class BlendedDataset(BatchDataset):
     """Samples of several datasets in the shares `weights`, spread evenly over one pass.
 
     A pass has `num_samples` samples, by default as many as all datasets hold. A dataset whose share is larger than
@@ -44,9 +44,6 @@ class BlendedDataset:
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {name: rows[0] for name, rows in self.get_batch(np.array([index])).items()}
 
     def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The samples at `indices`, read from each dataset at once."""

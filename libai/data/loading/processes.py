@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 
 from libai.data.loading.errors import DataError, SampleError
+from libai.utils.rank_notes import environment_of_no_rank
 
-#: what makes a process a rank: with it, `import oneflow` would wait for a job that has no place for this process
-_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _END_SECONDS = 5.0
 
 
@@ -85,7 +84,7 @@ class WorkerProcesses:
         for _ in range(self._num_workers):
             ours, theirs = Pipe()
             command = [sys.executable, "-c", f"from libai.data.loading.processes import work; work({theirs.fileno()})"]
-            environment = {key: value for key, value in os.environ.items() if key not in _OF_A_RANK}
+            environment = environment_of_no_rank()
             environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
             process = subprocess.Popen(
                 command,

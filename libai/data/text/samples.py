@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from libai.data.loading.batches import read_rows
+from libai.data.loading.batches import BatchDataset, read_rows
 from libai.data.loading.errors import DataError
 from libai.data.loading.sampling import SampleRandom
 
 
-class MaskedTokens:
+class MaskedTokens(BatchDataset):
     """A token dataset seen through BERT's mask (Devlin et al. 2019): of the chosen positions 80 % become the mask
     token, 10 % a random token, 10 % stay; labels hold the original token there and `ignore_index` everywhere else.
 
@@ -51,9 +51,6 @@ class MaskedTokens:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {name: rows[0] for name, rows in self.get_batch(np.array([index])).items()}
-
     def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """`indices` (batch,) to `input_ids` and `labels`, each (batch, length) int64."""
         return self._mask(read_rows(self.dataset, indices), SampleRandom(self.seed, np.asarray(indices)))
@@ -76,7 +73,7 @@ class MaskedTokens:
         }
 
 
-class SentenceOrder:
+class SentenceOrder(BatchDataset):
     """Pairs of consecutive segments of one document, in half of the samples swapped (ALBERT, Lan et al. 2020).
 
     A sample is `[cls] first [sep] second [sep]` and padding: `input_ids`, `token_type_ids` (1 in the second segment),
@@ -116,9 +113,6 @@ class SentenceOrder:
 
     def __len__(self) -> int:
         return len(self._starts)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {name: rows[0] for name, rows in self.get_batch(np.array([index])).items()}
 
     def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The samples at `indices`, each array `(len(indices), sequence_length)` but for the labels of the order."""

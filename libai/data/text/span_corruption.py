@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from libai.data.loading.batches import BatchDataset, read_rows
 from libai.data.loading.errors import DataError
 from libai.data.loading.sampling import SampleRandom
 
 
-class SpanCorruption:
+class SpanCorruption(BatchDataset):
     """A token dataset of which spans are missing: a sentinel stands for each in `input_ids`, and `labels` are the
     sentinels, each followed by its span. Both end with `end_token`.
 
@@ -58,16 +59,11 @@ class SpanCorruption:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {name: rows[0] for name, rows in self.get_batch(np.array([index])).items()}
-
     def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """`indices` (batch,) to `input_ids` and `labels`, (batch, …) int64."""
-        if hasattr(self.dataset, "get_batch"):
-            tokens = self.dataset.get_batch(indices)["input_ids"]
-        else:
-            tokens = np.stack([self.dataset[int(index)]["input_ids"] for index in indices])
-        return self._corrupt(tokens, SampleRandom(self.seed, np.asarray(indices)))
+        return self._corrupt(
+            read_rows(self.dataset, indices)["input_ids"], SampleRandom(self.seed, np.asarray(indices))
+        )
 
     def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
         """The same texts with the spans of this visit."""

@@ -15,7 +15,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.config import solve_batch_sizes
+from libai.config import batch_sizes_of
 from libai.data.loading.batches import BatchReader
 from libai.engine.log.writers import Writer
 from libai.engine.loop.hook_base import HookBase
@@ -88,9 +88,7 @@ def check_batch_memory(loader: Any, train: Any, data_parallel_size: int) -> None
 
     `train`: the section of the config. Asked of large batches only: one sample is read to know how large it is.
     """
-    sizes = solve_batch_sizes(
-        train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, data_parallel_size
-    )
+    sizes = batch_sizes_of(train, data_parallel_size)
     layout, dataset = getattr(loader, "layout", None), getattr(loader, "dataset", None)
     num_samples = getattr(layout, "micro_batch_size", sizes.micro) * sizes.accumulation
     available = available_bytes()

@@ -7,13 +7,11 @@ config that nobody trains (libai/engine/parity/check.py).
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import oneflow as flow
 
 from libai.engine.parity.diagnosis import diagnose, loss_difference
@@ -28,6 +26,7 @@ from libai.parallel import full_tensor, named_tensors
 from libai.scheduler import has_state, load_scheduler_state, scheduler_state
 from libai.utils.distributed import broadcast_object, gather_objects, is_main_process
 from libai.utils.errors import UserError
+from libai.utils.seeding import generators_kept
 
 logger = logging.getLogger("libai.engine")
 #: relative difference of a loss beyond which two modes are not the same training
@@ -212,13 +211,12 @@ def _nothing_left(trainer: ModelTrainer) -> Iterator[None]:
 
     OneFlow's generator cannot be put back; `RandomStateHook` seeds it when training begins.
     """
-    generators, shared = (random.getstate(), np.random.get_state()), SharedState(trainer.model)
-    try:
-        yield
-    finally:
-        shared.restore()
-        random.setstate(generators[0])
-        np.random.set_state(generators[1])
+    shared = SharedState(trainer.model)
+    with generators_kept():
+        try:
+            yield
+        finally:
+            shared.restore()
 
 
 # ------------------------------------------------------------------------------------------------ who it was

@@ -9,7 +9,7 @@ from typing import Any
 import oneflow as flow
 
 from libai import checkpoint
-from libai.config import LazyConfig, validate
+from libai.config import load_config
 from libai.engine.run.modes import UNDECIDED, first_mode
 from libai.engine.setup import build
 from libai.engine.trainer.options import TrainOptions
@@ -56,8 +56,7 @@ class Predictor:
                 "train.zero_optimization.enabled=false",
                 *overrides,
             ]
-        lazy = LazyConfig.apply_overrides(LazyConfig.load(folder / "config.yaml"), overrides)
-        config: Any = validate(lazy, world_size=get_world_size())
+        config: Any = load_config(folder / "config.yaml", overrides, get_world_size())
         self.config = config
         asked, reason = first_mode(config, default_device(config.train.device))
         self.mode = mode or ("eager" if reason == UNDECIDED else asked)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
-from libai.config import RunConfig, combinations, solve_batch_sizes, validate
+from libai.config import RunConfig, batch_sizes_of, combinations, validate
 from libai.engine.hooks import IterationTimer
 from libai.engine.hooks.evaluation.eval_metric import chosen_metric, look_for
 from libai.engine.log.console import bar_while_preparing, format_eval_lines
@@ -93,25 +93,13 @@ class Run:
         self.seed = self._choose_seed(resumed)
         seed_everything(self.seed)
 
-        sizes = solve_batch_sizes(
-            config.train.train_micro_batch_size,
-            config.train.global_batch_size,
-            config.train.num_accumulation_steps,
-            self.mesh.data,
-        )
+        sizes = batch_sizes_of(config.train, self.mesh.data)
         start = time.perf_counter()
         self.train_loader = self.build_train_loader(config, self.mesh, sizes.micro, self.seed)
         self.test_loaders = self.build_test_loaders(config, self.mesh, sizes.micro)
         self.evaluators = self.build_evaluators(config)
         logger.debug("built the data loaders in %.2f s", time.perf_counter() - start)
-        self.plan = BatchPlan.make(
-            sizes,
-            self.mesh.data,
-            train_iter=config.train.train_iter,
-            train_epoch=config.train.train_epoch,
-            warmup_ratio=config.train.warmup_ratio,
-            samples_per_epoch=getattr(self.train_loader, "samples_per_epoch", None),
-        )
+        self.plan = BatchPlan.of(config.train, sizes, self.mesh.data, self.train_loader)
         flow.manual_seed(self.seed)  # initial weights depend on nothing that the loaders drew
         self.model = self.build_model(config)
         build.adapt_model(config, self.model)

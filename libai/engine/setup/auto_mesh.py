@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
-from libai.config import solve_batch_sizes
+from libai.config import batch_sizes_of
 from libai.engine.setup import build
 from libai.engine.setup.shape_only import build_shape_only, trace_forward
 from libai.engine.setup.support import OPTIONS, YES
@@ -25,7 +25,7 @@ from libai.parallel import Mesh, ParallelPlan
 from libai.parallel.planner.activations import TracedOp
 from libai.parallel.planner.candidates import Batch, Proposals, Workload, meshes_of, propose
 from libai.utils.distributed import all_reduce, default_device, get_local_rank, get_world_size, is_main_process
-from libai.utils.errors import UserError
+from libai.utils.errors import UserError, last_line
 from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE
 from libai.utils.sizes import format_bytes, parse_bytes
 
@@ -75,12 +75,8 @@ def resolve_mesh(run: Any) -> Any:
 
 def batch_of(run: Any, model: Any, micro_batch_size: int | None = None) -> dict[str, Any]:
     """The first training batch of a config as arguments of the model's forward, with the size that one rank has."""
-    train = run.train
     if micro_batch_size is None:
-        sizes = solve_batch_sizes(
-            train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, 1
-        )
-        micro_batch_size = sizes.micro
+        micro_batch_size = batch_sizes_of(run.train, 1).micro
     loader = build.build_train_loader(run, Mesh(device="cpu"), micro_batch_size, 0)
     return as_batch_dict(next(iter(loader)), model)
 
@@ -114,9 +110,7 @@ def propose_for(
     dist, train = run.train.dist, run.train
 
     def batch_for(data: int) -> Batch:
-        sizes = solve_batch_sizes(
-            train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, data
-        )
+        sizes = batch_sizes_of(run.train, data)
         return Batch(sizes.micro, sizes.accumulation)
 
     @functools.cache
@@ -127,11 +121,10 @@ def propose_for(
         except UserError:
             raise
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
             raise UserError(
                 f"the planner traces {type(model).__name__}.forward as OneFlow would compile it, and that failed: "
-                f"{reason}. Make the model one that graph.enabled=true can compile, or set the sizes of train.dist "
-                "yourself."
+                f"{last_line(error)}. Make the model one that graph.enabled=true can compile, or set the sizes of "
+                "train.dist yourself."
             ) from error
 
     work = Workload(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from libai.config import BatchSizes
 from libai.config.settings.fields import LARGEST
@@ -64,6 +64,18 @@ class BatchPlan:
             train_iter=train_iter,
             warmup_iter=round(train_iter * warmup_ratio),
             samples_per_epoch=samples_per_epoch,
+        )
+
+    @classmethod
+    def of(cls, train: Any, sizes: BatchSizes, data_parallel_size: int, loader: Any) -> BatchPlan:
+        """The plan of a run by the section `train` of its config."""
+        return cls.make(
+            sizes,
+            data_parallel_size,
+            train_iter=train.train_iter,
+            train_epoch=train.train_epoch,
+            warmup_ratio=train.warmup_ratio,
+            samples_per_epoch=getattr(loader, "samples_per_epoch", None),
         )
 
     @property

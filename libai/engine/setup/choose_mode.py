@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +14,7 @@ from libai.engine.trainer.snapshot import Snapshot
 from libai.engine.trainer.switching import TRAINERS
 from libai.utils.distributed import all_reduce
 from libai.utils.errors import UserError
+from libai.utils.seeding import generators_kept
 
 #: updates per timed block, and blocks per mode; the modes alternate, so that both see the machine in the same state
 UPDATES_PER_BLOCK = 3
@@ -48,18 +48,16 @@ def time_modes(variants: dict[str, ModelTrainer], micro_batches: list[Any]) -> d
     Every variant is left as it was: its state is restored bit for bit, and so are the random generators of Python
     and NumPy. Collective; all ranks get the same numbers. Call `prepare()` on graph trainers first.
     """
-    generators = random.getstate(), np.random.get_state()
-    snapshots = {name: Snapshot.of(trainer) for name, trainer in variants.items()}
-    best = dict.fromkeys(variants, float("inf"))
-    for trainer in variants.values():
-        _time_block(trainer, micro_batches, updates=1)
-    for _ in range(BLOCKS):
+    with generators_kept():
+        snapshots = {name: Snapshot.of(trainer) for name, trainer in variants.items()}
+        best = dict.fromkeys(variants, float("inf"))
+        for trainer in variants.values():
+            _time_block(trainer, micro_batches, updates=1)
+        for _ in range(BLOCKS):
+            for name, trainer in variants.items():
+                best[name] = min(best[name], _time_block(trainer, micro_batches, UPDATES_PER_BLOCK))
         for name, trainer in variants.items():
-            best[name] = min(best[name], _time_block(trainer, micro_batches, UPDATES_PER_BLOCK))
-    for name, trainer in variants.items():
-        snapshots[name].restore(trainer)
-    random.setstate(generators[0])
-    np.random.set_state(generators[1])
+            snapshots[name].restore(trainer)
     slowest = all_reduce(np.array(list(best.values())), "max")
     return dict(zip(best, slowest.tolist()))
 

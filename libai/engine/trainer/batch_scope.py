@@ -26,7 +26,7 @@ from libai.forward.batch_coupling import (
 )
 from libai.forward.contract import ModelContractError
 from libai.utils.distributed import all_reduce, any_rank, gather_arrays, gather_objects, is_main_process
-from libai.utils.errors import UserError
+from libai.utils.errors import UserError, last_line
 
 if TYPE_CHECKING:
     from libai.engine.trainer.model_trainer import ModelTrainer
@@ -133,9 +133,8 @@ class BatchScope:
             trial = Trial(trainer.model, trainer.forward_pass.layout)
             found, expected = trial.loss_value(batch), trial.loss_value(gathered, is_replicated=True)
         except Exception as error:
-            reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
             raise self._refusal(
-                f"its forward does not run over the samples of several ranks ({reason[0][:200]})",
+                f"its forward does not run over the samples of several ranks ({last_line(error)[:200]})",
                 "Use operations that OneFlow 0.9 has for global tensors, one data rank, or batch_scope=rank.",
             ) from error
         # replicas of tensor-parallel peers agree; a rank of another stage has the number as well

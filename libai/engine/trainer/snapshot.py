@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import oneflow as flow
 
 from libai.scheduler import load_scheduler_state, scheduler_state
 from libai.utils.distributed import barrier
+from libai.utils.seeding import generators_kept
 
 if TYPE_CHECKING:
     from libai.engine.trainer.model_trainer import ModelTrainer
@@ -76,17 +75,15 @@ def undone(trainer: ModelTrainer) -> Iterator[None]:
 
     Within it the schedule is a copy, which may be replaced. Collective.
     """
-    generators = random.getstate(), np.random.get_state()
     schedule = trainer.lr_scheduler
     trainer.lr_scheduler = None  # it is copied below, also one that has no state to save
     before = Snapshot.of(trainer)
     trainer.lr_scheduler = copy.deepcopy(schedule, {id(trainer.optimizer): trainer.optimizer})
-    try:
-        yield
-    finally:
-        barrier()
-        trainer.lr_scheduler = None
-        before.restore(trainer)
-        trainer.lr_scheduler = schedule
-        random.setstate(generators[0])
-        np.random.set_state(generators[1])
+    with generators_kept():
+        try:
+            yield
+        finally:
+            barrier()
+            trainer.lr_scheduler = None
+            before.restore(trainer)
+            trainer.lr_scheduler = schedule

@@ -235,7 +235,7 @@ def run_cell(config: str, overrides: Sequence[str], request: str) -> None:
 def _train(config: str, overrides: Sequence[str], cell: Cell, num_iters: int) -> dict[str, Any]:
     import itertools
 
-    from libai.config import BatchSizes, LazyConfig, solve_batch_sizes, validate
+    from libai.config import BatchSizes, batch_sizes_of, load_config
     from libai.engine import BatchPlan
     from libai.engine.hooks import CallbackHook
     from libai.engine.parity.notes import forward_notes
@@ -245,15 +245,13 @@ def _train(config: str, overrides: Sequence[str], cell: Cell, num_iters: int) ->
     from libai.utils.distributed import default_device
     from libai.utils.seeding import resolve_seed, seed_everything
 
-    sizes = [f"train.dist.{axis}_parallel_size={getattr(cell, axis)}" for axis in AXES[1:]]
+    axes = [f"train.dist.{axis}_parallel_size={getattr(cell, axis)}" for axis in AXES[1:]]
     mode = [f"graph.enabled={str(cell.mode == 'graph').lower()}", "graph.debug=-1", "graph.on_build_error=raise"]
-    run: Any = validate(
-        LazyConfig.apply_overrides(LazyConfig.load(config), [*overrides, *sizes, *mode]), world_size=cell.num_ranks
-    )
+    run: Any = load_config(config, [*overrides, *axes, *mode], cell.num_ranks)
     train = run.train
     device = default_device(train.device)
     check_supported(run, cell.mode, device)
-    one = solve_batch_sizes(train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, 1)
+    one = batch_sizes_of(train, 1)
     if one.micro % cell.data:
         raise UserError(
             f"{cell.data} data-parallel ranks cannot share a micro-batch of {one.micro} samples. Set "
@@ -265,14 +263,8 @@ def _train(config: str, overrides: Sequence[str], cell: Cell, num_iters: int) ->
     model = build.build_model(run)
     optimizer = build.build_optimizer(run, model)
     loader = build.build_train_loader(run, Mesh(device=device), one.micro, seed)
-    plan = BatchPlan.make(
-        BatchSizes(one.micro // cell.data, one.accumulation, one.global_),
-        cell.data,
-        train_iter=train.train_iter,
-        train_epoch=train.train_epoch,
-        warmup_ratio=train.warmup_ratio,
-        samples_per_epoch=getattr(loader, "samples_per_epoch", None),
-    )
+    sizes = BatchSizes(one.micro // cell.data, one.accumulation, one.global_)
+    plan = BatchPlan.of(train, sizes, cell.data, loader)
     build.scale_lr(run, optimizer, plan)
     schedule = build.build_lr_scheduler(run, optimizer, plan)
     batches = list(itertools.islice(loader, num_iters * one.accumulation))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from libai.config import LazyConfig, solve_batch_sizes, validate
+from libai.config import batch_sizes_of, load_config
 from libai.engine.parity.bisection.journal import Journal, supervise
 from libai.engine.parity.bisection.minify import minify, require_writable
 from libai.engine.parity.bisection.search import Culprit, find_culprit
@@ -59,7 +59,7 @@ def check_config(config: str, overrides: Sequence[str], num_iters: int, bound: f
     """What `check` (`check_parity`, or another with its arguments) says of a config's parts, as a run builds them."""
     # how a graph is debugged and what follows when it cannot be built are no part of the training
     overrides = [*overrides, "graph.debug=-1", "graph.on_build_error=raise"]
-    run: Any = validate(LazyConfig.apply_overrides(LazyConfig.load(config), overrides))
+    run: Any = load_config(config, overrides)
 
     from libai.engine import BatchPlan
     from libai.engine.setup import build
@@ -75,19 +75,10 @@ def check_config(config: str, overrides: Sequence[str], num_iters: int, bound: f
             f"train.amp.dtype={run.train.amp.dtype}: on {device} only graph mode computes in it, so that the modes "
             "cannot be equal. Compare them with train.amp.enabled=false."
         )
-    sizes = solve_batch_sizes(
-        run.train.train_micro_batch_size, run.train.global_batch_size, run.train.num_accumulation_steps, 1
-    )
+    sizes = batch_sizes_of(run.train, 1)
     seed = resolve_seed(run.train.seed)
     loader = build.build_train_loader(run, Mesh(device=device), sizes.micro, seed)
-    plan = BatchPlan.make(
-        sizes,
-        1,
-        train_iter=run.train.train_iter,
-        train_epoch=run.train.train_epoch,
-        warmup_ratio=run.train.warmup_ratio,
-        samples_per_epoch=getattr(loader, "samples_per_epoch", None),
-    )
+    plan = BatchPlan.of(run.train, sizes, 1, loader)
 
     def build_optimizer(model: Any) -> Any:
         optimizer = build.build_optimizer(run, model)

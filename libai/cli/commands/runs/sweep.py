@@ -166,14 +166,11 @@ def name_of(values: dict[str, str]) -> str:
 
 def check(config: str, trial: Trial, processes: str) -> None:
     """Raise the `UserError` that the run would end with, before any run begins."""
-    from libai.config import LazyConfig, parse_args, validate
+    from libai.config import load_config, parse_args
 
     words = parse_args([config, *trial.words], prog="libai sweep")
     try:
-        validate(
-            LazyConfig.apply_overrides(LazyConfig.load(config), words.overrides),
-            1 if processes == "auto" else int(processes),
-        )
+        load_config(config, words.overrides, 1 if processes == "auto" else int(processes))
     except UserError as error:
         raise UserError(f"{trial.folder.name}: {error}") from None
 

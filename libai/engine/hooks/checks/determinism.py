@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import random
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import oneflow as flow
 
 from libai.engine.loop.hook_base import HookBase
@@ -15,7 +13,7 @@ from libai.forward.contract import read_losses, total_loss
 from libai.parallel import full_tensor
 from libai.utils.distributed import gather_objects
 from libai.utils.errors import UserError
-from libai.utils.seeding import seed_everything
+from libai.utils.seeding import generators_kept, seed_everything
 from libai.utils.tree import tensors_in
 
 if TYPE_CHECKING:
@@ -36,12 +34,9 @@ class DeterminismHook(HookBase):
         trainer = cast("ModelTrainer", self.trainer)
         if trainer.start_iter >= trainer.max_iter:
             return
-        generators = random.getstate(), np.random.get_state()
-        batch = trainer.feed.peek()[0]
-        with trainer.loop.not_training():
+        with generators_kept(), trainer.loop.not_training():
+            batch = trainer.feed.peek()[0]
             first, second = (_digests(trainer, batch) for _ in range(2))
-        random.setstate(generators[0])
-        np.random.set_state(generators[1])
         differing = [a[0] for a, b in zip(first, second) if a != b]
         found = next(iter(filter(None, gather_objects(differing[0] if differing else ""))), None)
         if found is not None:

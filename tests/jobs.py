@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +37,14 @@ class Finished:
 
     def __str__(self) -> str:
         return f"exit code {self.returncode}\n--- stdout\n{self.stdout[-6000:]}\n--- stderr\n{self.stderr[-6000:]}"
+
+
+def user_folder(tmp_path_factory: Any) -> Path:
+    """A user's folder outside of the repository, with a config that imports the models beside it."""
+    folder = tmp_path_factory.mktemp("user")
+    for name in ("user_models.py", "user_config.py"):
+        shutil.copy(ROOT / "tests" / "launch" / name, folder)
+    return folder
 
 
 def clean_environment(**extra: str) -> dict[str, str]:

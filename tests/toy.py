@@ -36,6 +36,20 @@ class Tagger(Classifier):
         return (y != -100).sum()
 
 
+class LateReader(Classifier):
+    """The gradient of `v` reads the weight of `b` long after the gradient of that weight is known."""
+
+    def __init__(self):
+        super().__init__()
+        self.v = nn.Parameter(flow.ones(4, 16))
+
+    def forward(self, x, y):
+        late = self.v * self.b.weight.detach()
+        for _ in range(20):
+            late = late * 1.01
+        return {"losses": {"cls": super().forward(x, y)["losses"]["cls"] + late.sum()}}
+
+
 def batches(count: int, size: int = 8, ignored: float = 0.0, seed: int = 0) -> list[dict[str, np.ndarray]]:
     """`count` batches of `size` samples; `ignored`: share of the labels that are -100 (never all of a batch)."""
     rng = np.random.RandomState(seed)

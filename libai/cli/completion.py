@@ -55,14 +55,12 @@ compdef _libai libai
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     args = build_parser().parse_args(arguments)
     print(script(args.shell), end="")
     return 0
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("shell", choices=("bash", "zsh"))
     return parser

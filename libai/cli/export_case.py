@@ -24,7 +24,6 @@ from libai.utils.seeding import resolve_seed, seed_everything
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     parser = Parser(description=__doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="made if it does not exist")
     parser.add_argument("config", metavar="CONFIG", help="a config file")

@@ -32,7 +32,6 @@ class _Dropping(SeededLayer):
 
     @property
     def draws(self) -> bool:
-        """See `SeededLayer`."""
         return 0.0 < self.p < 1.0
 
     def extra_repr(self) -> str:

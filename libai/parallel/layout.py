@@ -120,24 +120,20 @@ class GlobalLayout:
         return tensor.to_global(placement=placement, sbp=self._full)
 
     def constant(self, value: float, size: int, stage: int) -> flow.Tensor:
-        """See `LocalLayout`."""
         return flow._C.global_constant(
             (size,), value, dtype=flow.float32, placement=self._placements[stage], sbp=self._full
         )
 
     def describe(self) -> str:
-        """See `LocalLayout`."""
         if self.mesh.pipeline == 1:
             return self.mesh.describe()
         counts = " + ".join(map(str, self.sharding.blocks_per_stage))
         return f"{self.mesh.describe()}; blocks per stage {counts}"
 
     def stage_of(self, parameter_name: str) -> int:
-        """See `LocalLayout`."""
         return self.sharding.tensors[parameter_name].stage
 
     def stage_of_module(self, name: str) -> int | None:
-        """See `ShardingPlan.stage_of_module`."""
         return self.sharding.stage_of_module(name)
 
     def placement(self, stage: int) -> Any:
@@ -169,7 +165,6 @@ class GlobalLayout:
 
     @property
     def sees_outputs(self) -> bool:
-        """See `LocalLayout`."""
         return self.mesh.pipeline_rank == self.sharding.tail and self.mesh.tensor_rank == 0
 
 

@@ -25,7 +25,6 @@ class _ScreenFormatter(logging.Formatter):
     """The message alone, folded to a terminal's width; what is worse than information says so in front."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter.format`."""
         width = columns(sys.stdout)
         text = record.at_width(width) if width and hasattr(record, "at_width") else super().format(record)
         if record.levelno < logging.WARNING:
@@ -92,7 +91,6 @@ class _HeldRecords(logging.Handler):
         self._format = _FILE_FORMAT if rank == 0 else f"[{rank}/{world}] {_FILE_FORMAT}"
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler.emit`."""
         self.records.append(record)
 
     def to_file(self) -> logging.FileHandler:

@@ -321,16 +321,10 @@ def without_harmless_lines() -> Iterator[None]:
         yield
         return
     path = Path(own[0], "held_back")
-    sys.stderr.flush()
-    terminal = os.dup(2)
-    with open(path, "wb") as file:
-        os.dup2(file.fileno(), 2)
     try:
-        yield
+        with open(path, "wb") as file, _stderr_into(file.fileno()):
+            yield
     finally:
-        sys.stderr.flush()
-        os.dup2(terminal, 2)
-        os.close(terminal)
         text = read_held_back(own[0])
         path.unlink(missing_ok=True)
         sys.stderr.write(text)
@@ -346,27 +340,32 @@ def hide_harmless_lines() -> None:
 
 
 @contextlib.contextmanager
-def _filtered_stderr() -> Iterator[None]:
-    """Put grep between the block and stderr: what the block says comes out even when native code ends the process."""
-    words = [word for line in HARMLESS for word in ("-e", line)]
+def _stderr_into(descriptor: int) -> Iterator[None]:
+    """What native code and Python write to stderr in the block goes to `descriptor`."""
     sys.stderr.flush()
-    terminal = os.dup(2)
-    try:
-        grep = subprocess.Popen(["grep", "-avF", *words], stdin=subprocess.PIPE, stdout=terminal)
-    except OSError:  # there is none
-        os.close(terminal)
-        yield
-        return
-    assert grep.stdin is not None
-    os.dup2(grep.stdin.fileno(), 2)
+    before = os.dup(2)
+    os.dup2(descriptor, 2)
     try:
         yield
     finally:
         sys.stderr.flush()
-        os.dup2(terminal, 2)
-        os.close(terminal)
-        grep.stdin.close()
-        grep.wait()
+        os.dup2(before, 2)
+        os.close(before)
+
+
+@contextlib.contextmanager
+def _filtered_stderr() -> Iterator[None]:
+    """Put grep between the block and stderr: what the block says comes out even when native code ends the process."""
+    words = [word for line in HARMLESS for word in ("-e", line)]
+    try:
+        grep = subprocess.Popen(["grep", "-avF", *words], stdin=subprocess.PIPE, stdout=2)
+    except OSError:  # there is none
+        yield
+        return
+    with grep:
+        assert grep.stdin is not None
+        with _stderr_into(grep.stdin.fileno()):
+            yield
 
 
 def read_held_back(folder: str | os.PathLike[str]) -> str:

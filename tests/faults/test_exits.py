@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import jobs
 import pytest
 
-USER_FILES = Path(__file__).parents[1] / "launch"
 pytestmark = pytest.mark.launch
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("user")
-    for name in ("user_models.py", "user_config.py"):
-        shutil.copy(USER_FILES / name, folder)
-    return folder
+    return jobs.user_folder(tmp_path_factory)
 
 
 def do(statement, once=""):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -12,7 +11,6 @@ from pathlib import Path
 import jobs
 import pytest
 
-USER_FILES = Path(__file__).parents[1] / "launch"
 #: how long the start may take on a busy machine, where a test is about what comes later
 START = {f"LIBAI_STALL_TIMEOUT_{phase}": "300" for phase in ("IMPORT", "BUILD", "LOAD", "COMPILE", "EVALUATE", "SAVE")}
 pytestmark = pytest.mark.launch
@@ -20,10 +18,7 @@ pytestmark = pytest.mark.launch
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("user")
-    for name in ("user_models.py", "user_config.py"):
-        shutil.copy(USER_FILES / name, folder)
-    return folder
+    return jobs.user_folder(tmp_path_factory)
 
 
 @pytest.mark.parametrize("mode", ["eager", pytest.param("graph", marks=pytest.mark.slow)])

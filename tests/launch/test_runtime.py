@@ -7,10 +7,10 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from launched import is_running, wait_until
 
 from libai.launch import runtime
 from libai.utils.errors import UserError
@@ -362,22 +362,6 @@ def test_a_child_dies_with_its_parent():
 def test_a_child_whose_parent_is_gone_already_ends():
     result = run_python("from libai.launch.guard import request_parent_death_signal as r; r(1 << 30); print('alive')")
     assert result.returncode == -signal.SIGKILL and result.stdout == ""
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until(condition, seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_runtime_uses_the_standard_library_only():

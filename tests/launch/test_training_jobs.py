@@ -5,23 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from pathlib import Path
 
 import jobs
 import numpy as np
 import pytest
 
-HERE = Path(__file__).parent
 pytestmark = pytest.mark.launch
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A user's folder outside of the repository, with a config that imports the model beside it."""
-    folder = tmp_path_factory.mktemp("user")
-    for name in ("user_models.py", "user_config.py"):
-        shutil.copy(HERE / name, folder)
-    return folder
+    return jobs.user_folder(tmp_path_factory)
 
 
 def start(folder, name, processes, mode, *options):

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import jobs
 import numpy as np
 import pytest
 from namespaces import ADDRESSES, on_machine, two_machines
 
-HERE = Path(__file__).parent
 pytestmark = pytest.mark.launch
 #: nobody listens there: what is sent to it is lost
 DEAD_PROXY = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
@@ -23,10 +20,7 @@ DEAD_PROXY = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("user")
-    for name in ("user_models.py", "user_config.py"):
-        shutil.copy(HERE / name, folder)
-    return folder
+    return jobs.user_folder(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

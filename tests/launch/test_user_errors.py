@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import jobs
 import pytest
-
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A user's folder outside of the repository."""
-    folder = tmp_path_factory.mktemp("user")
-    for name in ("user_models.py", "user_config.py"):
-        shutil.copy(HERE / name, folder)
-    return folder
+    return jobs.user_folder(tmp_path_factory)
 
 
 EAGER, GRAPH = "graph.enabled=false", "graph.enabled=true"

@@ -6,7 +6,6 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
-from oneflow import nn
 
 from libai.engine.graph import graphs
 from libai.oneflow_fixes.job.job_edit import JobEdit
@@ -59,25 +58,11 @@ def test_weights_are_those_of_single_updates(name, max_norm, accumulation, monke
         np.testing.assert_array_equal(one, other)
 
 
-class LateReader(toy.Classifier):
-    """The gradient of `v` reads the weight of `b` long after the gradient of that weight is known."""
-
-    def __init__(self):
-        super().__init__()
-        self.v = nn.Parameter(flow.ones(4, 16))
-
-    def forward(self, x, y):
-        late = self.v * self.b.weight.detach()
-        for _ in range(20):
-            late = late * 1.01
-        return {"losses": {"cls": super().forward(x, y)["losses"]["cls"] + late.sum()}}
-
-
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_joined_update_waits_for_all_who_read_its_weights(accumulation):
     def weights(mode):
         flow.manual_seed(0)
-        model = LateReader()
+        model = toy.LateReader()
         groups = [{"params": list(model.a.parameters()) + list(model.b.parameters())}, {"params": [model.v], "lr": 0.3}]
         optimizer = flow.optim.SGD(groups, lr=0.1)
         trainer = toy.trainer_of(mode, model, toy.batches(6), optimizer, num_accumulation_steps=accumulation)

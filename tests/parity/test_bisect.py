@@ -181,27 +181,13 @@ def test_a_wrong_operation_or_backward_is_named_by_its_module(layer, steps):
 # ------------------------------------------------------------------------------------------ repairs
 
 
-class LateReader(toy.Classifier):
-    """The gradient of `v` reads the weight of `b` long after the gradient of that weight is known."""
-
-    def __init__(self):
-        super().__init__()
-        self.v = nn.Parameter(flow.ones(4, 16))
-
-    def forward(self, x, y):
-        late = self.v * self.b.weight.detach()
-        for _ in range(20):
-            late = late * 1.01
-        return {"losses": {"cls": super().forward(x, y)["losses"]["cls"] + late.sum()}}
-
-
 @SLOW
 def test_missing_copies_of_weights_are_named(monkeypatch):
     options = {"num_accumulation_steps": 2, "max_grad_norm": None, "num_iters": 3}
-    assert culprit(LateReader, "sgd", **options).kind == "none"
+    assert culprit(toy.LateReader, "sgd", **options).kind == "none"
     monkeypatch.setattr(graphs, "join_updates", lambda job: 0)  # it would wait for the gradient of `v`
     monkeypatch.setattr(graphs.TrainGraph, "_needs_copies", False)
-    found = culprit(LateReader, "sgd", **options)
+    found = culprit(toy.LateReader, "sgd", **options)
     assert (found.kind, found.names) == ("repair", ("read_copies_of_variables",)), found
     assert "is missing" in found.text and "decision 0007" in found.text
 

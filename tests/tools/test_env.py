@@ -10,11 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
 import pytest
+from launched import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = [
@@ -278,15 +278,6 @@ def test_a_folder_that_cannot_be_written_is_one_line(checkout):
     result = checkout.run(PYTHON=sys.executable, VENV=str(checkout.home / "file" / "venv"))
     assert result.returncode == 1 and len(error_lines(result.stderr)) == 1
     assert "cannot write to" in result.stderr
-
-
-def wait_until(condition, seconds: float = 30.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 # ------------------------------------------------------------------------------------------------ the pin file

@@ -11,7 +11,6 @@ from libai.launch.installation import ROOT
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     if arguments[:1] == ["generate"]:
         from libai.cli.commands import race
 

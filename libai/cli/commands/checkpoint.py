@@ -26,7 +26,6 @@ from libai.utils.sizes import format_bytes
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     args = build_parser().parse_args(arguments)
     try:
         return args.run(args)
@@ -178,7 +177,6 @@ def _of_run(path: str) -> Path:
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

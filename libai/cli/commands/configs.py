@@ -11,7 +11,6 @@ from libai.launch.installation import shipped_configs
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     args = build_parser().parse_args(arguments)
     found = describe_configs()
     if args.path:
@@ -24,7 +23,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("--path", action="store_true", help="print the folder that holds them, to copy one from")
     return parser

@@ -52,7 +52,6 @@ class Finding:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     args = build_parser().parse_args(arguments)
     findings = examine(args.folder)
     if args.json:
@@ -66,7 +65,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--folder", type=Path, default=Path("."), help="where runs will write (default: here)")

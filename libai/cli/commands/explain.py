@@ -14,7 +14,6 @@ from libai.cli.parser import Parser
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     from libai.cli.main import COMMANDS, dispatch
 
     args = build_parser().parse_args(arguments)
@@ -25,7 +24,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("key", metavar="KEY", help="a setting such as train.log_period, a section, or a command")
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="a config file, or the name of a shipped one")

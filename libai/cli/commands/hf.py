@@ -8,7 +8,6 @@ from libai.cli.parser import Parser
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     options = build_parser().parse_args(arguments)
     from libai import hf
 
@@ -32,7 +31,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True)
     action = actions.add_parser("import", help="write a Hugging Face folder's weights under libai's names")

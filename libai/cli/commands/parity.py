@@ -23,7 +23,6 @@ from libai.utils.errors import UserError
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     args = build_parser().parse_intermixed_args(arguments)
     args.bisect = args.bisect or args.minify is not None
     if args.cell:  # a rank of a job that check_meshes has started
@@ -59,7 +58,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_config(nargs="?")
     parser.add_argument("--iters", type=int, default=10, metavar="N", help="updates of each run (default 10)")

@@ -25,7 +25,6 @@ _DETAILS = ("samples", "pipeline", "tensor", "data", "activations", "optimizer",
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     args = build_parser().parse_intermixed_args(arguments)
     require_one_process("; --ranks says how many ranks to plan for")
     if args.ranks < 1:
@@ -159,7 +158,6 @@ def _as_json(
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_config()
     parser.add_argument("--ranks", type=int, required=True, metavar="N", help="number of processes to plan for")

@@ -23,7 +23,6 @@ _MEASURED_SECONDS = 0.3
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     args = build_parser().parse_args(arguments)
     progress = _Progress()
     done = preprocess(
@@ -44,7 +43,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help=".jsonl, or plain text")
     parser.add_argument("--output", "-o", metavar="FOLDER", type=Path, required=True, help="a new folder")

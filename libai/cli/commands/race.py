@@ -18,7 +18,6 @@ _SCRIPT = Path(__file__).parents[2] / "inference/race_worker.py"
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     parser = Parser(prog="libai benchmark generate", description=__doc__)
     parser.add_argument("folder", help="a Hugging Face folder of a model that generates text")
     parser.add_argument("--torch-python", required=True, help="of an environment with PyTorch and transformers")

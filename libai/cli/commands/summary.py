@@ -15,7 +15,6 @@ from libai.utils.errors import UserError
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     args = build_parser().parse_intermixed_args(arguments)
     if args.depth is not None and args.depth < 1:
         raise UserError(f"--depth {args.depth}: it must be at least 1. Leave it out for all modules.")
@@ -49,7 +48,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_config()
     parser.add_argument("--depth", type=int, metavar="N", help="levels of modules to show (default: all)")

@@ -110,7 +110,6 @@ def certify(args: argparse.Namespace, folder: Path) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     args = parse(arguments)
     if args.phase:
         return run_job(args)

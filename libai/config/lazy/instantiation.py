@@ -24,7 +24,7 @@ from libai.utils.errors import UserError, first_line
 
 TARGET = "_target_"
 
-_NOT_THE_USERS = re.compile(r"/site-packages/|/libai/engine/layer_sizes\.py$|^<|\.pyx$")
+_NOT_THE_USERS = re.compile(r"/site-packages/|/libai/engine/setup/layer_sizes\.py$|^<|\.pyx$")
 
 
 def instantiate(config: Any, **extra: Any) -> Any:

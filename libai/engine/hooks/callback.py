@@ -44,7 +44,6 @@ class CallbackHook(HookBase):
                 setattr(self, point, self._caller(function, point))
 
     def overrides(self, point: str) -> bool:
-        """See `HookBase.overrides`."""
         return self._functions.get(point) is not None
 
     def _caller(self, function: Function, point: str) -> Callable[[], None]:
@@ -62,9 +61,7 @@ class CallbackHook(HookBase):
         return call
 
     def state_dict(self) -> dict[str, Any]:
-        """See `HookBase.state_dict`."""
         return {"done": sorted(self._done)} if self._done else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `HookBase.load_state_dict`."""
         self._done = set(state["done"])

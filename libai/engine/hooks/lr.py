@@ -46,9 +46,7 @@ class LRHook(HookBase):
             self.trainer.lr_scheduler.step(value)  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, Any]:
-        """See `HookBase.state_dict`."""
         return {} if self._last_iter is None else {"last_iter": self._last_iter}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `HookBase.load_state_dict`."""
         self._last_iter = state["last_iter"]

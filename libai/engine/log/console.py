@@ -43,12 +43,10 @@ class ConsoleWriter(Writer):
         self._left_out: set[str] = set()
 
     def begin(self, start_iter: int = 0) -> None:
-        """See `Writer.begin`."""
         if self._max_iter is not None and start_iter < self._max_iter:
             self._show_bar(self._max_iter)
 
     def write(self, record: LogRecord) -> None:
-        """See `Writer.write`."""
         if record.kind == "train" and any(tag.startswith("train/") for tag in record.scalars):
             short = partial(format_train_line, record, left_out=self._left_out)
             logger.info("%s", format_train_line(record), extra={"at_width": short})
@@ -59,7 +57,6 @@ class ConsoleWriter(Writer):
             logger.info("%s", line)
 
     def close(self) -> None:
-        """See `Writer.close`."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -22,13 +22,11 @@ class CSVWriter(LinesWriter):
     _columns: Sequence[str] = ()
 
     def begin(self, start_iter: int = 0) -> None:
-        """See `Writer.begin`."""
         header = self._path.read_bytes().partition(b"\n") if start_iter and self._path.exists() else (b"", b"", b"")
         self._columns = _cells(header[0]) if header[1] else ()
         super().begin(start_iter)
 
     def write(self, record: LogRecord) -> None:
-        """See `Writer.write`."""
         if self._file is None:
             self.begin()
         new = [tag for tag in ("iter", *record.scalars) if tag not in self._columns]

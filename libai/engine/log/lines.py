@@ -47,7 +47,6 @@ class LinesWriter(Writer):
         raise NotImplementedError
 
     def begin(self, start_iter: int = 0) -> None:
-        """See `Writer.begin`."""
         self.close()
         if start_iter == 0:
             _move_aside(self._path)
@@ -76,7 +75,6 @@ class LinesWriter(Writer):
         return parsed is not None and parsed["iter"] <= last_iter
 
     def write(self, record: LogRecord) -> None:
-        """See `Writer.write`."""
         if self._file is None:
             self.begin()
         assert self._file is not None

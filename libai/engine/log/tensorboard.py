@@ -47,7 +47,6 @@ class TensorBoardWriter(Writer):
         self._add(start_iter + 1 if start_iter else 0, session_log={"status": "START"})
 
     def write(self, record: LogRecord) -> None:
-        """See `Writer.write`."""
         values = [{"tag": tag, "simple_value": float(value)} for tag, value in record.scalars.items()]
         self._add(record.iter, summary={"value": values})
         if time.monotonic() - self._last_flush >= self._flush_seconds:
@@ -65,7 +64,6 @@ class TensorBoardWriter(Writer):
         self.write_text("summary", json.dumps(summary, indent=1), int(summary.get("iterations", 0)))
 
     def close(self) -> None:
-        """See `Writer.close`."""
         if self._events is not None:
             events, self._events = self._events, None
             events.close()

@@ -62,7 +62,6 @@ class TrackerWriter(Writer):
         raise NotImplementedError
 
     def begin(self, start_iter: int = 0) -> None:
-        """See `Writer.begin`."""
         self.close()
         note: dict[str, Any] = {}
         with suppress(OSError, ValueError):
@@ -75,7 +74,6 @@ class TrackerWriter(Writer):
             logger.info("%s has this run up to iteration %d: not sent again", self.package, self._sent)
 
     def write(self, record: LogRecord) -> None:
-        """See `Writer.write`."""
         if self._run is None:
             self.begin()
         if self._start < record.iter <= self._sent:
@@ -85,19 +83,16 @@ class TrackerWriter(Writer):
         self._note.write_text(json.dumps(note) + "\n")
 
     def write_text(self, name: str, text: str, iter: int = 0) -> None:
-        """See `Writer.write_text`."""
         if self._run is None:
             self.begin()
         if iter > self._sent or not self._sent:
             self._log_text(name, text, iter)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """See `Writer.write_summary`."""
         if self._run is not None:
             self._log_summary(summary)
 
     def close(self) -> None:
-        """See `Writer.close`."""
         if self._run is not None:
             try:
                 self._end()

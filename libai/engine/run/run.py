@@ -351,7 +351,6 @@ class Run:
     load = Predictor  # `Run.load(folder).predict(batch)`
 
     def predict(self, batch: Mapping[str, Any]) -> Any:
-        """See `ModelTrainer.predict`."""
         return self.trainer.predict(batch)
 
     def resume(self, path: Path | None = None, reset: Sequence[str] = ()) -> None:

@@ -100,7 +100,6 @@ class EagerTrainer(ModelTrainer):
     # ------------------------------------------------------------------ one update
 
     def update(self, micro_batches: list[Any]) -> StepResult:
-        """See `TrainerBase.update`."""
         if not self.model.training:
             raise UserError(
                 f"{type(self.model).__name__} is in eval mode at the start of a training iteration. A hook or a "
@@ -168,7 +167,6 @@ class EagerTrainer(ModelTrainer):
             self._held += batches
 
     def _inspect_first(self, micro_batches: list[Any]) -> None:
-        """See `TrainerBase._inspect_first`."""
         super()._inspect_first(micro_batches)
         self._check_state_of_forward(micro_batches[0])
         is_on_cpu = self.forward_pass.device == "cpu"
@@ -205,7 +203,6 @@ class EagerTrainer(ModelTrainer):
             )
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
-        """See `ModelTrainer.collect`."""
         self._held.clear()
         if self._python_state is not None:
             known = self.forward_pass.effects.python if self.forward_pass.effects else ()
@@ -231,5 +228,4 @@ class EagerTrainer(ModelTrainer):
         return self._run_eagerly(batch, replicated, everywhere)
 
     def _clear_gradients(self) -> None:
-        """See `ModelTrainer._clear_gradients`."""
         self.optimizer.zero_grad(set_to_none=self._set_to_none)

@@ -332,7 +332,6 @@ class GraphTrainer(ModelTrainer):
         return nullcontext()
 
     def _run_eagerly(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
-        """See `ModelTrainer._run_eagerly`."""
         with self.forward_pass.index_check.watch([batch], self.forward_pass.describe_batch):
             return super()._run_eagerly(batch, replicated, everywhere)
 

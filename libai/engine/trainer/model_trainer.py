@@ -220,7 +220,6 @@ class ModelTrainer(TrainerBase):
         """Do ahead of the first update what can be done ahead; graph mode compiles. Collective."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `TrainerBase.load_state_dict`."""
         super().load_state_dict(state)
         self._guard.forget()
 

@@ -50,7 +50,6 @@ class EagerOptimizerState(OptimizerState):
     updates: JoinedUpdates | None = None
 
     def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
-        """See `OptimizerState.load`."""
         super().load(tensors, scalars)
         self.updates = None
 
@@ -79,7 +78,6 @@ class GraphOptimizerState(OptimizerState):
         self._graph, self._waiting = graph, None
 
     def export(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """See `OptimizerState.export`."""
         if self._graph is not None:
             # only with loss scaling, which may leave an update out, does the graph count
             step = None if self._has_loss_scale else self.optimizer._state["step"]
@@ -108,7 +106,6 @@ class GraphOptimizerState(OptimizerState):
                     variable.copy_(state[name].to_global(placement=variable.placement, sbp=variable.sbp))
 
     def copy(self) -> Any:
-        """See `OptimizerState.copy`."""
         if self._graph is None:
             return self._waiting
         with self.variables() as variables:

@@ -12,7 +12,6 @@ from libai.utils.errors import UserError
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     args = build_parser().parse_args(arguments)
     names = list(dict.fromkeys(args.runs))
     if len(names) < 2:
@@ -32,7 +31,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("runs", metavar="RUN", nargs="+", help="the output folder of a run")
     parser.add_argument("--tag", action="append", help="only this metric; may be given again")

@@ -93,7 +93,6 @@ def fastest(trials: Sequence[Trial]) -> Trial | None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     args = build_parser().parse_intermixed_args(arguments)
     check_processes(args.procs)
     if args.what == "lr":
@@ -110,7 +109,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("what", choices=["lr", "batch-size"], help="what to find")
     parser.add_argument("config", metavar="CONFIG", help="a file, or the name of a shipped config")

@@ -26,7 +26,6 @@ _OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "num_beams", "len
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     args = build_parser().parse_intermixed_args(arguments)
     if args.batch_size < 1 or args.procs < 1:
         raise UserError(f"--batch-size {args.batch_size} and --procs {args.procs}: both must be at least 1.")
@@ -64,7 +63,6 @@ def _texts(pipeline: Any, prompts: list[str], options: Any, as_json: bool) -> It
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("source", metavar="SOURCE", help="a run's output folder, a Hugging Face folder or a .gguf file")
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="default: the lines of stdin")

@@ -11,7 +11,6 @@ from libai.cli.parser import Parser
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     args = build_parser().parse_args(arguments)
     require_drawing(args.output)
     runs = {path: read_curves(Path(path)) for path in args.runs}
@@ -21,7 +20,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("runs", metavar="RUN", nargs="+", help="the output folder of a run")
     parser.add_argument("--tag", action="append", help="a metric, such as eval/val/loss; may be given again")

@@ -24,7 +24,6 @@ _KINDS = (".npz", ".jsonl", ".csv")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     args = build_parser().parse_intermixed_args(arguments)
     if (args.input is None) == (args.data is None):
         raise UserError("give either --input FILE or --data NAME, a dataset of dataloader.test in the run's config.")
@@ -48,7 +47,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("run", metavar="RUN", help="the output folder of a run, or a Hugging Face folder")
     parser.add_argument("settings", metavar="key=value", nargs="*", help="changes of the run's config")

@@ -23,7 +23,6 @@ _MORE_CURVES = ("train/lr", "train/grad_norm")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     args = build_parser().parse_args(arguments)
     output = args.output or args.run / "report.html"
     if output.suffix != ".html":
@@ -39,7 +38,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="the output folder of a run")
     parser.add_argument("--output", "-o", type=Path, help="the page (default report.html in RUN)")

@@ -60,12 +60,10 @@ class BestCheckpointHook(HookBase):
             self._checkpointer.save(best, keep=[iteration for _, iteration in self._kept])
 
     def state_dict(self) -> dict[str, Any]:
-        """See `HookBase.state_dict`."""
         kept = [list(each) for each in self._kept]
         return {"best": self.best, "best_iter": self.best_iter, "kept": kept, "last_iter": self._last_iter}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `HookBase.load_state_dict`."""
         only = [] if state["best"] is None else [(state["best"], state["best_iter"])]
         self._kept = [(value, iteration) for value, iteration in state.get("kept", only)][: self._num_kept]
         if self._checkpointer is not None:

@@ -42,10 +42,8 @@ class EarlyStopHook(HookBase):
             raise StopTraining(f"{self._metric} has not improved on {best} for {self._bad_evaluations} evaluations")
 
     def state_dict(self) -> dict[str, Any]:
-        """See `HookBase.state_dict`."""
         return {"best": self._best, "bad_evaluations": self._bad_evaluations, "last_iter": self._last_iter}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `HookBase.load_state_dict`."""
         self._best, self._bad_evaluations = state["best"], state["bad_evaluations"]
         self._last_iter = state.get("last_iter")

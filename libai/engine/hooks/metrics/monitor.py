@@ -107,11 +107,9 @@ class GradientsHook(_Monitor):
             self.trainer.storage.put_scalar("train/noise_scale", self._samples * noise / signal)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `HookBase.state_dict`."""
         return {"means": self._means}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `HookBase.load_state_dict`."""
         self._means = list(state["means"])
 
 
@@ -145,10 +143,8 @@ class LossSpikeHook(_Monitor):
             self.trainer.storage.put_scalar("train/loss_spikes", self._spikes.count)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `HookBase.state_dict`."""
         self.trainer.fetch_metrics()
         return self._spikes.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `HookBase.load_state_dict`."""
         self._spikes.load_state_dict(state)

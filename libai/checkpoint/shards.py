@@ -25,7 +25,7 @@ class Entry:
 
     For a global oneflow tensor `fetch` is collective: every rank calls it, the others than rank 0 get None.
 
-    local: for oneflow tensors, `fetch` without the wait for the device: the tensor itself, local and whole, on rank 0.
+    local: for oneflow tensors, `fetch` without the wait for the device: the full local tensor itself, on rank 0.
     is_gathered: `local` and `fetch` bring it together from other ranks, which needs memory of its own.
     """
 

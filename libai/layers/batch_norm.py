@@ -89,5 +89,5 @@ def _normalize(
 def _on_every_rank(row: flow.Tensor) -> flow.Tensor:
     if not row.is_global:
         return row
-    whole = (flow.sbp.broadcast,) * len(row.sbp)
-    return row.to_global(placement=row.placement, sbp=whole, grad_sbp=whole)
+    replicated = (flow.sbp.broadcast,) * len(row.sbp)
+    return row.to_global(placement=row.placement, sbp=replicated, grad_sbp=replicated)

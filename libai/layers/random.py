@@ -254,7 +254,7 @@ def _next_plain_context() -> _Context:
 
 
 def _layout_of_rows(like: flow.Tensor, num_rows: int, shape: tuple[int, ...]) -> tuple[flow.sbp.sbp, ...]:
-    """How to make the flat row numbers: split as axis 0 of `like` where that cuts them evenly, else whole."""
+    """How to make the flat row numbers: split as axis 0 of `like` where that cuts them evenly, else in full."""
     if not like.is_global:
         return ()
     split = flow.sbp.split(0)

@@ -206,8 +206,8 @@ def like_parameter(value: Any, parameter: flow.Tensor) -> flow.Tensor:
     if not parameter.is_global:
         return flow.tensor(array, dtype=parameter.dtype, device=parameter.device)
     broadcast = [flow.sbp.broadcast] * len(parameter.sbp)
-    whole = flow.tensor(array, dtype=parameter.dtype, placement=parameter.placement, sbp=broadcast)
-    return whole.to_global(sbp=parameter.sbp)
+    full = flow.tensor(array, dtype=parameter.dtype, placement=parameter.placement, sbp=broadcast)
+    return full.to_global(sbp=parameter.sbp)
 
 
 def _is_number(value: Any) -> bool:

@@ -61,7 +61,7 @@ def refuse_split_statistics(model: nn.Module) -> None:
         if buffer is not None and buffer.is_global and any(sbp != flow.sbp.broadcast for sbp in buffer.sbp):
             raise UserError(
                 f"the plan splits {name}.running_mean over tensor-parallel ranks. Batch normalization needs its "
-                "statistics whole on every rank of a stage: OneFlow 0.9 would update a copy of them and lose it. Leave "
+                "statistics in full on every rank of a stage: OneFlow 0.9 would update a copy and lose it. Leave "
                 f"{name}.* out of the plan's `split`."
             )
 

@@ -266,7 +266,7 @@ def _pin_outputs(module: nn.Module, plan: ParallelPlan, mesh: Mesh) -> None:
     if mesh.tensor == 1:
         return
     for pattern, layout in plan.pin.items():
-        over_tensor = flow.sbp.broadcast if layout == "whole" else flow.sbp.split(int(layout))
+        over_tensor = flow.sbp.broadcast if layout in ("full", "whole") else flow.sbp.split(int(layout))
         for name, child in module.named_modules():
             if fnmatchcase(name, pattern):
                 _wrap_output(child, _Pin(mesh, over_tensor))

@@ -66,7 +66,7 @@ class Mesh:
 
     @property
     def is_data_parallel_only(self) -> bool:
-        """True when every rank holds the whole model."""
+        """True when every rank holds the full model."""
         return self.tensor == 1 and self.pipeline == 1
 
     def placement(self) -> Any:

@@ -101,7 +101,7 @@ class ParallelPlan:
         last: patterns of the parameters and of the forward arguments (`labels`) that belong to the last pipeline
             stage. Without any, what follows the blocks runs on the first stage again, which is right for every model,
             also when its head shares a weight with its embedding.
-        pin: pattern of module names -> layout of their output over the tensor-parallel ranks: "whole", or an axis.
+        pin: pattern of module names -> layout of their output over the tensor-parallel ranks: "full", or an axis.
         divisible: patterns of integer attributes (`blocks.*.attention.num_heads`) that the number of tensor-parallel
             ranks must divide.
 
@@ -193,7 +193,7 @@ class ParallelPlan:
         for t in sharding.tensors.values():
             if t.is_parameter:
                 cuts = [(t.axis, mesh.tensor), (t.data_axis, mesh.data)]
-                layout = ", ".join(f"axis {a} in {n}" for a, n in cuts if a is not None and n > 1) or "whole"
+                layout = ", ".join(f"axis {a} in {n}" for a, n in cuts if a is not None and n > 1) or "full"
                 shape = " x ".join(map(str, t.shape)) or "scalar"
                 rows.append((t.name, shape, str(t.stage), layout, f"{t.bytes_per_rank(mesh):,}"))
         widths = [max(len(row[i]) for row in rows) for i in range(5)]

@@ -61,7 +61,7 @@ def test_tensor_ranks_without_a_split_are_refused():
 
 
 def test_a_pin_that_matches_nothing_lists_the_modules():
-    text = error_of({"pin": {"tail": "whole"}})
+    text = error_of({"pin": {"tail": "full"}})
     assert text.startswith("the plan pins the output of 'tail', which matches no module.") and "head" in text
 
 
@@ -120,7 +120,7 @@ def test_the_table_names_stage_layout_and_bytes():
     (row,) = [line.split() for line in lines if line.startswith("blocks.2.weight")]
     assert row == ["blocks.2.weight", "6", "x", "6", "1", "axis", "0", "in", "2", "72"]
     (head,) = [line.split() for line in lines if line.startswith("head.weight")]
-    assert head[-2:] == ["whole", "48"]
+    assert head[-2:] == ["full", "48"]
     assert lines[-2:] == [
         "stage 0, 1 blocks: 140 bytes of parameters per rank",
         "stage 1, 2 blocks: 168 bytes of parameters per rank",

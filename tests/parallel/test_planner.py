@@ -66,7 +66,7 @@ def test_one_rank_holds_everything_and_sends_nothing():
     weights = sum(p.numel() * 4 for p in model.parameters())
     one = proposal(work_for(model), (1, 1, 1))
     assert (one.memory.weights, one.memory.gradients, one.memory.optimizer) == (weights, weights, 2 * weights)
-    assert one.traffic.total == 0 and one.idle == 0
+    assert one.traffic.total == 0 and one.bubble == 0
     assert one.memory.buffers == 4 * 16 * 16 * 4  # a causal mask in each block
     assert one.memory.activations > 0
 
@@ -98,8 +98,8 @@ def test_pipeline_stages_send_activations_on_and_gradients_back():
 
 
 def test_idle_time_of_a_pipeline():
-    assert proposal(work_for(make_gpt(), "graph", accumulation=6), (1, 1, 2)).idle == pytest.approx(1 / 7)
-    assert proposal(work_for(make_gpt(), "eager", accumulation=6), (1, 1, 2)).idle == pytest.approx(1 / 2)
+    assert proposal(work_for(make_gpt(), "graph", accumulation=6), (1, 1, 2)).bubble == pytest.approx(1 / 7)
+    assert proposal(work_for(make_gpt(), "eager", accumulation=6), (1, 1, 2)).bubble == pytest.approx(1 / 2)
 
 
 def test_zero_shards_state_then_gradients_then_weights():

@@ -103,7 +103,7 @@ def _as_text(
         m, t = p.memory, p.traffic
         sizes = (m.total, m.weights, m.gradients, m.optimizer, m.activations, t.total, t.data, t.tensor, t.pipeline)
         mark = "->" if p is chosen else ("" if p in fitting else "no")
-        row = (mark, p.describe(), *map(format_bytes, sizes), str(p.samples), f"{p.idle:.0%}")
+        row = (mark, p.describe(), *map(format_bytes, sizes), str(p.samples), f"{p.bubble:.0%}")
         rows.append((*row, f"{links.seconds(t, p.mesh):.3g}") if links else row)
     widths = [max(len(row[i]) for row in rows) for i in range(len(headings))]
     shown, terminal = list(range(len(headings))), columns(sys.stdout)
@@ -137,7 +137,7 @@ def _as_json(
             "recomputes": p.recomputes,
             "micro_batch": p.batch.micro,
             "accumulation": p.batch.accumulation,
-            "idle": p.idle,
+            "bubble": p.bubble,
             "fits": p in fitting,
             "memory": {**vars(p.memory), "total": p.memory.total},
             "traffic": {**vars(p.traffic), "total": p.traffic.total},

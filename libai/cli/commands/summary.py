@@ -6,6 +6,7 @@ forward that cannot be traced, outputs, FLOPs and activations are left out.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 

@@ -32,7 +32,7 @@ class Predictor:
             "eager".
         overrides: `key=value` for the config of the run.
 
-    With one process the model is whole, however it was trained; with several they form the mesh of the config. Where
+    One process holds the full model, however it was trained; several form the mesh of the config. Where
     the run averaged its weights (`train.ema`), they are the averages, as in its evaluations. Collective.
 
     Attributes: `model`, `config`, `mesh`, `checkpoint` (its path) and `mode`.

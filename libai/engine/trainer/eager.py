@@ -93,7 +93,7 @@ class EagerTrainer(ModelTrainer):
 
     @classmethod
     def _needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
-        """See `ModelTrainer._needs_global_tensors`. Ranks that hold whole replicas keep them as local tensors."""
+        """See `ModelTrainer._needs_global_tensors`. Ranks that hold full replicas keep them as local tensors."""
         shares = zero_stage > 0 or gradient_reduction == "global"
         return not mesh.is_data_parallel_only or (shares and mesh.data > 1)
 

@@ -24,7 +24,7 @@ _PACKAGE = Path(__file__).parents[2]
 
 @functools.cache
 def index_with_all_ranks() -> None:
-    """From now on, global tensors of integers that index others are laid out whole on every rank. In this process."""
+    """From now on, global tensors of integers that index others are laid out in full on every rank. In this process."""
     flow.Tensor.__getitem__ = _with_whole_indices(flow.Tensor.__getitem__)
     flow.Tensor.__setitem__ = _with_whole_indices(flow.Tensor.__setitem__)
     flow.gather_nd = _with_whole_indices(flow.gather_nd)

@@ -39,9 +39,9 @@ def join_gradients(job: JobEdit, max_bytes: int = BUCKET_BYTES) -> int:
     gradients = [value for op in job.ops.values() for value in _outputs(op) if value in edges]
     buckets = [bucket for bucket in _buckets(job, gradients, max_bytes) if len(bucket) > 1]
     for index, bucket in enumerate(buckets):
-        for value, whole in zip(bucket, _add_up_together(job, index, bucket, edges[bucket[0]][0])):
+        for value, added in zip(bucket, _add_up_together(job, index, bucket, edges[bucket[0]][0])):
             for edge in edges[value]:
-                job.set_source(job.ops[edge.reader], edge.argument, edge.position, whole)
+                job.set_source(job.ops[edge.reader], edge.argument, edge.position, added)
     return sum(map(len, buckets))
 
 
@@ -108,7 +108,7 @@ def _add_up_together(job: JobEdit, number: int, gradients: list[str], edge: _Edg
     """Append operations that join the gradients, wait for their sum and cut it up again; the sums' names."""
     like = job.ops[edge.value.split("/")[0]]
     partial = copied(job.layout_of(*edge.value.split("/")))
-    whole = copied(job.layout_of(edge.reader, f"{edge.argument}_{edge.position}"))
+    full = copied(job.layout_of(edge.reader, f"{edge.argument}_{edge.position}"))
 
     def add(kind: str, inputs: dict[str, list[str]], layout: Any, shapes: list[list[int]], **others: Any) -> Any:
         op = job.append(like, f"{_OURS}-{number}-{kind}-{len(job.ops)}", kind, inputs, "out", len(shapes))
@@ -130,9 +130,9 @@ def _add_up_together(job: JobEdit, number: int, gradients: list[str], edge: _Edg
     joined = add("concat", {"in": pieces}, partial, [[sum(sizes)]])
     joined.user_conf.attr["axis"].at_int64 = 0
     joined.user_conf.attr["max_dim_size"].at_int64 = sum(sizes)
-    added = add("identity", {"in": list(joined.user_conf.output["out"].s)}, whole, [[sum(sizes)]])
+    added = add("identity", {"in": list(joined.user_conf.output["out"].s)}, full, [[sum(sizes)]])
     parts = {"like": pieces, "in": list(added.user_conf.output["out"].s)}
-    cut = add("split_like", parts, whole, [[size] for size in sizes], like=partial)
+    cut = add("split_like", parts, full, [[size] for size in sizes], like=partial)
     cut.user_conf.attr["axis"].at_int64 = 0
     shapes = [list(job.shapes[value].shape.dim) for value in gradients]
-    return [reshaped(value, shape, whole) for value, shape in zip(cut.user_conf.output["out"].s, shapes)]
+    return [reshaped(value, shape, full) for value, shape in zip(cut.user_conf.output["out"].s, shapes)]

@@ -67,7 +67,7 @@ def _updates_behind(job: JobEdit, kind: str) -> list[tuple[Any, Any]]:
 def join_updates(job: JobEdit, max_numbers: int = MAX_NUMBERS) -> int:
     """Join updates that differ in nothing but their parameters. Bit-equal. Returns how many operations went.
 
-    For jobs whose ranks all have whole parameters: the joined operations know no other layout than broadcast.
+    For jobs whose ranks all hold full parameters: the joined operations know no other layout than broadcast.
     """
     removed = 0
     for number, updates in enumerate(_buckets(job, max_numbers)):

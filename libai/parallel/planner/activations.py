@@ -5,8 +5,8 @@ An estimate from the operations of one traced forward; no tensor is touched. Wha
 * The backward pass keeps what an operation needs for its gradient: its output (`_KEEPS_OUTPUT`), nothing (`_LINEAR`),
   and for all others the inputs. What is made from weights alone is not counted. docs/distributed.md has the error.
 * Tensor parallelism as in Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053, section 3): behind a weight split on its
-  outputs activations are split, until a weight split on its inputs makes them whole by an all-reduce; in the backward
-  pass the gradient of what entered the first weight is all-reduced.
+  outputs activations are split, until a weight split on its inputs makes full tensors of them by an all-reduce; in the
+  backward pass the gradient of what entered the first weight is all-reduced.
 * Recomputation keeps each block's inputs and one block's activations at a time (Chen et al. 2016, arXiv:1604.06174).
 """
 

@@ -23,7 +23,7 @@ from libai.utils.sizes import format_bytes
 #: share of a device's memory that is left to OneFlow, CUDA's context and fragments
 HEADROOM = 0.1
 #: largest share of the time that a rank may wait for other pipeline stages, while another mesh fits
-MAX_IDLE = 0.25
+MAX_BUBBLE = 0.25
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Proposal:
-    """One way to train, and what it costs. `idle`: share of the time in which a rank waits for other stages."""
+    """One way to train, and what it costs. `bubble`: share of the time in which a rank waits for other stages."""
 
     mesh: Mesh
     batch: Batch
@@ -120,7 +120,7 @@ class Proposal:
     recomputes: bool
     memory: Memory
     traffic: Traffic
-    idle: float
+    bubble: float
 
     @property
     def samples(self) -> int:
@@ -148,8 +148,8 @@ class Proposals:
     def choose(self, device_memory: int, links: Links | None = None) -> Proposal:
         """The fitting candidate that sends least per sample (in seconds with `links`, else in bytes).
 
-        Recomputation costs a third more arithmetic and idle stages waste it, so what does without either, or waits for
-        at most `MAX_IDLE` of the time, goes first. Ties go to fewer tensor and pipeline ranks and less sharding.
+        Recomputation costs a third more arithmetic and the bubble wastes it, so what does without either, or waits for
+        at most `MAX_BUBBLE` of the time, goes first. Ties go to fewer tensor and pipeline ranks and less sharding.
         Raises `UserError` when nothing fits, with the smallest need and what would help.
         """
         fitting = self.fitting(device_memory)
@@ -158,7 +158,7 @@ class Proposals:
 
         def rank(p: Proposal) -> tuple[float, ...]:
             cost = links.seconds(p.traffic, p.mesh) if links else p.traffic.total
-            wait = p.idle if p.idle > MAX_IDLE else 0.0
+            wait = p.bubble if p.bubble > MAX_BUBBLE else 0.0
             return wait, p.recomputes, cost / p.samples, p.mesh.tensor * p.mesh.pipeline, p.mesh.tensor, p.zero_stage
 
         return min(fitting, key=rank)
@@ -238,11 +238,11 @@ def _work_out(
     sent = [_traffic(work, part) for part in parts]
     traffic = Traffic(max(t.data for t in sent), max(t.tensor for t in sent), max(t.pipeline for t in sent))
     fullest = max(per_stage, key=lambda memory: memory.total)
-    idle = _idle(work.mode, sharding.mesh.pipeline, batch.accumulation)
-    return Proposal(sharding.mesh, batch, zero_stage, recomputes, fullest, traffic, idle)
+    bubble = _bubble(work.mode, sharding.mesh.pipeline, batch.accumulation)
+    return Proposal(sharding.mesh, batch, zero_stage, recomputes, fullest, traffic, bubble)
 
 
-def _idle(mode: str, stages: int, micro_batches: int) -> float:
+def _bubble(mode: str, stages: int, micro_batches: int) -> float:
     """The bubble of a pipeline: (p - 1) / (m + p - 1) of the time (Huang et al. 2019, arXiv:1811.06965). Eager calls
     take one micro-batch through all stages before the next, so that each stage works 1 / p of the time."""
     return (stages - 1) / stages if mode == "eager" else (stages - 1) / (micro_batches + stages - 1)
@@ -275,14 +275,14 @@ def stage_memory(work: Workload, part: StageWork) -> Memory:
     mesh = part.mesh
     weights = gradients = optimizer = buffers = 0
     for layout in part.tensors:
-        whole, shard = layout.bytes_per_rank(mesh), shard_bytes(layout, mesh)
+        full, shard = layout.bytes_per_rank(mesh), shard_bytes(layout, mesh)
         if not layout.is_parameter:
-            buffers += whole
+            buffers += full
             continue
-        weights += shard if part.zero_stage >= 3 else whole
+        weights += shard if part.zero_stage >= 3 else full
         if layout.name in work.states:
-            gradients += shard if part.zero_stage >= 2 else whole
-            optimizer += work.states[layout.name] * (shard if part.zero_stage >= 1 else whole)
+            gradients += shard if part.zero_stage >= 2 else full
+            optimizer += work.states[layout.name] * (shard if part.zero_stage >= 1 else full)
     kept = part.cost.kept_with_recomputation if part.recomputes else part.cost.kept
     if work.mode == "graph" and mesh.device == "cpu":
         # OneFlow 0.9 reuses no memory between the operations of a CPU graph: their results, those of the backward pass
@@ -300,8 +300,8 @@ def shard_bytes(layout: TensorLayout, mesh: Mesh) -> int:
     shape = list(layout.shape)
     if layout.axis is not None:
         shape[layout.axis] //= mesh.tensor
-    whole = layout.bytes_per_rank(mesh)
-    return whole // mesh.data if any(size % mesh.data == 0 for size in shape) else whole
+    full = layout.bytes_per_rank(mesh)
+    return full // mesh.data if any(size % mesh.data == 0 for size in shape) else full
 
 
 def _traffic(work: Workload, part: StageWork) -> Traffic:

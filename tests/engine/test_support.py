@@ -139,6 +139,7 @@ CALLED = {
     "train.deterministic": "DeterminismHook",
     "parity_check, shadow_every with amp": "parity_check",
     "graph.on_build_error=eager": "on_build_error",
+    "libai export onnx": "export_onnx",
 }
 
 

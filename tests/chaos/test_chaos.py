@@ -9,17 +9,14 @@ from campaign import Job, draw, judge, run
 
 #: of the campaign that runs here; `bash tools/chaos.sh 200 --seed S` runs others
 SEED, COUNT = 1, 20
-#: that of the default run: a full disk in graph mode
-QUICK = (4,)
 
 GOOD = {1: 2.0, 2: 1.0}
 
 
 @pytest.mark.launch
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize(
-    "number", [pytest.param(number, marks=[] if number in QUICK else pytest.mark.slow) for number in range(COUNT)]
-)
+@pytest.mark.parametrize("number", range(COUNT))
 def test_a_fault_is_survived_or_a_clear_error(number):
     fault = draw(SEED, number)
     verdict = run(fault)

@@ -29,7 +29,7 @@ CALLED = ("sys.exit(0)", "sys.exit(0) was called at <string>:1 while training: t
     ("mode", "statement", "said"),
     [
         ("eager", *LEFT),
-        ("graph", *CALLED),
+        pytest.param("graph", *CALLED, marks=pytest.mark.slow),
         pytest.param("graph", *LEFT, marks=pytest.mark.slow),
         pytest.param("eager", *CALLED, marks=pytest.mark.slow),
     ],

@@ -21,7 +21,7 @@ def folder(tmp_path_factory):
     return jobs.user_folder(tmp_path_factory)
 
 
-@pytest.mark.parametrize("mode", ["eager", pytest.param("graph", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_rank_that_never_comes_to_the_collective_is_found(folder, mode):
     done = jobs.train_sh(
         "user_config.py",
@@ -109,6 +109,7 @@ def hang(folder, name, *settings, **limits):
     return line
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_in_the_data_is_found_before_the_first_iteration(folder):
     line = hang(
         folder,

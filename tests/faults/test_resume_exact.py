@@ -29,7 +29,7 @@ def verify(*arguments: str, timeout: float = 240) -> tuple[int, dict]:
 @pytest.mark.parametrize(
     ("graph", "procs"),
     [
-        ("true", "1"),
+        pytest.param("true", "1", marks=pytest.mark.slow),
         pytest.param("false", "1", marks=pytest.mark.slow),
         pytest.param("false", "2", marks=pytest.mark.slow),
         pytest.param("true", "2", marks=pytest.mark.slow),

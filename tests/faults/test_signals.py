@@ -146,7 +146,7 @@ def finish(process, seconds=60):
 @pytest.mark.parametrize(
     ("procs", "graph", "signum"),
     [
-        (2, "false", signal.SIGTERM),
+        pytest.param(2, "false", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(2, "true", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(1, "true", signal.SIGINT, marks=pytest.mark.slow),
     ],
@@ -175,7 +175,7 @@ def test_a_signal_to_the_launcher_saves_and_resumes_the_identical_curve(tmp_path
 @pytest.mark.parametrize(
     ("async_save", "graph", "procs"),
     [
-        ("false", "false", 1),
+        pytest.param("false", "false", 1, marks=pytest.mark.slow),
         ("true", "false", 1),
         pytest.param("true", "true", 2, marks=[pytest.mark.slow, pytest.mark.launch]),
     ],

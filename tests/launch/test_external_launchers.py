@@ -236,7 +236,7 @@ def start(environments: list[dict[str, str]], *words: str, cwd: Path) -> list[jo
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("launcher", [srun, open_mpi, hydra])
+@pytest.mark.parametrize("launcher", [srun, pytest.param(open_mpi, marks=pytest.mark.slow), hydra])
 def test_two_processes_train_one_run(launcher, tmp_path):
     others = {"PORT": str(find_free_port())} if launcher is hydra else {}
     done = start([launcher(rank, 2, **others) for rank in range(2)], *SMALL, cwd=tmp_path)

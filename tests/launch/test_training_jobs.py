@@ -48,6 +48,7 @@ def test_a_user_model_outside_of_the_repository_trains_in_graph_mode(folder, one
     assert_same_curve(one_process, folder / "one_graph")
 
 
+@pytest.mark.parametrize("mode", [pytest.param("eager", marks=pytest.mark.slow), "graph"])
 def test_two_processes_equal_one(folder, one_process, mode):
     """Also under accumulation: 8 samples are 1 x 8, or 2 ranks x 2 micro-batches x 2."""
     start(folder, f"two_{mode}", 2, mode, "train.num_accumulation_steps=2")

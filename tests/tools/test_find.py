@@ -7,6 +7,7 @@ import json
 import jobs
 import pytest
 
+from libai.cli.commands.runs import find as command
 from libai.cli.commands.runs.find import Trial, _sizes, fastest, largest, search
 from libai.launch.installation import LIBAI
 from libai.utils.errors import UserError
@@ -68,6 +69,20 @@ def test_one_rank_out_of_memory_ends_the_size_for_all():
     sizes = {trial["micro_batch_size"]: trial["samples_per_s"] for trial in trials}
     assert sizes[1] and not sizes.get(64)
     assert any(trial["reason"] == "out of memory" for trial in trials)
+
+
+@pytest.mark.slow
+def test_a_kept_global_batch_is_accumulated():
+    """Of 12 samples each of two ranks has 6: micro-batches of 1, 2, 3 and 6; all fit, and 3 is skipped."""
+    trials = find("model.room=4000", "-n", "2", "--global-batch", "12", "graph.enabled=true")
+    assert [trial["micro_batch_size"] for trial in trials] == [1, 2, 6]
+    assert all(trial["samples_per_s"] > 0 for trial in trials)
+
+
+def test_settings_that_the_search_makes_itself_are_refused():
+    for setting in ("train.global_batch_size=8", "train.train_micro_batch_size=2", "train.num_accumulation_steps=2"):
+        with pytest.raises(UserError, match=f"{setting}: a search for the batch size sets this"):
+            command.run(["batch-size", CONFIG, setting, "--global-batch", "8"])
 
 
 @pytest.mark.slow

@@ -98,6 +98,13 @@ def run(arguments: Sequence[str]) -> int:
     if args.what == "lr":
         asked = f"{args.lowest},{args.highest},{args.updates or 100}"
         return start(args.config, args.procs, [*args.overrides, "--find-lr", asked])
+    tried = {"train.train_micro_batch_size", "train.global_batch_size"}
+    for text in args.overrides:
+        if text.partition("=")[0] in (tried | {"train.num_accumulation_steps"} if args.global_batch else tried):
+            raise UserError(
+                f"{text}: a search for the batch size sets this in each training. Leave it out; --global-batch SIZE "
+                "keeps the global batch at SIZE."
+            )
     config = find_config(args.config)
     sizes = _sizes(args.max, args.global_batch, args.procs)
     with tempfile.TemporaryDirectory(prefix="libai-find-") as folder:

@@ -144,6 +144,7 @@ def test_compare_ends_with_one_for_a_regression(tmp_path):
     assert same.returncode == 0 and "no regression" in same.stdout, same
 
 
+@pytest.mark.slow
 def test_ended_from_outside_it_leaves_no_process_and_no_file(tmp_path):
     """The controller gets SIGTERM in the middle of a block that would take minutes."""
     scratch = tmp_path / "scratch"

@@ -6,6 +6,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from marks import slow_but
 
 from libai.engine.hooks import CallbackHook
 from libai.engine.setup.choose_mode import time_modes
@@ -45,7 +46,7 @@ def other(mode):
     return {"eager": "graph", "graph": "eager"}[mode]
 
 
-@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer_name", slow_but(OPTIMIZERS, "momentum", "adamw", "lamb"))
 def test_there_and_back_again_continues_the_curve(mode, optimizer_name):
     data = toy.batches(12, ignored=0.4)
     straight = build(mode, optimizer_name, data)

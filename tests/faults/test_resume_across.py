@@ -64,6 +64,7 @@ def test_a_seed_that_was_drawn_is_kept_by_the_resumed_run(tmp_path):
     assert json.loads((tmp_path / "summary.json").read_text())["seed"] == first
 
 
+@pytest.mark.slow
 def test_another_seed_at_resume_is_pointed_out(tmp_path):
     train(tmp_path, "eager, 1 process", 2, "train.seed=1")
     done = train(tmp_path, "eager, 1 process", 3, "train.seed=2", "--resume")

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import oneflow as flow
 import pytest
+from marks import slow_but
 from oneflow import nn
 from toy import record_losses, trainer_of
 
@@ -221,7 +222,7 @@ CARRIERS = {
 KINDS = ["forward", "pre", "weight_norm", "spectral", "method", "closure", "top", *CARRIERS]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(KINDS, "forward", "spectral", "closure", "object"))
 def test_module_hooks_run_once_in_both_modes(mode, kind):
     reference, model = built(lambda: Hooked(kind)), built(lambda: Hooked(kind))
     expected = plain_loop(reference, data(10))

@@ -84,7 +84,7 @@ LINES = st.one_of(
 )
 
 
-@drawn(1000)
+@drawn(500)
 @given(st.lists(LINES, min_size=1, max_size=1))
 def test_any_override_gives_a_valid_config_or_one_clear_error(lines):
     try:

@@ -6,6 +6,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from marks import slow_but
 from oneflow import nn
 
 from libai.engine.graph import graphs
@@ -54,7 +55,7 @@ def train(case, accumulation, **options):
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, "weight", "mlp"))
 def test_the_job_has_fewer_operations_and_the_same_numbers(case, accumulation, monkeypatch):
     losses, weights, job = train(case, accumulation, max_grad_norm=0.5)
     monkeypatch.setattr(graphs, "remove_idle_ops", lambda job: 0)

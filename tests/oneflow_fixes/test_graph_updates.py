@@ -6,6 +6,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from marks import slow_but
 
 from libai.engine.graph import graphs
 from libai.oneflow_fixes.job.job_edit import JobEdit
@@ -41,7 +42,7 @@ def trained(build, max_norm=0.05, accumulation=1):
 
 
 @pytest.mark.filterwarnings("ignore:Only Momentum")
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", slow_but([1, 2], 2))
 @pytest.mark.parametrize("max_norm", [None, 0.05])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_weights_are_those_of_single_updates(name, max_norm, accumulation, monkeypatch):

@@ -223,12 +223,12 @@ class GlobalClosure(nn.Module):
     [
         (Counter, "changes middle.count (Counter, "),
         (Cached, "changes the global SCALES of "),
-        (Remembering, "self.last = x.detach().mean()"),
+        pytest.param(Remembering, "self.last = x.detach().mean()", marks=pytest.mark.slow),
         (Jitter, "changes the state of Python's random numbers"),
-        (Listing, "self.seen.append(self.seen[-1] * 0.5)"),
+        pytest.param(Listing, "self.seen.append(self.seen[-1] * 0.5)", marks=pytest.mark.slow),
         (Clocked, "return x * (1 + time.perf_counter() % 1.0)"),
-        (Toggling, "changes middle.norm.training (BatchNorm1d)"),
-        (Closure, "changes the variable calls around "),
+        pytest.param(Toggling, "changes middle.norm.training (BatchNorm1d)", marks=pytest.mark.slow),
+        pytest.param(Closure, "changes the variable calls around ", marks=pytest.mark.slow),
         (GlobalClosure, "changes the variable calls around "),
     ],
 )

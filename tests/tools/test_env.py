@@ -148,6 +148,7 @@ def test_an_interrupted_setup_is_not_used(checkout, signum):
     assert checkout.run(NEED_MB=TOO_MUCH_MB, PYTHON=sys.executable).returncode == 1  # what is there is not used
 
 
+@pytest.mark.slow
 def test_an_interrupted_setup_is_made_again(checkout):
     checkout.venv.mkdir()
     for name in (".made-by-libai", "left over"):
@@ -156,6 +157,7 @@ def test_an_interrupted_setup_is_made_again(checkout):
     assert result.returncode == 0 and not (checkout.venv / "left over").exists(), result.stderr
 
 
+@pytest.mark.slow
 def test_a_changed_lock_makes_the_environment_again(checkout):
     assert checkout.run(PYTHON=sys.executable).returncode == 0
     assert checkout.run(NEED_MB=TOO_MUCH_MB).returncode == 0
@@ -164,6 +166,7 @@ def test_a_changed_lock_makes_the_environment_again(checkout):
     assert result.returncode == 1 and "GB free" in result.stderr  # went on to install, and as far as the disk check
 
 
+@pytest.mark.slow
 def test_a_package_with_another_digest_is_refused(checkout):
     checkout.lock("0" * 64)
     result = checkout.run(PYTHON=sys.executable)
@@ -264,6 +267,7 @@ def test_too_small_a_disk_is_one_line_before_any_download(checkout):
     assert not checkout.venv.exists()
 
 
+@pytest.mark.slow
 def test_no_network_says_what_to_do(checkout):
     result = checkout.run(
         PYTHON=sys.executable, PIP_NO_INDEX="0", PIP_FIND_LINKS="", PIP_RETRIES="0", PIP_INDEX_URL="http://127.0.0.1:9"

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from launched import make_environment, wait_until
+from marks import slow_but
 
 from libai.launch import ranks as launch_ranks
 
@@ -23,7 +24,7 @@ SAVE_ON_SIGNAL = """
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("signum", slow_but([signal.SIGTERM, signal.SIGHUP], signal.SIGTERM))
 def test_a_signal_lets_ranks_save_and_comes_out_as_resumable(script, signum):
     program = script(SAVE_ON_SIGNAL)
     process = program.start(2)
@@ -37,7 +38,7 @@ def test_a_signal_lets_ranks_save_and_comes_out_as_resumable(script, signum):
 @pytest.mark.parametrize(
     "signals",
     [
-        [signal.SIGINT, signal.SIGINT],
+        pytest.param([signal.SIGINT, signal.SIGINT], marks=pytest.mark.slow),
         [signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGTERM],
     ],
     ids=lambda signals: "-".join(signal.Signals(s).name for s in signals),

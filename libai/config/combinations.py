@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 
 from libai.config.lazy.instantiation import TARGET, accepts, target_of
-from libai.config.settings import schema
+from libai.config.settings import schema, sections
 from libai.config.settings.errors import ConfigError, did_you_mean
 
 
@@ -42,7 +42,7 @@ class Facts:
         return self.run.train
 
     @property
-    def dist(self) -> schema.Dist:
+    def dist(self) -> sections.Dist:
         """Those of its mesh, as they were given."""
         return self.run.train.dist
 

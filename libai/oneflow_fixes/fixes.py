@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 VARIABLE = "LIBAI_FIXES"
@@ -29,141 +30,62 @@ class Fix:
     apply: str
 
 
-def _needed(name: str, why: str, decision: str, applies_to: str, apply: str) -> Fix:
-    return Fix(name, why, decision, True, applies_to, f"libai.{apply}")
+#: for each its name, decision, what it applies to and what makes it; then why. What cannot be left out is `needed`
+_TABLE = """\
+openblas | 0010 | CPU | oneflow_fixes.openblas.use_current
+    matrix products of a current OpenBLAS
+threads | 0021 | CPU | oneflow_fixes.openblas.use_threads
+    large operations on several cores
+kernels | 0015 | CPU | native.kernels.use_kernels
+    CPU kernels of libai/native
+layer-norm | 0015 | CPU with kernels | native.layer_norm.use_operation
+    layer and group norm are one operation; replaces functions of OneFlow's Python
+dropout-mask | 0002 | CPU with kernels | layers.random.dropout_mask
+    the mask of libai.layers.Dropout is one operation
+eager-updates | 0015 | eager mode on CPU with kernels | optim.joined.JoinedUpdates
+    one operation computes the norm of all gradients, or updates many parameters
+switch-interval | 0009 | training | oneflow_fixes.switch_interval.quick_thread_switches
+    OneFlow's threads get the interpreter's lock sooner; process-wide while training
+launch-race | 0006 | graphs | oneflow_fixes.launch_race.protect_graph_launches
+    a graph that ends before it was entered crashes the process
+polling-thread | 0019 | graphs of several CPU ranks | oneflow_fixes.spinning.SpinningThread
+    the thread that polls for the end of a graph gets the lowest priority
+step-count | 0001 | graphs | oneflow_fixes.job.variables.remove_step_count
+    OneFlow's own count of steps, which no update reads, is taken out
+idle-ops | 0001 | graphs | oneflow_fixes.job.idle_ops.remove_idle_ops
+    operations that change nothing are taken out
+constants | 0001 | graphs | oneflow_fixes.job.constants.fold_constants
+    constants are made by one operation each
+scaled-updates | 0015 | graphs on CPU with kernels | oneflow_fixes.job.updates.scale_in_updates
+    updates clip and decay gradients, in place of operations for each parameter
+joined-updates | 0015 | graphs on CPU with kernels | oneflow_fixes.job.updates.join_updates
+    one operation updates many parameters
+joined-gradients | 0019 | graphs of several CPU ranks | oneflow_fixes.job.gradients.join_gradients
+    ranks add up gradients in few messages
+needed clip-norm | 0001 | graphs | oneflow_fixes.job.clip_norm.make_clip_norm_exact
+    an exact norm of all gradients
+needed variable-copies | 0007 | graphs | oneflow_fixes.job.variables.read_copies_of_variables
+    forward and backward read weights that no update changes meanwhile
+needed operations | 0020 | all tensors | oneflow_fixes.local_operations.repair_operations
+    functions whose gradient or device is wrong
+needed global-operations | 0020 | global tensors | oneflow_fixes.global_tensors.operations.repair_global_operations
+    operations that OneFlow refuses or computes wrongly
+needed buffers-in-place | 0012 | eager mode | forward.in_place.values_kept
+    the backward pass reads buffers as forward did
+needed tracing | 0012 | graphs | engine.graph.tracing.tracing
+    what OneFlow's tracing leaves out or gets wrong
+"""
 
 
-def _optional(name: str, why: str, decision: str, applies_to: str, apply: str) -> Fix:
-    return Fix(name, why, decision, False, applies_to, f"libai.{apply}")
+def _read_table() -> Iterator[Fix]:
+    lines = _TABLE.splitlines()
+    for facts, why in zip(lines[::2], lines[1::2]):
+        name, decision, applies_to, apply = facts.split(" | ")
+        is_needed = name.startswith("needed ")
+        yield Fix(name.removeprefix("needed "), why.strip(), decision, is_needed, applies_to, f"libai.{apply}")
 
 
-FIXES = (
-    _optional("openblas", "matrix products of a current OpenBLAS", "0010", "CPU", "oneflow_fixes.openblas.use_current"),
-    _optional("threads", "large operations on several cores", "0021", "CPU", "oneflow_fixes.openblas.use_threads"),
-    _optional("kernels", "CPU kernels of libai/native", "0015", "CPU", "native.kernels.use_kernels"),
-    _optional(
-        "layer-norm",
-        "layer and group norm are one operation; replaces functions of OneFlow's Python",
-        "0015",
-        "CPU with kernels",
-        "native.layer_norm.use_operation",
-    ),
-    _optional(
-        "dropout-mask",
-        "the mask of libai.layers.Dropout is one operation",
-        "0002",
-        "CPU with kernels",
-        "layers.random.dropout_mask",
-    ),
-    _optional(
-        "eager-updates",
-        "one operation computes the norm of all gradients, or updates many parameters",
-        "0015",
-        "eager mode on CPU with kernels",
-        "optim.joined.JoinedUpdates",
-    ),
-    _optional(
-        "switch-interval",
-        "OneFlow's threads get the interpreter's lock sooner; process-wide while training",
-        "0009",
-        "training",
-        "oneflow_fixes.switch_interval.quick_thread_switches",
-    ),
-    _optional(
-        "launch-race",
-        "a graph that ends before it was entered crashes the process",
-        "0006",
-        "graphs",
-        "oneflow_fixes.launch_race.protect_graph_launches",
-    ),
-    _optional(
-        "polling-thread",
-        "the thread that polls for the end of a graph gets the lowest priority",
-        "0019",
-        "graphs of several CPU ranks",
-        "oneflow_fixes.spinning.SpinningThread",
-    ),
-    _optional(
-        "step-count",
-        "OneFlow's own count of steps, which no update reads, is taken out",
-        "0001",
-        "graphs",
-        "oneflow_fixes.job.variables.remove_step_count",
-    ),
-    _optional(
-        "idle-ops",
-        "operations that change nothing are taken out",
-        "0001",
-        "graphs",
-        "oneflow_fixes.job.idle_ops.remove_idle_ops",
-    ),
-    _optional(
-        "constants",
-        "constants are made by one operation each",
-        "0001",
-        "graphs",
-        "oneflow_fixes.job.constants.fold_constants",
-    ),
-    _optional(
-        "scaled-updates",
-        "updates clip and decay gradients, in place of operations for each parameter",
-        "0015",
-        "graphs on CPU with kernels",
-        "oneflow_fixes.job.updates.scale_in_updates",
-    ),
-    _optional(
-        "joined-updates",
-        "one operation updates many parameters",
-        "0015",
-        "graphs on CPU with kernels",
-        "oneflow_fixes.job.updates.join_updates",
-    ),
-    _optional(
-        "joined-gradients",
-        "ranks add up gradients in few messages",
-        "0019",
-        "graphs of several CPU ranks",
-        "oneflow_fixes.job.gradients.join_gradients",
-    ),
-    _needed(
-        "clip-norm",
-        "an exact norm of all gradients",
-        "0001",
-        "graphs",
-        "oneflow_fixes.job.clip_norm.make_clip_norm_exact",
-    ),
-    _needed(
-        "variable-copies",
-        "forward and backward read weights that no update changes meanwhile",
-        "0007",
-        "graphs",
-        "oneflow_fixes.job.variables.read_copies_of_variables",
-    ),
-    _needed(
-        "operations",
-        "functions whose gradient or device is wrong",
-        "0020",
-        "all tensors",
-        "oneflow_fixes.local_operations.repair_operations",
-    ),
-    _needed(
-        "global-operations",
-        "operations that OneFlow refuses or computes wrongly",
-        "0020",
-        "global tensors",
-        "oneflow_fixes.global_tensors.operations.repair_global_operations",
-    ),
-    _needed(
-        "buffers-in-place",
-        "the backward pass reads buffers as forward did",
-        "0012",
-        "eager mode",
-        "forward.in_place.values_kept",
-    ),
-    _needed(
-        "tracing", "what OneFlow's tracing leaves out or gets wrong", "0012", "graphs", "engine.graph.tracing.tracing"
-    ),
-)
+FIXES = tuple(_read_table())
 _BY_NAME = {fix.name: fix for fix in FIXES}
 
 

@@ -14,6 +14,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from libai.utils.atomic import read_json
 from libai.utils.errors import UserError
 
 LOCK_FILE = "run.lock"
@@ -41,7 +42,7 @@ class FolderLock:
                 break
             time.sleep(_TRY_SECONDS if attempt < _TRIES - 1 else 0.0)
         else:
-            raise FolderInUseError(describe_holder(folder, read_holder(folder)))
+            raise FolderInUseError(describe_holder(folder, read_json(folder / LOCK_FILE)))
         _held.add(self)
         if self._descriptor >= 0:
             text = json.dumps({"pid": os.getpid(), "host": os.uname().nodename})
@@ -77,20 +78,11 @@ def find_holder(folder: Path) -> dict[str, Any] | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
     except BlockingIOError:
-        return read_holder(folder)
+        return read_json(folder / LOCK_FILE)
     except OSError:
         return None
     finally:
         os.close(descriptor)
-
-
-def read_holder(folder: Path) -> dict[str, Any]:
-    """What the holder has written into the lock; `{}` when that cannot be read."""
-    try:
-        holder = json.loads((folder / LOCK_FILE).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return holder if isinstance(holder, dict) else {}
 
 
 def describe_holder(folder: Path, holder: dict[str, Any]) -> str:

@@ -14,24 +14,9 @@ from typing import Any, Literal, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
+from libai.config.settings import sections
 from libai.config.settings.coercion import OBJECTS, Bounds, Mismatch, coerce, expected
 from libai.config.settings.fields import LARGEST, key, lazy, section
-from libai.config.settings.sections import (
-    ActivationCheckpoint,
-    Amp,
-    AutoScaleLr,
-    Checkpointer,
-    ClipGrad,
-    Dist,
-    Ema,
-    Evaluation,
-    LoadWeight,
-    Lora,
-    Monitor,
-    Profiler,
-    Tensorboard,
-    ZeroOptimization,
-)
 
 
 @dataclass(frozen=True)
@@ -77,7 +62,7 @@ class Train:
     scheduler: Any = lazy(lambda: None, "Alias of `lr_scheduler`, for configs written for LiBai.")
 
     log_period: int | Literal["epoch"] = key(20, "Iterations between two log points, or `epoch`.", at_least=1)
-    load_weight: LoadWeight = section(LoadWeight)
+    load_weight: sections.LoadWeight = section(sections.LoadWeight)
     resume: bool | str = key(False, "Continue from the newest checkpoint in `output_dir`, or from this one.")
     on_exception: Literal["raise", "return"] = key(
         "raise",
@@ -113,25 +98,25 @@ class Train:
     )
     extra_hooks: list[Any] = lazy(list, "LazyCalls of hooks added to the default ones.")
 
-    clip_grad: ClipGrad = section(ClipGrad)
+    clip_grad: sections.ClipGrad = section(sections.ClipGrad)
     freeze: list[str] | None = key(None, "Regular expressions: parameters that one fits are not trained.")
     unfreeze: dict[str, Any] | None = key(
         None,
         "Regular expression -> after how many iterations (500) or epochs (`2 epochs`) the frozen parameters that it "
         "fits are trained.",
     )
-    lora: Lora = section(Lora)
-    ema: Ema = section(Ema)
-    monitor: Monitor = section(Monitor)
-    amp: Amp = section(Amp)
-    activation_checkpoint: ActivationCheckpoint = section(ActivationCheckpoint)
-    zero_optimization: ZeroOptimization = section(ZeroOptimization)
-    checkpointer: Checkpointer = section(Checkpointer)
-    evaluation: Evaluation = section(Evaluation)
-    profiler: Profiler = section(Profiler)
-    tensorboard: Tensorboard = section(Tensorboard)
-    auto_scale_lr: AutoScaleLr = section(AutoScaleLr)
-    dist: Dist = section(Dist)
+    lora: sections.Lora = section(sections.Lora)
+    ema: sections.Ema = section(sections.Ema)
+    monitor: sections.Monitor = section(sections.Monitor)
+    amp: sections.Amp = section(sections.Amp)
+    activation_checkpoint: sections.ActivationCheckpoint = section(sections.ActivationCheckpoint)
+    zero_optimization: sections.ZeroOptimization = section(sections.ZeroOptimization)
+    checkpointer: sections.Checkpointer = section(sections.Checkpointer)
+    evaluation: sections.Evaluation = section(sections.Evaluation)
+    profiler: sections.Profiler = section(sections.Profiler)
+    tensorboard: sections.Tensorboard = section(sections.Tensorboard)
+    auto_scale_lr: sections.AutoScaleLr = section(sections.AutoScaleLr)
+    dist: sections.Dist = section(sections.Dist)
 
 
 @dataclass(frozen=True)

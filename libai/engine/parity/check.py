@@ -84,11 +84,9 @@ def on_bench(
     *,
     num_iters: int = 10,
     bound: float = 1e-5,
-    build_lr_scheduler: Callable[[flow.optim.Optimizer], Any] | None = None,
     num_accumulation_steps: int = 1,
-    seed: int = 0,
     device: str = "auto",
-    **options: Any,
+    **training: Any,
 ) -> Found:
     """What `look` returns for the prepared runs and `bound`; the other arguments are those of `check_parity`."""
     _check_arguments(num_iters, bound, num_accumulation_steps)
@@ -99,12 +97,10 @@ def on_bench(
         build_model,
         micro_batches,
         build_optimizer,
-        build_lr_scheduler=build_lr_scheduler,
         num_iters=num_iters,
         num_accumulation_steps=num_accumulation_steps,
-        seed=seed,
         device=default_device(device),
-        options=options,
+        **training,
     )
     try:
         return look(bench, bound)

@@ -71,25 +71,27 @@ class Recorder:
         self.on_code: Callable[[str], None] = lambda name: None
         self._model = model
         self._parameter_names = [name for name, _ in model.named_parameters()]
-        self._start_iteration()
+        self.forget()
         for name, module in list(model.named_modules()):
             # containers have no forward, and the graph tells them apart by their classes
             if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
                 wrap_forward(module, partial(self.run, name))
 
-    def _start_iteration(self) -> None:
+    def forget(self) -> None:
+        """Forget what was recorded: another iteration begins, or the trace of a compiled step."""
         self._forwards: list[list[Event]] = []
         self._values: list[dict[str, flow.Tensor]] = []
         self._output_gradients: list[dict[str, flow.Tensor]] = []
         self._unused_scalars: dict[str, None] = {}
-        self._traced: list[dict[str, flow.Tensor]] = []
+        #: the tensors of each forward just traced and of its backward pass, to be returned by the graph
+        self.traced: list[dict[str, flow.Tensor]] = []
         self._stack: list[str] = []
 
     # ------------------------------------------------------------------ an eager iteration
 
     def start(self) -> None:
         """Record the eager forwards from here on; the parameters' gradients so far are not counted."""
-        self._start_iteration()
+        self.forget()
         self.is_on = True
         self._earlier = {n: None if p.grad is None else p.grad.clone() for n, p in self._model.named_parameters()}
         self._gradients: dict[str, np.ndarray] = {}
@@ -115,20 +117,12 @@ class Recorder:
 
     # ------------------------------------------------------------------ a compiled iteration
 
-    def start_trace(self) -> None:
-        """Forget what was recorded: the forwards that are traced from here on are those of one compiled step."""
-        self._start_iteration()
-
-    def take_traced(self) -> list[dict[str, flow.Tensor]]:
-        """The tensors of each forward just traced and of its backward pass, to be returned by the graph."""
-        return self._traced
-
     def graph_record(self, metrics: dict[str, list[flow.Tensor]], num_micro_batches: int) -> Record:
         """What the compiled step returned beside its own `metrics` in one iteration; takes it out of them.
 
         `metrics`: as in `StepResult`.
         """
-        in_turn = len(self._traced) > 1  # one micro-batch was traced behind the other
+        in_turn = len(self.traced) > 1  # one micro-batch was traced behind the other
         record = Record(events=self._forwards[0])
         shapes = {name: tuple(parameter.shape) for name, parameter in self._model.named_parameters()}
         for name in [name for name in metrics if name.startswith(_PREFIX)]:
@@ -175,11 +169,11 @@ class Recorder:
 
     def _enter_root(self, module: Any) -> None:
         if is_tracing():
-            self._traced.append({})
-            for name in self._parameter_names if len(self._traced) == 1 else ():
+            self.traced.append({})
+            for name in self._parameter_names if len(self.traced) == 1 else ():
                 parameter = _stand_in(module, name)
                 if parameter is not None and parameter.requires_grad:
-                    parameter.register_hook(_keeper(self._traced[0], f"{_PREFIX}gradient:{name}"))
+                    parameter.register_hook(_keeper(self.traced[0], f"{_PREFIX}gradient:{name}"))
         self._calls: dict[str, int] = {}
         self._forwards.append([])
         self._values.append({})
@@ -201,12 +195,12 @@ class Recorder:
         # a copy: operations in place may change the tensor afterwards
         copied = flow._C.identity(tensor.detach()) if is_tracing() else tensor.detach().clone()
         if is_tracing():
-            self._traced[-1][f"{_PREFIX}value:{key}"] = copied
+            self.traced[-1][f"{_PREFIX}value:{key}"] = copied
         else:
             self._values[-1][key] = copied
         if with_gradient and tensor.requires_grad:
             if is_tracing():
-                tensor.register_hook(_keeper(self._traced[-1], f"{_PREFIX}output_gradient:{key}"))
+                tensor.register_hook(_keeper(self.traced[-1], f"{_PREFIX}output_gradient:{key}"))
             else:
                 tensor.register_hook(_keeper(self._output_gradients[-1], key))
 
@@ -229,9 +223,9 @@ class RecordingGraphTrainer(GraphTrainer):
 
         class RecordingGraph(TrainGraph):
             def build(self, *args: Any, **kwargs: Any) -> Any:
-                recorder.start_trace()
+                recorder.forget()
                 losses, metrics, norm, buffers = TrainGraph.build(self, *args, **kwargs)
-                traced = recorder.take_traced()
+                traced = recorder.traced
                 if isinstance(metrics, dict):
                     return losses, {**metrics, **traced[0]}, norm, buffers
                 first, common = {**metrics[0], **traced[0]}, set(traced[0]).intersection(*traced)

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import hashlib
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,9 +67,10 @@ class ObservationFailed(Exception):
 class Bench:
     """Runs a training from the same initial bytes, again and again, in either mode.
 
-    Args: see `check_parity`. The first model that `build_model` gives supplies the initial weights of all runs. With a
-        `mesh` of several ranks every method is collective, `micro_batches` are those of this rank, and both modes
-        compute with global tensors. `begin` brings a new trainer to where its training begins, at `start_iter`.
+    Args: see `check_parity`; `options` are those of trainers. The first model that `build_model` gives supplies the
+        initial weights of all runs. With a `mesh` of several ranks every method is collective, `micro_batches` are
+        those of this rank, and both modes compute with global tensors. `begin` brings a new trainer to where its
+        training begins, at `start_iter`.
     """
 
     def __init__(
@@ -78,15 +79,15 @@ class Bench:
         micro_batches: Sequence[Any],
         build_optimizer: Callable[[nn.Module], flow.optim.Optimizer],
         *,
-        build_lr_scheduler: Callable[[flow.optim.Optimizer], Any] | None,
         num_iters: int,
         num_accumulation_steps: int,
-        seed: int,
         device: str,
-        options: Mapping[str, Any],
+        build_lr_scheduler: Callable[[flow.optim.Optimizer], Any] | None = None,
+        seed: int = 0,
         mesh: Mesh | None = None,
         begin: Callable[[ModelTrainer], None] = lambda trainer: None,
         start_iter: int = 0,
+        **options: Any,
     ):
         self._build_model = build_model
         self._build_optimizer = build_optimizer
@@ -96,7 +97,7 @@ class Bench:
         self.num_accumulation_steps = num_accumulation_steps
         self._seed = seed
         self._device = device
-        self.options = dict(options)
+        self.options = options
         self._mesh = mesh or Mesh(device=device)
         self._begin = begin
         self._start_iter = start_iter

@@ -22,7 +22,6 @@ from libai.engine.loop.hook_base import HookBase
 from libai.engine.loop.periods import Period
 from libai.engine.loop.trainer_base import TrainerBase
 from libai.engine.run.report import summary_of
-from libai.engine.run.run_folder import ReleaseFolderHook, RunFolderHook
 from libai.engine.setup import build
 from libai.engine.setup.freezing import unfreezing_iterations
 
@@ -80,8 +79,9 @@ def default_hooks(run: Run) -> list[HookBase | None]:
     peak = train.peak_tflops and train.peak_tflops * 1e12 * run.mesh.size
     run.timer = hooks.IterationTimer(run.plan.global_batch_size, peak)
     return [
-        RunFolderHook(run.begin),
-        ReleaseFolderHook(run.release_unless_training),
+        # the output folder: taken before any other hook does something, and left when all are done
+        hooks.CallbackHook(before_train=lambda trainer: run.begin(), priority=0),
+        hooks.CallbackHook(after_train=lambda trainer: run.release_unless_training(), priority=100),
         hooks.DeterminismHook() if train.deterministic else None,
         hooks.RandomStateHook(run.seed),
         run.timer,

@@ -5,17 +5,16 @@ Only names that a run of libai writes are touched. What else is in the folder is
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 from libai.checkpoint import iteration_of, list_checkpoints, recorded_run
 from libai.checkpoint.manifest import MANIFEST
+from libai.utils.atomic import read_json
 
 logger = logging.getLogger("libai.engine")
 RUN_FILE, ENV_FILE = "run.json", "env.json"
@@ -44,15 +43,6 @@ _IN_FOLDERS = {
     "errors": ("rank_[0-9]*.txt",),
     "profile": ("profile_rank[0-9]*",),
 }
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, `{}` when there is none that can be read."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def find_run(folder: Path) -> str | None:

@@ -246,10 +246,10 @@ def _culprit(trained: Any, batches: Batches, iteration: int) -> str:
             num_accumulation_steps=steps,
             seed=trained.seed,
             device=mesh.device,
-            options={name: getattr(live.options, name) for name in names},
             mesh=mesh,
             begin=lambda twin: _bring_to(live, twin),
             start_iter=live.completed_iters,
+            **{name: getattr(live.options, name) for name in names},
         )
         try:
             found = diagnose(bench, iteration, BOUND)

@@ -64,12 +64,7 @@ class Predictor:
             raise UserError(f"mode={mode!r}: a model predicts in {' or '.join(TRAINERS)} mode.")
         self.checkpoint = checkpoint.resolve(folder / "checkpoints" / which)
         dist = config.train.dist
-        self.mesh = Mesh.of_this_job(
-            default_device(config.train.device),
-            dist.data_parallel_size,
-            dist.tensor_parallel_size,
-            dist.pipeline_parallel_size,
-        )
+        self.mesh = build.build_mesh(config, default_device(config.train.device))
         seed_everything(config.train.seed or 0)
         self.model = build.build_model(config)
         checkpoint.load_weights(self.checkpoint, self.model)

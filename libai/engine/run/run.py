@@ -41,7 +41,7 @@ from libai.forward.contract import as_batch_dict
 from libai.launch.startup import StartupTimes
 from libai.launch.stop import STOP, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
 from libai.layers.lora import ADAPTER
-from libai.parallel import Mesh, ParallelPlan, time_blocks
+from libai.parallel import ParallelPlan, time_blocks
 from libai.utils.distributed import barrier, default_device, get_world_size, is_main_process
 from libai.utils.errors import OutputLostError, UserError
 from libai.utils.rank_notes import phase
@@ -83,10 +83,8 @@ class Run:
         self.config = config = resolve_mesh(config)
         device = default_device(config.train.device)
         mode, self.mode_reason = modes.first_mode(config, device)
-        dist, load_weight = config.train.dist, config.train.load_weight
-        self.mesh = Mesh.of_this_job(
-            device, dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size
-        )
+        load_weight = config.train.load_weight
+        self.mesh = build.build_mesh(config, device)
         self.output_dir = Path(config.train.output_dir)
         self.folder = RunFolder(self.output_dir, config.train.resume if resume is None else resume, reset)
         resumed = self.folder.checkpoint

@@ -22,10 +22,9 @@ from typing import Any
 from libai import checkpoint
 from libai.checkpoint.durable import remove_leftovers
 from libai.checkpoint.manifest import STATE
-from libai.engine.loop.hook_base import HookBase
-from libai.engine.run.earlier_runs import ENV_FILE, RUN_FILE, find_run, move_aside, move_newer_aside, read_json
+from libai.engine.run.earlier_runs import ENV_FILE, RUN_FILE, find_run, move_aside, move_newer_aside
 from libai.engine.trainer import checkpointer
-from libai.utils.atomic import atomic_write_text
+from libai.utils.atomic import atomic_write_text, read_json
 from libai.utils.distributed import barrier, broadcast_object, get_rank, is_main_process
 from libai.utils.errors import OutputLostError, UserError
 from libai.utils.folder_lock import FolderInUseError, FolderLock, describe_holder, find_holder
@@ -213,32 +212,6 @@ class RunFolder:
             "checkpoints and metrics have nowhere to go. The run ends here and writes nothing more. What it had "
             "saved is where the folder is now; with train.output_dir set to that, --resume continues."
         )
-
-
-class RunFolderHook(HookBase):
-    """Takes the output folder before any other hook does something."""
-
-    priority = 0
-
-    def __init__(self, begin: Callable[[], None]):
-        self._begin = begin
-
-    def before_train(self) -> None:
-        """See `RunFolder.begin`."""
-        self._begin()
-
-
-class ReleaseFolderHook(HookBase):
-    """Lets other jobs have the output folder after all other hooks are done."""
-
-    priority = 100
-
-    def __init__(self, release: Callable[[], None]):
-        self._release = release
-
-    def after_train(self) -> None:
-        """See `RunFolder.release`."""
-        self._release()
 
 
 # ---------------------------------------------------------------------- checkpoints of a run

@@ -51,6 +51,12 @@ def _instantiate_with(section: Any, **facts: Any) -> Any:
     return instantiate(section, **fill_unset(section, **facts))
 
 
+def build_mesh(run: Any, device: str) -> Mesh:
+    """The mesh of this job's ranks that `train.dist` asks for."""
+    dist = run.train.dist
+    return Mesh.of_this_job(device, dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size)
+
+
 def build_model(run: Any) -> flow.nn.Module:
     """The user's module, in training mode, after its own `init_weights()` where it has that.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from libai.utils.atomic import read_json
 from libai.utils.errors import UserError
 
 #: tag -> iterations and values
@@ -55,7 +56,7 @@ def read_record(run: Path) -> Record:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from None
     curves = read_curves(run) if (run / "metrics.jsonl").is_file() else {}
-    return Record(run, settings, _facts(_json(run / "env.json")), curves, _json(run / "summary.json"))
+    return Record(run, settings, _facts(read_json(run / "env.json")), curves, read_json(run / "summary.json"))
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -131,11 +132,3 @@ def _facts(environment: dict[str, Any]) -> dict[str, Any]:
         if value is not None:
             found[name] = value
     return found
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not written yet, or being written
-        return {}
-    return found if isinstance(found, dict) else {}

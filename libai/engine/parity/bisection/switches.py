@@ -22,6 +22,7 @@ from libai.native.kernels import VARIABLE as KERNELS
 from libai.native.kernels import kernels_in_use
 from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow
 from libai.oneflow_fixes import launch_race
+from libai.oneflow_fixes.fixes import FIXES
 from libai.oneflow_fixes.job import variables as graph_variables
 from libai.oneflow_fixes.openblas import VARIABLE as OPENBLAS
 from libai.oneflow_fixes.openblas import openblas_in_use
@@ -54,16 +55,15 @@ class Switch:
         return f"{self.kind} {self.name} {state} ({self.where}). {self.advice}"
 
 
-#: what a completed job goes through: the name by which `libai.engine.graph.graphs` calls it → its file
+#: what a completed job goes through: the name by which `libai.engine.graph.graphs` calls it → its file and what it does
 PASSES: Mapping[str, str] = {
-    "make_clip_norm_exact": "libai/oneflow_fixes/job/clip_norm.py: one gradient norm over all groups",
-    "read_copies_of_variables": "libai/oneflow_fixes/job/variables.py: copies of weights for the model, decision 0007",
     "decay_in_updates": "libai/oneflow_fixes/job/updates.py: updates add the decay of SGD and Adam to gradients",
-    "scale_in_updates": "libai/oneflow_fixes/job/updates.py: updates multiply gradients by the clip coefficient",
-    "join_updates": "libai/oneflow_fixes/job/updates.py: one operation updates many parameters",
-    "remove_step_count": "libai/oneflow_fixes/job/variables.py: takes out OneFlow's own step count",
-    "remove_idle_ops": "libai/oneflow_fixes/job/idle_ops.py: takes out operations that hand on what they get",
-    "fold_constants": "libai/oneflow_fixes/job/constants.py: computes constants once",
+    **{
+        name: f"{module.replace('.', '/')}.py: {fix.why}, decision {fix.decision}"
+        for fix in FIXES
+        for module, _, name in [fix.apply.rpartition(".")]
+        if hasattr(graphs, name) and "ranks" not in fix.applies_to and module.startswith("libai.oneflow_fixes.job.")
+    },
 }
 #: fields of OneFlow's configurations that are no options: nn.Graph and the optimizer fill them in every graph
 _NO_OPTIONS = ("job_name", "train_conf", "predict_conf", "optimizer_conf", "num_gradient_accumulation_steps")

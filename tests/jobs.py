@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from libai.launch.runtime import RENDEZVOUS_VARIABLES
+from libai.launch.request import find_free_port
+from libai.utils.rank_notes import RENDEZVOUS_VARIABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN_NET = str(ROOT / "tools" / "train_net.py")
@@ -83,6 +84,21 @@ def train_net(config: str | Path, *arguments: str, **options: Any) -> Finished:
 def train_sh(config: str | Path, processes: int, *arguments: str, file: str = TRAIN_NET, **options: Any) -> Finished:
     """`bash tools/train.sh FILE CONFIG PROCS …`."""
     return run(["bash", TRAIN_SH, file, str(config), str(processes), *arguments], **options)
+
+
+def rank_command(script: str | Path, processes: int) -> list[str]:
+    """The words that start a script on so many ranks, by OneFlow's own launcher at a free port."""
+    launcher = ["-m", "oneflow.distributed.launch", "--nproc_per_node", str(processes)]
+    launcher += ["--master_port", str(find_free_port())]
+    return [sys.executable, *(launcher if processes > 1 else []), str(script)]
+
+
+def run_ranks(script: str | Path, processes: int, *arguments: str | Path, **options: Any) -> Finished:
+    """Run a script on so many ranks; a failure of it is one of the test."""
+    command = [*rank_command(script, processes), *map(str, arguments)]
+    finished = run(command, **{"PYTHONPATH": str(ROOT), **options})
+    assert finished.returncode == 0, finished
+    return finished
 
 
 def read_metrics(output_dir: str | Path) -> list[dict[str, float]]:

@@ -23,7 +23,7 @@ from libai.checkpoint.manifest import MANIFEST, STATE, Manifest, TensorRecord, c
 from libai.checkpoint.safetensors_format import build_header, raw_bytes, to_raw
 from libai.checkpoint.shards import Shard, cut_shards
 from libai.checkpoint.strict_json import dump_json
-from libai.utils.distributed import broadcast_object, is_main_process
+from libai.utils.distributed import is_main_process, result_of_rank_0
 from libai.utils.sizes import format_bytes
 
 T = TypeVar("T")
@@ -63,20 +63,16 @@ def save(
 def on_rank_0(work: Callable[[], T]) -> T | None:
     """Run `work` on rank 0; its result there, None elsewhere. What it raises rises on every rank: the other ranks get
     a `CheckpointError`, or a `CheckpointWriteError` when it was no mistake in the arguments. Collective."""
-    result: T | None = None
-    failure: Exception | None = None
-    if is_main_process():
+    results: list[T] = []
+
+    def keep() -> None:
         try:
-            result = work()
+            results.append(work())
         except MemoryError as error:
-            failure = memory_error(error)
-        except Exception as error:  # the other ranks wait for the broadcast below
-            failure = error
-    is_mistake = isinstance(failure, CheckpointError) and not isinstance(failure, CheckpointWriteError)
-    told = broadcast_object(None if failure is None else [is_mistake, str(failure) or type(failure).__name__])
-    if told is not None:
-        raise failure or (CheckpointError if told[0] else CheckpointWriteError)(told[1])
-    return result
+            raise memory_error(error) from error
+
+    result_of_rank_0(keep, CheckpointError, CheckpointWriteError)
+    return results[0] if results else None
 
 
 def memory_error(error: BaseException) -> CheckpointWriteError:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 
 from libai.utils import gpu
-from libai.utils.errors import UserError
+from libai.utils.errors import EXIT_USER_MISTAKE, UserError
 
 logger = logging.getLogger("libai.utils")
 
@@ -180,6 +181,28 @@ def broadcast_object(obj: Any, src: int = 0) -> Any:
     tensor = flow.tensor(payload)
     flow.comm.broadcast(tensor, src)
     return _decode(tensor.numpy().tobytes())
+
+
+def result_of_rank_0(
+    work: Callable[[], Any], mistake: type[Exception] = UserError, failed: type[Exception] = RuntimeError
+) -> Any:
+    """What `work` returns on rank 0, a JSON value, on every rank. Collective.
+
+    What it raises rises on every rank: on the others as `mistake` where it is one of the user's, by its exit code, else
+    as `failed`.
+    """
+    result, error = None, None
+    if is_main_process():
+        try:
+            result = work()
+        except Exception as raised:  # the others wait for the broadcast
+            error = raised
+    is_mistake = getattr(error, "exit_code", None) == EXIT_USER_MISTAKE
+    text = None if error is None else str(error) or type(error).__name__
+    result, text, is_mistake = broadcast_object([result, text, is_mistake])
+    if text is not None:
+        raise error or (mistake if is_mistake else failed)(text)
+    return result
 
 
 def gather_objects(obj: Any) -> list[Any]:

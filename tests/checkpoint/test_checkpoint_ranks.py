@@ -1,12 +1,8 @@
 """Two real ranks: every layout is gathered to the logical tensors and set back; failures reach both ranks alike."""
 
-import os
-import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
+import jobs
 import numpy as np
 import pytest
 
@@ -84,44 +80,12 @@ except BaseException:
 """
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _launch(job: Path, root: Path) -> str:
-    """Run `job` on two ranks and return what they printed."""
-    launcher = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", "2"]
-    command = [*launcher, "--master_port", str(_free_port()), str(job), str(root)]
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONUNBUFFERED": "1"}
-    # a session of its own, so that the whole job can be ended: the launcher leaves orphans behind otherwise
-    with subprocess.Popen(
-        command,
-        env=environment,
-        cwd=job.parent,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=100)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            pytest.fail(f"two ranks did not end within 100 s:\n{output[-3000:]}")
-    assert process.returncode == 0, output[-5000:]
-    return output
-
-
 @pytest.mark.launch
 def test_two_ranks_save_logical_tensors_and_agree_on_failures(tmp_path):
     job = tmp_path / "job.py"
     job.write_text(_JOB)
     root = tmp_path / "root"
-    output = _launch(job, root)
+    output = jobs.run_ranks(job, 2, root, cwd=tmp_path, timeout=100, PYTHONUNBUFFERED="1").stdout
     expected = np.arange(64, dtype=np.float32).reshape(8, 8)
     assert [checkpoint.iteration_of(path.name) for path in checkpoint.list_checkpoints(root)] == [1, 2, 3, 5]
     for path in checkpoint.list_checkpoints(root):

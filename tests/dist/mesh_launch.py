@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +18,7 @@ LIMIT = {1: 240, 2: 900, 4: 600, 8: 600}
 
 def launch(script: str, processes: int, folder: Path, *arguments: str) -> dict[str, Any]:
     """Run a script of this folder on that many ranks and return the JSON that it wrote."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    launcher = ["-m", "oneflow.distributed.launch", "--nproc_per_node", str(processes), "--master_port", port]
-    command = [sys.executable, *(launcher if processes > 1 else []), str(HERE / script), *arguments]
-    finished = jobs.run(command, cwd=folder, timeout=LIMIT[processes])
-    assert finished.returncode == 0, finished
+    jobs.run_ranks(HERE / script, processes, *arguments, cwd=folder, timeout=LIMIT[processes])
     return json.loads(Path(next(a for a in arguments if a.endswith(".json"))).read_text())
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import sys
 from pathlib import Path
 
 import coupled_models as cm
@@ -22,12 +20,7 @@ pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(LIMIT + 
 def rows(tmp_path_factory):
     """What the ranks of one job measured."""
     folder = tmp_path_factory.mktemp("scope")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", "2", "--master_port", port]
-    finished = jobs.run([*command, str(SCRIPT), str(folder / "rows.json")], cwd=folder, timeout=LIMIT)
-    assert finished.returncode == 0, finished
+    jobs.run_ranks(SCRIPT, 2, folder / "rows.json", cwd=folder, timeout=LIMIT)
     return json.loads((folder / "rows.json").read_text())
 
 

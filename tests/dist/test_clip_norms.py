@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import sys
 
 import clip_norm_ranks
 import jobs
@@ -15,12 +13,7 @@ import pytest
 @pytest.mark.launch
 @pytest.mark.timeout(300)
 def test_ranks_clip_as_one_process(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", "2", "--master_port", str(port)]
-    finished = jobs.run([*command, clip_norm_ranks.__file__, str(tmp_path / "found.json")], cwd=tmp_path, timeout=280)
-    assert finished.returncode == 0, finished
+    jobs.run_ranks(clip_norm_ranks.__file__, 2, tmp_path / "found.json", cwd=tmp_path, timeout=280)
     rows = json.loads((tmp_path / "found.json").read_text())
     assert len(rows) == 24
     expected = {str(norm): clip_norm_ranks.train("eager", norm) for norm in clip_norm_ranks.NORMS}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import sys
 from pathlib import Path
 
 import jobs
@@ -48,10 +46,5 @@ def test_dtypes_that_cannot_be_added_up_are_refused():
 
 @pytest.mark.launch
 def test_two_ranks_agree_on_odd_models(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", "2", "--master_port", str(port)]
-    finished = jobs.run([*command, str(SCRIPT)], cwd=tmp_path, timeout=150)
-    assert finished.returncode == 0, finished
+    finished = jobs.run_ranks(SCRIPT, 2, cwd=tmp_path, timeout=150)
     assert finished.stdout.count("all checks passed") == 2, finished

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import sys
 from pathlib import Path
 
 import jobs
@@ -18,13 +16,7 @@ SCRIPT = Path(__file__).parent / "forward_state_ranks.py"
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", "2"]
-    command += ["--master_port", str(port), str(SCRIPT), str(folder / "rows.json")]
-    finished = jobs.run(command, cwd=folder, timeout=600)
-    assert finished.returncode == 0, finished
+    jobs.run_ranks(SCRIPT, 2, folder / "rows.json", cwd=folder, timeout=600)
     return json.loads((folder / "rows.json").read_text())
 
 

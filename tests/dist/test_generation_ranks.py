@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import socket
-import sys
 from pathlib import Path
 
 import jobs
@@ -18,12 +16,7 @@ SCRIPT = Path(__file__).parent / "generation_ranks.py"
 def generated(folder: Path, processes: int) -> list[dict[str, list[list[int]]]]:
     """What each rank has."""
     folder.mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", str(processes)]
-    finished = jobs.run([*command, "--master_port", str(port), str(SCRIPT), str(folder)], cwd=folder, timeout=180)
-    assert finished.returncode == 0, finished
+    jobs.run_ranks(SCRIPT, processes, folder, cwd=folder, timeout=180)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import sys
 from pathlib import Path
 
 import jobs
@@ -19,12 +17,7 @@ SCRIPT = Path(__file__).with_name("parity_start_ranks.py")
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", "2", "--master_port", port]
-    finished = jobs.run([*command, str(SCRIPT), str(folder)], cwd=folder, timeout=LIMIT)
-    assert finished.returncode == 0, finished
+    jobs.run_ranks(SCRIPT, 2, folder, cwd=folder, timeout=LIMIT)
     return json.loads((folder / "rows.json").read_text())
 
 

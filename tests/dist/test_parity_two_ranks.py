@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import sys
 from pathlib import Path
 
 import jobs
@@ -13,18 +11,13 @@ import pytest
 # about a minute on two idle cores; the limit is for machines that do other work as well
 pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(660)]
 SCRIPT = Path(__file__).parents[1] / "parity" / "parity_ranks.py"
-LAUNCH = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", "2", "--master_port"]
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> list[dict]:
     """What the two ranks measured."""
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    finished = jobs.run([*LAUNCH, str(port), str(SCRIPT), str(folder / "rows.json")], cwd=folder, timeout=600)
-    assert finished.returncode == 0, finished
+    jobs.run_ranks(SCRIPT, 2, folder / "rows.json", cwd=folder, timeout=600)
     return json.loads((folder / "rows.json").read_text())
 
 

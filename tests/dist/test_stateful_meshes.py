@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import sys
 from pathlib import Path
 
 import jobs
@@ -19,13 +17,7 @@ pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(960)]
 
 def launched(folder: Path, ranks: int) -> dict:
     """What a job of `ranks` ranks has measured."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", str(ranks)]
-    command += ["--master_port", port, str(SCRIPT), str(folder / "rows.json"), str(folder)]
-    finished = jobs.run(command, cwd=folder, timeout=900)
-    assert finished.returncode == 0, finished
+    jobs.run_ranks(SCRIPT, ranks, folder / "rows.json", folder, cwd=folder, timeout=900)
     return json.loads((folder / "rows.json").read_text())
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import sys
 from pathlib import Path
 
 import jobs
@@ -17,13 +15,7 @@ SCRIPT = Path(__file__).parent / "zero_ranks.py"
 
 def launch(folder: Path, processes: int, *prefixes: str) -> dict:
     """What the ranks measured."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", str(processes)]
-    command += ["--master_port", str(port), str(SCRIPT), str(folder / "rows.json"), *prefixes]
-    finished = jobs.run(command, cwd=folder, timeout=600)
-    assert finished.returncode == 0, finished
+    jobs.run_ranks(SCRIPT, processes, folder / "rows.json", *prefixes, cwd=folder, timeout=600)
     return json.loads((folder / "rows.json").read_text())
 
 

@@ -1,11 +1,8 @@
 """Dropout and DropPath: rates, gradients, equality of the modes, of accumulation, and of one and two processes."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
+import jobs
 import numpy as np
 import oneflow as flow
 import pytest
@@ -174,16 +171,7 @@ def test_plain_use_draws_a_new_mask_each_time():
 @pytest.mark.launch
 def test_two_processes_draw_the_masks_of_one(tmp_path):
     script = Path(__file__).parent / "draw_on_two_ranks.py"
-    launch = ["-m", "oneflow.distributed.launch", "--nproc_per_node", "2", "--master_port", str(_free_port())]
-    environment = {**os.environ, "PYTHONPATH": str(script.parents[2])}
-    done = subprocess.run(
-        [sys.executable, *launch, str(script), str(tmp_path)],
-        capture_output=True,
-        timeout=120,
-        cwd=tmp_path,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr[-2000:].decode(errors="replace")
+    jobs.run_ranks(script, 2, tmp_path, cwd=tmp_path, timeout=120)
     expected = run_eagerly(make_drops(), flow.tensor(numbers()))
     for way in ("local", "global", "graph"):
         assert (np.load(tmp_path / f"{way}.npy") == expected).all(), way
@@ -193,9 +181,3 @@ def test_two_processes_draw_the_masks_of_one(tmp_path):
     expected = run_eagerly(make_drops()[0], flow.tensor(numbers()))
     for way in ("split1", "split2", "split2-graph"):
         assert (np.load(tmp_path / f"{way}.npy") == expected).all(), way
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

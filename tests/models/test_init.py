@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
+import jobs
 import numpy as np
 import oneflow as flow
 import pytest
@@ -91,19 +88,7 @@ print(f"rank {flow.env.get_rank()} {zlib.crc32(weights)}.", flush=True)
 def test_every_process_of_a_job_builds_the_same_weights(tmp_path: Path) -> None:
     script = tmp_path / "digest.py"
     script.write_text(PRINT_DIGEST)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launcher = ["-m", "oneflow.distributed.launch", "--nproc_per_node", "2", "--master_port", str(port)]
-    root = str(Path(__file__).resolve().parents[2])
-    job = subprocess.run(
-        [sys.executable, *launcher, str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    job = jobs.run_ranks(script, 2, cwd=tmp_path, timeout=120)
     flow.manual_seed(7)
     weights = b"".join(p.numpy().tobytes() for p in GPT(17, 8, 12, 2, 3).parameters())
     digests = dict(re.findall(r"rank (\d) (\d+)\.", job.stdout))

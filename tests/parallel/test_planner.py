@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-import socket
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -269,18 +267,8 @@ def test_what_is_no_size_is_refused(text):
 @pytest.mark.timeout(330)
 @pytest.mark.parametrize("world", [2, 4])
 def test_weights_and_state_on_every_rank_are_exactly_the_estimate(world, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launch = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", str(world), "--master_port"]
     script = Path(__file__).parent / "memory_ranks.py"
-    finished = jobs.run(
-        [*launch, str(port), str(script), str(tmp_path / "rows.json")],
-        cwd=tmp_path,
-        timeout=300,
-        PYTHONPATH=str(jobs.ROOT),
-    )
-    assert finished.returncode == 0, finished
+    jobs.run_ranks(script, world, tmp_path / "rows.json", cwd=tmp_path, timeout=300)
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert len(rows) == (6 if world == 2 else 8)
     for row in rows:

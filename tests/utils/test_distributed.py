@@ -1,10 +1,10 @@
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import jobs
 import numpy as np
 import pytest
 
@@ -163,24 +163,7 @@ def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     program = folder / "program.py"
     program.write_text(PROGRAM)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", "2", "--master_port", str(port)]
-    job = subprocess.Popen(
-        [*command, str(program), str(folder)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-        start_new_session=True,  # its launcher kills its children only as the leader of a process group
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        output, _ = job.communicate(timeout=120)
-    except subprocess.TimeoutExpired:
-        os.killpg(job.pid, 9)
-        raise
-    assert job.returncode == 0, output.decode(errors="replace")
+    jobs.run_ranks(program, 2, folder, cwd=folder, timeout=120)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 

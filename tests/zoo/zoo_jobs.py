@@ -6,9 +6,7 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,8 +35,7 @@ def _run_job(cells: list[str], ranks: int, folder: Path) -> dict[str, dict[str, 
     result, listed = folder / "rows.jsonl", folder / "cells.txt"
     result.unlink(missing_ok=True)
     listed.write_text("\n".join(cells), encoding="utf-8")
-    launcher = ["-m", "oneflow.distributed.launch", "--nproc_per_node", str(ranks), "--master_port", _free_port()]
-    command = [sys.executable, *(launcher if ranks > 1 else []), str(HERE / "zoo_ranks.py"), str(result), str(listed)]
+    command = [*jobs.rank_command(HERE / "zoo_ranks.py", ranks), str(result), str(listed)]
     with open(folder / "said.txt", "w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(
             command, cwd=folder, env=jobs.clean_environment(), stdout=output, stderr=output, start_new_session=True
@@ -69,9 +66,3 @@ def _ends_by_itself(process: subprocess.Popen, result: Path) -> bool:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # ranks that outlive an aborted one
     return True
-
-
-def _free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])

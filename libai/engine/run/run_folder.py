@@ -25,7 +25,7 @@ from libai.checkpoint.manifest import STATE
 from libai.engine.run.earlier_runs import ENV_FILE, RUN_FILE, find_run, move_aside, move_newer_aside
 from libai.engine.trainer import checkpointer
 from libai.utils.atomic import atomic_write_text, read_json
-from libai.utils.distributed import barrier, broadcast_object, get_rank, is_main_process
+from libai.utils.distributed import barrier, get_rank, result_of_rank_0
 from libai.utils.errors import OutputLostError, UserError
 from libai.utils.folder_lock import FolderInUseError, FolderLock, describe_holder, find_holder
 from libai.utils.logging import open_log_files
@@ -67,7 +67,7 @@ class RunFolder:
         self.root = path / "checkpoints"
         self.texts: dict[str, str] = {}
         _check_reset(reset, bool(resume))
-        found = _on_rank_0(lambda: self._identify(resume))
+        found = result_of_rank_0(lambda: self._identify(resume))
         self.run_id: str = found["run_id"]
         self.checkpoint = self.root / found["checkpoint"] if found["checkpoint"] else None
         self._continues: bool = found["continues"]
@@ -125,7 +125,7 @@ class RunFolder:
         """
         if self._is_held:
             return
-        _on_rank_0(lambda: self._take(contents))
+        result_of_rank_0(lambda: self._take(contents))
         self._is_held = True
         if not self._has_begun:
             self._has_begun = True
@@ -320,22 +320,6 @@ def _seed_of(folder: Path) -> int | None:
 
 
 # ---------------------------------------------------------------------- small things
-
-
-def _on_rank_0(work: Callable[[], Any]) -> Any:
-    """`work()` of rank 0 on every rank; a `UserError` of it rises everywhere. Collective."""
-    answer: dict[str, Any] = {}
-    failure: Exception | None = None
-    if is_main_process():
-        try:
-            answer = {"result": work()}
-        except Exception as error:  # the others wait for the broadcast
-            failure = error
-            answer = {"error": str(error), "is_mistake": isinstance(error, UserError)}
-    answer = broadcast_object(answer)
-    if "error" in answer:
-        raise failure or (UserError if answer["is_mistake"] else RuntimeError)(answer["error"])
-    return answer["result"]
 
 
 def _unwritable(path: Path, error: OSError) -> UserError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from libai import __version__
 from libai.utils.atomic import point_link
-from libai.utils.distributed import broadcast_object, get_world_size, is_main_process
+from libai.utils.distributed import get_world_size, is_main_process, result_of_rank_0
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import phase
 
@@ -371,20 +371,17 @@ def find_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> 
     """
     from libai import checkpoint
 
-    found: dict[str, str | None] = {}
-    if is_main_process():
+    def look() -> str | None:
         try:
             path, skipped = checkpoint.find_latest(root, among=among)
         except (OSError, UserError) as error:
-            found = {"error": f"checkpoints in {root} cannot be read: {error}"}
-        else:
-            for bad, reason in skipped:
-                logger.warning("skipped the damaged checkpoint %s: %s", bad, reason)
-            found = {"name": None if path is None else path.name}
-    found = broadcast_object(found)
-    if "error" in found:
-        raise checkpoint.CheckpointError(found["error"])
-    return root / found["name"] if found["name"] else None
+            raise checkpoint.CheckpointError(f"checkpoints in {root} cannot be read: {error}") from None
+        for bad, reason in skipped:
+            logger.warning("skipped the damaged checkpoint %s: %s", bad, reason)
+        return None if path is None else path.name
+
+    name = result_of_rank_0(look, checkpoint.CheckpointError)
+    return root / name if name else None
 
 
 def _require_run(saved: Checkpoint) -> None:

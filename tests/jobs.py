@@ -106,6 +106,11 @@ def read_metrics(output_dir: str | Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (Path(output_dir) / "metrics.jsonl").read_text().splitlines()]
 
 
+def read_curve(output_dir: str | Path) -> list[dict[str, float]]:
+    """`read_metrics` without what differs between any two runs: times and speeds."""
+    return [{tag: v for tag, v in row.items() if not tag.startswith("perf/")} for row in read_metrics(output_dir)]
+
+
 def read_column(output_dir: str | Path, tag: str = "train/loss") -> dict[int, float]:
     """Iteration → value of `tag` in a run's `metrics.jsonl`."""
     return {int(row["iter"]): row[tag] for row in read_metrics(output_dir) if tag in row}

@@ -4,6 +4,7 @@ import math
 import pytest
 
 from libai.config import defaults, schema
+from libai.config.settings import sections
 from libai.config.settings.coercion import Bounds
 
 
@@ -16,7 +17,7 @@ def test_every_key_has_a_doc_and_a_default_that_fits():
 def test_every_section_is_frozen_and_documented():
     with pytest.raises(dataclasses.FrozenInstanceError):
         schema.Train().train_iter = 3
-    assert schema.Dist.__doc__
+    assert sections.Dist.__doc__
 
 
 def test_defaults_are_fresh_each_time():
@@ -26,7 +27,7 @@ def test_defaults_are_fresh_each_time():
 
 
 def test_find_tells_settings_sections_and_nothing_apart():
-    assert schema.find("train.amp") is schema.Amp
+    assert schema.find("train.amp") is sections.Amp
     setting = schema.find("train.tensorboard.enabled")
     assert isinstance(setting, schema.Key) and setting.kind is bool
     assert schema.find("train.amp.enable") is None

@@ -64,3 +64,8 @@ def train(output_dir: Any, mode: str, *overrides: str, resume: bool = False) -> 
     run = make_run(output_dir, mode, *overrides, resume=resume)
     run.train()
     return run
+
+
+def weights(run) -> dict[str, np.ndarray]:
+    """Copies of a run's parameters and buffers by name."""
+    return {name: tensor.numpy().copy() for name, tensor in run.model.state_dict().items()}

@@ -8,6 +8,7 @@ import contract_runs
 import jobs
 import numpy as np
 import pytest
+from contract_runs import weights
 
 from libai import checkpoint
 from libai.engine import hooks
@@ -20,10 +21,6 @@ WILD = (
     "train.evaluation.eval_metric=-val/loss",
     "train.checkpointer.period=100",
 )
-
-
-def weights(run):
-    return {name: tensor.numpy().copy() for name, tensor in run.model.state_dict().items()}
 
 
 def same(first, second):
@@ -133,7 +130,8 @@ def test_links_lead_to_the_last_and_the_best_checkpoint(mode, tmp_path):
 
     again = contract_runs.make_run(tmp_path, mode, f"train.load_weight={tmp_path}/best", "train.train_iter=1")
     assert same(
-        {name: np.asarray(t) for name, t in checkpoint.load(result.best_path).tensors["model"].items()}, weights(again)
+        {name: np.asarray(t) for name, t in checkpoint.load(result.best_path).tensors["model"].items()},
+        weights(again),
     )
     again.train()  # the earlier run is moved aside, with its links; this one has no metric
     assert (tmp_path / "last").resolve().name == "iter_0000001" and not (tmp_path / "best").is_symlink()

@@ -10,6 +10,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from contract_runs import weights
 
 from libai import checkpoint
 from libai.checkpoint import CheckpointError
@@ -21,10 +22,6 @@ FEW = (
     "train.evaluation.enabled=false",
     "graph.check_first_step=false",
 )
-
-
-def weights(run):
-    return {name: tensor.numpy().copy() for name, tensor in run.model.state_dict().items()}
 
 
 class Prefixed(flow.nn.Module):

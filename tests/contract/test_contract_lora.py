@@ -6,6 +6,7 @@ import contract_runs
 import numpy as np
 import oneflow as flow
 import pytest
+from contract_runs import weights
 
 from libai.checkpoint import CheckpointError
 from libai.engine.hooks import CallbackHook
@@ -14,10 +15,6 @@ from libai.utils.errors import UserError
 
 LORA = ("train.lora={patterns: ['a'], rank: 2, alpha: 4, dropout: 0.1, also_train: ['^b\\.bias$']}", "optim.lr=0.1")
 SHORT = ("train.evaluation.enabled=false", "graph.check_first_step=false")
-
-
-def weights(run):
-    return {name: tensor.numpy().copy() for name, tensor in run.model.state_dict().items()}
 
 
 def losses(run):

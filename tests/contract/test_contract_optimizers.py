@@ -8,6 +8,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from contract_runs import weights
 
 from libai.config import LazyCall, LazyConfig, validate
 from libai.engine import DefaultTrainer, EagerTrainer, GraphTrainer, default_setup
@@ -34,10 +35,6 @@ def make_run(output_dir, mode, *overrides, resume=False, **sections):
     config = contract_runs.make_config(output_dir, mode)
     config.update({"optim": several(), **sections})
     return DefaultTrainer(default_setup(validate(LazyConfig.apply_overrides(config, overrides))), resume=resume)
-
-
-def weights(run):
-    return {name: value.numpy() for name, value in run.model.state_dict().items()}
 
 
 def plain_loop(num_iters, max_norm=None):

@@ -11,15 +11,12 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from contract_runs import weights
 
 from libai.config import LazyConfig
 from libai.engine import HookBase, NonFiniteLoss, Run, hooks
 from libai.engine.setup.support import OPTIONS, YES, check_supported
 from libai.utils.errors import UserError
-
-
-def weights(run):
-    return {name: tensor.numpy().copy() for name, tensor in run.model.state_dict().items()}
 
 
 def other(mode):

@@ -17,10 +17,6 @@ def do(statement, once=""):
     return f"train.extra_hooks=[{{_target_: user_models.Does, rank: 1, statement: '{statement}', once: '{once}'}}]"
 
 
-def curve(folder):
-    return [{tag: v for tag, v in row.items() if not tag.startswith("perf/")} for row in jobs.read_metrics(folder)]
-
-
 LEFT = ("os._exit(0)", "it left after iteration 3 with exit code 0 before its work was done")
 CALLED = ("sys.exit(0)", "sys.exit(0) was called at <string>:1 while training: the run was not over")
 
@@ -71,4 +67,4 @@ def test_after_a_killed_rank_the_job_goes_on_to_the_same_curve(folder):
     said = [line for line in done.stderr.splitlines() if line.startswith("launch:")]
     assert "rank 1 failed first: killed by SIGKILL (out of memory?)" in said[0], done
     assert said[1] == "launch: starting again from iter_0000002; 0 restarts left.", done
-    assert curve(folder / "again") == curve(folder / "whole")
+    assert jobs.read_curve(folder / "again") == jobs.read_curve(folder / "whole")

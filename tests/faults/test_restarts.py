@@ -24,10 +24,6 @@ def launch_lines(done):
     return [line for line in done.stderr.splitlines() if line.startswith("launch:")]
 
 
-def curve(folder):
-    return [{tag: v for tag, v in row.items() if not tag.startswith("perf/")} for row in jobs.read_metrics(folder)]
-
-
 def test_two_ranks_go_on_from_the_last_checkpoint_on_the_same_curve(folder):
     settings = ("graph.enabled=false", "train.checkpointer.period=4")
     whole = jobs.train_sh(CONFIG, 2, *settings, "train.output_dir=whole", cwd=folder)
@@ -40,7 +36,7 @@ def test_two_ranks_go_on_from_the_last_checkpoint_on_the_same_curve(folder):
     failed, again = launch_lines(done)
     assert "failed first: RuntimeError: planted once" in failed
     assert again == "launch: starting again from iter_0000004; 1 restarts left."
-    assert curve(folder / "again") == curve(folder / "whole")
+    assert jobs.read_curve(folder / "again") == jobs.read_curve(folder / "whole")
 
 
 @pytest.mark.slow

@@ -104,11 +104,7 @@ def hooks_on_path(tmp_path):
 def straight_curve(folder, env, *settings):
     done = jobs.train_net(CONFIG, *with_settings(*settings), f"train.output_dir={folder}", **env)
     assert done.returncode == 0, done
-    return without_timings(folder)
-
-
-def without_timings(folder):
-    return [{tag: v for tag, v in row.items() if not tag.startswith("perf/")} for row in jobs.read_metrics(folder)]
+    return jobs.read_curve(folder)
 
 
 def wait_for_iteration(process, folder, iteration, seconds=90):
@@ -169,7 +165,7 @@ def test_a_signal_to_the_launcher_saves_and_resumes_the_identical_curve(tmp_path
 
     resumed = jobs.train_sh(CONFIG, procs, *settings, f"train.output_dir={folder}", "--resume")
     assert resumed.returncode == 0, resumed
-    assert without_timings(folder) == without_timings(tmp_path / "whole")
+    assert jobs.read_curve(folder) == jobs.read_curve(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
@@ -202,11 +198,11 @@ def test_a_signal_during_a_save_is_heeded_and_the_curve_goes_on(tmp_path, hooks_
     assert 10 <= stopped_at < ITERATIONS
     assert {"iter_0000010", f"iter_{stopped_at:07d}"} <= {path.name for path in checkpoints.iterdir()}
     assert all(checkpoint.verify(path) == [] for path in checkpoints.iterdir()), "nothing half-written is left"
-    assert without_timings(folder) == without_timings(whole)[:stopped_at]
+    assert jobs.read_curve(folder) == jobs.read_curve(whole)[:stopped_at]
 
     resumed = job(folder, "--resume")
     assert resumed.returncode == 0, resumed
-    assert without_timings(folder) == without_timings(whole)
+    assert jobs.read_curve(folder) == jobs.read_curve(whole)
 
 
 @pytest.mark.slow
@@ -255,10 +251,10 @@ def test_a_signal_during_an_evaluation_is_heeded_and_the_evaluation_is_made_up_f
     folder = f"train.output_dir={tmp_path / 'stopped'}"
     done = jobs.train_net(CONFIG, *with_settings(*evaluated), folder, SIGNAL_IN_EVALUATION="1", **hooks_on_path)
     assert done.returncode == 75, done
-    assert without_timings(tmp_path / "stopped") == whole[:4], "the line of iteration 5 waits for its evaluation"
+    assert jobs.read_curve(tmp_path / "stopped") == whole[:4], "the line of iteration 5 waits for its evaluation"
     resumed = jobs.train_net(CONFIG, *with_settings(*evaluated), folder, "--resume", **hooks_on_path)
     assert resumed.returncode == 0, resumed
-    assert without_timings(tmp_path / "stopped") == whole
+    assert jobs.read_curve(tmp_path / "stopped") == whole
 
 
 def test_a_failing_hook_loses_nothing_that_was_trained(tmp_path, hooks_on_path):
@@ -271,7 +267,7 @@ def test_a_failing_hook_loses_nothing_that_was_trained(tmp_path, hooks_on_path):
     assert "the state before the failure is intact and was saved as iter_0000007" in failed.stdout + failed.stderr
     resumed = jobs.train_net(CONFIG, *SETTINGS, folder, "--resume")
     assert resumed.returncode == 0, resumed
-    assert without_timings(tmp_path / "failed") == whole
+    assert jobs.read_curve(tmp_path / "failed") == whole
 
 
 @pytest.mark.slow

@@ -1,15 +1,13 @@
 """Started by test_dropout.py on two ranks: saves what the ranks together draw, as each way of running gives it."""
 
-import os
 import sys
-import traceback
 from pathlib import Path
 
 import numpy as np
 
 import libai  # noqa: F401  (prepares the environment of oneflow)
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(folder) for folder in Path(__file__).parents[:2]]
 
 
 def main() -> None:
@@ -46,9 +44,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)  # a rank that raises would leave the other waiting for ever
+    from ranks import run_rank
+
+    run_rank(main)

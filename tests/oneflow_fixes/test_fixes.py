@@ -96,11 +96,6 @@ def test_eager_operations_stay_single_where_joined_ones_are_left_out(library, mo
     assert calls() == (0, 0)
 
 
-class MeanLoss(toy.Classifier):
-    def forward(self, x, y):
-        return {"losses": {"square": flow.mean(flow.square(self.b(flow.relu(self.a(x)))))}}
-
-
 def num_operations(model: toy.Classifier) -> int:
     trainer = toy.trainer_of("graph", model, [], toy.optimizer_of("adamw", model), max_grad_norm=1.0)
     trainer.update(toy.batches(1))
@@ -110,11 +105,11 @@ def num_operations(model: toy.Classifier) -> int:
 @pytest.mark.parametrize(
     ("name", "model"),
     [
-        ("step-count", MeanLoss),
+        ("step-count", toy.MeanLoss),
         ("idle-ops", toy.Classifier),
-        ("constants", MeanLoss),
-        ("scaled-updates", MeanLoss),
-        ("joined-updates", MeanLoss),
+        ("constants", toy.MeanLoss),
+        ("scaled-updates", toy.MeanLoss),
+        ("joined-updates", toy.MeanLoss),
     ],
 )
 @pytest.mark.usefixtures("library")

@@ -125,13 +125,13 @@ def _gather(tensor: Any) -> Any:
     import oneflow as flow
 
     from libai.utils.distributed import is_main_process
+    from libai.utils.tensors import replicated
 
-    broadcast = flow.sbp.broadcast
     tensor = tensor.detach()
-    if any(sbp != broadcast for sbp in tensor.sbp):
-        tensor = tensor.to_global(placement=tensor.placement, sbp=[broadcast] * len(tensor.sbp))
+    if any(sbp != flow.sbp.broadcast for sbp in tensor.sbp):
+        tensor = replicated(tensor)
     if 0 not in np.asarray(tensor.placement.ranks):  # e.g. a later pipeline stage: hand it over to rank 0
-        tensor = tensor.to_global(placement=flow.placement(tensor.placement.type, [0]), sbp=broadcast)
+        tensor = tensor.to_global(placement=flow.placement(tensor.placement.type, [0]), sbp=flow.sbp.broadcast)
     return tensor.to_local() if is_main_process() else None
 
 

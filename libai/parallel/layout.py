@@ -26,6 +26,7 @@ from libai.parallel.mesh import Mesh
 from libai.parallel.plan import ParallelPlan, ShardingPlan, TensorLayout
 from libai.parallel.recompute import recompute_in_backward
 from libai.parallel.zero import compute_with_full_parameters
+from libai.utils.tensors import replicated
 from libai.utils.tree import map_tensors, tensors_in
 
 Batch = dict[str, flow.Tensor]
@@ -356,7 +357,5 @@ def full_tensor(tensor: flow.Tensor) -> flow.Tensor:
     tensor = tensor.detach()
     if not tensor.is_global:
         return tensor.clone()
-    broadcast = flow.sbp.broadcast
-    tensor = tensor.to_global(placement=tensor.placement, sbp=[broadcast] * len(tensor.sbp))
     everyone = flow.placement.all(tensor.placement.type)
-    return tensor.to_global(placement=everyone, sbp=broadcast).to_local().clone()
+    return replicated(tensor).to_global(placement=everyone, sbp=flow.sbp.broadcast).to_local().clone()

@@ -18,7 +18,7 @@ from libai.scheduler.builders import (
 )
 from libai.scheduler.factor_lr import FactorLR, by_optimizer, in_sequence, with_momentum
 from libai.scheduler.schedules import Schedule
-from libai.scheduler.state import has_state, load_scheduler_state, needs_metric, scheduler_state
+from libai.scheduler.state import has_state, initial_lrs, load_scheduler_state, needs_metric, scheduler_state
 
 __all__ = [
     "FactorLR",
@@ -37,6 +37,7 @@ __all__ = [
     "by_optimizer",
     "has_state",
     "in_sequence",
+    "initial_lrs",
     "load_scheduler_state",
     "needs_metric",
     "scheduler_state",

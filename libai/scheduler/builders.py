@@ -22,6 +22,7 @@ from oneflow.optim import Optimizer
 from libai.scheduler import schedules
 from libai.scheduler.factor_lr import FactorLR
 from libai.scheduler.schedules import Schedule
+from libai.scheduler.state import initial_lrs
 from libai.utils.errors import UserError
 
 
@@ -263,5 +264,5 @@ def _positive(name: str, value: int) -> int:
 
 def _as_factor(optimizer: Optimizer, rate: float) -> float:
     """`rate` as a share of the highest initial rate among the groups."""
-    highest = max((group["initial_lr"] if "initial_lr" in group else group["lr"]) for group in optimizer.param_groups)
+    highest = max(initial_lrs(optimizer))
     return rate / highest if highest > 0 else 0.0

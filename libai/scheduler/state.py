@@ -18,6 +18,11 @@ from libai.utils.errors import UserError
 _LEFT_OUT = object()
 
 
+def initial_lrs(optimizer: Any) -> list[float]:
+    """The rate that each parameter group began with."""
+    return [float(group["initial_lr"] if "initial_lr" in group else group["lr"]) for group in optimizer.param_groups]
+
+
 def scheduler_state(scheduler: Any, optimizer: Any = None) -> dict[str, Any]:
     """The state of `scheduler` and the current rates of its optimizer's groups, as JSON values.
 

@@ -27,6 +27,11 @@ def detached(tensor: flow.Tensor) -> flow.Tensor:
     return tensor.detach()
 
 
+def replicated(tensor: flow.Tensor) -> flow.Tensor:
+    """A global tensor in full on every rank of its placement. Collective."""
+    return tensor.to_global(placement=tensor.placement, sbp=[flow.sbp.broadcast] * len(tensor.sbp))
+
+
 def local_part(tensor: flow.Tensor) -> flow.Tensor:
     """The part of a tensor that this rank holds, without its history."""
     return detached(tensor.to_local() if tensor.is_global else tensor)

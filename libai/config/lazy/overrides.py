@@ -174,8 +174,7 @@ def _default(setting: schema.Key) -> str:
 
 def _set_free(config: DictConfig, change: _Change) -> None:
     """Set a key below `model`, `optim`, `lr_scheduler`, `dataloader` or a mapping of LazyCalls."""
-    parent_path, _, name = change.key.rpartition(".")
-    parent = OmegaConf.select(config, parent_path) if parent_path else config
+    parent_path, parent, name = _parent_of(config, change.key)
     exists = _has(parent, name)
     target = _target(parent, parent_path)
     if not exists:
@@ -223,8 +222,7 @@ def _checked(change: _Change, old: Any, declared: Any) -> Any:
 
 
 def _delete(config: DictConfig, change: _Change) -> None:
-    parent_path, _, name = change.key.rpartition(".")
-    parent = OmegaConf.select(config, parent_path) if parent_path else config
+    parent_path, parent, name = _parent_of(config, change.key)
     if not _has(parent, name):
         if schema.find(change.key) is not None:
             return  # not set, so its default holds already
@@ -240,8 +238,7 @@ def _delete(config: DictConfig, change: _Change) -> None:
 
 def _unknown(config: DictConfig, change: _Change) -> str:
     """Why the key cannot be, with the nearest that can."""
-    parent_path, _, name = change.key.rpartition(".")
-    parent = OmegaConf.select(config, parent_path) if parent_path else config
+    parent_path, parent, name = _parent_of(config, change.key)
     target = _target(parent, parent_path)
     known = [*schema.all_paths(), *_paths(config, "")]
     if target is not None:
@@ -261,6 +258,12 @@ def _unknown(config: DictConfig, change: _Change) -> str:
     hint = meant(change.key) if not _is_free(change.key) else ""
     hint = hint or did_you_mean(change.key, known) or meant(change.key)
     return f"{change.key}: no such setting.{hint or otherwise}"
+
+
+def _parent_of(config: DictConfig, key: str) -> tuple[str, Any, str]:
+    """The section that holds `key`: its path, itself, and the last name of `key`."""
+    path, _, name = key.rpartition(".")
+    return path, OmegaConf.select(config, path) if path else config, name
 
 
 def _target(parent: Any, path: str) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 
 from libai.engine.loop.pending_metrics import NonFiniteLoss
 from libai.engine.trainer.snapshot import undone
+from libai.scheduler import initial_lrs
 from libai.utils.atomic import atomic_write_text
 from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
@@ -114,8 +115,7 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
 
 def _losses(trainer: ModelTrainer, lrs: np.ndarray, batches: Iterator[list[Any]]) -> Iterator[float]:
     """The loss of the update with each rate, before it was made."""
-    groups = trainer.optimizer.param_groups
-    rates = [float(group["initial_lr"] if "initial_lr" in group else group["lr"]) for group in groups]
+    groups, rates = trainer.optimizer.param_groups, initial_lrs(trainer.optimizer)
     largest = max(rates) or 1.0
     before = trainer.iter
     try:

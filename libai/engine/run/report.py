@@ -20,7 +20,7 @@ from libai.native.kernels import kernels_in_use
 from libai.oneflow_fixes.fixes import describe_fixes
 from libai.oneflow_fixes.openblas import openblas_in_use, threads_in_use
 from libai.optim import Optimizers
-from libai.scheduler import FactorLR
+from libai.scheduler import FactorLR, initial_lrs
 from libai.utils.atomic import atomic_write_text
 
 if TYPE_CHECKING:
@@ -203,8 +203,7 @@ def _describe_data(run: Run) -> str:
 
 
 def _describe_optimizer(run: Run) -> str:
-    groups = run.optimizer.param_groups
-    rates = sorted({float(group["initial_lr"] if "initial_lr" in group else group["lr"]) for group in groups})
+    rates = sorted(set(initial_lrs(run.optimizer)))
     shown = " ... ".join(f"{rate:.2e}" for rate in dict.fromkeys((rates[0], rates[-1])))
     schedule = "constant rate" if run.lr_scheduler is None else type(run.lr_scheduler).__name__
     parts = run.optimizer.optimizers.values() if isinstance(run.optimizer, Optimizers) else [run.optimizer]

@@ -17,6 +17,7 @@ import numpy as np
 import oneflow as flow
 
 from libai.utils.errors import UserError
+from libai.utils.tensors import replicated
 
 #: whose frames are not the user's
 _PACKAGE = Path(__file__).parents[2]
@@ -25,37 +26,35 @@ _PACKAGE = Path(__file__).parents[2]
 @functools.cache
 def index_with_all_ranks() -> None:
     """From now on, global tensors of integers that index others are laid out in full on every rank. In this process."""
-    flow.Tensor.__getitem__ = _with_whole_indices(flow.Tensor.__getitem__)
-    flow.Tensor.__setitem__ = _with_whole_indices(flow.Tensor.__setitem__)
-    flow.gather_nd = _with_whole_indices(flow.gather_nd)
+    flow.Tensor.__getitem__ = _with_full_indices(flow.Tensor.__getitem__)
+    flow.Tensor.__setitem__ = _with_full_indices(flow.Tensor.__setitem__)
+    flow.gather_nd = _with_full_indices(flow.gather_nd)
 
 
-def _with_whole_indices(operation: Callable[..., Any]) -> Callable[..., Any]:
+def _with_full_indices(operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
     def indexed(tensor: flow.Tensor, index: Any, *value: Any) -> Any:
         if isinstance(index, list) and any(isinstance(one, list) for one in index):
             index = tuple(index)  # one list for each axis
         if isinstance(index, tuple):
-            return operation(tensor, tuple(_whole(one, tensor) for one in index), *value)
-        return operation(tensor, _whole(index, tensor), *value)
+            return operation(tensor, tuple(_index_in_full(one, tensor) for one in index), *value)
+        return operation(tensor, _index_in_full(index, tensor), *value)
 
     return indexed
 
 
-def _whole(index: Any, indexed: flow.Tensor) -> Any:
+def _index_in_full(index: Any, indexed: flow.Tensor) -> Any:
     if isinstance(index, list | np.ndarray) and indexed.is_global:
         broadcast = [flow.sbp.broadcast] * len(indexed.sbp)
         return flow.tensor(np.asarray(index), placement=indexed.placement, sbp=broadcast)
     if isinstance(index, flow.Tensor) and index.dtype not in (flow.bool, flow.uint8):
-        return laid_out_whole(index)
+        return in_full(index)
     return index
 
 
-def laid_out_whole(value: Any) -> Any:
+def in_full(value: Any) -> Any:
     """A global tensor with all of it on every rank of its placement; anything else as it is."""
-    if not isinstance(value, flow.Tensor) or not value.is_global:
-        return value
-    return value.to_global(placement=value.placement, sbp=[flow.sbp.broadcast] * len(value.sbp))
+    return replicated(value) if isinstance(value, flow.Tensor) and value.is_global else value
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import numpy as np
 import oneflow as flow
 from oneflow.nn import functional
 
-from libai.oneflow_fixes.global_tensors.indexing import index_with_all_ranks, laid_out_whole
+from libai.oneflow_fixes.global_tensors.indexing import in_full, index_with_all_ranks
 from libai.utils.tree import tensors_in
 
 
@@ -78,14 +78,14 @@ def _stack(_: Any, inputs: Sequence[flow.Tensor], dim: int = 0) -> flow.Tensor:
     return flow.cat([tensor.unsqueeze(dim) for tensor in inputs], dim=dim)
 
 
-def _with_whole_tensors(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _with_full_tensors(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Each rank's part of the indices would leave out what other ranks write."""
-    return operation(*map(laid_out_whole, args), **{name: laid_out_whole(value) for name, value in kwargs.items()})
+    return operation(*map(in_full, args), **{name: in_full(value) for name, value in kwargs.items()})
 
 
 def _like(operation: Callable[..., Any], like: flow.Tensor, *args: Any, **kwargs: Any) -> flow.Tensor:
     """Not laid out as the parts of a sum, which most operations in place have no rule for."""
-    return operation(laid_out_whole(like) if flow.sbp.partial_sum in like.sbp else like, *args, **kwargs)
+    return operation(in_full(like) if flow.sbp.partial_sum in like.sbp else like, *args, **kwargs)
 
 
 def _median(operation: Callable[..., Any], input: flow.Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
@@ -144,8 +144,8 @@ _REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "stack": _stack,
     "zeros_like": _like,
     "ones_like": _like,
-    "scatter_nd": _with_whole_tensors,
-    "tensor_scatter_nd_update": _with_whole_tensors,
+    "scatter_nd": _with_full_tensors,
+    "tensor_scatter_nd_update": _with_full_tensors,
     "median": _median,
     "repeat_interleave": _repeat_interleave,
     "select": _select,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from libai.cli import launch
 from libai.cli.parser import Parser
 from libai.launch import external
 from libai.launch.job import TRAINING
+from libai.utils.atomic import read_json
 from libai.utils.errors import UserError
 
 _WORDS = "CONFIG [-n PROCS] [key=value | +key=value | ~key] [flags]"
@@ -66,11 +66,8 @@ def start(config: str, processes: str | None, words: Sequence[str], default_proc
 
 
 def _processes_of(folder: Path) -> str:
-    try:
-        facts = json.loads((folder / "env.json").read_text(encoding="utf-8"))
-        return str(facts["layout"]["world_size"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "1"
+    layout = read_json(folder / "env.json").get("layout")
+    return str(layout.get("world_size", 1)) if isinstance(layout, dict) else "1"
 
 
 def build_parser(usage: str = f"train {_WORDS}", description: str | None = train.__doc__) -> Parser:

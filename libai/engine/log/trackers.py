@@ -12,10 +12,10 @@ import logging
 import re
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from libai.engine.log.writers import LogRecord, RunInfo, Writer
+from libai.utils.atomic import read_json
 from libai.utils.errors import UserError
 
 logger = logging.getLogger("libai.engine")
@@ -63,9 +63,7 @@ class TrackerWriter(Writer):
 
     def begin(self, start_iter: int = 0) -> None:
         self.close()
-        note: dict[str, Any] = {}
-        with suppress(OSError, ValueError):
-            note = json.loads(self._note.read_bytes())
+        note = read_json(self._note)
         if note.get("run_id") != self._info.run_id:
             note = {}
         self._start, self._sent = start_iter, note.get("last_iter", 0)

@@ -11,7 +11,8 @@ import jobs
 import pytest
 import toy
 
-from libai.config.settings.schema import Dist, Graph, Train
+from libai.config.settings.schema import Graph, Train
+from libai.config.settings.sections import Dist
 from libai.engine.setup import support
 from libai.utils.errors import UserError
 

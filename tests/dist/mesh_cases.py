@@ -79,6 +79,7 @@ FAMILIES = {
 }
 
 
+VISION = ("vit", "swin", "swinv2", "convnext", "resmlp", "mae")
 _ROBERTA = {"is_post_norm": True, "num_token_types": 1, "padding_token": 0}
 _T5 = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "inner_size": 24, "is_gated": True}
 TEXT = {
@@ -138,6 +139,16 @@ def _text_model(name: str) -> Iterator[Planned]:
         yield planned(replace(TEXT[name], accumulation=2), mesh=(1, 1, 2))
 
 
+def _vision_model(name: str) -> Iterator[Planned]:
+    """On every mesh of two ranks, in both modes; in graph mode with the head on the last stage."""
+    for mode in TRAINERS:
+        planned = partial(Planned, name, FAMILIES[name], mode=mode, iterations=3)
+        yield planned((2, 1, 1))
+        yield planned((2, 1, 1), zero_stage=2)
+        yield planned((1, 2, 1), evaluates=name.startswith("swin"))
+        yield planned((1, 1, 2), last=mode == "graph")
+
+
 def _quick_on_four() -> Iterator[Planned]:
     """Data x tensor and data x pipeline, in both modes."""
     case = replace(plain(tied=False), max_norm=CLIPPED)
@@ -169,18 +180,9 @@ def _on_two() -> Iterator[Planned]:
     yield Planned("dropout, source ops", noisy, (2, 1, 1), "eager", as_global=True, evaluates=True)
     yield Planned("gpt", FAMILIES["gpt"], (1, 2, 1), "graph")
     yield Planned("bert", FAMILIES["bert"], (1, 1, 2), "eager")
-    yield Planned("vit", FAMILIES["vit"], (1, 2, 1), "graph")
     yield Planned("mlp", FAMILIES["mlp"], (1, 1, 2), "graph")
-    yield Planned("convnext", FAMILIES["convnext"], (1, 2, 1), "graph")
-    yield Planned("convnext", FAMILIES["convnext"], (1, 1, 2), "eager", last=True)
-    yield Planned("resmlp", FAMILIES["resmlp"], (1, 2, 1), "eager")
-    yield Planned("resmlp", FAMILIES["resmlp"], (1, 1, 2), "graph", last=True)
-    yield Planned("mae", FAMILIES["mae"], (2, 1, 1), "eager")
-    yield Planned("mae", FAMILIES["mae"], (1, 2, 1), "graph")
-    yield Planned("mae", FAMILIES["mae"], (1, 1, 2), "eager")
-    yield Planned("swin", FAMILIES["swin"], (1, 2, 1), "graph", evaluates=True)
-    yield Planned("swinv2", FAMILIES["swinv2"], (1, 2, 1), "eager", evaluates=True)
-    yield Planned("swinv2", FAMILIES["swinv2"], (1, 1, 2), "graph", last=True)
+    for name in VISION:
+        yield from _vision_model(name)
     yield from _controls()
 
 

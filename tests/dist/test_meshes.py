@@ -64,6 +64,14 @@ def test_all_meshes_were_there_in_both_modes(rows_of, world, meshes):
         assert evaluated == {"2x1x1", "1x2x1", "1x1x2"}
 
 
+@pytest.mark.parametrize("model", ["vit", "swin", "swinv2", "convnext", "resmlp", "mae"])
+def test_a_model_of_images_is_on_every_mesh_of_two_ranks_in_both_modes(rows_of, model):
+    meshes = {
+        tuple(row["name"].split()[:-1]) for row in rows_of(2) if row["name"].removesuffix(" last").endswith(f" {model}")
+    }
+    assert len(meshes) == 2 * 4, meshes  # modes; data, ZeRO, tensor, pipeline
+
+
 def test_every_fault_made_on_purpose_is_seen(rows_of):
     controls = [row for row in rows_of(2) if row["is_control"]]
     assert len(controls) == 6

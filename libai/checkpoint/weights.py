@@ -151,7 +151,7 @@ def _map_names(tensors: TensorGroup, rules: Sequence[tuple[str, str]], source: s
                 new = re.sub(pattern, replacement, new)
             except (re.error, IndexError) as error:
                 raise CheckpointError(
-                    f"key_mapping {pattern!r}: {replacement!r} is no regular expression: {error}."
+                    f"{pattern!r}: {replacement!r} of key_mapping or revise_keys is no regular expression: {error}."
                 ) from None
         if new in mapped:
             raise CheckpointError(f"{source}: key_mapping gives both `{mapped[new]}` and `{name}` the name `{new}`.")

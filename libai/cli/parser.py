@@ -51,6 +51,12 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("config", metavar="CONFIG", nargs=nargs, help="a config file, or the name of a shipped one")
         self.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for training")
 
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """As argparse's; an argument that may be left out is not among those that it calls required."""
+        if options.get("nargs") == "*" and not names[0].startswith("-"):
+            options.setdefault("default", [])
+        return super().add_argument(*names, **options)
+
     @property
     def flags(self) -> list[str]:
         """The long flags that the help shows."""

@@ -110,7 +110,11 @@ def test_weights_of_which_nothing_fits_are_an_error_also_without_strict(saved):
 
 @pytest.mark.parametrize(
     ("mapping", "expected"),
-    [({"(": "x"}, "is no regular expression"), ({"a": r"\9"}, "is no regular expression"), ({".*": "x"}, "gives both")],
+    [
+        ({"(": "x"}, "revise_keys is no regular expression"),
+        ({"a": r"\9"}, "is no regular expression"),
+        ({".*": "x"}, "gives both"),
+    ],
 )
 def test_a_bad_mapping_is_an_error(saved, mapping, expected):
     with pytest.raises(CheckpointError, match=expected):

@@ -173,6 +173,7 @@ def test_an_error_in_a_module_names_both_places(folder, monkeypatch):
 def test_a_missing_file_names_the_nearest(folder):
     write(folder, "gpt_stdlib.py", "")
     assert failure(folder / "gpt_stdlb.py").endswith("does not exist. Did you mean gpt_stdlib.py?")
+    assert failure("mlp_digit").endswith("mlp_digit does not exist. Did you mean mlp_digits?"), "a shipped one"
     assert "is a folder" in failure(folder)
     assert "expected a .py or a .yaml file" in failure(write(folder, "exp.txt", ""))
 

@@ -111,6 +111,9 @@ def test_each_optimizer_follows_its_schedule(mode, tmp_path):
     *body, head = np.transpose(rates)
     assert head == pytest.approx([0.0001, 0.05005, 0.1, 0.1, 0.1, 0.075, 0.05, 0.025])
     assert all((rate == 0.01).all() for rate in body)
+    logged = {name: list(jobs.read_column(tmp_path, f"train/lr{name}").values()) for name in ("", "/head", "/body")}
+    assert logged["/head"] == pytest.approx(head) and logged["/body"] == pytest.approx([0.01] * 8)
+    assert logged[""] == pytest.approx([max(0.01, rate) for rate in head])
 
 
 def test_several_optimizers_are_resumed_exactly(mode, tmp_path):

@@ -53,6 +53,12 @@ def test_every_subcommand_has_help(name, capsys):
     [
         (["trian", "mlp_digits"], "trian: no such command. Did you mean train?"),
         (["train"], "no config is named. `libai configs` lists"),
+        (["parity"], "no config is named. `libai configs` lists"),
+        (["verify-resume"], "no config is named. `libai configs` lists"),
+        (["benchmark"], "no config is named. `libai configs` lists"),
+        (["summary"], "the following arguments are required: CONFIG."),
+        (["predict"], "the following arguments are required: RUN."),
+        (["find", "lr"], "the following arguments are required: CONFIG."),
         (["train", "mlp_digits", "-n", "0"], "-n 0: it must be the number of processes"),
         (["train", "mlp_digit"], "CONFIG is mlp_digit, and there is no such file. Did you mean mlp_digits?"),
         (["resume"], "no run is named"),
@@ -70,6 +76,12 @@ def test_a_setting_that_does_not_exist_ends_it_before_any_rank():
     done = jobs.run([*MAIN, "train", "mlp_digits", "-n", "2", "train.trian_iter=3"], cwd="/")
     assert done.returncode == 2 and done.stdout == ""
     assert done.errors == ["error: train.trian_iter: no such setting. Did you mean train.train_iter?"], done
+
+
+def test_a_mistake_in_a_config_is_told_once_by_the_jobs_of_a_check(capfd):
+    assert main.dispatch(["verify-resume", "mlp_digit"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.endswith("Did you mean mlp_digits?")
 
 
 def test_training_passes_settings_and_flags_on(asked):

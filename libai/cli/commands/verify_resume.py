@@ -50,7 +50,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     args = build_parser().parse_intermixed_args(arguments)
     if args.config_file is None:
         if not args.words:
-            raise UserError("no config is named. Start with one: CONFIG [key=value ...].")
+            raise UserError("no config is named. `libai configs` lists the shipped ones.")
         args.config_file = args.words.pop(0)
     if args.iters < 1 or args.procs < 1:
         raise UserError(f"--iters {args.iters} --procs {args.procs}: both must be at least 1.")
@@ -83,8 +83,10 @@ def start_job(args: argparse.Namespace, phase: str, folder: Path) -> int:
     if done.returncode == PHASES[phase][1]:
         return 0
     sys.stderr.write(done.stderr[-8000:])
+    if done.returncode == 2:  # the job has said what is wrong with the config
+        return 2
     print(f"the job `{phase}` ended with exit code {done.returncode}, not {PHASES[phase][1]}", file=sys.stderr)
-    return 2 if done.returncode == 2 else 1
+    return 1
 
 
 def certify(args: argparse.Namespace, folder: Path) -> int:

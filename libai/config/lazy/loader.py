@@ -347,6 +347,8 @@ def _missing(path: Path) -> str:
         hint = did_you_mean(beside.name, folders)
         return f"{shown(path)} does not exist, and neither does the folder {shown(beside)}.{hint}"
     there = [file.name for file in beside.iterdir() if file.suffix in (".py", ".yaml")]
+    if str(path).isidentifier():
+        there += [file.stem for file in Path(shipped_configs()).glob("*.py")]
     return f"{shown(path)} does not exist.{did_you_mean(path.name, there)}"
 
 

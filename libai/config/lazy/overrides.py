@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Union, get_args
 
+import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
@@ -91,10 +92,14 @@ def _parse(text: str) -> _Change:
         raise ConfigError(f"{text}: overrides are written key=value, without dashes: {text.lstrip('-')}")
     if not equals and not text.startswith("~"):
         raise ConfigError(f"{text}: expected key=value, without spaces (to remove a setting: ~{text}).")
+    mapping = None
     try:
         parsed: Override = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        raise ConfigError(_unreadable(text, name, raw, str(error).splitlines()[0])) from error
+        mapping = _read_mapping(raw)
+        if mapping is None:
+            raise ConfigError(_unreadable(text, name, raw, str(error).splitlines()[0])) from error
+        parsed = OverridesParser.create().parse_override(f"{name}=null")
     key = parsed.key_or_group
     if isinstance(parsed._value, Sweep):
         raise ConfigError(
@@ -106,12 +111,21 @@ def _parse(text: str) -> _Change:
     return _Change(
         text,
         key,
-        parsed.value(),
+        parsed.value() if mapping is None else mapping,
         parsed._value.text if isinstance(parsed._value, QuotedString) else raw,
         adds=parsed.is_add() or parsed.is_force_add(),
         forces=parsed.is_force_add(),
         deletes=parsed.is_delete(),
     )
+
+
+def _read_mapping(raw: str) -> dict[str, Any] | None:
+    """`raw` as a mapping in YAML, which has what Hydra's grammar lacks: keys that are regular expressions."""
+    try:
+        value = yaml.safe_load(raw) if raw.startswith("{") else None
+    except yaml.YAMLError:
+        return None
+    return value if isinstance(value, dict) and None not in value.values() else None
 
 
 def _unreadable(text: str, name: str, raw: str, reason: str) -> str:

@@ -29,7 +29,7 @@ from libai.engine.trainer.options import TrainOptions
 from libai.forward.contract import as_batch_dict
 from libai.layers.random import find_unseeded_dropouts
 from libai.oneflow_fixes.internals import wait_for_device
-from libai.optim import WeightAverage
+from libai.optim import Optimizers, WeightAverage
 from libai.parallel import (
     Layout,
     LocalLayout,
@@ -90,7 +90,7 @@ class ModelTrainer(TrainerBase):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self._schedule_needs_metric = needs_metric(lr_scheduler)
-        self._lr = self._current_lr()
+        self._lrs = self._current_lrs()
         self._batch_norms = batch_norms(model)
         self.forward_pass = ForwardPass(self, device)
         if options.undoes_updates:
@@ -240,11 +240,16 @@ class ModelTrainer(TrainerBase):
 
     # ------------------------------------------------------------------ learning rate
 
-    def _current_lr(self) -> float:
+    def _current_lrs(self) -> dict[str, float]:
+        """`train/lr`, the highest rate of all groups; and of several optimizers that of each."""
         groups = self.optimizer.param_groups
         if len(groups) == 1:
-            return float(groups[0]["lr"])
-        return float(max([group["lr"] for group in groups]))  # a list: half the time of a generator
+            return {"train/lr": float(groups[0]["lr"])}
+        rates = {"train/lr": float(max([group["lr"] for group in groups]))}  # a list: half the time of a generator
+        if isinstance(self.optimizer, Optimizers):
+            for group in sorted(groups, key=lambda group: group["lr"]):
+                rates[f"train/lr/{group['optimizer']}"] = float(group["lr"])
+        return rates
 
     def _finish_update(self) -> None:
         """What follows an update of the weights: their average takes them in, and the schedule advances."""
@@ -253,18 +258,18 @@ class ModelTrainer(TrainerBase):
         self._step_schedule()
 
     def _step_schedule(self) -> None:
-        """Advance the schedule; keeps the rate that the update just made has used in `self._lr`."""
-        self._lr = self._current_lr()
+        """Advance the schedule; keeps the rates that the update just made has used in `self._lrs`."""
+        self._lrs = self._current_lrs()
         if self.lr_scheduler is not None and not self._schedule_needs_metric:
             self.lr_scheduler.step()
 
     # ------------------------------------------------------------------ numbers
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
-        """See `TrainerBase.collect`. The last dict has every loss, metric, the rate and the gradient norm; the earlier
+        """See `TrainerBase.collect`. The last dict has every loss, metric, the rates and the gradient norm; the earlier
         ones only `train/loss`, which the finite check needs."""
         numbers = to_numbers(results, self.mesh.data > 1 and not self.forward_pass.layout.is_global)
-        numbers[-1]["train/lr"] = self._lr
+        numbers[-1].update(self._lrs)
         return numbers
 
     # ------------------------------------------------------------------ evaluation

@@ -30,7 +30,7 @@ class Snapshot:
     step: int
     learning_rates: list[float]
     schedule: dict[str, Any] | None
-    lr: float
+    lrs: dict[str, float]
     average: Any
 
     @classmethod
@@ -44,7 +44,7 @@ class Snapshot:
                 step=optimizer._state["step"],
                 learning_rates=[group["lr"] for group in optimizer.param_groups],
                 schedule=None if scheduler is None else scheduler_state(scheduler, optimizer),
-                lr=trainer._lr,
+                lrs=trainer._lrs,
                 average=None if trainer.forward_pass.average is None else trainer.forward_pass.average.copy(),
             )
 
@@ -62,7 +62,7 @@ class Snapshot:
             load_scheduler_state(trainer.lr_scheduler, self.schedule, optimizer)
         for group, rate in zip(optimizer.param_groups, self.learning_rates):
             group["lr"] = rate
-        trainer._lr = self.lr
+        trainer._lrs = self.lrs
 
 
 def _module_tensors(model: flow.nn.Module) -> list[flow.Tensor]:

@@ -13,7 +13,8 @@ import pytest
 import toy
 from oneflow import nn
 
-from libai.config.settings.schema import ActivationCheckpoint, Graph, Train
+from libai.config.settings.schema import Graph, Train
+from libai.config.settings.sections import ActivationCheckpoint
 from libai.engine.setup import support
 from libai.layers import Dropout
 from libai.parallel import recompute, recompute_in_backward

@@ -90,6 +90,9 @@ measure_benchmarks() {
     measure alexnet_plain configs/alexnet_digits.py model.dropout=0 optim.params=null --modes eager,graph \
       --rounds 6 --block-seconds 0.6 --saves 0 --check-iterations 4 ${torch[@]+"${torch[@]}"}
     names+=(alexnet_plain)
+    measure models configs/{t5_stdlib,roberta_stdlib,swin_digits,swinv2_digits,convnext_digits,resmlp_digits,mae_digits}.py \
+      optim.params=null --modes eager --rounds 4 --block-seconds 0.4 --saves 0 --check-iterations 4 --no-peak ${torch[@]+"${torch[@]}"}
+    names+=(models)
   fi
   if [ $quick = 0 ]; then
     measure checkpoint --checkpoint --rounds 3 --saves 6 --check-iterations 2

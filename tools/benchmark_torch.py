@@ -1,9 +1,10 @@
-"""Models in PyTorch (GPT, Llama, BERT, ViT, ResNet, AlexNet) for tools/benchmark.py: same weights, data and optimizer.
+"""The models of libai in PyTorch, for tools/benchmark.py: same weights, data and optimizer.
 
     TORCH_PYTHON tools/benchmark_torch.py CONFIG [overrides]     asks `python` on the PATH to export the case
     TORCH_PYTHON tools/benchmark_torch.py --case FOLDER          takes one that tools/export_case.py has written
 
-Runs in an environment of its own with torch, numpy and safetensors; imports neither libai nor oneflow.
+Runs in an environment of its own with torch, numpy, safetensors and, for most models, transformers; imports neither
+libai nor oneflow.
 """
 
 import sys

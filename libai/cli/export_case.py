@@ -2,13 +2,15 @@
 
 `case.json` holds the model's class and arguments, the optimizer's settings per parameter, clipping and accumulation;
 `weights.safetensors` the initial weights; `batches.safetensors` the first micro-batches, `<number>/<argument of
-forward>`. `tools/benchmark_torch.py` trains from it.
+forward>`. Where `libai.hf` knows the model, `transformers/` holds it as a Hugging Face folder, and `case.json`
+the names that our parameters have there. `tools/benchmark_torch.py` trains from it.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from libai.checkpoint.safetensors_format import TensorSpec
 from libai.cli.parser import Parser
 from libai.config import batch_sizes_of, load_config, target_of
 from libai.config.lazy.instantiation import describe
@@ -62,6 +65,7 @@ def export(folder: Path, config: str, overrides: list[str], num_batches: int) ->
     flow.manual_seed(seed)  # as in `Run`: the same weights
     model = build.build_model(run)
     optimizer = build.build_optimizer(run, model)
+    _add_noise(model, batches, seed, sizes.accumulation)
 
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     case = {
@@ -76,10 +80,54 @@ def export(folder: Path, config: str, overrides: list[str], num_batches: int) ->
         "micro_batch_size": sizes.micro,
     }
     folder.mkdir(parents=True, exist_ok=True)
+    case["transformers"] = _export_to_transformers(folder, case["model"], model)
     (folder / "case.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
     save_file({name: p.numpy() for name, p in model.named_parameters()}, folder / "weights.safetensors")
     arrays = {f"{i}/{key}": np.ascontiguousarray(v) for i, batch in enumerate(batches) for key, v in batch.items()}
     save_file(arrays, folder / "batches.safetensors")
+
+
+def _add_noise(model: Any, batches: list[dict[str, np.ndarray]], seed: int, accumulation: int) -> None:
+    """Give each batch the numbers by which an MAE will choose the patches it sees, so that others see the same."""
+    from libai.layers.random import assign_layer_ids, fold, random_context
+    from libai.models import MAE
+
+    if not isinstance(model, MAE):
+        return
+    import oneflow as flow
+
+    assign_layer_ids(model)
+    num_patches = len(model.noise.fixed)
+    for number, batch in enumerate(batches):
+        with random_context(fold(seed, *divmod(number, accumulation))):
+            batch["noise"] = model.noise(flow.zeros(len(batch["images"]), num_patches)).numpy()
+
+
+def _export_to_transformers(folder: Path, described: dict[str, Any], model: Any) -> dict[str, Any]:
+    """Write `transformers/`; returns the names that tensors and inputs have there, or why there is no such folder."""
+    from omegaconf import OmegaConf
+
+    from libai.hf import export_folder
+    from libai.hf.families.registry import family_of
+    from libai.hf.families.rules import match
+    from libai.hf.files import read_json
+
+    arguments, tensors = described["arguments"], {name: t.numpy() for name, t in model.state_dict().items()}
+    is_roberta = described["class"].endswith(".BERT") and arguments.get("padding_token") is not None
+    architecture = "RobertaForMaskedLM" if is_roberta else None
+    target = folder / "transformers"
+    with tempfile.TemporaryDirectory() as scratch:
+        OmegaConf.save({"model": {"_target_": described["class"], **arguments}}, Path(scratch, "config.yaml"))
+        save_file(tensors, Path(scratch, "model.safetensors"))
+        try:
+            export_folder(scratch, target, architecture=architecture)
+        except UserError as error:
+            return {"reason": str(error).replace(scratch, "the case")}
+    config = read_json(target / "config.json")
+    _, family = family_of(config)
+    specs = {name: TensorSpec(str(array.dtype), array.shape) for name, array in tensors.items()}
+    names = {theirs: found.ours for theirs, found in match(family.rules_for(config), specs).items()}
+    return {"names": names, "inputs": {ours: theirs for theirs, ours in family.inputs.items()}}
 
 
 def _arguments(section: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -13,7 +14,7 @@ from oneflow import nn
 
 from libai.checkpoint import CheckpointError, WeightsReport, copy_into, open_weights
 from libai.checkpoint.safetensors_format import TensorSpec
-from libai.config import LazyCall, instantiate
+from libai.config import LazyCall, instantiate, locate
 from libai.engine.setup.shape_only import build_shape_only
 from libai.hf.adapters import without_adapters
 from libai.hf.families.family import Family
@@ -203,8 +204,25 @@ def _config_of(weights: Path, architecture: str | None) -> dict[str, Any]:
         return read_json(weights / CONFIG)
     model = read_run_config(weights)["model"]
     target = model.pop("_target_")
-    kinds = [name for name, family in FAMILIES.items() if family.target.rpartition(".")[2] == target.rpartition(".")[2]]
-    if not kinds or (architecture or kinds[0]) not in kinds:
-        raise UserError(f"{weights} trains {target}, for which libai.hf knows {', '.join(kinds) or 'no architecture'}.")
-    chosen = architecture or kinds[0]
-    return FAMILIES[chosen].write_config(chosen, model)
+    ours = target.rpartition(".")[2]
+    kinds = {name: family for name, family in FAMILIES.items() if family.target.rpartition(".")[2] == ours}
+    arguments = {**(_defaults_of(next(iter(kinds.values())).target) if kinds else {}), **model}
+    fitting = [name for name, family in kinds.items() if family.implied.items() <= arguments.items()]
+    if (chosen := architecture or next(iter(fitting), None)) not in fitting:
+        raise UserError(
+            f"{weights} trains {target} with {_implied(kinds, arguments)}, which {architecture or 'no architecture'} "
+            f"cannot compute. libai.hf knows {', '.join(kinds) or 'none'} for this class."
+        )
+    return FAMILIES[chosen].write_config(chosen, arguments)
+
+
+def _implied(kinds: Mapping[str, Family], arguments: Mapping[str, Any]) -> str:
+    names = dict.fromkeys(name for family in kinds.values() for name in family.implied)
+    return ", ".join(f"{name}={arguments.get(name)}" for name in names) or "its arguments"
+
+
+def _defaults_of(target: str) -> dict[str, Any]:
+    """What a run leaves to our class, which `transformers` would replace by defaults of its own."""
+    bases = reversed(locate(target).__mro__)
+    parameters = [p for base in bases for p in inspect.signature(base.__init__).parameters.values()]
+    return {p.name: p.default for p in parameters if p.default is not p.empty and p.default is not None}

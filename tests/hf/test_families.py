@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+import libai.models
 from libai.checkpoint import CheckpointError
 from libai.checkpoint.reader import open_safetensors
 from libai.checkpoint.safetensors_format import TensorSpec
@@ -131,3 +133,29 @@ def test_an_architecture_of_timm_is_not_named_for_another_size() -> None:
 
 def test_arguments_can_be_replaced() -> None:
     assert model_config(FIXTURES / "llama", max_seq_length=8).max_seq_length == 8
+
+
+def run_folder(folder, model, **arguments):
+    """A folder like that of a run, whose config.yaml names no argument but these."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text(json.dumps({"model": {"_target_": f"libai.models.{model}", **arguments}}))
+    built = getattr(libai.models, model)(**arguments)
+    save_file({name: t.numpy() for name, t in built.state_dict().items()}, folder / "model.safetensors")
+    return folder
+
+
+def test_what_a_run_leaves_to_our_defaults_is_exported(tmp_path):
+    sizes = {"vocab_size": 11, "max_seq_length": 6, "hidden_size": 8, "num_layers": 1, "num_heads": 2}
+    export_folder(run_folder(tmp_path / "bert", "BERT", is_post_norm=True, **sizes), tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["BertForMaskedLM"]
+    assert config["layer_norm_eps"] == 1e-5 and config["type_vocab_size"] == 1
+    export_folder(run_folder(tmp_path / "t5", "T5", **sizes), tmp_path / "out_t5")
+    config = json.loads((tmp_path / "out_t5" / "config.json").read_text())
+    assert config["d_kv"] == 4 and config["d_ff"] == 512
+
+
+def test_a_run_that_no_architecture_computes_is_not_exported(tmp_path):
+    sizes = {"vocab_size": 11, "max_seq_length": 6, "hidden_size": 8, "num_layers": 1, "num_heads": 2}
+    with pytest.raises(UserError, match="is_post_norm=False.*cannot compute"):
+        export_folder(run_folder(tmp_path / "bert", "BERT", **sizes), tmp_path / "out")

@@ -8,8 +8,14 @@ import sys
 
 import jobs
 import numpy as np
+import oneflow as flow
 import pytest
 from safetensors.numpy import load_file
+
+from libai.cli import export_case
+from libai.config import load_config
+from libai.layers.random import assign_layer_ids, fold, random_context
+from libai.models import MAE
 
 TOOLS = jobs.ROOT / "tools"
 SETTINGS = ["lr_scheduler=null", "train.train_micro_batch_size=4"]
@@ -30,6 +36,8 @@ def test_a_case_holds_what_a_run_starts_with(tmp_path):
     assert sorted(named) == sorted(weights)
     assert {group["weight_decay"] for group in case["optimizer"]["groups"]} == {0.05, 0.0}
     assert set(batches) == {f"{i}/{key}" for i in range(3) for key in ("images", "labels")}
+    assert case["transformers"]["inputs"] == {"images": "pixel_values"}
+    assert (tmp_path / "case" / "transformers" / "model.safetensors").exists()
     assert batches["0/images"].shape == (4, 1, 8, 8) and not np.array_equal(batches["0/images"], batches["1/images"])
 
 
@@ -41,6 +49,22 @@ def test_what_cannot_be_exported_is_refused(tmp_path, arguments, text):
     result = export(tmp_path / "case", *arguments)
     assert result.returncode == 2 and text in result.stderr, result
     assert not (tmp_path / "case").exists()
+
+
+def test_an_exported_mae_sees_the_patches_of_its_training(tmp_path):
+    """The loss of the exported noise is that of the first iteration, in which the trainer's key draws it."""
+    overrides = ["lr_scheduler=null", "train.train_micro_batch_size=4"]
+    export_case.export(tmp_path, str(jobs.ROOT / "configs" / "mae_digits.py"), overrides, 2)
+    batches = load_file(tmp_path / "batches.safetensors")
+    images, noise = (flow.tensor(batches[f"1/{name}"]) for name in ("images", "noise"))
+    model = MAE(**json.loads((tmp_path / "case.json").read_text())["model"]["arguments"])
+    assign_layer_ids(model)
+    seed = load_config(jobs.ROOT / "configs" / "mae_digits.py").train.seed
+    with random_context(fold(seed, 1, 0)):
+        drawn = model(images)["losses"]["reconstruction"].item()
+    assert model(images, noise=noise)["losses"]["reconstruction"].item() == drawn
+    with random_context(fold(seed, 2, 0)):
+        assert model(images)["losses"]["reconstruction"].item() != drawn
 
 
 def imported(source):

@@ -1,1 +1,1 @@
-"""Runs in an environment with torch, numpy and safetensors, where it imports neither libai nor oneflow."""
+"""Runs in an environment with torch, numpy, safetensors and transformers, importing neither libai nor oneflow."""

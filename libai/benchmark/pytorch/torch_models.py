@@ -1,10 +1,13 @@
-"""GPT, Llama, BERT, ViT, ResNet and AlexNet in PyTorch, with the arguments and parameter names of `libai.models`."""
+"""The models of a benchmark in PyTorch: written here with the arguments and parameter names of `libai.models`, or those
+of `transformers`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
@@ -13,17 +16,50 @@ class Unavailable(Exception):
     """The case cannot be trained here; the text says why."""
 
 
-def build_model(case: dict[str, Any]) -> nn.Module:
-    """The model of a case."""
+def build_model(case: dict[str, Any], folder: Path) -> nn.Module:
+    """The model of the case in `folder`: ours where there is one, else that of `transformers`."""
     name, sizes = case["model"]["class"].rpartition(".")[2], case["model"]["arguments"]
     for rate in ("dropout", "drop_path"):
         if sizes.get(rate):
             raise Unavailable(f"model.{rate}={sizes[rate]}: PyTorch draws other masks, so the losses could not agree")
-    if name in ("GPT", "BERT"):
+    if name == "GPT" or (name == "BERT" and not sizes.get("is_post_norm")):
         return LanguageModel(name, sizes)
-    if name in ("Llama", "ViT", "ResNet", "AlexNet"):
-        return {"Llama": Llama, "ViT": ViT, "ResNet": ResNet, "AlexNet": AlexNet}[name](sizes)
-    raise Unavailable(f"{name} has no twin in PyTorch here; there are GPT, Llama, BERT, ViT, ResNet and AlexNet")
+    classes = {"Llama": Llama, "ViT": ViT, "ResNet": ResNet, "AlexNet": AlexNet, "ResMLP": ResMLP}
+    return classes[name](sizes) if name in classes else FromTransformers(name, case["transformers"], folder)
+
+
+class FromTransformers(nn.Module):
+    """A model of `transformers` with the weights of the case. `named`: our name -> parameter."""
+
+    def __init__(self, name: str, exported: dict[str, Any], folder: Path):
+        super().__init__()
+        if "reason" in exported:
+            raise Unavailable(f"{name} has no twin in PyTorch here: {exported['reason']}")
+        try:
+            import transformers
+        except ImportError:
+            raise Unavailable(f"{name} is compared with that of `transformers`, which this Python lacks") from None
+        folder = folder / "transformers"
+        config = transformers.AutoConfig.from_pretrained(folder)
+        rates = [key for key, value in vars(config).items() if "drop" in key and isinstance(value, float)]
+        config.update({**dict.fromkeys(rates, 0.0), "use_cache": False})
+        build = getattr(transformers, config.architectures[0]).from_pretrained
+        self.model, report = build(folder, config=config, dtype=torch.float32, output_loading_info=True)
+        self.model.train()
+        parameters = dict(self.model.named_parameters())
+        for missing in report["missing_keys"]:  # what our model does not add: a type of tokens
+            parameters[missing].data.zero_()
+        # files and models of transformers 5 have different names: the one that a number arrives at is meant
+        names = list(exported["names"])
+        tensors = load_file(folder / "model.safetensors")
+        numbers = {name: torch.full_like(tensors[name], i) for i, name in enumerate(names)}
+        numbered = dict(build(None, config=config, state_dict=numbers, dtype=torch.float32).named_parameters())
+        numbered = {name: p for name, p in numbered.items() if name not in report["missing_keys"]}
+        self.named = {exported["names"][names[int(p.flatten()[0])]][0]: parameters[key] for key, p in numbered.items()}
+        self.inputs = exported["inputs"]
+
+    def forward(self, **batch: torch.Tensor) -> torch.Tensor:
+        return self.model(**{self.inputs.get(name, name): tensor for name, tensor in batch.items()}).loss
 
 
 class Attention(nn.Module):
@@ -204,17 +240,21 @@ class ViT(nn.Module):
         self.norm, self.head = nn.LayerNorm(hidden_size), nn.Linear(hidden_size, sizes["num_classes"])
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        batch, channels, height, width = images.shape
-        size = self.patch_size
-        x = images.reshape(batch, channels, height // size, size, width // size, size)
-        x = self.patch_embedding(x.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size))
+        x = self.patch_embedding(_patches_of(images, self.patch_size))
         if self.pool == "cls":
-            x = torch.cat([self.class_token.expand(batch, -1, -1), x], dim=1)
+            x = torch.cat([self.class_token.expand(len(x), -1, -1), x], dim=1)
         x = x + self.position_embedding
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)
         return F.cross_entropy(self.head(x[:, 0] if self.pool == "cls" else x.mean(dim=1)), labels)
+
+
+def _patches_of(images: torch.Tensor, size: int) -> torch.Tensor:
+    """(batch, patches, channels * size * size)."""
+    batch, channels, height, width = images.shape
+    x = images.reshape(batch, channels, height // size, size, width // size, size)
+    return x.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)
 
 
 class BasicBlock(nn.Module):
@@ -278,3 +318,58 @@ class AlexNet(nn.Module):
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(self.head(self.classifier(self.features(images).flatten(1))), labels)
+
+
+class Affine(nn.Module):
+    """`x * weight + bias` for each channel."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(self.bias, x, self.weight)
+
+
+class Scale(nn.Module):
+    """`x * weight` for each channel."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+class ResMLPBlock(nn.Module):
+    """A block of ResMLP."""
+
+    def __init__(self, num_patches: int, width: int, mlp_ratio: float):
+        super().__init__()
+        self.patch_norm, self.mlp_norm = Affine(width), Affine(width)
+        self.patch_scale, self.mlp_scale = Scale(width), Scale(width)
+        self.patches, self.mlp = nn.Linear(num_patches, num_patches), MLPBlock(width, mlp_ratio)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.patch_scale(self.patches(self.patch_norm(x).transpose(1, 2)).transpose(1, 2))
+        return x + self.mlp_scale(self.mlp(self.mlp_norm(x)))
+
+
+class ResMLP(nn.Module):
+    """An image classifier, by the arguments of `libai.models.ResMLP`."""
+
+    def __init__(self, sizes: dict[str, Any]):
+        super().__init__()
+        width, self.patch_size = sizes["hidden_size"], sizes["patch_size"]
+        num_patches = (sizes["image_size"] // self.patch_size) ** 2
+        self.patch_embedding = nn.Linear(sizes["num_channels"] * self.patch_size**2, width)
+        blocks = [ResMLPBlock(num_patches, width, sizes.get("mlp_ratio", 4.0)) for _ in range(sizes["num_layers"])]
+        self.blocks = nn.ModuleList(blocks)
+        self.norm, self.head = Affine(width), nn.Linear(width, sizes["num_classes"])
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.patch_embedding(_patches_of(images, self.patch_size))
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.norm(x).mean(dim=1)), labels)

@@ -14,22 +14,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch_models import Unavailable, build_model
+from torch_models import FromTransformers, Unavailable, build_model
 
 
-def build_optimizer(case: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(case: dict[str, Any], named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer of a case, in PyTorch's default implementation, with the same parameter groups."""
     found = case["optimizer"]
     if found["class"] not in ("AdamW", "SGD"):
         raise Unavailable(f"optimizer {found['class']} has no twin here; there are AdamW and SGD")
-    named = dict(model.named_parameters())
     groups = [{**group, "params": [named[name] for name in group["parameters"]]} for group in found["groups"]]
     for group in groups:
         del group["parameters"]
@@ -41,12 +40,17 @@ class Trainer:
 
     def __init__(self, folder: Path):
         self.case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
-        self.model = build_model(self.case)
-        buffers = dict(self.model.named_buffers())  # which begin alike in both libraries
-        self.model.load_state_dict({**buffers, **load_file(folder / "weights.safetensors")})
-        for name, parameter in self.model.named_parameters():
+        self.model = build_model(self.case, folder)
+        if isinstance(self.model, FromTransformers):
+            named = self.model.named
+        else:
+            buffers = dict(self.model.named_buffers())  # which begin alike in both libraries
+            self.model.load_state_dict({**buffers, **load_file(folder / "weights.safetensors")})
+            named = dict(self.model.named_parameters())
+        self.model.requires_grad_(False)
+        for name, parameter in named.items():
             parameter.requires_grad_(name not in self.case["frozen"])
-        self._optimizer = build_optimizer(self.case, self.model)
+        self._optimizer = build_optimizer(self.case, named)
         arrays = load_file(folder / "batches.safetensors")
         count = 1 + max(int(name.partition("/")[0]) for name in arrays)
         self._batches: list[dict[str, torch.Tensor]] = [{} for _ in range(count)]

@@ -66,9 +66,11 @@ def _read(config: Config) -> dict[str, Any]:
 
 def _write_encoder(ours: Config) -> dict[str, Any]:
     activation = ours.get("activation", "relu")
-    if not ours.get("is_gated", False):
-        return {"feed_forward_proj": ACTIVATIONS_OF_HF[activation]}
-    return {"feed_forward_proj": f"gated-{'gelu' if activation == 'gelu_tanh' else ACTIVATIONS_OF_HF[activation]}"}
+    units = ACTIVATIONS_OF_HF[activation]
+    if ours.get("is_gated", False):
+        units = f"gated-{'gelu' if activation == 'gelu_tanh' else units}"
+    head_size = ours.get("head_size") or ours["hidden_size"] // ours["num_heads"]
+    return {"feed_forward_proj": units, "d_kv": head_size}
 
 
 def _write(ours: Config) -> dict[str, Any]:

@@ -167,6 +167,11 @@ _MASKED_LM_COPIES = {
 }
 
 
+def _write_bert(ours: Config) -> dict[str, Any]:
+    """`transformers` has at least one type of tokens."""
+    return {**write_encoder(ours), "type_vocab_size": ours.get("num_token_types") or 1}
+
+
 def _bert(target: str, rules: tuple[Rule, ...], model_type: str = "bert", prefix: str = "bert.", **more: Any) -> Family:
     return Family(
         model_type,
@@ -183,7 +188,7 @@ def _bert(target: str, rules: tuple[Rule, ...], model_type: str = "bert", prefix
         },
         required={"position_embedding_type": ("absolute",), "is_decoder": (False,)},
         prefix=prefix,
-        **{"not_weights": ("*position_ids",), "read_more": read_encoder, "write_more": write_encoder, **more},
+        **{"not_weights": ("*position_ids",), "read_more": read_encoder, "write_more": _write_bert, **more},
     )
 
 
@@ -201,7 +206,7 @@ def _write_roberta(ours: Config) -> dict[str, Any]:
     if padding is None:
         raise UserError("RoBERTa's positions begin behind its padding token, and this model has none. It is a BERT.")
     positions = {"pad_token_id": padding, "max_position_embeddings": ours["max_seq_length"] + padding + 1}
-    return {**write_encoder(ours), **positions}
+    return {**_write_bert(ours), **positions}
 
 
 def _roberta(model_type: str, name: str) -> dict[str, Family]:
@@ -263,7 +268,7 @@ TEXT_FAMILIES: dict[str, Family] = {
         (*_BERT_RULES, Rule("head.@", "classifier.@")),
         implied={"is_post_norm": True},
         read_more=lambda config: {**read_encoder(config), "num_classes": num_classes_of(config)},
-        write_more=lambda ours: {**write_encoder(ours), **labels_of(ours)},
+        write_more=lambda ours: {**_write_bert(ours), **labels_of(ours)},
     ),
     "BertModel": _bert(
         "libai.models.BERTEmbedder",

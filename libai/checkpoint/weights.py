@@ -83,7 +83,8 @@ def load_weights(
     }
     report = _compare(tensors.origin.name, {name: tensors.spec(old) for name, old in on_disk.items()}, wanted)
     if strict and not report.is_exact:
-        raise CheckpointError(f"{report}\n`strict=false` skips what does not fit; `key_mapping` renames tensors.")
+        remedy = "`train.load_weight` with `strict=false` takes what fits; its `key_mapping` renames tensors."
+        raise CheckpointError(f"{report}\n{remedy}")
     if named is not None and wanted and not report.loaded:
         raise CheckpointError(f"{report}\nNothing fits: is it one of this model? `key_mapping` renames tensors.")
     if named is not None:

@@ -60,7 +60,7 @@ def test_a_mismatch_is_reported_exactly_and_nothing_is_copied(saved):
         "  unexpected: `old.running_var` is on disk, not in the model.\n"
         "  mismatched: `head.bias` is (10,) on disk, (7,) in the model.\n"
         "  mismatched: `head.weight` is (10, 8) on disk, (7, 8) in the model.\n"
-        "`strict=false` skips what does not fit; `key_mapping` renames tensors."
+        "`train.load_weight` with `strict=false` takes what fits; its `key_mapping` renames tensors."
     )
     assert _equal(_values(other), before)
 

@@ -97,7 +97,8 @@ def copy_into(module: Any, tensors: Mapping[str, np.ndarray], source: str = "ten
     """Set every parameter and buffer of `module`, local or global, to the full array of its name, in place.
 
     Every rank passes the same full arrays. Raises `CheckpointError`, before anything is copied, unless names, shapes
-    and dtypes agree (bfloat16 tensors take float32 arrays). `source` names the origin in the error.
+    and dtypes agree (bfloat16 tensors take float32 arrays, float32 ones float16). `source` names the origin in the
+    error.
     """
     named = _named_tensors(module)
     if named is None:
@@ -182,7 +183,7 @@ def _dtypes_fit(disk: str, model: str, exact: bool) -> bool:
     if not model or disk == model:  # no dtype: the caller gave only shapes
         return True
     if exact:
-        return disk == "float32" and model == "bfloat16"
+        return (disk, model) in (("float32", "bfloat16"), ("float16", "float32"))
     return disk in FLOATING and model in FLOATING
 
 

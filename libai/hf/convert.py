@@ -26,6 +26,7 @@ from libai.hf.files import (
     WEIGHTS,
     Pretrained,
     has_weights,
+    read_config,
     read_folder,
     read_json,
     read_run_config,
@@ -39,9 +40,11 @@ from libai.utils.errors import UserError
 
 def model_config(folder: str | Path, **arguments: Any) -> Any:
     """The `LazyCall` that builds our model for the config.json in `folder`; `arguments` replace what it says."""
-    config = read_json(Path(folder) / CONFIG)
+    config = read_config(folder)
     _, family = family_of(config)
     found = family.read_arguments(config)
+    if found.get("has_pooler") and has_weights(folder):
+        found["has_pooler"] = any("pooler." in name for name in read_folder(folder))
     if found.get("tie_head") and has_weights(folder) and read_folder(folder).has_own("lm_head.weight"):
         found["tie_head"] = False  # config.json may say otherwise: transformers goes by the file, too
     return LazyCall(family.target)(**{**found, **arguments})
@@ -85,7 +88,7 @@ def export_folder(
         like: a Hugging Face folder whose config.json, names, types, order and shards are kept: weights that came
             from it get the same bytes. Default: as `transformers` would write them, with the config.json beside the
             weights, or made from the `config.yaml` of their run.
-        architecture: for the config.yaml of a run; default: the first that has the model's class.
+        architecture: for the config.yaml of a run; default: the first that can hold the model.
         average: write the averages that `train.ema` keeps, in place of the latest weights.
     """
     tensors = without_adapters(
@@ -178,6 +181,12 @@ def _imported(source: Pretrained, config: Any) -> _Imported:
     report = _report(source, {source.name_in_file(m.theirs): m.spec for m in matches.values()})
     if not report.is_exact:
         raise CheckpointError(str(report))
+    for copy, original in source.family.copies.items():
+        if copy not in matches and source.has_own(copy):
+            raise CheckpointError(
+                f"{source.folder}: `{copy}` has other values than `{original}`, for which {source.family.target} has "
+                "one tensor only."
+            )
     return _Imported(source, specs, matches, report)
 
 

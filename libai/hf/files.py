@@ -93,6 +93,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """The config.json in `folder`; sides of images and patches as one number."""
+    config = read_json(Path(folder) / CONFIG)
+    for name in ("image_size", "patch_size"):
+        sides = config.get(name)
+        if isinstance(sides, list):
+            if len(set(sides)) != 1:
+                raise UserError(f"config.json has {name}={sides}, but the models here take squares only.")
+            config[name] = sides[0]
+    return config
+
+
 def has_weights(folder: str | Path) -> bool:
     """Whether there are weights beside config.json."""
     return any((Path(folder) / name).exists() for name in (WEIGHTS, INDEX))
@@ -101,7 +113,7 @@ def has_weights(folder: str | Path) -> bool:
 def read_folder(folder: str | Path) -> Pretrained:
     """Open the Hugging Face model in `folder`. Raises `CheckpointError` or `UserError`."""
     folder = Path(folder)
-    config = read_json(folder / CONFIG)
+    config = read_config(folder)
     architecture, family = family_of(config)
     if (folder / INDEX).exists():
         weight_map = read_json(folder / INDEX).get("weight_map")

@@ -77,7 +77,8 @@ def random_inputs(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray
         is_token = np.arange(length) < np.array([[length], [length - 3]])
         inputs["attention_mask"] = is_token.astype(np.int64)
     if kind == "bert":
-        inputs["token_type_ids"] = np.repeat(np.arange(length)[None] * 2 // length, 2, axis=0)
+        types = np.arange(length)[None] * 2 // length
+        inputs["token_type_ids"] = np.minimum(np.repeat(types, 2, axis=0), config.get("type_vocab_size", 2) - 1)
     elif kind.endswith("roberta"):
         inputs["input_ids"][~is_token] = config.get("pad_token_id", 1)
     elif config["architectures"][0].endswith("Generation"):

@@ -17,7 +17,8 @@ Rotation = tuple[flow.Tensor, flow.Tensor]
 def rotary_frequencies(head_size: int, base: float = 10000.0, scaling: Mapping[str, Any] | None = None) -> np.ndarray:
     """Angle per position of each pair of elements, (head_size / 2,) float32: base^(-2 i / head_size).
 
-    `scaling`: None, or Llama 3.1's with `rope_type="llama3"`, `factor`, `low_freq_factor`, `high_freq_factor` and
+    `scaling`: None; `rope_type="linear"`, whose `factor` stretches all waves (Chen et al. 2023); or Llama 3.1's with
+    `rope_type="llama3"`, `factor`, `low_freq_factor`, `high_freq_factor` and
     `original_max_position_embeddings`: long waves are stretched by `factor`, short ones kept, those between blended.
     """
     if head_size % 2:
@@ -27,9 +28,11 @@ def rotary_frequencies(head_size: int, base: float = 10000.0, scaling: Mapping[s
     kind = dict(scaling or {}).get("rope_type", "default")
     if kind == "default":
         return frequencies
-    if kind != "llama3":
-        raise UserError(f'rotary scaling of rope_type="{kind}" is not known. It is "default" or "llama3".')
+    if kind not in ("linear", "llama3"):
+        raise UserError(f'rotary scaling of rope_type="{kind}" is not known. It is "default", "linear" or "llama3".')
     assert scaling is not None
+    if kind == "linear":
+        return frequencies / np.float32(scaling["factor"])
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
     waves = float(scaling["original_max_position_embeddings"]) * frequencies / (2.0 * np.pi)  # in the original context
     kept = np.clip((waves - low) / (high - low), 0.0, 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,23 +51,28 @@ class Family:
 
     def read_arguments(self, config: Config) -> dict[str, Any]:
         """Our arguments for a config.json. Raises `UserError` for a setting that our class cannot compute."""
-        for key, values in self.required.items():
-            if config.get(key, values[0]) not in values:
-                raise UserError(
-                    f"config.json has {key}={config[key]!r}, which {self.target} cannot compute. It can: "
-                    f"{', '.join(map(repr, values))}."
-                )
+        self._check(config)
         plain = {ours: config.get(key, default) for ours, (key, default) in self.arguments.items()}
         return {**plain, **self.implied, **self.read_more(config)}
 
     def write_config(self, architecture: str, arguments: Config) -> dict[str, Any]:
         """A config.json for a model with `arguments`."""
         fixed = {key: values[0] for key, values in self.required.items()}
-        plain = {key: arguments[ours] for ours, (key, _) in self.arguments.items() if ours in arguments}
+        plain = {key: arguments[ours] for ours, (key, _) in self.arguments.items() if arguments.get(ours) is not None}
         head: dict[str, Any] = {"architectures": [architecture], "model_type": self.model_type, "dtype": "float32"}
         if self.model_type == "timm":
             head = {"architecture": architecture}
-        return {**head, **fixed, **plain, **self.write_more(arguments)}
+        written = {**head, **fixed, **plain, **self.write_more(arguments)}
+        self._check(written)
+        return written
+
+    def _check(self, config: Config) -> None:
+        for key, values in self.required.items():
+            if config.get(key, values[0]) not in values:
+                raise UserError(
+                    f"config.json has {key}={config[key]!r}, which {self.target} cannot compute. It can: "
+                    f"{', '.join(map(repr, values))}."
+                )
 
 
 _ACTIVATIONS = {
@@ -86,10 +92,16 @@ def activation_of(activation: str) -> str:
     return _ACTIVATIONS[activation]
 
 
+def ratio_of(inner_size: int, hidden_size: int) -> float:
+    """What `hidden_size` is multiplied by to get `inner_size`, rounded down."""
+    ratio = inner_size / hidden_size
+    return ratio if int(hidden_size * ratio) == inner_size else math.nextafter(ratio, math.inf)
+
+
 def read_encoder(config: Config) -> dict[str, Any]:
     """Settings that BERT and ViT name alike."""
     return {
-        "mlp_ratio": config.get("intermediate_size", 3072) / config.get("hidden_size", 768),
+        "mlp_ratio": ratio_of(config.get("intermediate_size", 3072), config.get("hidden_size", 768)),
         "activation": activation_of(config.get("hidden_act", "gelu")),
     }
 

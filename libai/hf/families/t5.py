@@ -14,8 +14,16 @@ _ENCODER_LAYERS = {"attention": "0.SelfAttention"}
 _DECODER_LAYERS = {**_ENCODER_LAYERS, "cross_attention": "1.EncDecAttention"}
 
 
-def _units(config: Config) -> str:
-    return config.get("feed_forward_proj", "relu" if config["model_type"] == "t5" else "gated-gelu")
+def _units(config: Config) -> tuple[bool, str]:
+    """Whether they have gates, and their activation. Only T5 takes two keys of their own for it, which go first."""
+    is_t5 = config["model_type"] == "t5"
+    units = config.get("feed_forward_proj", "relu" if is_t5 else "gated-gelu")
+    is_gated, activation = units.startswith("gated-"), units.removeprefix("gated-")
+    # "gated-gelu" means the approximation, whatever "gelu" means
+    activation = "gelu_new" if units == "gated-gelu" else activation
+    if is_t5:
+        is_gated, activation = config.get("is_gated_act", is_gated), config.get("dense_act_fn", activation)
+    return is_gated, activation_of(activation)
 
 
 def _num_layers(config: Config) -> tuple[int, int]:
@@ -33,27 +41,25 @@ def _rules(config: Config) -> tuple[Rule, ...]:
         rules.append(Rule(f"{part}_bias.table.weight", bias))
         rules.append(Rule(f"{part}_norm.weight", f"{part}.final_layer_norm.weight"))
         for number in range(count):
-            rules += _block_rules(f"blocks.{first + number}", f"{part}.block.{number}.layer", layers, _units(config))
+            rules += _block_rules(f"blocks.{first + number}", f"{part}.block.{number}.layer", layers, _units(config)[0])
         first += count
     return tuple(rules)
 
 
-def _block_rules(ours: str, theirs: str, layers: Mapping[str, str], units: str) -> list[Rule]:
+def _block_rules(ours: str, theirs: str, layers: Mapping[str, str], is_gated: bool) -> list[Rule]:
     pairs = {}
     for name, place in layers.items():
         pairs[f"{name}_norm"] = f"{place[0]}.layer_norm"
         pairs |= {f"{name}.{mine}": f"{place}.{other}" for mine, other in zip(("q", "k", "v", "out"), "qkvo")}
-    inner = {"gate": "wi_0", "up": "wi_1"} if units.startswith("gated-") else {"up": "wi"}
+    inner = {"gate": "wi_0", "up": "wi_1"} if is_gated else {"up": "wi"}
     pairs["mlp_norm"] = f"{len(layers)}.layer_norm"
     pairs |= {f"mlp.{k}": f"{len(layers)}.DenseReluDense.{v}" for k, v in {**inner, "down": "wo"}.items()}
     return [Rule(f"{ours}.{mine}.weight", f"{theirs}.{other}.weight") for mine, other in pairs.items()]
 
 
 def _read_encoder(config: Config) -> dict[str, Any]:
-    units = _units(config)
-    # "gated-gelu" means the approximation, whatever "gelu" means
-    activation = "gelu_tanh" if units == "gated-gelu" else activation_of(units.removeprefix("gated-"))
-    return {"num_layers": _num_layers(config)[0], "is_gated": units.startswith("gated-"), "activation": activation}
+    is_gated, activation = _units(config)
+    return {"num_layers": _num_layers(config)[0], "is_gated": is_gated, "activation": activation}
 
 
 def _read(config: Config) -> dict[str, Any]:
@@ -65,12 +71,13 @@ def _read(config: Config) -> dict[str, Any]:
 
 
 def _write_encoder(ours: Config) -> dict[str, Any]:
-    activation = ours.get("activation", "relu")
-    units = ACTIVATIONS_OF_HF[activation]
-    if ours.get("is_gated", False):
-        units = f"gated-{'gelu' if activation == 'gelu_tanh' else units}"
-    head_size = ours.get("head_size") or ours["hidden_size"] // ours["num_heads"]
-    return {"feed_forward_proj": units, "d_kv": head_size}
+    units = ACTIVATIONS_OF_HF[ours.get("activation", "relu")]
+    written = {"d_kv": ours.get("head_size") or ours["hidden_size"] // ours["num_heads"]}
+    if not ours.get("is_gated", False):
+        return {**written, "feed_forward_proj": units}
+    if units == "gelu":
+        raise UserError('T5\'s gates compute gelu_tanh or other activations, and this model has activation="gelu".')
+    return {**written, "feed_forward_proj": f"gated-{'gelu' if units == 'gelu_new' else units}"}
 
 
 def _write(ours: Config) -> dict[str, Any]:

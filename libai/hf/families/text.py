@@ -11,6 +11,7 @@ from libai.hf.families.family import (
     activation_of,
     labels_of,
     num_classes_of,
+    ratio_of,
     read_encoder,
     write_encoder,
 )
@@ -52,10 +53,10 @@ _GPT2 = Family(
         "hidden_size": ("n_embd", 768),
         "num_layers": ("n_layer", 12),
         "num_heads": ("n_head", 12),
+        "norm_eps": ("layer_norm_epsilon", 1e-5),
         "tie_head": ("tie_word_embeddings", True),
     },
     required={
-        "layer_norm_epsilon": (1e-5,),
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
         "add_cross_attention": (False,),
@@ -64,7 +65,7 @@ _GPT2 = Family(
     copies={"lm_head.weight": "transformer.wte.weight"},
     not_weights=("*.attn.bias", "*.attn.masked_bias"),
     read_more=lambda config: {
-        "mlp_ratio": (config.get("n_inner") or 4 * config.get("n_embd", 768)) / config.get("n_embd", 768),
+        "mlp_ratio": ratio_of(config.get("n_inner") or 4 * config.get("n_embd", 768), config.get("n_embd", 768)),
         "activation": activation_of(config.get("activation_function", "gelu_new")),
     },
     write_more=lambda ours: {
@@ -112,29 +113,55 @@ def _llama(model_type: str, max_seq_length: int, inner_size: int, **more: Any) -
         "libai.models.Llama",
         _LLAMA_RULES,
         arguments,
-        required={"hidden_act": ("silu",), **more.pop("required", {})},
+        required=more.pop("required", {}),
         prefix="model.",
         copies={"lm_head.weight": "model.embed_tokens.weight"},
         not_weights=("*.rotary_emb.inv_freq",),
-        read_more=_read_rotary,
-        write_more=_write_rotary,
-        **more,
+        **{"read_more": _read_llama, "write_more": _write_decoder, **more},
     )
 
 
-def _read_rotary(config: Config) -> dict[str, Any]:
+def _read_llama(config: Config) -> dict[str, Any]:
     """transformers 5 writes `rope_parameters`, earlier ones `rope_theta` and `rope_scaling`."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     base = rope.pop("rope_theta", None) or config.get("rope_theta", 10000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    return {"rotary_base": float(base), "rotary_scaling": None if kind == "default" else {**rope, "rope_type": kind}}
+    return {
+        "activation": activation_of(config.get("hidden_act", "silu")),
+        "rotary_base": float(base),
+        "rotary_scaling": None if kind == "default" else {**rope, "rope_type": kind},
+    }
 
 
-def _write_rotary(ours: Config) -> dict[str, Any]:
-    scaling = ours.get("rotary_scaling")
-    base = {"rope_theta": ours.get("rotary_base", 10000.0)}
-    biases = {"attention_bias": ours.get("qkv_bias", False)}
-    return {**base, **biases, "rope_scaling": dict(scaling) if scaling else None}
+def _read_mistral(config: Config) -> dict[str, Any]:
+    window, length = config.get("sliding_window", 4096), config.get("max_position_embeddings", 131072)
+    if window is not None and window < length:
+        raise UserError(
+            f"config.json has sliding_window={window}, which libai.models.Llama cannot compute. Texts up to "
+            f"that length are the same without: set max_position_embeddings={window} (now {length}) or "
+            "sliding_window=null."
+        )
+    return _read_llama(config)
+
+
+def _write_decoder(ours: Config) -> dict[str, Any]:
+    scaling, heads = ours.get("rotary_scaling"), ours["num_heads"]
+    return {
+        "num_key_value_heads": ours.get("num_kv_heads") or heads,
+        "hidden_act": ACTIVATIONS_OF_HF[ours.get("activation", "silu")],
+        "rope_theta": ours.get("rotary_base", 10000.0),
+        "rope_scaling": dict(scaling) if scaling else None,
+    }
+
+
+def _write_llama(ours: Config) -> dict[str, Any]:
+    has_bias = ours.get("qkv_bias", False)
+    if has_bias != ours.get("out_bias", False):
+        raise UserError(
+            f"the model has qkv_bias={has_bias} and out_bias={not has_bias}, and LlamaForCausalLM has one setting for "
+            "both. With qkv_bias alone it is a Qwen2ForCausalLM."
+        )
+    return {**_write_decoder(ours), "attention_bias": has_bias}
 
 
 # ------------------------------------------------------------------------------------------------- BERT and RoBERTa
@@ -168,6 +195,12 @@ _MASKED_LM_COPIES = {
 
 
 def _write_bert(ours: Config) -> dict[str, Any]:
+    if ours.get("padding_token") is not None:
+        raise UserError(f"BERT has no padding_token, and this model has {ours['padding_token']}. It is a RoBERTa.")
+    return _write_embeddings(ours)
+
+
+def _write_embeddings(ours: Config) -> dict[str, Any]:
     """`transformers` has at least one type of tokens."""
     return {**write_encoder(ours), "type_vocab_size": ours.get("num_token_types") or 1}
 
@@ -186,7 +219,7 @@ def _bert(target: str, rules: tuple[Rule, ...], model_type: str = "bert", prefix
             "num_token_types": ("type_vocab_size", 2),
             "norm_eps": ("layer_norm_eps", 1e-12),
         },
-        required={"position_embedding_type": ("absolute",), "is_decoder": (False,)},
+        required={"position_embedding_type": ("absolute",), "is_decoder": (False,), **more.pop("required", {})},
         prefix=prefix,
         **{"not_weights": ("*position_ids",), "read_more": read_encoder, "write_more": _write_bert, **more},
     )
@@ -206,7 +239,7 @@ def _write_roberta(ours: Config) -> dict[str, Any]:
     if padding is None:
         raise UserError("RoBERTa's positions begin behind its padding token, and this model has none. It is a BERT.")
     positions = {"pad_token_id": padding, "max_position_embeddings": ours["max_seq_length"] + padding + 1}
-    return {**_write_bert(ours), **positions}
+    return {**_write_embeddings(ours), **positions}
 
 
 def _roberta(model_type: str, name: str) -> dict[str, Family]:
@@ -224,7 +257,8 @@ def _roberta(model_type: str, name: str) -> dict[str, Family]:
         f"{name}ForMaskedLM": family(
             "libai.models.BERT",
             (*_ROBERTA_RULES, *head),
-            implied={"is_post_norm": True},
+            implied={"is_post_norm": True, "predicts_next_sentence": False},
+            required={"tie_word_embeddings": (True,), "hidden_act": ("gelu",)},  # its head knows no other
             copies={
                 "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
                 "lm_head.decoder.bias": "lm_head.bias",
@@ -241,7 +275,8 @@ def _roberta(model_type: str, name: str) -> dict[str, Family]:
         f"{name}Model": family(
             "libai.models.BERTEmbedder",
             _ROBERTA_RULES,
-            implied={"is_post_norm": True, "has_pooler": True},
+            implied={"is_post_norm": True},
+            read_more=lambda config: {**_read_roberta(config), "has_pooler": True},
             outputs={"last_hidden_state": "features", "pooler_output": "pooled"},
         ),
     }
@@ -253,13 +288,15 @@ TEXT_FAMILIES: dict[str, Family] = {
         "libai.models.BERT",
         _MASKED_LM_RULES,
         implied={"is_post_norm": True, "predicts_next_sentence": True},
+        required={"tie_word_embeddings": (True,)},
         copies=_MASKED_LM_COPIES,
         outputs={"prediction_logits": "logits", "seq_relationship_logits": "next_sentence_logits"},
     ),
     "BertForMaskedLM": _bert(
         "libai.models.BERT",
         _MASKED_LM_RULES,
-        implied={"is_post_norm": True},
+        implied={"is_post_norm": True, "predicts_next_sentence": False},
+        required={"tie_word_embeddings": (True,)},
         copies=_MASKED_LM_COPIES,
         not_weights=("bert.pooler.*", "cls.seq_relationship.*", "*position_ids"),
     ),
@@ -273,7 +310,8 @@ TEXT_FAMILIES: dict[str, Family] = {
     "BertModel": _bert(
         "libai.models.BERTEmbedder",
         _BERT_RULES,
-        implied={"is_post_norm": True, "has_pooler": True},
+        implied={"is_post_norm": True},
+        read_more=lambda config: {**read_encoder(config), "has_pooler": True},
         outputs={"last_hidden_state": "features", "pooler_output": "pooled"},
     ),
     **_roberta("roberta", "Roberta"),
@@ -288,9 +326,22 @@ TEXT_FAMILIES: dict[str, Family] = {
             "out_bias": ("attention_bias", False),
             "mlp_bias": ("mlp_bias", False),
         },
+        write_more=_write_llama,
     ),
-    "MistralForCausalLM": _llama("mistral", 131072, 14336, required={"sliding_window": (None,)}),
+    "MistralForCausalLM": _llama(
+        "mistral",
+        131072,
+        14336,
+        arguments={"num_kv_heads": ("num_key_value_heads", 8)},
+        implied={"qkv_bias": False, "out_bias": False, "mlp_bias": False},
+        read_more=_read_mistral,
+    ),
     "Qwen2ForCausalLM": _llama(
-        "qwen2", 32768, 22016, required={"use_sliding_window": (False,)}, implied={"qkv_bias": True}
+        "qwen2",
+        32768,
+        22016,
+        arguments={"num_kv_heads": ("num_key_value_heads", 32)},
+        required={"use_sliding_window": (False,)},
+        implied={"qkv_bias": True, "out_bias": False, "mlp_bias": False},
     ),
 }

@@ -35,6 +35,7 @@ class GPT(LanguageModel):
         activation: of the inner units: "gelu", or the approximation "gelu_tanh" that GPT-2 was trained with.
         tie_head: the output layer is the token embedding itself, one parameter.
         ignore_index: label of the positions that do not count.
+        norm_eps: added to the variance in every norm.
     """
 
     plan = GPT_PLAN
@@ -51,6 +52,7 @@ class GPT(LanguageModel):
         activation: str = "gelu",
         tie_head: bool = True,
         ignore_index: int = -100,
+        norm_eps: float = 1e-5,
     ):
         super().__init__()
         check_sizes(vocab_size=vocab_size, max_seq_length=max_seq_length)
@@ -62,11 +64,11 @@ class GPT(LanguageModel):
         self.embedding_dropout = Dropout(dropout)
         self.blocks = nn.ModuleList(
             [
-                layer_norm_block(hidden_size, num_heads, mlp_ratio, dropout, 0.0, max_seq_length, activation)
+                layer_norm_block(hidden_size, num_heads, mlp_ratio, dropout, 0.0, max_seq_length, activation, norm_eps)
                 for _ in range(num_layers)
             ]
         )
-        self.norm = nn.LayerNorm(hidden_size)
+        self.norm = nn.LayerNorm(hidden_size, eps=norm_eps)
         self.head = None if tie_head else nn.Linear(hidden_size, vocab_size, bias=False)
         init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))
 

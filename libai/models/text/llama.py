@@ -51,6 +51,7 @@ class Llama(LanguageModel):
         qkv_bias, out_bias, mlp_bias: which linear layers of a block have a bias (Qwen2: the first).
         tie_head: the output layer is the token embedding itself, one parameter.
         ignore_index: label of the positions that do not count.
+        activation: of the gates.
     """
 
     plan = LLAMA_PLAN
@@ -73,6 +74,7 @@ class Llama(LanguageModel):
         mlp_bias: bool = False,
         tie_head: bool = False,
         ignore_index: int = -100,
+        activation: str = "silu",
     ):
         super().__init__()
         check_sizes(vocab_size=vocab_size, max_seq_length=max_seq_length, hidden_size=hidden_size)
@@ -85,7 +87,7 @@ class Llama(LanguageModel):
             [
                 Block(
                     Attention(hidden_size, num_heads, None, num_kv_heads, head_size, qkv_bias, out_bias),
-                    GatedMLP(hidden_size, inner_size, mlp_bias),
+                    GatedMLP(hidden_size, inner_size, mlp_bias, activation),
                     partial(RMSNorm, hidden_size, norm_eps),
                 )
                 for _ in range(num_layers)

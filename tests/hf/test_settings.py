@@ -1,0 +1,146 @@
+"""Settings of config.json, each of which is computed, or refused by its name; and those of a run that is exported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from safetensors.numpy import load_file, save_file
+
+from libai.checkpoint import CheckpointError
+from libai.config import LazyCall, instantiate
+from libai.hf import export_folder, import_folder, load_pretrained, model_config
+from libai.hf.families.family import ratio_of
+from libai.hf.verify import compute
+from libai.layers import rotary_frequencies
+from libai.utils.errors import UserError
+
+FIXTURES = Path(__file__).resolve().parent / "fixtures"
+
+
+def changed(name: str, folder: Path, **settings: Any) -> Path:
+    """A copy of a fixture with other settings; None removes one."""
+    shutil.copytree(FIXTURES / name, folder)
+    config = {**json.loads((folder / "config.json").read_text()), **settings}
+    (folder / "config.json").write_text(json.dumps({key: config[key] for key in config if config[key] is not None}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name, settings, message",
+    [
+        ("bert_masked_lm", {"tie_word_embeddings": False}, "tie_word_embeddings=False, which libai.models.BERT"),
+        ("roberta_masked_lm", {"tie_word_embeddings": False}, "tie_word_embeddings=False, which libai.models.BERT"),
+        ("roberta_masked_lm", {"hidden_act": "relu"}, "hidden_act='relu', which libai.models.BERT cannot compute"),
+        ("mistral", {"sliding_window": 63}, "sliding_window=63, .* max_position_embeddings=63"),
+        ("mistral", {"max_position_embeddings": 4097, "sliding_window": None}, "sliding_window=4096"),
+        ("vit", {"image_size": [16, 8]}, r"image_size=\[16, 8\], but the models here take squares"),
+        ("vit", {"patch_size": [4, 2]}, r"patch_size=\[4, 2\], but the models here take squares"),
+    ],
+)
+def test_a_setting_that_cannot_be_computed_is_named(name: str, settings: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        import_folder(changed(name, tmp_path / name, **settings), tmp_path / "ours")
+
+
+@pytest.mark.parametrize("copy", ["cls.predictions.decoder.weight", "cls.predictions.decoder.bias"])
+def test_a_copy_with_values_of_its_own_is_not_left_out(copy: str, tmp_path: Path) -> None:
+    folder = changed("bert_masked_lm", tmp_path / "bert")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
+    tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
+    save_file(tensors, folder / "model.safetensors")
+    assert import_folder(folder, tmp_path / "ours").is_exact
+    tensors[copy] = tensors[copy] + 1
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"`{copy}` has other values than"):
+        import_folder(folder, tmp_path / "ours")
+
+
+def test_settings_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
+    def read(name: str, **settings: Any) -> Any:
+        return model_config(changed(name, tmp_path / f"{name}{len(list(tmp_path.iterdir()))}", **settings))
+
+    t5 = read("t5", dense_act_fn="silu", is_gated_act=True)
+    assert (t5.is_gated, t5.activation) == (True, "silu")
+    mt5 = read("mt5", dense_act_fn="silu", is_gated_act=False)  # derives both from feed_forward_proj
+    assert (mt5.is_gated, mt5.activation) == (True, "gelu_tanh")
+    assert read("vit", image_size=[16, 16], patch_size=[4, 4]).patch_size == 4
+    assert read("gpt2", layer_norm_epsilon=1e-3).norm_eps == 1e-3
+    assert read("llama", hidden_act="gelu").activation == "gelu"
+    assert read("mistral", num_key_value_heads=None).num_kv_heads == 8
+    assert read("mistral", sliding_window=64).max_seq_length == 64
+    linear = read("llama", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0})
+    scaled = rotary_frequencies(8, 100.0, linear.rotary_scaling)
+    assert np.array_equal(scaled, rotary_frequencies(8, 100.0) / 4)
+
+
+def test_a_width_is_kept_whatever_the_ratio() -> None:
+    for hidden, inner in ((49, 1), (47, 48), (23, 61), (768, 3072), (192, 511)):
+        assert int(hidden * ratio_of(inner, hidden)) == inner
+
+
+def test_float16_files_are_read_exactly(tmp_path: Path) -> None:
+    folder = changed("qwen2", tmp_path / "half")
+    tensors = {name: array.astype(np.float16) for name, array in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors")
+    weight = load_pretrained(folder).norm.weight.numpy()
+    assert weight.dtype == np.float32 and np.array_equal(weight, tensors["model.norm.weight"].astype(np.float32))
+
+
+def test_a_bare_bert_may_lack_its_pooler(tmp_path: Path) -> None:
+    folder = changed("bert", tmp_path / "bert")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({n: t for n, t in tensors.items() if "pooler" not in n}, folder / "model.safetensors")
+    outputs = compute(folder, {"input_ids": np.ones((1, 4), np.int64)})
+    assert "pooler_output" not in outputs and "embeddings" in outputs
+
+
+TEXT = {"vocab_size": 32, "max_seq_length": 16, "hidden_size": 8, "num_layers": 1, "num_heads": 2}
+BERT = {**TEXT, "is_post_norm": True, "num_token_types": 2}
+
+
+def exported(target: str, arguments: dict, folder: Path, architecture: str | None = None) -> dict:
+    """The config.json of an untrained run."""
+    model = instantiate(LazyCall(target)(**arguments))
+    folder.mkdir()
+    arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in model.state_dict().items()}
+    save_file(arrays, folder / "model.safetensors")
+    OmegaConf.save(OmegaConf.create({"model": {"_target_": target, **arguments}}), folder / "config.yaml")
+    export_folder(folder, folder / "hf", architecture=architecture)
+    assert import_folder(folder / "hf", folder / "back").is_exact
+    return json.loads((folder / "hf/config.json").read_text())
+
+
+def test_an_exported_run_says_what_the_model_has_by_default(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 32, "max_seq_length": 16}
+    config = exported("libai.models.Llama", sizes, tmp_path / "llama")
+    assert (config["hidden_size"], config["num_hidden_layers"], config["rms_norm_eps"]) == (128, 4, 1e-5)
+    assert config["num_key_value_heads"] == 4 and "head_dim" not in config
+    assert exported("libai.models.T5", sizes, tmp_path / "t5")["d_kv"] == 32
+    config = exported("libai.models.BERT", {**sizes, "is_post_norm": True, "num_token_types": 2}, tmp_path / "bert")
+    assert config["architectures"] == ["BertForMaskedLM"] and config["layer_norm_eps"] == 1e-5
+
+
+@pytest.mark.parametrize(
+    "target, arguments, architecture, message",
+    [
+        ("Llama", {**TEXT, "qkv_bias": True}, "LlamaForCausalLM", "qkv_bias=True and out_bias=False"),
+        ("Llama", {**TEXT, "qkv_bias": True}, "MistralForCausalLM", "qkv_bias=True.* MistralForCausalLM cannot"),
+        ("Llama", TEXT, "Qwen2ForCausalLM", "qkv_bias=False.* Qwen2ForCausalLM cannot"),
+        ("BERT", {**BERT, "padding_token": 1}, "BertForMaskedLM", "no padding_token, and this model has 1"),
+        ("BERT", {**BERT, "is_post_norm": False}, None, "is_post_norm=False, .* no architecture cannot"),
+        ("BERT", {**BERT, "padding_token": 1, "activation": "relu"}, "RobertaForMaskedLM", "hidden_act='relu'"),
+        ("T5", {**TEXT, "is_gated": True, "activation": "gelu"}, None, 'activation="gelu"'),
+    ],
+)
+def test_a_run_is_not_exported_as_another_model(
+    target: str, arguments: dict, architecture: str | None, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        exported(f"libai.models.{target}", arguments, tmp_path / "run", architecture)

@@ -12,6 +12,7 @@ import pytest
 
 from libai.data import DataError, DigitsDataset, ImageFolderDataset, MixedImages, MnistDataset, build_train_loader
 from libai.data.vision.files import MEAN, STD
+from libai.data.vision.images import random_resized_crop, resize
 from libai.models.blocks.outputs import classification_outputs
 
 PIXELS = np.random.RandomState(0).randint(0, 256, (5, 28, 28)).astype(np.uint8)
@@ -62,6 +63,53 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
         ImageFolderDataset(tmp_path)[2]
     with pytest.raises(DataError, match="no folders of classes"):
         ImageFolderDataset(tmp_path / "cat")
+
+
+def test_resizing_a_part_follows_pillow() -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    image = np.random.RandomState(0).rand(1, 1, 20, 20).astype(np.float32)
+    for size in (9, 20, 37):
+        box = (2.0, 5.0, 17.0, 15.0)  # left, top, right, bottom
+        found = resize(image, np.array([[[5 / 20, 10 / 20], [2 / 20, 15 / 20]]]), size)
+        picture = image_module.fromarray(image[0, 0])
+        expected = np.asarray(picture.resize((size, size), image_module.Resampling.BILINEAR, box=box))
+        inner = slice(2, -2)  # Pillow does not look beyond the box
+        np.testing.assert_allclose(found[0, 0, inner, inner], expected[inner, inner], atol=1e-5)
+
+
+def test_random_parts_have_the_area_and_ratio_that_were_asked_for() -> None:
+    """Of an image whose pixels are their places."""
+    rows, columns = np.indices((64, 64), np.float32)
+    images = np.broadcast_to(np.stack([rows, columns]), (200, 2, 64, 64))
+    uniform = np.random.RandomState(0).rand(200, 4)
+    found = random_resized_crop(images, uniform, 32, area=(0.25, 0.5))
+    height, width = (np.ptp(found[:, axis], axis=(1, 2)) * 32 / 31 / 64 for axis in (0, 1))
+    assert 0.24 < (height * width).min() < 0.3 and 0.45 < (height * width).max() < 0.51
+    assert 0.74 < (width / height).min() < 0.8 and 1.25 < (width / height).max() < 1.35
+
+
+def test_parts_of_a_folder_are_the_same_for_any_ranks_and_workers(tmp_path: Path) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for i in range(4):
+            pixels = np.random.RandomState(i).randint(0, 256, (20, 24, 3)).astype(np.uint8)
+            image_module.fromarray(pixels).save(tmp_path / name / f"{i}.png")
+
+    def images(num_ranks: int, num_workers: int = 0) -> np.ndarray:
+        options = {"micro_batch_size": 4 // num_ranks, "num_data_ranks": num_ranks, "seed": 3}
+        dataset = ImageFolderDataset(tmp_path, image_size=8, augment=True)
+        workers = {"num_workers": num_workers} if num_workers else {"prefetch": 0}
+        loaders = [build_train_loader(dataset, data_rank=rank, **options, **workers) for rank in range(num_ranks)]
+        streams = [iter(loader) for loader in loaders]
+        return np.concatenate([next(stream)["images"] for _ in range(3) for stream in streams])
+
+    one = images(1)
+    assert one.shape == (12, 3, 8, 8)
+    np.testing.assert_array_equal(images(2), one)
+    np.testing.assert_array_equal(images(1, num_workers=1), one)
+    with pytest.raises(DataError, match="min_area=0 is a share"):
+        ImageFolderDataset(tmp_path, min_area=0)
 
 
 def batches_of(num_ranks: int, consumed: int = 0, **mixing: float) -> dict[str, np.ndarray]:

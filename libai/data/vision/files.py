@@ -12,7 +12,7 @@ import numpy as np
 from libai.data.loading.cache import default_cache_dir
 from libai.data.loading.errors import DataError, describe_folder
 from libai.data.loading.sampling import SampleRandom
-from libai.data.vision.images import random_flip, random_shift
+from libai.data.vision.images import random_flip, random_resized_crop, random_shift
 
 _MNIST = {"train": "train", "test": "t10k"}
 #: of ImageNet's training pixels
@@ -78,11 +78,16 @@ class ImageFolderDataset:
     """`images` float32 `(3, image_size, image_size)`, normalised, and `labels`: one folder for each class, in order of
     their names, with files that Pillow reads.
 
-    The shorter side is resized to `image_size * 256 / 224` and the middle is cut out. `augment=True` moves that part by
-    up to an eighth of `image_size` and mirrors half of the training images.
+    The shorter side is resized to `image_size * 256 / 224` and the middle is cut out. `augment=True` keeps the middle
+    square as it is; the train loader resizes a random part of it, of at least `min_area`, to `image_size` and mirrors
+    half of the images.
     """
 
-    def __init__(self, path: str | os.PathLike, *, image_size: int = 224, augment: bool = False):
+    def __init__(
+        self, path: str | os.PathLike, *, image_size: int = 224, augment: bool = False, min_area: float = 0.08
+    ):
+        if not 0 < min_area <= 1:
+            raise DataError(f"min_area={min_area} is a share of the image: use a number above 0, and at most 1.")
         root = Path(path).expanduser()
         self.classes = sorted(folder.name for folder in root.iterdir() if folder.is_dir()) if root.is_dir() else []
         self.files = [
@@ -93,43 +98,51 @@ class ImageFolderDataset:
         ]
         if not self.files:
             raise DataError(f"{root} {describe_folder(root)}: no folders of classes with images. Give their folder.")
-        self.num_classes, self.image_size, self.augment = len(self.classes), image_size, augment
-        self._pillow = _pillow()
+        self.num_classes, self.image_size = len(self.classes), image_size
+        self.augment, self.min_area = augment, min_area
+        import_pillow()
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         path, label = self.files[index]
-        try:
-            with self._pillow.open(path) as opened:
-                image = opened.convert("RGB")
-        except OSError as error:
-            raise DataError(f"{path} is no image that can be read: {error}") from error
-        scale = round(self.image_size * 256 / 224) / min(image.size)
-        width, height = (max(self.image_size, round(side * scale)) for side in image.size)
-        left, top = (width - self.image_size) // 2, (height - self.image_size) // 2
-        image = image.resize((width, height), self._pillow.Resampling.BILINEAR)
-        image = image.crop((left, top, left + self.image_size, top + self.image_size))
-        pixels = (np.asarray(image, np.float32) / np.float32(255) - np.array(MEAN, np.float32)) / np.array(
-            STD, np.float32
-        )
-        return {"images": pixels.transpose(2, 0, 1), "labels": np.int64(label)}
+        shorter_side = round(self.image_size * 256 / 224)
+        image = read_image(path, shorter_side if self.augment else self.image_size, shorter_side)
+        return {"images": image, "labels": np.int64(label)}
 
     def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
-        """Called by the train loader: the batch, its images moved and mirrored when `augment=True`."""
+        """Called by the train loader: random parts of the images, half of them mirrored, when `augment=True`."""
         if not self.augment:
             return batch
-        uniform = random.uniform(3)
-        moved = random_shift(batch["images"], uniform[:, :2], max_pixels=self.image_size // 8)
-        return {**batch, "images": random_flip(moved, uniform[:, 2])}
+        uniform = random.uniform(5)
+        parts = random_resized_crop(batch["images"], uniform[:, :4], self.image_size, area=(self.min_area, 1.0))
+        return {**batch, "images": random_flip(parts, uniform[:, 4])}
 
 
-def _pillow() -> Any:
+def read_image(
+    path: str | os.PathLike, size: int, shorter_side: int | None = None, num_channels: int = 3
+) -> np.ndarray:
+    """The middle of an image, float32 `(num_channels, size, size)`: in colour normalised as ImageNet's, in grey
+    (`num_channels=1`) within [0, 1]. `shorter_side`: that it is resized to before; default `size`."""
+    try:
+        with import_pillow().open(path) as opened:
+            image = opened.convert("RGB" if num_channels == 3 else "L")
+    except OSError as error:
+        raise DataError(f"{path} is no image that can be read: {error}") from error
+    scale = (shorter_side or size) / min(image.size)
+    width, height = (max(size, round(side * scale)) for side in image.size)
+    left, top = (width - size) // 2, (height - size) // 2
+    image = image.resize((width, height), import_pillow().Resampling.BILINEAR)
+    pixels = np.asarray(image.crop((left, top, left + size, top + size)), np.float32) / np.float32(255)
+    if num_channels == 1:
+        return pixels[None]
+    return ((pixels - np.array(MEAN, np.float32)) / np.array(STD, np.float32)).transpose(2, 0, 1)
+
+
+def import_pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise DataError(
-            f"folders of images are read with Pillow, which is missing ({error}): pip install pillow."
-        ) from None
+        raise DataError(f"image files are read with Pillow, which is missing ({error}): pip install pillow.") from None
     return Image

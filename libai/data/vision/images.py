@@ -35,6 +35,40 @@ def random_flip(images: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     return np.where((uniform < 0.5)[:, None, None, None], images[..., ::-1], images)
 
 
+def resize(images: np.ndarray, boxes: np.ndarray, size: int) -> np.ndarray:
+    """A part of each image, resized bilinearly to a square; where it shrinks, pixels are averaged.
+
+    `images` `(B, C, H, W)`; `boxes` `(B, 2, 2)`: begin and length of the rows, then of the columns, as shares of the
+    image; returns `(B, C, size, size)`.
+    """
+    weights = []
+    for length, begin, share in zip(images.shape[2:], boxes[:, :, 0].T, boxes[:, :, 1].T):
+        step = (share * length / size)[:, None, None]
+        centres = (begin * length)[:, None, None] + (np.arange(size)[:, None] + 0.5) * step - 0.5
+        distances = abs(np.clip(centres, 0, length - 1) - np.arange(length))
+        near = np.maximum(0, 1 - distances / np.maximum(1, step))
+        weights.append((near / near.sum(axis=2, keepdims=True)).astype(images.dtype)[:, None])
+    return weights[0] @ images @ weights[1].swapaxes(2, 3)
+
+
+def random_resized_crop(
+    images: np.ndarray,
+    uniform: np.ndarray,
+    size: int,
+    area: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> np.ndarray:
+    """A random part of each image with a share `area` of it and width / height within `ratio`, resized to `size`.
+
+    `images` `(B, C, H, W)`, square; `uniform` `(B, 4)` numbers in [0, 1). A side that would be longer than the image is
+    as long.
+    """
+    shares = area[0] + uniform[:, 0] * (area[1] - area[0])
+    ratios = ratio[0] * (ratio[1] / ratio[0]) ** uniform[:, 1]
+    lengths = np.minimum(1, np.sqrt(np.stack([shares / ratios, shares * ratios], axis=1)))
+    return resize(images, np.stack([uniform[:, 2:4] * (1 - lengths), lengths], axis=2), size)
+
+
 class DigitsDataset:
     """`images` float32 `(1, 8, 8)` in [0, 1] and `labels` 0..9, one split of a stratified cut.
 

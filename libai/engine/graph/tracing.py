@@ -205,6 +205,7 @@ def _detached(self: flow.Tensor) -> flow.Tensor:
     return _detach(self) if self.requires_grad else self
 
 
+@functools.cache  # one for all names of an operation, by which those who replace it too find them all
 def _reading_twice(operation: Callable[..., Any]) -> Callable[..., Any]:
     """`operation` of two tensors, which are not one. OneFlow 0.9.0 may choose two layouts for what it reads, and ends
     the process when both are of the same tensor (`op_graph.cpp:150] Check failed`)."""

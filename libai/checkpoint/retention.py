@@ -154,12 +154,14 @@ def recorded_run(path: Path) -> str | None:
 
 
 def resolve(path: str | Path) -> Path:
-    """The checkpoint a user means by `path`: a checkpoint folder, a folder of them (the newest that verifies),
-    or the names `last` and `best` in such a folder.
+    """The checkpoint a user means by `path`: a checkpoint folder, a folder of them or a run's folder (the newest that
+    verifies), or the names `last` and `best` in such a folder.
 
     Raises `CheckpointError` with the reasons when there is none.
     """
     path = Path(path)
+    if (path / "checkpoints").is_dir():
+        path = path / "checkpoints"
     if path.name == "best" and not path.exists():
         best = read_best(path.parent)
         if best is None:

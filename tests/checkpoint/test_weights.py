@@ -126,13 +126,20 @@ def test_a_mapping_of_shapes_gets_the_report_alone(saved):
     assert report.loaded == ["body.weight"] and report.missing == ["none"]
 
 
-@pytest.mark.parametrize("form", ["root", "best", "file", "index", "foreign folder", "foreign shards"])
+@pytest.mark.parametrize("form", ["root", "run", "best", "file", "index", "foreign folder", "foreign shards"])
 def test_every_kind_of_source_is_read(saved, tmp_path, form):
     net, path = saved
     checkpoint.mark_best(tmp_path, path, "m", 1.0)
     foreign = tmp_path / "foreign"
     foreign.mkdir()
-    source = {"root": tmp_path, "best": tmp_path / "best", "file": foreign / "any.safetensors"}.get(form, foreign)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path)
+    source = {
+        "root": tmp_path,
+        "run": tmp_path / "run",
+        "best": tmp_path / "best",
+        "file": foreign / "any.safetensors",
+    }.get(form, foreign)
     if form == "index":
         source = path / "model.safetensors.index.json"
     elif form == "file":

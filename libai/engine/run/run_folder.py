@@ -267,8 +267,7 @@ def find_checkpoint(root: Path, run_id: str, seed: int | None = None) -> Path | 
 def checkpoint_of(given: Path) -> Path:
     """The checkpoint that a user means by `given`: one, a folder of them (`last` and `best` are names in it), or the
     output folder of a run. For rank 0."""
-    inner = given / "checkpoints"
-    path = checkpoint.resolve(inner if inner.is_dir() else given)
+    path = checkpoint.resolve(given)
     if not (path / STATE).is_file():
         raise UserError(
             f"--resume {given} names no checkpoint of a run: {path} has no {STATE}. For its weights alone: "

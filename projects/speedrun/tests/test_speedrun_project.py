@@ -1,0 +1,64 @@
+"""The project as its README promises it: it stops at the target and nowhere else, and both modes give one curve."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+PROJECT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(PROJECT))
+
+from model import SpeedrunGPT  # noqa: E402
+
+from libai.config import LazyConfig, validate  # noqa: E402
+from libai.engine import Run, default_setup  # noqa: E402
+from libai.engine.hooks import CallbackHook  # noqa: E402
+
+SHORT = (
+    *("train.train_iter=6", "train.log_period=1", "train.evaluation.eval_period=2", "train.evaluation.eval_iter=1"),
+    *("train.train_micro_batch_size=2", "model.num_layers=1", "model.hidden_size=16"),
+)
+
+
+def train(folder: Path, *overrides: str) -> tuple[Run, list[float]]:
+    words = [*SHORT, f"train.output_dir={folder}", *overrides]
+    run = Run(default_setup(validate(LazyConfig.apply_overrides(LazyConfig.load(PROJECT / "config.py"), words))))
+    losses: list[float] = []
+    hook = CallbackHook(after_step=lambda trainer: losses.append(trainer.fetch_metrics()["train/loss"]))
+    run.trainer.register_hooks([hook])
+    run.train()
+    return run, losses
+
+
+@pytest.mark.parametrize(("target", "iterations"), [(1.0, 6), (100.0, 2)])
+def test_it_stops_at_the_first_evaluation_that_reaches_the_target(tmp_path, target, iterations):
+    run, losses = train(tmp_path, f"train.extra_hooks.0.target={target}")
+    assert len(losses) == iterations
+    assert run.trainer.status == ("finished" if iterations == 6 else "stopped")
+
+
+def test_both_modes_give_one_curve(tmp_path):
+    (_, eager), (_, graph) = (train(tmp_path / mode, f"graph.enabled={mode}") for mode in ("false", "true"))
+    np.testing.assert_allclose(graph, eager, rtol=1e-5)
+    assert eager[-1] < eager[0]
+
+
+def test_a_position_sees_the_bytes_before_it_and_none_behind():
+    flow.manual_seed(0)
+    model = SpeedrunGPT(11, 8, num_previous=2, hidden_size=8, num_layers=1, num_heads=2).eval()
+
+    def changed_by_another_byte() -> list[bool]:
+        ids = np.arange(8)[None]
+        other = np.where(ids == 4, 9, ids)
+        with flow.no_grad():
+            before, after = (model(flow.tensor(each))["logits"].numpy() for each in (ids, other))
+        return (np.abs(after - before).max(axis=(0, 2)) > 0).tolist()
+
+    assert changed_by_another_byte() == [False] * 4 + [True] * 3 + [False]  # blocks that begin as the identity
+    nn.init.normal_(model.blocks[0].attention.out.weight)
+    assert changed_by_another_byte() == [False] * 4 + [True] * 4

@@ -10,6 +10,7 @@ import pytest
 
 import libai.engine
 import libai.evaluation
+from libai.cli.main import COMMANDS
 from libai.config import load_config, parse_args
 from libai.config.reference import key_help
 
@@ -37,6 +38,8 @@ def is_known(name: str) -> bool:
         return bool(key_help(key).doc)
     if name.startswith("--"):
         return bool(parse_args([CONFIG, name]))
+    if name.startswith("libai "):
+        return name.split()[1] in COMMANDS
     if name in ("PROCS", "NODE"):
         return re.search(rf"\b{name}\b", LAUNCHER) is not None
     if name.startswith("libai."):

@@ -75,17 +75,22 @@ class Pipeline:
         """Raises `UserError` where none is known."""
         if self._tokenizer_path is not None:
             return TextCodec.read(Path(self._tokenizer_path))
-        dataloader = self.predictor.config.dataloader if self.predictor.config else {}
-        section = dataloader.get("train")
-        dataset = instantiate(section.dataset) if section is not None and "dataset" in section else None
-        while dataset is not None and not hasattr(dataset, "tokenizer"):
-            dataset = getattr(dataset, "dataset", None)  # a dataset seen through another, such as a mask
+        dataset = self._dataset_with("tokenizer")
         if dataset is None:
             raise UserError(
                 f"{self._source} has no tokenizer: there is no tokenizer.json beside its weights, and no dataset of "
                 "its config has one. Name the file: --tokenizer FILE, or Pipeline(…, tokenizer=FILE)."
             )
         return TextCodec.of_data(dataset.tokenizer)
+
+    def _dataset_with(self, attribute: str) -> Any:
+        """The dataset that a run was trained on, if it has this."""
+        dataloader = self.predictor.config.dataloader if self.predictor.config else {}
+        section = dataloader.get("train")
+        dataset = instantiate(section.dataset) if section is not None and "dataset" in section else None
+        while dataset is not None and not hasattr(dataset, attribute):
+            dataset = getattr(dataset, "dataset", None)  # a dataset seen through another, such as a mask
+        return dataset
 
     @cached_property
     def generator(self) -> Generator:
@@ -115,8 +120,8 @@ class Pipeline:
     def classify(self, inputs: Sequence[str] | np.ndarray, batch_size: int = 32) -> list[tuple[str, float]]:
         """The likeliest class of each text or image, and its probability.
 
-        `inputs`: texts, or images as the model takes them. The classes have the names of Hugging Face's config.json, or
-        are numbers.
+        `inputs`: texts, images as the model takes them, or files of images for a run on `ImageFolderDataset`. The
+        classes have the names of Hugging Face's config.json or of the folders, or are numbers.
         """
         return self.classes_of(self._output("logits", inputs, batch_size))
 
@@ -130,7 +135,9 @@ class Pipeline:
         return [(self._labels.get(str(i), str(i)), float(p)) for i, p in zip(best.tolist(), probabilities)]
 
     def encode_batch(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
-        """The arguments of the model's forward for texts, padded on the right."""
+        """The arguments of the model's forward for texts, padded on the right, or for files of images."""
+        if self._parameters[0] == "images":
+            return {"images": np.stack([self._image_dataset.read_image(file) for file in texts])}
         rows = [self.tokenizer.encode(text, getattr(self.model, "max_seq_length", None)) for text in texts]
         longest = max(map(len, rows))
         is_token = np.array([[i < len(row) for i in range(longest)] for row in rows])
@@ -145,6 +152,17 @@ class Pipeline:
                 "other numbers of tokens. Predict one text at a time (--batch-size 1)."
             )
         return batch
+
+    @cached_property
+    def _image_dataset(self) -> Any:
+        dataset = self._dataset_with("read_image")
+        if dataset is None:
+            raise UserError(
+                f"{self._source} does not say how files of images become numbers: that does a run that was trained on "
+                "a dataset with read_image(path), such as ImageFolderDataset. Give the images as arrays (.npz)."
+            )
+        self._labels = {str(number): name for number, name in enumerate(getattr(dataset, "classes", ()))}
+        return dataset
 
     @cached_property
     def _parameters(self) -> list[str]:

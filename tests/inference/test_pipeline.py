@@ -16,11 +16,11 @@ from omegaconf import OmegaConf
 
 from libai.cli.commands.runs import generate, predict
 from libai.config import LazyCall, defaults, validate
-from libai.data import TokenDataset, build_train_loader, prepare_tokens
+from libai.data import ImageFolderDataset, TokenDataset, build_train_loader, prepare_tokens
 from libai.engine import Run
 from libai.hf import load_pretrained
 from libai.inference import GenerationOptions, Generator, Pipeline
-from libai.models import GPT
+from libai.models import GPT, ViT
 from libai.utils.errors import UserError
 
 TEXTS = ["w3 w1 w4 w1 w5", "w9 w2"]
@@ -142,6 +142,41 @@ def test_texts_and_images_are_classified(mode: str, tmp_path: Path) -> None:
     np.testing.assert_allclose([p for _, p in classes], exact.max(1), rtol=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_files_of_images_are_classified_by_their_folders(mode: str, tmp_path: Path) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    for name, colour in (("blue", (0, 0, 255)), ("red", (255, 0, 0))):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(4):
+            image_module.new("RGB", (20 + number, 16), colour).save(tmp_path / "images" / name / f"{number}.png")
+    train = defaults("train")
+    train.output_dir, train.train_iter, train.train_micro_batch_size = str(tmp_path / "run"), 20, 8
+    config = {
+        "train": train,
+        "graph": defaults("graph"),
+        "model": LazyCall(ViT)(
+            image_size=8, patch_size=4, num_channels=3, num_classes=2, hidden_size=8, num_layers=1, num_heads=2
+        ),
+        "optim": LazyCall(flow.optim.AdamW)(params=LazyCall("libai.optim.get_param_groups")(), lr=0.01),
+        "dataloader": {
+            "train": LazyCall(build_train_loader)(
+                dataset=LazyCall(ImageFolderDataset)(path=str(tmp_path / "images"), image_size=8)
+            )
+        },
+    }
+    Run(validate(OmegaConf.create(config, flags={"allow_objects": True}))).train()
+    files = [str(tmp_path / "images" / "red" / "0.png"), str(tmp_path / "images" / "blue" / "1.png")]
+    found = Pipeline(tmp_path / "run", mode=mode).classify(files)
+    assert [name for name, _ in found] == ["red", "blue"]
+    (tmp_path / "in.csv").write_text("file\n" + "\n".join(files))
+    words = [str(tmp_path / "run"), "-i", str(tmp_path / "in.csv"), "-o", str(tmp_path / "out.jsonl")]
+    assert predict.run([*words, "--classify", "--mode", mode]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(row["class"], row["probability"]) for row in rows] == found
+    with pytest.raises(UserError, match="vit does not say how files of images become numbers"):
+        Pipeline(FIXTURES / "vit").classify(files)
+
+
 def test_mistakes_are_one_clear_error(llama: Path, tmp_path: Path) -> None:
     bert = str(with_tokenizer("bert", tmp_path / "bert"))
     (tmp_path / "two.csv").write_text("a,b\nred,blue\n")
@@ -157,7 +192,7 @@ def test_mistakes_are_one_clear_error(llama: Path, tmp_path: Path) -> None:
         (generate, [str(llama), "a", "--tokenizer", str(tmp_path / "bad.jsonl")], "cannot be read as a tokenizer"),
         (generate, [str(llama), "a", "-n", "0"], "both must be at least 1"),
         (predict, [bert, "-i", str(tmp_path / "two.csv")], "a model takes one column of text"),
-        (predict, [vit, "-i", str(tmp_path / "one.csv")], r"a is text \('red'\).*has no tokenizer"),
+        (predict, [vit, "-i", str(tmp_path / "one.csv")], r"a is text \('red'\).*does not say how files"),
         (predict, [vit, "--data", "val"], "is no run, so it has no datasets"),
     ]:
         with pytest.raises(UserError, match=message):

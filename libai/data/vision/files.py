@@ -100,16 +100,24 @@ class ImageFolderDataset:
             raise DataError(f"{root} {describe_folder(root)}: no folders of classes with images. Give their folder.")
         self.num_classes, self.image_size = len(self.classes), image_size
         self.augment, self.min_area = augment, min_area
-        import_pillow()
+        _pillow()
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         path, label = self.files[index]
-        shorter_side = round(self.image_size * 256 / 224)
-        image = read_image(path, shorter_side if self.augment else self.image_size, shorter_side)
+        image = _read_image(path, self._shorter_side if self.augment else self.image_size, self._shorter_side)
         return {"images": image, "labels": np.int64(label)}
+
+    def read_image(self, path: str | os.PathLike) -> np.ndarray:
+        """An image of a file as a model that was trained on this dataset takes it, float32 `(3, image_size,
+        image_size)`."""
+        return _read_image(path, self.image_size, self._shorter_side)
+
+    @property
+    def _shorter_side(self) -> int:
+        return round(self.image_size * 256 / 224)
 
     def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
         """Called by the train loader: random parts of the images, half of them mirrored, when `augment=True`."""
@@ -120,27 +128,22 @@ class ImageFolderDataset:
         return {**batch, "images": random_flip(parts, uniform[:, 4])}
 
 
-def read_image(
-    path: str | os.PathLike, size: int, shorter_side: int | None = None, num_channels: int = 3
-) -> np.ndarray:
-    """The middle of an image, float32 `(num_channels, size, size)`: in colour normalised as ImageNet's, in grey
-    (`num_channels=1`) within [0, 1]. `shorter_side`: that it is resized to before; default `size`."""
+def _read_image(path: str | os.PathLike, size: int, shorter_side: int) -> np.ndarray:
+    """The middle of an image whose shorter side is resized before, normalised, float32 `(3, size, size)`."""
     try:
-        with import_pillow().open(path) as opened:
-            image = opened.convert("RGB" if num_channels == 3 else "L")
+        with _pillow().open(path) as opened:
+            image = opened.convert("RGB")
     except OSError as error:
         raise DataError(f"{path} is no image that can be read: {error}") from error
-    scale = (shorter_side or size) / min(image.size)
+    scale = shorter_side / min(image.size)
     width, height = (max(size, round(side * scale)) for side in image.size)
     left, top = (width - size) // 2, (height - size) // 2
-    image = image.resize((width, height), import_pillow().Resampling.BILINEAR)
+    image = image.resize((width, height), _pillow().Resampling.BILINEAR)
     pixels = np.asarray(image.crop((left, top, left + size, top + size)), np.float32) / np.float32(255)
-    if num_channels == 1:
-        return pixels[None]
     return ((pixels - np.array(MEAN, np.float32)) / np.array(STD, np.float32)).transpose(2, 0, 1)
 
 
-def import_pillow() -> Any:
+def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:

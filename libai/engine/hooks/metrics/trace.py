@@ -81,7 +81,10 @@ class Trace:
             for point, calls in trainer._hook_calls.items():
                 before = list(calls)
                 # in place: the loop holds the list
-                calls[:] = [self._timed(call, f"{type(call.__self__).__name__}.{point}", "hook") for call in before]
+                names = [type(hook).__name__ for hook in trainer.hooks if hook.overrides(point)]
+                calls[:] = [
+                    self._timed(call, f"{name}.{point}", "hook") for name, call in zip(names, before, strict=True)
+                ]
                 undo.callback(calls.__setitem__, slice(None), before)
             yield
         if timer is not None:

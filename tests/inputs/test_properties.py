@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -86,6 +86,8 @@ LINES = st.one_of(
 
 @drawn(500)
 @given(st.lists(LINES, min_size=1, max_size=1))
+@example([".model={}"])
+@example(["train.seed={^(: 1}"])
 def test_any_override_gives_a_valid_config_or_one_clear_error(lines):
     try:
         run = validate(LazyConfig.apply_overrides(CONFIG, lines))

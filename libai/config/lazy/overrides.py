@@ -97,9 +97,10 @@ def _parse(text: str) -> _Change:
         parsed: Override = OverridesParser.create().parse_override(text)
     except HydraException as error:
         mapping = _read_mapping(raw)
-        if mapping is None:
+        try:
+            parsed = OverridesParser.create().parse_override(text if mapping is None else f"{name}=null")
+        except HydraException:
             raise ConfigError(_unreadable(text, name, raw, str(error).splitlines()[0])) from error
-        parsed = OverridesParser.create().parse_override(f"{name}=null")
     key = parsed.key_or_group
     if isinstance(parsed._value, Sweep):
         raise ConfigError(

@@ -14,6 +14,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from marks import slow_but
 
 from libai.inference.onnx_export import VERSIONS, export_onnx
 from libai.models import BERT, GPT, MLP, T5, ConvNeXt, Llama, ResNet, Swin, ViT
@@ -167,7 +168,7 @@ MODELS = {
 
 @real
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but(MODELS, "MLP", "ViT"))
 def test_models_of_the_library(name, tmp_path):
     build, batch = MODELS[name]
     assert max(export_onnx(build(), batch, tmp_path / "model.onnx").values()) < 1e-5

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import oneflow as flow
@@ -81,6 +81,41 @@ def lora_delta(a: Any, b: Any, scale: float) -> Any:
     """What an adapter adds to the weight of its layer; tensors or arrays (rank, …) and (out, rank, …)."""
     product = b.reshape(b.shape[0], -1) @ a.reshape(a.shape[0], -1)
     return (product * scale).reshape(b.shape[0], *a.shape[1:])
+
+
+def refuse_direct_reads(
+    model: nn.Module, find_reached: Callable[[Callable[[nn.Module], None]], Collection[str]]
+) -> None:
+    """Raise `UserError` where losses read the weight of an adapted layer beside its forward, in which its adapter acts.
+
+    `find_reached(change)`: names of the parameters that get a gradient in a copy of `model` after `change(copy)`.
+    """
+    weights = {f"{name}.weight".lstrip("."): name for name, module in model.named_modules() if _has_adapter(module)}
+    if weights and (read := sorted(weights.keys() & find_reached(_detach_in_forward))):
+        raise UserError(
+            f"train.lora gives {weights[read[0]]} an adapter, but the model also computes with {read[0]} directly "
+            f"({len(read)} such layers), where the adapter is not added: it would train nothing there, and merging it "
+            "would change the result. Call the layer instead of reading its weight, or narrow train.lora.patterns."
+        )
+
+
+def _detach_in_forward(model: nn.Module) -> None:
+    """Let losses reach the weight of an adapted layer where it is read outside of the layer's forward only."""
+    for module in model.modules():
+        if _has_adapter(module):
+            module.weight.requires_grad_(True)
+            wrap_forward(module, _with_detached_weight)
+
+
+def _with_detached_weight(
+    layer: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    weight = layer.weight
+    layer._parameters["weight"] = weight.detach()
+    try:
+        return forward(layer, *args, **kwargs)
+    finally:
+        layer._parameters["weight"] = weight
 
 
 def _adapt(layer: Any, rank: int, scale: float, dropout: float) -> None:

@@ -77,6 +77,31 @@ def test_patterns_that_fit_nothing_are_refused(mode, tmp_path):
         contract_runs.make_run(tmp_path, mode, "train.lora.patterns=['q_proj']")
 
 
+class Direct(flow.nn.Module):
+    """`a` is called and, where `reads`, its weight is used directly as well; `b` is only read."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.a, self.b, self.reads = flow.nn.Linear(8, 8), flow.nn.Linear(8, 4), reads
+
+    def forward(self, x, y):
+        x = flow.relu(self.a(x))
+        if self.reads:
+            x = flow.nn.functional.linear(x, self.a.weight)
+        return {"losses": {"cls": flow.nn.functional.cross_entropy(flow.matmul(x, self.b.weight.T), y)}}
+
+
+@pytest.mark.parametrize("reads, pattern, found", [(True, "^a$", "a"), (False, ".", "b"), (False, "^a$", None)])
+def test_an_adapter_whose_weight_is_read_directly_is_refused(mode, tmp_path, reads, pattern, found):
+    words = ("model._target_=test_contract_lora.Direct", f"model.reads={reads}", f"train.lora.patterns=['{pattern}']")
+    run = contract_runs.make_run(tmp_path, mode, *words, *SHORT, "train.train_iter=2")
+    if found is None:
+        run.train()
+        return
+    with pytest.raises(UserError, match=rf"gives {found} an adapter, but .* computes with {found}\.weight directly"):
+        run.train()
+
+
 class Deep(flow.nn.Module):
     """A stem, two blocks and a head."""
 

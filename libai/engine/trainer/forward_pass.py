@@ -134,20 +134,22 @@ class ForwardPass:
         with self.random_scope(0), self.layout.source_ops():
             return model(**inputs)
 
-    def find_unreached_parameters(self, batch: Any) -> list[str]:
-        """Names of the trainable parameters that get no gradient from the losses of one micro-batch of this rank.
+    def find_reached_parameters(
+        self, batch: Any, change: Callable[[flow.nn.Module], Any] = lambda twin: None
+    ) -> set[str]:
+        """Names of the parameters that get a gradient from the losses of one micro-batch of this rank.
 
-        One eager forward and backward on a copy of the model, in either mode, so that weights, batch statistics, DDP's
-        buckets and a graph to be compiled stay as they are; takes the model's memory a second time. Collective when
-        the parameters are global.
+        One eager forward and backward on a copy of the model, which `change` may prepare, in either mode, so that
+        weights, batch statistics, DDP's buckets and a graph to be compiled stay as they are; takes the model's memory a
+        second time. Collective when the parameters are global.
         """
         twin = copy_module(self.model)
+        change(twin)
         inputs = self.layout.lay_out_batch(self.to_device(batch))
         with self.index_check.watch([self.name_inputs(batch)], self.describe_batch, twin):
             losses, _ = read_losses(self._try_forward(twin, inputs), self.model)
         total_loss(losses).backward()
-        trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
-        return [name for name, parameter in twin.named_parameters() if name in trained and parameter.grad is None]
+        return {name for name, parameter in twin.named_parameters() if parameter.grad is not None}
 
     def forward_eagerly(self, batch: Batch, micro: int) -> dict[str, flow.Tensor]:
         """The losses of one micro-batch, run op by op on the plain module, as `update` would compute them."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from libai.engine.trainer.non_finite import NonFiniteGuard
 from libai.engine.trainer.optimizer_state import OptimizerState
 from libai.engine.trainer.options import TrainOptions
 from libai.forward.contract import as_batch_dict
+from libai.layers.lora import refuse_direct_reads
 from libai.layers.random import find_unseeded_dropouts
 from libai.oneflow_fixes.internals import wait_for_device
 from libai.optim import Optimizers, WeightAverage
@@ -160,16 +162,19 @@ class ModelTrainer(TrainerBase):
     # ------------------------------------------------------------------ the first iteration
 
     def _inspect_first(self, micro_batches: list[Any]) -> None:
-        """See `TrainerBase._inspect_first`: counts tokens, and names the parameters without gradient when asked to."""
+        """See `TrainerBase._inspect_first`: counts tokens, refuses adapters without effect, and names the parameters
+        without gradient when asked to."""
         if self.forward_pass.average is not None:
             self.forward_pass.average.begin()
         self.feed.items_per_iter = self._count_tokens(micro_batches)
         self.forward_pass.batch_scope.resolve(self, micro_batches)
         if self.options.undoes_updates:
             self.prepare()  # a copy of the state from before compilation could not be put back
+        refuse_direct_reads(self.model, partial(self.forward_pass.find_reached_parameters, micro_batches[0]))
         if not self.options.detect_anomalous_params:
             return
-        names = self.forward_pass.find_unreached_parameters(micro_batches[0])
+        reached = self.forward_pass.find_reached_parameters(micro_batches[0])
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad and name not in reached]
         if names and is_main_process():
             logger.warning(
                 "%d trainable parameter(s) get no gradient from the losses of the first micro-batch: %s. Use them in "

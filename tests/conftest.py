@@ -13,8 +13,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # `import toy`, `import jobs` fr
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 
-#: under nohup all processes that tests start would ignore it
+#: under nohup, or in the background of a script, all processes that tests start would ignore them
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish():

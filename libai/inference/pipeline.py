@@ -16,6 +16,7 @@ from libai.config import instantiate
 from libai.engine.run.predictor import Predictor
 from libai.hf import load_pretrained
 from libai.hf.gguf import convert_gguf
+from libai.hf.image_processor import ImageProcessor
 from libai.inference.generation import GenerationOptions, Generator
 from libai.inference.text import TextCodec, TextStream
 from libai.parallel import Mesh, full_tensor
@@ -120,8 +121,9 @@ class Pipeline:
     def classify(self, inputs: Sequence[str] | np.ndarray, batch_size: int = 32) -> list[tuple[str, float]]:
         """The likeliest class of each text or image, and its probability.
 
-        `inputs`: texts, images as the model takes them, or files of images for a run on `ImageFolderDataset`. The
-        classes have the names of Hugging Face's config.json or of the folders, or are numbers.
+        `inputs`: texts, images as the model takes them, or files of images for a run on `ImageFolderDataset` and a
+        Hugging Face folder with preprocessor_config.json. The classes have the names of Hugging Face's config.json or
+        of the folders, or are numbers.
         """
         return self.classes_of(self._output("logits", inputs, batch_size))
 
@@ -137,7 +139,7 @@ class Pipeline:
     def encode_batch(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
         """The arguments of the model's forward for texts, padded on the right, or for files of images."""
         if self._parameters[0] == "images":
-            return {"images": np.stack([self._image_dataset.read_image(file) for file in texts])}
+            return {"images": np.stack([self._image_reader.read_image(file) for file in texts])}
         rows = [self.tokenizer.encode(text, getattr(self.model, "max_seq_length", None)) for text in texts]
         longest = max(map(len, rows))
         is_token = np.array([[i < len(row) for i in range(longest)] for row in rows])
@@ -154,7 +156,10 @@ class Pipeline:
         return batch
 
     @cached_property
-    def _image_dataset(self) -> Any:
+    def _image_reader(self) -> Any:
+        """What has `read_image(path)`: the dataset of a run, or the image processor of a Hugging Face folder."""
+        if self.predictor.config is None:
+            return ImageProcessor.read(self._source)
         dataset = self._dataset_with("read_image")
         if dataset is None:
             raise UserError(

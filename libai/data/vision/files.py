@@ -100,7 +100,7 @@ class ImageFolderDataset:
             raise DataError(f"{root} {describe_folder(root)}: no folders of classes with images. Give their folder.")
         self.num_classes, self.image_size = len(self.classes), image_size
         self.augment, self.min_area = augment, min_area
-        _pillow()
+        import_pillow()
 
     def __len__(self) -> int:
         return len(self.files)
@@ -130,20 +130,25 @@ class ImageFolderDataset:
 
 def _read_image(path: str | os.PathLike, size: int, shorter_side: int) -> np.ndarray:
     """The middle of an image whose shorter side is resized before, normalised, float32 `(3, size, size)`."""
-    try:
-        with _pillow().open(path) as opened:
-            image = opened.convert("RGB")
-    except OSError as error:
-        raise DataError(f"{path} is no image that can be read: {error}") from error
+    image = open_image(path)
     scale = shorter_side / min(image.size)
     width, height = (max(size, round(side * scale)) for side in image.size)
     left, top = (width - size) // 2, (height - size) // 2
-    image = image.resize((width, height), _pillow().Resampling.BILINEAR)
+    image = image.resize((width, height), import_pillow().Resampling.BILINEAR)
     pixels = np.asarray(image.crop((left, top, left + size, top + size)), np.float32) / np.float32(255)
     return ((pixels - np.array(MEAN, np.float32)) / np.array(STD, np.float32)).transpose(2, 0, 1)
 
 
-def _pillow() -> Any:
+def open_image(path: str | os.PathLike) -> Any:
+    """Pillow's image of a file, in colour."""
+    try:
+        with import_pillow().open(path) as opened:
+            return opened.convert("RGB")
+    except OSError as error:
+        raise DataError(f"{path} is no image that can be read: {error}") from error
+
+
+def import_pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from oneflow import nn
 from libai.forward.contract import total_loss
 from libai.parallel import full_tensor
 from libai.utils.distributed import gather_objects, get_rank
+from libai.utils.tree import tensors_in
 
 Batch = dict[str, flow.Tensor]
 
@@ -75,7 +76,7 @@ def _first_in_forward_and_backward(trainer: Any, batch: Batch, micro: int) -> _F
     def watch(name: str) -> Any:
         def after_forward(module: Any, _inputs: Any, output: Any) -> None:
             named = f"{name or 'the model'} ({type(module).__name__})"
-            for tensor in _tensors(output):
+            for tensor in tensors_in(output):
                 if not first and not _is_finite(tensor):
                     text = f"first the output of {named} is not finite"
                     first.append(_Found(text, not _is_finite_here(tensor)))
@@ -134,17 +135,6 @@ def _gradient(total: flow.Tensor, tensor: flow.Tensor) -> flow.Tensor | None:
         return flow.autograd.grad(total, tensor, retain_graph=True)[0]
     except Exception:  # its exceptions have no common class but this one
         return None
-
-
-def _tensors(value: Any) -> Iterator[flow.Tensor]:
-    if isinstance(value, flow.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _is_finite(tensor: flow.Tensor) -> bool:

@@ -6,10 +6,10 @@ import os
 import platform
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from libai.launch.runtime import installed_version
 from libai.native.kernels import kernels_in_use
 from libai.oneflow_fixes.fixes import fixes_that_are_on
 from libai.oneflow_fixes.openblas import openblas_in_use, threads_in_use
@@ -48,10 +48,7 @@ def collect_env() -> dict[str, Any]:
 def _version(package: str) -> str | None:
     if package == "libai":  # used from a clone it is on no list of installed packages
         return getattr(sys.modules.get("libai"), "__version__", None)
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return installed_version(package)
 
 
 def _oneflow() -> dict[str, Any]:

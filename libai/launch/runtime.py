@@ -254,7 +254,7 @@ def explain_versions() -> str | None:
     With numpy 2 oneflow can be imported, and `flow.tensor(array)` fails later; with protobuf 4 the import fails.
     """
     for package, module, end, advice in _TOO_NEW:
-        version = str(getattr(sys.modules.get(module), "__version__", None) or _installed_version(package) or "0")
+        version = str(getattr(sys.modules.get(module), "__version__", None) or installed_version(package) or "0")
         major = version.partition(".")[0]
         by_python = package == "protobuf" and os.environ.get("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION") == "python"
         if major.isdecimal() and int(major) >= end and not by_python:
@@ -265,7 +265,8 @@ def explain_versions() -> str | None:
     return None
 
 
-def _installed_version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """The version of a package, None where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -62,7 +62,7 @@ joined-updates | 0015 | graphs on CPU with kernels | oneflow_fixes.job.updates.j
     one operation updates many parameters
 joined-gradients | 0019 | graphs of several CPU ranks | oneflow_fixes.job.gradients.join_gradients
     ranks add up gradients in few messages
-needed clip-norm | 0001 | graphs | oneflow_fixes.job.clip_norm.make_clip_norm_exact
+needed clip-norm | 0001 | graphs | oneflow_fixes.job.clip.make_clip_norm_exact
     an exact norm of all gradients
 needed variable-copies | 0007 | graphs | oneflow_fixes.job.variables.read_copies_of_variables
     forward and backward read weights that no update changes meanwhile

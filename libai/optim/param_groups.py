@@ -1,4 +1,4 @@
-"""Parameter groups for OneFlow's optimizers: which parameter gets which weight decay and learning rate.
+"""Parameter groups for OneFlow's optimizers: which parameter gets which weight decay and learning rate, also scaled.
 
 `get_param_groups(model, ...)` returns plain dicts for `flow.optim.AdamW(params=...)` and friends. Parameters with equal
 options share a group, so there are few groups however many rules there are.
@@ -7,6 +7,7 @@ options share a group, so there are few groups however many rules there are.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -236,3 +237,34 @@ def _find_blocks(model: flow.nn.Module, blocks: str | None) -> tuple[str, int]:
             f"the lists in this model: {listed}. Name it with blocks='...', or remove layer_decay."
         )
     return longest[0], lists[longest[0]]
+
+
+def auto_scale_lr(
+    optimizer: flow.optim.Optimizer, base_batch_size: int, global_batch_size: int, rule: str = "linear"
+) -> float:
+    """Multiply every group's rate by `global_batch_size / base_batch_size` and return that factor.
+
+    `base_batch_size`: samples per iteration for which the config's rates were tuned. `global_batch_size`: samples per
+    iteration of this run, accumulation and data-parallel ranks included. `rule="sqrt"` takes the square root, which
+    suits Adam-like optimizers (arXiv:2205.10287).
+
+    Raises `UserError` when a scheduler was built on the optimizer already: it holds the unscaled rates.
+    """
+    if base_batch_size < 1 or global_batch_size < 1:
+        raise UserError(
+            f"auto_scale_lr: base_batch_size={base_batch_size} and global_batch_size={global_batch_size} are samples "
+            "per iteration: give 1 or more."
+        )
+    if rule not in ("linear", "sqrt"):
+        raise UserError(f"auto_scale_lr: rule={rule!r} is unknown. Use 'linear' or 'sqrt'.")
+    if any("initial_lr" in group for group in optimizer.param_groups):
+        raise UserError(
+            "auto_scale_lr: a learning rate scheduler was already built on this optimizer and holds the unscaled "
+            "rates, so scaling now would be undone at the next iteration. Call it before the scheduler is built."
+        )
+    factor = global_batch_size / base_batch_size
+    if rule == "sqrt":
+        factor = math.sqrt(factor)
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * factor
+    return factor

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import toy
 
+from libai.cli.commands.verify_resume import FAULTS
 from libai.config import validate
 from libai.engine import default_setup
 from libai.engine.hooks import RandomStateHook
-from libai.engine.verify.resume import FAULTS, Rehearsal, compare, is_exact, job_overrides
+from libai.engine.verify.resume import Rehearsal, compare, is_exact, job_overrides
 from libai.launch.stop import StoppedFromOutside
 from libai.layers import Dropout
 from libai.scheduler import scheduler_state

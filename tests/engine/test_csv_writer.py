@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from libai.engine.log import csv_lines
-from libai.engine.log.csv_lines import CSVWriter
+from libai.engine.log import lines
+from libai.engine.log.lines import CSVWriter
 from libai.engine.log.writers import LogRecord
 
 
@@ -52,7 +52,7 @@ def test_a_full_disk_at_a_new_column_leaves_the_rows(path, monkeypatch):
     def full(path, data):
         raise OSError("disk full")
 
-    monkeypatch.setattr(csv_lines, "atomic_write_bytes", full)
+    monkeypatch.setattr(lines, "atomic_write_bytes", full)
     path.write_text("iter,a\n1,1.0\n")
     writer = CSVWriter(path)
     writer.begin(1)

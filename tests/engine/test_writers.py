@@ -16,7 +16,7 @@ import pytest
 
 from libai.engine.log import lines as lines_module
 from libai.engine.log.console import ConsoleWriter, format_eval_lines, format_train_line
-from libai.engine.log.json_lines import JSONLinesWriter
+from libai.engine.log.lines import JSONLinesWriter
 from libai.engine.log.tensorboard import TensorBoardWriter
 from libai.engine.log.writers import AsyncWriter, LogRecord, Writer, close_all
 from libai.utils.errors import OutputLostError, UserError

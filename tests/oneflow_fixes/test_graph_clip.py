@@ -7,7 +7,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from libai.oneflow_fixes.job.clip_norm import make_clip_norm_exact
+from libai.oneflow_fixes.job.clip import make_clip_norm_exact
 from libai.oneflow_fixes.job.job_edit import JobEdit
 
 _RNG = np.random.RandomState(0)

@@ -13,7 +13,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.native.kernels import are_kernels_on
-from libai.oneflow_fixes.job.clip_norm import make_clip_norm_exact
+from libai.oneflow_fixes.job.clip import make_clip_norm_exact
 from libai.oneflow_fixes.job.job_edit import JobEdit
 from libai.optim import clip_grad_norm, export_graph_state, export_state, import_state, to_graph_state
 

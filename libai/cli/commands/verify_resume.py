@@ -26,6 +26,7 @@ from libai.utils.rank_notes import environment_of_no_rank
 PROGRAM = "libai.cli.commands.verify_resume"
 #: phase -> (folder it works in, exit code of a job that does what it should)
 PHASES = {"straight": ("straight", 0), "first": ("resumed", EXIT_RESUMABLE), "second": ("resumed", 0)}
+#: what a negative control leaves out of the resume or changes in it, one thing each; the verdict must then be "broken"
 FAULTS = ("rng", "seed", "scheduler", "sample")
 
 

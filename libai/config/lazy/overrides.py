@@ -333,6 +333,3 @@ def _raw(value: Any) -> str:
 
 def _is_interpolation(value: Any) -> bool:
     return isinstance(value, str) and "${" in value
-
-
-__all__ = ["apply_overrides", "format_override"]

@@ -26,8 +26,7 @@ from libai.forward.flops import FlopCounter
 from libai.native.kernels import are_kernels_on
 from libai.oneflow_fixes.compiled_graph import CompiledGraph
 from libai.oneflow_fixes.fixes import is_on
-from libai.oneflow_fixes.job.clip_norm import join_clip_norms, make_clip_norm_exact
-from libai.oneflow_fixes.job.clip_value import clip_by_value
+from libai.oneflow_fixes.job.clip import clip_by_value, join_clip_norms, make_clip_norm_exact
 from libai.oneflow_fixes.job.constants import fold_constants
 from libai.oneflow_fixes.job.gradients import join_gradients
 from libai.oneflow_fixes.job.idle_ops import remove_idle_ops

@@ -98,15 +98,12 @@ class AsyncWriter(Writer):
         self._thread.start()
 
     def write(self, record: LogRecord) -> None:
-        """See `Writer.write`. Raises what an earlier write in the thread raised."""
         self._submit("write", record)
 
     def write_text(self, name: str, text: str, iter: int = 0) -> None:
-        """See `Writer.write_text`. Raises what an earlier write in the thread raised."""
         self._submit("write_text", name, text, iter)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """See `Writer.write_summary`. Raises what an earlier write in the thread raised."""
         self._submit("write_summary", summary)
 
     def flush(self) -> None:

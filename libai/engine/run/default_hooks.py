@@ -12,8 +12,7 @@ from libai.config import fill_unset, instantiate
 from libai.engine import hooks
 from libai.engine.hooks.evaluation.eval_metric import chosen_metric
 from libai.engine.log.console import ConsoleWriter
-from libai.engine.log.csv_lines import CSVWriter
-from libai.engine.log.json_lines import JSONLinesWriter
+from libai.engine.log.lines import CSVWriter, JSONLinesWriter
 from libai.engine.log.tensorboard import TensorBoardWriter
 from libai.engine.log.trackers import AimWriter, MLflowWriter, WandbWriter
 from libai.engine.log.writers import AsyncWriter, RunInfo, Writer

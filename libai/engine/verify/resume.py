@@ -24,8 +24,6 @@ from libai.scheduler import load_scheduler_state, scheduler_state
 from libai.utils.distributed import any_rank
 from libai.utils.errors import UserError
 
-#: what a negative control leaves out of the resume or changes in it, one thing each; the verdict must then be "broken"
-FAULTS = ("rng", "seed", "scheduler", "sample")
 _TIMINGS = "perf/"
 _NOT_OF_THE_CURVE = ("state.facts", "state.mode", "state.libai_version")
 

@@ -1,4 +1,4 @@
-"""Makes the clip norm of a compiled graph that of all gradients, and as exact as `libai.optim.clip_grad_norm`.
+"""Clipping in a compiled graph: its norm is that of all gradients, and as exact as `libai.optim.clip_grad_norm`.
 
 OneFlow 0.9.0 makes a chain of operations for each kind of update, from the gradients of its parameters to their
 coefficient: `join_clip_norms` leaves one for all.
@@ -8,6 +8,8 @@ gradients one after the other in one float32: with 2M parameters the norm is off
 2e-3, and a graph run leaves the curve of the eager run as soon as clipping acts. With the kernels of libai/native the
 op is exact and stays. Without them every gradient is squared and summed by ops of its own (pairwise sums, relative
 error 1e-7), and their results are added up.
+
+It clips by norm only: `clip_by_value` clips every element.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from typing import Any
 
 from libai.native.kernels import are_kernels_on
 from libai.oneflow_fixes.job.job_edit import JobEdit
+from libai.oneflow_fixes.job.variables import is_update
 
 _SUM_OP = "multi_reduce_sum_pow_abs"
 _ELEMENTWISE = {1.0: "abs", 2.0: "square"}
+_DECAY = "l1_l2_regularize_gradient"
 _COEFFICIENT = "System-ClipGradient-GlobalNorm-Clamp"
 
 
@@ -87,3 +91,25 @@ def make_clip_norm_exact(job: JobEdit) -> int:
         job.redirect(total.user_conf.output["y"].s[0], results[0])
         job.remove(total.name)
     return num_rewritten
+
+
+def clip_by_value(job: JobEdit, limit: float) -> int:
+    """Clip what the updates of a completed `job` take for gradients to ±`limit`, before weight decay is added.
+
+    Call it before OneFlow compiles the job and before updates are joined. Returns how many gradients are clipped.
+    """
+    updates = [op for op in job.ops.values() if is_update(op)]
+    for update in updates:
+        reader, source = update, update.user_conf.input["model_diff"].s[0]
+        maker = job.ops[source.split("/")[0]]
+        if job.kind(maker) == _DECAY:
+            reader, source = maker, maker.user_conf.input["model_diff"].s[0]
+        clipped = job.append(reader, f"{update.name}-clip", "clip_by_scalar", {"x": [source]}, "y")
+        for end, value in (("min", -limit), ("max", limit)):
+            clipped.user_conf.attr[f"floating_{end}"].at_double = value
+            clipped.user_conf.attr[f"integral_{end}"].at_int64 = 0
+        layout = job.layout_of(reader.name, "model_diff_0")
+        if layout is not None:
+            job.lay_out(clipped, layout)
+        job.set_source(reader, "model_diff", 0, clipped.user_conf.output["y"].s[0])
+    return len(updates)

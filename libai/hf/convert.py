@@ -64,6 +64,7 @@ def import_folder(folder: str | Path, out: str | Path, **arguments: Any) -> Weig
 
     Types stay as they are. Raises `CheckpointError` with the report, before anything is written, unless all fit.
     """
+    _check_target(out, folder)
     source = read_folder(folder)
     imported = _imported(source, model_config(folder, **arguments))
     out = Path(out)
@@ -91,6 +92,7 @@ def export_folder(
         architecture: for the config.yaml of a run; default: the first that can hold the model.
         average: write the averages that `train.ema` keeps, in place of the latest weights.
     """
+    _check_target(out, weights, like)
     tensors = without_adapters(
         open_weights(weights, "average" if average else "model"), lambda: read_run_config(Path(weights))
     )
@@ -113,6 +115,13 @@ def export_folder(
     write_folder(out, fetch.specs, fetch)
     write_json(out / CONFIG, config)
     return sorted(path.name for path in out.iterdir())
+
+
+def _check_target(out: str | Path, *sources: str | Path | None) -> None:
+    if any(source is not None and Path(out).resolve() == Path(source).resolve() for source in sources):
+        raise UserError(f"{out} is the folder that is read, whose files would be overwritten. Name another one.")
+    if Path(out).exists() and not Path(out).is_dir():
+        raise UserError(f"{out} is a file, and what is written needs a folder. Name another one.")
 
 
 class _Imported(Mapping[str, np.ndarray]):
@@ -155,13 +164,16 @@ class _Exported:
     ):
         self._tensors, self._like = tensors, like
         own = match(rules, specs)
-        self.specs = {name: m.spec for name, m in own.items()}
         self._matches = {**{copy: own[original] for copy, original in family.copies.items()}, **own}
         if like is not None:
             self._matches = {like.name_in_file(name): m for name, m in self._matches.items()}
-            report = _report(like, {like.name_in_file(name): spec for name, spec in self.specs.items()})
+            report = _report(like, {like.name_in_file(name): m.spec for name, m in own.items()})
             if not report.is_exact:
                 raise CheckpointError(f"the weights do not fit {like.folder}. {report}")
+        elif "last_hidden_state" in family.outputs:  # files of bare models leave the prefix out
+            own = {name.removeprefix(family.prefix): m for name, m in own.items()}
+            self._matches = own
+        self.specs = {name: m.spec for name, m in own.items()}
 
     def __call__(self, name: str) -> np.ndarray:
         found = self._matches.get(name)
@@ -187,6 +199,11 @@ def _imported(source: Pretrained, config: Any) -> _Imported:
                 f"{source.folder}: `{copy}` has other values than `{original}`, for which {source.family.target} has "
                 "one tensor only."
             )
+    for found in matches.values():
+        name = source.name_in_file(found.theirs)
+        stored, wanted = source.spec(name).dtype, found.spec.dtype
+        if ("float" in stored) != ("float" in wanted):
+            raise CheckpointError(f"{source.folder}: `{name}` is {stored}, {wanted} in the model.")
     return _Imported(source, specs, matches, report)
 
 

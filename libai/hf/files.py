@@ -94,8 +94,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """The config.json in `folder`; sides of images and patches as one number."""
+    """The config.json in `folder`, with its model_type; sides of images and patches as one number."""
     config = read_json(Path(folder) / CONFIG)
+    config.setdefault("model_type", family_of(config)[1].model_type)
     for name in ("image_size", "patch_size"):
         sides = config.get(name)
         if isinstance(sides, list):
@@ -122,6 +123,12 @@ def read_folder(folder: str | Path) -> Pretrained:
         files = sorted(set(weight_map.values()))
     else:
         weight_map, files = None, [WEIGHTS]
+        pickled = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".h5"))
+        if pickled and not (folder / WEIGHTS).exists():
+            raise CheckpointError(
+                f"{folder} has {pickled[0]} and no {WEIGHTS}. Only safetensors are read, because a pickled file can "
+                "execute code. Convert it: load it with transformers where you trust it, and call save_pretrained."
+            )
     # a download cache holds links, which `open_safetensors` does not follow
     groups = {file: open_safetensors(Path(os.path.realpath(folder / file))) for file in files}
     held = {name: file for file, group in groups.items() for name in group}

@@ -24,13 +24,18 @@ def rotary_frequencies(head_size: int, base: float = 10000.0, scaling: Mapping[s
     if head_size % 2:
         raise UserError(f"head_size={head_size} is odd, but rotary positions turn pairs of elements. Make it even.")
     exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
-    frequencies = (1.0 / np.float32(base) ** exponents).astype(np.float32)
+    # NumPy's power in float32 is off by one bit now and then, which far positions multiply by thousands
+    frequencies = np.float32(1.0) / np.power(base, exponents.astype(np.float64)).astype(np.float32)
     kind = dict(scaling or {}).get("rope_type", "default")
     if kind == "default":
         return frequencies
     if kind not in ("linear", "llama3"):
         raise UserError(f'rotary scaling of rope_type="{kind}" is not known. It is "default", "linear" or "llama3".')
     assert scaling is not None
+    needed = ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
+    for name in needed[: 1 if kind == "linear" else None]:
+        if not isinstance(scaling.get(name), (int, float)) or scaling[name] <= 0:
+            raise UserError(f'rotary scaling of rope_type="{kind}" has {name}={scaling.get(name)!r}, not a number > 0.')
     if kind == "linear":
         return frequencies / np.float32(scaling["factor"])
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])

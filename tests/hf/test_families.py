@@ -51,10 +51,11 @@ def test_import_and_export_give_the_same_bytes(name: str, tmp_path: Path) -> Non
     assert {path.name for path in source.iterdir()} - set(files) == {"reference.npz"}
 
 
-def test_export_without_an_example_writes_what_transformers_would(tmp_path: Path) -> None:
-    import_folder(FIXTURES / "gpt2", tmp_path / "ours")
+@pytest.mark.parametrize("name", ["bert", "gpt2", "roberta"])
+def test_export_without_an_example_writes_what_transformers_would(name: str, tmp_path: Path) -> None:
+    import_folder(FIXTURES / name, tmp_path / "ours")
     export_folder(tmp_path / "ours", tmp_path / "back")
-    assert same_bytes(tmp_path / "back/model.safetensors", FIXTURES / "gpt2/model.safetensors")
+    assert same_bytes(tmp_path / "back/model.safetensors", FIXTURES / name / "model.safetensors")
 
 
 def test_missing_and_unexpected_names_are_those_of_the_file(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ def changed(name: str, folder: Path, **settings: Any) -> Path:
         ("roberta_masked_lm", {"hidden_act": "relu"}, "hidden_act='relu', which libai.models.BERT cannot compute"),
         ("mistral", {"sliding_window": 63}, "sliding_window=63, .* max_position_embeddings=63"),
         ("mistral", {"max_position_embeddings": 4097, "sliding_window": None}, "sliding_window=4096"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, 'rope_type="linear" has factor=None'),
+        ("llama", {"rope_parameters": "linear"}, "rope_parameters='linear', which must be an object"),
+        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantized weights are not read"),
         ("vit", {"image_size": [16, 8]}, r"image_size=\[16, 8\], but the models here take squares"),
         ("vit", {"patch_size": [4, 2]}, r"patch_size=\[4, 2\], but the models here take squares"),
     ],
@@ -78,6 +81,50 @@ def test_settings_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
     linear = read("llama", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0})
     scaled = rotary_frequencies(8, 100.0, linear.rotary_scaling)
     assert np.array_equal(scaled, rotary_frequencies(8, 100.0) / 4)
+
+
+@pytest.mark.parametrize(
+    "name, settings", [("t5", {"model_type": None}), ("swinv2", {"pretrained_window_sizes": [0, 0]})]
+)
+def test_a_setting_that_changes_nothing_is_accepted(name: str, settings: dict, tmp_path: Path) -> None:
+    assert import_folder(changed(name, tmp_path / name, **settings), tmp_path / "ours").is_exact
+
+
+def test_rotary_frequencies_have_the_bits_of_transformers() -> None:
+    """What PyTorch 2.13 computes; the last bit matters, since far positions multiply it by thousands."""
+    expected = ["0x1p+0", "0x1.999998p-4", "0x1.47ae12p-7", "0x1.0624dep-10", "0x1.a36e26p-14", "0x1.4f8b6p-17"]
+    assert rotary_frequencies(12, 1e6).tolist() == [float.fromhex(number) for number in expected]
+
+
+def test_integers_are_no_weights(tmp_path: Path) -> None:
+    folder = changed("qwen2", tmp_path / "integers")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "model.norm.weight": np.ones(24, np.int32)}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="`model.norm.weight` is int32, float32 in the model"):
+        import_folder(folder, tmp_path / "ours")
+
+
+def test_a_pickled_file_is_not_read(tmp_path: Path) -> None:
+    folder = changed("qwen2", tmp_path / "pickled")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="pytorch_model.bin and no model.safetensors.* can execute code"):
+        load_pretrained(folder)
+
+
+def test_the_folder_that_is_read_is_not_overwritten(tmp_path: Path) -> None:
+    folder = changed("qwen2", tmp_path / "source")
+    before = (folder / "model.safetensors").read_bytes()
+    import_folder(folder, tmp_path / "ours")
+    for write in (
+        lambda: import_folder(folder, folder),
+        lambda: export_folder(tmp_path / "ours", tmp_path / "ours"),
+        lambda: export_folder(tmp_path / "ours", folder, like=folder),
+    ):
+        with pytest.raises(UserError, match="is the folder that is read"):
+            write()
+    assert (folder / "model.safetensors").read_bytes() == before
+    with pytest.raises(UserError, match="is a file"):
+        import_folder(folder, folder / "config.json")
 
 
 def test_a_width_is_kept_whatever_the_ratio() -> None:

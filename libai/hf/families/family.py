@@ -67,6 +67,10 @@ class Family:
         return written
 
     def _check(self, config: Config) -> None:
+        if config.get("quantization_config"):
+            raise UserError(
+                "config.json has quantization_config: quantized weights are not read. Save them in float32."
+            )
         for key, values in self.required.items():
             if config.get(key, values[0]) not in values:
                 raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from libai.hf.families.family import (
@@ -123,7 +124,10 @@ def _llama(model_type: str, max_seq_length: int, inner_size: int, **more: Any) -
 
 def _read_llama(config: Config) -> dict[str, Any]:
     """transformers 5 writes `rope_parameters`, earlier ones `rope_theta` and `rope_scaling`."""
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise UserError(f"config.json has rope_parameters={rope!r}, which must be an object with a rope_type.")
+    rope = dict(rope)
     base = rope.pop("rope_theta", None) or config.get("rope_theta", 10000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
     return {

@@ -323,7 +323,9 @@ VISION_FAMILIES: dict[str, Family] = {
     "ConvNextForImageClassification": _CONVNEXT,
     "ResNetForImageClassification": _RESNET,
     "SwinForImageClassification": _swin("swin", "libai.models.Swin"),
-    "Swinv2ForImageClassification": _swin("swinv2", "libai.models.SwinV2", pretrained_window_sizes=([0, 0, 0, 0],)),
+    "Swinv2ForImageClassification": _swin(
+        "swinv2", "libai.models.SwinV2", pretrained_window_sizes=([0] * 4, [0] * 3, [0] * 2)
+    ),
     "ViTForImageClassification": _VIT,
     "ViTMAEForPreTraining": _MAE,
 }

@@ -26,6 +26,7 @@ class WeightsReport:
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     mismatched: dict[str, tuple[TensorSpec, TensorSpec]] = field(default_factory=dict)
+    idle_patterns: list[str] = field(default_factory=list)  #: of key_mapping and revise_keys: they fit no name
 
     @property
     def is_exact(self) -> bool:
@@ -45,6 +46,9 @@ class WeightsReport:
         lines += [f"  missing: `{name}` is in the model, not on disk." for name in self.missing]
         lines += [f"  unexpected: `{name}` is on disk, not in the model." for name in self.unexpected]
         lines += [f"  mismatched: `{name}` is {_both(*specs)}." for name, specs in self.mismatched.items()]
+        lines += [
+            f"  {pattern!r} of key_mapping or revise_keys fits no name on disk." for pattern in self.idle_patterns
+        ]
         return "\n".join(lines)
 
 
@@ -74,7 +78,7 @@ def load_weights(
     Floating dtypes are converted to the model's, other kinds must agree. Collective when the module has global tensors.
     """
     tensors = open_weights(source, group)
-    on_disk = _map_names(tensors, _rules(key_mapping, revise_keys), str(source))
+    on_disk, idle = _map_names(tensors, _rules(key_mapping, revise_keys), str(source))
     named = _named_tensors(target)
     wanted = {
         name: _spec_of(value)
@@ -82,6 +86,7 @@ def load_weights(
         if name in on_disk or optional is None or not optional.search(name)
     }
     report = _compare(tensors.origin.name, {name: tensors.spec(old) for name, old in on_disk.items()}, wanted)
+    report.idle_patterns.extend(idle)
     if strict and not report.is_exact:
         remedy = "`train.load_weight` with `strict=false` takes what fits; its `key_mapping` renames tensors."
         raise CheckpointError(f"{report}\n{remedy}")
@@ -143,14 +148,16 @@ def _rules(key_mapping: Mapping[str, str] | None, revise_keys: Iterable[Sequence
     return [(pattern, replacement) for pattern, replacement in rules]
 
 
-def _map_names(tensors: TensorGroup, rules: Sequence[tuple[str, str]], source: str) -> dict[str, str]:
-    """New name -> name on disk."""
+def _map_names(tensors: TensorGroup, rules: Sequence[tuple[str, str]], source: str) -> tuple[dict[str, str], list[str]]:
+    """New name -> name on disk, and the expressions that no name has."""
     mapped: dict[str, str] = {}
+    fits = dict.fromkeys((pattern for pattern, _ in rules), 0)
     for name in tensors:
         new = name
         for pattern, replacement in rules:
             try:
-                new = re.sub(pattern, replacement, new)
+                new, count = re.subn(pattern, replacement, new)
+                fits[pattern] += count
             except (re.error, IndexError) as error:
                 raise CheckpointError(
                     f"{pattern!r}: {replacement!r} of key_mapping or revise_keys is no regular expression: {error}."
@@ -159,7 +166,7 @@ def _map_names(tensors: TensorGroup, rules: Sequence[tuple[str, str]], source: s
             raise CheckpointError(f"{source}: key_mapping gives both `{mapped[new]}` and `{name}` the name `{new}`.")
         if new:
             mapped[new] = name
-    return mapped
+    return mapped, [pattern for pattern, count in fits.items() if count == 0]
 
 
 def _compare(

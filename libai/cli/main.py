@@ -122,3 +122,7 @@ def _until_nobody_reads(words: Sequence[str]) -> int:
     except BrokenPipeError:  # `… | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is flushed at exit
         return 0
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise UserError(f"{error.filename}: {error.strerror}. Name a place that can be read, or written to.") from None

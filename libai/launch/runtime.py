@@ -16,6 +16,7 @@ import platform
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import ModuleType
@@ -134,7 +135,15 @@ class _OneFlowLoader(importlib.abc.Loader):
             raise _oneflow_import_error(text) from error
         if (text := explain_versions()) is not None:  # of modules that are loaded now
             raise _oneflow_import_error(text)
+        _take_back_ctrl_c()
         _apply_fixes(*wanted)
+
+
+def _take_back_ctrl_c() -> None:
+    """Set Python's handler of SIGINT again: since the import native code ends the process with 255 instead."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is threading.main_thread() and handler is not None:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _apply_fixes(wants_other_openblas: bool, kernel_levels: tuple[str, ...]) -> None:

@@ -16,11 +16,17 @@ _COLOURS = {"warning": 33, "error": 31, "critical": 31}
 _FIRST_COLUMN = re.compile(r"\s*(?:[-*] |\S+(?: \S+){0,3}?  +)?")
 
 
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person reads `stream` on a terminal. `!command` in a notebook has one, whose output the page keeps."""
+    return stream.isatty() and "JPY_PARENT_PID" not in os.environ
+
+
 def columns(stream: TextIO) -> int | None:
     """The width of the terminal behind `stream`; None where there is none."""
     try:
-        is_terminal = stream.isatty()
-        return int(os.environ.get("COLUMNS") or os.get_terminal_size(stream.fileno()).columns) if is_terminal else None
+        if not is_terminal(stream):
+            return None
+        return int(os.environ.get("COLUMNS") or os.get_terminal_size(stream.fileno()).columns)
     except (OSError, ValueError, AttributeError):
         return None
 

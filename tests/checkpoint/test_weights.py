@@ -44,6 +44,15 @@ def test_weights_and_buffers_go_into_the_same_memory(saved):
         assert parameter is before[name] and parameter.requires_grad
 
 
+def test_a_pattern_that_renames_nothing_is_named(saved):
+    net, path = saved
+    report = checkpoint.load_weights(path, Net(), key_mapping={r"^norm\.": "norm."}, revise_keys=[[r"^encodr\.", ""]])
+    assert report.is_exact and report.idle_patterns == [r"^encodr\."]
+    assert str(report).endswith(
+        r"\n  '^encodr\\.' of key_mapping or revise_keys fits no name on disk.".replace(r"\n", "\n")
+    )
+
+
 def test_a_mismatch_is_reported_exactly_and_nothing_is_copied(saved):
     net, path = saved
     other = Net(classes=7)

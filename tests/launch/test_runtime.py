@@ -91,6 +91,21 @@ def import_fake_oneflow(folder: Path, source: str, **environment: str) -> subpro
     return run_python(code, str(folder), **environment)
 
 
+def test_ctrl_c_stays_pythons_when_oneflow_is_imported():
+    """The native handler of oneflow 0.9.0 would end the process with 255, and nobody could stop what it has started."""
+    code = """
+        import os, signal
+        import libai, oneflow
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    done = run_python(code)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done
+
+
 def test_a_good_oneflow_is_imported_as_ever(tmp_path):
     assert import_fake_oneflow(tmp_path, "answer = 42").stdout.strip() == "42"
 

@@ -109,6 +109,13 @@ def test_a_reader_that_has_seen_enough_is_no_error():
         assert (process.stderr.read(), process.wait(60)) == ("", 0)
 
 
+def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "sweep"
+    with pytest.raises(UserError, match=f"^{re.escape(str(place))}: Not a directory. Name a place"):
+        main._until_nobody_reads(["sweep", "mlp_digits", "train.seed=1,2", "-o", str(place)])
+
+
 def test_a_user_file_comes_before_a_shipped_config_of_its_name(tmp_path, monkeypatch):
     from libai.launch.request import find_config
 

@@ -85,19 +85,29 @@ def test_runs_that_ended_otherwise_are_named(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_stopped_continues(tmp_path):
-    command = [sys.executable, str(jobs.ROOT / "libai/__main__.py"), "sweep", "mlp_digits", "optim.lr=1e-3,1e-2"]
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_stopped_continues(stop, tmp_path):
+    (tmp_path / "config.py").write_text("import oneflow\nfrom configs.mlp_digits import *\n")
+    command = [
+        sys.executable,
+        str(jobs.ROOT / "libai/__main__.py"),
+        "sweep",
+        str(tmp_path / "config.py"),
+        "optim.lr=1e-3,1e-2",
+    ]
     command += ["-o", str(tmp_path), "train.train_iter=4000", "train.log_period=100", "train.checkpointer.period=1000"]
     environment = {**os.environ, "PYTHONPATH": str(jobs.ROOT)}
-    first = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         metrics = tmp_path / "optim.lr=0.001" / "metrics.jsonl"
         deadline = time.monotonic() + 120
         while not metrics.exists() or not metrics.read_text():
             assert first.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
-        first.send_signal(signal.SIGTERM)
-        assert first.wait(60) != 0
+        first.send_signal(stop)
+        _, said = first.communicate(timeout=60)
+        assert first.returncode == 130
+        assert "stopping: the runs save and end" in said
     finally:
         first.kill()
     assert list((tmp_path / "optim.lr=0.001" / "checkpoints").glob("iter_*")), "the run that was stopped has saved"

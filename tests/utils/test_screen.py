@@ -85,3 +85,11 @@ def test_a_quiet_screen_shows_warnings_and_results(open_terminal, tmp_path):
     logging.getLogger("libai.engine").info("done", extra={"is_result": True})
     assert terminal.getvalue() == "\x1b[33mwarning\x1b[0m: careful\ndone\n"
     assert [line.split()[-1] for line in (tmp_path / "log.txt").read_text().splitlines()] == ["step", "careful", "done"]
+
+
+def test_a_notebook_gets_whole_plain_lines(open_terminal, monkeypatch):
+    stream = open_terminal()
+    assert screen.is_terminal(stream) and screen.columns(stream) == 40
+    monkeypatch.setenv("JPY_PARENT_PID", "1")  # of `!libai train` in a cell, whose output looks like a terminal
+    assert not screen.is_terminal(stream) and screen.columns(stream) is None
+    assert coloured("error", stream) == "error"

@@ -14,6 +14,7 @@ from typing import Any
 from libai.engine.log.writers import LogRecord, Writer
 from libai.utils.logging import is_quiet
 from libai.utils.rank_notes import own_progress
+from libai.utils.screen import is_terminal
 
 logger = logging.getLogger("libai.engine")
 
@@ -37,7 +38,7 @@ class ConsoleWriter(Writer):
     """
 
     def __init__(self, progress_bar: bool | None = None, max_iter: int | None = None):
-        self._wants_bar = sys.stdout.isatty() and not is_quiet() if progress_bar is None else progress_bar
+        self._wants_bar = is_terminal(sys.stdout) and not is_quiet() if progress_bar is None else progress_bar
         self._max_iter = max_iter
         self._bar: Any = None
         self._left_out: set[str] = set()

@@ -172,7 +172,10 @@ def _with_tokens(pipeline: Any, batch: Columns) -> Columns:
     try:
         encoded = pipeline.encode_batch(batch.pop(texts[0]).tolist())
     except UserError as error:
-        raise UserError(f"{texts[0]} is text ({first!r}). {error}") from None
+        raise UserError(
+            f"{texts[0]} is text ({first!r}). {error} If a dataset of the run's config reads such a file, let it: "
+            "--data NAME dataloader.test.NAME.dataset.path=FILE."
+        ) from None
     return {**batch, **encoded}
 
 

@@ -26,6 +26,7 @@ from libai.cli.training import check_processes
 from libai.launch.installation import LIBAI
 from libai.launch.request import find_config
 from libai.utils.errors import UserError
+from libai.utils.screen import say
 
 _LONGEST_NAME = 120
 
@@ -192,6 +193,7 @@ def train_all(config: str, trials: Sequence[Trial], num_jobs: int, processes: st
                     end = f"failed ({code.result()})" if code.result() else "finished"
                     print(f"{end}: {trial.folder.name}", flush=True)
             except BaseException:
+                say("stopping: the runs save and end; the same command continues them")
                 jobs.stop()
                 raise
     finally:

@@ -111,8 +111,11 @@ def export_folder(
     config = _config_of(Path(weights), architecture)
     _, family = family_of(config)
     fetch = _Exported(family, family.rules_for(config), specs, tensors, None)
+    absent = family.zeros.keys() - fetch.specs.keys()
+    zeros = {name: np.zeros([config[key] for key in family.zeros[name]], np.float32) for name in absent}
+    added = {name: TensorSpec("float32", array.shape) for name, array in zeros.items()}
     out.mkdir(parents=True, exist_ok=True)
-    write_folder(out, fetch.specs, fetch)
+    write_folder(out, {**fetch.specs, **added}, lambda name: zeros[name] if name in zeros else fetch(name))
     write_json(out / CONFIG, config)
     return sorted(path.name for path in out.iterdir())
 

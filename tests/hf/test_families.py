@@ -17,7 +17,7 @@ from libai.checkpoint.safetensors_format import TensorSpec
 from libai.config import LazyCall, instantiate
 from libai.engine.setup.shape_only import build_shape_only
 from libai.hf import export_folder, import_folder, model_config
-from libai.hf.families.registry import family_of
+from libai.hf.families.registry import FAMILIES, family_of
 from libai.hf.families.rules import match
 from libai.hf.files import write_safetensors
 from libai.hf.verify import compute, differences, verify
@@ -80,7 +80,8 @@ def test_missing_and_unexpected_names_are_those_of_the_file(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "name, change, message",
     [
-        ("qwen2", {"architectures": ["T5Model"]}, "for 'T5Model'.*It knows: .*GPT2LMHeadModel"),
+        ("roberta", {"architectures": ["RobertaForCausalLM"]}, "'RobertaForCausalLM'.*'roberta' it knows Roberta"),
+        ("qwen2", {"architectures": ["Gemma"], "model_type": "gemma"}, "'Gemma', .*it knows .*GPT2LMHeadModel"),
         ("mistral", {"sliding_window": 16}, "sliding_window=16, which libai.models.Llama cannot compute"),
         ("gpt2", {"activation_function": "mish"}, "activation 'mish'"),
         ("llama3", {"rope_parameters": {"rope_type": "yarn"}}, 'rope_type="yarn" is not known'),
@@ -92,6 +93,21 @@ def test_what_cannot_be_computed_is_refused(name: str, change: dict, message: st
     config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
     with pytest.raises(UserError, match=message):
         import_folder(tmp_path / name, tmp_path / "ours")
+
+
+@pytest.mark.parametrize("path", sorted(FIXTURES.glob("*/config.json")), ids=lambda path: path.parent.name)
+def test_another_head_is_refused_by_the_names_of_its_own_kind(path: Path) -> None:
+    config = json.loads(path.read_text())
+    if "model_type" not in config:
+        return  # timm
+    for head in ("Model", "ForTokenClassification", "LMHeadModel", "ForSequenceClassification", "Backbone"):
+        name = f"{config['architectures'][0].partition('For')[0].removesuffix('Model')}{head}"
+        if name in FAMILIES:
+            continue
+        with pytest.raises(UserError) as caught:
+            family_of({**config, "architectures": [name]})
+        known = str(caught.value).removesuffix(".").partition(" it knows ")[2].split(", ")
+        assert known == [kind for kind, family in FAMILIES.items() if family.model_type == config["model_type"]]
 
 
 def test_a_config_is_written_as_it_is_read(tmp_path: Path) -> None:

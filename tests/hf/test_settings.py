@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import oneflow as flow
 import pytest
 from omegaconf import OmegaConf
 from safetensors.numpy import load_file, save_file
 
-from libai.checkpoint import CheckpointError
+from libai.checkpoint import CheckpointError, copy_into, open_weights
 from libai.config import LazyCall, instantiate
 from libai.hf import export_folder, import_folder, load_pretrained, model_config
 from libai.hf.families.family import ratio_of
@@ -42,6 +43,10 @@ def changed(name: str, folder: Path, **settings: Any) -> Path:
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, 'rope_type="linear" has factor=None'),
         ("llama", {"rope_parameters": "linear"}, "rope_parameters='linear', which must be an object"),
         ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantized weights are not read"),
+        ("bert", {"is_decoder": True}, "is_decoder=True, which libai.models.BERTEmbedder"),
+        ("bert_classifier", {"problem_type": "multi_label_classification"}, "3 label.*multi_label_classification loss"),
+        ("vit", {"problem_type": "regression"}, "problem_type='regression' and 5 label"),
+        ("roberta_classifier", {"id2label": {"0": "score"}}, "problem_type=None and 1 label.*a regression loss"),
         ("vit", {"image_size": [16, 8]}, r"image_size=\[16, 8\], but the models here take squares"),
         ("vit", {"patch_size": [4, 2]}, r"patch_size=\[4, 2\], but the models here take squares"),
     ],
@@ -127,6 +132,11 @@ def test_the_folder_that_is_read_is_not_overwritten(tmp_path: Path) -> None:
         import_folder(folder, folder / "config.json")
 
 
+def test_a_single_label_of_one_class_is_imported_when_asked_for(tmp_path: Path) -> None:
+    single = {"id2label": {"0": "score"}, "problem_type": "single_label_classification"}
+    assert model_config(changed("bert_classifier", tmp_path / "bert", **single)).num_classes == 1
+
+
 def test_a_width_is_kept_whatever_the_ratio() -> None:
     for hidden, inner in ((49, 1), (47, 48), (23, 61), (768, 3072), (192, 511)):
         assert int(hidden * ratio_of(inner, hidden)) == inner
@@ -172,6 +182,25 @@ def test_an_exported_run_says_what_the_model_has_by_default(tmp_path: Path) -> N
     assert exported("libai.models.T5", sizes, tmp_path / "t5")["d_kv"] == 32
     config = exported("libai.models.BERT", {**sizes, "is_post_norm": True, "num_token_types": 2}, tmp_path / "bert")
     assert config["architectures"] == ["BertForMaskedLM"] and config["layer_norm_eps"] == 1e-5
+
+
+@pytest.mark.parametrize(
+    "kind, positions, architecture",
+    [("bert", {}, "BertForMaskedLM"), ("roberta", {"padding_token": 1}, "RobertaForMaskedLM")],
+)
+def test_token_types_that_transformers_adds_are_zeros(
+    kind: str, positions: dict, architecture: str, tmp_path: Path
+) -> None:
+    arguments = {**BERT, "num_token_types": 0, **positions}
+    config = exported("libai.models.BERT", arguments, tmp_path / "run", architecture)
+    types = load_file(tmp_path / "run/hf/model.safetensors")[f"{kind}.embeddings.token_type_embeddings.weight"]
+    assert config["type_vocab_size"] == 1 and np.array_equal(types, np.zeros((1, 8), np.float32))
+    ids = {"input_ids": np.arange(2, 14)[None]}
+    model = instantiate(LazyCall("libai.models.BERT")(**arguments)).eval()
+    copy_into(model, open_weights(tmp_path / "run"), "run")
+    with flow.no_grad():
+        expected = model(flow.tensor(ids["input_ids"]))["logits"].numpy()
+    assert np.array_equal(compute(tmp_path / "run/hf", ids)["logits"], expected)
 
 
 @pytest.mark.parametrize(

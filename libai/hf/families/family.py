@@ -27,6 +27,8 @@ class Family:
         prefix: what names of the file begin with where the model has a head; files of bare models leave it out.
         copies: name of a file -> name of the tensor that it repeats (a tied head), where the file has it at all.
         not_weights: patterns of names of constants that some files hold.
+        zeros: name of a file -> keys of config.json that give its shape, for tensors that `transformers` always has:
+            written as zeros for a model of ours that has none.
         inputs, outputs: name of an input or output of `transformers` -> name of ours, where they differ.
         read_more, write_more: settings that are no plain pairs.
     """
@@ -40,6 +42,7 @@ class Family:
     prefix: str = ""
     copies: Mapping[str, str] = field(default_factory=dict)
     not_weights: tuple[str, ...] = ()
+    zeros: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     read_more: Callable[[Config], dict[str, Any]] = lambda config: {}
@@ -117,9 +120,21 @@ def write_encoder(ours: Config) -> dict[str, Any]:
     }
 
 
+_SINGLE_LABEL = "single_label_classification"
+
+
 def num_classes_of(config: Config) -> int:
-    """`transformers` counts the labels of config.json, two where it has none."""
-    return len(config.get("id2label") or {}) or config.get("num_labels", 2)
+    """`transformers` counts the labels of config.json, two where it has none. Raises `UserError` for classifiers that
+    it trains with another loss than ours."""
+    count = len(config.get("id2label") or {}) or config.get("num_labels", 2)
+    problem = config.get("problem_type") or ("regression" if count == 1 else _SINGLE_LABEL)
+    if problem != _SINGLE_LABEL:
+        raise UserError(
+            f"config.json has problem_type={config.get('problem_type')!r} and {count} label(s), for which transformers "
+            f"computes a {problem} loss; ours choose one class of each sample. To import the weights all "
+            f'the same (the logits are equal), set problem_type="{_SINGLE_LABEL}".'
+        )
+    return count
 
 
 def labels_of(ours: Config) -> dict[str, Any]:

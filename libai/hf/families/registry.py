@@ -17,8 +17,10 @@ def family_of(config: Config) -> tuple[str, Family]:
     """The architecture that a config.json names, and its family. Raises `UserError` for one that is not known."""
     named = config.get("architectures") or [config.get("architecture", "none")]
     if named[0] not in FAMILIES:
-        raise UserError(
-            f"config.json is for {named[0]!r} (model_type {config.get('model_type')!r}), which libai.hf does not know. "
-            f"It knows: {', '.join(FAMILIES)}."
+        kind = config.get("model_type")
+        related = [name for name, family in FAMILIES.items() if kind is not None and family.model_type == kind]
+        known = (
+            f"of model_type {kind!r} it knows {', '.join(related)}" if related else f"it knows {', '.join(FAMILIES)}"
         )
+        raise UserError(f"config.json is for {named[0]!r}, which libai.hf does not know; {known}.")
     return named[0], FAMILIES[named[0]]

@@ -225,6 +225,7 @@ def _bert(target: str, rules: tuple[Rule, ...], model_type: str = "bert", prefix
         },
         required={"position_embedding_type": ("absolute",), "is_decoder": (False,), **more.pop("required", {})},
         prefix=prefix,
+        zeros={f"{prefix}embeddings.token_type_embeddings.weight": ("type_vocab_size", "hidden_size")},
         **{"not_weights": ("*position_ids",), "read_more": read_encoder, "write_more": _write_bert, **more},
     )
 

@@ -51,7 +51,7 @@ def key_help(path: str) -> KeyHelp:
     found = schema.find(path)
     if found is None:
         near = hint(path, schema.all_paths())
-        raise ConfigError(f"{path}: no such setting.{near or ' docs/config.md lists all.'}")
+        raise ConfigError(f"{path}: no such setting.{near or ' `libai help train` lists those of `train`.'}")
     if isinstance(found, schema.Key):
         return KeyHelp(path, found.doc, type_name(found.kind), str(found.bounds), json.dumps(found.default))
     return KeyHelp(path, found.__doc__ or "", keys=tuple(schema.below(path)))

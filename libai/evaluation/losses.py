@@ -79,9 +79,11 @@ def _num_items(batch: Mapping[str, Any], outputs: Mapping[str, Any], loss: str |
 
 def _weighted_losses(evaluator: Evaluator, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, float]:
     if not outputs.get("losses"):
+        returned = sorted(set(outputs) - {"num_loss_items"})
         raise EvaluatorError(
-            f'{type(evaluator).__name__} needs outputs["losses"] and the model returned {sorted(outputs)} in eval '
-            "mode: return the losses there too, or remove this evaluator."
+            f'{type(evaluator).__name__} needs outputs["losses"] and the model returned '
+            f"{'a value without a name' if returned == ['outputs'] else returned} in eval mode: "
+            'return {"losses": {"cls": loss}} there too, beside other outputs.'
         )
     # A batch without any counted item has a loss of nan (0 / 0), which must not spoil the mean of the others.
     return {

@@ -46,7 +46,7 @@ def test_help_of_a_section_lists_its_keys():
     [
         ("train.trian_iter", "Did you mean train.train_iter?"),
         ("lr", "Did you mean optim.lr?"),
-        ("zzz", "docs/config.md lists all."),
+        ("zzz", "`libai help train` lists those of `train`."),
     ],
 )
 def test_help_of_a_wrong_key_names_the_nearest(path, near):

@@ -73,3 +73,7 @@ def test_oneflow_tensors_are_read():
 def test_a_model_without_losses_is_explained(evaluator):
     with pytest.raises(EvaluatorError, match=r"needs outputs\[\"losses\"\] and the model returned \['logits'\]"):
         evaluator.process(BATCH, {"logits": np.zeros(4)})
+    with pytest.raises(EvaluatorError, match="the model returned a value without a name in eval mode: return"):
+        evaluator.process(
+            BATCH, {"outputs": np.zeros(4), "num_loss_items": 4}
+        )  # what the trainer makes of `return loss`

@@ -129,6 +129,7 @@ def test_configs_are_listed_with_a_line_each(capsys):
         (["train.clip_grad"], ["train.clip_grad.max_norm", "train.clip_grad.norm_type"]),
         (["model.hidden_sizes", "mlp_digits"], ["libai.models.mlp.MLP: hidden_sizes: Sequence[int]", "    - 128"]),
         (["train.train_iter", "mlp_digits"], ["  in mlp_digits: 600"]),
+        (["dataloader.train.shuffle", "mlp_digits"], ["shuffle: bool = True", "  in mlp_digits: not set"]),
         (["optim.lt", "mlp_digits"], ["has no argument lt"]),
         (["plan"], ["usage: libai plan"]),
     ],

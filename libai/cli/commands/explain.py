@@ -48,7 +48,7 @@ def _in_config(key: str, path: str) -> list[str]:
     from libai.config import LazyConfig
 
     config = LazyConfig.load(path)
-    value = OmegaConf.select(config, key)
+    value = OmegaConf.select(config, key, default="not set")
     lines = OmegaConf.to_yaml(value).rstrip().splitlines() if OmegaConf.is_config(value) else [str(value)]
     shown = f" {lines[0]}" if len(lines) == 1 else "".join(f"\n    {line}" for line in lines)
     return [*_argument(key, config), f"  in {path}:{shown}"]

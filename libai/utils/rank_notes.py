@@ -194,7 +194,9 @@ def _write_progress() -> None:
         if progress == _written:
             return
         with contextlib.suppress(OSError):
-            Path(own[0], f"progress_{own[1]}").write_text(json.dumps(asdict(progress)), encoding="utf-8")
+            new = Path(own[0], f".progress_{own[1]}")
+            new.write_text(json.dumps(asdict(progress)), encoding="utf-8")
+            new.replace(new.with_name(f"progress_{own[1]}"))  # a rank without a report could not act on Ctrl-C
             _written = progress
 
 
@@ -242,7 +244,7 @@ def report_progress(count: Callable[[], tuple[int, int]]) -> Iterator[None]:
 
 
 def read_progress(folder: str | os.PathLike[str]) -> dict[int, Progress]:
-    """What ranks have reported in `folder`, by rank. A report that is being written is left out."""
+    """What ranks have reported in `folder`, by rank."""
     found = {}
     for path in Path(folder).glob("progress_*"):
         with contextlib.suppress(ValueError, OSError):

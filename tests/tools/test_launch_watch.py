@@ -1,6 +1,7 @@
 """The limits of the phases of a run: what counts as progress, which limit holds, and what is said."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -121,3 +122,24 @@ def test_the_frame_that_tells_most_is_the_users():
     ]
     assert "my_data.py" in launch_watch.telling_frame(stack)
     assert "oneflow" in launch_watch.telling_frame(stack[:1])
+
+
+def test_a_rank_has_its_last_report_while_it_writes_the_next(tmp_path, monkeypatch):
+    """Without a report the launcher takes it for a rank that cannot act on Ctrl-C."""
+    monkeypatch.setenv(rank_notes.FAILURE_DIR_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv(rank_notes.RANK_PID_VARIABLE, raising=False)
+    seen = []
+
+    class InMidWrite(Path):
+        _flavour = type(Path())._flavour
+
+        def write_text(self, *args, **kwargs):
+            self.open("w").close()  # emptied first, as a write does
+            seen.append(rank_notes.read_progress(tmp_path))
+            return super().write_text(*args, **kwargs)
+
+    monkeypatch.setattr(rank_notes, "Path", InMidWrite)
+    with rank_notes.phase("build"):
+        pass
+    assert seen[0] == {} and seen[1][0].phase == "build"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ class GenerationOptions:
         num_beams: above 1, keep so many continuations and return the likeliest.
         length_penalty: beams are compared by log probability / length^length_penalty.
         stop_token: ends a row and is its last token; None for none.
-        seed: of what is drawn; the same in both modes.
+        seed: of what is drawn; the same in both modes, and for a prompt alone and among others.
     """
 
     max_new_tokens: int = 20
@@ -39,10 +40,10 @@ class GenerationOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        bounds = {"max_new_tokens": 1, "num_beams": 1, "temperature": 0.0, "top_k": 0}
+        bounds = {"max_new_tokens": 1, "num_beams": 1, "temperature": 0.0, "top_k": 0, "seed": 0}
         for name, least in bounds.items():
-            if not getattr(self, name) >= least:
-                raise UserError(f"{name}={getattr(self, name)!r}: it must be at least {least}.")
+            if not least <= getattr(self, name) < np.inf:
+                raise UserError(f"{name}={getattr(self, name)!r}: it must be at least {least} and finite.")
         if not 0.0 < self.top_p <= 1.0:
             raise UserError(f"top_p={self.top_p!r} is a probability: it must be above 0 and at most 1.")
         if self.num_beams > 1 and self.temperature > 0:
@@ -72,7 +73,8 @@ class Generator:
         else:
             kind = NativeDecoder if can_decode(model, layout) else CachedDecoder
         self._decoder = kind(model.eval(), layout)
-        self._max_length = model.max_seq_length
+        self._max_length: int = model.max_seq_length
+        self._vocab_size: int = model.token_embedding.weight.shape[0]
         #: of a model with an encoder, which reads the prompts; the decoder then begins with one token
         self._max_target_length: int | None = getattr(model, "max_target_length", None)
         self._start_token: int = getattr(model, "start_token", 0)
@@ -93,9 +95,9 @@ class Generator:
         options = options or GenerationOptions()
         if options.num_beams > 1:
             raise UserError(f"num_beams={options.num_beams}: beams cannot be streamed. Use generate.")
-        random = [np.random.default_rng([options.seed, row]) for row in range(len(prompts))]
         has_ended = np.zeros(len(prompts), bool)
         scores = self._start(prompts, options)
+        random = _generators(prompts, options.seed)
         for step in range(options.max_new_tokens):
             tokens = np.array([_choose(row, options, rng) for row, rng in zip(scores, random)])
             if options.stop_token is not None:
@@ -111,6 +113,11 @@ class Generator:
         if not all(map(len, prompts)) or not longest:
             raise UserError("a prompt has no token, so there is nothing to continue. Begin it with one.")
         with_prompt = longest + options.max_new_tokens if self._max_target_length is None else longest
+        if not 0 <= min(map(min, prompts)) <= max(map(max, prompts)) < self._vocab_size:
+            raise UserError(
+                f"a prompt has a token that is not in 0 … {self._vocab_size - 1}, the model's vocabulary. Is the "
+                "tokenizer that of the model?"
+            )
         if with_prompt > self._max_length:
             raise UserError(
                 f"a prompt of {longest} tokens and max_new_tokens={options.max_new_tokens} are more than the model's "
@@ -133,13 +140,18 @@ class Generator:
         return self._decoder.start(first, np.ones_like(first, bool), 1 + options.max_new_tokens)
 
     def _search(self, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> list[list[int]]:
-        """Beam search: all prompts at once, each in `num_beams` rows."""
+        """Beam search: all prompts at once, each in `num_beams` rows.
+
+        As in `transformers`, a continuation ends where its stop token is among the `num_beams` best candidates, and a
+        prompt is done when it has so many ends and no beam is better.
+        """
         count, width = len(prompts), options.num_beams
         log_probs = _log_softmax(self._start([p for p in prompts for _ in range(width)], options))
         totals = np.full((count, width), -np.inf)
         totals[:, 0] = 0.0  # the rows of a prompt are equal at first
         texts: list[list[list[int]]] = [[[] for _ in range(width)] for _ in prompts]
         ended: list[list[tuple[float, list[int]]]] = [[] for _ in prompts]
+        is_done = [False] * count
         for step in range(options.max_new_tokens):
             vocabulary = log_probs.shape[1]
             candidates = (totals.reshape(-1, 1) + log_probs).reshape(count, width * vocabulary)
@@ -148,11 +160,12 @@ class Generator:
             chosen = np.zeros((count, width), np.int64)
             for i in range(count):
                 kept: list[tuple[int, int, float, list[int]]] = []
-                for flat in best[i]:
+                for rank, flat in enumerate(best[i]):
                     beam, token = divmod(int(flat), vocabulary)
                     text, total = [*texts[i][beam], token], candidates[i, flat]
                     if token == options.stop_token:
-                        ended[i].append((total / len(text) ** options.length_penalty, text))
+                        if rank < width and not is_done[i]:
+                            ended[i].append((total / len(text) ** options.length_penalty, text))
                     elif len(kept) < width:
                         kept.append((beam, token, total, text))
                 while len(kept) < width:  # a vocabulary smaller than the beams
@@ -161,12 +174,29 @@ class Generator:
                 chosen[i] = [token for _, token, *_ in kept]
                 totals[i] = [total for *_, total, _ in kept]
                 texts[i] = [text for *_, text in kept]
+                ended[i] = sorted(ended[i], key=lambda pair: -pair[0])[:width]
+                best_score = totals[i].max() / (step + 1) ** options.length_penalty
+                is_done[i] |= len(ended[i]) == width and best_score <= ended[i][-1][0]
+            if all(is_done):
+                break
             if step + 1 < options.max_new_tokens:
                 self._decoder.select(rows.reshape(-1))
                 log_probs = _log_softmax(self._decoder.append(chosen.reshape(-1)))
         for i in range(count):
+            if is_done[i]:
+                continue
             ended[i] += [(total / len(t) ** options.length_penalty, t) for total, t in zip(totals[i], texts[i])]
         return [max(found, key=lambda pair: pair[0])[1] for found in ended]
+
+
+def _generators(prompts: Sequence[Sequence[int]], seed: int) -> list[np.random.Generator]:
+    """One for each row, from the seed and its prompt: the others do not matter. Equal prompts draw apart."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    found = []
+    for prompt in map(tuple, prompts):
+        found.append(np.random.default_rng([seed, seen[prompt], *prompt]))
+        seen[prompt] += 1
+    return found
 
 
 def _choose(scores: np.ndarray, options: GenerationOptions, random: np.random.Generator) -> int:

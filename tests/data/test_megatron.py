@@ -57,6 +57,7 @@ def test_what_is_no_such_file_is_refused(tmp_path):
     for content, tokens, message in [
         (b"TNTIDX\x00\x00" + index[8:], data, "is no index of tokens"),
         (index[:20], data, "is no index of tokens"),
+        (index[:9] + (2).to_bytes(8, "little") + index[17:], data, "has version 2 and numbers of kind"),
         (index[:-3], data, "which 5 sequences do not take"),
         (index, data[:-2], "the two do not belong together"),
         (index[:-8] + struct.pack("<q", 9), data, "begin outside of its 5 sequences"),

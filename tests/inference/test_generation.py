@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 import pytest
+from hf_folders import FIXTURES
 
+from libai.hf import load_pretrained
 from libai.inference import GenerationOptions, Generator
 from libai.models import GPT, T5, Llama
 from libai.utils.errors import UserError
@@ -91,6 +93,14 @@ def test_draws_follow_the_seed_and_are_equal_in_both_modes() -> None:
     assert draw(1) != draw(2)
 
 
+def test_draws_of_a_prompt_do_not_depend_on_the_others() -> None:
+    generator, options = Generator(build("gpt")), GenerationOptions(6, temperature=1.5, seed=1)
+    together = generator.generate(PROMPTS, options)
+    assert together == [generator.generate([prompt], options)[0] for prompt in PROMPTS]
+    first, second = generator.generate([PROMPTS[0]] * 2, options)
+    assert first == together[0] != second  # equal prompts are drawn apart
+
+
 def test_draws_have_the_probabilities_of_the_model() -> None:
     model, prompt = build("gpt"), PROMPTS[0]
     options = GenerationOptions(1, temperature=2.0, top_k=4, top_p=0.9, seed=3)
@@ -123,11 +133,20 @@ def test_beams_are_equal_in_every_way_to_compute() -> None:
         next(Generator(model).stream(PROMPTS, options))
 
 
+def test_beams_end_as_those_of_transformers() -> None:
+    """What transformers 5.23 gives for this file: a stop token behind the best two candidates ends no beam."""
+    model = load_pretrained(FIXTURES / "gpt2")
+    options = GenerationOptions(8, num_beams=2, stop_token=35, length_penalty=0.0)
+    assert Generator(model).generate([[7, 20, 40, 5]], options) == [[28] * 8]
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
         ({"top_p": 0.0}, "top_p=0.0 is a probability"),
         ({"max_new_tokens": 0}, "max_new_tokens=0: it must be at least 1"),
+        ({"temperature": float("inf")}, "temperature=inf"),
+        ({"seed": -1}, "seed=-1: it must be at least 0"),
         ({"num_beams": 3, "temperature": 1.0}, "searches and temperature=1.0 draws"),
     ],
 )
@@ -143,3 +162,6 @@ def test_prompts_that_do_not_fit_are_refused(model: Any) -> None:
         Generator(model).generate(PROMPTS, GenerationOptions(26))
     with pytest.raises(UserError, match="a prompt has no token"):
         Generator(model).generate([[1], []])
+    for token in (-1, VOCABULARY):  # OneFlow would take zeros in its place
+        with pytest.raises(UserError, match=f"not in 0 … {VOCABULARY - 1}, the model's vocabulary"):
+            Generator(model).generate([[1], [2, token]])

@@ -74,10 +74,12 @@ def read_megatron(path: Path) -> tuple[np.ndarray, np.ndarray]:
         raise DataError(f"{missing[0]} does not exist: give the common name of a .bin and an .idx file.")
     content = index.read_bytes()
     head = _HEADER.unpack(content[: _HEADER.size]) if len(content) >= _HEADER.size else (b"",)
-    if head[0] != _MAGIC or head[1] != 1 or head[2] not in _KINDS:
+    if head[0] != _MAGIC:
+        raise DataError(f"{index} is no index of tokens: it begins with {content[:9]!r} and needs {_MAGIC!r}.")
+    if head[1] != 1 or head[2] not in _KINDS:
         raise DataError(
-            f"{index} is no index of tokens: it begins with {content[:9]!r} and needs {_MAGIC!r}, version 1 and "
-            f"integers of 1, 2, 4 or 8 bytes."
+            f"{index} has version {head[1]} and numbers of kind {head[2]}; version 1 and the kinds of integers, "
+            f"{', '.join(map(str, _KINDS))}, are read."
         )
     _, _, kind, num_sequences, num_documents = head
     if len(content) != _HEADER.size + 12 * num_sequences + 8 * num_documents:

@@ -1,24 +1,43 @@
-"""The shipped experiment configs: they validate, and their model takes what their data gives."""
+"""The shipped experiment configs: they validate, the small ones run dry, the published sizes compile."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import oneflow as flow
 import pytest
 
-from libai.config import RunConfig, instantiate, load_config
+from libai.config import LazyConfig, RunConfig, instantiate, load_config
 from libai.data import DataError
+from libai.engine import Run
+from libai.engine.setup.auto_mesh import batch_of
+from libai.engine.setup.shape_only import build_shape_only
+from libai.engine.setup.summary import summarize
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-NEEDS_FILES = {"alexnet_cifar", "resnet18_cifar"}
-#: tests/models/test_published_sizes.py builds them without memory
-TOO_LARGE = {"smollm2_135m", "t5_small"}
-#: fewer merges to learn, still seconds of them
-QUICKER = {"gpt_stdlib_bpe": ["dataloader.train.dataset.vocab_size=300"]}
 EXPERIMENTS = sorted(path.stem for path in CONFIGS.glob("*.py") if path.stem != "__init__")
+PUBLISHED: dict[str, Any] = dict(LazyConfig.load(CONFIGS / "common/models/published.py").published)
+#: trained in a minute on a CPU
+SMALL = [name for name in EXPERIMENTS if name.endswith(("_digits", "_stdlib", "_bpe"))]
+CIFAR = ["alexnet_cifar", "resnet18_cifar"]
+#: config -> name of its size in configs/common/models/published.py
+PUBLISHED_SIZE = {
+    "bert_base": "bert_base",
+    "convnext_imagenet": "convnext_tiny",
+    "gpt2": "gpt2",
+    "mae_imagenet": "mae_base",
+    "mt5_small": "mt5_small",
+    "resmlp_imagenet": "resmlp_s12",
+    "resnet50_imagenet": "resnet50",
+    "roberta_base": "roberta_base",
+    "smollm2_135m": "smollm2_135m",
+    "swin_imagenet": "swin_tiny",
+    "swinv2_imagenet": "swinv2_tiny",
+    "t5_small": "t5_small",
+    "vit_imagenet": "vit_base",
+}
+#: fewer merges to learn, still seconds of them
+FEW_MERGES = "dataloader.train.dataset.vocab_size=300"
 
 
 def load(name: str, overrides: list[str] | None = None) -> RunConfig:
@@ -30,11 +49,8 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
 
 
-def first_batches(run: RunConfig) -> list[dict[str, np.ndarray]]:
-    """One training and one validation batch of two samples."""
-    train = instantiate(run.dataloader.train, micro_batch_size=2, seed=0, prefetch=0)
-    validation = instantiate(run.dataloader.test.val, micro_batch_size=2, prefetch=0)
-    return [next(iter(train)), next(iter(validation))[0]]
+def test_every_config_is_tried() -> None:
+    assert sorted([*SMALL, *CIFAR, *PUBLISHED_SIZE]) == EXPERIMENTS
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -49,37 +65,67 @@ def test_config_validates_and_decides_what_is_best(name: str) -> None:
     assert not run.graph.enabled
 
 
+@pytest.mark.parametrize("mode", ["eager", pytest.param("graph", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if name in QUICKER else [])
-        for name in EXPERIMENTS
-        if name not in NEEDS_FILES | TOO_LARGE
-    ],
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name.endswith("_bpe") else []) for name in SMALL]
 )
-def test_model_takes_the_batches_of_its_data(name: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_config_runs_dry(
+    name: str, mode: str, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LIBAI_DATA_DIR", str(data_dir))
-    run = load(name, QUICKER.get(name))
-    model: Any = instantiate(run.model)
-    for batch in first_batches(run):
-        (loss,) = model(**{key: flow.tensor(array) for key, array in batch.items()})["losses"].values()
-        assert np.isfinite(loss.item())
-        table = getattr(model, "token_embedding", None)
-        if table is not None:  # OneFlow takes ids beyond the table without a word
-            assert batch["input_ids"].max() < table.weight.shape[0]
-    optimizer = instantiate(run.optim, **{"params.model": model})
-    scheduler = instantiate(run.lr_scheduler, optimizer=optimizer, max_iter=100, warmup_iter=10)
-    assert scheduler.get_last_lr()[0] < run.optim.lr
+    monkeypatch.chdir(tmp_path)
+    sizes = ["train.train_micro_batch_size=2", "train.test_micro_batch_size=2", f"graph.enabled={mode == 'graph'}"]
+    run = Run(load(name, [*sizes, *([FEW_MERGES] if name.endswith("_bpe") else [])]))
+    run.dry_run()
+    assert run.lr_scheduler.get_last_lr()[0] < run.config.optim.lr
+    table = getattr(run.model, "token_embedding", None)
+    if table is not None:  # OneFlow takes ids beyond the table without a word
+        assert run.trainer.feed.peek()[0]["input_ids"].max() < table.weight.shape[0]
+
+
+@pytest.mark.parametrize("name", PUBLISHED_SIZE)
+def test_config_has_the_published_size(name: str) -> None:
+    model = build_shape_only(lambda: instantiate(load(name).model))
+    counted = build_shape_only(lambda: instantiate(PUBLISHED[PUBLISHED_SIZE[name]]))
+    assert [tuple(p.shape) for p in model.parameters()] == [tuple(p.shape) for p in counted.parameters()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED_SIZE)
+def test_published_size_compiles_for_its_data(
+    name: str, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without memory for the weights."""
+    monkeypatch.setenv("LIBAI_DATA_DIR", str(data_dir))
+    inner = ".dataset" if "dataset" in load(name).dataloader.train.dataset else ""
+    overrides = [f"dataloader.train.dataset{inner}.vocab_size=300"]
+    if name.endswith("_imagenet"):
+        image_module = pytest.importorskip("PIL.Image")
+        for label in ("cat", "dog"):
+            (tmp_path / label).mkdir()
+            image_module.new("RGB", (300, 200)).save(tmp_path / label / "1.png")
+        overrides = [f"dataloader.train.dataset.path={tmp_path}", "dataloader.train.num_workers=0"]
+    config = load(name, overrides)
+    model: Any = build_shape_only(lambda: instantiate(config.model))
+    summary = summarize(model, batch_of(config, model, 2))
+    assert summary.rows[0].flops
 
 
 def test_tokenizer_and_model_share_their_size() -> None:
-    run = load("gpt_stdlib_bpe", ["dataloader.train.dataset.vocab_size=300"])
+    run = load("gpt_stdlib_bpe", [FEW_MERGES])
     assert run.model.vocab_size == run.dataloader.train.dataset.vocab_size == 300
 
 
-@pytest.mark.parametrize("name", sorted(NEEDS_FILES))
+@pytest.mark.parametrize("name", CIFAR)
 def test_missing_files_are_asked_for(name: str, tmp_path: Path) -> None:
     run = load(name, [f"dataloader.train.dataset.path={tmp_path}"])
     assert instantiate(run.model).head.weight.shape[0] == 10
     with pytest.raises(DataError, match="data_batch_1.bin.*which is empty.*cifar-10-binary.tar.gz"):
         instantiate(run.dataloader.train, micro_batch_size=2)
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.endswith("_imagenet")])
+def test_missing_folders_of_classes_are_asked_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="imagenet/train .*no folders of classes with images. Give their folder"):
+        instantiate(load(name).dataloader.train, micro_batch_size=2)

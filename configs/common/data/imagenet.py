@@ -1,0 +1,22 @@
+"""ImageNet, or any images in one folder for each class, which you fetch yourself: `dataloader.train.dataset.path` and
+`dataloader.test.val.dataset.path` are the folders of the training and of the validation classes.
+"""
+
+from omegaconf import OmegaConf
+
+from libai.config import LazyCall
+from libai.data import ImageFolderDataset, build_eval_loader, build_train_loader
+
+dataloader = OmegaConf.create(
+    {
+        "train": LazyCall(build_train_loader)(
+            dataset=LazyCall(ImageFolderDataset)(path="imagenet/train", image_size=224, augment=True),
+            num_workers=4,
+        ),
+        "test": {
+            "val": LazyCall(build_eval_loader)(
+                dataset=LazyCall(ImageFolderDataset)(path="imagenet/val", image_size="${....train.dataset.image_size}"),
+            ),
+        },
+    }
+)

@@ -72,7 +72,9 @@ def test_runs_that_ended_otherwise_are_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep.Jobs, "train", train)
     words = ["mlp_digits", "train.seed=1,2", "-o", str(tmp_path)]
     assert sweep.run(words) == 1
-    said = capsys.readouterr().out.splitlines()
+    told = capsys.readouterr()
+    said = told.out.splitlines()
+    assert told.err == "training 2 runs, 1 at a time; each writes a .log beside its folder\n"
     assert said[:2] == ["finished: train.seed=1", "failed (1): train.seed=2"]
     assert [re.split(" {2,}", line) for line in said[2:6:2]] == [
         ["train.seed", "status", "train/loss"],

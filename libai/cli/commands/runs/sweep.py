@@ -183,6 +183,8 @@ def train_all(config: str, trials: Sequence[Trial], num_jobs: int, processes: st
     waiting = [trial for trial in trials if trial.status != "finished"]
     if len(waiting) < len(trials):
         print(f"{len(trials) - len(waiting)} of {len(trials)} runs are finished already")
+    if waiting:
+        say(f"training {len(waiting)} runs, {num_jobs} at a time; each writes a .log beside its folder")
     jobs = Jobs()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -111,6 +111,19 @@ def test_another_training_ends_before_its_first_update(mode, tmp_path):
     assert not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+class Shifted(toy.Classifier):
+    """The losses differ between the modes, and their sum does not."""
+
+    def forward(self, x, y):
+        loss, shift = super().forward(x, y)["losses"]["cls"], 0.5 if is_tracing() else 0.0
+        return {"losses": {"cls": loss + shift, "other": loss.detach() * 0 - shift}}
+
+
+def test_each_loss_is_compared_and_not_their_sum_alone(tmp_path):
+    with pytest.raises(UserError, match="the loss 'other' is 0 in eager mode and -0.5 in graph mode"):
+        curve(tmp_path, "eager", "run", "train.parity_check=1", model=Shifted)
+
+
 class Branching(toy.Classifier):
     def forward(self, x, y):
         return super().forward(x if x.sum() > 0 else -x, y)

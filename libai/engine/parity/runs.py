@@ -17,6 +17,7 @@ from oneflow import nn
 
 from libai.engine.graph.build_errors import GraphBuildError
 from libai.engine.loop.hook_base import HookBase
+from libai.engine.loop.step_result import StepResult
 from libai.engine.parity.notes import forward_notes
 from libai.engine.parity.recorder import Record, Recorder, RecordingGraphTrainer
 from libai.engine.parity.state import PythonState
@@ -266,11 +267,14 @@ class Bench:
         record = None
         if recorder is not None and trainer.mode == "graph":
             record = recorder.graph_record(result.metrics, self.num_accumulation_steps)
-        numbers = trainer.collect([result])[0]
-        total = numbers["train/loss"]
-        names = [name for name in result.losses if name != "loss"]
-        # a loss that is itself called "loss" is hidden behind the total
-        return {"loss": total, **{name: numbers.get(f"train/{name}", total) for name in names}}, record
+        return losses_of(trainer, result), record
+
+
+def losses_of(trainer: ModelTrainer, result: StepResult) -> dict[str, float]:
+    """The losses of one update by name, with their total as "loss", behind which one of that name is hidden."""
+    numbers = trainer.collect([result])[0]
+    total = numbers["train/loss"]
+    return {"loss": total, **{name: numbers.get(f"train/{name}", total) for name in result.losses if name != "loss"}}
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 import oneflow as flow
 
 from libai.engine.parity.diagnosis import diagnose, loss_difference
-from libai.engine.parity.runs import Bench
+from libai.engine.parity.runs import Bench, losses_of
 from libai.engine.setup import build
 from libai.engine.setup.support import check_supported
 from libai.engine.trainer.graph import GraphTrainer
@@ -151,11 +151,7 @@ def _train(trainer: ModelTrainer, start: int, batches: Batches) -> list[dict[str
     rows = []
     for number, micro_batches in enumerate(batches):
         trainer.iter = start + number
-        result = trainer.update(list(micro_batches))
-        numbers = trainer.collect([result])[0]
-        names = {name for part in result.losses for name in part} - {"loss"}
-        total = numbers["train/loss"]
-        rows.append({"loss": total, **{name: numbers.get(f"train/{name}", total) for name in sorted(names)}})
+        rows.append(losses_of(trainer, trainer.update(list(micro_batches))))
     return rows
 
 

@@ -32,9 +32,9 @@ class Option:
 
     name: str
     is_asked: Callable[[Any], bool]
-    eager: str | Callable[[str], str]
-    graph: str | Callable[[str], str]
-    remedy: str
+    eager: str | Callable[[str], str] = YES
+    graph: str | Callable[[str], str] = YES
+    remedy: str = "It works as it is."
     tests: Mapping[str, str] = field(default_factory=dict)
 
     def verdict(self, mode: str, device: str) -> str:
@@ -49,50 +49,25 @@ class Option:
         return "tested" if f"{mode}/{device}" in self.tests else "not run"
 
 
-def _amp_in_graph(device: str) -> str:
-    if device == "cuda":
-        return YES
-    return "it does nothing on this device (OneFlow 0.9 compiles AMP for CUDA only)"
+def _only_on(only: str, otherwise: str) -> Callable[[str], str]:
+    """The verdict of an option that works on one device, and does not, for the reason `otherwise`, on the other."""
+    return lambda device: YES if device == only else otherwise
 
 
-def _amp_in_eager(device: str) -> str:
-    if device == "cuda":
-        return YES
-    return "it does nothing on this device (OneFlow 0.9 has no autocast on CPU)"
-
-
-def verdict_on_amp(mode: str, device: str) -> str:
-    """`"yes"`, or why `mode` cannot compute in a lower precision on `device`."""
-    return _amp_in_graph(device) if mode == "graph" else _amp_in_eager(device)
+_AMP_IN_EAGER = _only_on("cuda", "it does nothing on this device (OneFlow 0.9 has no autocast on CPU)")
+_AMP_IN_GRAPH = _only_on("cuda", "it does nothing on this device (OneFlow 0.9 compiles AMP for CUDA only)")
+_USE_AUTO = "Use train.amp.enabled=auto (float32 where AMP does nothing), or run with train.device=cuda."
+# on CPU: one compute thread per process, two runs are equal to the last bit, see tests/parity
+_DETERMINISTIC = _only_on("cpu", "OneFlow 0.9 has no switch that keeps to deterministic CUDA kernels")
+# on CPU AMP does nothing, and is refused or leaves float32
+_COMPARISON_WITH_AMP = _only_on(
+    "cpu", "AMP rounds to 5e-4 (fp16) or 4e-3 (bf16), which would hide what the modes are compared to 1e-5 for"
+)
 
 
 def _asks_for_backoff(amp: Any) -> bool:
     is_dynamic = amp.enabled and amp.dtype == "fp16" and amp.static_scale is None
     return bool(is_dynamic and amp.backoff_factor != 1 / amp.growth_factor)
-
-
-def _backoff_in_graph(device: str) -> str:
-    if device == "cpu":
-        return YES  # AMP does nothing there
-    return "a compiled step of OneFlow 0.9 shrinks the loss scale by 1 / train.amp.growth_factor"
-
-
-def _recompute_in_graph(device: str) -> str:
-    if device == "cuda":
-        return YES
-    return "memory is all it is for, and OneFlow 0.9 needs more with it in a compiled step on CPU (385 MB, not 262)"
-
-
-def _deterministic(device: str) -> str:
-    if device == "cpu":
-        return YES  # one compute thread per process: two runs are equal to the last bit, see tests/parity
-    return "OneFlow 0.9 has no switch that keeps to deterministic CUDA kernels"
-
-
-def _comparison_with_amp(device: str) -> str:
-    if device == "cpu":
-        return YES  # AMP does nothing there, and is refused or leaves float32
-    return "AMP rounds to 5e-4 (fp16) or 4e-3 (bf16), which would hide what the modes are compared to 1e-5 for"
 
 
 def _by(file: str, test: str, *modes: str) -> dict[str, str]:
@@ -104,47 +79,46 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "train.amp.enabled=true (fp16)",
         lambda run: run.train.amp.enabled is True and run.train.amp.dtype == "fp16",
-        _amp_in_eager,
-        _amp_in_graph,
-        "Use train.amp.enabled=auto (float32 where AMP does nothing), or run with train.device=cuda.",
+        _AMP_IN_EAGER,
+        _AMP_IN_GRAPH,
+        _USE_AUTO,
     ),
     Option(
         "train.amp.enabled=true (bf16)",
         lambda run: run.train.amp.enabled is True and run.train.amp.dtype == "bf16",
-        _amp_in_eager,
-        _amp_in_graph,
-        "Use train.amp.enabled=auto (float32 where AMP does nothing), or run with train.device=cuda.",
+        _AMP_IN_EAGER,
+        _AMP_IN_GRAPH,
+        _USE_AUTO,
     ),
     Option(
         "train.amp.backoff_factor",
         lambda run: _asks_for_backoff(run.train.amp),
         YES,
-        _backoff_in_graph,
+        _only_on("cpu", "a compiled step of OneFlow 0.9 shrinks the loss scale by 1 / train.amp.growth_factor"),
         "Set it to 1 / train.amp.growth_factor, or run with graph.enabled=false.",
     ),
     Option(
         "train.activation_checkpoint.enabled",
         lambda run: bool(run.train.activation_checkpoint.enabled),
         YES,
-        _recompute_in_graph,
+        _only_on(
+            "cuda",
+            "memory is all it is for, and OneFlow 0.9 needs more with it in a compiled step on CPU (385 MB, not 262)",
+        ),
         "Run with graph.enabled=false, or with train.device=cuda.",
         _by("parallel/test_recompute.py", "test_losses_weights_and_statistics_are_the_same_to_the_last_bit", "eager"),
     ),
     Option(
         "train.zero_optimization.enabled",
         lambda run: bool(run.train.zero_optimization.enabled),
-        YES,  # by the layout of the parameters, whatever the stage, see libai/parallel/zero.py
-        YES,
-        "It works as it is.",
-        _by("dist/test_zero.py", "test_two_ranks_hold_half_of_parameters_and_state_each"),
+        # by the layout of the parameters, whatever the stage, see libai/parallel/zero.py
+        tests=_by("dist/test_zero.py", "test_two_ranks_hold_half_of_parameters_and_state_each"),
     ),
     Option(
         "train.dist.auto",
         lambda run: bool(run.train.dist.auto),
-        YES,  # the planner's mesh alone: OneFlow's auto-parallel is a pass of its graph compiler
-        YES,
-        "It works as it is.",
-        {
+        # the planner's mesh alone: OneFlow's auto-parallel is a pass of its graph compiler
+        tests={
             **_by("parallel/test_auto.py", "test_auto_fills_the_sizes_that_are_null", "eager"),
             **_by("parallel/test_auto.py", "test_two_ranks_train_alike_with_and_without_auto_in_graph_mode", "graph"),
         },
@@ -152,18 +126,12 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "train.dist.tensor_parallel_size",
         lambda run: (run.train.dist.tensor_parallel_size or 1) > 1,
-        YES,
-        YES,
-        "It works as it is.",
-        _by("dist/test_meshes.py", "test_all_meshes_were_there_in_both_modes"),
+        tests=_by("dist/test_meshes.py", "test_all_meshes_were_there_in_both_modes"),
     ),
     Option(
         "train.dist.pipeline_parallel_size",
         lambda run: (run.train.dist.pipeline_parallel_size or 1) > 1,
-        YES,
-        YES,
-        "It works as it is.",
-        _by("dist/test_meshes.py", "test_all_meshes_were_there_in_both_modes"),
+        tests=_by("dist/test_meshes.py", "test_all_meshes_were_there_in_both_modes"),
     ),
     Option(
         "train.zero_grad_before_forward",
@@ -191,18 +159,13 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "train.dist.sync_batch_norm",
         lambda run: bool(run.train.dist.sync_batch_norm),
-        YES,
-        YES,
-        "It works as it is.",
-        _by("dist/test_stateful_meshes.py", "test_two_ranks_normalize_as_one_process_does"),
+        tests=_by("dist/test_stateful_meshes.py", "test_two_ranks_normalize_as_one_process_does"),
     ),
     Option(
         "lr_scheduler (LambdaLR, plateau, any)",
         lambda run: run.lr_scheduler is not None,
-        YES,  # the schedule runs on the host in both modes, see docs/decisions/0001
-        YES,
-        "It works as it is.",
-        _by(
+        # the schedule runs on the host in both modes, see docs/decisions/0001
+        tests=_by(
             "parity/test_metric_schedules.py",
             "test_a_plateau_schedule_is_stepped_by_evaluations_and_equals_a_plain_loop",
         ),
@@ -211,7 +174,7 @@ OPTIONS: tuple[Option, ...] = (
         "train.unfreeze with fp16",
         lambda run: bool(run.train.unfreeze) and bool(run.train.amp.enabled) and run.train.amp.dtype == "fp16",
         YES,
-        lambda device: NO_COUNT_OF_GROUPS if device == "cuda" else YES,
+        _only_on("cpu", NO_COUNT_OF_GROUPS),
         "Use train.amp.dtype=bf16.",
     ),
     Option(
@@ -245,18 +208,15 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "train.deterministic",
         lambda run: bool(run.train.deterministic),
-        _deterministic,
-        _deterministic,
+        _DETERMINISTIC,
+        _DETERMINISTIC,
         "Remove it, or run with train.device=cpu.",
         _by("engine/test_determinism.py", "test_seeded_draws_pass"),
     ),
     Option(
         "libai export onnx",
         lambda run: False,  # a command, which takes the weights of a run
-        YES,
-        YES,
-        "It works as it is.",
-        _by("contract/test_contract_predict.py", "test_a_run_is_exported_with_the_shapes_of_its_batches"),
+        tests=_by("contract/test_contract_predict.py", "test_a_run_is_exported_with_the_shapes_of_its_batches"),
     ),
     Option(
         "graph.on_build_error=eager",
@@ -277,16 +237,13 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "train.parity_check",
         lambda run: run.train.parity_check > 0,
-        YES,
-        YES,
-        "It works as it is.",
-        _by("contract/test_parity_in_training.py", "test_a_checked_run_has_the_same_curve"),
+        tests=_by("contract/test_parity_in_training.py", "test_a_checked_run_has_the_same_curve"),
     ),
     Option(
         "parity_check, shadow_every with amp",
         lambda run: bool(run.train.amp.enabled) and (run.train.parity_check > 0 or run.graph.shadow_every > 0),
-        _comparison_with_amp,
-        _comparison_with_amp,
+        _COMPARISON_WITH_AMP,
+        _COMPARISON_WITH_AMP,
         "Compare with train.amp.enabled=false.",
         _by("engine/test_support.py", "test_the_modes_are_compared_in_float32_only"),
     ),
@@ -344,7 +301,7 @@ def amp_dtype(run: Any, mode: str, device: str) -> str | None:
     amp = run.train.amp
     if not amp.enabled:
         return None
-    verdict = verdict_on_amp(mode, device)
+    verdict = (_AMP_IN_GRAPH if mode == "graph" else _AMP_IN_EAGER)(device)
     if verdict == YES:
         return amp.dtype
     if is_main_process():

@@ -26,7 +26,7 @@ class GenerationOptions:
         top_p: draw among the likeliest tokens that together have this probability.
         num_beams: above 1, keep so many continuations and return the likeliest.
         length_penalty: beams are compared by log probability / length^length_penalty.
-        stop_token: ends a row and is its last token; None for none.
+        stop_token: ends a row and is its last token; several, where each does; None for none.
         seed: of what is drawn; the same in both modes, and for a prompt alone and among others.
     """
 
@@ -36,7 +36,7 @@ class GenerationOptions:
     top_p: float = 1.0
     num_beams: int = 1
     length_penalty: float = 1.0
-    stop_token: int | None = None
+    stop_token: int | Sequence[int] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -50,6 +50,12 @@ class GenerationOptions:
             raise UserError(
                 f"num_beams={self.num_beams} searches and temperature={self.temperature} draws: leave one of them out."
             )
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """`stop_token` as a tuple, empty for none."""
+        found = () if self.stop_token is None else self.stop_token
+        return (found,) if isinstance(found, int) else tuple(found)
 
 
 class Generator:
@@ -85,24 +91,25 @@ class Generator:
         if options.num_beams > 1:
             return self._search(prompts, options)
         steps = np.stack(list(self.stream(prompts, options)), axis=1)
-        return [_until_stop(row, options.stop_token) for row in steps.tolist()]
+        return [_until_stop(row, options.stop_tokens) for row in steps.tolist()]
 
     def stream(
         self, prompts: Sequence[Sequence[int]], options: GenerationOptions | None = None
     ) -> Iterator[np.ndarray]:
         """The next token of every prompt, (prompts,) int64, as soon as it is known; rows that have ended repeat
-        `stop_token`. Not for beams, whose tokens are known at the end only."""
+        their stop token. Not for beams, whose tokens are known at the end only."""
         options = options or GenerationOptions()
         if options.num_beams > 1:
             raise UserError(f"num_beams={options.num_beams}: beams cannot be streamed. Use generate.")
         has_ended = np.zeros(len(prompts), bool)
+        last = np.zeros(len(prompts), np.int64)
         scores = self._start(prompts, options)
         random = _generators(prompts, options.seed)
         for step in range(options.max_new_tokens):
             tokens = np.array([_choose(row, options, rng) for row, rng in zip(scores, random)])
-            if options.stop_token is not None:
-                tokens = np.where(has_ended, options.stop_token, tokens)
-                has_ended |= tokens == options.stop_token
+            tokens = np.where(has_ended, last, tokens)
+            has_ended |= np.isin(tokens, options.stop_tokens)
+            last = tokens
             yield tokens
             if has_ended.all() or step + 1 == options.max_new_tokens:
                 return
@@ -152,10 +159,11 @@ class Generator:
         texts: list[list[list[int]]] = [[[] for _ in range(width)] for _ in prompts]
         ended: list[list[tuple[float, list[int]]]] = [[] for _ in prompts]
         is_done = [False] * count
+        num_candidates = max(2, 1 + len(options.stop_tokens)) * width  # enough without those that end
         for step in range(options.max_new_tokens):
             vocabulary = log_probs.shape[1]
             candidates = (totals.reshape(-1, 1) + log_probs).reshape(count, width * vocabulary)
-            best = np.argsort(-candidates, axis=1, kind="stable")[:, : 2 * width]
+            best = np.argsort(-candidates, axis=1, kind="stable")[:, :num_candidates]
             rows = np.zeros((count, width), np.int64)
             chosen = np.zeros((count, width), np.int64)
             for i in range(count):
@@ -163,7 +171,7 @@ class Generator:
                 for rank, flat in enumerate(best[i]):
                     beam, token = divmod(int(flat), vocabulary)
                     text, total = [*texts[i][beam], token], candidates[i, flat]
-                    if token == options.stop_token:
+                    if token in options.stop_tokens:
                         if rank < width and not is_done[i]:
                             ended[i].append((total / len(text) ** options.length_penalty, text))
                     elif len(kept) < width:
@@ -215,5 +223,6 @@ def _log_softmax(scores: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def _until_stop(tokens: list[int], stop_token: int | None) -> list[int]:
-    return tokens[: tokens.index(stop_token) + 1] if stop_token in tokens else tokens
+def _until_stop(tokens: list[int], stop_tokens: Sequence[int]) -> list[int]:
+    end = next((i + 1 for i, token in enumerate(tokens) if token in stop_tokens), None)
+    return tokens[:end]

@@ -12,9 +12,10 @@ from libai.utils.errors import UserError
 
 
 class TextCodec:
-    """`encode(text) -> token ids` and `decode(ids) -> text`; `stop_token` ends a text, None where none is known."""
+    """`encode(text) -> token ids` and `decode(ids) -> text`; `stop_token` ends a text (a list: each of them does), None
+    where none is known."""
 
-    def __init__(self, tokenizer: Any, stop_token: int | None):
+    def __init__(self, tokenizer: Any, stop_token: int | list[int] | None):
         self.tokenizer, self.stop_token = tokenizer, stop_token
 
     @classmethod
@@ -78,10 +79,10 @@ class TextStream:
         return new
 
 
-def _stop_token(folder: Path) -> int | None:
+def _stop_token(folder: Path) -> int | list[int] | None:
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
             token = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
             if token is not None:
-                return int(token[0] if isinstance(token, list) else token)
+                return token
     return None

@@ -76,6 +76,15 @@ def test_a_stop_token_ends_rows_one_by_one(model: Any, greedy: list[list[int]]) 
     assert Generator(model).generate(PROMPTS, GenerationOptions(12, stop_token=stop)) == expected
 
 
+def test_each_of_several_stop_tokens_ends_rows(model: Any, greedy: list[list[int]]) -> None:
+    stops = [greedy[0][4], greedy[1][2]]
+    ends = [min([row.index(stop) + 1 for stop in stops if stop in row], default=None) for row in greedy]
+    found = Generator(model).generate(PROMPTS, GenerationOptions(12, stop_token=stops))
+    assert found == [row[:end] for row, end in zip(greedy, ends)] and {row[-1] for row in found[:2]} <= {*stops}
+    beams = Generator(model).generate(PROMPTS, GenerationOptions(12, stop_token=stops, num_beams=2))
+    assert not any(stop in row[:-1] for row in beams for stop in stops)
+
+
 def test_a_stream_gives_the_tokens_one_by_one(model: Any, greedy: list[list[int]]) -> None:
     stream = Generator(model).stream(PROMPTS, GenerationOptions(5))
     assert next(stream).tolist() == [row[0] for row in greedy]

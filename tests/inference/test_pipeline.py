@@ -92,6 +92,17 @@ def test_several_prompts_are_written_one_after_the_other(llama: Path, capsys: py
     assert found.splitlines() == [prompt + text for prompt, text in zip(TEXTS, texts)]
 
 
+def test_all_end_tokens_of_a_folder_are_heeded(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = with_tokenizer("llama", tmp_path / "llama", 96)
+    ids = Pipeline(folder).tokenizer.encode(TEXTS[0])
+    first = Generator(load_pretrained(folder)).generate([ids], GenerationOptions(6))[0]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [95, first[1]]}))
+    pipeline = Pipeline(folder)
+    assert pipeline.tokenizer.stop_token == [95, first[1]]
+    expected = pipeline.generate(TEXTS[:1], GenerationOptions(first.index(first[1]) + 1))[0]
+    assert printed(capsys, str(folder), TEXTS[0], "--max-new-tokens=6") == f"{TEXTS[0]}{expected}\n"
+
+
 def test_a_run_generates_with_the_tokenizer_of_its_data(run: Path, capsys: pytest.CaptureFixture) -> None:
     pipeline = Pipeline(run)
     assert pipeline.tokenizer.stop_token == 256

@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     values = {name: getattr(args, name) for name in _OPTIONS}
     pipeline = Pipeline(args.source, args.checkpoint, args.mode, tokenizer=args.tokenizer)
     stop = pipeline.tokenizer.stop_token if args.stop_token is None else args.stop_token
-    options = GenerationOptions(**values, stop_token=None if stop is None or stop < 0 else stop)
+    options = GenerationOptions(**values, stop_token=None if stop == -1 else stop)
     for start in range(0, len(prompts), args.batch_size):
         for text in _texts(pipeline, prompts[start : start + args.batch_size], options, args.json):
             if get_rank() == 0:

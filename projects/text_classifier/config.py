@@ -14,7 +14,7 @@ from libai.hf import model_config
 WEIGHTS = "out/minilm"
 
 model = LazyCall(TextClassifier)(
-    encoder=model_config(minilm(WEIGHTS) / "hf"), hidden_size=384, num_classes=len(LIBRARIES), scale=20.0
+    encoder=model_config(minilm(WEIGHTS) / "hf", dropout=0.1), hidden_size=384, num_classes=len(LIBRARIES), scale=20.0
 )
 
 dataloader = OmegaConf.create(
@@ -40,10 +40,10 @@ train.output_dir = "out/text_classifier"
 train.load_weight = {"path": WEIGHTS, "strict": False, "revise_keys": [["^", "encoder."]]}
 train.train_micro_batch_size = 32
 train.test_micro_batch_size = 64
-train.train_epoch = 2
+train.train_epoch = 3
 train.warmup_ratio = 0.1
 train.clip_grad.max_norm = 1.0
-train.log_period = 20
+train.log_period = 50
 train.checkpointer.period = "epoch"
 train.evaluation.eval_period = "epoch"
 train.evaluation.evaluators = {"accuracy": LazyCall("libai.evaluation.ClassificationEvaluator")()}

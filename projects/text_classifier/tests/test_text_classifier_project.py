@@ -55,9 +55,11 @@ def test_both_modes_fine_tune_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_validation_texts_are_not_among_the_training_texts() -> None:
     found = {split: dict(pairs) for split, pairs in texts().items()}
     assert not found["train"].keys() & found["validation"].keys()
+    assert len(texts()["validation"]) >= 1600, "a standard error of accuracy of at most 0.0125"
     for split, pairs in texts().items():
         counts = Counter(label for _, label in pairs)
         assert len(counts) == len(LIBRARIES) and max(counts.values()) == TEXTS_PER_LIBRARY[split]
+        assert min(counts.values()) > 0.8 * max(counts.values()), "no library is told by being frequent"
         assert not any(name in text.lower() for text, _ in pairs for name in LIBRARIES)
 
 

@@ -3,7 +3,7 @@
     python projects/text_classifier/baseline.py [RUN]
 
 The strength of its regularization is chosen by cross-validation over the training texts. With the folder of a run, the
-gain of fine-tuning over it, on the same validation texts.
+gain of fine-tuning over it, on the same test texts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from pathlib import Path
 import numpy as np
 import oneflow as flow
 from sklearn.linear_model import LogisticRegressionCV
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from texts import build_dataset, minilm
 
 from libai.engine import Run
@@ -38,13 +41,13 @@ def show(what: str, values: np.ndarray) -> None:
 if __name__ == "__main__":
     folder = minilm("out/minilm")
     encoder = load_pretrained(folder / "hf")
-    train, validation = (build_dataset(split, str(folder)) for split in ("train", "validation"))
+    train, test = (build_dataset(split, str(folder)) for split in ("train", "test"))
     probe = LogisticRegressionCV(Cs=STRENGTHS, cv=5, max_iter=2000)
     probe.fit(outputs(encoder, train, "embeddings"), train["labels"])
-    frozen = probe.predict(outputs(encoder, validation, "embeddings")) == validation["labels"]
+    frozen = probe.predict(outputs(encoder, test, "embeddings")) == test["labels"]
     show(f"frozen encoder (C={probe.C_[0]:g})", frozen)
     for run in sys.argv[1:]:
-        logits = outputs(Run.load(Path(run), mode="eager").model, validation, "logits")
-        tuned = logits.argmax(axis=1) == validation["labels"]
+        logits = outputs(Run.load(Path(run), mode="eager").model, test, "logits")
+        tuned = logits.argmax(axis=1) == test["labels"]
         show("fine-tuned", tuned)
         show("gain", tuned.astype(float) - frozen)

@@ -20,8 +20,9 @@ from libai.utils.errors import UserError
 
 #: all that requirements.lock installs; `stdlib` is Python's standard library
 LIBRARIES = ("matplotlib", "mypy", "numpy", "scipy", "sklearn", "stdlib")
-TEXTS_PER_LIBRARY = {"train": 800, "validation": 300}
-_VALIDATION_SHARE = 0.3
+TEXTS_PER_LIBRARY = {"train": 750, "validation": 150, "test": 200}
+#: which files a split has, drawn by their names: those from the end of the split before to this one
+_ENDS = {"validation": 0.15, "train": 0.8, "test": 1.0}
 
 
 def minilm(folder: str | Path) -> Path:
@@ -42,18 +43,19 @@ def minilm(folder: str | Path) -> Path:
 
 @functools.cache
 def texts() -> dict[str, list[tuple[str, int]]]:
-    """ "train" and "validation" -> texts with their classes, as many of each. A file is in one of the splits."""
+    """ "train", "validation" and "test" -> texts with their classes, as many of each. A file is in one split."""
     held: dict[str, list[set[str]]] = {split: [set() for _ in LIBRARIES] for split in TEXTS_PER_LIBRARY}
     for label, library in enumerate(LIBRARIES):
         for path, name in _files(library):
-            is_validation = hashlib.sha256(name.encode()).digest()[0] < 256 * _VALIDATION_SHARE
-            held["validation" if is_validation else "train"][label].update(_docstrings_of(path))
-    copied = set().union(*held["train"])  # some are the same in several files, even of several libraries
+            place = hashlib.sha256(name.encode()).digest()[0] / 256
+            held[next(split for split, end in _ENDS.items() if place < end)][label].update(_docstrings_of(path))
     found: dict[str, list[tuple[str, int]]] = {}
+    seen: set[str] = set()  # some are the same in several files, even of several libraries
     for split, count in TEXTS_PER_LIBRARY.items():
-        unseen = [chosen - copied if split == "validation" else chosen for chosen in held[split]]
+        unseen = [chosen - seen for chosen in held[split]]
         ordered = [sorted(chosen, key=lambda text: hashlib.sha256(text.encode()).digest()) for chosen in unseen]
         found[split] = [(text, label) for label, chosen in enumerate(ordered) for text in chosen[:count]]
+        seen.update(*held[split])
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from libai.config import LazyConfig, RunConfig, instantiate, load_config
@@ -81,6 +82,20 @@ def test_small_config_runs_dry(
     table = getattr(run.model, "token_embedding", None)
     if table is not None:  # OneFlow takes ids beyond the table without a word
         assert run.trainer.feed.peek()[0]["input_ids"].max() < table.weight.shape[0]
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("graph", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", CIFAR)
+def test_cifar_config_runs_dry(name: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = np.random.default_rng(0).integers(0, 10, (4, 1 + 3 * 32 * 32), np.uint8)
+    for file in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
+        records.tofile(tmp_path / file)
+    monkeypatch.chdir(tmp_path)
+    data = [f"dataloader.{part}.dataset.path={tmp_path}" for part in ("train", "test.val")]
+    sizes = ["train.train_micro_batch_size=2", "train.test_micro_batch_size=2", f"graph.enabled={mode == 'graph'}"]
+    run = Run(load(name, [*data, *sizes]))
+    run.dry_run()
+    assert run.lr_scheduler.get_last_lr()[0] < run.config.optim.lr
 
 
 @pytest.mark.parametrize("name", PUBLISHED_SIZE)

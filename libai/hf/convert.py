@@ -111,8 +111,8 @@ def export_folder(
     config = _config_of(Path(weights), architecture)
     _, family = family_of(config)
     fetch = _Exported(family, family.rules_for(config), specs, tensors, None)
-    absent = family.zeros.keys() - fetch.specs.keys()
-    zeros = {name: np.zeros([config[key] for key in family.zeros[name]], np.float32) for name in absent}
+    shapes = {family.written_name(name): [config[key] for key in keys] for name, keys in family.zeros.items()}
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items() if name not in fetch.specs}
     added = {name: TensorSpec("float32", array.shape) for name, array in zeros.items()}
     out.mkdir(parents=True, exist_ok=True)
     write_folder(out, {**fetch.specs, **added}, lambda name: zeros[name] if name in zeros else fetch(name))
@@ -167,15 +167,14 @@ class _Exported:
     ):
         self._tensors, self._like = tensors, like
         own = match(rules, specs)
-        self._matches = {**{copy: own[original] for copy, original in family.copies.items()}, **own}
-        if like is not None:
-            self._matches = {like.name_in_file(name): m for name, m in self._matches.items()}
+        if like is None:
+            self._matches = own = {family.written_name(name): m for name, m in own.items()}
+        else:
+            all_names = {**{copy: own[original] for copy, original in family.copies.items()}, **own}
+            self._matches = {like.name_in_file(name): m for name, m in all_names.items()}
             report = _report(like, {like.name_in_file(name): m.spec for name, m in own.items()})
             if not report.is_exact:
                 raise CheckpointError(f"the weights do not fit {like.folder}. {report}")
-        elif "last_hidden_state" in family.outputs:  # files of bare models leave the prefix out
-            own = {name.removeprefix(family.prefix): m for name, m in own.items()}
-            self._matches = own
         self.specs = {name: m.spec for name, m in own.items()}
 
     def __call__(self, name: str) -> np.ndarray:
@@ -238,9 +237,10 @@ def _config_of(weights: Path, architecture: str | None) -> dict[str, Any]:
     arguments = {**(_defaults_of(next(iter(kinds.values())).target) if kinds else {}), **model}
     fitting = [name for name, family in kinds.items() if family.implied.items() <= arguments.items()]
     if (chosen := architecture or next(iter(fitting), None)) not in fitting:
+        lacking = f"which {architecture} cannot compute" if architecture else "for which no architecture is known"
         raise UserError(
-            f"{weights} trains {target} with {_implied(kinds, arguments)}, which {architecture or 'no architecture'} "
-            f"cannot compute. libai.hf knows {', '.join(kinds) or 'none'} for this class."
+            f"{weights} trains {target} with {_implied(kinds, arguments)}, {lacking}. "
+            f"libai.hf knows {', '.join(kinds) or 'none'} for this class."
         )
     return FAMILIES[chosen].write_config(chosen, arguments)
 

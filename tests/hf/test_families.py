@@ -174,5 +174,5 @@ def test_what_a_run_leaves_to_our_defaults_is_exported(tmp_path):
 
 def test_a_run_that_no_architecture_computes_is_not_exported(tmp_path):
     sizes = {"vocab_size": 11, "max_seq_length": 6, "hidden_size": 8, "num_layers": 1, "num_heads": 2}
-    with pytest.raises(UserError, match="is_post_norm=False.*cannot compute"):
+    with pytest.raises(UserError, match="is_post_norm=False, .*, for which no architecture is known. libai.hf knows"):
         export_folder(run_folder(tmp_path / "bert", "BERT", **sizes), tmp_path / "out")

@@ -210,7 +210,7 @@ def test_token_types_that_transformers_adds_are_zeros(
         ("Llama", {**TEXT, "qkv_bias": True}, "MistralForCausalLM", "qkv_bias=True.* MistralForCausalLM cannot"),
         ("Llama", TEXT, "Qwen2ForCausalLM", "qkv_bias=False.* Qwen2ForCausalLM cannot"),
         ("BERT", {**BERT, "padding_token": 1}, "BertForMaskedLM", "no padding_token, and this model has 1"),
-        ("BERT", {**BERT, "is_post_norm": False}, None, "is_post_norm=False, .* no architecture cannot"),
+        ("BERT", {**BERT, "is_post_norm": False}, None, "is_post_norm=False, .* no architecture is known"),
         ("BERT", {**BERT, "padding_token": 1, "activation": "relu"}, "RobertaForMaskedLM", "hidden_act='relu'"),
         ("T5", {**TEXT, "is_gated": True, "activation": "gelu"}, None, 'activation="gelu"'),
     ],

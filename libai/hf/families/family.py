@@ -52,6 +52,10 @@ class Family:
         """The rules for a model with this config.json."""
         return self.rules(config) if callable(self.rules) else self.rules
 
+    def written_name(self, name: str) -> str:
+        """The name in a file that `transformers` writes: those of bare models leave the prefix out."""
+        return name.removeprefix(self.prefix) if "last_hidden_state" in self.outputs else name
+
     def read_arguments(self, config: Config) -> dict[str, Any]:
         """Our arguments for a config.json. Raises `UserError` for a setting that our class cannot compute."""
         self._check(config)

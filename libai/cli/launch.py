@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from libai.native import kernels
 from libai.oneflow_fixes import openblas
 from libai.utils import gpu
 from libai.utils.errors import EXIT_FAILED, EXIT_USER_MISTAKE, UserError
-from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE
+from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE, START_VARIABLE
 from libai.utils.screen import say
 
 USAGE = """\
@@ -157,6 +158,7 @@ def run(arguments: Sequence[str]) -> int:
         print(USAGE, file=sys.stderr)
         return EXIT_USER_MISTAKE
     runtime.hide_rendezvous_environment()  # this process is no rank, even when started from one
+    os.environ[START_VARIABLE] = str(time.time())
     limits = Limits(
         runtime.read_seconds("LIBAI_STOP_TIMEOUT", DEFAULT_STOP_SECONDS),
         read_stall_limits(os.environ),

@@ -24,6 +24,8 @@ FAILURE_DIR_VARIABLE = "LIBAI_FAILURE_DIR"
 LOCAL_RANKS_VARIABLE = "LIBAI_LOCAL_RANKS"
 #: names the job, the same one when its ranks are started again after a failure (`--max-restarts`)
 JOB_VARIABLE = "LIBAI_JOB"
+#: seconds since 1970 when the launcher began: the time of `${now:...}` on every rank, also when started again
+START_VARIABLE = "LIBAI_START_TIME"
 #: set by `begin_notes`: the process that is the rank; what it starts inherits all other variables and is none
 RANK_PID_VARIABLE = "LIBAI_RANK_PID"
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from libai.utils.distributed import broadcast_object, get_rank
+from libai.utils.distributed import broadcast_object
 from libai.utils.errors import UserError
 
 #: numpy's global generator takes 32 bits
@@ -30,17 +30,16 @@ def resolve_seed(seed: int | None) -> int:
     return seed
 
 
-def seed_everything(seed: int, rank_offset: bool = False) -> int:
-    """Seed the global generators of Python, numpy and oneflow; returns the seed that this rank uses.
+def seed_everything(seed: int, offset: int = 0) -> int:
+    """Seed the global generators of Python and numpy by `seed + offset`, and that of oneflow by `seed`; returns `seed`.
 
-    `rank_offset`: add the rank, so that ranks draw differently (augmentation). Initial weights need the same seed on
-    every rank. oneflow 0.9.0's `nn.Dropout` ignores this seed; use `libai.layers` for dropout that does not.
+    `offset`: the data-parallel rank where ranks are to draw differently (`train.diff_rank_seed`). Initial weights need
+    the same seed on every rank. oneflow 0.9.0's `nn.Dropout` ignores it; `libai.layers` has a dropout that does not.
     """
     import oneflow as flow
 
-    seed = (seed + get_rank() * rank_offset) % (MAX_SEED + 1)
-    random.seed(seed)
-    np.random.seed(seed)
+    random.seed((seed + offset) % (MAX_SEED + 1))
+    np.random.seed((seed + offset) % (MAX_SEED + 1))
     flow.manual_seed(seed)
     return seed
 

@@ -16,7 +16,7 @@ import pytest
 from contract_runs import make_config, make_run
 
 from libai import checkpoint
-from libai.config import LazyCall, validate
+from libai.config import LazyCall, LazyConfig, validate
 from libai.engine import Run, default_setup
 from libai.engine.hooks import CallbackHook
 from libai.engine.loop.hook_base import HookBase
@@ -450,7 +450,30 @@ def test_a_save_that_the_system_refuses_is_no_mistake_of_the_user(tmp_path, monk
     assert "could not be written" in line and ("memory" in line or error.args[-1] in line), line
 
 
+# ---------------------------------------------------------------------- named after the time
+
+
+def test_a_folder_is_named_after_the_time_of_the_job(tmp_path, mode, monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.setenv("LIBAI_START_TIME", "1e9")
+    run = make_run(tmp_path, mode, f"train.output_dir={tmp_path}/${{now:%Y-%m-%d_%H-%M-%S}}", "train.train_iter=1")
+    run.train()
+    assert run.output_dir == tmp_path / "2001-09-09_01-46-40"
+    # whatever the time is when the folder is read
+    assert LazyConfig.load(run.output_dir / "config.yaml").train.output_dir == str(run.output_dir)
+
+
 # ---------------------------------------------------------------------- the banner
+
+
+def test_the_banner_names_hooks_and_processes(tmp_path, mode, capsys):
+    run = make_run(tmp_path, mode, "train.train_iter=1")
+    run.trainer.register_hooks([CallbackHook(), CallbackHook()])
+    run.train()
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if " " in line)
+    assert lines["processes"] == f"pid {os.getpid()}"
+    named = lines["hooks"].split(", ")
+    assert named[0] == "4 x CallbackHook" and {"RandomStateHook", "CheckpointHook", "WriterHook"} < set(named)
 
 
 @pytest.mark.parametrize(

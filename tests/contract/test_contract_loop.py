@@ -95,6 +95,39 @@ def test_zero_grad_before_forward_leaves_gradients_to_look_at():
         assert np.array_equal(p.numpy(), q.numpy())
 
 
+def test_gradients_are_cleared_by_none_or_by_zeros():
+    def trained(set_to_none):
+        trainer, seen = make_trainer("eager", zero_grad_set_to_none=set_to_none), []
+
+        def look(t):
+            seen.append([None if p.grad is None else p.grad.numpy().any() for p in t.model.parameters()])
+
+        trainer.register_hooks([CallbackHook(after_step=look)])
+        trainer.train(0, 3)
+        return seen, [p.numpy() for p in trainer.model.parameters()]
+
+    nones, expected = trained(None)
+    zeros, found = trained(False)
+    assert {x for seen in nones for x in seen} == {None} and {x for seen in zeros for x in seen} == {False}
+    assert all(np.array_equal(p, q) for p, q in zip(found, expected))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_parameter_without_gradient_moves_only_when_gradients_are_zeros(set_to_none):
+    class ReachesBOnce(toy.Classifier):
+        num_calls = 0
+
+        def forward(self, x, y):
+            self.num_calls += 1
+            logits = self.b(flow.relu(self.a(x))) if self.num_calls == 1 else self.a(x)[:, :4]
+            return {"losses": {"cls": nn.functional.cross_entropy(logits, y)}}
+
+    trainer, seen = make_trainer("eager", model=ReachesBOnce(), zero_grad_set_to_none=set_to_none), []
+    trainer.register_hooks([CallbackHook(after_step=lambda t: seen.append(t.model.b.weight.numpy().copy()))])
+    trainer.train(0, 2)
+    assert np.array_equal(*seen) is set_to_none
+
+
 def test_a_model_left_in_eval_mode_is_noticed(mode):
     trainer = make_trainer(mode)
     trainer.model.eval()

@@ -64,6 +64,46 @@ def test_a_seed_that_was_drawn_is_kept_by_the_resumed_run(tmp_path):
     assert json.loads((tmp_path / "summary.json").read_text())["seed"] == first
 
 
+DRAWS = """
+import random
+
+import numpy as np
+
+from libai.engine.hooks import HookBase
+from libai.utils.distributed import get_rank
+
+
+class Draws(HookBase):
+    def after_step(self):
+        with open(f"draws_{get_rank()}.txt", "a") as file:
+            print(self.trainer.iter, random.random(), np.random.random(), file=file)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_ranks_draw_differently_where_asked_and_a_resume_continues_their_draws(tmp_path, mode):
+    def draws(name, *legs):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "draws.py").write_text(DRAWS)
+        for until, *extra in legs:
+            words = (f"train.train_iter={until}", "train.output_dir=run", "train.extra_hooks=[{_target_: draws.Draws}]")
+            words = (*SETTINGS, LAYOUTS[f"{mode}, 2 processes"][1], "train.train_micro_batch_size=16", *words, *extra)
+            done = jobs.train_sh(str(jobs.ROOT / CONFIG), 2, *words, cwd=folder, PYTHONPATH=str(folder))
+            assert done.returncode == 0, done
+        return [(folder / f"draws_{rank}.txt").read_text() for rank in range(2)], jobs.read_column(folder / "run")
+
+    equal, expected = draws("equal", (4,))
+    assert equal[0] == equal[1]
+    different, found = draws("different", (4, "train.diff_rank_seed=true"))
+    assert different[0] == equal[0] != different[1]
+    assert found == expected  # the model and the order of the data do not draw from them
+    legs = (2, "train.diff_rank_seed=true"), (4, "train.diff_rank_seed=true", "--resume")
+    assert draws("resumed", *legs)[0] == different
+
+
 @pytest.mark.slow
 def test_another_seed_at_resume_is_pointed_out(tmp_path):
     train(tmp_path, "eager, 1 process", 2, "train.seed=1")

@@ -238,11 +238,14 @@ def start(environments: list[dict[str, str]], *words: str, cwd: Path) -> list[jo
 @pytest.mark.launch
 @pytest.mark.parametrize("launcher", [srun, pytest.param(open_mpi, marks=pytest.mark.slow), hydra])
 def test_two_processes_train_one_run(launcher, tmp_path):
+    """Each reads the clock by itself, and both write into the folder of the first one's time."""
     others = {"PORT": str(find_free_port())} if launcher is hydra else {}
-    done = start([launcher(rank, 2, **others) for rank in range(2)], *SMALL, cwd=tmp_path)
+    places = [launcher(rank, 2, **others, LIBAI_START_TIME=str(1e9 + 60 * rank), TZ="UTC") for rank in range(2)]
+    done = start(places, *SMALL, "train.output_dir=out/${now:%Y-%m-%d_%H-%M-%S}", cwd=tmp_path)
     assert [one.returncode for one in done] == [0, 0], done
     assert "2 processes = 2 data" in done[0].stdout and done[1].stdout == ""
-    folder = tmp_path / "out" / "mlp_digits"
+    (folder,) = (tmp_path / "out").iterdir()
+    assert folder.name == "2001-09-09_01-46-40"
     assert json.loads((folder / "env.json").read_text())["layout"]["world_size"] == 2
     assert list(jobs.read_column(folder)) == [1, 2] and not (folder / "previous").exists()
 

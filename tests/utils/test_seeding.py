@@ -22,11 +22,17 @@ def test_one_seed_governs_all_three_generators():
     assert all(a != b for a, b in zip(_draw(), first))
 
 
-def test_rank_offset_gives_ranks_different_seeds(monkeypatch):
-    monkeypatch.setenv("RANK", "3")
-    assert seed_everything(7) == 7
-    assert seed_everything(7, rank_offset=True) == 10
-    assert seed_everything(MAX_SEED, rank_offset=True) == 2
+def test_an_offset_is_that_of_python_and_numpy_alone():
+    seed_everything(10)
+    ten = _draw()
+    seed_everything(7)
+    seven = _draw()
+    assert seed_everything(7, offset=3) == 7
+    assert _draw() == (*ten[:2], seven[2])
+    seed_everything(2)
+    two = _draw()
+    seed_everything(MAX_SEED, offset=3)
+    assert _draw()[:2] == two[:2]
 
 
 def test_a_given_seed_is_kept_and_none_draws_one():

@@ -44,18 +44,17 @@ class FromTransformers(nn.Module):
         rates = [key for key, value in vars(config).items() if "drop" in key and isinstance(value, float)]
         config.update({**dict.fromkeys(rates, 0.0), "use_cache": False})
         build = getattr(transformers, config.architectures[0]).from_pretrained
-        self.model, report = build(folder, config=config, dtype=torch.float32, output_loading_info=True)
-        self.model.train()
+        self.model = build(folder, config=config, dtype=torch.float32).train()
         parameters = dict(self.model.named_parameters())
-        for missing in report["missing_keys"]:  # what our model does not add: a type of tokens
-            parameters[missing].data.zero_()
         # files and models of transformers 5 have different names: the one that a number arrives at is meant
         names = list(exported["names"])
         tensors = load_file(folder / "model.safetensors")
-        numbers = {name: torch.full_like(tensors[name], i) for i, name in enumerate(names)}
-        numbered = dict(build(None, config=config, state_dict=numbers, dtype=torch.float32).named_parameters())
-        numbered = {name: p for name, p in numbered.items() if name not in report["missing_keys"]}
-        self.named = {exported["names"][names[int(p.flatten()[0])]][0]: parameters[key] for key, p in numbered.items()}
+        # what our model does not have, a type of tokens, is zeros in the file and not trained
+        numbers = {name: names.index(name) if name in names else -1 for name in tensors}
+        filled = {name: torch.full_like(tensor, numbers[name]) for name, tensor in tensors.items()}
+        numbered = dict(build(None, config=config, state_dict=filled, dtype=torch.float32).named_parameters())
+        arrived = {key: int(p.flatten()[0]) for key, p in numbered.items()}
+        self.named = {exported["names"][names[i]][0]: parameters[key] for key, i in arrived.items() if i >= 0}
         self.inputs = exported["inputs"]
 
     def forward(self, **batch: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib.util
+import os
 import re
 import sys
+import time
 import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,11 +28,20 @@ from libai.config.settings.schema import LAZY_SECTIONS, SCHEDULES, SECTIONS
 from libai.launch.installation import shipped_config, shipped_configs
 from libai.launch.request import is_file
 from libai.utils.errors import UserError
+from libai.utils.rank_notes import START_VARIABLE
 
 IMPORT_FROM = "_import_from_"
 """Key of a saved config: the folders in which the modules of its targets were found."""
 
 _import_folders: list[Path] = []
+
+
+def _now(form: str) -> str:
+    """`${now:%Y-%m-%d_%H-%M-%S}`, as in Hydra: the local time at which the job began, the same for all its ranks."""
+    return time.strftime(form, time.localtime(float(os.environ.get(START_VARIABLE) or time.time())))
+
+
+OmegaConf.register_new_resolver("now", _now, replace=True)
 
 
 def load(path: str | Path) -> DictConfig:

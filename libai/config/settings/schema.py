@@ -29,6 +29,11 @@ class Train:
     seed: int | None = key(
         1234, "Seed of all random numbers; null draws one and logs it.", at_least=0, at_most=2**32 - 1
     )
+    diff_rank_seed: bool = key(
+        False,
+        "Data-parallel ranks draw differently from the generators of Python and NumPy: seed + rank. Order of samples, "
+        "augmentation, dropout masks and OneFlow's generator do not need it.",
+    )
     deterministic: bool = key(
         False,
         "Refuse what may differ between two runs: a model whose first micro-batch, computed twice, does; an open seed; "
@@ -78,6 +83,12 @@ class Train:
         "and its first bad module named. `skip` and `rollback` keep one anyway.",
     )
     zero_grad_before_forward: bool = key(False, "Zero gradients before the forward pass, not after the update.")
+    zero_grad_set_to_none: bool | None = key(
+        None,
+        "Clear gradients by None (true), or by zeros in the memory that they have (false); null: as the reduction of "
+        "gradients needs it, None where it does not matter. Parameters that a loss reaches only at times are decayed "
+        "and moved by momentum with zeros, and stay where they are with None.",
+    )
     detect_anomalous_params: bool = key(False, "Name the parameters that get no gradient in the first iteration.")
     num_sanity_eval_batches: int = key(0, "Batches evaluated before training, to fail early.", at_least=0)
     parity_check: int = key(

@@ -22,13 +22,13 @@ class RandomStateHook(HookBase):
     libai's own dropout needs none of them; models, data sets and hooks of the user may. The state of oneflow 0.9.0's
     generator cannot be read (docs/oneflow.md#rng-state), only whether somebody has drawn: from then on it is seeded
     anew in every iteration, from (seed, iteration), which costs 30 µs that runs without such draws need not pay.
-    Graph mode has no such draws: a compiled random operation ignores every seed.
+    Graph mode has no such draws: a compiled random operation ignores every seed. `offset`: of `seed_everything`.
     """
 
     priority = 5
 
-    def __init__(self, seed: int):
-        self._seed = seed
+    def __init__(self, seed: int, offset: int = 0):
+        self._seed, self._offset = seed, offset
         self._seeds_every_iteration = False
         self._seeded_at: int | None = None
         self._untouched = b""
@@ -58,7 +58,7 @@ class RandomStateHook(HookBase):
     def has_drawn(self, seed: int) -> bool:
         """Whether the state that was loaded differs from that of a run which began from `seed` and drew nothing."""
         present = _python_and_numpy()
-        seed_everything(seed)
+        seed_everything(seed, self._offset)
         fresh = _python_and_numpy()
         _restore_python_and_numpy(present)
         return self._seeds_every_iteration or self._restored not in (None, fresh)

@@ -82,7 +82,7 @@ def default_hooks(run: Run) -> list[HookBase | None]:
         hooks.CallbackHook(before_train=lambda trainer: run.begin(), priority=0),
         hooks.CallbackHook(after_train=lambda trainer: run.release_unless_training(), priority=100),
         hooks.DeterminismHook() if train.deterministic else None,
-        hooks.RandomStateHook(run.seed),
+        hooks.RandomStateHook(run.seed, run.seed_offset),
         run.timer,
         *_evaluation_hooks(run),
         hooks.LRHook(f"eval/{metric}" if evaluates and metric else None),

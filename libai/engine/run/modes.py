@@ -82,7 +82,7 @@ def _keep_the_faster(run: Run) -> None:
     scope.adopt_findings(graph.forward_pass.batch_scope)
     scope.resolve(eager, graph.feed.peek())
     seconds = time_modes({"graph": graph, "eager": eager}, graph.feed.peek())
-    seed_everything(run.seed)
+    seed_everything(run.seed, run.seed_offset)
     compared = ", ".join(f"{name} {value * 1e3:.1f}" for name, value in seconds.items())
     run.mode_reason = f"graph.enabled=auto: the faster one ({compared} ms per update)"
     if seconds["eager"] <= seconds["graph"]:

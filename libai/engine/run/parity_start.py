@@ -144,7 +144,8 @@ def _without_settings_of_one_mode(run: Any) -> Any:
     """`run` with the defaults of settings that one mode alone has, and that change no loss."""
     dist = replace(run.train.dist, gradient_reduction="auto")
     graph = replace(run.graph, debug=-1, on_build_error="raise", shadow_every=0, check_first_step=False)
-    return replace(run, train=replace(run.train, dist=dist, zero_grad_before_forward=False), graph=graph)
+    train = replace(run.train, dist=dist, zero_grad_before_forward=False, zero_grad_set_to_none=None)
+    return replace(run, train=train, graph=graph)
 
 
 def _train(trainer: ModelTrainer, start: int, batches: Batches) -> list[dict[str, float]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import platform
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ import oneflow as flow
 from libai import __version__
 from libai.config import fill_unset
 from libai.config.lazy.lazy_config import to_yaml
+from libai.engine.loop.hook_base import HookBase
 from libai.engine.run.result import result_of
 from libai.launch.facts import collect_env, git_state
 from libai.native.kernels import kernels_in_use
@@ -57,7 +60,9 @@ def start_banner(run: Run, length: str | None = None) -> None:
         "data": _describe_data(run),
         "optimizer": _describe_optimizer(run),
         "seed": str(run.seed),
+        "hooks": _describe_hooks(run.trainer.hooks),
         "run": _describe_run(run),
+        "processes": _describe_processes(run.process_ids),
         "startup": run.startup.describe(),
         "software": _describe_software(),
         "kernels": f"{kernels_in_use()} on CPU",
@@ -181,6 +186,17 @@ def _warmup_iters(run: Run) -> int:
         return run.plan.warmup_iter
     given = section.get("warmup_iter")
     return given if isinstance(given, int) else 0
+
+
+def _describe_hooks(hooks: Sequence[HookBase]) -> str:
+    """Their classes in the order in which they are called."""
+    counts = Counter(type(hook).__name__ for hook in hooks)
+    return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
+
+
+def _describe_processes(process_ids: Sequence[int], shown: int = 8) -> str:
+    more = len(process_ids) - shown
+    return f"pid {', '.join(map(str, process_ids[:shown]))}{f' and {more} more' if more > 0 else ''}"
 
 
 def _describe_run(run: Run) -> str:

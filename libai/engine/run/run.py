@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -42,7 +43,7 @@ from libai.launch.startup import StartupTimes
 from libai.launch.stop import STOP, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
 from libai.layers.lora import ADAPTER
 from libai.parallel import ParallelPlan, time_blocks
-from libai.utils.distributed import barrier, default_device, get_world_size, is_main_process
+from libai.utils.distributed import barrier, default_device, gather_objects, get_world_size, is_main_process
 from libai.utils.errors import OutputLostError, UserError
 from libai.utils.rank_notes import phase
 from libai.utils.seeding import resolve_seed, seed_everything
@@ -89,6 +90,7 @@ class Run:
         self.folder = RunFolder(self.output_dir, config.train.resume if resume is None else resume, reset)
         resumed = self.folder.checkpoint
         self.seed = self._choose_seed(resumed)
+        self.seed_offset = self.mesh.data_rank if config.train.diff_rank_seed else 0
         seed_everything(self.seed)
 
         sizes = batch_sizes_of(config.train, self.mesh.data)
@@ -140,6 +142,7 @@ class Run:
             },
         )
         limits = (config.train.max_seconds, config.train.max_hours and config.train.max_hours * 3600)
+        self.process_ids = gather_objects(os.getpid())
         self.stop = StopRequest(min((limit for limit in limits if limit), default=None))
         self.trainer.loop.agreement.ask(STOP, self.stop)
         self.evaluation_tags: list[str] = []
@@ -221,7 +224,7 @@ class Run:
         """
         if self.config.train.load_best_at_end and self.trainer.status == "stopped":
             self.resume(self.checkpointer.last_saved)  # the model has the best weights, not the last ones
-        seed_everything(self.seed)  # what was drawn while building does not matter to training
+        seed_everything(self.seed, self.seed_offset)  # what was drawn while building does not matter to training
         self._is_training = True
         with self.stop.handling_signals():  # to the end: schedulers repeat their signals
             try:

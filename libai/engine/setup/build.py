@@ -273,6 +273,7 @@ def mode_options(run: Any, mode: str, device: str) -> dict[str, Any]:
     return {
         "amp": amp,
         "zero_grad_before_forward": run.train.zero_grad_before_forward,
+        "zero_grad_set_to_none": run.train.zero_grad_set_to_none,
         "gradient_reduction": run.train.dist.gradient_reduction,
     }
 

@@ -142,6 +142,14 @@ OPTIONS: tuple[Option, ...] = (
         _by("contract/test_contract_loop.py", "test_zero_grad_before_forward_leaves_gradients_to_look_at", "eager"),
     ),
     Option(
+        "train.zero_grad_set_to_none",
+        lambda run: run.train.zero_grad_set_to_none is not None,
+        YES,
+        "a compiled step keeps no gradients between iterations, so there is nothing to clear",
+        "Remove it, or run with graph.enabled=false.",
+        _by("contract/test_contract_loop.py", "test_gradients_are_cleared_by_none_or_by_zeros", "eager"),
+    ),
+    Option(
         "train.dist.gradient_reduction",
         lambda run: run.train.dist.gradient_reduction != "auto",
         YES,

@@ -39,8 +39,8 @@ class EagerTrainer(ModelTrainer):
     `gradient_reduction`: how, see `libai.parallel.data_parallel`; "auto" is "flat" on CPU and "ddp" on CUDA; "global"
     lays model and batches out as global tensors and leaves it to OneFlow.
     `zero_grad_before_forward`: clear the gradients at the start of an iteration instead of after the update, so that
-    they can be looked at in `after_step`. With `amp` it computes under autocast, on CUDA, with "fp16" and
-    `LossScaler`.
+    they can be looked at in `after_step`. `zero_grad_set_to_none`: by None, or by zeros. With `amp` it computes under
+    autocast, on CUDA, with "fp16" and `LossScaler`.
     """
 
     mode = "eager"
@@ -51,11 +51,12 @@ class EagerTrainer(ModelTrainer):
         model: nn.Module,
         *args: Any,
         zero_grad_before_forward: bool = False,
+        zero_grad_set_to_none: bool | None = None,
         **kwargs: Any,
     ):
         super().__init__(model, *args, **kwargs)
         self._scaler = LossScaler(self.optimizer, self.options.loss_scaling) if self.options.amp == "fp16" else None
-        self._zero_grad_before_forward = zero_grad_before_forward
+        self._zero_grad_before_forward, self._wants_none = zero_grad_before_forward, zero_grad_set_to_none
         self.optimizer_state = EagerOptimizerState(self.model, self.optimizer)
         self._held: list[Batch] = []
         self._python_state: PythonState | None = None
@@ -64,9 +65,15 @@ class EagerTrainer(ModelTrainer):
         has_replicas = self.mesh.data > 1 and not self.forward_pass.layout.is_global
         self._reduction = self._reduce_with(self.options.gradient_reduction) if has_replicas else None
         self._forward = self._reduction.forward if self._reduction else self.model
-        self._set_to_none = self._reduction is None or self._reduction.set_to_none
+        self._set_to_none = self._choose_set_to_none()
         # the first optimizer update must not meet gradients of whatever the user tried before
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _choose_set_to_none(self) -> bool:
+        may_be_none = self._reduction is None or self._reduction.set_to_none
+        if self._wants_none and not may_be_none:
+            raise UserError("zero_grad_set_to_none=True: gradient_reduction=ddp keeps gradients. Use null, or flat.")
+        return may_be_none if self._wants_none is None else self._wants_none
 
     def _trained_parameters(self) -> list[flow.Tensor]:
         return [p for group in self.optimizer.param_groups for p in group.parameters if p.requires_grad]
@@ -80,7 +87,8 @@ class EagerTrainer(ModelTrainer):
             renew_parameters(self.model, self.optimizer)
         self.forward_pass.layout = parallelize(self.model, self._model_plan, self.mesh)
         self.options, self._reduction = replace(self.options, gradient_reduction="global"), None
-        self._forward, self._set_to_none, self._parameters = self.model, True, self._trained_parameters()
+        self._forward, self._parameters = self.model, self._trained_parameters()
+        self._set_to_none = self._choose_set_to_none()
         self.optimizer_state.load(*state)
         if self.forward_pass.average is not None and averages is not None:
             self.forward_pass.average.load(self.model, *averages)

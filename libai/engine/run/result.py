@@ -20,10 +20,10 @@ logger = logging.getLogger("libai.engine")
 class TrainResult:
     """What `Run.train` returns; the same on every rank.
 
-    status: "finished" or "stopped" (by a hook, such as early stopping). seconds: of training, in this process.
-    iterations: updates since the beginning of the run. last_path: the newest checkpoint. metric, best, best_iter,
-    best_path: `train.evaluation.eval_metric`, its best value, the updates made until then and its checkpoint. What does
-    not exist is None.
+    status: "finished", "stopped" (by a hook, such as early stopping) or "failed" (`train.on_exception`). seconds: of
+    training, in this process. iterations: updates since the beginning of the run. last_path: the newest checkpoint.
+    metric, best, best_iter, best_path: `train.evaluation.eval_metric`, its best value, the updates made until then and
+    its checkpoint. What does not exist is None.
     """
 
     status: str

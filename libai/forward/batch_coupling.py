@@ -9,11 +9,10 @@ follows from the answer is the business of `libai.engine.trainer.batch_scope`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import oneflow as flow
@@ -26,6 +25,7 @@ from libai.layers import is_batch_norm_of_rank
 from libai.layers.random import SeededLayer
 from libai.parallel import Layout, full_tensor
 from libai.utils.errors import UserError, last_line
+from libai.utils.replacing import replaced
 from libai.utils.tree import tensors_in
 
 Batch = dict[str, flow.Tensor]
@@ -297,18 +297,13 @@ def _move(parameter: flow.Tensor, rng: np.random.Generator) -> None:
         parameter.data.add_(moved.to(parameter.dtype))
 
 
-@contextmanager
-def _without_dropout() -> Iterator[None]:
+def _without_dropout() -> AbstractContextManager[None]:
     """`F.dropout` and its relatives give back what they get."""
 
     def passed_on(x: flow.Tensor, *args: Any, **options: Any) -> flow.Tensor:
         return x
 
-    with ExitStack() as patches:
-        for owner in (flow._C, nn.functional):
-            for name in _FUNCTIONAL_DROPOUTS:
-                patches.enter_context(mock.patch.object(owner, name, passed_on))
-        yield
+    return replaced(*((owner, name, passed_on) for owner in (flow._C, nn.functional) for name in _FUNCTIONAL_DROPOUTS))
 
 
 # --------------------------------------------------------------------------------------------- which module it is

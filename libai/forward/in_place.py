@@ -9,13 +9,14 @@ are changed in ways that it cannot follow: through views and other tensors of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from libai.utils.replacing import replaced
 from libai.utils.tensors import local_part
 
 _NOT_CHANGES = {"requires_grad_", "contiguous_", "_zero_grad_"}
@@ -72,10 +73,9 @@ def values_kept(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
                 _data.__set__(tensor, before)
 
 
-@contextmanager
 def _changes_announced(
     places: _Places, announce: Callable[[flow.Tensor], Any], after: Callable[[], None] = lambda: None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Call `announce(tensor)` before a method of a tensor changes it, and `after()` behind it.
 
     Inside, `.data` and `.detach()` of a buffer are the buffer itself: what is done to one is done to the other.
@@ -99,24 +99,7 @@ def _changes_announced(
 
     replacements = {name: announced(getattr(flow.Tensor, name)) for name in WRITING_METHODS}
     replacements |= {"data": property(get_data, announced(_data.__set__)), "detach": detach}
-    with ExitStack() as stack:
-        for name, replacement in replacements.items():
-            stack.enter_context(patched(flow.Tensor, name, replacement))
-        yield
-
-
-@contextmanager
-def patched(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    """`replacement` as `owner.name`, inside."""
-    original = vars(owner).get(name)
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        if original is None:
-            delattr(owner, name)  # it has inherited it
-        else:
-            setattr(owner, name, original)
+    return replaced(*((flow.Tensor, name, replacement) for name, replacement in replacements.items()))
 
 
 class Changes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
@@ -19,10 +19,11 @@ import oneflow.nn.functional as F
 from oneflow import nn
 
 from libai.forward.effects import are_equal, copy_module, leave_out_dropout, numbers_of
-from libai.forward.in_place import WRITING_METHODS, patched
+from libai.forward.in_place import WRITING_METHODS
 from libai.forward.saved_values import line_of_user
 from libai.utils.distributed import any_rank, gather_objects
 from libai.utils.errors import UserError
+from libai.utils.replacing import replaced
 
 _VIEWS = """view reshape transpose permute narrow squeeze unsqueeze flatten chunk split expand t unbind diagonal
     swapaxes swapdims view_as reshape_as unfold expand_as as_strided movedim broadcast_to
@@ -100,9 +101,7 @@ class ViewWrites:
         replacements += [(cls, "T", property(self._noting_view(cls.T.__get__)))]
         data = property(self._noting_alias(cls.data.__get__), self._noting_write(cls.data.__set__))
         replacements += [(cls, "data", data)]
-        with ExitStack() as stack:
-            for replacement in replacements:
-                stack.enter_context(patched(*replacement))
+        with replaced(*replacements):
             try:
                 yield
             finally:

@@ -12,8 +12,8 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import oneflow as flow
 
 from libai.oneflow_fixes.internals import wait_for_device
+from libai.utils.replacing import replaced
 
 PHASES = ("forward", "backward", "update")
 
@@ -64,37 +65,27 @@ class OpTime:
         return self.us / self.calls
 
 
-@contextmanager
-def replaced_operations(replace: Callable[[Callable[..., Any], str], Callable[..., Any] | None]) -> Iterator[None]:
+def replaced_operations(
+    replace: Callable[[Callable[..., Any], str], Callable[..., Any] | None], holders: Iterable[Any] = ()
+) -> AbstractContextManager[None]:
     """While the block runs, `replace(operation, name)` stands for every operation for which it is not None, wherever a
-    module of this process holds it: the functions of `oneflow._C`, methods and operators of tensors."""
-    undo: list[Callable[[], None]] = []
-
-    def put(owner: Any, name: str, new: Any) -> None:
-        undo.append(functools.partial(setattr, owner, name, vars(owner)[name]))
-        setattr(owner, name, new)
-
+    module of this process, or one of `holders`, has it: the functions of `oneflow._C`, methods and operators of
+    tensors."""
     made = {
         id(op): (op, replace(op, name))
         for name, op in vars(flow._C).items()
         if type(_original(op)).__name__ == "builtin_function_or_method"
     }
-    try:
-        for module in list(sys.modules.values()):
-            for name, value in list(getattr(module, "__dict__", {}).items()):
-                found = made.get(id(value))
-                if found is not None and found[0] is value and found[1] is not None:
-                    put(module, name, found[1])
-        for name, value in list(vars(flow.Tensor).items()):
-            is_operator = name.startswith("__") and name.strip("_") in _OPERATORS
-            if is_operator or (type(_original(value)).__name__ == "method_descriptor" and name not in _FACTS):
-                new = replace(value, name.strip("_") if is_operator else name)
-                if new is not None:
-                    put(flow.Tensor, name, new)
-        yield
-    finally:
-        for put_back in reversed(undo):
-            put_back()
+    new = []
+    for owner in (*sys.modules.values(), *holders):
+        for name, value in list(getattr(owner, "__dict__", {}).items()):
+            if id(value) in made and made[id(value)][0] is value:
+                new.append((owner, name, made[id(value)][1]))
+    for name, value in vars(flow.Tensor).items():
+        is_operator = name.startswith("__") and name.strip("_") in _OPERATORS
+        if is_operator or (type(_original(value)).__name__ == "method_descriptor" and name not in _FACTS):
+            new.append((flow.Tensor, name, replace(value, name.strip("_") if is_operator else name)))
+    return replaced(*(one for one in new if one[2] is not None))
 
 
 def _original(operation: Any) -> Any:
@@ -126,13 +117,9 @@ class OpTimer:
     def installed(self) -> Iterator[None]:
         """Replace the operations for as long as the block runs."""
         with replaced_operations(self._timed):
-            apply, backward = vars(flow.autograd.Function)["apply"], flow.Tensor.backward
-            flow.autograd.Function.apply = classmethod(self._timed_apply())
-            flow.Tensor.backward = self._timed_backward(backward)
-            try:
+            apply = (flow.autograd.Function, "apply", classmethod(self._timed_apply()))
+            with replaced(apply, (flow.Tensor, "backward", self._timed_backward(flow.Tensor.backward))):
                 yield
-            finally:
-                flow.autograd.Function.apply, flow.Tensor.backward = apply, backward
 
     def _timed(self, op: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(op)

@@ -18,8 +18,8 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.oneflow_fixes.global_tensors.indexing import refuse_unseen_assignments
-from libai.oneflow_fixes.global_tensors.meeting import StagesMeet, move_to
-from libai.oneflow_fixes.global_tensors.operations import SourceOps, repair_global_operations
+from libai.oneflow_fixes.global_tensors.meeting import move_to, stages_meet
+from libai.oneflow_fixes.global_tensors.operations import repair_global_operations, source_ops
 from libai.oneflow_fixes.global_tensors.recurrent import give_initial_states
 from libai.oneflow_fixes.wrapping import wrap_forward
 from libai.parallel.mesh import Mesh
@@ -145,8 +145,8 @@ class GlobalLayout:
         """See `LocalLayout`. With pipeline stages a source op cannot know its stage, so nothing is arranged for those;
         there tensors of two stages may meet."""
         if self.mesh.pipeline > 1:
-            return StagesMeet(self._placements)
-        return SourceOps(self._placements[0], self._full)
+            return stages_meet(self._placements)
+        return source_ops(self._placements[0], self._full)
 
     def local_output(
         self, tensor: flow.Tensor, num_samples: int, is_replicated: bool = False, everywhere: bool = False

@@ -26,8 +26,7 @@ from oneflow.nn.graph.proxy import LazyBuilder, ProxyModule, ProxyParameterDict,
 from libai.forward.python_state import hooks_of
 from libai.forward.rebinding import rebound
 from libai.oneflow_fixes.wrapping import unwrap_forward, wrap_forward
-
-_MISSING = object()
+from libai.utils.replacing import replaced
 
 
 @contextlib.contextmanager
@@ -44,23 +43,8 @@ def tracing(proxy: Any) -> Iterator[None]:
             if hooks_of(module):
                 stack.enter_context(_hooks_in_forward(module, standing_for))
         set_attribute = functools.partialmethod(_set_attribute, standing_for)
-        stack.enter_context(_replaced(ProxyModule, "__setattr__", set_attribute))
-        for owner, name, value in _REPLACEMENTS:
-            stack.enter_context(_replaced(owner, name, value))
+        stack.enter_context(replaced((ProxyModule, "__setattr__", set_attribute), *_REPLACEMENTS))
         yield
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = vars(owner).get(name, _MISSING)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is _MISSING:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
 
 
 # ------------------------------------------------------------------------------------------------- hooks

@@ -11,12 +11,14 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import oneflow as flow
 from oneflow import nn
 
+from libai.utils.replacing import replaced
 from libai.utils.sizes import available_bytes, format_bytes, is_size
 
 #: arguments of OneFlow's layers that are sizes, by how their names end
@@ -30,23 +32,12 @@ _WEIGHTS = re.compile(r"(features|channels|embeddings|embedding_dim)$")
 _BY_LENGTHS = ("zeros", "ones", "empty", "rand", "randn")
 
 
-@contextlib.contextmanager
-def checked_sizes() -> Iterator[None]:
+def checked_sizes() -> AbstractContextManager[None]:
     """Check the sizes of the layers and tensors that are made while the block runs; `ValueError` for a bad one."""
-    changed: list[tuple[Any, str, Any]] = []
-    try:
-        for layer in _layers():
-            init = vars(layer)["__init__"]
-            changed.append((layer, "__init__", init))
-            setattr(layer, "__init__", _checked_init(layer, init))  # noqa: B010
-        for name in (*_BY_LENGTHS, "full"):
-            maker = getattr(flow, name)
-            changed.append((flow, name, maker))
-            setattr(flow, name, _checked_maker(name, maker))
-        yield
-    finally:
-        for owner, name, original in changed:
-            setattr(owner, name, original)
+    return replaced(
+        *((layer, "__init__", _checked_init(layer, vars(layer)["__init__"])) for layer in _layers()),
+        *((flow, name, _checked_maker(name, getattr(flow, name))) for name in (*_BY_LENGTHS, "full")),
+    )
 
 
 @functools.cache

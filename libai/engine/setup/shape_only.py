@@ -11,7 +11,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import oneflow as flow
@@ -23,6 +22,7 @@ from libai.layers.random import assign_layer_ids, random_context
 from libai.models.blocks.init import without_initial_values
 from libai.oneflow_fixes.compiled_graph import CompiledGraph
 from libai.parallel.planner.activations import TracedOp
+from libai.utils.replacing import replaced
 
 _WRITERS = ("uniform_", "normal_", "trunc_normal_", "copy_", "fill_", "zero_", "mul_", "add_", "sub_", "div_")
 _BYTES = {
@@ -67,15 +67,14 @@ def without_memory() -> Iterator[None]:
     What a model allocates by other means than OneFlow's layers (`flow.zeros(...)`) is real.
     """
     real = flow.Tensor
-    with contextlib.ExitStack() as stack:
-        for module in list(sys.modules.values()):
-            if getattr(module, "__name__", "").startswith("oneflow") and module.__dict__.get("Tensor") is real:
-                stack.enter_context(mock.patch.object(module, "Tensor", _Stand))
-        initialisers = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
-        for owner, names in ((nn.init, initialisers), (real, _WRITERS)):
-            for name in names:
-                stack.enter_context(mock.patch.object(owner, name, lambda tensor, *args, **kwargs: tensor))
-        stack.enter_context(without_initial_values())
+    parts = [module for module in sys.modules.values() if getattr(module, "__name__", "").startswith("oneflow")]
+    writers = [(nn.init, name) for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
+    writers += [(real, name) for name in _WRITERS]
+    with (
+        replaced(*((module, "Tensor", _Stand) for module in parts if vars(module).get("Tensor") is real)),
+        replaced(*((owner, name, lambda tensor, *args, **kwargs: tensor) for owner, name in writers)),
+        without_initial_values(),
+    ):
         yield
 
 

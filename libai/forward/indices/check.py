@@ -13,7 +13,6 @@ Neither waits for the device, except for the batches of a loader that gives tens
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.forward.indices.lookups import Lookup, lookups_of
+from libai.oneflow_fixes.op_profile import replaced_operations
 from libai.utils.errors import UserError
 
 #: an input whose largest value was never looked up so many times is a counter or the like: look at it ever more rarely
@@ -123,13 +123,10 @@ class IndexCheck:
             looked_up.append(values)
             if ignored is not None and (ignored < 0 or ignored >= size):
                 self._ignored.add(ignored)
-            bad = (values < 0) | (values >= size)
-            if ignored is not None:
-                bad &= values != ignored
-            if bad.any():
-                what = f"the {_name_of(table, model)}" if kind == "embedding" else kind
-                found = _find(batches, values, int(values[bad][0]))
-                _raise(place(), found, int(values[bad][0]), Lookup(what, size, ignored))
+            lookup = Lookup(f"the {_name_of(table, model)}" if kind == "embedding" else kind, size, ignored)
+            bad = lookup.first_bad(values)
+            if bad is not None:
+                _raise(place(), _find(batches, values, bad[0]), bad[0], lookup)
 
         with _lookups_replaced(model, look):
             yield
@@ -301,36 +298,18 @@ _READERS = {
 }
 
 
-@contextmanager
-def _lookups_replaced(model: nn.Module, look: Look) -> Iterator[None]:
+def _lookups_replaced(model: nn.Module, look: Look) -> AbstractContextManager[None]:
     """Let the functions that look up call `look` first, under every name that any module or the model has for them."""
-    replaced = {}
-    for name, reader in _READERS.items():
-        original = getattr(flow._C, name)
-        replaced[id(original)] = _looking(original, reader, look)
-    changed: list[tuple[dict[str, Any], str, Any]] = []
-    spaces = [vars(module) for module in (*_modules(), *model.modules())]
-    for space in spaces:
-        for name, value in list(space.items()):
-            if id(value) in replaced:
-                changed.append((space, name, value))
-    for space, name, value in changed:
-        space[name] = replaced[id(value)]
-    try:
-        yield
-    finally:
-        for space, name, value in changed:
-            space[name] = value
 
+    def replace(operation: Callable[..., Any], name: str) -> Callable[..., Any] | None:
+        if name not in _READERS or operation is not getattr(flow._C, name):  # a method of tensors of that name
+            return None
 
-def _modules() -> list[Any]:
-    return [module for module in list(sys.modules.values()) if isinstance(getattr(module, "__dict__", None), dict)]
+        @functools.wraps(operation)
+        def looking(*args: Any, **kwargs: Any) -> Any:
+            _READERS[name](look, args, kwargs)
+            return operation(*args, **kwargs)
 
+        return looking
 
-def _looking(original: Callable[..., Any], reader: Callable[..., None], look: Look) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def looking(*args: Any, **kwargs: Any) -> Any:
-        reader(look, args, kwargs)
-        return original(*args, **kwargs)
-
-    return looking
+    return replaced_operations(replace, model.modules())

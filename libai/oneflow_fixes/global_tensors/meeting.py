@@ -9,49 +9,36 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import oneflow as flow
 
+from libai.utils.replacing import replaced
 from libai.utils.tree import map_tensors
 
 _OPERATORS = ("add", "sub", "mul", "truediv", "matmul")
 _FUNCTIONS = ("add", "sub", "mul", "div", "matmul", "bmm", "cat", "concat", "stack", "where", "maximum", "minimum")
-_MISSING = object()
 
 
-class StagesMeet:
-    """What the forward of a model on the stages `placements`, first to last, runs in, in both modes."""
+def stages_meet(stages: Sequence[Any]) -> AbstractContextManager[None]:
+    """What the forward of a model on the placements `stages`, first to last, runs in, in both modes."""
+    names = [f"__{side}{name}__" for name in _OPERATORS for side in ("", "r")]
+    targets = [(flow.Tensor, name) for name in (*names, *_FUNCTIONS)] + [(flow, name) for name in _FUNCTIONS]
+    present = [(owner, name, vars(owner)[name]) for owner, name in targets if name in vars(owner)]
+    return replaced(*((owner, name, _joining(operation, stages)) for owner, name, operation in present))
 
-    def __init__(self, placements: Sequence[Any]):
-        self._placements = placements
 
-    def __enter__(self) -> None:
-        names = [f"__{side}{name}__" for name in _OPERATORS for side in ("", "r")]
-        targets = [(flow.Tensor, name) for name in (*names, *_FUNCTIONS)] + [(flow, name) for name in _FUNCTIONS]
-        self._before = [(owner, name, vars(owner).get(name, _MISSING)) for owner, name in targets]
-        for owner, name, operation in self._before:
-            if operation is not _MISSING:
-                setattr(owner, name, self._joining(operation))
+def _joining(operation: Callable[..., Any], stages: Sequence[Any]) -> Callable[..., Any]:
+    def joined(*args: Any, **kwargs: Any) -> Any:
+        given = [t for value in args for t in (value if isinstance(value, list | tuple) else (value,))]
+        placements = [t.placement for t in given if isinstance(t, flow.Tensor) and t.is_global]
+        if any(placement != placements[0] for placement in placements[1:]):
+            latest = max((i for i, stage in enumerate(stages) if stage in placements), default=0)
+            args = map_tensors(args, functools.partial(move_to, placement=stages[latest]))
+        return operation(*args, **kwargs)
 
-    def __exit__(self, *_: object) -> None:
-        for owner, name, operation in self._before:
-            if operation is not _MISSING:
-                setattr(owner, name, operation)
-
-    def _joining(self, operation: Callable[..., Any]) -> Callable[..., Any]:
-        def joined(*args: Any, **kwargs: Any) -> Any:
-            given = [t for value in args for t in (value if isinstance(value, list | tuple) else (value,))]
-            placements = [t.placement for t in given if isinstance(t, flow.Tensor) and t.is_global]
-            if any(placement != placements[0] for placement in placements[1:]):
-                latest = self._placements[max(map(self._stage, placements))]
-                args = map_tensors(args, functools.partial(move_to, placement=latest))
-            return operation(*args, **kwargs)
-
-        return joined
-
-    def _stage(self, placement: Any) -> int:
-        return next((i for i, stage in enumerate(self._placements) if stage == placement), 0)
+    return joined
 
 
 def move_to(tensor: flow.Tensor, placement: Any) -> flow.Tensor:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import oneflow as flow
 from oneflow.nn import functional
 
 from libai.oneflow_fixes.global_tensors.indexing import in_full, index_with_all_ranks
+from libai.utils.replacing import replaced
 from libai.utils.tree import tensors_in
 
 
@@ -32,22 +34,11 @@ def repair_global_operations() -> None:
     flow.Tensor.new_tensor = _for_global_tensors(flow.Tensor.new_tensor, _new_tensor)
 
 
-class SourceOps:
+@contextmanager
+def source_ops(placement: Any, sbp: Any) -> Iterator[None]:
     """OneFlow's global mode, and what does not keep to it in OneFlow 0.9.0."""
-
-    def __init__(self, placement: Any, sbp: Any):
-        self._mode = flow.utils.global_view.global_mode(True, placement=placement, sbp=sbp)
-
-    def __enter__(self) -> None:
-        self._mode.__enter__()
-        self._before = {name: getattr(flow, name) for name in _SOURCES}
-        for name, source in _SOURCES.items():
-            setattr(flow, name, source)
-
-    def __exit__(self, *error: Any) -> None:
-        for name, source in self._before.items():
-            setattr(flow, name, source)
-        self._mode.__exit__(*error)
+    with flow.utils.global_view.global_mode(True, placement=placement, sbp=sbp), replaced(*_SOURCES):
+        yield
 
 
 def _eye(n: int, m: int | None = None, *_: Any, dtype: Any = flow.float32, **__: Any) -> flow.Tensor:
@@ -60,7 +51,7 @@ def _empty(*size: Any, **kwargs: Any) -> flow.Tensor:
 
 
 #: what gives local tensors in global mode -> what does not
-_SOURCES: dict[str, Callable[..., flow.Tensor]] = {"eye": _eye, "from_numpy": flow.tensor, "empty": _empty}
+_SOURCES = ((flow, "eye", _eye), (flow, "from_numpy", flow.tensor), (flow, "empty", _empty))
 
 
 def _for_global_tensors(operation: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:

@@ -113,47 +113,33 @@ def as_tensor(value: Any) -> flow.Tensor:
         ) from error
 
 
-def forward_parameters(model: Any) -> tuple[list[str], bool]:
-    """The argument names of `model.forward` and whether it takes any keyword (`**kwargs`)."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return names, any(p.kind is p.VAR_KEYWORD for p in parameters)
-
-
 def as_batch_dict(batch: Any, model: Any) -> dict[str, Any]:
     """A batch as keyword arguments of `model.forward`: dicts as they are, tuples and lists by position.
 
-    Raises `ModelContractError` when a key is not an argument of forward (and forward takes no `**kwargs`).
+    Raises `ModelContractError` when a key is not an argument of forward (and forward takes no `**kwargs`), and when an
+    argument without a default is missing.
     """
-    names, takes_any = forward_parameters(model)
+    forward, parameters = f"{type(model).__name__}.forward", inspect.signature(model.forward).parameters
+    named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if isinstance(batch, dict):
-        unknown = [] if takes_any else [key for key in batch if key not in names]
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        unknown = [] if takes_any else [key for key in batch if key not in named]
         if unknown:
             raise ModelContractError(
-                f"the batch has the keys {sorted(batch)}, but {type(model).__name__}.forward takes {names}: "
+                f"the batch has the keys {sorted(batch)}, but {forward} takes {list(named)}: "
                 f"rename {unknown} in the dataset or in forward."
             )
-        _check_missing(batch, model)
-        return batch
-    items = list(batch) if isinstance(batch, (tuple, list)) else [batch]
-    if len(items) > len(names):
-        raise ModelContractError(
-            f"the batch has {len(items)} items, but {type(model).__name__}.forward takes {len(names)} ({names})."
-        )
-    named = dict(zip(names, items))
-    _check_missing(named, model)
-    return named
-
-
-def _check_missing(batch: Mapping[str, Any], model: Any) -> None:
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    missing = [
-        name
-        for name, parameter in inspect.signature(model.forward).parameters.items()
-        if parameter.kind in named and parameter.default is parameter.empty and name not in batch
-    ]
+    else:
+        items = list(batch) if isinstance(batch, (tuple, list)) else [batch]
+        if len(items) > len(named):
+            raise ModelContractError(
+                f"the batch has {len(items)} items, but {forward} takes {len(named)} ({list(named)})."
+            )
+        batch = dict(zip(named, items))
+    missing = [name for name, parameter in named.items() if parameter.default is parameter.empty and name not in batch]
     if missing:
         raise ModelContractError(
-            f"{type(model).__name__}.forward needs {missing}, and the batch has only {list(batch)}: add the missing to "
-            "what the dataset returns, or give the argument a default in forward."
+            f"{forward} needs {missing}, and the batch has only {list(batch)}: add the missing to what the dataset "
+            "returns, or give the argument a default in forward."
         )
+    return batch

@@ -7,10 +7,10 @@ names and refuses what a compiled step cannot repeat (docs/decisions/0012-state-
 from __future__ import annotations
 
 import copy
-import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -96,11 +96,8 @@ def _try(
 ) -> Effects:
     """`attributes` takes the values, as a digest, of the plain attributes that a later call depends on."""
     twin = copy_module(model)
-    python, parameters, buffers = (
-        module_state(twin),
-        _values(twin.named_parameters()),
-        _values(own_buffers(twin).items()),
-    )
+    python = module_state(twin)
+    parameters, buffers = _values(twin.named_parameters()), _values(own_buffers(twin).items())
     with watched_clocks() as clocks, watch_changes(twin, [*buffers, *_frozen(twin)]) as in_place:
         outputs = forward(twin, batch)
     changed_python = _differing(module_state(twin), python)
@@ -111,16 +108,15 @@ def _try(
     if changed_python and not changed_shared:
         after = module_state(twin)
         changed_python = _remembered(model, twin, batch, forward, changed_python)
-        attributes.update((n, _digest(repr(after.get(n)).encode())) for n in changed_python)
+        attributes.update((n, sha256(repr(after.get(n)).encode()).hexdigest()) for n in changed_python)
     words = [*(with_line(model, n) for n in changed_python), *changed_shared]
     if clocks:
         shared.restore()
         again, once = numbers_of(forward(copy_module(model), batch)), numbers_of(outputs)
         if are_equal(once, again):
             clocks = []  # it only measures
-    attributes.update(
-        (n, _digest(p.numpy())) for n, p in _frozen(twin).items() if n in changed_parameters and p.is_local
-    )
+    frozen = [(n, p) for n, p in _frozen(twin).items() if n in changed_parameters and p.is_local]
+    attributes.update((n, sha256(p.numpy()).hexdigest()) for n, p in frozen)
     written, views = sorted(in_place.written), sorted(in_place.views)
     effects = Effects(changed, (), changed_parameters, words, clocks, written, views)
     if not buffers:
@@ -139,8 +135,7 @@ def _look_at_views(
 
     def results(kept: Sequence[str]) -> list[np.ndarray]:
         shared.restore()
-        twin = copy_module(model)
-        leave_out_dropout(twin)
+        twin = without_dropout(copy_module(model))
         with values_kept(twin, kept):
             return [*numbers_of(forward(twin, batch)), *_values(own_buffers(twin).items()).values()]
 
@@ -190,11 +185,12 @@ def are_equal(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
     )
 
 
-def leave_out_dropout(model: nn.Module) -> None:
-    """Switch OneFlow's own dropout off, for trials that are compared."""
+def without_dropout(model: nn.Module) -> nn.Module:
+    """`model`, whose own dropout of OneFlow is off from now on: for trials that are compared."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0  # its masks would differ
+    return model
 
 
 def _remembered(
@@ -210,8 +206,7 @@ def _remembered(
     sources = dict(fresh.named_buffers())
     with flow.no_grad():
         for twin in (used, fresh):
-            leave_out_dropout(twin)
-            for (_, parameter), (_, source) in zip(twin.named_parameters(), model.named_parameters()):
+            for parameter, source in zip(without_dropout(twin).parameters(), model.parameters()):
                 parameter.copy_(source * 0.9)
         for name, buffer in used.named_buffers():
             buffer.copy_(sources[name])
@@ -243,12 +238,8 @@ class PythonState:
     def changed(self) -> list[str]:
         """In words, with lines. Plain tensors are left out: to tell whether a later call reads them takes a trial."""
         now = module_state(self._model)
-        names = [n for n in _differing(now, self._attributes) if not _is_tensor(now.get(n))]
+        names = [n for n in _differing(now, self._attributes) if now.get(n, ())[:1] != ("tensor",)]
         return [*(with_line(self._model, name) for name in names), *self._shared.changed(randoms=False)]
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, tuple) and value[:1] == ("tensor",)
 
 
 def own_buffers(model: nn.Module) -> dict[str, flow.Tensor]:
@@ -276,10 +267,6 @@ def note_unsaved_buffers(model: nn.Module, effects: Effects) -> str | None:
 
 def _frozen(model: nn.Module) -> dict[str, flow.Tensor]:
     return {name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad}
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(value).hexdigest()
 
 
 def copy_module(model: nn.Module, shared: Iterable[flow.Tensor] = ()) -> nn.Module:
@@ -323,18 +310,18 @@ def _require_plain_buffers(model: nn.Module, twin: nn.Module, changed: Sequence[
         if name not in changed or name not in after:
             continue
         now = after[name]
-        problem, change = "", ""
+        given = f"forward gives the buffer {with_line(model, name)}"
         if now.requires_grad and not before.requires_grad:
-            problem = "a value that carries a gradient, so that every later backward pass would reach back through it"
-            change = "Write `.detach()` behind what it is computed from"
-        elif tuple(now.shape) != tuple(before.shape) or now.dtype != before.dtype:
-            problem = (
-                f"{tuple(now.shape)} {now.dtype} where it was registered as {tuple(before.shape)} {before.dtype}, "
-                "which no checkpoint of the model can take back"
+            raise UserError(
+                f"{given} a value that carries a gradient, so that every later backward pass would reach back through "
+                "it. Write `.detach()` behind what it is computed from."
             )
-            change = "Register it with the shape and type that it keeps, and convert what is written into it"
-        if problem:
-            raise UserError(f"forward gives the buffer {with_line(model, name)} {problem}. {change}.")
+        if tuple(now.shape) != tuple(before.shape) or now.dtype != before.dtype:
+            raise UserError(
+                f"{given} {tuple(now.shape)} {now.dtype} where it was registered as {tuple(before.shape)} "
+                f"{before.dtype}, which no checkpoint of the model can take back. Register it with the shape and type "
+                "that it keeps, and convert what is written into it."
+            )
 
 
 def with_line(model: nn.Module, name: str) -> str:

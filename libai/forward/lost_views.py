@@ -18,7 +18,7 @@ import oneflow as flow
 import oneflow.nn.functional as F
 from oneflow import nn
 
-from libai.forward.effects import are_equal, copy_module, leave_out_dropout, numbers_of
+from libai.forward.effects import are_equal, copy_module, numbers_of, without_dropout
 from libai.forward.in_place import WRITING_METHODS
 from libai.forward.saved_values import line_of_user
 from libai.utils.distributed import any_rank, gather_objects
@@ -63,12 +63,13 @@ class _Member:
 class ViewWrites:
     """Watches forwards for tensors that are changed while another tensor of the same memory is in use.
 
-    `lines`: of the user's code, where that has happened.
+    `lines`: of the user's code, where that has happened. `corrupted_by`: some of them, whose changes of a tensor shall
+    also alter what the other tensors of its memory have missed: a result that depends on that is wrong.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, corrupted_by: Sequence[str] = ()) -> None:
         self.lines: dict[str, None] = {}
-        self._corrupted_by: Sequence[str] = ()
+        self._corrupted_by = corrupted_by
         self._members: dict[int, _Member] = {}
         self._is_busy = False
 
@@ -81,18 +82,11 @@ class ViewWrites:
 
         return watched
 
-    def corrupting(self, lines: Sequence[str], forward: Callable[..., Any]) -> Callable[..., Any]:
-        """`forward`, where each change of a tensor by one of `lines` also alters what the other tensors of its memory
-        have missed of it: a result that depends on that is wrong."""
-        self._corrupted_by = lines
-        return self.watching(forward)
-
     @contextmanager
     def _watch(self) -> Iterator[None]:
         cls, functions = flow.Tensor, (flow, flow._C, F)
         names = [(owner, name) for owner in (cls, *functions) for name in _VIEWS.split() if hasattr(owner, name)]
-        replacements: list[tuple[Any, str, Any]] = []
-        replacements += [(owner, name, self._noting_view(getattr(owner, name))) for owner, name in names]
+        replacements = [(owner, name, self._noting_view(getattr(owner, name))) for owner, name in names]
         names = [(owner, name) for owner in functions for name in _WRITING.split() if hasattr(owner, name)]
         replacements += [(owner, name, self._noting_write(getattr(owner, name), True)) for owner, name in names]
         replacements += [(cls, name, self._noting_write(getattr(cls, name))) for name in WRITING_METHODS]
@@ -202,9 +196,8 @@ def refuse_lost_changes(model: nn.Module, forward: Callable[[nn.Module], Any], l
     at one of `lines` (as in `ViewWrites.lines`) has not reached. Works on copies of `model`. Collective."""
 
     def results(changed: Sequence[str] = ()) -> list[np.ndarray]:
-        twin = copy_module(model)
-        leave_out_dropout(twin)
-        return numbers_of([ViewWrites().corrupting(changed, forward)(twin), dict(twin.named_buffers())])
+        twin = without_dropout(copy_module(model))
+        return numbers_of([ViewWrites(changed).watching(forward)(twin), dict(twin.named_buffers())])
 
     plain = results()
     if any_rank(not are_equal(plain, results())):

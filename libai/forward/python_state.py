@@ -15,7 +15,7 @@ import random
 import sysconfig
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,16 +33,29 @@ _OF_MODULE = frozenset(vars(nn.Module())) - {"training"}
 #: parameters and modules are looked at elsewhere
 # reading the `__dict__` of a context corrupts the memory of OneFlow 0.9.0
 _NOT_COMPARED = (nn.Parameter, nn.Module, type(flow.default_generator), type, types.ModuleType, FunctionContext)
+_CHANGING_METHODS = ("append", "extend", "add", "update", "pop", "clear")
 _PACKAGES = ("oneflow", "libai")
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where code outside of modules keeps a value."""
+    """Where code outside of modules keeps a value: an attribute of `owner`, or an entry of it."""
 
-    get: Callable[[], Any]
-    set: Callable[[Any], None]
+    owner: Any
+    name: str
+    is_entry: bool = False
+
+    def get(self) -> Any:
+        if self.is_entry:
+            return self.owner[self.name]
+        return cell_value(self.owner) if isinstance(self.owner, types.CellType) else getattr(self.owner, self.name)
+
+    def set(self, value: Any) -> None:
+        if self.is_entry:
+            self.owner[self.name] = value
+        else:
+            setattr(self.owner, self.name, value)
 
 
 def module_state(model: nn.Module) -> dict[str, Any]:
@@ -116,11 +129,10 @@ def fingerprint(value: Any, depth: int = 0) -> Any:
         return ("set", frozenset(fingerprint(item, depth + 1) for item in value))
     if isinstance(value, random.Random):
         return ("random", value.getstate())
-    if isinstance(value, np.random.Generator | np.random.RandomState):
-        return (
-            "random",
-            repr(value.bit_generator.state if isinstance(value, np.random.Generator) else value.get_state()),
-        )
+    if isinstance(value, np.random.Generator):
+        return ("random", repr(value.bit_generator.state))
+    if isinstance(value, np.random.RandomState):
+        return ("random", repr(value.get_state()))
     if not callable(value) and hasattr(value, "__dict__"):
         return (type(value).__name__, fingerprint(vars(value), depth + 1))
     return type(value).__name__
@@ -170,14 +182,7 @@ def _writes(node: ast.AST, attribute: str | None) -> bool:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         return any(_mentions(target, attribute) for target in targets)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        changes = node.func.attr.endswith("_") or node.func.attr in (
-            "append",
-            "extend",
-            "add",
-            "update",
-            "pop",
-            "clear",
-        )
+        changes = node.func.attr.endswith("_") or node.func.attr in _CHANGING_METHODS
         return changes and (attribute is None or _mentions(node.func.value, attribute))
     return False
 
@@ -203,8 +208,7 @@ def _places(model: nn.Module) -> Iterator[tuple[str, _Place]]:
             if isinstance(value, types.FunctionType):
                 yield from _places_of_function(value)
             elif not name.startswith("__") and not callable(value) and not hasattr(value, "__get__"):
-                get, put = functools.partial(getattr, cls, name), functools.partial(setattr, cls, name)
-                yield f"the class attribute {cls.__name__}.{name}", _Place(get, put)
+                yield f"the class attribute {cls.__name__}.{name}", _Place(cls, name)
     for path, module in model.named_modules():
         for value in list(vars(module).values()):
             if isinstance(value, types.FunctionType):
@@ -215,10 +219,8 @@ def _places(model: nn.Module) -> Iterator[tuple[str, _Place]]:
 
 def _places_of_hook(hook: Any, path: str) -> Iterator[tuple[str, _Place]]:
     while isinstance(hook, functools.partial):
-        yield (
-            f"an argument bound to the hook of {path or 'the model'}",
-            _Place(functools.partial(_arguments, hook), _ignore),
-        )
+        bound = {"arguments": (hook.args, hook.keywords)}  # nothing can be assigned to them
+        yield f"an argument bound to the hook of {path or 'the model'}", _Place(bound, "arguments", True)
         hook = hook.func
     if isinstance(hook, types.MethodType):
         if not isinstance(hook.__self__, nn.Module):
@@ -233,8 +235,7 @@ def _places_of_hook(hook: Any, path: str) -> Iterator[tuple[str, _Place]]:
 
 def _places_of_object(owner: Any, path: str) -> Iterator[tuple[str, _Place]]:
     for name in vars(owner):
-        get, put = functools.partial(getattr, owner, name), functools.partial(setattr, owner, name)
-        yield f"{type(owner).__name__}.{name} of the hook of {path or 'the model'}", _Place(get, put)
+        yield f"{type(owner).__name__}.{name} of the hook of {path or 'the model'}", _Place(owner, name)
 
 
 def is_users_code(code: types.CodeType, module: str) -> bool:
@@ -260,22 +261,17 @@ def _places_of_function(function: Any, seen: set[int] | None = None) -> Iterator
     variables = function.__globals__
     for name in code.co_names:
         if name in variables and not callable(variables[name]) and not isinstance(variables[name], types.ModuleType):
-            get, put = functools.partial(variables.__getitem__, name), functools.partial(variables.__setitem__, name)
-            yield f"the global {name} of {code.co_filename}", _Place(get, put)
+            yield f"the global {name} of {code.co_filename}", _Place(variables, name, True)
     for name, cell in zip(code.co_freevars, function.__closure__ or ()):
         if name != "__class__":
             where = f"the variable {name} around {code.co_filename}:{code.co_firstlineno}"
-            yield where, _Place(functools.partial(cell_value, cell), functools.partial(setattr, cell, "cell_contents"))
+            yield where, _Place(cell, "cell_contents")
 
 
 def _functions_named_in(function: types.FunctionType) -> list[types.FunctionType]:
     globals_ = [function.__globals__.get(name) for name in function.__code__.co_names]
     cells = [cell_value(cell) for cell in function.__closure__ or ()]
     return [value for value in [*globals_, *cells] if isinstance(value, types.FunctionType)]
-
-
-def _arguments(hook: functools.partial[Any]) -> Any:
-    return hook.args, hook.keywords
 
 
 def cell_value(cell: Any) -> Any:
@@ -286,18 +282,11 @@ def cell_value(cell: Any) -> Any:
         return None
 
 
-def _ignore(_: Any) -> None:
-    """For values that nothing can be assigned to."""
-
-
 def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, list | dict | set | collections.deque) else None
 
 
 def _refill(value: Any, contents: Any) -> None:
-    if isinstance(value, dict | set):
+    if contents is not None:
         value.clear()
-        value.update(contents)
-    elif isinstance(value, list | collections.deque):
-        value.clear()
-        value.extend(contents)
+        (value.update if isinstance(value, dict | set) else value.extend)(contents)

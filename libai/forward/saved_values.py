@@ -18,7 +18,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.forward.effects import copy_module, leave_out_dropout
+from libai.forward.effects import copy_module, without_dropout
 from libai.forward.python_state import describe_line, is_users_code
 from libai.utils.distributed import any_rank
 from libai.utils.errors import UserError
@@ -61,8 +61,7 @@ def refuse_wrong_gradients(model: nn.Module, step: Step) -> None:
     """
     gradients, kept = [], _KeptValues()
     for kept.gives_copies in (False, True):  # OneFlow 0.9.0 unpacks once, also for a second backward pass
-        twin = copy_module(model)
-        leave_out_dropout(twin)
+        twin = without_dropout(copy_module(model))
         with saved_tensor_hooks(kept.pack, kept.unpack), _after_each_line(kept.look_for_change):
             step(twin)
         gradients.append([_local(p.grad) for p in twin.parameters() if p.grad is not None])

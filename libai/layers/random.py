@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -182,14 +183,14 @@ class _Context:
         words, width = self._row_words(like, shape), 1 if len(shape) == 1 else shape[-1]
         if is_on_cpu(like) and width > 1:
             words = _widened(words, width)
-        words = words.reshape(*shape) if words.numel() == _size(shape) else words.reshape(*shape[:-1], 1)
+        words = words.reshape(*shape) if words.numel() == math.prod(shape) else words.reshape(*shape[:-1], 1)
         if like.is_global:
             wanted = tuple(_layout_for(sbp, words.shape, like.shape) for sbp in like.sbp)
             words = words if words.sbp == wanted else words.to_global(sbp=wanted)
         return words
 
     def _row_words(self, like: flow.Tensor, shape: tuple[int, ...]) -> flow.Tensor:
-        num_rows = shape[0] if len(shape) == 1 else _size(shape) // shape[-1]
+        num_rows = shape[0] if len(shape) == 1 else math.prod(shape) // shape[-1]
         first_row = 0 if like.is_global else self._data_rank * num_rows
         made = _layout_of_rows(like, num_rows, shape)
         return self._mixed(like, num_rows, first_row, stream=1, layout=made).mul_(2).add_(1).reshape(num_rows, 1)
@@ -286,13 +287,6 @@ def _widened(column: flow.Tensor, width: int) -> flow.Tensor:
 
 def _broadcast(like: flow.Tensor) -> tuple[flow.sbp.sbp, ...]:
     return (flow.sbp.broadcast,) * len(like.sbp) if like.is_global else ()
-
-
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
 
 
 def _mix(words: Any, offset: int, low: Any, high: Any, shift_right: Callable[[Any, int], Any]) -> Any:

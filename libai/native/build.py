@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,25 +110,20 @@ def compile_library(wheel: Wheel, compiler: list[str], library: Path) -> None:
         def compile_unit(unit: str) -> Path:
             source, flags = _UNITS[unit]
             target = folder / f"{unit}.o"
-            _run([*compiler, *flags, *includes, "-c", str(SOURCES / source), "-o", str(target)])
+            _compile([*compiler, *flags, *includes, "-c", str(SOURCES / source), "-o", str(target)])
             return target
 
         # the linker takes from a library its name only, and need not open the 1.7 GB of the real one
         stubs = [folder / path.name for path in wheel.libraries]
         (folder / "empty.c").touch()
         for stub in stubs:
-            _run([*compiler, "-shared", "-xc", str(folder / "empty.c"), f"-Wl,-soname,{stub.name}", "-o", str(stub)])
+            soname = f"-Wl,-soname,{stub.name}"
+            _compile([*compiler, "-shared", "-xc", str(folder / "empty.c"), soname, "-o", str(stub)])
         with ThreadPoolExecutor(2) as pool:
-            objects = list(pool.map(compile_unit, _UNITS))
-        linked = [
-            *map(str, objects),
-            "-Wl,--no-as-needed",
-            *map(str, stubs),
-            "-Wl,--strip-all",
-            "-static-libgcc",
-            "-pthread",
-        ]
-        _run([*compiler, "-shared", *linked, "-o", str(library)])
+            objects = pool.map(compile_unit, _UNITS)
+            linked = [*map(str, objects), "-Wl,--no-as-needed", *map(str, stubs)]
+        linked += ["-Wl,--strip-all", "-static-libgcc", "-pthread"]
+        _compile([*compiler, "-shared", *linked, "-o", str(library)])
 
 
 def test_library(library: Path) -> None:
@@ -136,31 +132,26 @@ def test_library(library: Path) -> None:
     path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *filter(None, [keep.get("PYTHONPATH")])])
     environment = {**keep, "LIBAI_NATIVE": "0", "PYTHONPATH": path}
     command = [sys.executable, "-c", "from libai.native.check import main; main()", str(library)]
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=_CHECK_SECONDS, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        raise Unavailable(f"their test did not end in {_CHECK_SECONDS:.0f} s") from None
+    done = _call("their test", command, environment, _CHECK_SECONDS)
     if done.returncode != 0:
         lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()
         raise Unavailable(f"they failed their test ({lines[-1] if lines else f'exit code {done.returncode}'})")
 
 
-def _run(command: list[str]) -> None:
+def _call(
+    what: str, command: list[str], environment: Mapping[str, str], seconds: float
+) -> subprocess.CompletedProcess[str]:
+    none = subprocess.DEVNULL
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=_COMPILE_SECONDS,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "LC_ALL": "C"},
-        )
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, stdin=none)
     except OSError as error:
-        raise Unavailable(f"{command[0]} cannot be started ({error.strerror})") from error
+        raise Unavailable(f"{what} cannot be started ({error.strerror})") from error
     except subprocess.TimeoutExpired:
-        raise Unavailable(f"{command[0]} did not end in {_COMPILE_SECONDS:.0f} s") from None
+        raise Unavailable(f"{what} did not end in {seconds:.0f} s") from None
+
+
+def _compile(command: list[str]) -> None:
+    done = _call(command[0], command, {**os.environ, "LC_ALL": "C"}, _COMPILE_SECONDS)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         error_line = next((line for line in lines if "error" in line), lines[-1])

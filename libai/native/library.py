@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,10 +63,6 @@ class Library:
         """Share the loops of large operations out among `count` threads (src/team.cpp). Once per process."""
         self._library.libai_team_start(count)
 
-    def enable_threads(self, are_enabled: bool, are_forced: bool = False) -> None:
-        """Not enabled: every operation is computed by one thread. Forced: large ones by several, whatever is faster."""
-        self._library.libai_team_enable(ctypes.c_bool(are_enabled), ctypes.c_bool(are_forced))
-
     def share_products(self, sgemm: int) -> int:
         """The address of a `cblas_sgemm` that shares large products out among these threads (src/products.cpp).
 
@@ -94,13 +89,6 @@ class Library:
         return SharedLoops(
             library.libai_team_shared(), library.libai_team_alone(), library.libai_team_prefers_sharing()
         )
-
-    def simulate_sharing(self, shared: Sequence[float], alone: Sequence[float]) -> list[bool]:
-        """Which loops of equal work would be shared out if they took so many seconds either way; for tests."""
-        count, numbers = len(shared), ctypes.c_double * len(shared)
-        found = (ctypes.c_bool * count)()
-        self._library.libai_team_simulate(numbers(*shared), numbers(*alone), count, found)
-        return list(found)
 
     def calls(self) -> dict[str, int]:
         """How often each operation has been computed by it, for tests."""

@@ -8,6 +8,7 @@ when which is better. Both make the weights of all ranks those of rank 0 first. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from oneflow.nn.parallel import DistributedDataParallel
 from libai.parallel.plan import named_tensors
 from libai.utils.distributed import all_reduce, gather_objects, get_world_size
 from libai.utils.errors import UserError
+from libai.utils.sizes import cut_into_buckets
 
 Reduction = Literal["auto", "flat", "ddp", "global"]
 #: of one message; few enough to hide the half millisecond that each costs, small enough beside the gradients themselves
@@ -126,25 +128,15 @@ class FlatReduction(GradientReduction):
         if trainable != self._trainable:  # the first time, and when a hook has frozen or thawed some, on all ranks
             self._trainable = trainable
             chosen = [p for p, is_trained in zip(self._parameters, trainable) if is_trained]
-            self._buckets = [_Bucket(part) for part in cut_into_buckets(chosen, self._bucket_bytes)]
+            parts = cut_into_buckets(chosen, attrgetter("dtype"), _num_bytes, self._bucket_bytes)
+            self._buckets = [_Bucket(part) for part in parts]
         with flow.no_grad():
             for bucket in self._buckets:
                 bucket.reduce()
 
 
-def cut_into_buckets(parameters: Sequence[flow.Tensor], max_bytes: int) -> list[list[flow.Tensor]]:
-    """The parameters in order, cut into lists of one dtype and at most `max_bytes`; a larger one is alone."""
-    buckets: list[list[flow.Tensor]] = []
-    open_buckets: dict[Any, tuple[list[flow.Tensor], int]] = {}
-    for parameter in parameters:
-        size = parameter.numel() * parameter.element_size()
-        bucket, filled = open_buckets.get(parameter.dtype, ([], max_bytes))
-        if filled + size > max_bytes:
-            bucket, filled = [], 0
-            buckets.append(bucket)
-        bucket.append(parameter)
-        open_buckets[parameter.dtype] = bucket, filled + size
-    return buckets
+def _num_bytes(tensor: flow.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 class _Bucket:

@@ -252,12 +252,9 @@ def _exchange_tensors(module: nn.Module, change_buffer: _Change, change_constant
         child._buffers.update({key: renewed.get(id(buffer), buffer) for key, buffer in child._buffers.items()})
         for attribute in sorted(vars(child).keys() - vars(nn.Module()).keys()):  # on all ranks in the same order
             value = vars(child)[attribute]
-            if type(value) in (flow.Tensor, list, tuple, dict) and _holds_constants(value):
+            is_known = type(value) in (flow.Tensor, list, tuple, dict)
+            if is_known and any(not tensor.requires_grad for tensor in tensors_in(value)):
                 vars(child)[attribute] = map_tensors(value, partial(exchanged, name))
-
-
-def _holds_constants(value: Any) -> bool:
-    return any(not tensor.requires_grad for tensor in tensors_in(value))
 
 
 # ---------------------------------------------------------------------------------- changing how modules are called
@@ -266,33 +263,16 @@ def _holds_constants(value: Any) -> bool:
 def _pin_outputs(module: nn.Module, plan: ParallelPlan, mesh: Mesh) -> None:
     if mesh.tensor == 1:
         return
+    over_data = flow.sbp.split(0) if mesh.data > 1 else flow.sbp.broadcast  # this stays as it is
     for pattern, layout in plan.pin.items():
         over_tensor = flow.sbp.broadcast if layout in ("full", "whole") else flow.sbp.split(int(layout))
         for name, child in module.named_modules():
             if fnmatchcase(name, pattern):
-                _wrap_output(child, _Pin(mesh, over_tensor))
+                _wrap_output(child, partial(_pinned, sbp=mesh.sbp(over_data, over_tensor)))
 
 
-class _Pin:
-    """Gives a tensor a layout over the tensor-parallel ranks and keeps the one over the data-parallel ranks."""
-
-    def __init__(self, mesh: Mesh, over_tensor: Any):
-        self._mesh, self._over_tensor = mesh, over_tensor
-
-    def __call__(self, tensor: flow.Tensor) -> flow.Tensor:
-        over_data = flow.sbp.split(0) if self._mesh.data > 1 else flow.sbp.broadcast
-        sbp = self._mesh.sbp(over_data, self._over_tensor)
-        return tensor.to_global(placement=tensor.placement, sbp=sbp)
-
-
-class _MoveTo:
-    """Moves a tensor to a stage; its layout there is the one that it had."""
-
-    def __init__(self, placement: Any):
-        self._placement = placement
-
-    def __call__(self, tensor: flow.Tensor) -> flow.Tensor:
-        return move_to(tensor, self._placement)
+def _pinned(tensor: flow.Tensor, sbp: Sequence[Any]) -> flow.Tensor:
+    return tensor.to_global(placement=tensor.placement, sbp=sbp)
 
 
 def _connect_stages(module: nn.Module, sharding: ShardingPlan, layout: GlobalLayout) -> None:
@@ -301,9 +281,9 @@ def _connect_stages(module: nn.Module, sharding: ShardingPlan, layout: GlobalLay
         stage = sharding.stage_of_block(number)
         if stage > 0:
             # every block and not only a stage's first: other inputs (a mask) come from the first stage each time
-            _wrap_input(modules[name], _MoveTo(layout.placement(stage)))
+            _wrap_input(modules[name], partial(move_to, placement=layout.placement(stage)))
     last = sharding.block_names[-1]
-    tail = _MoveTo(layout.placement(sharding.tail))
+    tail = partial(move_to, placement=layout.placement(sharding.tail))
     if sharding.stage_of_block(len(sharding.block_names) - 1) != sharding.tail:
         _wrap_output(modules[last], tail)
     # a residual connection around the last block keeps its value on that block's stage: what follows fetches it
@@ -311,7 +291,7 @@ def _connect_stages(module: nn.Module, sharding: ShardingPlan, layout: GlobalLay
         own = layout.stage_of_module(name)
         is_in_block = any(name == block or name.startswith(f"{block}.") for block in sharding.block_names)
         if own is not None and not is_in_block and next(child.children(), None) is None:
-            _wrap_input(child, _MoveTo(layout.placement(own)))
+            _wrap_input(child, partial(move_to, placement=layout.placement(own)))
     _wrap_output(module, tail)
 
 

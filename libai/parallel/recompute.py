@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import oneflow as flow
@@ -42,7 +43,7 @@ def _recomputed(block: Any, forward: Callable[..., Any], args: Any, kwargs: Any)
     if is_tracing() or not flow.is_grad_enabled():
         return forward(block, *args, **kwargs)
     earlier = _buffers(block)
-    surroundings = [current_random_scope(), *_autocast(), *_source_ops()]
+    surroundings = _surroundings()
     is_first = True
 
     def run() -> Any:
@@ -59,19 +60,16 @@ def _recomputed(block: Any, forward: Callable[..., Any], args: Any, kwargs: Any)
     return checkpoint(run)
 
 
-def _autocast() -> list[Callable[[], Any]]:
-    if not flow.is_autocast_enabled():
-        return []
-    dtype = flow.get_autocast_gpu_dtype()
-    return [lambda: flow.autocast("cuda", dtype=dtype)]
-
-
-def _source_ops() -> list[Callable[[], Any]]:
-    mode = flow.utils.global_view.current_global_mode()
-    if not mode.is_enabled:
-        return []
-    placement, sbp = mode.placement, mode.sbp
-    return [lambda: flow.utils.global_view.global_mode(True, placement=placement, sbp=sbp)]
+def _surroundings() -> list[Callable[[], Any]]:
+    """What opens again the contexts that a block runs in now."""
+    found: list[Callable[[], Any]] = [current_random_scope()]
+    if flow.is_autocast_enabled():
+        found.append(partial(flow.autocast, "cuda", dtype=flow.get_autocast_gpu_dtype()))
+    view = flow.utils.global_view
+    mode = view.current_global_mode()
+    if mode.is_enabled:
+        found.append(partial(view.global_mode, True, placement=mode.placement, sbp=mode.sbp))
+    return found
 
 
 @contextmanager

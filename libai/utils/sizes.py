@@ -1,4 +1,5 @@
-"""Sizes that models and layers are built with, checked before OneFlow sees them; sizes in bytes, `40GiB`, `1.5 TB`.
+"""Sizes that models and layers are built with, checked before OneFlow sees them; sizes in bytes, `40GiB`, `1.5 TB`;
+and lists cut into parts by the sizes of their items.
 
 OneFlow 0.9.0 ends the process (SIGABRT) when a layer is initialised with a negative size.
 """
@@ -7,9 +8,12 @@ from __future__ import annotations
 
 import numbers
 import re
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from libai.utils.errors import UserError
+
+T = TypeVar("T")
 
 _UNITS = {
     "": 1,
@@ -83,3 +87,20 @@ def format_bytes(size: float) -> str:
         if size >= factor:
             return f"{size / factor:.4g} {unit}"
     return f"{size:.0f} B"
+
+
+def cut_into_buckets(
+    items: Iterable[T], kind_of: Callable[[T], Any], size_of: Callable[[T], int], max_size: int
+) -> list[list[T]]:
+    """`items` in order, cut into lists of one kind and at most `max_size` together; a larger one is alone."""
+    buckets: list[list[T]] = []
+    newest: dict[Any, tuple[list[T], int]] = {}
+    for item in items:
+        kind, size = kind_of(item), size_of(item)
+        bucket, filled = newest.get(kind, ([], 0))
+        if not bucket or filled + size > max_size:
+            bucket, filled = [], 0
+            buckets.append(bucket)
+        bucket.append(item)
+        newest[kind] = bucket, filled + size
+    return buckets

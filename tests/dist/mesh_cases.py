@@ -232,13 +232,13 @@ def _swapped_shards() -> AbstractContextManager[Any]:
 
 
 def _cut_backward() -> AbstractContextManager[Any]:
-    moved = layout._MoveTo.__call__
+    moved = layout.move_to
 
-    def cut(self: Any, tensor: Any) -> Any:
-        there = moved(self, tensor)
+    def cut(tensor: Any, placement: Any) -> Any:
+        there = moved(tensor, placement)
         return there if tensor.ndim == 0 else there.detach()  # a loss that depends on no parameter is refused
 
-    return mock.patch.object(layout._MoveTo, "__call__", cut)
+    return mock.patch.object(layout, "move_to", cut)
 
 
 def _batches_that_look_equal() -> AbstractContextManager[Any]:

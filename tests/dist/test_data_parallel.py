@@ -10,14 +10,16 @@ import pytest
 from oneflow import nn
 
 from libai.forward.contract import read_losses
-from libai.parallel.data_parallel import FlatReduction, OneFlowDDP, build_reduction, cut_into_buckets
+from libai.parallel.data_parallel import FlatReduction, OneFlowDDP, build_reduction
 from libai.utils.errors import UserError
+from libai.utils.sizes import cut_into_buckets
 
 SCRIPT = Path(__file__).with_name("reduce_on_two_ranks.py")
 
 
 def sizes(parameters, max_bytes):
-    return [[p.numel() for p in bucket] for bucket in cut_into_buckets(parameters, max_bytes)]
+    buckets = cut_into_buckets(parameters, lambda p: p.dtype, lambda p: p.numel() * p.element_size(), max_bytes)
+    return [[p.numel() for p in bucket] for bucket in buckets]
 
 
 def test_buckets_hold_one_dtype_and_no_more_than_their_bytes():

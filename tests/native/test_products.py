@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import subprocess
@@ -155,7 +156,9 @@ def test_training_has_the_same_bits_with_any_number_of_threads_in_both_modes(lib
 def shares(library, shared, alone):
     """Of 4000 products that take so long by turns of 1000: the part of each 1000 that is shared out, and the time."""
     each = [seconds for seconds in shared for _ in range(1000)], [seconds for seconds in alone for _ in range(1000)]
-    chosen = library.simulate_sharing(*each)
+    chosen = (ctypes.c_bool * len(each[0]))()
+    numbers = ctypes.c_double * len(each[0])
+    library._library.libai_team_simulate(*(numbers(*one) for one in each), len(chosen), chosen)
     seconds = sum(a if is_shared else b for is_shared, a, b in zip(chosen, *each))
     return [sum(chosen[i : i + 1000]) / 1000 for i in range(0, len(chosen), 1000)], seconds
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 COMPARE = """
-import libai, functools, sys, threading, numpy as np, oneflow as flow
+import libai, ctypes, functools, sys, threading, numpy as np, oneflow as flow
 from libai.native import kernels
 from libai.oneflow_fixes import openblas
 from oneflow.nn import functional as F
@@ -21,6 +21,10 @@ from libai.layers.dropout import seeded_dropout
 
 library, rng = kernels.loaded_library(), np.random.default_rng(0)
 assert openblas.threads_in_use() == 3
+
+def enable_threads(are_enabled):
+    # large operations are computed by several whatever is faster, or by one
+    library._library.libai_team_enable(ctypes.c_bool(are_enabled), ctypes.c_bool(are_enabled))
 
 def drawn(*shape):
     return flow.tensor(rng.standard_normal(shape).astype(np.float32), requires_grad=True)
@@ -76,11 +80,11 @@ def results(function, x):
 
 for name, (function, shape) in CASES.items():
     x = drawn(*shape)
-    library.enable_threads(False)
+    enable_threads(False)
     before = library.shared_loops()
     expected = results(function, x)
     assert library.shared_loops()[:2] == before[:2], name
-    library.enable_threads(True, are_forced=True)
+    enable_threads(True)
     assert all(results(function, x) == expected for _ in range(5)), name
     done = library.shared_loops()
     assert done.num_shared >= before.num_shared + 5 and done.num_alone == before.num_alone, name
@@ -97,9 +101,9 @@ def updated(kind):
 
 KINDS = flow.optim.AdamW, flow.optim.LAMB, lambda p, lr: flow.optim.SGD(p, lr=lr, momentum=0.9)
 for kind in [functools.partial(kind, lr=0.1) for kind in KINDS]:
-    library.enable_threads(False)
+    enable_threads(False)
     expected = updated(kind)
-    library.enable_threads(True, are_forced=True)
+    enable_threads(True)
     assert all(updated(kind) == expected for _ in range(4))
 
 # many Python threads at once: one loop is shared out, the others are computed by those who came

@@ -40,8 +40,7 @@ def join_clip_norms(job: JobEdit) -> int:
     total = job.append(first, "System-JoinedClipNorm", job.kind(first), {"x": gradients}, "y")
     for name, value in first.user_conf.attr.items():
         total.user_conf.attr[name].CopyFrom(value)
-    if (layout := job.layout_of(first.name, "x_0")) is not None:
-        job.lay_out(total, layout)
+    job.lay_out(total, job.layout_of(first.name, "x_0"))
     job.redirect(first.user_conf.output["y"].s[0], total.user_conf.output["y"].s[0])
     job.remove(first.name)
     for chain in chains[1:]:
@@ -85,9 +84,8 @@ def make_clip_norm_exact(job: JobEdit) -> int:
             results.append(added.output["output_tensor"].s[0])
         num_rewritten += len(results)
         if len(results) > 1:
-            results[:] = (
-                job.append(total, f"{total.name}-joined", "add_n", {"in": results}, "out").user_conf.output["out"].s
-            )
+            joined = job.append(total, f"{total.name}-joined", "add_n", {"in": results}, "out")
+            results = joined.user_conf.output["out"].s
         job.redirect(total.user_conf.output["y"].s[0], results[0])
         job.remove(total.name)
     return num_rewritten
@@ -108,8 +106,6 @@ def clip_by_value(job: JobEdit, limit: float) -> int:
         for end, value in (("min", -limit), ("max", limit)):
             clipped.user_conf.attr[f"floating_{end}"].at_double = value
             clipped.user_conf.attr[f"integral_{end}"].at_int64 = 0
-        layout = job.layout_of(reader.name, "model_diff_0")
-        if layout is not None:
-            job.lay_out(clipped, layout)
+        job.lay_out(clipped, job.layout_of(reader.name, "model_diff_0"))
         job.set_source(reader, "model_diff", 0, clipped.user_conf.output["y"].s[0])
     return len(updates)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from libai.oneflow_fixes.job.job_edit import JobEdit, copied
 from libai.oneflow_fixes.job.variables import is_update
 from libai.parallel.data_parallel import BUCKET_BYTES
+from libai.utils.sizes import cut_into_buckets
 
 #: what OneFlow calls the operations that it puts between the gradients and the updates
 _AFTER_BACKWARD = ("System-", "Sys-")
@@ -36,8 +38,11 @@ def join_gradients(job: JobEdit, max_bytes: int = BUCKET_BYTES) -> int:
     Returns how many gradients were joined.
     """
     edges = edges_of_gradients(job)
+    # in the order in which backward makes them
     gradients = [value for op in job.ops.values() for value in _outputs(op) if value in edges]
-    buckets = [bucket for bucket in _buckets(job, gradients, max_bytes) if len(bucket) > 1]
+    most = max_bytes // _NUM_BYTES
+    buckets = cut_into_buckets(gradients, lambda value: job.shapes[value].data_type, partial(_size, job), most)
+    buckets = [bucket for bucket in buckets if len(bucket) > 1]
     for index, bucket in enumerate(buckets):
         for value, added in zip(bucket, _add_up_together(job, index, bucket, edges[bucket[0]][0])):
             for edge in edges[value]:
@@ -87,21 +92,6 @@ def _is(layout: Any, kind: str) -> bool:
 
 def _size(job: JobEdit, value: str) -> int:
     return math.prod(job.shapes[value].shape.dim)
-
-
-def _buckets(job: JobEdit, gradients: list[str], max_bytes: int) -> list[list[str]]:
-    """The gradients in the order in which backward makes them, cut into lists of one data type."""
-    buckets: list[list[str]] = []
-    last: dict[int, tuple[list[str], int]] = {}
-    for value in gradients:
-        data_type, num_bytes = job.shapes[value].data_type, _NUM_BYTES * _size(job, value)
-        bucket, filled = last.get(data_type, ([], max_bytes))
-        if filled + num_bytes > max_bytes:
-            bucket, filled = [], 0
-            buckets.append(bucket)
-        bucket.append(value)
-        last[data_type] = bucket, filled + num_bytes
-    return buckets
 
 
 def _add_up_together(job: JobEdit, number: int, gradients: list[str], edge: _Edge) -> list[str]:

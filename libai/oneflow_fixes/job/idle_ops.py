@@ -20,30 +20,20 @@ def remove_idle_ops(job: JobEdit) -> int:
     `job`: of a single process, before it is compiled. The numbers stay the same.
     """
     count = 0
-    for op in list(job.ops.values()):
-        kind = job.kind(op)
-        if kind not in _ARGUMENTS:
-            continue
-        source, output = _source_and_output(op, kind)
-        if _is_idle(job, op, kind, source, output) and all(map(_can_be_told, job.readers(op.name))):
+    for op in [op for op in job.ops.values() if job.kind(op) in _ARGUMENTS]:
+        reads, makes = _ARGUMENTS[job.kind(op)]
+        source, output = op.user_conf.input[reads].s[0], op.user_conf.output[makes].s[0]
+        # those that wait for the end of another cannot be given another source
+        can_be_told = all(one.HasField("user_conf") and not one.ctrl_in_op_name for one in job.readers(op.name))
+        if can_be_told and _is_idle(job, op, source, output):
             job.redirect(output, source)
             job.remove(op.name)
             count += 1
     return count
 
 
-def _source_and_output(op: Any, kind: str) -> tuple[str, str]:
-    reads, makes = _ARGUMENTS[kind]
-    return op.user_conf.input[reads].s[0], op.user_conf.output[makes].s[0]
-
-
-def _is_idle(job: JobEdit, op: Any, kind: str, source: str, output: str) -> bool:
-    if kind == "reshape":
+def _is_idle(job: JobEdit, op: Any, source: str, output: str) -> bool:
+    if job.kind(op) == "reshape":
         return list(job.shapes[source].shape.dim) == list(job.shapes[output].shape.dim)
     order = list(op.user_conf.attr["perm"].at_list_int32.val)
     return order == list(range(len(order)))
-
-
-def _can_be_told(reader: Any) -> bool:
-    """Whether an operation can be given another source; those that wait for the end of another cannot."""
-    return reader.HasField("user_conf") and not reader.ctrl_in_op_name

@@ -68,12 +68,12 @@ class JobEdit:
         self._learn(op)
 
     def add_source(self, op: Any, argument: str, source: str, layout: Any) -> None:
-        """Let an operation of a model read the value `source` as an argument that it did without, laid out so."""
+        """Let an operation of a model read the value `source` as an argument that it did without, laid out so, or as
+        OneFlow chooses (None)."""
         op.user_conf.input[argument].s.append(source)
         op.user_conf.input_order.append(argument)
         self._learn(op)
-        if layout is not None:
-            self._set_layout(op.name, f"{argument}_0", layout)
+        self._set_layout(op.name, f"{argument}_0", layout)
 
     def redirect_output(self, op: Any, source: str) -> str:
         """Let an output of the job (an operation with `output_conf`) give the value `source`; what it gave before."""
@@ -111,13 +111,16 @@ class JobEdit:
         return op
 
     def lay_out(self, op: Any, layout: Any, **others: Any) -> None:
-        """Give all that an appended operation reads and makes one layout (an `NdSbp`), but for the inputs `others`."""
+        """Give all that an appended operation reads and makes one layout (an `NdSbp`), but for the inputs `others`;
+        with None OneFlow chooses."""
         conf = op.user_conf
         entries = [*conf.input.items(), *conf.output.items()]
         for key, name in [(key, f"{key}_{index}") for key, entry in entries for index in range(len(entry.s))]:
             self._set_layout(op.name, name, others.get(key, layout))
 
     def _set_layout(self, op_name: str, name: str, layout: Any) -> None:
+        if layout is None:
+            return
         self.layouts.op_name2nd_sbp_signature_conf[op_name].bn_in_op2nd_sbp[name].CopyFrom(layout)
         if len(layout.sbp_parallel) == 1:  # a placement in one row has its layout in a second table as well
             flat = self.layouts.op_name2sbp_signature_conf[op_name].bn_in_op2sbp_parallel

@@ -8,10 +8,11 @@ update, which can do both as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from libai.oneflow_fixes.job.job_edit import JobEdit
+from libai.utils.sizes import cut_into_buckets
 
 #: an update, what it is for many parameters, and what its arguments for each parameter are called there
 _JOINED = {
@@ -69,8 +70,14 @@ def join_updates(job: JobEdit, max_numbers: int = MAX_NUMBERS) -> int:
 
     For jobs whose ranks all hold full parameters: the joined operations know no other layout than broadcast.
     """
-    removed = 0
-    for number, updates in enumerate(_buckets(job, max_numbers)):
+    joinable = [
+        op
+        for op in job.ops.values()
+        if job.kind(op) in _JOINED and "max_v" not in op.user_conf.input and not op.ctrl_in_op_name
+    ]
+    buckets = cut_into_buckets(joinable, partial(_shared, job), partial(_size, job), max_numbers)
+    buckets = [bucket for bucket in buckets if len(bucket) > 1]
+    for number, updates in enumerate(buckets):
         kind, renamed = _JOINED[job.kind(updates[0])]
         first = updates[0].user_conf
         inputs = {}
@@ -80,31 +87,14 @@ def join_updates(job: JobEdit, max_numbers: int = MAX_NUMBERS) -> int:
         joined = job.append(updates[0], f"System-JoinedUpdates-{number}", kind, inputs)
         for name, value in first.attr.items():
             joined.user_conf.attr[name].CopyFrom(value)
-        layout = job.layout_of(updates[0].name, "model_0")
-        if layout is not None:
-            job.lay_out(joined, layout)
+        job.lay_out(joined, job.layout_of(updates[0].name, "model_0"))
         for op in updates:
             job.remove(op.name)
-        removed += len(updates) - 1
-    return removed
+    return sum(len(bucket) - 1 for bucket in buckets)
 
 
-def _buckets(job: JobEdit, max_numbers: int) -> Iterator[list[Any]]:
-    """Updates of one kind that share learning rates and attributes, in the order of the job."""
-    buckets: dict[Any, tuple[list[Any], int]] = {}
-    for op in list(job.ops.values()):
-        if job.kind(op) not in _JOINED or "max_v" in op.user_conf.input or op.ctrl_in_op_name:
-            continue
-        size = math.prod(job.shapes[op.user_conf.input["model"].s[0]].shape.dim)
-        key = _shared(job, op)
-        bucket, filled = buckets.get(key, ([], 0))
-        if filled + size > max_numbers:
-            if len(bucket) > 1:
-                yield bucket
-            bucket, filled = [], 0
-        bucket.append(op)
-        buckets[key] = bucket, filled + size
-    yield from (bucket for bucket, _ in buckets.values() if len(bucket) > 1)
+def _size(job: JobEdit, op: Any) -> int:
+    return math.prod(job.shapes[op.user_conf.input["model"].s[0]].shape.dim)
 
 
 def _shared(job: JobEdit, op: Any) -> Any:

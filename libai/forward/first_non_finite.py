@@ -12,7 +12,8 @@ from oneflow import nn
 
 from libai.forward.contract import total_loss
 from libai.parallel import full_tensor
-from libai.utils.distributed import gather_objects, get_rank
+from libai.utils.distributed import gather_objects
+from libai.utils.tensors import part_here
 from libai.utils.tree import tensors_in
 
 Batch = dict[str, flow.Tensor]
@@ -59,14 +60,11 @@ def _first_on_this_rank(trainer: Any, micro_batches: list[Any]) -> _Found | None
         where = f" (micro-batch {micro + 1} of {len(micro_batches)})" if len(micro_batches) > 1 else ""
         bad_inputs = [name for name, tensor in batch.items() if not _is_finite(tensor)]
         found = _first_in_forward_and_backward(trainer, batch, micro)  # also with bad inputs: it may be collective
-        found = _Found(_inputs_text(bad_inputs)) if bad_inputs else found
+        if bad_inputs:
+            found = _Found(f"the input {', '.join(bad_inputs)} of the batch is not finite: look at the data")
         if found is not None and (first is None or (found.is_here and not first.is_here)):
             first = _Found(found.text + where, found.is_here)
     return first
-
-
-def _inputs_text(names: list[str]) -> str:
-    return f"the input {', '.join(names)} of the batch is not finite: look at the data"
 
 
 def _first_in_forward_and_backward(trainer: Any, batch: Batch, micro: int) -> _Found | None:
@@ -147,8 +145,5 @@ def _is_finite(tensor: flow.Tensor) -> bool:
 
 def _is_finite_here(tensor: flow.Tensor) -> bool:
     """Whether the part of a tensor that this rank holds is finite. Not collective."""
-    if tensor.is_global:
-        if get_rank() not in np.asarray(tensor.placement.ranks).reshape(-1):
-            return True
-        tensor = tensor.to_local()
-    return not tensor.dtype.is_floating_point or bool(np.isfinite(tensor.numpy()).all())
+    part = part_here(tensor)
+    return part is None or not part.dtype.is_floating_point or bool(np.isfinite(part.numpy()).all())

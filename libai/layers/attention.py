@@ -1,10 +1,21 @@
-"""Scaled dot-product attention, which OneFlow 0.9.0 has as a fused operation on CUDA only."""
+"""Scaled dot-product attention, which OneFlow 0.9.0 has as a fused operation on CUDA only; and rotary positions.
+
+Rotary position embedding turns queries and keys by angles that grow with their position (Su et al. 2021).
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import oneflow as flow
+
+from libai.utils.errors import UserError
+
+#: cosines and sines of the angles, each (length, head_size / 2), or (batch, 1, length, head_size / 2)
+Rotation = tuple[flow.Tensor, flow.Tensor]
 
 
 def causal_mask(length: int) -> flow.Tensor:
@@ -32,3 +43,47 @@ def scaled_dot_product_attention(
         scores = (rows + mask).reshape(*scores.shape) if is_grouped else rows + mask
     heads = flow.matmul(flow.softmax(scores, dim=-1), v)
     return heads.reshape(*shape[:3], -1) if is_grouped else heads
+
+
+def rotary_frequencies(head_size: int, base: float = 10000.0, scaling: Mapping[str, Any] | None = None) -> np.ndarray:
+    """Angle per position of each pair of elements, (head_size / 2,) float32: base^(-2 i / head_size).
+
+    `scaling`: None; `rope_type="linear"`, whose `factor` stretches all waves (Chen et al. 2023); or Llama 3.1's with
+    `rope_type="llama3"`, `factor`, `low_freq_factor`, `high_freq_factor` and
+    `original_max_position_embeddings`: long waves are stretched by `factor`, short ones kept, those between blended.
+    """
+    if head_size % 2:
+        raise UserError(f"head_size={head_size} is odd, but rotary positions turn pairs of elements. Make it even.")
+    exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
+    # NumPy's power in float32 is off by one bit now and then, which far positions multiply by thousands
+    frequencies = np.float32(1.0) / np.power(base, exponents.astype(np.float64)).astype(np.float32)
+    kind = dict(scaling or {}).get("rope_type", "default")
+    if kind == "default":
+        return frequencies
+    if kind not in ("linear", "llama3"):
+        raise UserError(f'rotary scaling of rope_type="{kind}" is not known. It is "default", "linear" or "llama3".')
+    assert scaling is not None
+    needed = ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
+    for name in needed[: 1 if kind == "linear" else None]:
+        if not isinstance(scaling.get(name), (int, float)) or scaling[name] <= 0:
+            raise UserError(f'rotary scaling of rope_type="{kind}" has {name}={scaling.get(name)!r}, not a number > 0.')
+    if kind == "linear":
+        return frequencies / np.float32(scaling["factor"])
+    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+    waves = float(scaling["original_max_position_embeddings"]) * frequencies / (2.0 * np.pi)  # in the original context
+    kept = np.clip((waves - low) / (high - low), 0.0, 1.0)
+    return (kept * frequencies + (1.0 - kept) * frequencies / float(scaling["factor"])).astype(np.float32)
+
+
+def rotation_at(positions: flow.Tensor, frequencies: flow.Tensor) -> Rotation:
+    """The rotation of `positions`, (length,) or (batch, 1, length) float32, for `frequencies` (head_size / 2,)."""
+    angles = positions.unsqueeze(-1) * frequencies
+    return flow.cos(angles), flow.sin(angles)
+
+
+def rotate(x: flow.Tensor, rotation: Rotation) -> flow.Tensor:
+    """`x` (batch, heads, length, head_size) with each pair (i, i + head_size / 2) turned by its angle."""
+    cos, sin = rotation
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    return flow.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

@@ -44,11 +44,11 @@ dropout-mask | 0002 | CPU with kernels | layers.random.dropout_mask
     the mask of libai.layers.Dropout is one operation
 eager-updates | 0015 | eager mode on CPU with kernels | optim.joined.JoinedUpdates
     one operation computes the norm of all gradients, or updates many parameters
-switch-interval | 0009 | training | oneflow_fixes.switch_interval.quick_thread_switches
+switch-interval | 0009 | training | oneflow_fixes.threads.quick_thread_switches
     OneFlow's threads get the interpreter's lock sooner; process-wide while training
 launch-race | 0006 | graphs | oneflow_fixes.launch_race.protect_graph_launches
     a graph that ends before it was entered crashes the process
-polling-thread | 0019 | graphs of several CPU ranks | oneflow_fixes.spinning.SpinningThread
+polling-thread | 0019 | graphs of several CPU ranks | oneflow_fixes.threads.SpinningThread
     the thread that polls for the end of a graph gets the lowest priority
 step-count | 0001 | graphs | oneflow_fixes.job.variables.remove_step_count
     OneFlow's own count of steps, which no update reads, is taken out

@@ -15,7 +15,7 @@ import re
 
 from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow, require_linux_x86_64
 from libai.oneflow_fixes.fixes import is_on
-from libai.oneflow_fixes.spinning import thread_ids
+from libai.oneflow_fixes.threads import thread_ids
 
 logger = logging.getLogger("libai.engine")
 

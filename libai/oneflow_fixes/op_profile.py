@@ -34,15 +34,9 @@ _OPERATORS = (
 #: tensor methods that are no operations on the device
 _FACTS = {
     *("storage_offset", "stride", "is_contiguous", "is_pinned", "is_floating_point", "requires_grad_", "retain_grad"),
-    *(
-        "detach",
-        "register_hook",
-        "_register_post_grad_accumulation_hook",
-        "global_id",
-        "check_meta_consistency",
-        "size",
-    ),
-    *("type", "dim", "ndimension", "nelement", "numel", "element_size", "get_device", "_register_storage_delete_hook"),
+    *("detach", "register_hook", "_register_post_grad_accumulation_hook", "global_id", "check_meta_consistency"),
+    *("size", "type", "dim", "ndimension", "nelement", "numel", "element_size", "get_device"),
+    "_register_storage_delete_hook",
 }
 
 
@@ -286,21 +280,16 @@ def profile_ops(
     def begin_forward(*_: Any) -> None:
         timer.phase = "forward"
 
-    handle = trainer.model.register_forward_pre_hook(begin_forward)
-    try:
-        for update in range(-2, num_updates):
-            batches = next_micro_batches()
-            plain.append(_seconds_of_update(trainer, batches))
-            if update == 0:
-                plain, timed = plain[-1:], []
-                timer.seconds.clear()
-            batches = next_micro_batches()
-            timer.phase = "forward"
-            with timer.installed():
-                timed.append(_seconds_of_update(trainer, batches))
-    finally:
-        if handle is not None:
-            handle.remove()
+    trainer.model.register_forward_pre_hook(begin_forward)  # it stays: OneFlow 0.9 returns no handle
+    for update in range(-2, num_updates):
+        plain.append(_seconds_of_update(trainer, next_micro_batches()))
+        if update == 0:
+            plain, timed = plain[-1:], []
+            timer.seconds.clear()
+        batches = next_micro_batches()
+        timer.phase = "forward"
+        with timer.installed():
+            timed.append(_seconds_of_update(trainer, batches))
     ops = summarize(timer.seconds, num_updates, with_shapes)
     return OpProfile(
         ops, median(plain) * 1e6, median(timed) * 1e6, _empty_call_seconds() * 1e6, num_updates, timer.examples

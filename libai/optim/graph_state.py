@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import oneflow as flow
 
 from libai.optim.several import updates_of
@@ -91,26 +90,20 @@ def to_graph_state(
     scalars: Mapping[str, Any],
     prefix: str,
     optimizer: flow.optim.Optimizer,
-    named_parameters: NamedParameters | None = None,
+    named_parameters: NamedParameters,
 ) -> dict[str, flow.Tensor]:
     """The canonical form as entries for `graph.load_state_dict`, to be called before the graph's first call.
 
-    `named_parameters`: when given, each tensor takes the dtype and layout of its parameter (needed for NumPy arrays and
-    for global graphs, where every rank must call it), and a missing tensor is an error; without it OneFlow tensors are
-    passed on as they are. The weights are not in it: load them into the module.
+    Each tensor takes the dtype and layout of its parameter; for global parameters every rank must call it. The weights
+    are not in it: load them into the module.
 
-    Raises `UserError` for a name that `optimizer` does not have, such as a state that was not translated.
+    Raises `UserError` for a name that `optimizer` does not have, such as a state that was not translated, and for a
+    missing one.
     """
     suffixes = graph_state_names(optimizer)
-    state: dict[str, flow.Tensor] = {}
-    is_global = False
-    unknown = [name for name in tensors if "/" not in name or name.rpartition("/")[2] not in suffixes]
-    layouts: dict[str, flow.Tensor] = {}
-    if named_parameters is not None:
-        for name, parameter, group in walk_parameters(optimizer, named_parameters):
-            is_global = is_global or parameter.is_global
-            layouts.update((f"{name}/{key}", parameter) for key in state_keys(optimizer, group) or ())
-        unknown = [name for name in tensors if name not in layouts]
+    walked = list(walk_parameters(optimizer, named_parameters))
+    layouts = {f"{name}/{key}": p for name, p, group in walked for key in state_keys(optimizer, group) or ()}
+    unknown = [name for name in tensors if name not in layouts]
     missing = [name for name in layouts if name not in tensors]
     if unknown or missing or "step" not in scalars:
         raise UserError(
@@ -118,16 +111,12 @@ def to_graph_state(
             f"{sorted(suffixes)} and the number 'step': unexpected {unknown[:5]}, missing {missing[:5]}, scalars "
             f"{sorted(scalars)}. Pass what export_state or export_graph_state returned for the same optimizer."
         )
+    state: dict[str, flow.Tensor] = {}
     for name in tensors:
-        value = tensors[name]
-        if name in layouts:
-            value = like_parameter(value, layouts[name])
-        elif not isinstance(value, flow.Tensor):
-            value = flow.tensor(np.ascontiguousarray(value))
-        is_global = is_global or value.is_global
         parameter_name, _, key = name.rpartition("/")
-        state[f"{prefix}.{parameter_name}-{suffixes[key]}"] = value
+        state[f"{prefix}.{parameter_name}-{suffixes[key]}"] = like_parameter(tensors[name], layouts[name])
     step = flow.tensor([int(scalars["step"])], dtype=flow.int64)
+    is_global = any(parameter.is_global for _, parameter, _ in walked)
     state[TRAIN_STEP] = step.to_global(flow.placement.all("cpu"), flow.sbp.broadcast) if is_global else step
     return state
 

@@ -11,7 +11,7 @@ from libai.parallel.plan import ParallelPlan as ParallelPlan
 from libai.parallel.plan import ShardingPlan as ShardingPlan
 from libai.parallel.plan import named_tensors as named_tensors
 from libai.parallel.recompute import recompute_in_backward as recompute_in_backward
-from libai.parallel.timing import time_blocks as time_blocks
+from libai.parallel.stages import time_blocks as time_blocks
 from libai.utils.tree import map_tensors as map_tensors
 
 Arrangement, whole = ShardingPlan, full_tensor  # the old names; gone in the next release

@@ -16,8 +16,9 @@ from oneflow import nn
 from oneflow.nn.modules.batchnorm import _BatchNorm
 
 from libai.layers import is_batch_norm_of_rank
-from libai.utils.distributed import all_reduce, get_rank, get_world_size
+from libai.utils.distributed import all_reduce, get_world_size
 from libai.utils.errors import UserError
+from libai.utils.tensors import part_here
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:
@@ -33,7 +34,7 @@ def share_batch_statistics(layers: Sequence[nn.Module]) -> None:
     if not layers or get_world_size() == 1:
         return
     buffers = [buffer for layer in layers for buffer in (layer.running_mean, layer.running_var)]
-    mine = [_on_this_rank(buffer) for buffer in buffers]
+    mine = [part_here(buffer) for buffer in buffers]
     # every rank sends equally many numbers: zeros for what it does not hold
     values = [np.zeros(buffer.shape) if part is None else part.numpy() for buffer, part in zip(buffers, mine)]
     sums = all_reduce(np.concatenate(values).astype(np.float64))
@@ -49,7 +50,7 @@ def count_batches(layers: Sequence[nn.Module], number: int) -> None:
     statistics, but not their count."""
     for layer in layers:
         counts = layer.training and layer.num_batches_tracked is not None
-        part = _on_this_rank(layer.num_batches_tracked) if counts else None
+        part = part_here(layer.num_batches_tracked) if counts else None
         if part is not None:
             part.add_(number)
 
@@ -64,13 +65,6 @@ def refuse_split_statistics(model: nn.Module) -> None:
                 "statistics in full on every rank of a stage: OneFlow 0.9 would update a copy and lose it. Leave "
                 f"{name}.* out of the plan's `split`."
             )
-
-
-def _on_this_rank(buffer: flow.Tensor) -> flow.Tensor | None:
-    """The memory of this rank behind a replicated buffer; None on a rank of another stage."""
-    if not buffer.is_global:
-        return buffer
-    return buffer.to_local() if get_rank() in np.ravel(buffer.placement.ranks) else None
 
 
 def _num_holders(buffer: flow.Tensor) -> int:

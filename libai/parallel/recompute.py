@@ -16,7 +16,7 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.utils.checkpoint import checkpoint
 
-from libai.layers.batch_norm import is_batch_norm_of_rank
+from libai.layers.norms import is_batch_norm_of_rank
 from libai.layers.random import current_random_scope
 from libai.oneflow_fixes.internals import is_tracing
 from libai.oneflow_fixes.wrapping import wrap_forward

@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import oneflow as flow
+
+from libai.utils.distributed import get_rank
 
 
 def is_on_cpu(x: flow.Tensor) -> bool:
@@ -35,6 +38,13 @@ def replicated(tensor: flow.Tensor) -> flow.Tensor:
 def local_part(tensor: flow.Tensor) -> flow.Tensor:
     """The part of a tensor that this rank holds, without its history."""
     return detached(tensor.to_local() if tensor.is_global else tensor)
+
+
+def part_here(tensor: flow.Tensor) -> flow.Tensor | None:
+    """What this rank holds of a tensor, in the memory that it has; None on a rank without a part. Not collective."""
+    if not tensor.is_global:
+        return tensor
+    return tensor.to_local() if get_rank() in np.ravel(tensor.placement.ranks) else None
 
 
 def clear_gradients(model: flow.nn.Module) -> None:

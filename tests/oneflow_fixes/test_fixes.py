@@ -15,7 +15,7 @@ import toy
 
 from libai.layers.dropout import seeded_dropout
 from libai.oneflow_fixes.fixes import FIXES, describe_fixes, fixes_that_are_on, is_on
-from libai.oneflow_fixes.switch_interval import quick_thread_switches
+from libai.oneflow_fixes.threads import quick_thread_switches
 from libai.utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ import oneflow as flow
 import pytest
 import toy
 
-from libai.oneflow_fixes import spinning
-from libai.oneflow_fixes.spinning import SpinningThread
+from libai.oneflow_fixes import threads as oneflow_threads
+from libai.oneflow_fixes.threads import SpinningThread
 
 MAIN, OLD, POLLER, NEW = 100, 101, 102, 103
 
@@ -27,10 +27,10 @@ def machine(monkeypatch):
         assert kind == os.PRIO_PROCESS
         machine.priorities[thread] = priority
 
-    monkeypatch.setattr(spinning.time, "perf_counter", lambda: machine.now)
-    monkeypatch.setattr(spinning, "thread_seconds", lambda: dict(machine.seconds))
-    monkeypatch.setattr(spinning.os, "getpid", lambda: MAIN)
-    monkeypatch.setattr(spinning.os, "setpriority", set_priority)
+    monkeypatch.setattr(oneflow_threads.time, "perf_counter", lambda: machine.now)
+    monkeypatch.setattr(oneflow_threads, "thread_seconds", lambda: dict(machine.seconds))
+    monkeypatch.setattr(oneflow_threads.os, "getpid", lambda: MAIN)
+    monkeypatch.setattr(oneflow_threads.os, "setpriority", set_priority)
     return machine
 
 
@@ -80,7 +80,7 @@ def test_a_priority_that_may_not_be_set_is_left(machine, monkeypatch):
     def refuse(*_):
         raise PermissionError
 
-    monkeypatch.setattr(spinning.os, "setpriority", refuse)
+    monkeypatch.setattr(oneflow_threads.os, "setpriority", refuse)
     thread = SpinningThread(set(machine.seconds))
     run(machine, 0.3, POLLER=1.0)
     assert thread.lower_priority() is None
@@ -88,7 +88,7 @@ def test_a_priority_that_may_not_be_set_is_left(machine, monkeypatch):
 
 PROGRAM = """
 import json, os, threading
-from libai.oneflow_fixes import spinning
+from libai.oneflow_fixes import threads as oneflow_threads
 
 threads = []
 def start():
@@ -101,10 +101,10 @@ def start():
     ready.wait()
 start()
 start()
-assert set(threads) <= spinning.thread_ids() and set(threads) <= set(spinning.thread_seconds())
-found = spinning.SpinningThread(set(threads))
-real = spinning.thread_seconds()
-spinning.thread_seconds = lambda: {**real, threads[0]: real[threads[0]] + 1e6}
+assert set(threads) <= oneflow_threads.thread_ids() and set(threads) <= set(oneflow_threads.thread_seconds())
+found = oneflow_threads.SpinningThread(set(threads))
+real = oneflow_threads.thread_seconds()
+oneflow_threads.thread_seconds = lambda: {**real, threads[0]: real[threads[0]] + 1e6}
 assert found.lower_priority() == threads[0]
 print(json.dumps([os.getpriority(os.PRIO_PROCESS, t) for t in (os.getpid(), *threads)]), flush=True)
 os._exit(0)

@@ -100,7 +100,7 @@ class Blocks:
         self.host: Micros = {}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        from libai.oneflow_fixes.switch_interval import usual_thread_switches
+        from libai.oneflow_fixes.threads import usual_thread_switches
 
         batches = toy_data(self.width)
         for number in range(self.rounds + 1):

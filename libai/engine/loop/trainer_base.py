@@ -19,7 +19,7 @@ from libai.engine.loop.loop_state import LoopState
 from libai.engine.loop.pending_metrics import MAX_PENDING_RESULTS, LossGuard
 from libai.engine.loop.periods import EveryEpoch
 from libai.launch.stop import STOP
-from libai.oneflow_fixes.switch_interval import quick_thread_switches
+from libai.oneflow_fixes.threads import quick_thread_switches
 from libai.utils.distributed import get_rank, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import phase, report_progress

@@ -27,7 +27,7 @@ from libai.forward.contract import as_batch_dict
 from libai.forward.first_step import FirstStep
 from libai.layers.random import draws_randomness, fold, random_context
 from libai.oneflow_fixes.fixes import is_on
-from libai.oneflow_fixes.spinning import SpinningThread, thread_ids
+from libai.oneflow_fixes.threads import SpinningThread, thread_ids
 from libai.optim import bias_corrections, clip_grad_norm, clip_grad_value, export_state, import_state
 from libai.parallel import Mesh
 from libai.parallel.batch_statistics import count_batches

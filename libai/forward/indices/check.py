@@ -25,6 +25,7 @@ from oneflow import nn
 from libai.forward.indices.lookups import Lookup, lookups_of
 from libai.oneflow_fixes.op_profile import replaced_operations
 from libai.utils.errors import UserError
+from libai.utils.tensors import part_here
 
 #: an input whose largest value was never looked up so many times is a counter or the like: look at it ever more rarely
 _MISSES_UNTIL_RARE = 3
@@ -209,11 +210,8 @@ def _values(index: Any) -> np.ndarray | None:
     """The part of an index tensor that this rank holds; None in a trace and on ranks without a part."""
     if not isinstance(index, flow.Tensor) or index.is_lazy or not is_integer(index):
         return None
-    if index.is_global:
-        if flow.env.get_rank() not in np.asarray(index.placement.ranks).reshape(-1):
-            return None
-        index = index.to_local()
-    return index.numpy()
+    part = part_here(index)
+    return None if part is None else part.numpy()
 
 
 def _name_of(table: Any, model: nn.Module) -> str:

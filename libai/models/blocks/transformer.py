@@ -15,7 +15,7 @@ from oneflow import nn
 from oneflow.nn import functional as F
 
 from libai.layers import Dropout, DropPath, causal_mask, rotate, scaled_dot_product_attention
-from libai.layers.rotary import Rotation
+from libai.layers.attention import Rotation
 from libai.utils.errors import UserError
 from libai.utils.sizes import check_rate, check_sizes
 

@@ -1,15 +1,44 @@
-"""Keeps OneFlow's spinning scheduler thread out of the way of the threads that compute."""
+"""OneFlow's threads: how soon they get the interpreter's lock, and the one that spins, kept out of the others' way."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
+from collections.abc import Iterator
+
+from libai.oneflow_fixes.fixes import is_on
 
 LOWEST_PRIORITY = 19
 #: a thread that was busy for less than this share of the time does not spin
 _SPINNING_SHARE = 0.4
 _LEAST_SECONDS = 0.05
+
+
+def quick_thread_switches(seconds: float) -> contextlib.AbstractContextManager[None]:
+    """Let a thread that waits for the interpreter's lock have it after `seconds` while the block runs; Python's 5 ms.
+
+    OneFlow's thread that runs the operations needs the lock now and then, and while it waits nothing is computed
+    (docs/decisions/0009).
+    """
+    usual = sys.getswitchinterval()
+    return _switch_interval(min(usual, seconds) if is_on("switch-interval") else usual)
+
+
+def usual_thread_switches() -> contextlib.AbstractContextManager[None]:
+    """Python's own interval while the block runs: what a loop without our trainer has."""
+    return _switch_interval(0.005)
+
+
+@contextlib.contextmanager
+def _switch_interval(seconds: float) -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(seconds)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 class SpinningThread:

@@ -8,7 +8,6 @@ follows from the answer is the business of `libai.engine.trainer.batch_scope`.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from oneflow import nn
 
 from libai.forward.contract import read_losses, total_loss
 from libai.forward.effects import copy_module
-from libai.forward.python_state import SharedState
+from libai.forward.python_state import SharedState, forward_hooks
 from libai.layers import is_batch_norm_of_rank
 from libai.layers.random import SeededLayer
 from libai.parallel import Layout, full_tensor
@@ -147,20 +146,11 @@ class Trial:
             tensors = (t.detach() for t in tensors_in(value))
             return [self._layout.local_output(t, num_samples, is_replicated).numpy() for t in tensors]
 
-        def hook(name: str) -> Callable[..., None]:
-            return lambda module, inputs, outputs: calls.append(
-                Call(name, type(module).__name__, arrays(inputs), arrays(outputs))
-            )
+        def note(name: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
+            calls.append(Call(name, type(module).__name__, arrays(inputs), arrays(outputs)))
 
-        watched = [(name, module) for name, module in self._model.named_modules() if name]
-        before = [copy.copy(module._forward_hooks) for _, module in watched]
-        for name, module in watched:
-            module.register_forward_hook(hook(name))
-        try:
+        with forward_hooks([(name, module) for name, module in self._model.named_modules() if name], note):
             self.loss_value(batch, is_replicated)
-        finally:
-            for (_, module), hooks in zip(watched, before):
-                module._forward_hooks = hooks
         return calls
 
 
@@ -272,9 +262,6 @@ def _take(batch: Mapping[str, flow.Tensor], rows: Sequence[int]) -> Batch:
     return {n: flow.index_select(t, 0, index.to(t.device)) if t.ndim else t for n, t in batch.items()}
 
 
-# ------------------------------------------------------------------------------------------------- the trial's copy
-
-
 def _make_quiet(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, (SeededLayer, *_STOCK_DROPOUTS)) or is_batch_norm_of_rank(module):
@@ -304,9 +291,6 @@ def _without_dropout() -> AbstractContextManager[None]:
         return x
 
     return replaced(*((owner, name, passed_on) for owner in (flow._C, nn.functional) for name in _FUNCTIONAL_DROPOUTS))
-
-
-# --------------------------------------------------------------------------------------------- which module it is
 
 
 def _culprit(
@@ -363,9 +347,6 @@ def _relative(a: np.ndarray, b: np.ndarray) -> float:
     if not a.size:
         return 0.0
     return float(np.abs(a - b).max() / max(np.abs(a).max(), np.abs(b).max(), 1e-12))
-
-
-# ---------------------------------------------------------------------------------------------------- small things
 
 
 def _distance(a: Mapping[str, flow.Tensor], b: Mapping[str, flow.Tensor]) -> float:

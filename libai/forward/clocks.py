@@ -8,22 +8,16 @@ from __future__ import annotations
 import datetime
 import os
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import oneflow as flow
-
-from libai.forward.python_state import describe_line
+from libai.forward.python_state import PACKAGES, describe_line, is_users_frame
 
 _CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time")
 _SOURCES = {getattr(time, name): f"time.{name}" for name in _CLOCKS} | {os.urandom: "os.urandom"}
-_OWN = tuple(str(folder) for folder in (Path(flow.__file__).parent, Path(__file__).parents[1]))
-_LIBRARIES = (*_OWN, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
 
 @contextmanager
@@ -57,11 +51,8 @@ def watched_clocks() -> Iterator[list[str]]:
 
 def _line_of_user(frame: FrameType | None) -> str | None:
     """`file:line: code` of the nearest caller that is no library; None for a clock that oneflow or libai reads."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file.startswith(_OWN):
-            return None
-        if not file.startswith(_LIBRARIES) and not file.startswith("<"):
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] not in PACKAGES:
+        if is_users_frame(frame) and not frame.f_code.co_filename.startswith("<"):
             return describe_line(frame)
         frame = frame.f_back
     return None

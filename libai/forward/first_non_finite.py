@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import oneflow as flow
-from oneflow import nn
 
 from libai.forward.contract import total_loss
+from libai.forward.python_state import forward_hooks
 from libai.parallel import full_tensor
 from libai.utils.distributed import gather_objects
 from libai.utils.tensors import part_here
@@ -71,19 +69,16 @@ def _first_in_forward_and_backward(trainer: Any, batch: Batch, micro: int) -> _F
     outputs: list[tuple[str, flow.Tensor]] = []
     first: list[_Found] = []
 
-    def watch(name: str) -> Any:
-        def after_forward(module: Any, _inputs: Any, output: Any) -> None:
-            named = f"{name or 'the model'} ({type(module).__name__})"
-            for tensor in tensors_in(output):
-                if not first and not _is_finite(tensor):
-                    text = f"first the output of {named} is not finite"
-                    first.append(_Found(text, not _is_finite_here(tensor)))
-                if tensor.requires_grad:
-                    outputs.append((named, tensor))
+    def watch(name: str, module: Any, _inputs: Any, output: Any) -> None:
+        named = f"{name or 'the model'} ({type(module).__name__})"
+        for tensor in tensors_in(output):
+            if not first and not _is_finite(tensor):
+                text = f"first the output of {named} is not finite"
+                first.append(_Found(text, not _is_finite_here(tensor)))
+            if tensor.requires_grad:
+                outputs.append((named, tensor))
 
-        return after_forward
-
-    with _forward_hooks(trainer.model, watch):
+    with forward_hooks(trainer.model.named_modules(), watch):
         losses = trainer.forward_pass.forward_eagerly(batch, micro)
     if first:
         return first[0]
@@ -92,20 +87,6 @@ def _first_in_forward_and_backward(trainer: Any, batch: Batch, micro: int) -> _F
         text = f"the loss {', '.join(bad_losses)} is not finite, though every module's output is"
         return _Found(text, any(not _is_finite_here(losses[name]) for name in bad_losses))
     return _first_gradient(trainer, total_loss(losses), outputs)
-
-
-@contextmanager
-def _forward_hooks(model: nn.Module, make: Callable[[str], Any]) -> Iterator[None]:
-    """Give every module a forward hook for a while; OneFlow 0.9 returns no handle to take one off by."""
-    before = {module: dict(module._forward_hooks) for module in model.modules()}
-    for name, module in model.named_modules():
-        module.register_forward_hook(make(name))
-    try:
-        yield
-    finally:
-        for module, hooks in before.items():
-            module._forward_hooks.clear()
-            module._forward_hooks.update(hooks)
 
 
 def _first_gradient(trainer: Any, total: flow.Tensor, outputs: list[tuple[str, flow.Tensor]]) -> _Found | None:

@@ -78,10 +78,6 @@ def _matmul(result: Any, given: Any, named: Mapping[str, Any]) -> int:
     return 2 * result.numel() * given[0].shape[-2 if named.get("transpose_a") is True else -1]
 
 
-def _right_matmul(result: Any, given: Any, _: Any) -> int:
-    return 2 * result.numel() * given[1].shape[-1]
-
-
 def _tensordot(result: Any, given: Any, _: Any) -> int:
     # with K elements summed over, R = (A / K)(B / K)
     return 2 * result.numel() * math.isqrt(given[0].numel() * given[1].numel() // max(1, result.numel()))
@@ -101,26 +97,10 @@ def _einsum(result: Any, given: Any, _: Any) -> int:
     return 2 * (len(terms) - 1) * math.prod(sizes.values())
 
 
-def _convolution(result: Any, given: Any, _: Any) -> int:
-    return 2 * result.numel() * math.prod(given[1].shape[1:])
-
-
-def _deconvolution(result: Any, given: Any, _: Any) -> int:
-    return 2 * given[0].numel() * math.prod(given[1].shape[1:])
-
-
 def _recurrent(result: Any, given: Any, _: Any) -> int:
     """The matrices of all layers are in the last list of tensors, and each meets every position."""
     lists = [each for each in given if isinstance(each, (list, tuple)) and isinstance(each[0], flow.Tensor)]
     return _per_position(given[0], [weight for weight in lists[-1] if weight.ndim == 2])
-
-
-def _cell(result: Any, given: Any, _: Any) -> int:
-    return _per_position(given[0], given[2:4])
-
-
-def _fused_mlp(result: Any, given: Any, _: Any) -> int:
-    return _per_position(given[0], given[1])
 
 
 def _per_position(x: flow.Tensor, weights: Iterable[flow.Tensor]) -> int:
@@ -130,13 +110,23 @@ def _per_position(x: flow.Tensor, weights: Iterable[flow.Tensor]) -> int:
 #: FLOPs of each operation, given its result and its arguments, by its name in `oneflow._C` or `oneflow.Tensor`
 _COUNTS: dict[str, Callable[..., int]] = {
     **dict.fromkeys(("matmul", "batch_matmul", "bmm", "mm", "fused_matmul_bias", "dot", "mv"), _matmul),
-    "rmatmul": _right_matmul,
-    "baddbmm": lambda result, given, named: _matmul(result, given[1:3], {}),
+    "rmatmul": lambda result, given, _: 2 * result.numel() * given[1].shape[-1],
+    "baddbmm": lambda result, given, _: _matmul(result, given[1:3], {}),
     "tensordot": _tensordot,
     "einsum": _einsum,
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "deform_conv2d"), _convolution),
-    **dict.fromkeys(("deconv1d", "deconv2d", "deconv3d"), _deconvolution),
+    **dict.fromkeys(
+        ("conv1d", "conv2d", "conv3d", "deform_conv2d"),
+        lambda result, given, _: 2 * result.numel() * math.prod(given[1].shape[1:]),
+    ),
+    **dict.fromkeys(
+        ("deconv1d", "deconv2d", "deconv3d"), lambda _, given, __: 2 * given[0].numel() * math.prod(given[1].shape[1:])
+    ),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
-    **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), _cell),
-    **dict.fromkeys(("fused_mlp", "fused_matmul_bias_add_relu_dropout"), _fused_mlp),
+    **dict.fromkeys(
+        ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
+        lambda _, given, __: _per_position(given[0], given[2:4]),
+    ),
+    **dict.fromkeys(
+        ("fused_mlp", "fused_matmul_bias_add_relu_dropout"), lambda _, given, __: _per_position(given[0], given[1])
+    ),
 }

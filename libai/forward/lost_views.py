@@ -86,7 +86,8 @@ class ViewWrites:
     def _watch(self) -> Iterator[None]:
         cls, functions = flow.Tensor, (flow, flow._C, F)
         names = [(owner, name) for owner in (cls, *functions) for name in _VIEWS.split() if hasattr(owner, name)]
-        replacements = [(owner, name, self._noting_view(getattr(owner, name))) for owner, name in names]
+        replacements: list[tuple[Any, str, Any]] = []
+        replacements += [(owner, name, self._noting_view(getattr(owner, name))) for owner, name in names]
         names = [(owner, name) for owner in functions for name in _WRITING.split() if hasattr(owner, name)]
         replacements += [(owner, name, self._noting_write(getattr(owner, name), True)) for owner, name in names]
         replacements += [(cls, name, self._noting_write(getattr(cls, name))) for name in WRITING_METHODS]

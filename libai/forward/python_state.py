@@ -15,7 +15,8 @@ import random
 import sysconfig
 import textwrap
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,7 @@ _OF_MODULE = frozenset(vars(nn.Module())) - {"training"}
 # reading the `__dict__` of a context corrupts the memory of OneFlow 0.9.0
 _NOT_COMPARED = (nn.Parameter, nn.Module, type(flow.default_generator), type, types.ModuleType, FunctionContext)
 _CHANGING_METHODS = ("append", "extend", "add", "update", "pop", "clear")
-_PACKAGES = ("oneflow", "libai")
+PACKAGES = ("oneflow", "libai")
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
@@ -154,7 +155,7 @@ def writes_state(model: nn.Module) -> bool:
         code = list(_code_of(cls))
         if any(_writes(node, None) for _, _, _, tree in code for node in ast.walk(tree)):
             return True
-        if not code and cls.__module__.split(".")[0] not in _PACKAGES:
+        if not code and cls.__module__.split(".")[0] not in PACKAGES:
             return True
     return any(hooks_of(module) or getattr(module, "max_norm", None) is not None for module in model.modules())
 
@@ -163,7 +164,7 @@ def _code_of(cls: type) -> Iterator[tuple[types.FunctionType, list[str], int, as
     """`(function, its lines, number of the first, syntax tree)` of what users have written for modules of a class, but
     for constructors."""
     for base in cls.__mro__:
-        if base.__module__.split(".")[0] in _PACKAGES:
+        if base.__module__.split(".")[0] in PACKAGES:
             continue
         for function in [f for f in vars(base).values() if isinstance(f, types.FunctionType)]:
             if function.__name__ in ("__init__", "__setstate__"):
@@ -196,13 +197,31 @@ def hooks_of(module: nn.Module) -> list[Any]:
     return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
 
 
+@contextmanager
+def forward_hooks(modules: Iterable[tuple[str, nn.Module]], call: Callable[..., None]) -> Iterator[None]:
+    """Inside, `call(name, module, inputs, outputs)` follows each forward of the named `modules`.
+
+    OneFlow 0.9 returns no handle to take a hook off by.
+    """
+    before = []
+    for name, module in modules:
+        before.append((module._forward_hooks, dict(module._forward_hooks)))
+        module.register_forward_hook(functools.partial(call, name))
+    try:
+        yield
+    finally:
+        for hooks, own in before:
+            hooks.clear()
+            hooks.update(own)
+
+
 # ------------------------------------------------------------------------------------------------- places
 
 
 def _places(model: nn.Module) -> Iterator[tuple[str, _Place]]:
     classes = dict.fromkeys(cls for module in model.modules() for cls in type(module).__mro__)
     for cls in classes:
-        if cls is object or cls.__module__.split(".")[0] in _PACKAGES:
+        if cls is object or cls.__module__.split(".")[0] in PACKAGES:
             continue
         for name, value in list(vars(cls).items()):
             if isinstance(value, types.FunctionType):
@@ -240,7 +259,12 @@ def _places_of_object(owner: Any, path: str) -> Iterator[tuple[str, _Place]]:
 
 def is_users_code(code: types.CodeType, module: str) -> bool:
     """Whether `code` of a `module` is neither this project's nor OneFlow's, nor that of an installed package."""
-    return module.split(".")[0] not in _PACKAGES and not code.co_filename.startswith((*_INSTALLED, "<frozen"))
+    return module.split(".")[0] not in PACKAGES and not code.co_filename.startswith((*_INSTALLED, "<frozen"))
+
+
+def is_users_frame(frame: types.FrameType) -> bool:
+    """Whether a frame runs such code."""
+    return is_users_code(frame.f_code, frame.f_globals.get("__name__", ""))
 
 
 def describe_line(frame: types.FrameType) -> str:
@@ -256,9 +280,10 @@ def _places_of_function(function: Any, seen: set[int] | None = None) -> Iterator
     if code is None or id(function) in seen or not is_users_code(code, function.__module__ or ""):
         return
     seen.add(id(function))
-    for called in _functions_named_in(function):
-        yield from _places_of_function(called, seen)
     variables = function.__globals__
+    known = [*map(variables.get, code.co_names), *map(cell_value, function.__closure__ or ())]
+    for called in [value for value in known if isinstance(value, types.FunctionType)]:
+        yield from _places_of_function(called, seen)
     for name in code.co_names:
         if name in variables and not callable(variables[name]) and not isinstance(variables[name], types.ModuleType):
             yield f"the global {name} of {code.co_filename}", _Place(variables, name, True)
@@ -266,12 +291,6 @@ def _places_of_function(function: Any, seen: set[int] | None = None) -> Iterator
         if name != "__class__":
             where = f"the variable {name} around {code.co_filename}:{code.co_firstlineno}"
             yield where, _Place(cell, "cell_contents")
-
-
-def _functions_named_in(function: types.FunctionType) -> list[types.FunctionType]:
-    globals_ = [function.__globals__.get(name) for name in function.__code__.co_names]
-    cells = [cell_value(cell) for cell in function.__closure__ or ()]
-    return [value for value in [*globals_, *cells] if isinstance(value, types.FunctionType)]
 
 
 def cell_value(cell: Any) -> Any:

@@ -19,7 +19,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.forward.effects import copy_module, without_dropout
-from libai.forward.python_state import describe_line, is_users_code
+from libai.forward.python_state import describe_line, is_users_frame
 from libai.utils.distributed import any_rank
 from libai.utils.errors import UserError
 from libai.utils.tensors import local_part, saved_tensor_hooks
@@ -104,7 +104,7 @@ def _after_each_line(look: Callable[[str], None]) -> Iterator[None]:
     lines: dict[Any, str] = {}
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
-        if not _is_users(frame):
+        if not is_users_frame(frame):
             return None
         if event in ("line", "return"):
             if frame in lines:
@@ -124,13 +124,9 @@ def _after_each_line(look: Callable[[str], None]) -> Iterator[None]:
 def line_of_user() -> str:
     """The line of the user's code that is running, in words."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_users(frame):
+    while frame is not None and not is_users_frame(frame):
         frame = frame.f_back
     return describe_line(frame) if frame is not None else "an operation"
-
-
-def _is_users(frame: FrameType) -> bool:
-    return is_users_code(frame.f_code, frame.f_globals.get("__name__", ""))
 
 
 def _checksum(tensor: flow.Tensor) -> Any:

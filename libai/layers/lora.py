@@ -44,7 +44,8 @@ def add_lora(
     cannot be changed alone.
     """
     modules = dict(model.named_modules())
-    layers = {name: module for name, module in modules.items() if _is_adaptable(module) and not _is_in_adapter(name)}
+    adaptable = {name: module for name, module in modules.items() if isinstance(module, (nn.Linear, nn.Conv2d))}
+    layers = {n: m for n, m in adaptable.items() if n.rpartition(".")[2] not in ("lora_A", "lora_B")}
     chosen = names_matching(patterns, list(layers), "train.lora.patterns", "linear and convolution layers")
     for name in chosen:
         if not _has_adapter(layers[name]):
@@ -140,16 +141,8 @@ def _with_adapter(layer: Any, forward: Callable[..., Any], args: tuple[Any, ...]
     return forward(layer, *args, **kwargs) + (adapted if layer.lora_scale == 1.0 else adapted * layer.lora_scale)
 
 
-def _is_adaptable(module: nn.Module) -> bool:
-    return isinstance(module, (nn.Linear, nn.Conv2d))
-
-
 def _has_adapter(module: nn.Module) -> bool:
     return "lora_A" in module._modules
-
-
-def _is_in_adapter(name: str) -> bool:
-    return name.rpartition(".")[2] in ("lora_A", "lora_B")
 
 
 def _check(name: str, layer: Any, modules: dict[str, nn.Module]) -> None:

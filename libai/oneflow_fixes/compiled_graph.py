@@ -4,7 +4,9 @@ private to OneFlow 0.9.0.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import oneflow as flow
@@ -14,6 +16,19 @@ from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
 from libai.oneflow_fixes.launch_race import protect_graph_launches
 from libai.utils.rank_notes import without_harmless_lines
 from libai.utils.tree import map_tensors, tensors_in
+
+
+@contextlib.contextmanager
+def garbage_kept() -> Iterator[None]:
+    """Collect dead objects now and not until the end."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class CompiledGraph(nn.Graph):
@@ -29,14 +44,8 @@ class CompiledGraph(nn.Graph):
             super().__init__()
 
     def build_graph(self, *args: Any, **kwargs: Any) -> Any:
-        gc.collect()
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
+        with garbage_kept():
             return super().build_graph(*args, **kwargs)
-        finally:
-            if was_enabled:
-                gc.enable()
 
     def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
         """OneFlow has completed the job, and plans it next."""

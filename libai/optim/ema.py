@@ -88,8 +88,6 @@ class WeightAverage:
                 parameter.data.copy_(average)
                 average.copy_(weights)
 
-    # ------------------------------------------------------------------ state
-
     def export(self) -> tuple[dict[str, flow.Tensor], dict[str, Any]]:
         """`(tensors by parameter, JSON-able scalars)`; the tensors are its own. Empty before it has begun."""
         if not self._averages:

@@ -214,5 +214,5 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _shorten(names: list[str], limit: int = 5) -> str:
-    return ", ".join(names[:limit]) + (f", … {len(names) - limit} more" if len(names) > limit else "")
+def _shorten(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f", … {len(names) - 5} more" if len(names) > 5 else "")

@@ -41,7 +41,8 @@ def share_batch_statistics(layers: Sequence[nn.Module]) -> None:
     ends = np.cumsum([len(value) for value in values])[:-1]
     for buffer, part, total in zip(buffers, mine, np.split(sums, ends)):
         if part is not None:
-            mean = (total / _num_holders(buffer)).astype(np.float32)
+            num_holders = np.size(buffer.placement.ranks) if buffer.is_global else get_world_size()
+            mean = (total / num_holders).astype(np.float32)
             part.copy_(flow.tensor(mean, dtype=part.dtype, device=part.device))
 
 
@@ -65,7 +66,3 @@ def refuse_split_statistics(model: nn.Module) -> None:
                 "statistics in full on every rank of a stage: OneFlow 0.9 would update a copy and lose it. Leave "
                 f"{name}.* out of the plan's `split`."
             )
-
-
-def _num_holders(buffer: flow.Tensor) -> int:
-    return np.size(buffer.placement.ranks) if buffer.is_global else get_world_size()

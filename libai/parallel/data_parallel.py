@@ -94,9 +94,6 @@ def broadcast_module(model: nn.Module) -> None:
                 flow._C.comm_broadcast(tensor.data, inplace=True)  # .data: it resets requires_grad of what it gets
 
 
-# ---------------------------------------------------------------------------------------------------- flat
-
-
 class FlatReduction(GradientReduction):
     """Joins the gradients into buckets of one dtype, adds each up over ranks in one message, and hands them out again.
 
@@ -147,6 +144,7 @@ class _Bucket:
         self._shapes = [tuple(p.shape) for p in parameters]
         self._sizes = [*(p.numel() for p in parameters), len(parameters)]
         self._share = 1.0 / get_world_size()
+        self._kind = {"dtype": parameters[0].dtype, "device": parameters[0].device}
         self._missing: list[int] = []
         self._reached = self._reached_here()
 
@@ -157,7 +155,7 @@ class _Bucket:
             self._missing = missing
             self._reached = self._reached_here()
         pieces = [
-            self._zeros(self._sizes[i]) if gradient is None else gradient.reshape(-1)
+            flow.zeros(self._sizes[i], **self._kind) if gradient is None else gradient.reshape(-1)
             for i, gradient in enumerate(gradients)
         ]
         joined = flow.cat([*pieces, self._reached])
@@ -171,18 +169,10 @@ class _Bucket:
             # a product and no view: OneFlow 0.9 forgets where a view begins that `grad` is set to (decision 0008)
             parameter.grad = None if i in unreached else total.view(shape) * self._share
 
-    def _zeros(self, size: int) -> flow.Tensor:
-        first = self._parameters[0]
-        return flow.zeros(size, dtype=first.dtype, device=first.device)
-
     def _reached_here(self) -> flow.Tensor:
         flags = np.ones(len(self._parameters))
         flags[self._missing] = 0.0
-        first = self._parameters[0]
-        return flow.tensor(flags, dtype=first.dtype, device=first.device)
-
-
-# ---------------------------------------------------------------------------------------------------- DDP
+        return flow.tensor(flags, **self._kind)
 
 
 class OneFlowDDP(GradientReduction):

@@ -257,9 +257,6 @@ def _exchange_tensors(module: nn.Module, change_buffer: _Change, change_constant
                 vars(child)[attribute] = map_tensors(value, partial(exchanged, name))
 
 
-# ---------------------------------------------------------------------------------- changing how modules are called
-
-
 def _pin_outputs(module: nn.Module, plan: ParallelPlan, mesh: Mesh) -> None:
     if mesh.tensor == 1:
         return
@@ -311,9 +308,6 @@ def _wrap_output(module: nn.Module, change: Any) -> None:
         return map_tensors(forward(proxy, *args, **kwargs), change)
 
     wrap_forward(module, run)
-
-
-# ---------------------------------------------------------------------------------------------- back to local
 
 
 def localize(module: nn.Module) -> None:

@@ -43,7 +43,7 @@ def scheduler_state(scheduler: Any, optimizer: Any = None) -> dict[str, Any]:
         )
     left_out: list[str] = []
     state = _encode(scheduler.state_dict(), "", left_out)
-    if left_out and not _is_oneflows(scheduler):
+    if left_out and not type(scheduler).state_dict.__module__.startswith("oneflow."):
         raise UserError(
             f"{type(scheduler).__name__}.state_dict() holds {', '.join(left_out)}, which a checkpoint cannot hold, so "
             "a resumed run could not continue its curve. Return numbers, text, lists and dicts only (array.tolist())."
@@ -56,10 +56,6 @@ def scheduler_state(scheduler: Any, optimizer: Any = None) -> dict[str, Any]:
 def has_state(scheduler: Any) -> bool:
     """Whether a scheduler can be saved and taken back."""
     return all(callable(getattr(scheduler, name, None)) for name in ("state_dict", "load_state_dict"))
-
-
-def _is_oneflows(scheduler: Any) -> bool:
-    return type(scheduler).state_dict.__module__.startswith("oneflow.")
 
 
 def _optimizer_of(scheduler: Any, optimizer: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from oneflow import nn
 from oneflow.nn.graph.proxy import ProxyModule
 
-from libai.forward.python_state import fingerprint, is_users_code, plain_attributes
+from libai.forward.python_state import fingerprint, is_users_frame, plain_attributes
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def watch_gradient_hooks() -> Iterator[list[str]]:
     running: dict[types.FrameType, dict[str, Any]] = {}
 
     def note(frame: types.FrameType, event: str, _: Any) -> None:
-        if event == "call" and is_users_code(frame.f_code, frame.f_globals.get("__name__", "")):
+        if event == "call" and is_users_frame(frame):
             running[frame] = _state(frame, list(frame.f_locals))
         elif event == "return" and frame in running:
             before = running.pop(frame)

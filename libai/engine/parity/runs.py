@@ -6,7 +6,7 @@ import contextlib
 import gc
 import hashlib
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from libai.engine.trainer.graph import GraphTrainer
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.forward.clocks import watched_clocks
 from libai.forward.python_state import SharedState, module_state
+from libai.oneflow_fixes.compiled_graph import garbage_kept
 from libai.parallel import Mesh, full_tensor, named_tensors
 from libai.utils.errors import UserError
 from libai.utils.seeding import seed_everything
@@ -181,7 +182,7 @@ class Bench:
     def run(self, mode: str) -> Run:
         """Train all iterations in `mode`. What the user's code raises becomes `Run.failure`, mistakes of theirs that
         have a text of ours (`UserError`) go up, except a model that cannot be compiled."""
-        with _garbage_kept():
+        with garbage_kept():  # a deleted graph would disturb one that is being compiled
             return self._run(mode)
 
     def _run(self, mode: str) -> Run:
@@ -213,7 +214,7 @@ class Bench:
 
         Raises `ObservationFailed`.
         """
-        with _garbage_kept():
+        with garbage_kept():  # a deleted graph would disturb one that is being compiled
             return self._observe(mode, iteration, start)
 
     def _observe(self, mode: str, iteration: int, start: Arrays | None) -> Observation:
@@ -239,7 +240,7 @@ class Bench:
 
     def forward_notes(self) -> list[str]:
         """What the forward does beside computing losses, see `libai.engine.parity.notes`."""
-        with _garbage_kept():
+        with garbage_kept():  # a deleted graph would disturb one that is being compiled
             return forward_notes(self.build("eager"), self._micro_batches[0])
 
     def find_state(self) -> str | None:
@@ -275,20 +276,6 @@ def losses_of(trainer: ModelTrainer, result: StepResult) -> dict[str, float]:
     numbers = trainer.collect([result])[0]
     total = numbers["train/loss"]
     return {"loss": total, **{name: numbers.get(f"train/{name}", total) for name in result.losses if name != "loss"}}
-
-
-@contextlib.contextmanager
-def _garbage_kept() -> Iterator[None]:
-    """Collect dead objects now and not until the end: OneFlow 0.9.0 forgets the variables of a graph that is being
-    compiled when another one is deleted meanwhile ("must be a variable created in nn.Graph")."""
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class _AfterBackward(HookBase):

@@ -71,8 +71,6 @@ class IndexCheck:
         self._ignored: set[int] = set()
         self._lookups: dict[str, list[Lookup]] = {}
 
-    # ------------------------------------------------------------------ eager
-
     def watch(
         self, batches: Sequence[Batch], place: Callable[[], str], model: nn.Module | None = None
     ) -> AbstractContextManager[None]:
@@ -151,8 +149,6 @@ class IndexCheck:
                 if seen.misses >= _MISSES_UNTIL_RARE:
                     smallest, largest = smallest - abs(smallest), largest + abs(largest)
             seen.smallest, seen.largest = min(smallest, seen.smallest), max(largest, seen.largest)
-
-    # ------------------------------------------------------------------ graph
 
     def learn(self, graph: Any) -> None:
         """Read from a compiled graph whose inputs hold a dict called `batch` which of them are looked up where."""
@@ -237,8 +233,6 @@ def _is_looked_up_by_column(array: np.ndarray, looked_up: list[np.ndarray]) -> b
         bool((array[:, i] == column).all()) for column in columns for i in range(array.shape[1])
     )
 
-
-# ---------------------------------------------------------------------- the functions that look up
 
 Look = Callable[[str, Any, int, "int | None", Any], None]
 

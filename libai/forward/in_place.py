@@ -16,7 +16,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.utils.replacing import replaced
+from libai.oneflow_fixes.wrapping import replaced
 from libai.utils.tensors import local_part
 
 _NOT_CHANGES = {"requires_grad_", "contiguous_", "_zero_grad_"}

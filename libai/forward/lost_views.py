@@ -21,9 +21,9 @@ from oneflow import nn
 from libai.forward.effects import are_equal, copy_module, numbers_of, without_dropout
 from libai.forward.in_place import WRITING_METHODS
 from libai.forward.saved_values import line_of_user
+from libai.oneflow_fixes.wrapping import replaced
 from libai.utils.distributed import any_rank, gather_objects
 from libai.utils.errors import UserError
-from libai.utils.replacing import replaced
 
 _VIEWS = """view reshape transpose permute narrow squeeze unsqueeze flatten chunk split expand t unbind diagonal
     swapaxes swapdims view_as reshape_as unfold expand_as as_strided movedim broadcast_to

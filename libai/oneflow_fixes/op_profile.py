@@ -21,7 +21,7 @@ from typing import Any
 import oneflow as flow
 
 from libai.oneflow_fixes.internals import wait_for_device
-from libai.utils.replacing import replaced
+from libai.oneflow_fixes.wrapping import replaced
 
 PHASES = ("forward", "backward", "update")
 

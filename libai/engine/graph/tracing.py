@@ -25,8 +25,7 @@ from oneflow.nn.graph.proxy import LazyBuilder, ProxyModule, ProxyParameterDict,
 
 from libai.forward.python_state import hooks_of
 from libai.forward.rebinding import rebound
-from libai.oneflow_fixes.wrapping import unwrap_forward, wrap_forward
-from libai.utils.replacing import replaced
+from libai.oneflow_fixes.wrapping import replaced, unwrap_forward, wrap_forward
 
 
 @contextlib.contextmanager

@@ -21,8 +21,8 @@ from libai.engine.graph.tracing import tracing
 from libai.layers.random import assign_layer_ids, random_context
 from libai.models.blocks.init import without_initial_values
 from libai.oneflow_fixes.compiled_graph import CompiledGraph
+from libai.oneflow_fixes.wrapping import replaced
 from libai.parallel.planner.activations import TracedOp
-from libai.utils.replacing import replaced
 
 _WRITERS = ("uniform_", "normal_", "trunc_normal_", "copy_", "fill_", "zero_", "mul_", "add_", "sub_", "div_")
 _BYTES = {

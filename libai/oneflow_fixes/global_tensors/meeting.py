@@ -14,7 +14,7 @@ from typing import Any
 
 import oneflow as flow
 
-from libai.utils.replacing import replaced
+from libai.oneflow_fixes.wrapping import replaced
 from libai.utils.tree import map_tensors
 
 _OPERATORS = ("add", "sub", "mul", "truediv", "matmul")

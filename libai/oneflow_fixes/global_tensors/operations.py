@@ -17,7 +17,7 @@ import oneflow as flow
 from oneflow.nn import functional
 
 from libai.oneflow_fixes.global_tensors.indexing import in_full, index_with_all_ranks
-from libai.utils.replacing import replaced
+from libai.oneflow_fixes.wrapping import replaced
 from libai.utils.tree import tensors_in
 
 

@@ -19,6 +19,7 @@ from libai.engine.trainer.graph import update_op_by_op
 from libai.engine.trainer.snapshot import undone
 from libai.oneflow_fixes.internals import wait_for_device
 from libai.oneflow_fixes.op_profile import OpTimer
+from libai.oneflow_fixes.wrapping import replaced
 from libai.utils.atomic import atomic_write_text
 from libai.utils.distributed import get_rank
 
@@ -66,10 +67,8 @@ class Trace:
                 undo.enter_context(timer.installed())  # first, so that slices are around its operations
 
             def wrap(owner: Any, name: str, label: str, waits: bool = waits) -> None:
-                function = getattr(owner, name)
-                before = (setattr, owner, name, vars(owner)[name]) if name in vars(owner) else (delattr, owner, name)
-                undo.callback(*before)
-                setattr(owner, name, self._timed(function, label, "host", waits))
+                timed = self._timed(getattr(owner, name), label, "host", waits)
+                undo.enter_context(replaced((owner, name, timed)))
 
             for (part, name), label in _PHASES.items():
                 owner = getattr(trainer, part, None) if part else trainer

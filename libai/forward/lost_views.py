@@ -75,12 +75,7 @@ class ViewWrites:
 
     def watching(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """`forward`, watched."""
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            with self._watch():
-                return forward(*args, **kwargs)
-
-        return watched
+        return self._watch()(forward)
 
     @contextmanager
     def _watch(self) -> Iterator[None]:

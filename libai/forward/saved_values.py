@@ -37,12 +37,7 @@ class SavedValues:
 
     def watching(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """`forward`, watched."""
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            with saved_tensor_hooks(self._pack, self._unpack):
-                return forward(*args, **kwargs)
-
-        return watched
+        return saved_tensor_hooks(self._pack, self._unpack)(forward)
 
     def _pack(self, tensor: flow.Tensor) -> Any:
         return tensor, _checksum(tensor)

@@ -260,9 +260,7 @@ def _layout_of_rows(like: flow.Tensor, num_rows: int, shape: tuple[int, ...]) ->
         return ()
     split = flow.sbp.split(0)
     made = tuple(split if _layout_for(sbp, shape, like.shape) == split else flow.sbp.broadcast for sbp in like.sbp)
-    parts = 1
-    for ranks, sbp in zip(like.placement.ranks.shape, made):
-        parts *= ranks if sbp == split else 1
+    parts = math.prod(ranks for ranks, sbp in zip(like.placement.ranks.shape, made) if sbp == split)
     return made if shape[0] % parts == 0 else _broadcast(like)
 
 

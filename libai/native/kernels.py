@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from libai.native.symbol_table import Unavailable
+from libai.utils.errors import UserError
 
 if TYPE_CHECKING:
     from libai.native.library import Library
@@ -24,8 +25,6 @@ _description = "oneflow's own"
 
 def wanted_levels() -> tuple[str, ...]:
     """The instruction sets that LIBAI_NATIVE allows, best first, none with 0; `UserError` for any other value."""
-    from libai.utils.errors import UserError
-
     asked = os.environ.get(VARIABLE, "")
     if asked in ("", "1"):
         return _LEVELS

@@ -84,7 +84,7 @@ class CompiledGraph(nn.Graph):
         # past nn.Graph.__setattr__, which looks for modules in what it is given
         self.__dict__["_cur_index_of_ouputs_buffer"] = (index + 1) % self._outputs_buffer_size
         # the buffer is written again later, so that what leaves here is a copy
-        copied = map_tensors(self._eager_outputs_buffer[index], _copy)
+        copied = map_tensors(self._eager_outputs_buffer[index], lambda tensor: tensor.to(copy=True))
         native.SoftSyncNNGraphBuffers(outputs, self._c_nn_graph)
         return copied[0]
 
@@ -104,7 +104,3 @@ def _is_plain(value: Any) -> bool:
     if type(value) in (list, tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, flow.Tensor)
-
-
-def _copy(tensor: flow.Tensor) -> flow.Tensor:
-    return tensor.to(copy=True)

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from libai.utils.errors import UserError
+
 VARIABLE = "LIBAI_FIXES"
 ONEFLOW_VERSION = "0.9.0"
 #: switches that say the same: variable -> its value, and the fix that it leaves out
@@ -100,8 +102,6 @@ def _read(text: str) -> frozenset[str]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     optional = [fix.name for fix in FIXES if not fix.is_needed]
     if wrong := [word for word in words if word[:1] != "-" or word[1:] not in optional]:
-        from libai.utils.errors import UserError
-
         raise UserError(
             f"{VARIABLE} has {', '.join(map(repr, wrong))}; it takes optional fixes of OneFlow to leave out, such as "
             f"-{optional[0]},-{optional[1]}. These are optional: {', '.join(optional)}."

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow, require_linux_x86_64
+from libai.utils.errors import UserError
 from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE, world_size
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ _has_told = False
 
 def is_wanted() -> bool:
     """False with LIBAI_OPENBLAS=bundled; `UserError` for any other value."""
-    from libai.utils.errors import UserError
-
     asked = os.environ.get(VARIABLE, "")
     if asked not in ("", "bundled"):
         raise UserError(f"{VARIABLE} is {asked!r}; it must be bundled (oneflow keeps its own OpenBLAS), or not be set.")

@@ -19,8 +19,7 @@ from oneflow import nn
 
 from libai.oneflow_fixes.global_tensors.indexing import refuse_unseen_assignments
 from libai.oneflow_fixes.global_tensors.meeting import move_to, stages_meet
-from libai.oneflow_fixes.global_tensors.operations import repair_global_operations, source_ops
-from libai.oneflow_fixes.global_tensors.recurrent import give_initial_states
+from libai.oneflow_fixes.global_tensors.operations import give_initial_states, repair_global_operations, source_ops
 from libai.oneflow_fixes.wrapping import wrap_forward
 from libai.parallel.mesh import Mesh
 from libai.parallel.plan import ParallelPlan, ShardingPlan, TensorLayout
@@ -49,9 +48,8 @@ class LocalLayout:
         """This rank's micro-batch as the model takes it."""
         return batch
 
-    def lay_out_replicated_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
-        """A batch that every rank holds alike, as the model takes it."""
-        return batch
+    #: the same for a batch that every rank holds alike
+    lay_out_replicated_batch = lay_out_batch
 
     def replicate(self, tensor: flow.Tensor, stage: int | None = None) -> flow.Tensor:
         """A small tensor that is equal on all ranks, for use on `stage` (default: that of the losses)."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import oneflow as flow
+
 from libai.utils.distributed import get_rank, get_world_size
 from libai.utils.errors import UserError
 
@@ -71,8 +73,6 @@ class Mesh:
 
     def placement(self) -> Any:
         """The OneFlow placement of all ranks, in one row."""
-        import oneflow as flow
-
         return flow.placement(self.device, list(range(self.size)))
 
     def ranks_of_stage(self, stage: int) -> list[int]:
@@ -82,8 +82,6 @@ class Mesh:
 
     def stage_placement(self, stage: int) -> Any:
         """The OneFlow placement of one stage: a data x tensor table where both are above 1, else one row."""
-        import oneflow as flow
-
         ranks = self.ranks_of_stage(stage)
         if self.is_table:
             return flow.placement(self.device, [ranks[i : i + self.tensor] for i in range(0, len(ranks), self.tensor)])

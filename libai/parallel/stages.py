@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import oneflow as flow
 from oneflow import nn
 
 from libai.oneflow_fixes.internals import wait_for_device
+from libai.oneflow_fixes.wrapping import unwrap_forward, wrap_forward
 from libai.utils.distributed import broadcast_object, is_main_process
 
 _ROUNDS = 3
@@ -68,31 +69,25 @@ def time_blocks(model: nn.Module, block_names: Sequence[str], batch: Mapping[str
         blocks = [modules[name] for name in block_names]
         was_training = model.training
         model.eval()
-        clocks = [_Clock(block) for block in blocks]
+        shortest = dict.fromkeys(blocks, float("inf"))
+        for block in blocks:
+            wrap_forward(block, partial(_timed, shortest))
         try:
             with flow.no_grad():
                 for _ in range(_ROUNDS):
                     model(**batch)
         finally:
             for block in blocks:
-                del block.forward  # the clock; the class's own forward is seen again
+                unwrap_forward(block)
             model.train(was_training)
-        seconds = [clock.seconds for clock in clocks]
+        seconds = list(shortest.values())
     return broadcast_object(seconds)
 
 
-class _Clock:
-    """Takes the place of a module's `forward` and notes the shortest time of a call."""
-
-    def __init__(self, module: nn.Module):
-        self.seconds = float("inf")
-        self._forward = module.forward
-        module.forward = self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        wait_for_device()
-        start = time.perf_counter()
-        outputs = self._forward(*args, **kwargs)
-        wait_for_device()
-        self.seconds = min(self.seconds, time.perf_counter() - start)
-        return outputs
+def _timed(shortest: dict[nn.Module, float], block: Any, forward: Any, args: Any, kwargs: Any) -> Any:
+    wait_for_device()
+    start = time.perf_counter()
+    outputs = forward(block, *args, **kwargs)
+    wait_for_device()
+    shortest[block] = min(shortest[block], time.perf_counter() - start)
+    return outputs

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import oneflow as flow
@@ -59,29 +59,26 @@ def compute_with_full_parameters(
     modules = dict(model.named_modules())
     for unit, parameters in by_unit.items():
         if parameters:
-            wrap_forward(modules[unit], _Gatherer(list(parameters.values()), gathers_again))
+            wrap_forward(modules[unit], partial(_run_gathered, list(parameters.values()), gathers_again))
 
 
-class _Gatherer:
-    """Runs a unit's forward with full copies in the place of its shared parameters."""
-
-    def __init__(self, parameters: Sequence[_Shared], gathers_again: bool):
-        self._parameters, self._gathers_again = parameters, gathers_again
-
-    def __call__(self, unit: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        with ExitStack() as stack:
-            parameters, copies = [], []
-            for shared in self._parameters:
-                owners = [(reduce(getattr, path, unit), name) for path, name in shared.places]
-                parameter = getattr(*owners[0])
-                copy = parameter.to_global(placement=parameter.placement, sbp=shared.full, grad_sbp=parameter.sbp)
-                for owner, name in owners:
-                    stack.enter_context(_shadowed(owner, name, copy))
-                parameters.append(parameter)
-                copies.append(copy)
-            if self._gathers_again and not is_tracing():
-                stack.enter_context(_not_kept_for_backward(parameters, copies))
-            return forward(unit, *args, **kwargs)
+def _run_gathered(
+    unit_shares: Sequence[_Shared], gathers_again: bool, unit: Any, forward: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """Run a unit's forward with full copies in the place of its shared parameters."""
+    with ExitStack() as stack:
+        parameters, copies = [], []
+        for shared in unit_shares:
+            owners = [(reduce(getattr, path, unit), name) for path, name in shared.places]
+            parameter = getattr(*owners[0])
+            copy = parameter.to_global(placement=parameter.placement, sbp=shared.full, grad_sbp=parameter.sbp)
+            for owner, name in owners:
+                stack.enter_context(_shadowed(owner, name, copy))
+            parameters.append(parameter)
+            copies.append(copy)
+        if gathers_again and not is_tracing():
+            stack.enter_context(_not_kept_for_backward(parameters, copies))
+        return forward(unit, *args, **kwargs)
 
 
 @contextmanager

@@ -1,5 +1,4 @@
 """Trained models in use: text generation with a cache of keys and values, embeddings, classes, in both modes."""
 
-from libai.inference.generation import GenerationOptions as GenerationOptions
-from libai.inference.generation import Generator as Generator
-from libai.inference.pipeline import Pipeline as Pipeline
+from libai.inference.generation import GenerationOptions, Generator
+from libai.inference.pipeline import Pipeline

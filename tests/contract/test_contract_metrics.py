@@ -16,7 +16,7 @@ from oneflow import nn
 from libai.engine import NonFiniteLoss
 from libai.engine.hooks import CallbackHook, CheckpointHook, WriterHook
 from libai.engine.log.writers import AsyncWriter, Writer
-from libai.engine.loop.pending_metrics import MAX_PENDING_RESULTS
+from libai.engine.loop.metrics import MAX_PENDING_RESULTS
 from libai.utils.errors import UserError
 
 

@@ -14,7 +14,7 @@ from oneflow import nn
 
 from libai.engine.hooks import CallbackHook, GradientsHook, LossSpikeHook
 from libai.engine.loop.hook_base import StopTraining
-from libai.engine.loop.pending_metrics import LossSpike
+from libai.engine.loop.loss_guard import LossSpike
 from libai.utils.errors import UserError
 
 FEW = ("graph.check_first_step=false", "train.evaluation.enabled=false", "train.checkpointer.enabled=false")

@@ -11,7 +11,7 @@ import toy
 from oneflow import nn
 
 from libai.data import build_eval_loader
-from libai.engine.loop.step_result import StepResult, fetch_scalars, to_numbers
+from libai.engine.loop.metrics import StepResult, to_numbers
 from libai.engine.trainer.model_trainer import with_num_loss_items
 from libai.evaluation import Evaluator, MeanLossEvaluator
 from libai.utils.errors import UserError
@@ -32,13 +32,6 @@ class Seen(Evaluator):
 
     def compute(self, sums):
         return dict(sums)
-
-
-def test_scalars_come_in_one_fetch_as_float64():
-    values = fetch_scalars([flow.tensor(1.5), flow.tensor([2, 3]), flow.tensor(4.0, requires_grad=True)])
-    assert [list(value) for value in values] == [[1.5], [2.0, 3.0], [4.0]]
-    assert all(value.dtype == np.float64 for value in values)
-    assert fetch_scalars([]) == []
 
 
 def test_outputs_that_are_no_dict_are_wrapped():

@@ -7,8 +7,7 @@ import oneflow as flow
 import pytest
 import toy
 
-from libai.engine.loop.step_result import fetch_scalars
-from libai.utils.tensors import detached, is_on_cpu, local_part
+from libai.utils.tensors import detached, fetch_scalars, is_on_cpu, local_part
 
 VIEWS = {
     "slice": lambda x: x[2:5],
@@ -35,6 +34,13 @@ def test_views_of_a_detached_view_have_its_values(view, requires_grad):
 def test_oneflow_still_forgets():
     """When this fails, `detached` has had its day."""
     assert flow.arange(6)[2:5].detach().reshape(3, 1).numpy().ravel().tolist() == [0, 1, 2]
+
+
+def test_scalars_come_as_float64_whatever_their_types():
+    values = fetch_scalars([flow.tensor(1.5), flow.tensor([2, 3]), flow.tensor(4.0, requires_grad=True)])
+    assert [list(value) for value in values] == [[1.5], [2.0, 3.0], [4.0]]
+    assert all(value.dtype == np.float64 for value in values)
+    assert fetch_scalars([]) == []
 
 
 def test_scalars_that_are_views_are_fetched_as_they_are():

@@ -7,14 +7,15 @@ Putting never waits for the device; asking does, once for everything that is pen
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextvars import ContextVar, Token
 from typing import Any
 
 import numpy as np
+import oneflow as flow
 
 from libai.utils.errors import UserError
-from libai.utils.tensors import detached
+from libai.utils.tensors import detached, fetch_scalars
 
 _current: ContextVar[EventStorage | None] = ContextVar("libai_event_storage", default=None)
 
@@ -98,7 +99,7 @@ class EventStorage:
         """
         pending = [name for name, (value, _) in self._latest.items() if type(value) is not float]
         if pending:
-            values = fetch_scalars({name: self._latest[name][0] for name in pending})
+            values = _fetch({name: self._latest[name][0] for name in pending})
             for name in pending:
                 self._latest[name] = (values[name], self._latest[name][1])
         return dict(self._latest)
@@ -111,7 +112,7 @@ class EventStorage:
         """The newest value of `name` and its iteration, or None; waits for the device only if this one is there."""
         found = self._latest.get(name)
         if found is not None and type(found[0]) is not float:
-            found = self._latest[name] = (fetch_scalars({name: found[0]})[name], found[1])
+            found = self._latest[name] = (_fetch({name: found[0]})[name], found[1])
         return found
 
     def pop_texts(self) -> list[tuple[str, str, int]]:
@@ -134,14 +135,9 @@ class EventStorage:
         self._latest = {name: (float(value), int(at)) for name, (value, at) in state["latest"].items()}
 
 
-def fetch_scalars(tensors: Mapping[str, Any]) -> dict[str, float]:
-    """Bring one-element tensors to the host, those of one dtype and device in a single transfer.
-
-    Stacking first is what makes it cheap: 8 scalars took 0.28 ms against 1.3 ms one by one (oneflow 0.9.0 on CPU), and
-    on a GPU each transfer is a synchronisation. Global tensors are fetched one by one, which is collective.
-    """
-    groups: dict[Any, list[str]] = {}
-    for name, tensor in tensors.items():
+def _fetch(scalars: Mapping[str, Any]) -> dict[str, float]:
+    """The values of one-element tensors, all that OneFlow holds together, others one by one."""
+    for name, tensor in scalars.items():
         shape = tuple(getattr(tensor, "shape", ()))
         if math.prod(shape) != 1:
             raise ValueError(f"the scalar {name!r} is a tensor of shape {shape}. Put one element, such as its mean().")
@@ -150,20 +146,9 @@ def fetch_scalars(tensors: Mapping[str, Any]) -> dict[str, float]:
                 f"the scalar {name!r} was put from inside a compiled graph, where tensors have no values. Return it "
                 'from forward instead: {"losses": {...}, "metrics": {' + repr(name) + ": value}}."
             )
-        can_stack = hasattr(tensor, "is_global") and not tensor.is_global
-        key = (str(tensor.dtype), str(tensor.device)) if can_stack else name
-        groups.setdefault(key, []).append(name)
-    values: dict[str, float] = {}
-    for key, names in groups.items():
-        if len(names) == 1 or isinstance(key, str):
-            values[names[0]] = float(np.asarray(tensors[names[0]].numpy()).reshape(()))
-        else:
-            values.update(zip(names, _fetch_stacked([tensors[name] for name in names])))
-    return values
-
-
-def _fetch_stacked(tensors: Sequence[Any]) -> list[float]:
-    import oneflow as flow
-
-    with flow.no_grad():
-        return flow.stack([tensor.reshape(()) for tensor in tensors]).numpy().astype(np.float64).tolist()
+    ours = [name for name, tensor in scalars.items() if isinstance(tensor, flow.Tensor)]
+    fetched = dict(zip(ours, fetch_scalars([scalars[name] for name in ours])))
+    return {
+        name: float((fetched[name] if name in fetched else np.asarray(tensor.numpy())).reshape(()))
+        for name, tensor in scalars.items()
+    }

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from libai.engine.loop.pending_metrics import NonFiniteLoss
+from libai.engine.loop.loss_guard import NonFiniteLoss
 from libai.utils.errors import UserError, first_line
 
 if TYPE_CHECKING:

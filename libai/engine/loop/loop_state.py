@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from libai.engine.loop.pending_metrics import PendingMetrics
+from libai.engine.loop.metrics import PendingMetrics
 from libai.engine.loop.periods import EveryEpoch
 from libai.engine.loop.training_clock import TrainingClock
 from libai.forward.flops import FlopCounter

@@ -16,7 +16,8 @@ from libai.engine.loop.check_parts import check_iterations
 from libai.engine.loop.data_feed import DataFeed
 from libai.engine.loop.hook_base import EPOCH_POINTS, HOOK_POINTS, HookBase, Interrupted, StopTraining
 from libai.engine.loop.loop_state import LoopState
-from libai.engine.loop.pending_metrics import MAX_PENDING_RESULTS, LossGuard
+from libai.engine.loop.loss_guard import LossGuard
+from libai.engine.loop.metrics import MAX_PENDING_RESULTS
 from libai.engine.loop.periods import EveryEpoch
 from libai.launch.stop import STOP
 from libai.oneflow_fixes.threads import quick_thread_switches

@@ -17,7 +17,7 @@ from oneflow import nn
 
 from libai.engine.graph.build_errors import GraphBuildError
 from libai.engine.loop.hook_base import HookBase
-from libai.engine.loop.step_result import StepResult
+from libai.engine.loop.metrics import StepResult
 from libai.engine.parity.notes import forward_notes
 from libai.engine.parity.recorder import Record, Recorder, RecordingGraphTrainer
 from libai.engine.parity.state import PythonState

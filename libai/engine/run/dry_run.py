@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from libai import checkpoint
-from libai.engine.loop.pending_metrics import NonFiniteLoss
+from libai.engine.loop.loss_guard import NonFiniteLoss
 from libai.engine.run.report import describe_length, start_banner
 from libai.engine.trainer.snapshot import undone
 from libai.utils.distributed import any_rank, broadcast_object, is_main_process

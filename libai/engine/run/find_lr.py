@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from libai.engine.loop.pending_metrics import NonFiniteLoss
+from libai.engine.loop.loss_guard import NonFiniteLoss
 from libai.engine.trainer.snapshot import undone
 from libai.scheduler import initial_lrs
 from libai.utils.atomic import atomic_write_text

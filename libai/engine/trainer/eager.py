@@ -11,8 +11,8 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.graph.traced_state import note_in_eager, refuse_in_eager
-from libai.engine.loop.pending_metrics import NonFiniteLoss
-from libai.engine.loop.step_result import StepResult
+from libai.engine.loop.loss_guard import NonFiniteLoss
+from libai.engine.loop.metrics import StepResult
 from libai.engine.trainer.forward_pass import Batch
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.non_finite import num_bytes

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import oneflow as flow
 
 from libai.engine.graph.build_errors import explain_forward_error
-from libai.engine.loop.step_result import StepResult
+from libai.engine.loop.metrics import StepResult
 from libai.engine.trainer.batch_scope import BatchScope
 from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss, weighted_total
 from libai.forward.effects import Effects, copy_module, find_effects, note_unsaved_buffers

@@ -19,7 +19,7 @@ from libai.engine.graph.build_errors import GraphBuildError, explain_build_error
 from libai.engine.graph.graphs import EvalGraph, StepInputs, TrainGraph
 from libai.engine.graph.memory import warn_if_too_large
 from libai.engine.graph.traced_state import refuse_in_graph, refuse_untried, same_buffers, write_buffers
-from libai.engine.loop.step_result import Shares, StepResult
+from libai.engine.loop.metrics import Shares, StepResult
 from libai.engine.trainer.forward_pass import Batch, map_shares
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.optimizer_state import GraphOptimizerState

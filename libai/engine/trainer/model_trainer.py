@@ -21,7 +21,7 @@ from libai.engine.graph.build_errors import explain_forward_error
 from libai.engine.graph.graphs import TrainGraph
 from libai.engine.loop.check_parts import check_arguments, check_metrics, check_sums
 from libai.engine.loop.loop_state import LoopState
-from libai.engine.loop.step_result import StepResult, to_numbers
+from libai.engine.loop.metrics import StepResult, to_numbers
 from libai.engine.loop.trainer_base import TrainerBase
 from libai.engine.trainer.forward_pass import Batch, ForwardPass
 from libai.engine.trainer.non_finite import NonFiniteGuard

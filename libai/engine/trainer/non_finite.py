@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from libai.engine.loop.pending_metrics import LossGuard, LossSpike, NonFiniteLoss
+from libai.engine.loop.loss_guard import LossGuard, LossSpike, NonFiniteLoss
 from libai.engine.trainer.snapshot import Snapshot
 from libai.forward.first_non_finite import find_first_non_finite, weights_are_finite
 from libai.scheduler import has_state

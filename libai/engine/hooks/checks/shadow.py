@@ -14,7 +14,7 @@ from libai.utils.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
 
-    from libai.engine.loop.step_result import StepResult
+    from libai.engine.loop.metrics import StepResult
     from libai.engine.trainer.graph import GraphTrainer
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import oneflow as flow
 
 from libai.engine.loop.hook_base import HookBase
-from libai.engine.loop.loss_spikes import LossSpikes
+from libai.engine.loop.loss_guard import LossSpikes
 from libai.engine.loop.periods import Period, is_due
 from libai.optim import joint_norm
 from libai.parallel import full_tensor

@@ -1,4 +1,4 @@
-"""Losses far above the recent ones: found, and told from a level that has changed."""
+"""Losses that are bad, not finite or far above the recent ones: how they are found and what they raise."""
 
 from __future__ import annotations
 
@@ -82,3 +82,62 @@ class LossSpikes:
         self._recent.clear()
         self._recent.extend(state["recent"])
         self.count, self.in_a_row = state["count"], state.get("in_a_row", 0)
+
+
+class NonFiniteLoss(FloatingPointError):
+    """A loss became NaN or infinite; `.iteration` (1 = after the first update) and `.losses` say where and which."""
+
+    #: the tools print its text without a traceback, which would tell nothing more
+    explains_itself = True
+
+    def __init__(self, iteration: int, losses: Mapping[str, float], updated: bool, diagnosis: str = ""):
+        self.iteration, self.losses, self.diagnosis = iteration, dict(losses), diagnosis
+        effect = (
+            "The update was made before this was seen, so the weights in memory are corrupted; no checkpoint holds them"
+            if updated
+            else "The update was not made, the weights are those of the iteration before"
+        )
+        found = f"iteration {iteration} is not finite: {dict(losses)}. {f'{diagnosis}. ' if diagnosis else ''}"
+        more = "" if diagnosis else " train.replay_non_finite=true undoes the update and names the first bad module."
+        super().__init__(
+            f"{found}{effect}. Lower the learning rate, clip the gradients (train.clip_grad.max_norm), or leave such "
+            f"updates out (train.non_finite=skip).{more}"
+        )
+
+
+class LossSpike(NonFiniteLoss):
+    """A loss far above the recent ones that ends training, as one that is not finite does."""
+
+    def __init__(self, iteration: int, losses: Mapping[str, float], spikes: LossSpikes):
+        self.iteration, self.losses, self.diagnosis = iteration, dict(losses), spikes.description
+        if spikes.action == "raise":
+            asked, remedy = "action=raise", "train.monitor.loss_spike_action=skip leaves such updates out"
+        else:
+            asked = f"limit={spikes.limit}, and as many losses in a row were spikes"
+            remedy = "resume from an earlier checkpoint, or raise train.monitor.loss_spike where such losses are usual"
+        FloatingPointError.__init__(
+            self,
+            f"{spikes.description} (train.monitor.loss_spike_{asked}). Its update was undone, and nothing was saved. "
+            f"Look at the data, lower the learning rate, clip the gradients (train.clip_grad.max_norm); {remedy}.",
+        )
+
+
+class LossGuard:
+    """What a loop does about a loss that is bad: not finite, or a spike. This one keeps nothing, and ends training."""
+
+    #: whether it can undo an update
+    undoes_updates = False
+
+    def before_update(self, iteration: int, micro_batches: list[Any]) -> None:
+        """Called before every update."""
+
+    def all_finite(self) -> None:
+        """Called when all losses up to now have been found good."""
+
+    def resolve(self, iteration: int, losses: Mapping[str, float], latest: dict[str, float]) -> dict[str, float]:
+        """Called for the first iteration (0-based) whose loss is bad; raises, or returns the numbers to log
+        for the latest iteration in place of `latest`. Collective."""
+        raise NonFiniteLoss(iteration + 1, losses, updated=True)
+
+    def forget(self) -> None:
+        """Called when the state has been changed by something else than an update."""

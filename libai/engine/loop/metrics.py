@@ -1,19 +1,23 @@
-"""What one update computed, and how several of them become numbers on the host."""
+"""What updates computed, on the device until a log point, and how it becomes numbers that are known to be good."""
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import oneflow as flow
 
-from libai.parallel import full_tensor
+from libai.engine.loop.loss_guard import LossGuard, LossSpikes
 from libai.utils.distributed import all_reduce
-from libai.utils.tensors import detached
+from libai.utils.tensors import fetch_scalars
+
+#: results are fetched at the latest after this many iterations, so that a long `log_period` cannot hoard tensors
+MAX_PENDING_RESULTS = 200
 
 #: name → tensors that together have one element per micro-batch
 Values = dict[str, list[flow.Tensor]]
@@ -96,20 +100,52 @@ def _shares_on_host(results: Sequence[StepResult]) -> list[dict[str, list[float]
     return [{"": next(iter(shares.values())), **shares} for shares in on_host]
 
 
-def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
-    """Bring small tensors to the host with one synchronisation. Collective for global tensors.
+class PendingMetrics:
+    """Results that wait for a log point, and the numbers of the iteration that was fetched last.
 
-    Returns 1-D float64 arrays (a 0-dim tensor gives one element).
+    Attributes:
+        pending: `(0-based iteration, what its update has returned)`.
+        latest: the numbers fetched last, keyed by tag.
+        spikes: judges finite losses, where that was asked for.
     """
-    if not tensors:
-        return []
-    if all(t.ndim == 0 and t.dtype is flow.float32 and t.is_local for t in tensors):  # the usual case, in one go
-        joined = tensors[0] if len(tensors) == 1 else flow.stack([detached(t) for t in tensors])
-        return list(joined.numpy().astype(np.float64).reshape(-1, 1))
-    flat = [detached(t).to(flow.float32).reshape(-1) for t in tensors]
-    if len({t.placement for t in flat if t.is_global}) > 1:
-        flat = [full_tensor(t) for t in flat]
-    joined = flat[0] if len(flat) == 1 else flow.cat(flat, dim=0)
-    host = (full_tensor(joined) if joined.is_global else joined).numpy().astype(np.float64)
-    ends = np.cumsum([len(t) for t in flat]).tolist()
-    return [host[start:end] for start, end in zip([0, *ends], ends)]
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[int, Any]] = []
+        self.latest: Mapping[str, float] = {}
+        self.spikes: LossSpikes | None = None
+        self._completed = 0
+
+    def fetch(self, collect: Callable[[list[Any]], list[dict[str, float]]], guard: LossGuard) -> None:
+        """Let `collect` turn all results into numbers, and `guard` act on the first whose loss is bad."""
+        if not self.pending:
+            return
+        results, self.pending = self.pending, []
+        numbers = collect([result for _, result in results])
+        bad = self.first_bad([iteration for iteration, _ in results], numbers)
+        if bad is None:
+            guard.all_finite()
+            if self.spikes is not None:
+                self.spikes.all_good()
+        else:
+            numbers[-1] = guard.resolve(results[bad][0], numbers[bad], numbers[-1])
+        self._completed, self.latest = results[-1][0] + 1, numbers[-1]
+
+    def first_bad(self, iterations: Sequence[int], numbers: Sequence[Mapping[str, float]]) -> int | None:
+        """The index of the first loss that is not finite, or is a spike whose update must be undone."""
+        for index, (iteration, values) in enumerate(zip(iterations, numbers)):
+            loss = values["train/loss"]
+            if not math.isfinite(loss) or (self.spikes is not None and self.spikes.judge(iteration + 1, loss)):
+                return index
+        return None
+
+    def of(self, completed_iters: int) -> dict[str, float]:
+        """The numbers fetched last when they are those after `completed_iters` updates; otherwise none."""
+        return dict(self.latest) if completed_iters == self._completed else {}
+
+    def state_dict(self, completed_iters: int) -> dict[str, str]:
+        """`of`, as text: that can be inf, JSON cannot."""
+        return {tag: repr(value) for tag, value in self.of(completed_iters).items()}
+
+    def load_state_dict(self, completed_iters: int, state: Mapping[str, str]) -> None:
+        """Take back `state_dict`."""
+        self._completed, self.latest = completed_iters, {tag: float(text) for tag, text in state.items()}

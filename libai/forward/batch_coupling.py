@@ -21,7 +21,7 @@ from libai.forward.contract import read_losses, total_loss
 from libai.forward.effects import copy_module
 from libai.forward.python_state import SharedState, forward_hooks
 from libai.layers import is_batch_norm_of_rank
-from libai.layers.random import SeededLayer
+from libai.layers.random import STOCK_DROPOUTS, SeededLayer
 from libai.oneflow_fixes.wrapping import replaced
 from libai.parallel import Layout, full_tensor
 from libai.utils.errors import UserError, last_line
@@ -36,7 +36,6 @@ MODULE_TOLERANCE = 1e-4
 METRIC_TOLERANCE = 1e-4
 #: by how much the weights of the copy are moved, so that nothing hides behind a gate that starts at zero
 _JITTER = 0.02
-_STOCK_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _FUNCTIONAL_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d")
 
 
@@ -264,7 +263,7 @@ def _take(batch: Mapping[str, flow.Tensor], rows: Sequence[int]) -> Batch:
 
 def _make_quiet(model: nn.Module) -> None:
     for module in model.modules():
-        if isinstance(module, (SeededLayer, *_STOCK_DROPOUTS)) or is_batch_norm_of_rank(module):
+        if isinstance(module, (SeededLayer, *STOCK_DROPOUTS)) or is_batch_norm_of_rank(module):
             module.eval()
         if is_batch_norm_of_rank(module) and module.running_mean is None and module.weight is not None:
             module.running_mean, module.running_var = flow.zeros_like(module.weight), flow.ones_like(module.weight)

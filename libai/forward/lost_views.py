@@ -87,9 +87,9 @@ class ViewWrites:
         replacements += [(owner, name, self._noting_write(getattr(owner, name), True)) for owner, name in names]
         replacements += [(cls, name, self._noting_write(getattr(cls, name))) for name in WRITING_METHODS]
         replacements += [(cls, "__getitem__", self._noting_item(cls.__getitem__))]
-        replacements += [(cls, "detach", self._noting_alias(cls.detach))]
+        replacements += [(cls, "detach", self._noting_view(cls.detach, is_alias=True))]
         replacements += [(cls, "T", property(self._noting_view(cls.T.__get__)))]
-        data = property(self._noting_alias(cls.data.__get__), self._noting_write(cls.data.__set__))
+        data = property(self._noting_view(cls.data.__get__, is_alias=True), self._noting_write(cls.data.__set__))
         replacements += [(cls, "data", data)]
         with replaced(*replacements):
             try:
@@ -97,21 +97,15 @@ class ViewWrites:
             finally:
                 self._members.clear()
 
-    def _noting_view(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+    def _noting_view(self, operation: Callable[..., Any], is_alias: bool = False) -> Callable[..., Any]:
+        """`is_alias`: it gives all of the tensor, in the same memory also where that is global."""
+
         def view(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             made = operation(tensor, *args, **kwargs)
-            self._add(tensor, made, lambda base: operation(base, *args, **kwargs))
+            self._add(tensor, made, None if is_alias else lambda base: operation(base, *args, **kwargs))
             return made
 
         return view
-
-    def _noting_alias(self, operation: Callable[..., Any]) -> Callable[..., Any]:
-        def alias(tensor: flow.Tensor) -> flow.Tensor:
-            made: flow.Tensor = operation(tensor)
-            self._add(tensor, made, None)
-            return made
-
-        return alias
 
     def _noting_item(self, operation: Callable[..., Any]) -> Callable[..., Any]:
         def item(tensor: flow.Tensor, key: Any) -> flow.Tensor:

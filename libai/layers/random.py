@@ -28,6 +28,7 @@ from libai.oneflow_fixes.internals import is_tracing
 from libai.utils.errors import UserError
 from libai.utils.tensors import is_on_cpu
 
+STOCK_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _WEYL = 0x9E3779B9  # 2^32 / golden ratio: neighbouring elements start far apart
 _ROUNDS = 2  # of `_mix`; with 1 the tests of tests/layers/test_random.py pass too
 _SPLITMIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # Steele et al. 2014, SplitMix64
@@ -82,12 +83,10 @@ def draws_randomness(model: nn.Module) -> bool:
 
 def find_unseeded_dropouts(model: nn.Module) -> list[str]:
     """Names of OneFlow's own dropout layers in `model`: their masks ignore seeds and repeat in each layer and rank."""
-    stock = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-    return [name for name, module in model.named_modules() if isinstance(module, stock)]
+    return [name for name, module in model.named_modules() if isinstance(module, STOCK_DROPOUTS)]
 
 
-@contextmanager
-def random_context(key: int | flow.Tensor, data_rank: int = 0) -> Iterator[None]:
+def random_context(key: int | flow.Tensor, data_rank: int = 0) -> AbstractContextManager[None]:
     """Give the seeded layers inside their key; opened by a trainer around the forward pass of one micro-batch.
 
     Args:
@@ -99,8 +98,7 @@ def random_context(key: int | flow.Tensor, data_rank: int = 0) -> Iterator[None]
 
     Contexts nest; the innermost counts. `current_random_scope` opens it again for a pass that is repeated.
     """
-    with _opened(_Context(key, data_rank)):
-        yield
+    return _opened(_Context(key, data_rank))
 
 
 @contextmanager

@@ -54,9 +54,9 @@ polling-thread | 0019 | graphs of several CPU ranks | oneflow_fixes.threads.Spin
     the thread that polls for the end of a graph gets the lowest priority
 step-count | 0001 | graphs | oneflow_fixes.job.variables.remove_step_count
     OneFlow's own count of steps, which no update reads, is taken out
-idle-ops | 0001 | graphs | oneflow_fixes.job.idle_ops.remove_idle_ops
+idle-ops | 0001 | graphs | oneflow_fixes.job.needless.remove_idle_ops
     operations that change nothing are taken out
-constants | 0001 | graphs | oneflow_fixes.job.constants.fold_constants
+constants | 0001 | graphs | oneflow_fixes.job.needless.fold_constants
     constants are made by one operation each
 scaled-updates | 0015 | graphs on CPU with kernels | oneflow_fixes.job.updates.scale_in_updates
     updates clip and decay gradients, in place of operations for each parameter

@@ -187,10 +187,7 @@ def _is_without_decay(parameter: _Parameter, no_decay: Sequence[str], patterns: 
 
 
 def _apply(override: Mapping[str, float], options: dict[str, float], base_lr: float | None) -> None:
-    if "weight_decay" in override:
-        options["weight_decay"] = override["weight_decay"]
-    if "lr" in override:
-        options["lr"] = override["lr"]
+    options.update((name, value) for name, value in override.items() if name != "lr_mult")
     if "lr_mult" in override and base_lr is not None:
         options["lr"] = options.get("lr", base_lr) * override["lr_mult"]
 

@@ -161,10 +161,8 @@ class _Bucket:
         joined = flow.cat([*pieces, self._reached])
         flow._C.local_all_reduce(joined, inplace=True)
         *sums, reached = flow.split(joined, self._sizes)
-        unreached: list[int] = []
-        if missing:
-            num_ranks = reached.numpy()
-            unreached = [i for i in missing if not num_ranks[i]]
+        num_ranks = reached.numpy() if missing else []
+        unreached = [i for i in missing if not num_ranks[i]]
         for i, (parameter, total, shape) in enumerate(zip(self._parameters, sums, self._shapes)):
             # a product and no view: OneFlow 0.9 forgets where a view begins that `grad` is set to (decision 0008)
             parameter.grad = None if i in unreached else total.view(shape) * self._share

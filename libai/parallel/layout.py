@@ -301,11 +301,7 @@ def _wrap_input(module: nn.Module, change: Any) -> None:
 
 def _wrap_output(module: nn.Module, change: Any) -> None:
     """Apply `change` to every tensor that `module` returns."""
-
-    def run(proxy: Any, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return map_tensors(forward(proxy, *args, **kwargs), change)
-
-    wrap_forward(module, run)
+    wrap_forward(module, lambda proxy, forward, args, kwargs: map_tensors(forward(proxy, *args, **kwargs), change))
 
 
 def localize(module: nn.Module) -> None:

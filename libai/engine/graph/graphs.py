@@ -27,10 +27,9 @@ from libai.native.kernels import are_kernels_on
 from libai.oneflow_fixes.compiled_graph import CompiledGraph
 from libai.oneflow_fixes.fixes import is_on
 from libai.oneflow_fixes.job.clip import clip_by_value, join_clip_norms, make_clip_norm_exact
-from libai.oneflow_fixes.job.constants import fold_constants
 from libai.oneflow_fixes.job.gradients import join_gradients
-from libai.oneflow_fixes.job.idle_ops import remove_idle_ops
 from libai.oneflow_fixes.job.job_edit import JobEdit, copied
+from libai.oneflow_fixes.job.needless import fold_constants, remove_idle_ops
 from libai.oneflow_fixes.job.updates import decay_in_updates, join_updates, scale_in_updates
 from libai.oneflow_fixes.job.variables import first_of_equal, is_update, read_copies_of_variables, remove_step_count
 from libai.optim import LossScaling

@@ -84,10 +84,7 @@ class ForwardPass:
         return batch
 
     def tensor(self, value: Any) -> flow.Tensor:
-        if isinstance(value, flow.Tensor):
-            tensor = value
-        else:
-            tensor = as_tensor(value)
+        tensor = value if isinstance(value, flow.Tensor) else as_tensor(value)
         return tensor if self.device == "cpu" else tensor.to(self.device)
 
     def describe_batch(self) -> str:

@@ -203,14 +203,11 @@ def _mentioned(op: Any) -> Iterator[str]:
 def _texts(message: Any) -> Iterator[str]:
     """All strings in a protobuf message."""
     for field, value in message.ListFields():
-        if field.label == field.LABEL_REPEATED and _is_map(field):
+        kind = field.message_type
+        if field.label == field.LABEL_REPEATED and kind is not None and kind.GetOptions().map_entry:
             continue  # maps in these operations are from names within an operation to layouts
         for item in value if field.label == field.LABEL_REPEATED else [value]:
             if field.type == field.TYPE_MESSAGE:
                 yield from _texts(item)
             elif field.type == field.TYPE_STRING:
                 yield item
-
-
-def _is_map(field: Any) -> bool:
-    return field.message_type is not None and field.message_type.GetOptions().map_entry

@@ -3,6 +3,7 @@
 Hooks of mkdocs and an extension of griffe, which both call by name. Needs requirements/docs.in to run, not to import.
 """
 
+import ast
 import json
 import os
 import posixpath
@@ -48,10 +49,12 @@ def site_markdown(text: str, page: str) -> str:
 
 
 def public_names(package: str) -> list[str]:
-    """What `libai/<package>/__init__.py` exports: by `import x as x`, or in `__all__`."""
+    """What `libai/<package>/__init__.py` exports: in `__all__`, or by imports from libai."""
     source = (ROOT / "libai" / package / "__init__.py").read_text()
     listed = source.partition("__all__ = [")[2].partition("]")[0]
-    return re.findall(r"\b(\w+) as \1\b", source) or re.findall(r'"(\w+)"', listed)
+    imports = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
+    names = [alias.name for node in imports if str(node.module).startswith("libai.") for alias in node.names]
+    return re.findall(r'"(\w+)"', listed) or names
 
 
 def fence_doctests(text: str) -> str:

@@ -18,9 +18,9 @@ import oneflow as flow
 from libai.benchmark.cases import Mode
 from libai.benchmark.protocol import Unavailable, Variant, encode, resources_of_this_process, serve
 from libai.benchmark.raw_loops import RawEager, RawGraph
-from libai.config import batch_sizes_of
 from libai.engine import BatchPlan, HookBase, Run, default_setup
 from libai.engine.setup import build
+from libai.engine.setup.parts import Parts
 from libai.engine.trainer.checkpointer import TrainerCheckpointer
 from libai.launch.guard import leave_at_once
 from libai.layers.random import assign_layer_ids, draws_randomness, fold
@@ -36,7 +36,7 @@ from libai.utils.distributed import (
     get_world_size,
     is_main_process,
 )
-from libai.utils.seeding import resolve_seed, seed_everything
+from libai.utils.seeding import seed_everything
 
 #: iterations of a block that are made before the clock starts: they bring data and code back into the caches
 LEAD = 1
@@ -187,26 +187,21 @@ class RawVariant(OneFlowVariant):
             raise Unavailable("hand-written loops are data-parallel only, and train.dist asks for more")
         if run.train.unfreeze:
             raise Unavailable("hand-written loops train the same parameters throughout, and train.unfreeze is set")
-        mesh, train, self._mode = Mesh.of_this_job(self.device), run.train, mode
-        seed = resolve_seed(train.seed)
-        seed_everything(seed)
-        sizes = batch_sizes_of(train, mesh.data)
-        self._loader = iter(build.build_train_loader(run, mesh, sizes.micro, seed))
-        self._batches = BatchPlan.make(sizes, mesh.data, train_iter=train.train_iter)
-        flow.manual_seed(seed)  # as in `Run`: the same weights
-        self._model = build.build_model(run).to(self.device)
-        self._seed, self._iteration = seed, 0
+        parts, self._mode = Parts.of(run, Mesh.of_this_job(self.device)), mode
+        self._loader, self._batches = iter(parts.loader), parts.plan
+        self._model = parts.model().to(self.device)
+        self._seed, self._iteration = parts.seed, 0
         assign_layer_ids(self._model)
         self._draws_randomness = draws_randomness(self._model)
         if mode.is_perturbed:
             _perturb(self._model)
-        optimizer = build.build_optimizer(run, self._model)
-        build.scale_lr(run, optimizer, self._batches)
         loops: dict[str, Any] = {"graph": RawGraph, "eager": RawEager}
-        self._loop = loops[mode.base](self._model, optimizer, sizes.accumulation, train.clip_grad, mesh)
+        self._loop = loops[mode.base](
+            self._model, parts.optimizer(self._model), parts.sizes.accumulation, run.train.clip_grad, parts.mesh
+        )
         ema = build.ema_options(run)
         self._average = None if ema is None else WeightAverage(self._model, ema)
-        self._num_ranks = mesh.size
+        self._num_ranks = parts.mesh.size
 
     def facts(self) -> dict[str, Any]:
         return self.describe_training(self._model, self._batches, self._mode)

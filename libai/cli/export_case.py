@@ -20,10 +20,9 @@ from safetensors.numpy import save_file
 
 from libai.checkpoint.safetensors_format import TensorSpec
 from libai.cli.parser import Parser
-from libai.config import batch_sizes_of, load_config, target_of
+from libai.config import load_config, target_of
 from libai.config.lazy.instantiation import describe
 from libai.utils.errors import UserError
-from libai.utils.seeding import resolve_seed, seed_everything
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -52,20 +51,14 @@ def export(folder: Path, config: str, overrides: list[str], num_batches: int) ->
             "train.unfreeze=null."
         )
 
-    import oneflow as flow
-
-    from libai.engine.setup import build
+    from libai.engine.setup.parts import Parts
     from libai.parallel import Mesh
 
-    train = run.train
-    seed = seed_everything(resolve_seed(train.seed))
-    sizes = batch_sizes_of(train, 1)
-    loader = build.build_train_loader(run, Mesh(), sizes.micro, seed)
-    batches = list(itertools.islice(loader, num_batches))
-    flow.manual_seed(seed)  # as in `Run`: the same weights
-    model = build.build_model(run)
-    optimizer = build.build_optimizer(run, model)
-    _add_noise(model, batches, seed, sizes.accumulation)
+    parts, clip = Parts.of(run, Mesh()), run.train.clip_grad
+    batches = list(itertools.islice(parts.loader, num_batches))
+    model = parts.model()
+    optimizer = parts.optimizer(model)
+    _add_noise(model, batches, parts.seed, parts.sizes.accumulation)
 
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     case = {
@@ -73,11 +66,11 @@ def export(folder: Path, config: str, overrides: list[str], num_batches: int) ->
         "model": {"class": describe(target_of(run.model)), "arguments": _arguments(run.model)},
         "optimizer": {"class": type(optimizer).__name__, "groups": [_group(g, names) for g in optimizer.param_groups]},
         "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
-        "max_grad_norm": train.clip_grad.max_norm,
-        "norm_type": train.clip_grad.norm_type,
-        "max_grad_value": train.clip_grad.value,
-        "num_accumulation_steps": sizes.accumulation,
-        "micro_batch_size": sizes.micro,
+        "max_grad_norm": clip.max_norm,
+        "norm_type": clip.norm_type,
+        "max_grad_value": clip.value,
+        "num_accumulation_steps": parts.sizes.accumulation,
+        "micro_batch_size": parts.sizes.micro,
     }
     folder.mkdir(parents=True, exist_ok=True)
     case["transformers"] = _export_to_transformers(folder, case["model"], model)

@@ -174,6 +174,17 @@ def test_every_small_shipped_config_can_be_profiled(config):
     assert profile.factor > 0
 
 
+def test_a_profiled_training_has_the_learning_rates_of_its_run(monkeypatch):
+    """`train.auto_scale_lr` is part of the training: half of the batch that the rates are for, half of the rates."""
+    profiled = []
+    monkeypatch.setattr(operations, "profile_ops", lambda trainer, *_, **__: profiled.append(trainer))
+    for scaling in ([], ["train.auto_scale_lr={enabled: true, base_batch_size: 8}"]):
+        overrides = ["lr_scheduler=null", "train.train_micro_batch_size=4", *scaling]
+        operations.profile_config(str(jobs.ROOT / "configs" / "vit_digits.py"), overrides, 1, False)
+    plain, scaled = ([group["lr"] for group in trainer.optimizer.param_groups] for trainer in profiled)
+    assert scaled == pytest.approx([rate / 2 for rate in plain]) and all(plain)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

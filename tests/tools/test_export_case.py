@@ -51,6 +51,15 @@ def test_what_cannot_be_exported_is_refused(tmp_path, arguments, text):
     assert not (tmp_path / "case").exists()
 
 
+def test_an_exported_case_has_the_learning_rates_of_its_run(tmp_path):
+    """`train.auto_scale_lr` is part of the training: half of the batch that the rates are for, half of the rates."""
+    for name, scaling in (("plain", []), ("scaled", ["train.auto_scale_lr={enabled: true, base_batch_size: 8}"])):
+        export_case.export(tmp_path / name, str(jobs.ROOT / "configs" / "vit_digits.py"), [*SETTINGS, *scaling], 1)
+    cases = [json.loads((tmp_path / name / "case.json").read_text()) for name in ("plain", "scaled")]
+    plain, scaled = ([group["lr"] for group in case["optimizer"]["groups"]] for case in cases)
+    assert scaled == pytest.approx([rate / 2 for rate in plain]) and all(plain)
+
+
 def test_an_exported_mae_sees_the_patches_of_its_training(tmp_path):
     """The loss of the exported noise is that of the first iteration, in which the trainer's key draws it."""
     overrides = ["lr_scheduler=null", "train.train_micro_batch_size=4"]

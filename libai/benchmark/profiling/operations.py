@@ -13,15 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from libai.config import batch_sizes_of, load_config
-from libai.engine import BatchPlan
-from libai.engine.setup import build
+from libai.config import load_config
+from libai.engine.setup.parts import Parts
 from libai.engine.setup.support import check_supported
 from libai.oneflow_fixes.op_profile import OpProfile, profile_ops
 from libai.parallel import Mesh
 from libai.utils.distributed import default_device, get_world_size
 from libai.utils.errors import UserError
-from libai.utils.seeding import resolve_seed, seed_everything
 
 _SMALLEST = ["relu", "forward", [{"shape": [1], "dtype": "float32", "grad": False}], {}]
 _ROUNDS, _BURST_SECONDS = 16, 2e-3  # of the comparison with PyTorch
@@ -81,19 +79,18 @@ def compare_with_torch(profile: OpProfile, python: str, num_lines: int) -> str:
     `python` has PyTorch. Both libraries have one thread for an operation and are interleaved in bursts of some
     milliseconds; of each the best burst counts, since a busy machine can only make them longer.
     """
-    timers = [OperationTimer(sys.executable, "oneflow"), OperationTimer(python, "torch")]
-    try:
-        timers[1].seconds(_SMALLEST, 1)
-    except ValueError as error:
-        for timer in timers:
-            timer.close()
-        raise UserError(f"--torch {python}: {error}. Name a Python that has PyTorch.") from None
     lines = [
         "| phase | operation | shapes | calls | share | µs | PyTorch | ratio |",
         "|---|---|---|--:|--:|--:|--:|--:|",
     ]
     missing = []
-    try:
+    with contextlib.ExitStack() as stack:
+        kinds = ((sys.executable, "oneflow"), (python, "torch"))
+        timers = [stack.enter_context(contextlib.closing(OperationTimer(*kind))) for kind in kinds]
+        try:
+            timers[1].seconds(_SMALLEST, 1)
+        except ValueError as error:
+            raise UserError(f"--torch {python}: {error}. Name a Python that has PyTorch.") from None
         for op in profile.ops:
             if len(lines) == num_lines + 2:
                 break
@@ -105,9 +102,6 @@ def compare_with_torch(profile: OpProfile, python: str, num_lines: int) -> str:
                 continue
             head = f"| {op.phase} | {op.name} | {op.shapes} | {op.calls:.0f} | {op.us / profile.op_us:.1%}"
             lines.append(f"{head} | {ours:.1f} | {theirs:.1f} | {ours / theirs:.2f} |")
-    finally:
-        for timer in timers:
-            timer.close()
     return "\n".join([*lines, *(["", "Not compared: " + ", ".join(missing) + "."] if missing else [])])
 
 
@@ -135,18 +129,13 @@ def profile_config(config: str, overrides: list[str], num_updates: int, with_sha
             "or use train.profiler.enabled=true in a run, which has OneFlow's own profiler on CUDA."
         )
     check_supported(run, "eager", device)
-    seed = seed_everything(resolve_seed(run.train.seed))
-    sizes = batch_sizes_of(run.train, 1)
-    mesh = Mesh(device=device)
-    loader = build.build_train_loader(run, mesh, sizes.micro, seed)
-    batches = BatchPlan.of(run.train, sizes, 1, loader)
-    model = build.build_model(run)
-    optimizer = build.build_optimizer(run, model)
-    schedule = build.build_lr_scheduler(run, optimizer, batches)
-    trainer = build.build_trainer(run, "eager", model, [], optimizer, schedule, batches, mesh, seed)
-    endless = itertools.cycle(loader)  # a loader of the user's own may end
+    parts = Parts.of(run, Mesh(device=device))
+    endless = itertools.cycle(parts.loader)  # a loader of the user's own may end
     return profile_ops(
-        trainer, lambda: list(itertools.islice(endless, sizes.accumulation)), num_updates, with_shapes=with_shapes
+        parts.trainer("eager", []),
+        lambda: list(itertools.islice(endless, parts.sizes.accumulation)),
+        num_updates,
+        with_shapes=with_shapes,
     )
 
 

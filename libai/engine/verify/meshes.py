@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -235,48 +235,38 @@ def run_cell(config: str, overrides: Sequence[str], request: str) -> None:
 def _train(config: str, overrides: Sequence[str], cell: Cell, num_iters: int) -> dict[str, Any]:
     import itertools
 
-    from libai.config import BatchSizes, batch_sizes_of, load_config
-    from libai.engine import BatchPlan
+    from libai.config import load_config
     from libai.engine.hooks import CallbackHook
     from libai.engine.parity.notes import forward_notes
-    from libai.engine.setup import build
+    from libai.engine.setup.parts import Parts
     from libai.engine.setup.support import check_supported
     from libai.parallel import Mesh, full_tensor
     from libai.utils.distributed import default_device
-    from libai.utils.seeding import resolve_seed, seed_everything
+    from libai.utils.seeding import seed_everything
 
     axes = [f"train.dist.{axis}_parallel_size={getattr(cell, axis)}" for axis in AXES[1:]]
     mode = [f"graph.enabled={str(cell.mode == 'graph').lower()}", "graph.debug=-1", "graph.on_build_error=raise"]
     run: Any = load_config(config, [*overrides, *axes, *mode], cell.num_ranks)
-    train = run.train
-    device = default_device(train.device)
+    device = default_device(run.train.device)
     check_supported(run, cell.mode, device)
-    one = batch_sizes_of(train, 1)
+    parts = Parts.of(run, Mesh(device=device))
+    one = parts.sizes
     if one.micro % cell.data:
         raise UserError(
             f"{cell.data} data-parallel ranks cannot share a micro-batch of {one.micro} samples. Set "
             f"train.train_micro_batch_size to a multiple of {cell.data} for the comparison."
         )
-    seed = resolve_seed(train.seed)
-    seed_everything(seed)
     mesh = Mesh(cell.data, cell.tensor, cell.pipeline, device=device)
-    model = build.build_model(run)
-    optimizer = build.build_optimizer(run, model)
-    loader = build.build_train_loader(run, Mesh(device=device), one.micro, seed)
-    sizes = BatchSizes(one.micro // cell.data, one.accumulation, one.global_)
-    plan = BatchPlan.of(train, sizes, cell.data, loader)
-    build.scale_lr(run, optimizer, plan)
-    schedule = build.build_lr_scheduler(run, optimizer, plan)
-    batches = list(itertools.islice(loader, num_iters * one.accumulation))
-    parts = [_part_of(batch, mesh.data_rank, mesh.data) for batch in batches]
-    trainer = build.build_trainer(run, cell.mode, model, parts, optimizer, schedule, plan, mesh, seed)
+    plan = replace(parts.plan, micro_batch_size=one.micro // cell.data, data_parallel_size=cell.data)
+    batches = itertools.islice(parts.loader, num_iters * one.accumulation)
+    own = [_part_of(batch, mesh.data_rank, mesh.data) for batch in batches]
+    trainer = replace(parts, mesh=mesh, plan=plan).trainer(cell.mode, own)
 
     is_reference = cell == Cell("eager")
-    notes = forward_notes(trainer, parts[0]) if is_reference else []
+    notes = forward_notes(trainer, own[0]) if is_reference else []
     losses: list[float] = []
-
     trainer.register_hooks([CallbackHook(after_step=lambda t: losses.append(t.fetch_metrics()["train/loss"]))])
-    seed_everything(seed)
+    seed_everything(parts.seed)
     try:
         trainer.train(0, num_iters)
     except UserError as error:
@@ -284,7 +274,7 @@ def _train(config: str, overrides: Sequence[str], cell: Cell, num_iters: int) ->
             return {"failed": f"in iteration {trainer.completed_iters + 1}: {error}", "losses": losses}
         raise
     notes += [] if is_reference else _notes_on_scope(trainer)
-    buffers = {name: full_tensor(buffer).numpy() for name, buffer in model.named_buffers()}
+    buffers = {name: full_tensor(buffer).numpy() for name, buffer in trainer.model.named_buffers()}
     return {"losses": losses, "arrays": buffers, "notes": notes}
 
 

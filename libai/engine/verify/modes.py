@@ -11,16 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from libai.config import batch_sizes_of, load_config
+from libai.config import load_config
 from libai.engine.parity.bisection.journal import Journal, supervise
 from libai.engine.parity.bisection.minify import minify, require_writable
 from libai.engine.parity.bisection.search import Culprit, find_culprit
 from libai.engine.parity.check import check_parity, on_bench
 from libai.engine.parity.runs import Bench
+from libai.engine.setup.parts import Parts
+from libai.engine.setup.support import amp_dtype, check_supported
 from libai.launch.installation import LIBAI
+from libai.parallel import Mesh
 from libai.utils.distributed import default_device
 from libai.utils.errors import UserError
-from libai.utils.seeding import resolve_seed
 
 
 def bisect(config: str, overrides: Sequence[str], num_iters: int, bound: float, program: Path | None) -> Culprit:
@@ -60,12 +62,6 @@ def check_config(config: str, overrides: Sequence[str], num_iters: int, bound: f
     # how a graph is debugged and what follows when it cannot be built are no part of the training
     overrides = [*overrides, "graph.debug=-1", "graph.on_build_error=raise"]
     run: Any = load_config(config, overrides)
-
-    from libai.engine import BatchPlan
-    from libai.engine.setup import build
-    from libai.engine.setup.support import amp_dtype, check_supported
-    from libai.parallel import Mesh
-
     device = default_device(run.train.device)
     for mode in ("eager", "graph"):
         check_supported(run, mode, device)
@@ -75,29 +71,20 @@ def check_config(config: str, overrides: Sequence[str], num_iters: int, bound: f
             f"train.amp.dtype={run.train.amp.dtype}: on {device} only graph mode computes in it, so that the modes "
             "cannot be equal. Compare them with train.amp.enabled=false."
         )
-    sizes = batch_sizes_of(run.train, 1)
-    seed = resolve_seed(run.train.seed)
-    loader = build.build_train_loader(run, Mesh(device=device), sizes.micro, seed)
-    plan = BatchPlan.of(run.train, sizes, 1, loader)
-
-    def build_optimizer(model: Any) -> Any:
-        optimizer = build.build_optimizer(run, model)
-        build.scale_lr(run, optimizer, plan)
-        return optimizer
-
+    parts = Parts.of(run, Mesh(device=device))
     return check(
-        lambda: build.build_model(run),
-        itertools.islice(loader, num_iters * sizes.accumulation),
-        build_optimizer,
+        parts.model,
+        itertools.islice(parts.loader, num_iters * parts.sizes.accumulation),
+        parts.optimizer,
         num_iters=num_iters,
         bound=bound,
-        build_lr_scheduler=lambda optimizer: build.build_lr_scheduler(run, optimizer, plan),
-        num_accumulation_steps=sizes.accumulation,
+        build_lr_scheduler=parts.lr_scheduler,
+        num_accumulation_steps=parts.sizes.accumulation,
         max_grad_norm=run.train.clip_grad.max_norm,
         norm_type=run.train.clip_grad.norm_type,
         max_grad_value=run.train.clip_grad.value,
         activation_checkpoint=run.train.activation_checkpoint.enabled,
         amp=amp,
-        seed=seed,
+        seed=parts.seed,
         device=device,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -200,7 +200,7 @@ def _variants_of(request: Request, config: str, overrides: tuple[str, ...], coun
     if request.scaling == "strong" and count > 1:
         overrides = (*overrides, *_same_global_batch(config, overrides))
     settings = (*overrides, *MEASURED_TRAINING)
-    device = _load(config, settings, count).train.device
+    device = load_config(config, settings, count).train.device
 
     def spec(mode: Mode, name: str, **fields: Any) -> VariantSpec:
         command = [*LIBAI, "launch", "libai.cli.commands.benchmark", config, str(count)]
@@ -221,14 +221,9 @@ def _variants_of(request: Request, config: str, overrides: tuple[str, ...], coun
 
 def _same_global_batch(config: str, overrides: tuple[str, ...]) -> tuple[str, ...]:
     """Overrides that keep the global batch of one process, so that the micro-batch of several shrinks."""
-    train = _load(config, overrides, 1).train
-    sizes = batch_sizes_of(train, 1)
+    sizes = batch_sizes_of(load_config(config, overrides, 1).train, 1)
     return (
         "train.train_micro_batch_size=null",
         f"train.global_batch_size={sizes.global_}",
         f"train.num_accumulation_steps={sizes.accumulation}",
     )
-
-
-def _load(config: str, overrides: Sequence[str], count: int) -> Any:
-    return load_config(config, overrides, count)

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from protocol import Unavailable
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
-
-
-class Unavailable(Exception):
-    """The case cannot be trained here; the text says why."""
 
 
 def build_model(case: dict[str, Any], folder: Path) -> nn.Module:

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from protocol import Unavailable, Variant, encode, resources_of_this_process, serve
 from safetensors.torch import load_file
 from torch import nn
-from torch_models import FromTransformers, Unavailable, build_model
+from torch_models import FromTransformers, build_model
 
 
 def build_optimizer(case: dict[str, Any], named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
@@ -35,7 +36,7 @@ def build_optimizer(case: dict[str, Any], named: Mapping[str, nn.Parameter]) -> 
     return getattr(torch.optim, found["class"])(groups)
 
 
-class Trainer:
+class Trainer(Variant):
     """A plain loop over the batches of the case in `folder`."""
 
     def __init__(self, folder: Path):
@@ -85,8 +86,19 @@ class Trainer:
         self._next += 1
         return {key: tensor.clone() for key, tensor in batch.items()}  # a loader hands out fresh memory as well
 
+    def facts(self) -> dict[str, Any]:
+        return {
+            "mode": "torch-eager",
+            "device": "cpu",
+            "processes": 1,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "global_batch_size": self.case["micro_batch_size"] * self.case["num_accumulation_steps"],
+            "settings": f"torch {torch.__version__}, {torch.get_num_threads()} thread(s)",
+            "rss_bytes": resources_of_this_process()["rss_bytes"],
+        }
+
     def run(self, iterations: int, losses: bool) -> dict[str, Any]:
-        """The answer to the command `run`; without losses one more iteration is made before the clock starts."""
+        """See `Variant.run`; without losses one more iteration is made before the clock starts."""
         before = time.process_time()
         if not losses:
             self.iterate()
@@ -103,14 +115,8 @@ class Trainer:
             "losses": found,
             "cpu_seconds": [before, after],
             "run_cpu_seconds": after - cpu_start,
-            "peak_rss_bytes": _status("VmHWM"),
+            "peak_rss_bytes": resources_of_this_process()["peak_rss_bytes"],
         }
-
-
-def _status(field: str) -> int:
-    """A field of /proc/self/status in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -123,34 +129,11 @@ def run(arguments: Sequence[str]) -> int:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # nothing but answers on standard output
 
-    def reply(**message: Any) -> None:
-        answers.write(json.dumps(message) + "\n")
+    def reply(message: Mapping[str, Any]) -> None:
+        answers.write(encode(message))
         answers.flush()
 
-    try:
-        trainer = _trainer(args)
-    except Unavailable as reason:
-        reply(event="unavailable", reason=str(reason))
-        return 0
-    case = trainer.case
-    reply(
-        event="ready",
-        mode="torch-eager",
-        device="cpu",
-        processes=1,
-        parameters=sum(p.numel() for p in trainer.model.parameters()),
-        global_batch_size=case["micro_batch_size"] * case["num_accumulation_steps"],
-        settings=f"torch {torch.__version__}, {torch.get_num_threads()} thread(s)",
-        rss_bytes=_status("VmRSS"),
-    )
-    for line in iter(sys.stdin.readline, ""):
-        message = json.loads(line)
-        if message["command"] == "quit":
-            break
-        if message["command"] == "run":
-            reply(event="done", **trainer.run(int(message["iterations"]), bool(message.get("losses"))))
-        else:
-            reply(event="unavailable", reason=f"no command {message['command']!r} here")
+    serve(lambda: _trainer(args), iter(sys.stdin.readline, ""), reply)
     return 0
 
 

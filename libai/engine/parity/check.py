@@ -57,23 +57,8 @@ def check_parity(
 
     Raises `UserError` in a job of several processes, and for arguments or models that neither mode can train.
     """
-    return on_bench(
-        lambda bench, bound: _Check(bench, bound).report(),
-        build_model,
-        batches,
-        build_optimizer,
-        num_iters=num_iters,
-        bound=bound,
-        build_lr_scheduler=build_lr_scheduler,
-        num_accumulation_steps=num_accumulation_steps,
-        max_grad_norm=max_grad_norm,
-        norm_type=norm_type,
-        max_grad_value=max_grad_value,
-        activation_checkpoint=activation_checkpoint,
-        amp=amp,
-        seed=seed,
-        device=device,
-    )
+    arguments = locals()
+    return on_bench(lambda bench, bound: _Check(bench, bound).report(), **arguments)
 
 
 def on_bench(
@@ -82,10 +67,10 @@ def on_bench(
     batches: Iterable[Any],
     build_optimizer: Callable[[nn.Module], flow.optim.Optimizer],
     *,
-    num_iters: int = 10,
-    bound: float = 1e-5,
-    num_accumulation_steps: int = 1,
-    device: str = "auto",
+    num_iters: int,
+    bound: float,
+    num_accumulation_steps: int,
+    device: str,
     **training: Any,
 ) -> Found:
     """What `look` returns for the prepared runs and `bound`; the other arguments are those of `check_parity`."""

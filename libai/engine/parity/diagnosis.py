@@ -86,10 +86,10 @@ def _diagnose_forward(eager: Record, graph: Record, bound: float) -> Diagnosis |
         for event in eager.events:
             for key in event.keys:
                 text = _value_difference(eager.values.get(key), graph.values.get(key), tolerance)
-                if text and event.kind == "enter":
-                    return Diagnosis("forward", event.parent, f"what it hands to {_name(event)} differs: {text}")
                 if text:
-                    return Diagnosis("forward", event.module, f"its inputs are equal, its output differs: {text}")
+                    is_input = event.kind == "enter"
+                    what = f"what it hands to {_name(event)}" if is_input else "its inputs are equal, its output"
+                    return Diagnosis("forward", event.coder, f"{what} differs: {text}")
     return None
 
 
@@ -99,18 +99,11 @@ def _first_other_event(eager: list[Event], graph: list[Event]) -> Diagnosis | No
         if a is None and b is None:
             return None
         if a is None or b is None or (a.kind, a.module, a.call) != (b.kind, b.module, b.call):
-            caller = _caller(a or b)
-            return Diagnosis(
-                "forward", caller, f"it continues with {_step(a)} in eager mode and {_step(b)} in graph mode"
-            )
+            text = f"it continues with {_step(a)} in eager mode and {_step(b)} in graph mode"
+            return Diagnosis("forward", next(event.coder for event in (a, b) if event), text)
         if a.keys != b.keys:
-            return Diagnosis("forward", a.parent if a.kind == "enter" else a.module, f"{_step(a)} has other tensors")
+            return Diagnosis("forward", a.coder, f"{_step(a)} has other tensors")
     return None
-
-
-def _caller(event: Event | None) -> str:
-    assert event is not None
-    return event.parent if event.kind == "enter" else event.module
 
 
 def _step(event: Event | None) -> str:

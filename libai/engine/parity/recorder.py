@@ -41,6 +41,11 @@ class Event:
     parent: str
     keys: tuple[str, ...]
 
+    @property
+    def coder(self) -> str:
+        """The module whose own code has led to this event."""
+        return self.parent if self.kind == "enter" else self.module
+
 
 @dataclass
 class Record:

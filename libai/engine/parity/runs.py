@@ -179,26 +179,17 @@ class Bench:
 
     # ------------------------------------------------------------------ runs
 
+    @garbage_kept()  # a deleted graph would disturb one that is being compiled
     def run(self, mode: str) -> Run:
         """Train all iterations in `mode`. What the user's code raises becomes `Run.failure`, mistakes of theirs that
         have a text of ours (`UserError`) go up, except a model that cannot be compiled."""
-        with garbage_kept():  # a deleted graph would disturb one that is being compiled
-            return self._run(mode)
-
-    def _run(self, mode: str) -> Run:
         trainer = self.build(mode)
         run = Run(mode)
         for iteration in range(self.num_iters):
             try:
                 losses, _ = self._update(trainer, iteration)
-            except GraphBuildError as error:
-                run.failure = str(error)
-                break
-            except UserError as error:
-                run.failure = f"{mode} training was refused in iteration {iteration + 1}: {error}"
-                break
             except Exception as error:
-                run.failure = f"{mode} training failed in iteration {iteration + 1}: {describe_failure(error)}"
+                run.failure = _failure_of(mode, iteration + 1, error)
                 break
             run.losses.append(losses)
             run.digests.append(_digest(trainer.model))
@@ -209,15 +200,12 @@ class Bench:
             run.optimizer = _optimizer_arrays(trainer)
         return run
 
+    @garbage_kept()
     def observe(self, mode: str, iteration: int, start: Arrays | None = None) -> Observation:
         """Train up to `iteration` (1 = the first) and record that one; `start`: weights to begin it with.
 
         Raises `ObservationFailed`.
         """
-        with garbage_kept():  # a deleted graph would disturb one that is being compiled
-            return self._observe(mode, iteration, start)
-
-    def _observe(self, mode: str, iteration: int, start: Arrays | None) -> Observation:
         is_eager = mode == "eager"
         trainer, recorder = self._build(EagerTrainer if is_eager else RecordingGraphTrainer, is_recording=True)
         assert recorder is not None
@@ -238,10 +226,10 @@ class Bench:
             raise ObservationFailed(recorder.failed_in, error) from error
         return Observation(losses, before, arrays_of(trainer.model), record or recorder.eager_record())
 
+    @garbage_kept()
     def forward_notes(self) -> list[str]:
         """What the forward does beside computing losses, see `libai.engine.parity.notes`."""
-        with garbage_kept():  # a deleted graph would disturb one that is being compiled
-            return forward_notes(self.build("eager"), self._micro_batches[0])
+        return forward_notes(self.build("eager"), self._micro_batches[0])
 
     def find_state(self) -> str | None:
         """The innermost module whose forward changes what Python keeps outside of tensors, or reads a clock."""
@@ -328,6 +316,14 @@ def _checked_model(model: Any) -> nn.Module:
             "new model, such as `lambda: MyModel(width=64)`."
         )
     return model
+
+
+def _failure_of(mode: str, iteration: int, error: Exception) -> str:
+    if isinstance(error, GraphBuildError):
+        return str(error)
+    if isinstance(error, UserError):
+        return f"{mode} training was refused in iteration {iteration}: {error}"
+    return f"{mode} training failed in iteration {iteration}: {describe_failure(error)}"
 
 
 def describe_failure(error: Exception) -> str:

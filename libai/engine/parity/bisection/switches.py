@@ -28,6 +28,7 @@ from libai.oneflow_fixes.openblas import VARIABLE as OPENBLAS
 from libai.oneflow_fixes.openblas import openblas_in_use
 
 _REPORT = "It is a fault of libai: please report it with this output. Until then train with graph.enabled=false."
+_RACE = "libai/oneflow_fixes/launch_race.py: a job that is over waits for its entry, decision 0006"
 
 
 @dataclass(frozen=True)
@@ -111,11 +112,12 @@ def probing(note: Callable[[Seen], object]) -> Iterator[None]:
 
         return mock.patch.object(owner, name, noted)
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(noting(graphs.TrainGraph, "_generate_config_proto", "options"))
-        stack.enter_context(noting(graphs, "read_copies_of_variables", "reads_copies"))
-        stack.enter_context(noting(tracing, "_hooks_in_forward", "has_hooks"))
-        stack.enter_context(noting(graph_trainer, "write_buffers", "writes_buffers"))
+    with (
+        noting(graphs.TrainGraph, "_generate_config_proto", "options"),
+        noting(graphs, "read_copies_of_variables", "reads_copies"),
+        noting(tracing, "_hooks_in_forward", "has_hooks"),
+        noting(graph_trainer, "write_buffers", "writes_buffers"),
+    ):
         yield
 
 
@@ -138,15 +140,16 @@ def find_switches(seen: Seen, options: Mapping[str, Any], environment: Mapping[s
 def _passes(seen: Seen) -> Iterator[Switch]:
     for name, where in PASSES.items():
         if name != "read_copies_of_variables" or seen.reads_copies:
-            yield Switch("pass", name, "off", where, _REPORT, functools.partial(_patched, graphs, name, _do_nothing))
+            yield Switch("pass", name, "off", where, _REPORT, _patched(graphs, name, _do_nothing))
 
 
 def _do_nothing(*_: Any) -> int:
     return 0
 
 
-def _patched(owner: Any, name: str, value: Any) -> AbstractContextManager[Any]:
-    return mock.patch.object(owner, name, value)
+def _patched(owner: Any, name: str, value: Any) -> Callable[[], AbstractContextManager[Any]]:
+    """What a switch flips: `owner.name` is `value`."""
+    return functools.partial(mock.patch.object, owner, name, value)
 
 
 # ------------------------------------------------------------------------------------------------ options
@@ -164,7 +167,7 @@ def _compile_options(seen: Seen, options: Mapping[str, Any]) -> Iterator[Switch]
             "off",
             f"{config}, from train.num_accumulation_steps",
             "Traced one micro-batch behind the other the curves are equal. Train without accumulation, or eagerly.",
-            functools.partial(_patched, graph_trainer.GraphTrainer, "_in_turn", True),
+            _patched(graph_trainer.GraphTrainer, "_in_turn", True),
         )
     if options.get("activation_checkpoint"):
         yield Switch(
@@ -173,7 +176,7 @@ def _compile_options(seen: Seen, options: Mapping[str, Any]) -> Iterator[Switch]
             "off",
             "train.activation_checkpoint.enabled",
             "Leave it out, or keep the blocks' forward free of what a second call computes otherwise.",
-            functools.partial(_patched, model_trainer.ModelTrainer, "_recomputed_blocks", lambda self: []),
+            _patched(model_trainer.ModelTrainer, "_recomputed_blocks", lambda self: []),
             is_eager=True,
         )
 
@@ -207,31 +210,27 @@ def _environment(facts: Mapping[str, str]) -> Iterator[Switch]:
     for name in sorted({*facts} - {"openblas", "kernels"}):
         advice = f"Leave it out: without it the curves are equal. It was {facts[name]}."
         yield Switch("option", name, "off", "environment", advice, is_eager=True, environment=((name, None),))
-    if facts.get("openblas", "bundled") != "bundled":
-        advice = f"With OneFlow's own the curves are equal: set {OPENBLAS}=bundled, and report it with this output."
-        where = f"libai/oneflow_fixes/openblas.py: matrix products of OpenBLAS {facts['openblas']}, decision 0010"
-        yield _other_process("current OpenBLAS", where, advice, OPENBLAS, "bundled")
-    if facts.get("kernels", "").startswith("libai's"):
-        advice = f"With OneFlow's own the curves are equal: set {KERNELS}=0, and report it with this output."
-        where = "libai/native: CPU kernels of libai inside OneFlow, decision 0015"
-        yield _other_process("CPU kernels", where, advice, KERNELS, "0")
-
-
-def _other_process(name: str, where: str, advice: str, variable: str, value: str) -> Switch:
-    return Switch("repair", name, "off", where, advice, is_eager=True, environment=((variable, value),))
+    products = f"libai/oneflow_fixes/openblas.py: matrix products of OpenBLAS {facts.get('openblas')}, decision 0010"
+    kernels = "libai/native: CPU kernels of libai inside OneFlow, decision 0015"
+    for is_ours, name, where, variable, value in (
+        (facts.get("openblas", "bundled") != "bundled", "current OpenBLAS", products, OPENBLAS, "bundled"),
+        (facts.get("kernels", "").startswith("libai's"), "CPU kernels", kernels, KERNELS, "0"),
+    ):
+        if is_ours:
+            advice = f"With OneFlow's own the curves are equal: set {variable}={value}, and report it with this output."
+            yield Switch("repair", name, "off", where, advice, is_eager=True, environment=((variable, value),))
 
 
 # ------------------------------------------------------------------------------------------------ repairs
 
 
 def _missing_repairs(seen: Seen) -> Iterator[Switch]:
-    race = "libai/oneflow_fixes/launch_race.py: a job that is over waits for its entry, decision 0006"
     if not launch_race.protect_graph_launches.is_done:  # nothing was launched: the process before this one has died
         with launch_race.protect_graph_launches():
             pass
     if launch_race.is_race_open():
         advice = "Launches of short graphs crash or hang: let protect_graph_launches make it before the first launch."
-        yield Switch("repair", "launch_race", "on", race, advice, functools.partial(_guard, True), needs_crash=True)
+        yield Switch("repair", "launch_race", "on", _RACE, advice, functools.partial(_guard, True), needs_crash=True)
     if not seen.reads_copies:
         where = "libai/oneflow_fixes/job/variables.py: the model reads copies of its weights, decision 0007"
         advice = (
@@ -247,33 +246,31 @@ def _repairs_in_force(seen: Seen) -> Iterator[Switch]:
         "copy_ and zero_": [one for one in tracing._REPLACEMENTS if one[1] in ("copy_", "zero_")],
         "data and detach": [one for one in tracing._REPLACEMENTS if one[1] in ("data", "detach")],
     }
+    tracing_file = "libai/engine/graph/tracing.py, decision 0012"
     for name, group in groups.items():
-        rest = [one for one in tracing._REPLACEMENTS if one not in group]
-        flip = functools.partial(_patched, tracing, "_REPLACEMENTS", rest)
-        yield Switch(
-            "repair", f"tracing of {name}", "off", "libai/engine/graph/tracing.py, decision 0012", _REPORT, flip
-        )
+        flip = _patched(tracing, "_REPLACEMENTS", [one for one in tracing._REPLACEMENTS if one not in group])
+        yield Switch("repair", f"tracing of {name}", "off", tracing_file, _REPORT, flip)
     if seen.has_hooks:
-        flip = functools.partial(_patched, tracing, "_hooks_in_forward", lambda *_: contextlib.nullcontext())
-        yield Switch("repair", "tracing of hooks", "off", "libai/engine/graph/tracing.py, decision 0012", _REPORT, flip)
+        flip = _patched(tracing, "_hooks_in_forward", lambda *_: contextlib.nullcontext())
+        yield Switch("repair", "tracing of hooks", "off", tracing_file, _REPORT, flip)
     if seen.writes_buffers:
-        flip = functools.partial(_patched, graph_trainer, "write_buffers", _do_nothing)
+        flip = _patched(graph_trainer, "write_buffers", _do_nothing)
         where = "libai/engine/graph/traced_state.py: buffers take what the step returned, decision 0012"
         yield Switch("repair", "writing of buffers", "off", where, _REPORT, flip)
-    flip = functools.partial(_patched, forward_pass, "values_kept", lambda *_: contextlib.nullcontext())
+    flip = _patched(forward_pass, "values_kept", lambda *_: contextlib.nullcontext())
     where = "libai/forward/in_place.py: eager backward reads buffers as forward did, decision 0012"
     yield Switch("repair", "values of buffers kept", "off", where, _REPORT, flip, is_eager=True)
     if launch_race.is_race_open() is False:
-        race = "libai/oneflow_fixes/launch_race.py: a job that is over waits for its entry, decision 0006"
-        yield Switch("repair", "launch_race", "off", race, _REPORT, functools.partial(_guard, False), needs_crash=True)
+        yield Switch("repair", "launch_race", "off", _RACE, _REPORT, functools.partial(_guard, False), needs_crash=True)
 
 
 @contextlib.contextmanager
 def _with_copies() -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(graphs.TrainGraph, "_needs_copies", True))
-        genuine = graph_variables.read_copies_of_variables
-        stack.enter_context(mock.patch.object(graphs, "read_copies_of_variables", genuine))
+    genuine = graph_variables.read_copies_of_variables
+    with (
+        mock.patch.object(graphs.TrainGraph, "_needs_copies", True),
+        mock.patch.object(graphs, "read_copies_of_variables", genuine),
+    ):
         yield
 
 

@@ -67,10 +67,10 @@ def on_bench(
     batches: Iterable[Any],
     build_optimizer: Callable[[nn.Module], flow.optim.Optimizer],
     *,
-    num_iters: int,
-    bound: float,
-    num_accumulation_steps: int,
-    device: str,
+    num_iters: int = 10,
+    bound: float = 1e-5,
+    num_accumulation_steps: int = 1,
+    device: str = "auto",
     **training: Any,
 ) -> Found:
     """What `look` returns for the prepared runs and `bound`; the other arguments are those of `check_parity`."""

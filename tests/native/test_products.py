@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -153,9 +154,9 @@ def test_training_has_the_same_bits_with_any_number_of_threads_in_both_modes(lib
     assert one == three and len(eager) == 2000 and eager == graph
 
 
-def shares(library, shared, alone):
-    """Of 4000 products that take so long by turns of 1000: the part of each 1000 that is shared out, and the time."""
-    each = [seconds for seconds in shared for _ in range(1000)], [seconds for seconds in alone for _ in range(1000)]
+def shares(library, shared, alone, of_each=1000):
+    """Of products that take so long, `of_each` of each: the part of every 1000 that is shared out, and the time."""
+    each = [[seconds for seconds in way for _ in range(of_each)] for way in (shared, alone)]
     chosen = (ctypes.c_bool * len(each[0]))()
     numbers = ctypes.c_double * len(each[0])
     library._library.libai_team_simulate(*(numbers(*one) for one in each), len(chosen), chosen)
@@ -176,6 +177,18 @@ def test_busy_cores_are_left_alone_at_the_price_of_a_few_trials(library):
 def test_the_choice_follows_the_machine(library):
     parts, _ = shares(library, [0.6, 5.0, 5.0, 0.6, 0.6, 0.6], [1.0] * 6)
     assert parts[0] > 0.95 and parts[2] < 0.05 and parts[-1] > 0.95
+
+
+def test_idle_cores_are_used_again_soon(library):
+    parts, _ = shares(library, [3.0, 0.6, 8.0, 0.6], [1.0] * 4)
+    assert parts[1] > 0.6 and parts[3] > 0.6  # a step has some 50 large products
+
+
+def test_cores_that_are_busy_now_and_then_are_left_alone(library):
+    draw = random.Random(0)
+    shared = [10.0 if draw.random() < 0.3 else 0.7 for _ in range(4000)]
+    parts, seconds = shares(library, shared, [1.0] * 4000, of_each=1)
+    assert max(parts) < 0.1 and seconds < 1.08 * 4000
 
 
 def test_a_small_gain_is_no_reason_to_take_a_second_core(library):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import threading
@@ -72,7 +73,7 @@ class AsyncCheckpointer:
         if is_main_process():
             # the write must not hold on to the caller's tensors: their memory is his again
             shards = [
-                replace(shard, entries={name: Entry(entry.spec, _no_fetch) for name, entry in shard.entries.items()})
+                replace(shard, entries={name: Entry(entry.spec, lambda: None) for name, entry in shard.entries.items()})
                 for shard in shards
             ]
             arguments = (self.root, iteration, shards, iter(arrays), state_bytes or b"")
@@ -109,23 +110,16 @@ class AsyncCheckpointer:
             self.last_path = write_checkpoint(*arguments)
             if self._after_write is not None:
                 self._after_write(self.last_path)
+        except CheckpointError as error:
+            self._failure = error
+        except MemoryError as error:
+            self._failure = memory_error(error)
         except Exception as error:  # whatever it is, the training thread must learn of it
-            self._failure = _explained(error)
+            text = f"writing a checkpoint in the background failed: {type(error).__name__}: {error}"
+            self._failure = CheckpointWriteError(text)
+            self._failure.__cause__ = error
+        if self._failure is not None:
             logger.error("%s", self._failure)
-
-
-def _no_fetch() -> None:
-    raise AssertionError("a copy is written from its buffers")
-
-
-def _explained(error: Exception) -> CheckpointError:
-    if isinstance(error, CheckpointError):
-        return error
-    if isinstance(error, MemoryError):
-        return memory_error(error)
-    failure = CheckpointWriteError(f"writing a checkpoint in the background failed: {type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure
 
 
 @dataclass
@@ -180,23 +174,22 @@ class HostCopy:
         if specs == self._specs or not is_main_process():
             return
         self.free()  # before the new block is made, so that there are never two
-        ends = np.cumsum([_aligned(_num_bytes(spec)) for _, _, spec in specs], dtype=np.int64)
-        block = np.empty(int(ends[-1]) if specs else 0, np.uint8)
-        for (_, _, spec), end in zip(specs, ends.tolist()):
-            begin = end - _aligned(_num_bytes(spec))
-            raw = block[begin : begin + _num_bytes(spec)]
-            self._slots.append(_Slot(raw.view(_dtype(spec)).reshape(spec.shape)))
+        num_bytes = [math.prod(spec.shape) * _dtype(spec).itemsize for _, _, spec in specs]
+        aligned = [-(-count // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for count in num_bytes]
+        block = np.empty(sum(aligned), np.uint8)
+        for (_, _, spec), count, begin in zip(specs, num_bytes, itertools.accumulate(aligned, initial=0)):
+            self._slots.append(_Slot(block[begin : begin + count].view(_dtype(spec)).reshape(spec.shape)))
         self._specs = specs
 
 
 def _copy(slot: _Slot, entry: Entry) -> None:
     """Copy one tensor into its slot, or have OneFlow do it: then it is there after `_wait`."""
     if entry.local is None:
-        np.copyto(slot.array, _present(entry.fetch()))
+        np.copyto(slot.array, entry.fetch())
         return
     import oneflow as flow
 
-    tensor = _present(entry.local())
+    tensor = entry.local()
     if tensor.device.type != "cpu" or tensor.dtype == flow.bfloat16:  # numpy has no bfloat16
         np.copyto(slot.array, tensor.numpy())
         return
@@ -211,18 +204,5 @@ def _wait() -> None:
     wait_for_device()
 
 
-def _present(value: Any) -> Any:
-    assert value is not None, "rank 0 fetches tensors"
-    return value
-
-
 def _dtype(spec: TensorSpec) -> np.dtype:
     return np.dtype(np.float32 if spec.dtype == "bfloat16" else DTYPES[spec.dtype][1])
-
-
-def _num_bytes(spec: TensorSpec) -> int:
-    return math.prod(spec.shape) * _dtype(spec).itemsize
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

@@ -96,10 +96,8 @@ def _write_single_file(source: Checkpoint, target: Path, dtype: str | None) -> P
     try:
         with DurableFile(temporary) as file:
             file.write(build_header({name: entry.spec for name, entry in entries.items()}))
-            for name, entry in entries.items():
-                array = entry.fetch()
-                assert array is not None, f"{name} is read from disk"
-                file.write(raw_bytes(to_raw(array, entry.spec.dtype)))
+            for entry in entries.values():
+                file.write(raw_bytes(to_raw(entry.fetch(), entry.spec.dtype)))
             file.finish()
         os.replace(temporary, target)
         fsync_dir(target.parent)

@@ -7,12 +7,13 @@ bit that flips after `verify`, or a folder that is replaced while it is read, is
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -63,8 +64,12 @@ class TensorGroup(Mapping[str, np.ndarray]):
         view = raw_bytes(raw)
         with open_regular(tensor.path) as file:
             file.seek(tensor.slot.offset)
-            if not _read_into(file, view):
-                raise CheckpointError(f"{what} is cut short: the file ends before its data do.")
+            try:
+                num_read = file.readinto(view)
+            except OSError as error:
+                raise CheckpointError(f"{tensor.path} cannot be read: {os_reason(error)}.") from None
+        if num_read < len(view):
+            raise CheckpointError(f"{what} is cut short: the file ends before its data do.")
         if tensor.sha256 is not None and hashlib.sha256(view).hexdigest() != tensor.sha256:
             raise CheckpointError(
                 f"{what} is damaged: its data do not match the digest in {MANIFEST}. Use another checkpoint."
@@ -183,7 +188,7 @@ def open_sharded(index: str | Path) -> TensorGroup:
     return TensorGroup(index, located)
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> io.BufferedReader:
     """Open a regular file for reading. Refuses links (they may lead anywhere) and pipes (they may wait for ever)."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -219,32 +224,19 @@ def _compare_digest(path: Path, sha256: str) -> str | None:
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     try:
         with open_regular(path) as file:
-            while count := file.readinto(buffer):  # type: ignore[attr-defined]
+            while count := file.readinto(buffer):
                 digest.update(buffer[:count])
-    except (OSError, CheckpointError) as error:
-        return f"{path} cannot be read: {os_reason(error)}." if isinstance(error, OSError) else str(error)
-    return (
-        None if digest.hexdigest() == sha256 else f"{path} is damaged: its bytes do not match the digest in {MANIFEST}."
-    )
+    except CheckpointError as error:
+        return str(error)
+    except OSError as error:
+        return f"{path} cannot be read: {os_reason(error)}."
+    is_same = digest.hexdigest() == sha256
+    return None if is_same else f"{path} is damaged: its bytes do not match the digest in {MANIFEST}."
 
 
 def _read_json_file(path: Path) -> bytes:
     with open_regular(path) as file:
         try:
-            data = file.read(MAX_JSON_BYTES + 1)
+            return file.read(MAX_JSON_BYTES + 1)  # parse_json refuses what is too long
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {os_reason(error)}.") from None
-    return data  # parse_json refuses what is too long
-
-
-def _read_into(file: BinaryIO, view: memoryview) -> bool:
-    done = 0
-    while done < len(view):
-        try:
-            count = file.readinto(view[done:])  # type: ignore[attr-defined]
-        except OSError as error:
-            raise CheckpointError(f"{file.name} cannot be read: {os_reason(error)}.") from None
-        if not count:
-            return False
-        done += count
-    return True

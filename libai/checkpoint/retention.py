@@ -6,7 +6,6 @@ an evaluation; `resolve` understands `…/last` and `…/best` as names.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Iterable
@@ -18,7 +17,7 @@ from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, os_re
 from libai.checkpoint.manifest import BEST, STATE, iteration_of
 from libai.checkpoint.reader import open_regular, verify
 from libai.checkpoint.strict_json import dump_json, parse_json
-from libai.utils.atomic import atomic_write_bytes
+from libai.utils.atomic import atomic_write_bytes, read_json
 from libai.utils.logging import warn_once
 
 logger = logging.getLogger("libai.checkpoint")
@@ -88,7 +87,7 @@ def prune(
     best = _readable_best(root)
     safe = {Path(path).name for path in protect} | ({best.path.name} if best else set())
     old = checkpoints[:-max_to_keep] if max_to_keep else []
-    doomed = [path for path in old if path.name not in safe and not _is_multiple(path, keep_every)]
+    doomed = [path for path in old if path.name not in safe and (not keep_every or _iteration(path) % keep_every)]
     if doomed:
         newest_good, _ = find_latest(root, among=among)
         doomed = [path for path in doomed if newest_good is not None and path != newest_good]
@@ -145,11 +144,8 @@ def _readable_best(root: Path) -> Best | None:
 
 def recorded_run(path: Path) -> str | None:
     """The id of the run that wrote the checkpoint `path`; None when it names none (older versions) or is damaged."""
-    try:
-        state = json.loads((path / STATE).read_bytes())
-        run_id = state["facts"]["run_id"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+    facts = read_json(path / STATE).get("facts")
+    run_id = facts.get("run_id") if isinstance(facts, dict) else None
     return run_id if isinstance(run_id, str) else None
 
 
@@ -177,10 +173,6 @@ def resolve(path: str | Path) -> Path:
         reasons = "".join(f"\n  {bad.name}: {reason}" for bad, reason in skipped) or " The folder has no checkpoints."
         raise CheckpointError(f"{root} holds no checkpoint that can be trusted.{reasons}")
     return found
-
-
-def _is_multiple(path: Path, keep_every: int | None) -> bool:
-    return keep_every is not None and _iteration(path) % keep_every == 0
 
 
 def _iteration(path: Path) -> int:

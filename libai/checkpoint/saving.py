@@ -113,7 +113,7 @@ def prepare(root: str | Path, iteration: int, shards: list[Shard], state: Mappin
     return state_bytes
 
 
-def fetch_all(shards: list[Shard]) -> Iterator[np.ndarray | None]:
+def fetch_all(shards: list[Shard]) -> Iterator[Any]:
     """The arrays of all shards in file order, fetched one at a time. Every rank must run it to its end."""
     for shard in shards:
         for entry in shard.entries.values():
@@ -121,7 +121,7 @@ def fetch_all(shards: list[Shard]) -> Iterator[np.ndarray | None]:
 
 
 def write_checkpoint(
-    root: str | Path, iteration: int, shards: list[Shard], arrays: Iterator[np.ndarray | None], state_bytes: bytes
+    root: str | Path, iteration: int, shards: list[Shard], arrays: Iterator[np.ndarray], state_bytes: bytes
 ) -> Path:
     """Write what `prepare` allowed, on rank 0 alone. Uses up `arrays` in any case: other ranks wait in its gathers."""
     root = Path(root)
@@ -136,9 +136,7 @@ def write_checkpoint(
             pass
 
 
-def _fill(
-    folder: Path, iteration: int, shards: list[Shard], arrays: Iterator[np.ndarray | None], state_bytes: bytes
-) -> None:
+def _fill(folder: Path, iteration: int, shards: list[Shard], arrays: Iterator[np.ndarray], state_bytes: bytes) -> None:
     files: dict[str, FileRecord] = {}
     tensors: dict[str, dict[str, TensorRecord]] = {}
     for shard in shards:
@@ -146,22 +144,15 @@ def _fill(
         with DurableFile(folder / shard.file) as file:
             file.write(build_header({name: entry.spec for name, entry in shard.entries.items()}))
             for name, entry in shard.entries.items():
-                digest = _write_array(file, next(arrays), entry.spec.dtype)
-                records[name] = TensorRecord(entry.spec, shard.file, digest)
+                view = raw_bytes(to_raw(next(arrays), entry.spec.dtype))
+                file.write(view)
+                records[name] = TensorRecord(entry.spec, shard.file, hashlib.sha256(view).hexdigest())
             files[shard.file] = file.finish()
     for group, records in tensors.items():
         if len({record.file for record in records.values()}) > 1:
             files[index_name(group)] = write_file(folder / index_name(group), _index(records))
     files[STATE] = write_file(folder / STATE, state_bytes)
     write_file(folder / MANIFEST, Manifest(iteration, files, tensors).dump())
-
-
-def _write_array(file: DurableFile, array: np.ndarray | None, dtype: str) -> str:
-    """Append one tensor's raw data; returns their SHA-256."""
-    assert array is not None, "only rank 0 writes, and rank 0 fetches arrays"
-    view = raw_bytes(to_raw(array, dtype))
-    file.write(view)
-    return hashlib.sha256(view).hexdigest()
 
 
 def _index(records: Mapping[str, TensorRecord]) -> bytes:

@@ -30,7 +30,7 @@ class Entry:
     """
 
     spec: TensorSpec
-    fetch: Callable[[], np.ndarray | None]
+    fetch: Callable[[], Any]
     local: Callable[[], Any] | None = None
     is_gathered: bool = False
 

@@ -57,9 +57,7 @@ def _refuse_constant(text: str) -> NoReturn:
 def _check(value: Any, what: str, where: str, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise CheckpointError(f"{what} is not usable: JSON nested deeper than {MAX_DEPTH} levels.")
-    if value is None or isinstance(value, (str, bool)):
-        return
-    if isinstance(value, int):
+    if value is None or isinstance(value, (str, int)):
         return
     if isinstance(value, float):
         if not math.isfinite(value):

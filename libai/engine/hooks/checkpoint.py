@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from libai.checkpoint import CheckpointError
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.loop.loss_guard import NonFiniteLoss
 from libai.engine.loop.periods import Period, is_due
@@ -89,8 +90,6 @@ class CheckpointHook(HookBase):
             self._checkpointer.wait()
 
     def _can_save_after_failure(self) -> bool:
-        from libai.checkpoint import CheckpointError
-
         trainer = self.trainer
         return (
             self._save_on_exit

@@ -18,7 +18,6 @@ from libai.engine.log.trackers import AimWriter, MLflowWriter, WandbWriter
 from libai.engine.log.writers import AsyncWriter, RunInfo, Writer
 from libai.engine.loop.check_parts import check_writer
 from libai.engine.loop.hook_base import HookBase
-from libai.engine.loop.periods import Period
 from libai.engine.loop.trainer_base import TrainerBase
 from libai.engine.run.report import summary_of
 from libai.engine.setup import build
@@ -70,57 +69,53 @@ def _flat(settings: Any, path: str = "") -> dict[str, Any]:
 
 def default_hooks(run: Run) -> list[HookBase | None]:
     """The hooks of a standard run and those of `train.extra_hooks`; `run.timer` is one of them."""
-    train = run.config.train
-    metric = chosen_metric(train.evaluation)[0]
-    evaluates = train.evaluation.enabled and bool(run.test_loaders)
-    log_period = run.plan.period(train.log_period, "train.log_period")
-    summary = functools.partial(summary_of, run)
+    train, plan = run.config.train, run.plan
+    evaluation, saving, monitor, profiler = train.evaluation, train.checkpointer, train.monitor, train.profiler
+    log_period = plan.period(train.log_period, "train.log_period")
     peak = train.peak_tflops and train.peak_tflops * 1e12 * run.mesh.size
-    run.timer = hooks.IterationTimer(run.plan.global_batch_size, peak)
-    return [
+    run.timer = hooks.IterationTimer(plan.global_batch_size, peak)
+    found: list[HookBase | None] = [
         # the output folder: taken before any other hook does something, and left when all are done
         hooks.CallbackHook(before_train=lambda trainer: run.begin(), priority=0),
         hooks.CallbackHook(after_train=lambda trainer: run.release_unless_training(), priority=100),
         hooks.DeterminismHook() if train.deterministic else None,
         hooks.RandomStateHook(run.seed, run.seed_offset),
         run.timer,
-        *_evaluation_hooks(run),
-        hooks.LRHook(f"eval/{metric}" if evaluates and metric else None),
-        _checkpoint_hook(run) if train.checkpointer.enabled else None,
-        _profiler_hook(run) if train.profiler.enabled else None,
-        *_monitors(run, log_period),
-        _unfreeze_hook(run) if run.config.train.unfreeze else None,
-        hooks.ShadowUpdateHook(run.config.graph.shadow_every) if run.config.graph.shadow_every else None,
-        *build.build_extra_hooks(run.config),
-        hooks.WriterHook(
-            run.build_writers(), log_period, run.timer, run.folder.texts, run.plan.iters_per_epoch, summary
-        ),
     ]
-
-
-def _checkpoint_hook(run: Run) -> HookBase:
-    checkpointer = run.config.train.checkpointer
-    return hooks.CheckpointHook(
-        run.checkpointer,
-        run.plan.period(checkpointer.period, "train.checkpointer.period"),
-        period_seconds=checkpointer.period_seconds,
-        save_on_exit=checkpointer.save_on_exit,
-    )
-
-
-def _monitors(run: Run, period: Period) -> list[HookBase]:
-    monitor = run.config.train.monitor
-    asked = [
-        (monitor.update_ratio, lambda: hooks.UpdateRatioHook(period)),
-        (monitor.gradients, lambda: hooks.GradientsHook(period, run.plan.global_batch_size)),
-        (monitor.loss_spike, lambda: _loss_spike_hook(monitor, period)),
-    ]
-    return [build_hook() for is_asked, build_hook in asked if is_asked]
-
-
-def _loss_spike_hook(monitor: Any, period: Period) -> HookBase:
-    action, limit = monitor.loss_spike_action, monitor.loss_spike_limit
-    return hooks.LossSpikeHook(period, monitor.loss_spike, action=action, limit=limit)
+    metric, better = chosen_metric(evaluation)
+    tag = None
+    if evaluation.enabled and run.test_loaders:
+        period = plan.period(evaluation.eval_period, "train.evaluation.eval_period")
+        found.append(hooks.EvalHook(period, run.evaluate, evaluation.eval_at_start, evaluation.eval_after_train))
+        if metric is not None:
+            tag = f"eval/{metric}"
+            saver = run.checkpointer if saving.enabled and saving.best else None
+            found.append(hooks.BestCheckpointHook(saver, tag, better, saving.best_to_keep))
+            if evaluation.early_stop_patience:
+                found.append(hooks.EarlyStopHook(tag, evaluation.early_stop_patience, better))
+    found.append(hooks.LRHook(tag))
+    if saving.enabled:
+        period = plan.period(saving.period, "train.checkpointer.period")
+        seconds, on_exit = saving.period_seconds, saving.save_on_exit
+        found.append(hooks.CheckpointHook(run.checkpointer, period, period_seconds=seconds, save_on_exit=on_exit))
+    if profiler.enabled:
+        folder, device = run.output_dir / "profile", run.mesh.device
+        found.append(hooks.ProfilerHook(folder, profiler.start_iter, profiler.num_iters, device))
+    if monitor.update_ratio:
+        found.append(hooks.UpdateRatioHook(log_period))
+    if monitor.gradients:
+        found.append(hooks.GradientsHook(log_period, plan.global_batch_size))
+    if monitor.loss_spike:
+        action, limit = monitor.loss_spike_action, monitor.loss_spike_limit
+        found.append(hooks.LossSpikeHook(log_period, monitor.loss_spike, action=action, limit=limit))
+    if train.unfreeze:
+        found.append(_unfreeze_hook(run))
+    if run.config.graph.shadow_every:
+        found.append(hooks.ShadowUpdateHook(run.config.graph.shadow_every))
+    found += build.build_extra_hooks(run.config)
+    texts, summary = run.folder.texts, functools.partial(summary_of, run)
+    found.append(hooks.WriterHook(run.build_writers(), log_period, run.timer, texts, plan.iters_per_epoch, summary))
+    return found
 
 
 def _unfreeze_hook(run: Run) -> HookBase:
@@ -132,30 +127,3 @@ def _unfreeze_hook(run: Run) -> HookBase:
             trainer.loop.pause()
 
     return hooks.CallbackHook(after_step=after_step)
-
-
-def _profiler_hook(run: Run) -> HookBase:
-    profiler = run.config.train.profiler
-    return hooks.ProfilerHook(
-        run.output_dir / "profile", profiler.start_iter, profiler.num_iters, device=run.mesh.device
-    )
-
-
-def _evaluation_hooks(run: Run) -> list[HookBase]:
-    """The hooks that evaluate, and those that act on the metric that decides."""
-    evaluation, checkpointer = run.config.train.evaluation, run.config.train.checkpointer
-    if not evaluation.enabled or not run.test_loaders:
-        return []
-    period = run.plan.period(evaluation.eval_period, "train.evaluation.eval_period")
-    patience = evaluation.early_stop_patience
-    found: list[HookBase] = [
-        hooks.EvalHook(period, run.evaluate, evaluation.eval_at_start, evaluation.eval_after_train),
-    ]
-    name, mode = chosen_metric(evaluation)
-    if name is None:
-        return found
-    saver = run.checkpointer if checkpointer.enabled and checkpointer.best else None
-    found.append(hooks.BestCheckpointHook(saver, f"eval/{name}", mode, checkpointer.best_to_keep))
-    if patience:
-        found.append(hooks.EarlyStopHook(f"eval/{name}", patience, mode))
-    return found

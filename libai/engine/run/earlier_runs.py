@@ -5,10 +5,11 @@ Only names that a run of libai writes are touched. What else is in the folder is
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -68,7 +69,8 @@ def find_run(folder: Path) -> str | None:
 
 def move_aside(folder: Path, run_id: str) -> Path:
     """Move what run `run_id` has left in `folder` to `folder/previous/<run_id>` and return that folder."""
-    target = _free_target(folder, run_id)
+    # a move that was cut short goes on; one that was finished has an identity, as in a folder that was copied back
+    target = _free_target(folder, run_id, lambda found: any((found / name).exists() for name in _IDENTITY))
     target.mkdir(parents=True, exist_ok=True)
     for name, patterns in _IN_FOLDERS.items():
         _move_folder(folder / name, patterns, target / name)
@@ -90,28 +92,21 @@ def move_newer_aside(folder: Path, run_id: str, names: Iterable[str], resumed: s
     newer = [name for name in names if (iteration_of(name) or 0) > first]
     if not newer:
         return
-    number, target = 1, folder / PREVIOUS / f"{run_id}-after-{first}"
-    while target.exists():
-        number += 1
-        target = folder / PREVIOUS / f"{run_id}-after-{first}-{number}"
+    target = _free_target(folder, f"{run_id}-after-{first}", Path.exists)
     (target / "checkpoints").mkdir(parents=True)
     for name in newer:
         _rename(folder / "checkpoints" / name, target / "checkpoints" / name)
     logger.info("resumed after iteration %d: %d newer checkpoint(s) moved to %s", first, len(newer), target)
 
 
-def _free_target(folder: Path, run_id: str) -> Path:
-    """`previous/<run_id>`, or `…-2` when another move to it was finished, as by a folder that was copied back."""
-    number = 1
-    while True:
-        target = folder / PREVIOUS / (run_id if number == 1 else f"{run_id}-{number}")
-        if not any((target / name).exists() for name in _IDENTITY):
-            return target
-        number += 1
+def _free_target(folder: Path, name: str, is_taken: Callable[[Path], bool]) -> Path:
+    """`previous/<name>`, or `…-2`, `…-3` when that is taken."""
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(target for each in names if not is_taken(target := folder / PREVIOUS / each))
 
 
 def _move_folder(source: Path, patterns: tuple[str, ...], target: Path) -> None:
-    names = list(_own_names(source, patterns))
+    names = [name for name in sorted(os.listdir(source)) if _matches(name, patterns)] if source.is_dir() else []
     if not names:
         return
     if source.is_symlink():  # to another disk, perhaps: stay there
@@ -124,11 +119,6 @@ def _move_folder(source: Path, patterns: tuple[str, ...], target: Path) -> None:
         _rename(source / name, target / name)
     if not source.is_symlink() and not any(source.iterdir()):
         source.rmdir()
-
-
-def _own_names(folder: Path, patterns: tuple[str, ...]) -> Iterator[str]:
-    if folder.is_dir():
-        yield from (name for name in sorted(os.listdir(folder)) if _matches(name, patterns))
 
 
 def _rename(path: Path, target: Path) -> None:

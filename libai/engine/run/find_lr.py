@@ -9,6 +9,7 @@ import importlib.util
 import json
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
 
 if TYPE_CHECKING:
+    from libai.engine.loop.data_feed import DataFeed
     from libai.engine.run.run import Run
     from libai.engine.trainer.model_trainer import ModelTrainer
 
@@ -96,7 +98,7 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
     trainer.prepare()
     lrs = np.geomspace(lowest, highest, num_iters)
     tried: list[float] = []
-    with undone(trainer), _data_put_back(trainer, num_iters) as batches:
+    with undone(trainer), _data_put_back(trainer.feed, num_iters) as batches:
         trainer.lr_scheduler = None
         for loss in _losses(trainer, lrs, batches):
             tried.append(loss)
@@ -135,23 +137,18 @@ def _losses(trainer: ModelTrainer, lrs: np.ndarray, batches: Iterator[list[Any]]
         trainer.iter = before
 
 
-class _data_put_back:
+@contextmanager
+def _data_put_back(feed: DataFeed, num_iters: int) -> Iterator[Iterator[list[Any]]]:
     """The micro-batches of the next iterations; afterwards the loader gives them again."""
-
-    def __init__(self, trainer: ModelTrainer, num_iters: int):
-        self._feed, self._num_iters = trainer.feed, num_iters
-        self._position = self._feed.position()
-        self._rewinds = self._position is not None and hasattr(self._feed.loader, "load_state_dict")
-
-    def __enter__(self) -> Iterator[list[Any]]:
-        if not self._rewinds:  # they are all kept
-            return iter(self._feed.read_ahead(self._num_iters))
-        return (self._feed.take() for _ in range(self._num_iters))
-
-    def __exit__(self, *_: object) -> None:
-        if self._rewinds:
-            self._feed.go_to(self._position, 0)
-            self._feed.is_ahead = False
+    position = feed.position()
+    if position is None or not hasattr(feed.loader, "load_state_dict"):
+        yield iter(feed.read_ahead(num_iters))  # they are all kept
+        return
+    try:
+        yield (feed.take() for _ in range(num_iters))
+    finally:
+        feed.go_to(position, 0)
+        feed.is_ahead = False
 
 
 def _smoothed(losses: list[float]) -> list[float]:

@@ -73,11 +73,7 @@ def _keep_the_faster(run: Run) -> None:
     model = run.build_model(config)
     build.adapt_model(config, model)
     optimizer = run.build_optimizer(config, model)
-    schedule = run.build_lr_scheduler(config, optimizer, run.plan)
-    costs = run.measured_block_costs
-    eager = build.build_trainer(
-        config, "eager", model, [], optimizer, schedule, run.plan, run.mesh, run.seed, costs, graph.completed_iters
-    )
+    eager = run.new_trainer(config, "eager", model, [], optimizer, graph.completed_iters)
     scope = eager.forward_pass.batch_scope
     scope.adopt_findings(graph.forward_pass.batch_scope)
     scope.resolve(eager, graph.feed.peek())

@@ -160,12 +160,7 @@ def _twin(trained: Any, run: Any, mode: str, batches: Batches) -> ModelTrainer:
     """A trainer of `mode` with a model of its own that stands where the run stands."""
     live = trained.trainer
     model = _same_model(trained)
-    optimizer = _optimizer(trained, model)
-    schedule = trained.build_lr_scheduler(run, optimizer, trained.plan)
-    twin = build.build_trainer(
-        run, mode, model, _flat(batches), optimizer, schedule, trained.plan, trained.mesh, trained.seed,
-        trained.measured_block_costs, live.completed_iters,
-    )  # fmt: skip
+    twin = trained.new_trainer(run, mode, model, _flat(batches), _optimizer(trained, model), live.completed_iters)
     _bring_to(live, twin)
     twin.options = replace(twin.options, detect_anomalous_params=False)  # the run itself says it
     return twin

@@ -6,9 +6,9 @@ import json
 import logging
 import platform
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import oneflow as flow
@@ -16,7 +16,6 @@ import oneflow as flow
 from libai import __version__
 from libai.config import fill_unset
 from libai.config.lazy.lazy_config import to_yaml
-from libai.engine.loop.hook_base import HookBase
 from libai.engine.run.result import result_of
 from libai.launch.facts import collect_env, git_state
 from libai.native.kernels import kernels_in_use
@@ -47,7 +46,8 @@ def start_banner(run: Run, length: str | None = None) -> None:
 
     `length`: how much of it; default: a whole training.
     """
-    train = run.config.train
+    train, resumed, more = run.config.train, run.folder.checkpoint, run.process_ids[8:]
+    hooks = Counter(type(hook).__name__ for hook in run.trainer.hooks)  # in the order in which they are called
     other = "graph.enabled=true" if run.trainer.mode == "eager" else "graph.enabled=false"
     kind = "op by op" if run.trainer.mode == "eager" else "one compiled nn.Graph step"
     lines = {
@@ -60,9 +60,9 @@ def start_banner(run: Run, length: str | None = None) -> None:
         "data": _describe_data(run),
         "optimizer": _describe_optimizer(run),
         "seed": str(run.seed),
-        "hooks": _describe_hooks(run.trainer.hooks),
-        "run": _describe_run(run),
-        "processes": _describe_processes(run.process_ids),
+        "hooks": ", ".join(f"{count} x {name}" if count > 1 else name for name, count in hooks.items()),
+        "run": f"{run.folder.run_id}, {'new' if resumed is None else f'continued from {resumed.name}'}",
+        "processes": f"pid {', '.join(map(str, run.process_ids[:8]))}{f' and {len(more)} more' if more else ''}",
         "startup": run.startup.describe(),
         "software": _describe_software(),
         "kernels": f"{kernels_in_use()} on CPU",
@@ -188,22 +188,6 @@ def _warmup_iters(run: Run) -> int:
     return given if isinstance(given, int) else 0
 
 
-def _describe_hooks(hooks: Sequence[HookBase]) -> str:
-    """Their classes in the order in which they are called."""
-    counts = Counter(type(hook).__name__ for hook in hooks)
-    return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
-
-
-def _describe_processes(process_ids: Sequence[int], shown: int = 8) -> str:
-    more = len(process_ids) - shown
-    return f"pid {', '.join(map(str, process_ids[:shown]))}{f' and {more} more' if more > 0 else ''}"
-
-
-def _describe_run(run: Run) -> str:
-    found = run.folder.checkpoint
-    return f"{run.folder.run_id}, {'new' if found is None else f'continued from {found.name}'}"
-
-
 def _describe_model(model: Any) -> str:
     total = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -230,8 +214,6 @@ def _describe_optimizer(run: Run) -> str:
 
 
 def _describe_software() -> str:
-    from pathlib import Path
-
     state = git_state(Path.cwd())
     git = f"  git {state['commit'][:9]}{' (changed)' if state.get('dirty') else ''}" if state else ""
     threads = f"({threads_in_use()} thread{'s' if threads_in_use() > 1 else ''})"

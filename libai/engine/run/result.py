@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from libai import checkpoint
 from libai.engine.hooks import BestCheckpointHook
 from libai.utils.distributed import is_main_process
 
@@ -38,8 +39,6 @@ class TrainResult:
 
 def result_of(run: Run) -> TrainResult:
     """The result of `run` as it stands."""
-    from libai import checkpoint
-
     trainer, last = run.trainer, run.checkpointer.last_saved
     done = (trainer.status, run.timer.total_seconds, trainer.completed_iters, last)
     hook = next((hook for hook in trainer.hooks if isinstance(hook, BestCheckpointHook)), None)
@@ -53,8 +52,6 @@ def result_of(run: Run) -> TrainResult:
 
 def load_best(run: Run) -> None:
     """Take the weights of the best checkpoint, once a run is over (`train.load_best_at_end`). Collective."""
-    from libai import checkpoint
-
     is_over = run.trainer.status == "stopped" or run.trainer.completed_iters >= run.plan.train_iter
     best = result_of(run)
     if not is_over or not run.config.train.load_best_at_end:

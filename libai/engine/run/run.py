@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
+from libai import checkpoint
 from libai.config import RunConfig, batch_sizes_of, combinations, validate
 from libai.engine.hooks import IterationTimer
 from libai.engine.hooks.evaluation.eval_metric import chosen_metric, look_for
@@ -105,24 +106,11 @@ class Run:
         build.adapt_model(config, self.model)
         self.optimizer = self.build_optimizer(config, self.model)
         build.scale_lr(config, self.optimizer, self.plan)
-        self.lr_scheduler = self.build_lr_scheduler(config, self.optimizer, self.plan)
-        block_costs = self._block_costs(sizes.micro)
-        self.trainer: ModelTrainer = build.build_trainer(
-            config,
-            mode,
-            self.model,
-            self.train_loader,
-            self.optimizer,
-            self.lr_scheduler,
-            self.plan,
-            self.mesh,
-            self.seed,
-            block_costs,
-        )
+        self.measured_block_costs = self._block_costs(sizes.micro)
+        self.trainer = self.new_trainer(config, mode, self.model, self.train_loader, self.optimizer)
+        self.lr_scheduler = self.trainer.lr_scheduler
         self.trainer.loop.epoch = self.plan.epoch
         self.trainer.loop.is_mode_final = self.mode_reason != modes.UNDECIDED
-        #: as cut by measured time, also in a trainer that is only timed
-        self.measured_block_costs = block_costs
         self.checkpointer = TrainerCheckpointer(
             self.trainer,
             self.folder.root,
@@ -196,6 +184,14 @@ class Run:
     build_test_loaders = staticmethod(build.build_test_loaders)
     build_evaluators = staticmethod(build.build_evaluators)
 
+    def new_trainer(
+        self, config: Any, mode: str, model: Any, data_loader: Any, optimizer: Any, completed_iters: int = 0
+    ) -> ModelTrainer:
+        """A trainer of this run, with a schedule of its own for `optimizer`; see `build.build_trainer`."""
+        schedule = self.build_lr_scheduler(config, optimizer, self.plan)
+        parts = (model, data_loader, optimizer, schedule, self.plan, self.mesh, self.seed, self.measured_block_costs)
+        return build.build_trainer(config, mode, *parts, completed_iters)
+
     def build_writers(self) -> list[Writer]:
         """Where metrics go, see `default_writers`."""
         return default_writers(self)
@@ -233,17 +229,14 @@ class Run:
                     raise self._stopped()
                 load_best(self)
             except Exception as error:
-                if isinstance(error, UserError) or not self._returns_after(error):
+                returns = self.config.train.on_exception == "return" and self.trainer.loop.failure is error
+                if isinstance(error, UserError) or not returns:
                     raise
                 logger.exception("training failed, and train.on_exception=return")
             finally:
                 self._is_training = False
                 self.folder.release()
         return result_of(self)
-
-    def _returns_after(self, error: Exception) -> bool:
-        """Whether `train` returns although training has failed with `error`."""
-        return self.config.train.on_exception == "return" and self.trainer.loop.failure is error
 
     def _train(self, until: int | None) -> None:
         modes.unfreeze_due(self)
@@ -363,8 +356,6 @@ class Run:
         """Take the model's weights, and nothing else, from elsewhere; arguments as in `checkpoint.load_weights`.
 
         Adapters that are not there keep their initial weights."""
-        from libai import checkpoint
-
         report = checkpoint.load_weights(path, self.model, *args, **{"optional": ADAPTER, **kwargs})
         if is_main_process():
             logger.info("loaded weights from %s: %s", path, report)

@@ -70,8 +70,7 @@ class RunFolder:
         found = result_of_rank_0(lambda: self._identify(resume))
         self.run_id: str = found["run_id"]
         self.checkpoint = self.root / found["checkpoint"] if found["checkpoint"] else None
-        self._continues: bool = found["continues"]
-        self._names: list[str] = found["names"]
+        self._names: list[str] | None = found["names"]  # of the run's checkpoints, where it is continued
         self._has_begun = False
         self._is_held = False  # on every rank, though rank 0 alone has the lock
         self._lock: FolderLock | None = None
@@ -84,25 +83,21 @@ class RunFolder:
     def _identify(self, resume: bool | str) -> dict[str, Any]:
         chosen = checkpoint_of(Path(resume)) if isinstance(resume, str) and resume else None
         run_id = find_run(self.path)
-        if chosen is not None and run_id is not None and is_of_run(chosen, run_id) and self._holds(chosen):
+        is_here = chosen is not None and chosen.parent.resolve() == self.root.resolve()
+        if chosen is not None and is_here and run_id is not None and is_of_run(chosen, run_id):
             return self._continued(run_id, chosen.name)
         if chosen is not None or not resume:
             kept = self._id_of_this_job()
             new = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
             begins = None if chosen is None else str(chosen.resolve())
-            return {"run_id": kept or new, "checkpoint": begins, "names": [], "continues": False}
-        if run_id is None:
-            raise UserError(_nothing_to_resume(self.root))
-        path = find_checkpoint(self.root, run_id, _seed_of(self.path))
-        if path is None:
+            return {"run_id": kept or new, "checkpoint": begins, "names": None}
+        path = find_checkpoint(self.root, run_id, _seed_of(self.path)) if run_id is not None else None
+        if run_id is None or path is None:
             raise UserError(_nothing_to_resume(self.root, run_id))
         return self._continued(run_id, path.name)
 
     def _continued(self, run_id: str, name: str) -> dict[str, Any]:
-        return {"run_id": run_id, "checkpoint": name, "names": self._own_names(run_id), "continues": True}
-
-    def _holds(self, path: Path) -> bool:
-        return self.root.is_dir() and path.parent.resolve() == self.root.resolve()
+        return {"run_id": run_id, "checkpoint": name, "names": self._own_names(run_id)}
 
     def _id_of_this_job(self) -> str | None:
         """The id of a run that this same job has begun, before tools/launch.py started it again."""
@@ -133,11 +128,6 @@ class RunFolder:
             open_log_files()
             barrier()
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether this run may write into the folder."""
-        return self._has_begun
-
     def release(self) -> None:
         """Let other jobs have the folder. Every rank must call it."""
         self._is_held = False
@@ -166,7 +156,7 @@ class RunFolder:
         if self._has_begun:
             if read_json(self.path / RUN_FILE).get("run_id") != self.run_id:
                 raise UserError(f"{self.path} holds another run than {self.run_id} now. Set another train.output_dir.")
-        elif self._continues and self._names != self._own_names(self.run_id):
+        elif self._names is not None and self._names != self._own_names(self.run_id):
             raise UserError(
                 f"run {self.run_id} in {self.path} was continued by another job while this one was starting. Start "
                 "again with --resume to continue from where that job has ended."
@@ -174,7 +164,7 @@ class RunFolder:
 
     def _start(self, contents: Callable[[], Mapping[str, str]]) -> None:
         earlier = find_run(self.path)
-        if self._continues and self.checkpoint is not None:
+        if self._names is not None and self.checkpoint is not None:
             move_newer_aside(self.path, self.run_id, self._names, self.checkpoint.name)
         elif earlier == self.run_id:
             for name in ("metrics.jsonl", "metrics.csv"):  # the same iterations are made again

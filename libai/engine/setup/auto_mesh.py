@@ -105,8 +105,14 @@ def propose_for(
     optimizer = build.build_optimizer(run, model)
     states = {}
     for name, parameter, group in walk_parameters(optimizer, names):
-        if parameter.requires_grad:
-            states[name] = len(_require_keys(optimizer, state_keys(optimizer, group)))
+        if not parameter.requires_grad:
+            continue
+        if (keys := state_keys(optimizer, group)) is None:
+            raise UserError(
+                f"the planner does not know what {type(optimizer).__name__} keeps for a parameter: it knows OneFlow's "
+                "own optimizers. Set the sizes of train.dist yourself."
+            )
+        states[name] = len(keys)
     dist, train = run.train.dist, run.train
 
     def batch_for(data: int) -> Batch:
@@ -142,15 +148,6 @@ def propose_for(
         num_ranks, device, dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size
     )
     return propose(work, meshes, zero_stages, recomputation)
-
-
-def _require_keys(optimizer: Any, keys: tuple[str, ...] | None) -> tuple[str, ...]:
-    if keys is None:
-        raise UserError(
-            f"the planner does not know what {type(optimizer).__name__} keeps for a parameter: it knows OneFlow's own "
-            "optimizers. Set the sizes of train.dist yourself."
-        )
-    return keys
 
 
 def memory_of_this_rank(device: str) -> int:

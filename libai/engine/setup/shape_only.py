@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -60,11 +60,10 @@ class _Stand(metaclass=_UntouchedTensor):
     pass
 
 
-@contextlib.contextmanager
-def without_memory() -> Iterator[None]:
-    """Modules built inside take no memory for their parameters and get no values. Not for several threads.
+def build_shape_only(build: Callable[[], nn.Module]) -> nn.Module:
+    """What `build` makes, without memory for parameters and without values. Names, shapes and types are the real ones.
 
-    What a model allocates by other means than OneFlow's layers (`flow.zeros(...)`) is real.
+    What a model allocates by other means than OneFlow's layers (`flow.zeros(...)`) is real. Not for several threads.
     """
     real = flow.Tensor
     parts = [module for module in sys.modules.values() if getattr(module, "__name__", "").startswith("oneflow")]
@@ -75,12 +74,6 @@ def without_memory() -> Iterator[None]:
         replaced(*((owner, name, lambda tensor, *args, **kwargs: tensor) for owner, name in writers)),
         without_initial_values(),
     ):
-        yield
-
-
-def build_shape_only(build: Callable[[], nn.Module]) -> nn.Module:
-    """What `build` makes, without memory for parameters. Names, shapes and types are the real ones."""
-    with without_memory():
         return build()
 
 

@@ -56,9 +56,13 @@ def _only_on(only: str, otherwise: str) -> Callable[[str], str]:
 
 _AMP_IN_EAGER = _only_on("cuda", "it does nothing on this device (OneFlow 0.9 has no autocast on CPU)")
 _AMP_IN_GRAPH = _only_on("cuda", "it does nothing on this device (OneFlow 0.9 compiles AMP for CUDA only)")
-_USE_AUTO = "Use train.amp.enabled=auto (float32 where AMP does nothing), or run with train.device=cuda."
 # on CPU: one compute thread per process, two runs are equal to the last bit, see tests/parity
 _DETERMINISTIC = _only_on("cpu", "OneFlow 0.9 has no switch that keeps to deterministic CUDA kernels")
+_NO_GRADIENTS_ARE_KEPT = (
+    YES,
+    "a compiled step keeps no gradients between iterations, so there is nothing to clear",
+    "Remove it, or run with graph.enabled=false.",
+)
 # on CPU AMP does nothing, and is refused or leaves float32
 _COMPARISON_WITH_AMP = _only_on(
     "cpu", "AMP rounds to 5e-4 (fp16) or 4e-3 (bf16), which would hide what the modes are compared to 1e-5 for"
@@ -76,19 +80,15 @@ def _by(file: str, test: str, *modes: str) -> dict[str, str]:
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option(
-        "train.amp.enabled=true (fp16)",
-        lambda run: run.train.amp.enabled is True and run.train.amp.dtype == "fp16",
-        _AMP_IN_EAGER,
-        _AMP_IN_GRAPH,
-        _USE_AUTO,
-    ),
-    Option(
-        "train.amp.enabled=true (bf16)",
-        lambda run: run.train.amp.enabled is True and run.train.amp.dtype == "bf16",
-        _AMP_IN_EAGER,
-        _AMP_IN_GRAPH,
-        _USE_AUTO,
+    *(
+        Option(
+            f"train.amp.enabled=true ({dtype})",
+            lambda run, dtype=dtype: run.train.amp.enabled is True and run.train.amp.dtype == dtype,
+            _AMP_IN_EAGER,
+            _AMP_IN_GRAPH,
+            "Use train.amp.enabled=auto (float32 where AMP does nothing), or run with train.device=cuda.",
+        )
+        for dtype in ("fp16", "bf16")
     ),
     Option(
         "train.amp.backoff_factor",
@@ -136,17 +136,13 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "train.zero_grad_before_forward",
         lambda run: bool(run.train.zero_grad_before_forward),
-        YES,
-        "a compiled step keeps no gradients between iterations, so there is nothing to clear",
-        "Remove it, or run with graph.enabled=false.",
+        *_NO_GRADIENTS_ARE_KEPT,
         _by("contract/test_contract_loop.py", "test_zero_grad_before_forward_leaves_gradients_to_look_at", "eager"),
     ),
     Option(
         "train.zero_grad_set_to_none",
         lambda run: run.train.zero_grad_set_to_none is not None,
-        YES,
-        "a compiled step keeps no gradients between iterations, so there is nothing to clear",
-        "Remove it, or run with graph.enabled=false.",
+        *_NO_GRADIENTS_ARE_KEPT,
         _by("contract/test_contract_loop.py", "test_gradients_are_cleared_by_none_or_by_zeros", "eager"),
     ),
     Option(

@@ -171,7 +171,8 @@ def find_coupling_of(trainer: ModelTrainer, micro_batches: Sequence[Any]) -> tup
     """
     coupling, doubt = None, ""
     try:
-        coupling = _look_here(trainer, [trainer.forward_pass.to_device(batch) for batch in micro_batches])
+        sample = _sample(trainer, [trainer.forward_pass.to_device(batch) for batch in micro_batches])
+        coupling = find_coupling(Trial(trainer.model, trainer.forward_pass.layout), *sample)
     except CannotTell as reason:
         doubt = str(reason)
     found = gather_objects([coupling.module, coupling.evidence] if coupling else None)
@@ -180,17 +181,12 @@ def find_coupling_of(trainer: ModelTrainer, micro_batches: Sequence[Any]) -> tup
     return min(seen, key=lambda coupling: coupling.module.endswith(".forward"), default=None), doubt
 
 
-def _look_here(trainer: ModelTrainer, batches: list[Batch]) -> Coupling | None:
-    batch, count, is_replicated = _sample(trainer, batches)
-    return find_coupling(Trial(trainer.model, trainer.forward_pass.layout), batch, count, is_replicated)
-
-
 def _warn_of_odd_metrics(trainer: ModelTrainer, batches: list[Batch]) -> None:
     """Name the metrics that ranks with local replicas log differently from one process. Collective."""
     names: list[str] = []
     with suppress(CannotTell):
-        batch, count, is_replicated = _sample(trainer, batches)
-        names = find_odd_metrics(Trial(trainer.model, trainer.forward_pass.layout), batch, count, is_replicated)
+        sample = _sample(trainer, batches)
+        names = find_odd_metrics(Trial(trainer.model, trainer.forward_pass.layout), *sample)
     odd = sorted({name for of_rank in gather_objects(names) for name in of_rank})
     if odd and is_main_process():
         logger.warning(
@@ -219,14 +215,10 @@ def _sample(trainer: ModelTrainer, batches: list[Batch]) -> tuple[Batch, Callabl
     def count(one: Batch) -> float:
         counted = trainer.forward_pass.item_counts([one])[0]
         first = next(iter(counted.values())) if isinstance(counted, Mapping) else counted
-        number = np.array([float(np.asarray(_host(first)))])
+        number = np.array([float(first.numpy() if isinstance(first, flow.Tensor) else first)])
         return float((all_reduce(number) if trainer.forward_pass.layout.is_global and not is_replicated else number)[0])
 
     return batch, count, is_replicated
-
-
-def _host(count: Any) -> Any:
-    return count.numpy() if isinstance(count, flow.Tensor) else count
 
 
 def _all_ranks_can_exchange(batch: Mapping[str, flow.Tensor]) -> bool:

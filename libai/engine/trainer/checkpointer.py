@@ -9,18 +9,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from libai import __version__
+from libai import __version__, checkpoint
+from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, on_rank_0
+from libai.checkpoint.shards import cut_shards
+from libai.checkpoint.strict_json import dump_json
+from libai.scheduler import load_scheduler_state, scheduler_state
 from libai.utils.atomic import point_link
 from libai.utils.distributed import get_world_size, is_main_process, result_of_rank_0
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import phase
 
 if TYPE_CHECKING:
-    from libai.checkpoint import AsyncCheckpointer, Checkpoint
     from libai.engine.trainer.model_trainer import ModelTrainer
 
 logger = logging.getLogger("libai.engine")
-_WAIT_SECONDS = 0.02
 Best = tuple[str, float]
 #: what a resume can leave as it is in this run, instead of taking it from the checkpoint
 RESETTABLE = ("optimizer", "schedule", "data")
@@ -80,7 +82,7 @@ class TrainerCheckpointer:
         self.extra: dict[str, Any] = {}
         self._last_saved_iter = -1
         self._is_async, self._weights_only = async_save, weights_only
-        self._background: AsyncCheckpointer | None = None
+        self._background: checkpoint.AsyncCheckpointer | None = None
         #: what is to be marked and kept when it has been written
         self._choices: dict[Path, tuple[Best | None, Iterable[int]]] = {}
         self._in_flight: Path | None = None
@@ -92,16 +94,17 @@ class TrainerCheckpointer:
         """Save the state after `trainer.completed_iters` updates, once per iteration; returns the checkpoint's folder.
 
         `best=(metric, value)` also marks it as the best one, and `keep` are the iterations of the best ones, which stay
-        until another save names others. With `async_save` it is still being written when this
-        returns. Collective. Raises `NonFiniteLoss` rather than save corrupted weights, `CheckpointError` when it, or
-        the one before it, cannot be written.
+        until another save names others. With `async_save` it is still being written when this returns. Collective.
+        Raises `NonFiniteLoss` rather than save corrupted weights, `CheckpointError` when it, or the one before it,
+        cannot be written.
         """
         self.trainer.check_finite()
         with self.trainer.loop.not_training():
             return self._save_once(best, keep)
 
     def _save_once(self, best: Best | None, keep: Iterable[int]) -> Path:
-        self._look_before_save()
+        if self._before_save is not None:
+            on_rank_0(self._before_save)
         start = time.perf_counter()
         iteration = self.trainer.completed_iters
         if iteration != self._last_saved_iter or self.last_saved is None:
@@ -118,15 +121,7 @@ class TrainerCheckpointer:
         self.trainer.storage.put_scalar("perf/checkpoint_stall_ms", seconds * 1e3)
         return self.last_saved
 
-    def _look_before_save(self) -> None:
-        from libai.checkpoint.saving import on_rank_0
-
-        if self._before_save is not None:
-            on_rank_0(self._before_save)
-
     def _save(self, iteration: int, best: Best | None, keep: Iterable[int]) -> Path:
-        from libai import checkpoint
-
         tensors, state = self.snapshot()
         if not self._is_async:
             path = checkpoint.save(self.root, iteration, tensors, state)
@@ -142,8 +137,6 @@ class TrainerCheckpointer:
 
     def _after_write(self, path: Path, best: Best | None = None, keep: Iterable[int] = ()) -> None:
         """Mark, prune and link, on rank 0; in the background thread when that has written the checkpoint."""
-        from libai import checkpoint
-
         best, keep = self._choices.pop(path, (best, keep))
         if not is_main_process():
             return
@@ -162,18 +155,12 @@ class TrainerCheckpointer:
 
     def keep_best(self, iterations: Iterable[int]) -> None:
         """Keep the checkpoints of `iterations`, the best ones so far, whatever `best.json` says."""
-        from libai import checkpoint
-
         self._best = [self.root / checkpoint.checkpoint_name(iteration) for iteration in iterations]
 
     def check_can_save(self, with_hooks: bool = True) -> None:
         """Raise now what would make the first save fail: a schedule without state, state that JSON cannot hold, tensors
         of a kind that cannot be stored. `with_hooks`: of the hooks too, which may need `before_train` first.
         Collective."""
-        from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, on_rank_0
-        from libai.checkpoint.shards import cut_shards
-        from libai.checkpoint.strict_json import dump_json
-
         trainer = self.trainer
         cut_shards({"model": trainer.model.state_dict()}, DEFAULT_SHARD_BYTES)
         state = self._state(trainer.state_dict() if with_hooks else {"data_loader": trainer.feed.position()})
@@ -193,8 +180,6 @@ class TrainerCheckpointer:
         return tensors, state
 
     def _state(self, trainer_state: Mapping[str, Any]) -> dict[str, Any]:
-        from libai.scheduler import scheduler_state
-
         scheduler = self.trainer.lr_scheduler
         return {
             "trainer": trainer_state,
@@ -244,7 +229,7 @@ class TrainerCheckpointer:
             if self._background.last_path == self._in_flight:
                 return
             self.check()
-            time.sleep(_WAIT_SECONDS)
+            time.sleep(0.02)
 
     # ------------------------------------------------------------------ resuming
 
@@ -287,13 +272,15 @@ class TrainerCheckpointer:
         """The newest checkpoint that a run can be resumed from."""
         return None if self._weights_only else self.last_saved
 
-    def take_back(self, path: str | Path, reset: Collection[str] = ()) -> Checkpoint:
+    def take_back(self, path: str | Path, reset: Collection[str] = ()) -> checkpoint.Checkpoint:
         """`load` without a word, and without taking the checkpoint for one that this object has written. Collective."""
-        from libai import checkpoint
-
         trainer = self.trainer
         saved = checkpoint.load(path)
-        _require_run(saved)
+        if missing := [name for name in ("trainer", "optimizer", "lr_scheduler") if name not in saved.state]:
+            raise checkpoint.CheckpointError(
+                f"{saved.path} holds no run to continue: its state has no {', '.join(missing)}. Take its weights "
+                f"alone: train.load_weight={saved.path}."
+            )
         checkpoint.load_weights(path, trainer.model, strict=True)
         if "optimizer" not in reset:  # one without state, such as plain SGD, has no tensors to save
             trainer.optimizer_state.load(saved.tensors.get("optimizer", {}), saved.state["optimizer"])
@@ -305,7 +292,7 @@ class TrainerCheckpointer:
         self.extra = dict(saved.state.get("extra", {}))
         return saved
 
-    def _describe_reset(self, saved: Checkpoint, reset: Collection[str]) -> str:
+    def _describe_reset(self, saved: checkpoint.Checkpoint, reset: Collection[str]) -> str:
         """A table: what the checkpoint has of each part that is reset, and what this run has."""
         state, now = saved.state, self._state({})
         held = len(saved.tensors.get("optimizer", {}))
@@ -317,7 +304,7 @@ class TrainerCheckpointer:
         lines = [f"  {part:<10} {rows[part][0]} -> {rows[part][1]}" for part in RESETTABLE if part in reset]
         return "\n".join(["reset (checkpoint -> this run):", *lines])
 
-    def load_average(self, saved: Checkpoint) -> None:
+    def load_average(self, saved: checkpoint.Checkpoint) -> None:
         """Take back the average of the weights, where this run keeps one. Collective when parameters are global."""
         average = self.trainer.forward_pass.average
         if average is not None:
@@ -331,8 +318,6 @@ class TrainerCheckpointer:
             )
 
     def _load_schedule(self, saved: Mapping[str, Any] | None) -> None:
-        from libai.scheduler import load_scheduler_state
-
         scheduler = self.trainer.lr_scheduler
         if scheduler is not None and saved is not None:
             load_scheduler_state(scheduler, saved, self.trainer.optimizer)
@@ -344,7 +329,7 @@ class TrainerCheckpointer:
                 "none" if scheduler is None else f"a {type(scheduler).__name__}",
             )
 
-    def _warn_of_changes(self, saved: Checkpoint) -> None:
+    def _warn_of_changes(self, saved: checkpoint.Checkpoint) -> None:
         """Say which facts of the run differ in a way that changes the curve."""
         before = saved.state.get("facts", {})
         for name, consequence in (
@@ -369,7 +354,6 @@ def find_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> 
 
     Damaged ones that are newer are named in the log with the reason.
     """
-    from libai import checkpoint
 
     def look() -> str | None:
         try:
@@ -382,14 +366,3 @@ def find_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> 
 
     name = result_of_rank_0(look, checkpoint.CheckpointError)
     return root / name if name else None
-
-
-def _require_run(saved: Checkpoint) -> None:
-    from libai.checkpoint import CheckpointError
-
-    missing = [name for name in ("trainer", "optimizer", "lr_scheduler") if name not in saved.state]
-    if missing:
-        raise CheckpointError(
-            f"{saved.path} holds no run to continue: its state has no {', '.join(missing)}. Take its weights alone: "
-            f"train.load_weight={saved.path}."
-        )

@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from libai.engine.hooks.evaluation.eval_metric import latest_value
-from libai.engine.loop.hook_base import HookBase
+from libai.engine.hooks.evaluation.eval_metric import MetricHook
 from libai.engine.trainer.checkpointer import TrainerCheckpointer
 
 
-class BestCheckpointHook(HookBase):
+class BestCheckpointHook(MetricHook):
     """After an evaluation with one of the best values of `metric` (`eval/<dataset>/<name>`) so far, saves a checkpoint.
 
     The metric is named, never guessed: a test set cannot choose the model by accident. A value that is not finite is
@@ -28,11 +27,10 @@ class BestCheckpointHook(HookBase):
     priority = 94
 
     def __init__(self, checkpointer: TrainerCheckpointer | None, metric: str, mode: str = "min", num_kept: int = 1):
-        self.metric = metric
+        super().__init__(metric)
         self._checkpointer, self._num_kept = checkpointer, num_kept
         self._sign = 1.0 if mode == "min" else -1.0
         self._kept: list[tuple[float, int]] = []  # value and iteration, the best one first
-        self._last_iter: int | None = None
 
     @property
     def best(self) -> float | None:
@@ -44,12 +42,7 @@ class BestCheckpointHook(HookBase):
         """The updates made when it was measured."""
         return self._kept[0][1] if self._kept else None
 
-    def after_step(self) -> None:
-        """Looks at the metric when it is new. Raises `UserError` when the evaluation does not give it."""
-        found = latest_value(self.trainer.storage, self.metric)
-        if found is None or found[1] == self._last_iter:
-            return
-        value, self._last_iter = found
+    def judge(self, value: float) -> None:
         if not math.isfinite(value):
             return
         new = (value, self.trainer.iter + 1)

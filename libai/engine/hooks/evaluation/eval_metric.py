@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from libai.config.settings.errors import did_you_mean
 from libai.config.settings.sections import Evaluation
-from libai.engine.log.events import EventStorage
+from libai.engine.loop.hook_base import HookBase
 from libai.evaluation import MeanLossEvaluator
 from libai.utils.errors import UserError
 
@@ -25,15 +25,26 @@ def chosen_metric(evaluation: Evaluation) -> tuple[str | None, str]:
     return metric.lstrip("+-"), {"-": "min", "+": "max"}.get(metric[0], evaluation.eval_mode)
 
 
-def latest_value(storage: EventStorage, metric: str) -> tuple[float, int] | None:
-    """The newest value of `metric` (`eval/<dataset>/<name>`) and its iteration; None before the first evaluation.
+class MetricHook(HookBase):
+    """Does something with each new value of `metric` (`eval/<dataset>/<name>`), the same on all ranks."""
 
-    Raises `UserError` when an evaluation was made and did not give it.
-    """
-    found = storage.get(metric)
-    if found is None:
-        refuse_unknown(metric, storage.names("eval/"))
-    return found
+    _last_iter: int | None = None
+
+    def __init__(self, metric: str):
+        self.metric = metric
+
+    def judge(self, value: float) -> None:
+        """Called after the iteration whose evaluation gave `value`."""
+        raise NotImplementedError
+
+    def after_step(self) -> None:
+        """Looks at the metric when it is new. Raises `UserError` when the evaluation does not give it."""
+        found = self.trainer.storage.get(self.metric)
+        if found is None:
+            refuse_unknown(self.metric, self.trainer.storage.names("eval/"))
+        elif found[1] != self._last_iter:
+            value, self._last_iter = found
+            self.judge(value)
 
 
 def refuse_unknown(metric: str, measured: Iterable[str]) -> None:

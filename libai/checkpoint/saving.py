@@ -51,12 +51,10 @@ def save(
     shards = cut_shards(tensors, shard_bytes)
     state_bytes = on_rank_0(lambda: prepare(root, iteration, shards, state))
     arrays = fetch_all(shards)
-    if is_main_process():
-        on_rank_0(lambda: write_checkpoint(root, iteration, shards, arrays, state_bytes or b""))
-    else:
+    if not is_main_process():
         for _ in arrays:  # take part in the gathers
             pass
-        on_rank_0(lambda: None)
+    on_rank_0(lambda: write_checkpoint(root, iteration, shards, arrays, state_bytes or b""))
     return Path(root) / checkpoint_name(iteration)
 
 

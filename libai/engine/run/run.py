@@ -90,7 +90,10 @@ class Run:
         self.output_dir = Path(config.train.output_dir)
         self.folder = RunFolder(self.output_dir, config.train.resume if resume is None else resume, reset)
         resumed = self.folder.checkpoint
-        self.seed = self._choose_seed(resumed)
+        seed = config.train.seed
+        if seed is None and resumed is not None:
+            seed = saved_seed(resumed)
+        self.seed = resolve_seed(seed)
         self.seed_offset = self.mesh.data_rank if config.train.diff_rank_seed else 0
         seed_everything(self.seed)
 
@@ -140,7 +143,9 @@ class Run:
             self.resume(resumed, reset)
         elif path := load_weight.path:
             self.load_weights(path, load_weight.key_mapping, load_weight.strict, revise_keys=load_weight.revise_keys)
-        self._warn_of_unused()
+        facts = combinations.Facts(config, get_world_size(), self.plan.train_iter, self.start_iter)
+        for line in combinations.warnings(facts) if is_main_process() else ():
+            logger.warning("%s", line)
         self._import_seconds, self._build_seconds = import_seconds, time.perf_counter() - began
         self.compile_seconds: float | None = None
 
@@ -154,11 +159,6 @@ class Run:
         """How long this process took to import, to build and, once it has, to compile."""
         return StartupTimes(self._import_seconds, self._build_seconds, self.compile_seconds)
 
-    def _warn_of_unused(self) -> None:
-        facts = combinations.Facts(self.config, get_world_size(), self.plan.train_iter, self.start_iter)
-        for line in combinations.warnings(facts) if is_main_process() else ():
-            logger.warning("%s", line)
-
     def _block_costs(self, micro_batch_size: int) -> list[float] | None:
         """The measured seconds of the model's blocks where `train.dist.stage_balance=time` asks for them."""
         dist = self.config.train.dist
@@ -168,12 +168,6 @@ class Run:
         names = ParallelPlan.of(self.model, dist.plan).block_names(self.model)
         tensors = {n: flow.tensor(np.asarray(value)) for n, value in as_batch_dict(batch, self.model).items()}
         return time_blocks(self.model, names, tensors)
-
-    def _choose_seed(self, resumed: Path | None) -> int:
-        """The config's seed; when it leaves that open, the one of the run that is resumed, or a new one."""
-        if self.config.train.seed is None and resumed is not None:
-            return resolve_seed(saved_seed(resumed))
-        return resolve_seed(self.config.train.seed)
 
     # ------------------------------------------------------------------ parts, each overridable
 

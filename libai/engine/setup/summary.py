@@ -84,9 +84,28 @@ def summarize(model: nn.Module, batch: Any | None, optimizer: flow.optim.Optimiz
     """
     outputs, flops, kept = ({}, None, None) if batch is None else _trace(model, batch)
     state = {} if optimizer is None else _state_sizes(model, optimizer)
-    return ModelSummary(
-        [_row(name, module, outputs.get(name, ()), flops, kept, state) for name, module in model.named_modules()]
-    )
+    rows = []
+    for name, module in model.named_modules():
+        parameters = list({id(p): p for p in module.parameters()}.values())
+        trained = [p for p in parameters if p.requires_grad]
+        if flops is not None and name not in flops:  # a container: what it holds
+            num_flops = sum(count for key, count in flops.items() if key.rpartition(".")[0] == name)
+        else:
+            num_flops = None if flops is None else flops[name]
+        row = ModuleRow(
+            name=name,
+            kind=type(module).__name__,
+            output=outputs.get(name, ()),
+            parameters=sum(p.numel() for p in parameters),
+            trained=sum(p.numel() for p in trained),
+            flops=num_flops,
+            weights=sum(map(_num_bytes, parameters)),
+            gradients=sum(map(_num_bytes, trained)),
+            optimizer=None if state is None else sum(state.get(id(p), 0) for p in trained),
+            activations=None if kept is None else sum(kept[key] for key in kept if _is_inside(key, name)),
+        )
+        rows.append(row)
+    return ModelSummary(rows)
 
 
 def _trace(
@@ -117,32 +136,6 @@ def _trace(
     finally:
         for _, module in wrapped:
             unwrap_forward(module)
-
-
-def _row(
-    name: str,
-    module: nn.Module,
-    output: tuple[tuple[int, ...], ...],
-    flops: Mapping[str, int] | None,
-    kept: Mapping[str, int] | None,
-    state: Mapping[int, int] | None,
-) -> ModuleRow:
-    parameters = list({id(p): p for p in module.parameters()}.values())
-    trained = [p for p in parameters if p.requires_grad]
-    if flops is not None and name not in flops:  # a container: what it holds
-        flops = {name: sum(count for key, count in flops.items() if key.rpartition(".")[0] == name)}
-    return ModuleRow(
-        name=name,
-        kind=type(module).__name__,
-        output=output,
-        parameters=sum(p.numel() for p in parameters),
-        trained=sum(p.numel() for p in trained),
-        flops=None if flops is None else flops[name],
-        weights=sum(map(_num_bytes, parameters)),
-        gradients=sum(map(_num_bytes, trained)),
-        optimizer=None if state is None else sum(state.get(id(p), 0) for p in trained),
-        activations=None if kept is None else sum(kept[key] for key in kept if _is_inside(key, name)),
-    )
 
 
 def _state_sizes(model: nn.Module, optimizer: flow.optim.Optimizer) -> dict[int, int] | None:

@@ -69,6 +69,10 @@ _COMPARISON_WITH_AMP = _only_on(
 )
 
 
+def _asks_for_amp(dtype: str) -> Callable[[Any], bool]:
+    return lambda run: run.train.amp.enabled is True and run.train.amp.dtype == dtype
+
+
 def _asks_for_backoff(amp: Any) -> bool:
     is_dynamic = amp.enabled and amp.dtype == "fp16" and amp.static_scale is None
     return bool(is_dynamic and amp.backoff_factor != 1 / amp.growth_factor)
@@ -83,7 +87,7 @@ OPTIONS: tuple[Option, ...] = (
     *(
         Option(
             f"train.amp.enabled=true ({dtype})",
-            lambda run, dtype=dtype: run.train.amp.enabled is True and run.train.amp.dtype == dtype,
+            _asks_for_amp(dtype),
             _AMP_IN_EAGER,
             _AMP_IN_GRAPH,
             "Use train.amp.enabled=auto (float32 where AMP does nothing), or run with train.device=cuda.",

@@ -16,14 +16,14 @@ from libai.engine.loop.metrics import StepResult
 from libai.engine.trainer.forward_pass import Batch
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.non_finite import num_bytes
-from libai.engine.trainer.optimizer_state import EagerOptimizerState
+from libai.engine.trainer.optimizer_state import OptimizerState
 from libai.forward.contract import read_losses
 from libai.forward.effects import PythonState, own_buffers, with_line
 from libai.forward.python_state import writes_state
 from libai.optim import JoinedUpdates, LossScaler, clip_grad_norm, clip_grad_value, norm_and_coefficient
 from libai.parallel import Mesh, full_tensor, parallelize
 from libai.parallel.batch_statistics import share_batch_statistics
-from libai.parallel.data_parallel import GradientReduction, Reduction, build_reduction, renew_parameters
+from libai.parallel.data_parallel import GradientReduction, build_reduction, renew_parameters
 from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
 
@@ -44,7 +44,6 @@ class EagerTrainer(ModelTrainer):
     """
 
     mode = "eager"
-    optimizer_state: EagerOptimizerState
 
     def __init__(
         self,
@@ -57,13 +56,16 @@ class EagerTrainer(ModelTrainer):
         super().__init__(model, *args, **kwargs)
         self._scaler = LossScaler(self.optimizer, self.options.loss_scaling) if self.options.amp == "fp16" else None
         self._zero_grad_before_forward, self._wants_none = zero_grad_before_forward, zero_grad_set_to_none
-        self.optimizer_state = EagerOptimizerState(self.model, self.optimizer)
+        self.optimizer_state = OptimizerState(self.model, self.optimizer)
         self._held: list[Batch] = []
         self._python_state: PythonState | None = None
         self._max_held = 0
         self._parameters = self._trained_parameters()
-        has_replicas = self.mesh.data > 1 and not self.forward_pass.layout.is_global
-        self._reduction = self._reduce_with(self.options.gradient_reduction) if has_replicas else None
+        self._reduction: GradientReduction | None = None
+        if self.mesh.data > 1 and not self.forward_pass.layout.is_global:
+            share_batch_statistics(self._batch_norms)
+            split, kind = partial(read_losses, model=self.model), self.options.gradient_reduction
+            self._reduction = build_reduction(kind, self.model, self._parameters, split, self.forward_pass.device)
         self._forward = self._reduction.forward if self._reduction else self.model
         self._set_to_none = self._choose_set_to_none()
         # the first optimizer update must not meet gradients of whatever the user tried before
@@ -93,11 +95,6 @@ class EagerTrainer(ModelTrainer):
         if self.forward_pass.average is not None and averages is not None:
             self.forward_pass.average.load(self.model, *averages)
         self._guard.forget()
-
-    def _reduce_with(self, kind: Reduction) -> GradientReduction:
-        share_batch_statistics(self._batch_norms)
-        split = partial(read_losses, model=self.model)
-        return build_reduction(kind, self.model, self._parameters, split, self.forward_pass.device)
 
     @classmethod
     def _needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:

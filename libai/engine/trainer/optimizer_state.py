@@ -16,7 +16,12 @@ from libai.parallel import Layout, full_tensor
 
 
 class OptimizerState:
-    """The state of `optimizer`, whose parameters are those of `model`: OneFlow keeps it in the optimizer."""
+    """The state of `optimizer`, whose parameters are those of `model`: OneFlow keeps it in the optimizer.
+
+    `updates`: makes its updates in eager mode, once there are any.
+    """
+
+    updates: JoinedUpdates | None = None
 
     def __init__(self, model: nn.Module, optimizer: flow.optim.Optimizer):
         self.model, self.optimizer = model, optimizer
@@ -28,6 +33,7 @@ class OptimizerState:
     def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
         """Take back what `export` gave, in this mode or the other."""
         import_state(self.optimizer, self._parameters(), tensors, scalars)
+        self.updates = None
 
     def copy(self) -> Any:
         """A copy of the state's tensors on the device, for `put_back`."""
@@ -42,16 +48,6 @@ class OptimizerState:
 
     def _parameters(self) -> dict[str, flow.Tensor]:
         return dict(self.model.named_parameters())
-
-
-class EagerOptimizerState(OptimizerState):
-    """`updates`: makes the optimizer's updates, once there are any."""
-
-    updates: JoinedUpdates | None = None
-
-    def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
-        super().load(tensors, scalars)
-        self.updates = None
 
 
 class GraphOptimizerState(OptimizerState):

@@ -30,7 +30,6 @@ class DeterminismHook(HookBase):
     priority = 1
 
     def before_train(self) -> None:
-        """Makes the check."""
         trainer = cast("ModelTrainer", self.trainer)
         if trainer.start_iter >= trainer.max_iter:
             return

@@ -35,7 +35,6 @@ class ShadowUpdateHook(HookBase):
         self._expected: tuple[dict[str, float], dict[str, np.ndarray]] | None = None
 
     def before_train(self) -> None:
-        """Refuses AMP."""
         amp = cast("GraphTrainer", self.trainer).options.amp
         if amp is not None:
             raise UserError(
@@ -58,7 +57,6 @@ class ShadowUpdateHook(HookBase):
             before.restore(trainer)
 
     def after_step(self) -> None:
-        """Compares."""
         if self._expected is None:
             return
         trainer = cast("GraphTrainer", self.trainer)

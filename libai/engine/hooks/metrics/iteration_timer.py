@@ -33,7 +33,6 @@ class IterationTimer(HookBase):
         self._is_first = False
 
     def before_train(self) -> None:
-        """Starts the clock of the whole run."""
         self._train_start = time.perf_counter()
         self._begin_window()
 
@@ -47,7 +46,6 @@ class IterationTimer(HookBase):
             self._is_first = True
 
     def after_step(self) -> None:
-        """Counts the iteration."""
         trainer = self.trainer
         self._data_seconds += trainer.feed.seconds
         self._iters += 1

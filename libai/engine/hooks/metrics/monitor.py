@@ -47,13 +47,11 @@ class UpdateRatioHook(_Monitor):
         self._before: dict[int, list[flow.Tensor]] = {}
 
     def before_step(self) -> None:
-        """Copies the weights."""
         if self._is_due(self.trainer.iter + 1):
             with flow.no_grad():
                 self._before = {i: [p.detach().clone() for p in group] for i, group in self._groups().items()}
 
     def after_step(self) -> None:
-        """Compares."""
         if not self._before:
             return
         with flow.no_grad():
@@ -81,7 +79,6 @@ class GradientsHook(_Monitor):
         self._means = [0.0, 0.0]  # of |a-b|²/2 and of a·b; their common factor does not matter
 
     def after_backward(self) -> None:
-        """Measures the gradients."""
         completed = self.trainer.iter + 1
         is_due, is_next = self._is_due(completed), self._is_due(completed + 1)
         if not (is_due or is_next):
@@ -128,7 +125,6 @@ class LossSpikeHook(_Monitor):
         self._spikes = LossSpikes(threshold, action, limit, window)
 
     def before_train(self) -> None:
-        """Begins to judge."""
         if self._spikes.action != "warn" and not self.trainer._guard.undoes_updates:
             raise UserError(
                 f"LossSpikeHook(action={self._spikes.action!r}) undoes updates, and this trainer keeps no copy of its "
@@ -137,7 +133,6 @@ class LossSpikeHook(_Monitor):
         self.trainer.loop.metrics.spikes = self._spikes
 
     def after_step(self) -> None:
-        """Logs how many there were."""
         if self._is_due(self.trainer.iter + 1):
             self.trainer.fetch_metrics()
             self.trainer.storage.put_scalar("train/loss_spikes", self._spikes.count)

@@ -56,13 +56,13 @@ def main(root):
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
-    write_array, saving._write_array = saving._write_array, fail
+    to_raw, saving.to_raw = saving.to_raw, fail
     for save in (lambda: checkpoint.save(root, 4, {"model": tensors}, {}), lambda: _save_in_background(root, tensors)):
         try:
             save()
         except checkpoint.CheckpointError as error:
             print(f"rank {get_rank()} was told: {error}", flush=True)
-    saving._write_array = write_array
+    saving.to_raw = to_raw
     checkpoint.save(root, 5, {"model": tensors}, {})  # the ranks still agree
 
 def _save_in_background(root, tensors):

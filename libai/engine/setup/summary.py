@@ -25,6 +25,7 @@ from libai.oneflow_fixes.wrapping import unwrap_forward, wrap_forward
 from libai.optim.state import state_keys, walk_parameters
 from libai.parallel.planner.activations import kept_activations
 from libai.utils.sizes import format_bytes
+from libai.utils.tree import tensors_in
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _WIDTH = 80
@@ -121,7 +122,7 @@ def _trace(
         with nullcontext() if name else counter.counting():  # inside of the trace, which replaces operations too
             result = forward(module, *args, **kwargs)
         flops[name] = flops.get(name, 0) + counter.total - before
-        outputs[name] = tuple(_shapes(result))
+        outputs[name] = tuple(tuple(tensor.shape) for tensor in tensors_in(result))
         return result
 
     wrapped = [(name, module) for name, module in model.named_modules() if not isinstance(module, _CONTAINERS)]
@@ -155,13 +156,6 @@ def _is_inside(name: str, module: str) -> bool:
 
 def _num_bytes(tensor: flow.Tensor) -> int:
     return int(tensor.numel() * tensor.element_size())
-
-
-def _shapes(value: Any) -> list[tuple[int, ...]]:
-    if isinstance(value, flow.Tensor):
-        return [tuple(value.shape)]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [shape for part in parts for shape in _shapes(part)]
 
 
 def _structure(row: ModuleRow) -> tuple[str, ...]:

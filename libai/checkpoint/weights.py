@@ -108,7 +108,8 @@ def copy_into(module: Any, tensors: Mapping[str, np.ndarray], source: str = "ten
     named = _named_tensors(module)
     if named is None:
         raise TypeError(f"expected a module, found {type(module).__name__}")
-    specs = {name: _stored_spec(tensors, name) for name in tensors}
+    on_disk = isinstance(tensors, TensorGroup)
+    specs = {name: tensors.spec(name) if on_disk else _spec_of(tensors[name]) for name in tensors}
     report = _compare(source, specs, {name: _spec_of(tensor) for name, tensor in named.items()}, exact_dtype=True)
     if not report.is_exact:
         raise CheckpointError(str(report))
@@ -212,10 +213,6 @@ def _spec_of(value: Any) -> TensorSpec:
         return value
     dtype = str(value.dtype).removeprefix("oneflow.") if hasattr(value, "dtype") else ""
     return TensorSpec(dtype, tuple(int(size) for size in getattr(value, "shape", value)))
-
-
-def _stored_spec(tensors: Mapping[str, np.ndarray], name: str) -> TensorSpec:
-    return tensors.spec(name) if isinstance(tensors, TensorGroup) else _spec_of(tensors[name])
 
 
 def _copy(tensor: Any, array: np.ndarray) -> None:

@@ -52,13 +52,10 @@ def find_run(folder: Path) -> str | None:
     `run.json` or `env.json` names it, else the newest checkpoint. A run of an older libai, which had no id, gets one
     from the time of its files.
     """
-    for name in (RUN_FILE, ENV_FILE):
-        run_id = read_json(folder / name).get("run_id")
-        if isinstance(run_id, str) and _is_plain(run_id):
-            return run_id
     checkpoints = [path for path in list_checkpoints(folder / "checkpoints") if (path / MANIFEST).is_file()]
-    for path in reversed(checkpoints):
-        if (run_id := recorded_run(path)) is not None and _is_plain(run_id):
+    noted = (read_json(folder / name).get("run_id") for name in (RUN_FILE, ENV_FILE))
+    for run_id in itertools.chain(noted, map(recorded_run, reversed(checkpoints))):
+        if isinstance(run_id, str) and _is_plain(run_id):
             return run_id
     env = folder / ENV_FILE
     if not checkpoints and not {"libai", "oneflow"} <= read_json(env).keys():

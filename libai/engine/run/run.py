@@ -22,8 +22,7 @@ from libai.config import RunConfig, batch_sizes_of, combinations, validate
 from libai.engine.hooks import IterationTimer
 from libai.engine.hooks.evaluation.eval_metric import chosen_metric, look_for
 from libai.engine.log.console import bar_while_preparing, format_eval_lines
-from libai.engine.log.writers import LogRecord, Writer
-from libai.engine.loop.hook_base import HookBase
+from libai.engine.log.writers import LogRecord
 from libai.engine.loop.trainer_base import Interrupted
 from libai.engine.run import modes
 from libai.engine.run.default_hooks import default_hooks, default_writers
@@ -177,6 +176,8 @@ class Run:
     build_train_loader = staticmethod(build.build_train_loader)
     build_test_loaders = staticmethod(build.build_test_loaders)
     build_evaluators = staticmethod(build.build_evaluators)
+    build_writers = default_writers
+    build_hooks = default_hooks
 
     def new_trainer(
         self, config: Any, mode: str, model: Any, data_loader: Any, optimizer: Any, completed_iters: int = 0
@@ -185,14 +186,6 @@ class Run:
         schedule = self.build_lr_scheduler(config, optimizer, self.plan)
         parts = (model, data_loader, optimizer, schedule, self.plan, self.mesh, self.seed, self.measured_block_costs)
         return build.build_trainer(config, mode, *parts, completed_iters)
-
-    def build_writers(self) -> list[Writer]:
-        """Where metrics go, see `default_writers`."""
-        return default_writers(self)
-
-    def build_hooks(self) -> list[HookBase | None]:
-        """The default hooks and those of `train.extra_hooks`, see `default_hooks`."""
-        return default_hooks(self)
 
     def begin(self) -> None:
         """Take the output folder for this run; from here on it writes. Collective."""

@@ -89,10 +89,9 @@ def summarize(model: nn.Module, batch: Any | None, optimizer: flow.optim.Optimiz
     for name, module in model.named_modules():
         parameters = list({id(p): p for p in module.parameters()}.values())
         trained = [p for p in parameters if p.requires_grad]
+        num_flops = None if flops is None else flops.get(name)
         if flops is not None and name not in flops:  # a container: what it holds
             num_flops = sum(count for key, count in flops.items() if key.rpartition(".")[0] == name)
-        else:
-            num_flops = None if flops is None else flops[name]
         row = ModuleRow(
             name=name,
             kind=type(module).__name__,

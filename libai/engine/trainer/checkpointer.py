@@ -98,28 +98,25 @@ class TrainerCheckpointer:
         Raises `NonFiniteLoss` rather than save corrupted weights, `CheckpointError` when it, or the one before it,
         cannot be written.
         """
-        self.trainer.check_finite()
-        with self.trainer.loop.not_training():
-            return self._save_once(best, keep)
-
-    def _save_once(self, best: Best | None, keep: Iterable[int]) -> Path:
-        if self._before_save is not None:
-            on_rank_0(self._before_save)
-        start = time.perf_counter()
-        iteration = self.trainer.completed_iters
-        if iteration != self._last_saved_iter or self.last_saved is None:
-            self.last_saved = self._save(iteration, best, keep)
-            self._last_saved_iter = iteration
-            self.trainer._guard.forget()  # "rollback" goes back no further than it would in a resumed run
-            self.num_saves += 1
-            self.trainer._call_hooks("after_save")
-        elif best is not None or keep:
-            self.finish()  # it must be there before it can be marked
-            self._after_write(self.last_saved, best, keep)
-        seconds = time.perf_counter() - start
-        self.stall_seconds += seconds
-        self.trainer.storage.put_scalar("perf/checkpoint_stall_ms", seconds * 1e3)
-        return self.last_saved
+        trainer = self.trainer
+        trainer.check_finite()
+        with trainer.loop.not_training():
+            if self._before_save is not None:
+                on_rank_0(self._before_save)
+            start, iteration = time.perf_counter(), trainer.completed_iters
+            if iteration != self._last_saved_iter or self.last_saved is None:
+                self.last_saved = self._save(iteration, best, keep)
+                self._last_saved_iter = iteration
+                trainer._guard.forget()  # "rollback" goes back no further than it would in a resumed run
+                self.num_saves += 1
+                trainer._call_hooks("after_save")
+            elif best is not None or keep:
+                self.finish()  # it must be there before it can be marked
+                self._after_write(self.last_saved, best, keep)
+            seconds = time.perf_counter() - start
+            self.stall_seconds += seconds
+            trainer.storage.put_scalar("perf/checkpoint_stall_ms", seconds * 1e3)
+            return self.last_saved
 
     def _save(self, iteration: int, best: Best | None, keep: Iterable[int]) -> Path:
         tensors, state = self.snapshot()

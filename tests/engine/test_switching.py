@@ -9,7 +9,7 @@ import toy
 from marks import slow_but
 
 from libai.engine.hooks import CallbackHook
-from libai.engine.setup.choose_mode import time_modes
+from libai.engine.run.modes import time_modes
 from libai.engine.trainer.switching import switch_trainer
 from libai.scheduler import WarmupCosineLR
 from libai.utils.errors import UserError

@@ -6,19 +6,25 @@ The only place of the engine that looks at what the config says about the mode; 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from libai.config import RunConfig
 from libai.engine.graph.build_errors import GraphBuildError
+from libai.engine.loop.hook_base import HookBase
 from libai.engine.setup import build
-from libai.engine.setup.choose_mode import mode_of_hooks, time_modes
 from libai.engine.setup.support import check_supported
 from libai.engine.trainer.batch_scope import BatchScopeError
 from libai.engine.trainer.graph import GraphTrainer
-from libai.engine.trainer.switching import renew_trainer, switch_trainer
-from libai.utils.distributed import is_main_process
+from libai.engine.trainer.model_trainer import ModelTrainer
+from libai.engine.trainer.snapshot import Snapshot
+from libai.engine.trainer.switching import TRAINERS, renew_trainer, switch_trainer
+from libai.utils.distributed import all_reduce, is_main_process
 from libai.utils.errors import UserError
-from libai.utils.seeding import seed_everything
+from libai.utils.seeding import generators_kept, seed_everything
 
 if TYPE_CHECKING:
     from libai.engine.run.run import Run
@@ -26,6 +32,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("libai.engine")
 #: the reason for the mode of a run that has not decided yet
 UNDECIDED = "graph.enabled=auto"
+#: with auto: updates per timed block, and blocks per mode; they alternate, so that both see the machine in one state
+UPDATES_PER_BLOCK = 3
+BLOCKS = 3
 
 
 def first_mode(config: RunConfig, device: str) -> tuple[str, str]:
@@ -83,6 +92,54 @@ def _keep_the_faster(run: Run) -> None:
     run.mode_reason = f"graph.enabled=auto: the faster one ({compared} ms per update)"
     if seconds["eager"] <= seconds["graph"]:
         switch(run, "eager", run.mode_reason)
+
+
+def mode_of_hooks(hooks: Iterable[HookBase]) -> tuple[str, str] | None:
+    """The only mode that every hook works in, and why not the other; None when both will do.
+
+    Raises `UserError` when there is none.
+    """
+    refusals: dict[str, UserError] = {}
+    for hook in hooks:
+        for mode in TRAINERS:
+            try:
+                hook.check_mode(mode)
+            except UserError as error:
+                refusals.setdefault(mode, error)
+    if not refusals:
+        return None
+    allowed = [mode for mode in TRAINERS if mode not in refusals]
+    if not allowed:
+        raise UserError("graph.enabled=auto finds no mode: " + " ".join(map(str, refusals.values())))
+    (refusal,) = refusals.values()
+    return allowed[0], str(refusal).partition(". ")[0]
+
+
+def time_modes(variants: dict[str, ModelTrainer], micro_batches: list[Any]) -> dict[str, float]:
+    """Seconds per update of each variant on the same micro-batches: the fastest block, of the slowest rank.
+
+    Every variant is left as it was: its state is restored bit for bit, and so are the random generators of Python
+    and NumPy. Collective; all ranks get the same numbers. Call `prepare()` on graph trainers first.
+    """
+    with generators_kept():
+        snapshots = {name: Snapshot.of(trainer) for name, trainer in variants.items()}
+        best = dict.fromkeys(variants, float("inf"))
+        for trainer in variants.values():
+            _time_block(trainer, micro_batches, updates=1)
+        for _ in range(BLOCKS):
+            for name, trainer in variants.items():
+                best[name] = min(best[name], _time_block(trainer, micro_batches, UPDATES_PER_BLOCK))
+        for name, trainer in variants.items():
+            snapshots[name].restore(trainer)
+    slowest = all_reduce(np.array(list(best.values())), "max")
+    return dict(zip(best, slowest.tolist()))
+
+
+def _time_block(trainer: ModelTrainer, micro_batches: list[Any], updates: int) -> float:
+    start = time.perf_counter()
+    results = [trainer.update(micro_batches) for _ in range(updates)]
+    trainer.collect(results)  # waits for the device
+    return (time.perf_counter() - start) / updates
 
 
 def unfreeze_due(run: Run) -> None:

@@ -1,1 +1,1 @@
-"""From a checked config to objects: what is supported, batch sizes, mesh, mode, model and optimizer."""
+"""From a checked config to objects: what is supported, batch sizes, mesh, model and optimizer."""

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import oneflow as flow
@@ -159,8 +160,8 @@ def _train(trainer: ModelTrainer, start: int, batches: Batches) -> list[dict[str
 def _twin(trained: Any, run: Any, mode: str, batches: Batches) -> ModelTrainer:
     """A trainer of `mode` with a model of its own that stands where the run stands."""
     live = trained.trainer
-    model = _same_model(trained)
-    twin = trained.new_trainer(run, mode, model, _flat(batches), _optimizer(trained, model), live.completed_iters)
+    model, data = _same_model(trained), list(chain.from_iterable(batches))
+    twin = trained.new_trainer(run, mode, model, data, _optimizer(trained, model), live.completed_iters)
     _bring_to(live, twin)
     twin.options = replace(twin.options, detect_anomalous_params=False)  # the run itself says it
     return twin
@@ -173,10 +174,6 @@ def _bring_to(live: ModelTrainer, twin: ModelTrainer) -> None:
         load_scheduler_state(twin.lr_scheduler, scheduler_state(live.lr_scheduler, live.optimizer), twin.optimizer)
     for group, now in zip(twin.optimizer.param_groups, live.optimizer.param_groups):
         group["lr"] = now["lr"]
-
-
-def _flat(batches: Batches) -> list[Any]:
-    return [batch for micro_batches in batches for batch in micro_batches]
 
 
 def _same_model(trained: Any) -> flow.nn.Module:
@@ -231,7 +228,7 @@ def _culprit(trained: Any, batches: Batches, iteration: int) -> str:
     try:
         bench = Bench(
             lambda: _same_model(trained),
-            _flat(batches),
+            list(chain.from_iterable(batches)),
             lambda model: _optimizer(trained, model),
             build_lr_scheduler=lambda optimizer: trained.build_lr_scheduler(trained.config, optimizer, trained.plan),
             num_iters=len(batches),

@@ -204,11 +204,11 @@ def _sample(trainer: ModelTrainer, batches: list[Batch]) -> tuple[Batch, Callabl
     Raises `CannotTell`.
     """
     batch, is_replicated = batches[0], False
-    if not _all_ranks_can_exchange(batch) and len(batches) > 1:
+    if any_rank(_is_single(batch)) and len(batches) > 1:
         batch = {name: flow.cat([one[name] for one in batches]) for name in batch}
-    if not _all_ranks_can_exchange(batch):
+    if any_rank(_is_single(batch)):
         gathered, is_replicated = _gather(trainer, batch), True
-        if gathered is None or not _all_ranks_can_exchange(gathered):
+        if gathered is None or any_rank(_is_single(gathered)):
             raise CannotTell("its first batch has one sample")
         batch = gathered
 
@@ -219,10 +219,6 @@ def _sample(trainer: ModelTrainer, batches: list[Batch]) -> tuple[Batch, Callabl
         return float((all_reduce(number) if trainer.forward_pass.layout.is_global and not is_replicated else number)[0])
 
     return batch, count, is_replicated
-
-
-def _all_ranks_can_exchange(batch: Mapping[str, flow.Tensor]) -> bool:
-    return not any_rank(_is_single(batch))
 
 
 def _is_single(batch: Mapping[str, flow.Tensor]) -> bool:

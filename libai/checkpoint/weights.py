@@ -108,8 +108,9 @@ def copy_into(module: Any, tensors: Mapping[str, np.ndarray], source: str = "ten
     named = _named_tensors(module)
     if named is None:
         raise TypeError(f"expected a module, found {type(module).__name__}")
-    on_disk = isinstance(tensors, TensorGroup)
-    specs = {name: tensors.spec(name) if on_disk else _spec_of(tensors[name]) for name in tensors}
+    specs = {
+        name: tensors.spec(name) if isinstance(tensors, TensorGroup) else _spec_of(tensors[name]) for name in tensors
+    }
     report = _compare(source, specs, {name: _spec_of(tensor) for name, tensor in named.items()}, exact_dtype=True)
     if not report.is_exact:
         raise CheckpointError(str(report))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from libai.engine.setup.shape_only import build_shape_only
 from libai.hf.adapters import without_adapters
 from libai.hf.families.family import Family
 from libai.hf.families.registry import FAMILIES, family_of
-from libai.hf.families.rules import Match, Rule, match
+from libai.hf.families.rules import match
 from libai.hf.files import (
     CONFIG,
     INDEX,
@@ -53,7 +53,7 @@ def model_config(folder: str | Path, **arguments: Any) -> Any:
 def load_pretrained(folder: str | Path, **arguments: Any) -> nn.Module:
     """Our model with the weights in `folder`. Raises `CheckpointError` with the report unless all fit exactly."""
     source, config = read_folder(folder), model_config(folder, **arguments)
-    imported = _imported(source, config)
+    imported = _Imported(source, config)
     model = instantiate(config)
     copy_into(model, imported, str(folder))
     return model
@@ -66,7 +66,7 @@ def import_folder(folder: str | Path, out: str | Path, **arguments: Any) -> Weig
     """
     _check_target(out, folder)
     source = read_folder(folder)
-    imported = _imported(source, model_config(folder, **arguments))
+    imported = _Imported(source, model_config(folder, **arguments))
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     specs = {name: imported.spec(name) for name in sorted(imported)}
@@ -99,25 +99,41 @@ def export_folder(
     specs = {name: tensors.spec(name) for name in tensors}
     out = Path(out)
     if like is not None:
-        source = read_folder(like)
-        fetch = _Exported(source.family, source.family.rules_for(source.config), specs, tensors, source)
-        out.mkdir(parents=True, exist_ok=True)
-        for file, group in source.files.items():
-            write_like(out / file, source.folder / file, group, fetch)
-        kept = [name for name in (CONFIG, INDEX) if (source.folder / name).exists()]
-        for name in kept:
-            shutil.copyfile(source.folder / name, out / name)
-        return [*source.files, *kept]
+        return _export_like(read_folder(like), specs, tensors, out)
     config = _config_of(Path(weights), architecture)
     _, family = family_of(config)
-    fetch = _Exported(family, family.rules_for(config), specs, tensors, None)
+    matches = {family.written_name(name): m for name, m in match(family.rules_for(config), specs).items()}
     shapes = {family.written_name(name): [config[key] for key in keys] for name, keys in family.zeros.items()}
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items() if name not in fetch.specs}
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items() if name not in matches}
     added = {name: TensorSpec("float32", array.shape) for name, array in zeros.items()}
     out.mkdir(parents=True, exist_ok=True)
-    write_folder(out, {**fetch.specs, **added}, lambda name: zeros[name] if name in zeros else fetch(name))
+    written = {**{name: m.spec for name, m in matches.items()}, **added}
+    write_folder(out, written, lambda name: zeros[name] if name in zeros else matches[name].join(tensors))
     write_json(out / CONFIG, config)
     return sorted(path.name for path in out.iterdir())
+
+
+def _export_like(
+    source: Pretrained, specs: Mapping[str, TensorSpec], tensors: Mapping[str, np.ndarray], out: Path
+) -> list[str]:
+    own = match(source.family.rules_for(source.config), specs)
+    report = _report(source, {source.name_in_file(name): m.spec for name, m in own.items()})
+    if not report.is_exact:
+        raise CheckpointError(f"the weights do not fit {source.folder}. {report}")
+    copies = {copy: own[original] for copy, original in source.family.copies.items()}
+    matches = {source.name_in_file(name): m for name, m in {**copies, **own}.items()}
+    out.mkdir(parents=True, exist_ok=True)
+
+    def fetch(name: str) -> np.ndarray:
+        # without a match it is a constant of the file, `_report` has seen to that
+        return matches[name].join(tensors) if name in matches else source[name]
+
+    for file, group in source.files.items():
+        write_like(out / file, source.folder / file, group, fetch)
+    kept = [name for name in (CONFIG, INDEX) if (source.folder / name).exists()]
+    for name in kept:
+        shutil.copyfile(source.folder / name, out / name)
+    return [*source.files, *kept]
 
 
 def _check_target(out: str | Path, *sources: str | Path | None) -> None:
@@ -128,14 +144,34 @@ def _check_target(out: str | Path, *sources: str | Path | None) -> None:
 
 
 class _Imported(Mapping[str, np.ndarray]):
-    """Our name -> array, read and taken apart when asked for. `report`: their names against those of the model."""
+    """Our name -> array, read and taken apart when asked for. `report`: their names against those of the model.
 
-    def __init__(
-        self, source: Pretrained, specs: Mapping[str, TensorSpec], matches: Mapping[str, Match], report: WeightsReport
-    ):
-        self.report = report
-        self._source, self._specs = source, specs
-        self._places = {ours: (m, i) for m in matches.values() for i, ours in enumerate(m.ours)}
+    Raises `CheckpointError` unless all weights in `source` fit the model of `config` exactly.
+    """
+
+    def __init__(self, source: Pretrained, config: Any):
+        model = build_shape_only(lambda: instantiate(config))
+        self._specs = {
+            name: TensorSpec(str(tensor.dtype).removeprefix("oneflow."), tuple(tensor.shape))
+            for name, tensor in model.state_dict().items()
+        }
+        self._source = source
+        matches = match(source.family.rules_for(source.config), self._specs)
+        self.report = _report(source, {source.name_in_file(m.theirs): m.spec for m in matches.values()})
+        if not self.report.is_exact:
+            raise CheckpointError(str(self.report))
+        for copy, original in source.family.copies.items():
+            if copy not in matches and source.has_own(copy):
+                raise CheckpointError(
+                    f"{source.folder}: `{copy}` has other values than `{original}`, for which {source.family.target} "
+                    "has one tensor only."
+                )
+        for found in matches.values():
+            name = source.name_in_file(found.theirs)
+            stored, wanted = source.spec(name).dtype, found.spec.dtype
+            if ("float" in stored) != ("float" in wanted):
+                raise CheckpointError(f"{source.folder}: `{name}` is {stored}, {wanted} in the model.")
+        self._places = {ours: (found, i) for found in matches.values() for i, ours in enumerate(found.ours)}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -152,61 +188,6 @@ class _Imported(Mapping[str, np.ndarray]):
         """Type in the file, and our shape."""
         found, _ = self._places[name]
         return TensorSpec(self._source.spec(self._source.name_in_file(found.theirs)).dtype, self._specs[name].shape)
-
-
-class _Exported:
-    """Their name -> array, put together when called. `specs`: of all tensors of a file without a model to follow."""
-
-    def __init__(
-        self,
-        family: Family,
-        rules: Sequence[Rule],
-        specs: Mapping[str, TensorSpec],
-        tensors: Mapping[str, np.ndarray],
-        like: Pretrained | None,
-    ):
-        self._tensors, self._like = tensors, like
-        own = match(rules, specs)
-        if like is None:
-            self._matches = own = {family.written_name(name): m for name, m in own.items()}
-        else:
-            all_names = {**{copy: own[original] for copy, original in family.copies.items()}, **own}
-            self._matches = {like.name_in_file(name): m for name, m in all_names.items()}
-            report = _report(like, {like.name_in_file(name): m.spec for name, m in own.items()})
-            if not report.is_exact:
-                raise CheckpointError(f"the weights do not fit {like.folder}. {report}")
-        self.specs = {name: m.spec for name, m in own.items()}
-
-    def __call__(self, name: str) -> np.ndarray:
-        found = self._matches.get(name)
-        if found is None:
-            assert self._like is not None  # a constant of the file, `_report` has seen to that
-            return self._like[name]
-        return found.form.join([self._tensors[ours] for ours in found.ours])
-
-
-def _imported(source: Pretrained, config: Any) -> _Imported:
-    model = build_shape_only(lambda: instantiate(config))
-    specs = {
-        name: TensorSpec(str(tensor.dtype).removeprefix("oneflow."), tuple(tensor.shape))
-        for name, tensor in model.state_dict().items()
-    }
-    matches = match(source.family.rules_for(source.config), specs)
-    report = _report(source, {source.name_in_file(m.theirs): m.spec for m in matches.values()})
-    if not report.is_exact:
-        raise CheckpointError(str(report))
-    for copy, original in source.family.copies.items():
-        if copy not in matches and source.has_own(copy):
-            raise CheckpointError(
-                f"{source.folder}: `{copy}` has other values than `{original}`, for which {source.family.target} has "
-                "one tensor only."
-            )
-    for found in matches.values():
-        name = source.name_in_file(found.theirs)
-        stored, wanted = source.spec(name).dtype, found.spec.dtype
-        if ("float" in stored) != ("float" in wanted):
-            raise CheckpointError(f"{source.folder}: `{name}` is {stored}, {wanted} in the model.")
-    return _Imported(source, specs, matches, report)
 
 
 def _report(source: Pretrained, wanted: Mapping[str, TensorSpec]) -> WeightsReport:

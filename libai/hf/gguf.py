@@ -54,10 +54,10 @@ class GGUF:
         with open(path, "rb") as file:
             if file.read(4) != b"GGUF":
                 raise CheckpointError(f"{path} is not a GGUF file.")
-            version, num_tensors, num_values = struct.unpack("<IQQ", _read(file, 20))
+            version, num_tensors, num_values = _unpack(file, "<IQQ")
             if version not in (2, 3):
                 raise CheckpointError(f"{path} is GGUF version {version}; 2 and 3 can be read.")
-            self.metadata = {_text(file): _value(file, *struct.unpack("<I", _read(file, 4))) for _ in range(num_values)}
+            self.metadata = {_text(file): _value(file, *_unpack(file, "<I")) for _ in range(num_values)}
             placed = [_tensor_info(file) for _ in range(num_tensors)]
             alignment = int(self.metadata.get("general.alignment", _ALIGNMENT))
             start = -(-file.tell() // alignment) * alignment
@@ -161,8 +161,12 @@ def _read(file: BinaryIO, count: int) -> bytes:
     return data
 
 
+def _unpack(file: BinaryIO, layout: str) -> tuple[Any, ...]:
+    return struct.unpack(layout, _read(file, struct.calcsize(layout)))
+
+
 def _text(file: BinaryIO) -> str:
-    (length,) = struct.unpack("<Q", _read(file, 8))
+    (length,) = _unpack(file, "<Q")
     return _read(file, length).decode("utf-8", errors="replace")
 
 
@@ -170,16 +174,16 @@ def _value(file: BinaryIO, kind: int) -> Any:
     if kind == _STRING:
         return _text(file)
     if kind == _ARRAY:
-        inner, count = struct.unpack("<IQ", _read(file, 12))
+        inner, count = _unpack(file, "<IQ")
         return [_value(file, inner) for _ in range(count)]
     if kind not in _SCALARS:
         raise CheckpointError(f"{file.name} has a value of unknown type {kind}.")
-    return struct.unpack(_SCALARS[kind], _read(file, struct.calcsize(_SCALARS[kind])))[0]
+    return _unpack(file, _SCALARS[kind])[0]
 
 
 def _tensor_info(file: BinaryIO) -> tuple[str, tuple[int, ...], int, int]:
     name = _text(file)
-    (num_axes,) = struct.unpack("<I", _read(file, 4))
-    shape = struct.unpack(f"<{num_axes}Q", _read(file, 8 * num_axes))[::-1]
-    kind, offset = struct.unpack("<IQ", _read(file, 12))
+    (num_axes,) = _unpack(file, "<I")
+    shape = _unpack(file, f"<{num_axes}Q")[::-1]
+    kind, offset = _unpack(file, "<IQ")
     return name, shape, kind, offset

@@ -12,14 +12,14 @@ import numpy as np
 from libai.data.loading.cache import default_cache_dir
 from libai.data.loading.errors import DataError, describe_folder
 from libai.data.loading.sampling import SampleRandom
-from libai.data.vision.images import random_flip, random_resized_crop, random_shift
+from libai.data.vision.images import ImagesInMemory, random_flip, random_resized_crop
 
 _MNIST = {"train": "train", "test": "t10k"}
 #: of ImageNet's training pixels
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class MnistDataset:
+class MnistDataset(ImagesInMemory):
     """`images` float32 `(1, 28, 28)` in [0, 1] and `labels`, from the IDX files of MNIST, packed (.gz) or not.
 
     `path`: their folder; default `$LIBAI_DATA_DIR` or `~/.cache/libai`. Sets of the same format, such as
@@ -27,6 +27,7 @@ class MnistDataset:
     """
 
     num_classes = 10
+    _max_shift = 2
 
     def __init__(self, path: str | os.PathLike | None = None, *, split: str = "train", augment: bool = False):
         if split not in _MNIST:
@@ -38,21 +39,8 @@ class MnistDataset:
             raise DataError(f"{root} has {len(self.images)} images and {len(self.labels)} labels of {split}.")
         self.augment = augment
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {"images": self.images[index] / np.float32(255), "labels": self.labels[index]}
-
-    def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """`images` float32 `(B, 1, 28, 28)` and `labels` int64 `(B,)`."""
-        return {"images": self.images[indices] / np.float32(255), "labels": self.labels[indices]}
-
-    def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
-        """Called by the train loader: the batch, its images shifted when `augment=True`."""
-        if not self.augment:
-            return batch
-        return {**batch, "images": random_shift(batch["images"], random.uniform(2), max_pixels=2)}
+    def _scaled(self, images: np.ndarray) -> np.ndarray:
+        return images / np.float32(255)
 
 
 def _read_idx(root: Path, name: str) -> np.ndarray:

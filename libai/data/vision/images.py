@@ -69,7 +69,41 @@ def random_resized_crop(
     return resize(images, np.stack([uniform[:, 2:4] * (1 - lengths), lengths], axis=2), size)
 
 
-class DigitsDataset:
+class ImagesInMemory:
+    """Base of small data sets: `images` and `labels` of all samples, which the train loader changes if `augment`."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    num_classes: int
+    augment: bool
+    #: of augmentation: by how many pixels images are shifted, and whether half of them are mirrored
+    _max_shift = 1
+    _mirrors = False
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return self.get_batch(index)
+
+    def get_batch(self, indices: np.ndarray | int) -> dict[str, np.ndarray]:
+        """`images` float32 `(B, C, H, W)` and `labels` int64 `(B,)`."""
+        return {"images": self._scaled(self.images[indices]), "labels": self.labels[indices]}
+
+    def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
+        """Called by the train loader: the batch, its images shifted (and mirrored) when `augment=True`."""
+        if not self.augment:
+            return batch
+        uniform = random.uniform(3 if self._mirrors else 2)
+        images = random_shift(batch["images"], uniform[:, :2], self._max_shift)
+        return {**batch, "images": random_flip(images, uniform[:, 2]) if self._mirrors else images}
+
+    def _scaled(self, images: np.ndarray) -> np.ndarray:
+        """Stored images as a model takes them."""
+        return images
+
+
+class DigitsDataset(ImagesInMemory):
     """`images` float32 `(1, 8, 8)` in [0, 1] and `labels` 0..9, one split of a stratified cut.
 
     `seed` chooses the cut and is the same for both splits of a run; `augment=True` shifts training images by up to one
@@ -87,22 +121,6 @@ class DigitsDataset:
         self.images = (pixels[self.indices] / 16).astype(np.float32)[:, None]
         self.labels = labels[self.indices].astype(np.int64)
         self.augment = augment
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {"images": self.images[index], "labels": self.labels[index]}
-
-    def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """`images` float32 `(B, 1, 8, 8)` and `labels` int64 `(B,)`."""
-        return {"images": self.images[indices], "labels": self.labels[indices]}
-
-    def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
-        """Called by the train loader: the batch, its images shifted when `augment=True`."""
-        if not self.augment:
-            return batch
-        return {**batch, "images": random_shift(batch["images"], random.uniform(2), max_pixels=1)}
 
 
 def _load_digits() -> tuple[np.ndarray, np.ndarray]:
@@ -177,7 +195,7 @@ _VERSIONS = {
 }
 
 
-class CifarDataset:
+class CifarDataset(ImagesInMemory):
     """`images` float32 `(3, 32, 32)`, normalised per channel, and `labels`.
 
     `path`: the folder with the binary version's files (or the one above it), or with `train.npz` and `test.npz` that
@@ -186,6 +204,8 @@ class CifarDataset:
     images by up to 4 pixels and mirrors half of them. Images stay uint8 in memory. Raises `DataError` saying where it
     looked and what to fetch.
     """
+
+    _max_shift, _mirrors = 4, True
 
     def __init__(
         self,
@@ -207,25 +227,7 @@ class CifarDataset:
         self._mean = np.array(version.mean, np.float32)[:, None, None]
         self._std = np.array(version.std, np.float32)[:, None, None]
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {"images": self._normalised(self.images[index]), "labels": self.labels[index]}
-
-    def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """`images` float32 `(B, 3, 32, 32)` and `labels` int64 `(B,)`."""
-        return {"images": self._normalised(self.images[indices]), "labels": self.labels[indices]}
-
-    def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
-        """Called by the train loader: the batch, its images shifted and mirrored when `augment=True`."""
-        if not self.augment:
-            return batch
-        uniform = random.uniform(3)
-        images = random_flip(random_shift(batch["images"], uniform[:, :2], max_pixels=4), uniform[:, 2])
-        return {**batch, "images": images}
-
-    def _normalised(self, images: np.ndarray) -> np.ndarray:
+    def _scaled(self, images: np.ndarray) -> np.ndarray:
         return (images.astype(np.float32) / np.float32(255) - self._mean) / self._std
 
 

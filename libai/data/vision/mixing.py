@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from libai.data.loading.batches import as_dataset
+from libai.data.loading.batches import as_dataset, read_rows
 from libai.data.loading.errors import DataError
 from libai.data.loading.sampling import SampleRandom
 
@@ -46,10 +46,7 @@ class MixedImages:
 
     def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The samples as they are."""
-        if hasattr(self.dataset, "get_batch"):
-            return self.dataset.get_batch(indices)
-        samples = [self.dataset[int(index)] for index in indices]
-        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+        return read_rows(self.dataset, indices)
 
     def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
         """Called by the train loader."""

@@ -109,6 +109,24 @@ def ratio_of(inner_size: int, hidden_size: int) -> float:
     return ratio if int(hidden_size * ratio) == inner_size else math.nextafter(ratio, math.inf)
 
 
+#: parts of a block that BERT and Swin name alike, and ViT nearly so
+ENCODER_BLOCK = {
+    "attention.q.@": "attention.self.query.@",
+    "attention.k.@": "attention.self.key.@",
+    "attention.v.@": "attention.self.value.@",
+    "attention.out.@": "attention.output.dense.@",
+    "mlp.up.@": "intermediate.dense.@",
+    "mlp.down.@": "output.dense.@",
+}
+#: settings that BERT, ViT and MAE name alike
+ENCODER_ARGUMENTS: dict[str, tuple[str, Any]] = {
+    "hidden_size": ("hidden_size", 768),
+    "num_layers": ("num_hidden_layers", 12),
+    "num_heads": ("num_attention_heads", 12),
+    "norm_eps": ("layer_norm_eps", 1e-12),
+}
+
+
 def read_encoder(config: Config) -> dict[str, Any]:
     """Settings that BERT and ViT name alike."""
     return {

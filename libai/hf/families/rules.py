@@ -60,6 +60,11 @@ class Rule:
     form: Form = SAME
 
 
+def rules_of(pairs: Mapping[str, str], ours: str, theirs: str) -> tuple[Rule, ...]:
+    """A rule for each of `pairs`, whose names are relative to `ours` and `theirs`."""
+    return tuple(Rule(f"{ours}.{one}", f"{theirs}.{other}") for one, other in pairs.items())
+
+
 @dataclass(frozen=True)
 class Match:
     """One tensor of a file, and which of ours it holds."""
@@ -68,6 +73,10 @@ class Match:
     theirs: str
     form: Form
     spec: TensorSpec
+
+    def join(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The tensor of the file, made of ours."""
+        return self.form.join([tensors[name] for name in self.ours])
 
 
 def match(rules: Sequence[Rule], tensors: Mapping[str, TensorSpec]) -> dict[str, Match]:

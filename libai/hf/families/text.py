@@ -7,6 +7,8 @@ from typing import Any
 
 from libai.hf.families.family import (
     ACTIVATIONS_OF_HF,
+    ENCODER_ARGUMENTS,
+    ENCODER_BLOCK,
     Config,
     Family,
     activation_of,
@@ -16,7 +18,7 @@ from libai.hf.families.family import (
     read_encoder,
     write_encoder,
 )
-from libai.hf.families.rules import JOINED, JOINED_TRANSPOSED, TRANSPOSED, Rule
+from libai.hf.families.rules import JOINED, JOINED_TRANSPOSED, TRANSPOSED, Rule, rules_of
 from libai.utils.errors import UserError
 
 # ------------------------------------------------------------------------------------------------------------- GPT-2
@@ -175,13 +177,8 @@ _BERT_RULES = (
     Rule("position_embedding", "bert.embeddings.position_embeddings.weight"),
     Rule("token_type_embedding.weight", "bert.embeddings.token_type_embeddings.weight"),
     Rule("embedding_norm.@", "bert.embeddings.LayerNorm.@"),
-    Rule("blocks.*.attention.q.@", "bert.encoder.layer.*.attention.self.query.@"),
-    Rule("blocks.*.attention.k.@", "bert.encoder.layer.*.attention.self.key.@"),
-    Rule("blocks.*.attention.v.@", "bert.encoder.layer.*.attention.self.value.@"),
-    Rule("blocks.*.attention.out.@", "bert.encoder.layer.*.attention.output.dense.@"),
+    *rules_of(ENCODER_BLOCK, "blocks.*", "bert.encoder.layer.*"),
     Rule("blocks.*.attention_norm.@", "bert.encoder.layer.*.attention.output.LayerNorm.@"),
-    Rule("blocks.*.mlp.up.@", "bert.encoder.layer.*.intermediate.dense.@"),
-    Rule("blocks.*.mlp.down.@", "bert.encoder.layer.*.output.dense.@"),
     Rule("blocks.*.mlp_norm.@", "bert.encoder.layer.*.output.LayerNorm.@"),
     Rule("pooler.@", "bert.pooler.dense.@"),
 )
@@ -217,13 +214,11 @@ def _bert(target: str, rules: tuple[Rule, ...], model_type: str = "bert", prefix
         arguments={
             "vocab_size": ("vocab_size", 30522),
             "max_seq_length": ("max_position_embeddings", 512),
-            "hidden_size": ("hidden_size", 768),
-            "num_layers": ("num_hidden_layers", 12),
-            "num_heads": ("num_attention_heads", 12),
             "num_token_types": ("type_vocab_size", 2),
-            "norm_eps": ("layer_norm_eps", 1e-12),
+            **ENCODER_ARGUMENTS,
         },
         required={"position_embedding_type": ("absolute",), "is_decoder": (False,), **more.pop("required", {})},
+        implied={"is_post_norm": True, **more.pop("implied", {})},
         prefix=prefix,
         zeros={f"{prefix}embeddings.token_type_embeddings.weight": ("type_vocab_size", "hidden_size")},
         **{"not_weights": ("*position_ids",), "read_more": read_encoder, "write_more": _write_bert, **more},
@@ -262,7 +257,7 @@ def _roberta(model_type: str, name: str) -> dict[str, Family]:
         f"{name}ForMaskedLM": family(
             "libai.models.BERT",
             (*_ROBERTA_RULES, *head),
-            implied={"is_post_norm": True, "predicts_next_sentence": False},
+            implied={"predicts_next_sentence": False},
             required={"tie_word_embeddings": (True,), "hidden_act": ("gelu",)},  # its head knows no other
             copies={
                 "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
@@ -273,14 +268,12 @@ def _roberta(model_type: str, name: str) -> dict[str, Family]:
         f"{name}ForSequenceClassification": family(
             "libai.models.BERTClassifier",
             (*(rule for rule in _ROBERTA_RULES if rule.ours != "pooler.@"), *classifier),
-            implied={"is_post_norm": True},
             read_more=lambda config: {**_read_roberta(config), "num_classes": num_classes_of(config)},
             write_more=lambda ours: {**_write_roberta(ours), **labels_of(ours)},
         ),
         f"{name}Model": family(
             "libai.models.BERTEmbedder",
             _ROBERTA_RULES,
-            implied={"is_post_norm": True},
             read_more=lambda config: {**_read_roberta(config), "has_pooler": True},
             outputs={"last_hidden_state": "features", "pooler_output": "pooled"},
         ),
@@ -292,7 +285,7 @@ TEXT_FAMILIES: dict[str, Family] = {
     "BertForPreTraining": _bert(
         "libai.models.BERT",
         _MASKED_LM_RULES,
-        implied={"is_post_norm": True, "predicts_next_sentence": True},
+        implied={"predicts_next_sentence": True},
         required={"tie_word_embeddings": (True,)},
         copies=_MASKED_LM_COPIES,
         outputs={"prediction_logits": "logits", "seq_relationship_logits": "next_sentence_logits"},
@@ -300,7 +293,7 @@ TEXT_FAMILIES: dict[str, Family] = {
     "BertForMaskedLM": _bert(
         "libai.models.BERT",
         _MASKED_LM_RULES,
-        implied={"is_post_norm": True, "predicts_next_sentence": False},
+        implied={"predicts_next_sentence": False},
         required={"tie_word_embeddings": (True,)},
         copies=_MASKED_LM_COPIES,
         not_weights=("bert.pooler.*", "cls.seq_relationship.*", "*position_ids"),
@@ -308,14 +301,12 @@ TEXT_FAMILIES: dict[str, Family] = {
     "BertForSequenceClassification": _bert(
         "libai.models.BERTClassifier",
         (*_BERT_RULES, Rule("head.@", "classifier.@")),
-        implied={"is_post_norm": True},
         read_more=lambda config: {**read_encoder(config), "num_classes": num_classes_of(config)},
         write_more=lambda ours: {**_write_bert(ours), **labels_of(ours)},
     ),
     "BertModel": _bert(
         "libai.models.BERTEmbedder",
         _BERT_RULES,
-        implied={"is_post_norm": True},
         read_more=lambda config: {**read_encoder(config), "has_pooler": True},
         outputs={"last_hidden_state": "features", "pooler_output": "pooled"},
     ),

@@ -7,6 +7,8 @@ from typing import Any
 
 from libai.hf.families.family import (
     ACTIVATIONS_OF_HF,
+    ENCODER_ARGUMENTS,
+    ENCODER_BLOCK,
     Config,
     Family,
     activation_of,
@@ -15,7 +17,7 @@ from libai.hf.families.family import (
     read_encoder,
     write_encoder,
 )
-from libai.hf.families.rules import BATCHED, COLUMN, Rule, kernel
+from libai.hf.families.rules import BATCHED, COLUMN, Rule, kernel, rules_of
 from libai.utils.errors import UserError
 
 # ------------------------------------------------------------------------------------------------------------ ResNet
@@ -86,17 +88,8 @@ _RESNET = Family(
 
 # --------------------------------------------------------------------------------------------------------------- ViT
 
-
-_VIT_BLOCK = {
-    "attention_norm.@": "layernorm_before.@",
-    "attention.q.@": "attention.attention.query.@",
-    "attention.k.@": "attention.attention.key.@",
-    "attention.v.@": "attention.attention.value.@",
-    "attention.out.@": "attention.output.dense.@",
-    "mlp_norm.@": "layernorm_after.@",
-    "mlp.up.@": "intermediate.dense.@",
-    "mlp.down.@": "output.dense.@",
-}
+_PRE_NORM_BLOCK = {**ENCODER_BLOCK, "attention_norm.@": "layernorm_before.@", "mlp_norm.@": "layernorm_after.@"}
+_VIT_BLOCK = {ours: theirs.replace("attention.self", "attention.attention") for ours, theirs in _PRE_NORM_BLOCK.items()}
 
 
 def _encoder_rules(config: Config) -> tuple[Rule, ...]:
@@ -109,7 +102,7 @@ def _encoder_rules(config: Config) -> tuple[Rule, ...]:
             kernel(config.get("num_channels", 3), config.get("patch_size", 16)),
         ),
         Rule("patch_embedding.bias", "vit.embeddings.patch_embeddings.projection.bias"),
-        *(Rule(f"blocks.*.{ours}", f"vit.encoder.layer.*.{theirs}") for ours, theirs in _VIT_BLOCK.items()),
+        *rules_of(_VIT_BLOCK, "blocks.*", "vit.encoder.layer.*"),
         Rule("norm.@", "vit.layernorm.@"),
     )
 
@@ -127,26 +120,23 @@ def _mae_rules(config: Config) -> tuple[Rule, ...]:
         Rule("decoder_embedding.@", "decoder.decoder_embed.@"),
         Rule("mask_token", "decoder.mask_token"),
         Rule("decoder_position_embedding", "decoder.decoder_pos_embed", BATCHED),
-        *(Rule(f"decoder_blocks.*.{ours}", f"{layer}.{theirs}") for ours, theirs in _VIT_BLOCK.items()),
+        *rules_of(_VIT_BLOCK, "decoder_blocks.*", layer),
         Rule("decoder_norm.@", "decoder.decoder_norm.@"),
         Rule("head.@", "decoder.decoder_pred.@"),
     )
 
 
-_ENCODER_ARGUMENTS: dict[str, tuple[str, Any]] = {
+_VIT_ARGUMENTS: dict[str, tuple[str, Any]] = {
     "image_size": ("image_size", 224),
     "patch_size": ("patch_size", 16),
     "num_channels": ("num_channels", 3),
-    "hidden_size": ("hidden_size", 768),
-    "num_layers": ("num_hidden_layers", 12),
-    "num_heads": ("num_attention_heads", 12),
-    "norm_eps": ("layer_norm_eps", 1e-12),
+    **ENCODER_ARGUMENTS,
 }
 _VIT = Family(
     "vit",
     "libai.models.ViT",
     _vit_rules,
-    arguments=_ENCODER_ARGUMENTS,
+    arguments=_VIT_ARGUMENTS,
     required={"qkv_bias": (True,)},
     prefix="vit.",
     inputs={"pixel_values": "images"},
@@ -155,17 +145,12 @@ _VIT = Family(
 )
 
 
-def _decoder_ratio(config: Config) -> dict[str, float]:
-    ratio = config.get("decoder_intermediate_size", 2048) / config.get("decoder_hidden_size", 512)
-    return {"decoder_mlp_ratio": ratio}
-
-
 _MAE = Family(
     "vit_mae",
     "libai.models.MAE",
     _mae_rules,
     arguments={
-        **_ENCODER_ARGUMENTS,
+        **_VIT_ARGUMENTS,
         "decoder_hidden_size": ("decoder_hidden_size", 512),
         "decoder_num_layers": ("decoder_num_hidden_layers", 8),
         "decoder_num_heads": ("decoder_num_attention_heads", 16),
@@ -175,7 +160,10 @@ _MAE = Family(
     required={"qkv_bias": (True,)},
     prefix="vit.",
     inputs={"pixel_values": "images"},
-    read_more=lambda config: {**read_encoder(config), **_decoder_ratio(config)},
+    read_more=lambda config: {
+        **read_encoder(config),
+        "decoder_mlp_ratio": config.get("decoder_intermediate_size", 2048) / config.get("decoder_hidden_size", 512),
+    },
     write_more=lambda ours: {
         **write_encoder(ours),
         "decoder_intermediate_size": int(ours.get("decoder_hidden_size", 512) * ours.get("decoder_mlp_ratio", 4.0)),
@@ -186,16 +174,9 @@ _MAE = Family(
 # ------------------------------------------------------------------------------------------------- Swin and Swin V2
 
 _SWIN_BLOCK = {
-    "attention_norm.@": "layernorm_before.@",
-    "attention.q.@": "attention.self.query.@",
-    "attention.k.@": "attention.self.key.@",
-    "attention.v.@": "attention.self.value.@",
-    "attention.out.@": "attention.output.dense.@",
+    **_PRE_NORM_BLOCK,
     "attention.position_bias": "attention.self.relative_position_bias_table",
     "attention.position_mlp.*.@": "attention.self.continuous_position_bias_mlp.*.@",
-    "mlp_norm.@": "layernorm_after.@",
-    "mlp.up.@": "intermediate.dense.@",
-    "mlp.down.@": "output.dense.@",
 }
 
 
@@ -214,7 +195,7 @@ def _swin_rules(prefix: str, config: Config) -> tuple[Rule, ...]:
     for stage, count in enumerate(config.get("depths", [2, 2, 6, 2])):
         for block in range(count):
             ours, theirs = f"blocks.{number + block}", f"{prefix}.encoder.layers.{stage}.blocks.{block}"
-            rules += [Rule(f"{ours}.{one}", f"{theirs}.{other}") for one, other in _SWIN_BLOCK.items()]
+            rules += rules_of(_SWIN_BLOCK, ours, theirs)
             scale = f"{theirs}.attention.self.logit_scale"
             rules.append(Rule(f"{ours}.attention.logit_scale", scale, COLUMN))
         number += count + 1
@@ -291,8 +272,7 @@ def _convnext_rules(config: Config) -> tuple[Rule, ...]:
             ]
         number += 1
         for block in range(count):
-            pairs = _CONVNEXT_BLOCK.items()
-            rules += [Rule(f"blocks.{number + block}.{one}", f"{theirs}.layers.{block}.{two}") for one, two in pairs]
+            rules += rules_of(_CONVNEXT_BLOCK, f"blocks.{number + block}", f"{theirs}.layers.{block}")
         number += count
     return tuple(rules)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from libai.data.loading.cache import default_cache_dir, prepare_once
 from libai.data.loading.errors import DataError
 from libai.data.text.token_files import FORMAT, is_complete, write_token_files
-from libai.data.text.tokenizers import BPETokenizer, ByteTokenizer, Tokenizer, find_tokenizer
+from libai.data.text.tokenizers import ByteTokenizer, find_tokenizer, make_tokenizer, read_text
 from libai.data.text.windows import TokenDataset
 
 _logger = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ def _prepare(
 
     def write(temporary: Path) -> None:
         splits = split_by_file(_without_copies(documents), validation_fraction)
-        made = _make_tokenizer(tokenizer, vocab_size, splits["train"])
+        made = make_tokenizer(tokenizer, vocab_size, (read_text(path) for _, path in splits["train"]))
         written = write_token_files(temporary, made, splits)
         for split, index in written.items():
             _logger.info("%s %s: %d files, %d tokens", name, split, len(index.documents), index.num_tokens)
@@ -199,14 +199,6 @@ def _fingerprint(documents: Iterable[Document], options: dict) -> str:
     stats = [(name, stat.st_size, stat.st_mtime_ns) for name, path in documents for stat in [path.stat()]]
     text = json.dumps([FORMAT, options, stats], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _make_tokenizer(kind: str, vocab_size: int | None, training: Sequence[Document]) -> Tokenizer:
-    if kind == "bytes":
-        return ByteTokenizer()
-    if kind == "bpe":
-        return BPETokenizer.train([path for _, path in training], vocab_size or 0)
-    return BPETokenizer.load(find_tokenizer(kind))
 
 
 def _check_options(tokenizer: str, vocab_size: int | None, validation_fraction: float) -> None:

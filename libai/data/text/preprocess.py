@@ -13,7 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy as np
 from libai.data.loading.cache import prepare_once
 from libai.data.loading.errors import DataError
 from libai.data.text.token_files import SplitWriter, is_complete, smallest_dtype, write_index
-from libai.data.text.tokenizers import BPETokenizer, ByteTokenizer, Tokenizer, find_tokenizer, load_tokenizer
+from libai.data.text.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
 
 _CHUNK_BYTES = 2**20
 _CHUNKS_AHEAD = 4  # for each process
@@ -45,14 +45,6 @@ class _Chunk:
     file: Path
     first_line: int
     documents: list[bytes]
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    """split -> tokens of its documents and their lengths."""
-
-    splits: dict[str, tuple[np.ndarray, np.ndarray]]
-    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -132,7 +124,9 @@ def preprocess(
 
     def write(temporary: Path) -> None:
         nonlocal done
-        made = _make_tokenizer(tokenizer, vocab_size, end_token, paths, reading)
+        texts = (text for chunk in _chunks(paths, reading) for text in reading.texts(chunk))
+        training = (text for text in texts if reading.split_of(text) == "train")
+        made = make_tokenizer(tokenizer, vocab_size, training, end_token)
         made.save(temporary)
         splits = ("train", "validation") if validation_fraction else ("train",)
         with ExitStack() as stack:
@@ -141,14 +135,14 @@ def preprocess(
                 for split in splits
             }
             encoder = _Encoder(temporary, made.end_of_document, reading)
-            for encoded in _encode_all(_chunks(paths, reading), encoder, num_processes):
-                for split, (tokens, lengths) in encoded.splits.items():
+            for num_bytes, encoded in _encode_all(_chunks(paths, reading), encoder, num_processes):
+                for split, (tokens, lengths) in encoded.items():
                     writers[split].add(tokens, lengths)
                 done = Preprocessed(
                     target,
                     sum(writer.num_documents for writer in writers.values()),
                     sum(writer.num_tokens for writer in writers.values()),
-                    done.bytes + encoded.num_bytes,
+                    done.bytes + num_bytes,
                     time.perf_counter() - start,
                 )
                 note(done)
@@ -162,19 +156,6 @@ def preprocess(
 
     prepare_once(target, is_complete, write)
     return done
-
-
-def _make_tokenizer(
-    kind: str, vocab_size: int | None, end_token: str | None, paths: Sequence[Path], reading: _Reading
-) -> Tokenizer:
-    if kind == "bytes":
-        return ByteTokenizer()
-    if kind != "bpe":
-        return BPETokenizer.load(find_tokenizer(kind), end_token)
-    if vocab_size is None:
-        raise DataError('tokenizer="bpe" needs to know how many tokens to learn: add vocab_size, e.g. 4096.')
-    texts = (text for chunk in _chunks(paths, reading) for text in reading.texts(chunk))
-    return BPETokenizer.train_on((text for text in texts if reading.split_of(text) == "train"), vocab_size)
 
 
 # ---------------------------------------------------------------------------------------------------- reading
@@ -223,6 +204,9 @@ def _decode(document: bytes) -> str:
 
 # ---------------------------------------------------------------------------------------------------- encoding
 
+#: bytes read, and split -> tokens of its documents and their lengths
+_Encoded = tuple[int, dict[str, tuple[np.ndarray, np.ndarray]]]
+
 
 @dataclass(frozen=True)
 class _Encoder:
@@ -232,21 +216,23 @@ class _Encoder:
     end_of_document: int
     reading: _Reading
 
-    @cached_property
-    def _tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self.folder, self.end_of_document)
-
     def encode(self, chunk: _Chunk) -> _Encoded:
         """The tokens of a chunk's documents by split."""
         texts = list(self.reading.texts(chunk))
         found: dict[str, list[np.ndarray]] = {}
-        for text, tokens in zip(texts, self._tokenizer.encode_batch(texts)):
+        for text, tokens in zip(texts, _loaded(self.folder, self.end_of_document).encode_batch(texts)):
             found.setdefault(self.reading.split_of(text), []).append(np.append(tokens, self.end_of_document))
         splits = {
             split: (np.concatenate(documents), np.array([len(tokens) for tokens in documents]))
             for split, documents in found.items()
         }
-        return _Encoded(splits, sum(map(len, chunk.documents)))
+        return sum(map(len, chunk.documents)), splits
+
+
+@lru_cache(maxsize=1)
+def _loaded(folder: Path, end_of_document: int) -> Tokenizer:
+    """Read once by each process."""
+    return load_tokenizer(folder, end_of_document)
 
 
 def _encode_all(chunks: Iterable[_Chunk], encoder: _Encoder, num_processes: int) -> Iterator[_Encoded]:
@@ -256,10 +242,10 @@ def _encode_all(chunks: Iterable[_Chunk], encoder: _Encoder, num_processes: int)
         return
     context = multiprocessing.get_context("spawn")  # threads of this process may hold locks
     waiting: deque[Future[_Encoded]] = deque()
-    with ProcessPoolExecutor(num_processes, context, _prepare_process, (encoder,)) as pool:
+    with ProcessPoolExecutor(num_processes, context, _prepare_process) as pool:
         try:
             for chunk in chunks:
-                waiting.append(pool.submit(_encode, chunk))
+                waiting.append(pool.submit(encoder.encode, chunk))
                 if len(waiting) >= num_processes * _CHUNKS_AHEAD:
                     yield waiting.popleft().result()
             while waiting:
@@ -273,14 +259,5 @@ def _encode_all(chunks: Iterable[_Chunk], encoder: _Encoder, num_processes: int)
             pool.shutdown(cancel_futures=True)
 
 
-_encoder: _Encoder  # of a process of the pool
-
-
-def _prepare_process(encoder: _Encoder) -> None:
-    global _encoder
+def _prepare_process() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there are as many processes as were asked for
-    _encoder = encoder
-
-
-def _encode(chunk: _Chunk) -> _Encoded:
-    return _encoder.encode(chunk)

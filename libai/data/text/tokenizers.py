@@ -160,6 +160,17 @@ class BPETokenizer:
         self._model.save(str(folder / "tokenizer.json"))
 
 
+def make_tokenizer(kind: str, vocab_size: int | None, texts: Iterable[str], end_token: str | None = None) -> Tokenizer:
+    """ "bytes", "bpe" learnt from `texts`, or the `tokenizer.json` that `kind` names. Raises `DataError`."""
+    if kind == "bytes":
+        return ByteTokenizer()
+    if kind != "bpe":
+        return BPETokenizer.load(find_tokenizer(kind), end_token)
+    if vocab_size is None:
+        raise DataError('tokenizer="bpe" needs to know how many tokens to learn: add vocab_size, e.g. 4096.')
+    return BPETokenizer.train_on(texts, vocab_size)
+
+
 def load_tokenizer(folder: Path, end_of_document: int | None = None) -> Tokenizer:
     """The tokenizer saved in `folder`; `end_of_document` is the id that ends documents there, where that is known.
 

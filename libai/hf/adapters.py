@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -42,11 +41,11 @@ class Merged(Mapping[str, np.ndarray]):
         return self._tensors.spec(name)
 
 
-def without_adapters(tensors: TensorGroup, read_config: Callable[[], dict[str, Any]]) -> TensorGroup | Merged:
-    """`tensors` merged with their adapters, or as they are. `read_config`: of their run, where there are adapters."""
+def without_adapters(tensors: TensorGroup, weights: Path) -> TensorGroup | Merged:
+    """`tensors` of `weights`, merged with their adapters where there are any, or as they are."""
     if not any(map(ADAPTER.search, tensors)):
         return tensors
-    lora = read_config()["train"]["lora"]
+    lora = read_run_config(weights)["train"]["lora"]
     return Merged(tensors, lora_scale(lora["rank"], lora["alpha"]))
 
 

@@ -93,9 +93,7 @@ def export_folder(
         average: write the averages that `train.ema` keeps, in place of the latest weights.
     """
     _check_target(out, weights, like)
-    tensors = without_adapters(
-        open_weights(weights, "average" if average else "model"), lambda: read_run_config(Path(weights))
-    )
+    tensors = without_adapters(open_weights(weights, "average" if average else "model"), Path(weights))
     specs = {name: tensors.spec(name) for name in tensors}
     out = Path(out)
     if like is not None:

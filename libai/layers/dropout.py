@@ -28,7 +28,12 @@ class _Dropping(SeededLayer):
 
     def __init__(self, p: float):
         super().__init__()
-        self.p = _checked_probability(p, type(self).__name__)
+        if not 0.0 <= p <= 1.0:
+            raise UserError(
+                f"{type(self).__name__}(p={p}): p is the chance to drop, so it lies between 0 and 1. "
+                f"Nearest: {min(max(p, 0.0), 1.0)}."
+            )
+        self.p = float(p)
 
     @property
     def draws(self) -> bool:
@@ -91,10 +96,3 @@ def _scaled_mask(x: flow.Tensor, p: float, shape: Sequence[int], layer_id: int) 
         # in place where that is faster: add_ and mul_ are, clamp_ is not
         mask = random_int32(x, shape, layer_id).to(flow.float32).add_(-threshold).clamp(0.0, 1.0).mul_(kept)
         return mask if x.dtype == flow.float32 else mask.to(x.dtype)
-
-
-def _checked_probability(p: float, layer: str) -> float:
-    if not 0.0 <= p <= 1.0:
-        nearest = min(max(p, 0.0), 1.0)
-        raise UserError(f"{layer}(p={p}): p is the chance to drop, so it lies between 0 and 1. Nearest: {nearest}.")
-    return float(p)

@@ -153,19 +153,17 @@ class _Context:
     def __init__(self, key: int | flow.Tensor, data_rank: int):
         self._key = key
         self._data_rank = data_rank
-        self._rows: dict[tuple, flow.Tensor] = {}
-        self._columns: dict[tuple, flow.Tensor] = {}
+        self._made: dict[tuple, tuple[flow.Tensor, flow.Tensor]] = {}
         self._words: dict[tuple, tuple[flow.Tensor, flow.Tensor]] = {}
 
     def draw(self, like: flow.Tensor, shape: tuple[int, ...], layer_id: int) -> flow.Tensor:
         layout = (like.placement, like.sbp) if like.is_global else like.device
         with flow.no_grad():
-            if (shape, layout) not in self._rows:
-                self._rows[shape, layout] = self._make_rows(like, shape)
-                self._columns[shape, layout] = self._make_columns(like, shape)
+            if (shape, layout) not in self._made:
+                self._made[shape, layout] = self._make_rows(like, shape), self._make_columns(like, shape)
+            rows, columns = self._made[shape, layout]
             multiplier, increment = _column_factors(layer_id)
-            columns = (self._columns[shape, layout] * multiplier).add_(increment)
-            return self._rows[shape, layout] * columns
+            return rows * (columns * multiplier).add_(increment)
 
     def words(self, like: flow.Tensor, shape: tuple[int, ...]) -> tuple[flow.Tensor, flow.Tensor]:
         """Odd row words and behind them even column words, (rows + columns,), for a local tensor; first the first."""
@@ -190,7 +188,7 @@ class _Context:
     def _row_words(self, like: flow.Tensor, shape: tuple[int, ...]) -> flow.Tensor:
         num_rows = shape[0] if len(shape) == 1 else math.prod(shape) // shape[-1]
         first_row = 0 if like.is_global else self._data_rank * num_rows
-        made = _layout_of_rows(like, num_rows, shape)
+        made = _layout_of_rows(like, shape)
         return self._mixed(like, num_rows, first_row, stream=1, layout=made).mul_(2).add_(1).reshape(num_rows, 1)
 
     def _make_columns(self, like: flow.Tensor, shape: tuple[int, ...]) -> flow.Tensor:
@@ -252,7 +250,7 @@ def _next_plain_context() -> _Context:
     return _Context(fold(seed, next(_plain_draws[seed])), data_rank=0)
 
 
-def _layout_of_rows(like: flow.Tensor, num_rows: int, shape: tuple[int, ...]) -> tuple[flow.sbp.sbp, ...]:
+def _layout_of_rows(like: flow.Tensor, shape: tuple[int, ...]) -> tuple[flow.sbp.sbp, ...]:
     """How to make the flat row numbers: split as axis 0 of `like` where that cuts them evenly, else in full."""
     if not like.is_global:
         return ()

@@ -33,7 +33,7 @@ def run_python(code: str, *arguments: str, **environment: str) -> subprocess.Com
     ("cpuinfo", "core"),
     [
         ("vendor_id : AuthenticAMD\nflags : avx2 fma\n", "Zen"),
-        (f"vendor_id\t: AuthenticAMD\nflags\t\t: fpu {AVX512}\n", "Zen"),
+        (f"vendor_id\t: AuthenticAMD\nflags\t\t: fpu {AVX512}\n", "SkylakeX"),
         ("vendor_id : GenuineIntel\nflags : avx2 fma\n", "Haswell"),
         (f"vendor_id : GenuineIntel\nflags : {AVX512}\n", "SkylakeX"),
         (OLD_CPU, None),

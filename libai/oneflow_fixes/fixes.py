@@ -50,7 +50,7 @@ switch-interval | 0009 | training | oneflow_fixes.threads.quick_thread_switches
     OneFlow's threads get the interpreter's lock sooner; process-wide while training
 launch-race | 0006 | graphs | oneflow_fixes.launch_race.protect_graph_launches
     a graph that ends before it was entered crashes the process
-polling-thread | 0019 | graphs of several CPU ranks | oneflow_fixes.threads.SpinningThread
+polling-thread | 0019 | graphs on CPU | oneflow_fixes.threads.SpinningThread
     the thread that polls for the end of a graph gets the lowest priority
 step-count | 0001 | graphs | oneflow_fixes.job.variables.remove_step_count
     OneFlow's own count of steps, which no update reads, is taken out
@@ -62,6 +62,8 @@ scaled-updates | 0015 | graphs on CPU with kernels | oneflow_fixes.job.updates.s
     updates clip and decay gradients, in place of operations for each parameter
 joined-updates | 0015 | graphs on CPU with kernels | oneflow_fixes.job.updates.join_updates
     one operation updates many parameters
+two-threads | 0019 | graphs of one process, one thread an operation | oneflow_fixes.job.schedule.schedule_on_two_threads
+    each operation has a thread by what waits for it
 joined-gradients | 0019 | graphs of several CPU ranks | oneflow_fixes.job.gradients.join_gradients
     ranks add up gradients in few messages
 needed clip-norm | 0001 | graphs | oneflow_fixes.job.clip.make_clip_norm_exact

@@ -30,8 +30,10 @@ from libai.oneflow_fixes.job.clip import clip_by_value, join_clip_norms, make_cl
 from libai.oneflow_fixes.job.gradients import join_gradients
 from libai.oneflow_fixes.job.job_edit import JobEdit, copied
 from libai.oneflow_fixes.job.needless import fold_constants, remove_idle_ops
+from libai.oneflow_fixes.job.schedule import schedule_on_two_threads
 from libai.oneflow_fixes.job.updates import decay_in_updates, join_updates, scale_in_updates
 from libai.oneflow_fixes.job.variables import first_of_equal, is_update, read_copies_of_variables, remove_step_count
+from libai.oneflow_fixes.openblas import threads_in_use, usable_cores
 from libai.optim import LossScaling
 from libai.parallel import GlobalLayout, Layout, LocalLayout, Mesh, named_tensors
 from libai.utils.errors import UserError
@@ -262,6 +264,9 @@ class TrainGraph(CompiledGraph):
             remove_idle_ops(job)
         if self._layout.mesh.is_single and self._accumulation == 1 and is_on("constants"):
             fold_constants(job)
+        is_alone = job.is_on_cpu and self._layout.mesh.is_single and threads_in_use() == 1 < usable_cores()
+        if is_alone and self._accumulation == 1 and is_on("two-threads"):
+            schedule_on_two_threads(job)
 
     @property
     def _needs_copies(self) -> bool:

@@ -284,7 +284,7 @@ class GraphTrainer(ModelTrainer):
         self.graph = graph
         self.optimizer_state.keep_in(graph)
         self._shapes = _shapes(batches[0])
-        if self.mesh.size > 1 and self.mesh.device == "cpu" and is_on("polling-thread"):
+        if self.mesh.device == "cpu" and is_on("polling-thread"):
             self._spinning = SpinningThread(threads)
         graph.build_seconds = time.perf_counter() - start
         if is_main_process():

@@ -72,7 +72,7 @@ def run(case, joins=True, max_bytes=None):
 
     from mesh_cases import Planned, build_trainer, record
 
-    from libai.engine.graph import graphs
+    from libai.oneflow_fixes.job import passes
     from libai.oneflow_fixes.job.gradients import edges_of_gradients, join_gradients
     from libai.oneflow_fixes.job.job_edit import JobEdit
     from libai.parallel import full_tensor
@@ -82,7 +82,7 @@ def run(case, joins=True, max_bytes=None):
     def pass_of(job):
         counts.append(join_gradients(job, max_bytes) if max_bytes else join_gradients(job))
 
-    with mock.patch.object(graphs, "join_gradients", pass_of if joins else lambda job: None):
+    with mock.patch.object(passes, "join_gradients", pass_of if joins else lambda job: None):
         trainer = build_trainer(Planned("", case, (2, 1, 1), "graph", iterations=3))
         lines = record(trainer)
         trainer.train(0, 3)

@@ -6,7 +6,7 @@ import pytest
 import toy
 from oneflow import nn
 
-from libai.engine.graph import graphs
+from libai.oneflow_fixes.job import passes
 from libai.oneflow_fixes.job.job_edit import JobEdit
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.usefixtures("library")
 
 @pytest.fixture
 def one_of_two_cores(monkeypatch):
-    monkeypatch.setattr(graphs, "threads_in_use", lambda: 1)
-    monkeypatch.setattr(graphs, "usable_cores", lambda: 2)
+    monkeypatch.setattr(passes, "threads_in_use", lambda: 1)
+    monkeypatch.setattr(passes, "usable_cores", lambda: 2)
 
 
 class Wide(nn.Module):
@@ -67,6 +67,6 @@ def test_two_threads_train_the_same_bits(one_of_two_cores, monkeypatch):
 
 @pytest.mark.parametrize(("threads", "cores"), [(2, 2), (1, 1)])
 def test_shared_operations_and_single_cores_need_no_schedule(monkeypatch, threads, cores):
-    monkeypatch.setattr(graphs, "threads_in_use", lambda: threads)
-    monkeypatch.setattr(graphs, "usable_cores", lambda: cores)
+    monkeypatch.setattr(passes, "threads_in_use", lambda: threads)
+    monkeypatch.setattr(passes, "usable_cores", lambda: cores)
     assert set(trained(wide())[1].values()) == {""}

@@ -8,7 +8,7 @@ import pytest
 import toy
 from marks import slow_but
 
-from libai.engine.graph import graphs
+from libai.oneflow_fixes.job import passes
 from libai.oneflow_fixes.job.job_edit import JobEdit
 from libai.oneflow_fixes.job.updates import MAX_NUMBERS, join_updates
 
@@ -51,7 +51,7 @@ def test_weights_are_those_of_single_updates(name, max_norm, accumulation, monke
     assert (ops[f"multi_tensor_{kind}_update"], ops[f"{kind}_update"]) == (2, 0)
     assert ops["scalar_mul_by_tensor"] == ops["l1_l2_regularize_gradient"] == 0
     for part in ("decay_in_updates", "scale_in_updates", "join_updates"):
-        monkeypatch.setattr(graphs, part, lambda job: 0)
+        monkeypatch.setattr(passes, part, lambda job: 0)
     expected, ops = trained(build, max_norm, accumulation)
     assert ops["l1_l2_regularize_gradient"] == (4 if "decay" in name else 0)
     assert (ops[f"multi_tensor_{kind}_update"], ops[f"{kind}_update"]) == (0, 4)
@@ -94,6 +94,6 @@ def test_oneflows_own_kernels_get_single_updates(kernels_off):
 def test_large_parameters_stay_apart(monkeypatch):
     """They are updated by several cores at once."""
     assert MAX_NUMBERS > 64
-    monkeypatch.setattr(graphs, "join_updates", lambda job: join_updates(job, max_numbers=20))
+    monkeypatch.setattr(passes, "join_updates", lambda job: join_updates(job, max_numbers=20))
     _, ops = trained(OPTIMIZERS["adamw"][1])
     assert (ops["adam_update"], ops["multi_tensor_adam_update"]) == (2, 1)

@@ -13,6 +13,7 @@ from oneflow import nn
 
 import libai
 from libai.engine.graph import graphs
+from libai.oneflow_fixes.job import passes
 from libai.oneflow_fixes.job.job_edit import JobEdit
 
 PACKAGE = str(Path(libai.__file__).parent)
@@ -84,7 +85,7 @@ def test_the_work_of_all_passes_is_linear_in_the_layers(options, monkeypatch):
 
 def test_a_pass_that_looks_through_all_operations_for_each_would_be_noticed(monkeypatch):
     """Negative control."""
-    monkeypatch.setattr(graphs, "remove_idle_ops", _in_squares)
+    monkeypatch.setattr(passes, "remove_idle_ops", _in_squares)
     assert growth(monkeypatch) > 1.5
 
 
@@ -98,13 +99,13 @@ def _in_squares(job):
 def test_the_index_stays_true_through_all_changes(accumulation, monkeypatch):
     """What the editor knows at the end of all passes is what another one reads from the changed job."""
     edits = []
-    make = graphs.make_clip_norm_exact
+    make = passes.make_clip_norm_exact
 
     def remember(job):
         edits.append(job)
         return make(job)
 
-    monkeypatch.setattr(graphs, "make_clip_norm_exact", remember)
+    monkeypatch.setattr(passes, "make_clip_norm_exact", remember)
     job = compiled(2, max_grad_norm=1.0, num_accumulation_steps=accumulation)._full_job_proto
     (edit,) = edits
     fresh = JobEdit(job)

@@ -17,6 +17,7 @@ from libai.engine.parity.bisection.search import find_culprit
 from libai.engine.parity.check import on_bench
 from libai.native.kernels import loaded_library
 from libai.oneflow_fixes.internals import is_tracing
+from libai.oneflow_fixes.job import passes
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = pytest.mark.slow
@@ -50,14 +51,14 @@ def spoil_updates(job, **values):
 
 
 def plant_in_pass(monkeypatch, name, **values):
-    original = getattr(graphs, name)
+    original = getattr(passes, name)
 
     def wrong(job, *rest):
         result = original(job, *rest)
         spoil_updates(job, **values)
         return result
 
-    monkeypatch.setattr(graphs, name, wrong)
+    monkeypatch.setattr(passes, name, wrong)
 
 
 def plant_in_option(monkeypatch, is_on, **values):
@@ -185,7 +186,7 @@ def test_a_wrong_operation_or_backward_is_named_by_its_module(layer, steps):
 def test_missing_copies_of_weights_are_named(monkeypatch):
     options = {"num_accumulation_steps": 2, "max_grad_norm": None, "num_iters": 3}
     assert culprit(toy.LateReader, "sgd", **options).kind == "none"
-    monkeypatch.setattr(graphs, "join_updates", lambda job: 0)  # it would wait for the gradient of `v`
+    monkeypatch.setattr(passes, "join_updates", lambda job: 0)  # it would wait for the gradient of `v`
     monkeypatch.setattr(graphs.TrainGraph, "_needs_copies", False)
     found = culprit(toy.LateReader, "sgd", **options)
     assert (found.kind, found.names) == ("repair", ("read_copies_of_variables",)), found

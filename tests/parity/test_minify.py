@@ -14,12 +14,12 @@ import pytest
 import toy
 from oneflow import nn
 
-from libai.engine.graph import graphs
 from libai.engine.parity.bisection.minify import minify, require_writable
 from libai.engine.parity.bisection.search import find_culprit
 from libai.engine.parity.bisection.source import Sources, Unwritable
 from libai.engine.parity.check import on_bench
 from libai.oneflow_fixes.internals import is_tracing
+from libai.oneflow_fixes.job import passes
 from libai.utils.errors import UserError
 
 SLOW = pytest.mark.slow
@@ -142,7 +142,7 @@ def test_samples_are_left_out(tmp_path):
 
 @SLOW
 def test_a_fault_of_libai_is_not_written(tmp_path, monkeypatch):
-    original = graphs.remove_step_count
+    original = passes.remove_step_count
 
     def wrong(job):
         for op in job.ops.values():
@@ -150,7 +150,7 @@ def test_a_fault_of_libai_is_not_written(tmp_path, monkeypatch):
                 op.user_conf.attr["l2"].at_float = 0.5
         return original(job)
 
-    monkeypatch.setattr(graphs, "remove_step_count", wrong)
+    monkeypatch.setattr(passes, "remove_step_count", wrong)
     found = minified(toy.Classifier, tmp_path / "case.py")
     assert found.names == ("remove_step_count",), found
     assert found.case == (

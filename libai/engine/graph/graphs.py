@@ -25,15 +25,10 @@ from libai.forward.contract import read_losses, total_loss, weighted_total
 from libai.forward.flops import FlopCounter
 from libai.native.kernels import are_kernels_on
 from libai.oneflow_fixes.compiled_graph import CompiledGraph
-from libai.oneflow_fixes.fixes import is_on
-from libai.oneflow_fixes.job.clip import clip_by_value, join_clip_norms, make_clip_norm_exact
-from libai.oneflow_fixes.job.gradients import join_gradients
+from libai.oneflow_fixes.job.clip import clip_by_value
 from libai.oneflow_fixes.job.job_edit import JobEdit, copied
-from libai.oneflow_fixes.job.needless import fold_constants, remove_idle_ops
-from libai.oneflow_fixes.job.schedule import schedule_on_two_threads
-from libai.oneflow_fixes.job.updates import decay_in_updates, join_updates, scale_in_updates
-from libai.oneflow_fixes.job.variables import first_of_equal, is_update, read_copies_of_variables, remove_step_count
-from libai.oneflow_fixes.openblas import threads_in_use, usable_cores
+from libai.oneflow_fixes.job.passes import JobFacts, repair_job, simplify_job
+from libai.oneflow_fixes.job.variables import first_of_equal, is_update, read_copies_of_variables
 from libai.optim import LossScaling
 from libai.parallel import GlobalLayout, Layout, LocalLayout, Mesh, named_tensors
 from libai.utils.errors import UserError
@@ -234,12 +229,15 @@ class TrainGraph(CompiledGraph):
             self._connect(job, out2name)
 
     def _connect(self, job: JobEdit, out2name: Any) -> None:
-        if self._joins_gradients and is_on("joined-gradients"):
-            join_gradients(job)
-        join_clip_norms(job)
-        make_clip_norm_exact(job)
-        if self._needs_copies:
-            read_copies_of_variables(job, _variable_names(self.model))
+        facts = JobFacts(
+            copied_variables=_variable_names(self.model) if self._needs_copies else set(),
+            joins_gradients=self._joins_gradients,
+            joins_updates=self._joins_updates,
+            may_skip=self._may_skip,
+            is_single=self._layout.mesh.is_single,
+            accumulation=self._accumulation,
+        )
+        repair_job(job, facts)
         norm_source = None
         step_values = self._step_values(job)
         for op in job.ops.values():
@@ -253,20 +251,7 @@ class TrainGraph(CompiledGraph):
             self._return_norm(job, norm_source, out2name)
         if self._max_grad_value is not None:
             clip_by_value(job, self._max_grad_value)
-        if self._joins_updates and is_on("scaled-updates"):
-            decay_in_updates(job)
-            scale_in_updates(job)
-        if self._joins_updates and is_on("joined-updates"):
-            join_updates(job)
-        if not self._may_skip and is_on("step-count"):
-            remove_step_count(job)
-        if self._layout.mesh.is_single and is_on("idle-ops"):
-            remove_idle_ops(job)
-        if self._layout.mesh.is_single and self._accumulation == 1 and is_on("constants"):
-            fold_constants(job)
-        is_alone = job.is_on_cpu and self._layout.mesh.is_single and threads_in_use() == 1 < usable_cores()
-        if is_alone and self._accumulation == 1 and is_on("two-threads"):
-            schedule_on_two_threads(job)
+        simplify_job(job, facts)
 
     @property
     def _needs_copies(self) -> bool:

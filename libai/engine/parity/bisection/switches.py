@@ -23,6 +23,7 @@ from libai.native.kernels import kernels_in_use
 from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow
 from libai.oneflow_fixes import launch_race
 from libai.oneflow_fixes.fixes import FIXES
+from libai.oneflow_fixes.job import passes
 from libai.oneflow_fixes.job import variables as graph_variables
 from libai.oneflow_fixes.openblas import VARIABLE as OPENBLAS
 from libai.oneflow_fixes.openblas import openblas_in_use
@@ -56,14 +57,14 @@ class Switch:
         return f"{self.kind} {self.name} {state} ({self.where}). {self.advice}"
 
 
-#: what a completed job goes through: the name by which `libai.engine.graph.graphs` calls it → its file and what it does
+#: what a completed job goes through: its name → its file and what it does
 PASSES: Mapping[str, str] = {
     "decay_in_updates": "libai/oneflow_fixes/job/updates.py: updates add the decay of SGD and Adam to gradients",
     **{
         name: f"{module.replace('.', '/')}.py: {fix.why}, decision {fix.decision}"
         for fix in FIXES
         for module, _, name in [fix.apply.rpartition(".")]
-        if hasattr(graphs, name) and "ranks" not in fix.applies_to and module.startswith("libai.oneflow_fixes.job.")
+        if hasattr(passes, name) and "ranks" not in fix.applies_to and module.startswith("libai.oneflow_fixes.job.")
     },
 }
 #: fields of OneFlow's configurations that are no options: nn.Graph and the optimizer fill them in every graph
@@ -114,7 +115,7 @@ def probing(note: Callable[[Seen], object]) -> Iterator[None]:
 
     with (
         noting(graphs.TrainGraph, "_generate_config_proto", "options"),
-        noting(graphs, "read_copies_of_variables", "reads_copies"),
+        noting(passes, "read_copies_of_variables", "reads_copies"),
         noting(tracing, "_hooks_in_forward", "has_hooks"),
         noting(graph_trainer, "write_buffers", "writes_buffers"),
     ):
@@ -140,7 +141,7 @@ def find_switches(seen: Seen, options: Mapping[str, Any], environment: Mapping[s
 def _passes(seen: Seen) -> Iterator[Switch]:
     for name, where in PASSES.items():
         if name != "read_copies_of_variables" or seen.reads_copies:
-            yield Switch("pass", name, "off", where, _REPORT, _patched(graphs, name, _do_nothing))
+            yield Switch("pass", name, "off", where, _REPORT, _patched(passes, name, _do_nothing))
 
 
 def _do_nothing(*_: Any) -> int:
@@ -269,7 +270,7 @@ def _with_copies() -> Iterator[None]:
     genuine = graph_variables.read_copies_of_variables
     with (
         mock.patch.object(graphs.TrainGraph, "_needs_copies", True),
-        mock.patch.object(graphs, "read_copies_of_variables", genuine),
+        mock.patch.object(passes, "read_copies_of_variables", genuine),
     ):
         yield
 

@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "libai"
 MOST_LINES_OF_A_FILE = 400
 MOST_FILES = 12  # of a folder, without `__init__.py`
 MOST_LINES_OF_A_FOLDER = 2500
+MOST_LINES = 50_900  # of the library (docs/decisions/0027-size.md); it may only become smaller
 #: what is larger yet: its size at most; a number may only become smaller
 LARGER: dict[str, int] = {}
 
@@ -34,6 +35,10 @@ def test_files_and_folders_are_small():
     found = sizes(PACKAGE)
     assert {name: size for name, size in found.items() if size > LARGER.get(name, 0)} == {}
     assert set(LARGER) <= set(found), "smaller now: take it off the list"
+
+
+def test_the_library_does_not_grow():
+    assert sum(map(_length, PACKAGE.rglob("*.py"))) <= MOST_LINES
 
 
 @pytest.mark.parametrize(

@@ -2,5 +2,10 @@
 
 import logging
 
-#: as a run leaves it: pytest then hands what the logger gets to `caplog` from the first test on
-logging.getLogger("libai").propagate = False
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def as_a_run_leaves_the_logger(monkeypatch):
+    """pytest hands what a logger without propagation gets to `caplog` only if it is so before the test's call."""
+    monkeypatch.setattr(logging.getLogger("libai"), "propagate", False)

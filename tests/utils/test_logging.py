@@ -62,10 +62,12 @@ def test_a_root_handler_does_not_double_the_lines(capsys):
 def test_a_handler_of_the_user_survives(tmp_path):
     logger, mine = logging.getLogger("libai"), logging.NullHandler()
     logger.addHandler(mine)
+    before = list(logger.handlers)  # pytest's own, too, if an earlier test left the logger without propagation
     try:
         setup_logging(tmp_path, 0, 1)
+        assert logger.handlers != before
         reset_logging()
-        assert logger.handlers == [mine]
+        assert logger.handlers == before
         assert logger.propagate
     finally:
         logger.removeHandler(mine)

@@ -15,7 +15,7 @@ from typing import Any
 
 # of <dlfcn.h> and <elf.h>; sizes and types are those of x86_64
 _RTLD_DI_LINKMAP = 2
-_DT_NULL, _DT_PLTRELSZ, _DT_SYMTAB, _DT_JMPREL = 0, 2, 6, 23
+_DT_NULL, _DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_JMPREL = 0, 2, 5, 6, 23
 _R_X86_64_JUMP_SLOT = 7
 
 
@@ -47,7 +47,7 @@ def address_of(library: ctypes.CDLL, name: str) -> int:
 
 
 def find_slot(library: ctypes.CDLL, name: str) -> ctypes.c_uint64:
-    """The entry of its table through which `library` calls its own function `name`; may be written."""
+    """The entry of its table through which `library` calls the function `name`, its own or libc's; may be written."""
     own, preferred = address_of(library, name), address_of(ctypes.CDLL(None), name)
     if not own:
         raise Unavailable(f"oneflow has no function {name}")
@@ -58,15 +58,19 @@ def find_slot(library: ctypes.CDLL, name: str) -> ctypes.c_uint64:
         raise Unavailable("the dynamic linker tells nothing about liboneflow")
     base = record.contents.l_addr
     dynamic = _read_dynamic_section(record.contents.l_ld)
-    if not {_DT_PLTRELSZ, _DT_SYMTAB, _DT_JMPREL} <= dynamic.keys():
+    if not {_DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_JMPREL} <= dynamic.keys():
         raise Unavailable("liboneflow has no table of dynamic symbols")
     # rows of Elf64_Rela: offset, info (symbol << 32 | type), addend
     relocations = _view_rows(dynamic[_DT_JMPREL], dynamic[_DT_PLTRELSZ] // 24)
     relocations = relocations[(relocations[:, 1] & 0xFFFFFFFF) == _R_X86_64_JUMP_SLOT]
     symbols = (relocations[:, 1] >> 32).astype(int)
     # rows of Elf64_Sym: name, info and section; value; size
-    values = _view_rows(dynamic[_DT_SYMTAB], int(symbols.max()) + 1)[symbols, 1]
-    offsets = relocations[values == own - base, 0]
+    rows = _view_rows(dynamic[_DT_SYMTAB], int(symbols.max()) + 1)[symbols]
+    offsets = relocations[rows[:, 1] == own - base, 0]
+    if not len(offsets):  # of another library: its row has a name, but no value
+        imports = rows[:, 1] == 0
+        names = dynamic[_DT_STRTAB] + (rows[imports, 0] & 0xFFFFFFFF)
+        offsets = relocations[imports, 0][[ctypes.string_at(at) == name.encode() for at in names.tolist()]]
     if len(offsets) != 1:
         raise Unavailable(f"oneflow does not call {name} through its table of dynamic symbols")
     address = base + int(offsets[0])

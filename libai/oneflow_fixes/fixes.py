@@ -50,8 +50,8 @@ switch-interval | 0009 | training | oneflow_fixes.threads.quick_thread_switches
     OneFlow's threads get the interpreter's lock sooner; process-wide while training
 launch-race | 0006 | graphs | oneflow_fixes.launch_race.protect_graph_launches
     a graph that ends before it was entered crashes the process
-polling-thread | 0019 | graphs on CPU | oneflow_fixes.threads.SpinningThread
-    the thread that polls for the end of a graph gets the lowest priority
+polling-thread | 0019 | graphs on CPU | oneflow_fixes.polling.let_polling_threads_sleep
+    threads that poll for the end of a graph sleep between looks; process-wide from the first graph on
 step-count | 0001 | graphs | oneflow_fixes.job.variables.remove_step_count
     OneFlow's own count of steps, which no update reads, is taken out
 idle-ops | 0001 | graphs | oneflow_fixes.job.needless.remove_idle_ops

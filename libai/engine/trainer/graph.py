@@ -26,8 +26,7 @@ from libai.engine.trainer.optimizer_state import GraphOptimizerState
 from libai.forward.contract import as_batch_dict
 from libai.forward.first_step import FirstStep
 from libai.layers.random import draws_randomness, fold, random_context
-from libai.oneflow_fixes.fixes import is_on
-from libai.oneflow_fixes.threads import SpinningThread, thread_ids
+from libai.oneflow_fixes.polling import let_polling_threads_sleep
 from libai.optim import bias_corrections, clip_grad_norm, clip_grad_value, export_state, import_state
 from libai.parallel import Mesh
 from libai.parallel.batch_statistics import count_batches
@@ -114,7 +113,6 @@ class GraphTrainer(ModelTrainer):
         )
         self._shapes: Shapes | None = None
         self._eval_graphs: dict[Signature, EvalGraph] = {}
-        self._spinning: SpinningThread | None = None
         self._first_step: FirstStep | None = FirstStep(self) if check_first_step and not self.options.amp else None
 
     def _make_step_inputs(self, size: int) -> StepInputs:
@@ -243,7 +241,7 @@ class GraphTrainer(ModelTrainer):
                 f"{type(self.model).__name__} is in eval mode while the training graph is compiled, and the mode is "
                 "frozen then. Call model.train() first."
             )
-        start, threads = time.perf_counter(), thread_ids()
+        start = time.perf_counter()
         effects = self.forward_pass.effects_of_forward(batches[0])
         refuse_in_graph(self.model, effects)
         if effects.buffers:
@@ -284,8 +282,8 @@ class GraphTrainer(ModelTrainer):
         self.graph = graph
         self.optimizer_state.keep_in(graph)
         self._shapes = _shapes(batches[0])
-        if self.mesh.device == "cpu" and is_on("polling-thread"):
-            self._spinning = SpinningThread(threads)
+        if self.mesh.device == "cpu":
+            let_polling_threads_sleep()
         graph.build_seconds = time.perf_counter() - start
         if is_main_process():
             text = "compiled the training graph in %.1f s; the results of its operations take about %s on each rank"
@@ -347,9 +345,6 @@ class GraphTrainer(ModelTrainer):
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `ModelTrainer.collect`; with fp16 also `train/loss_scale`."""
         numbers = super().collect(results)
-        if self._spinning is not None and self._spinning.can_be_told:
-            self._spinning.lower_priority()
-            self._spinning = None
         if "loss_scale" in (state := self.optimizer_state.loss_scale()):
             numbers[-1]["train/loss_scale"] = state["loss_scale"]
         return numbers

@@ -12,10 +12,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # `import toy`, `import jobs` from any test
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
+import duration
 
 #: under nohup, or in the background of a script, all processes that tests start would ignore them
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config):
+    if duration.is_enforced():
+        config.pluginmanager.register(duration.DurationLimit())
 
 
 def pytest_collection_finish():

@@ -15,7 +15,7 @@ from size import count_nodes, sizes  # noqa: E402  (tools/ is not a package)
 
 #: syntax nodes at most (docs/decisions/0027-size.md); lower a number in the commit that makes its folder smaller
 MOST_NODES = {"libai": 374_600, "tests": 351_400}
-MOST_FILES = {"libai": 372, "tests": 357}
+MOST_FILES = {"libai": 372, "tests": 358}
 MOST_LINES_OF_A_FILE = 600
 MOST_FILES_OF_A_FOLDER = 16  # without `__init__.py`
 

@@ -1,0 +1,73 @@
+"""The time that an unmarked test may take: one second of a quiet machine, measured against a calibration.
+
+Under continuous integration (`CI` is set) an unmarked test that takes longer fails and names the marker to set. A slow
+or busy machine fails nothing: a test counts with the smaller of its wall time and its processor time, and the limit
+grows as the calibration took longer than on the machine where it was chosen.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+
+import pytest
+
+SECONDS = 1.0
+#: processor time of `calibration_seconds` on a quiet core of an Intel Xeon with AVX-512, November 2026
+REFERENCE_SECONDS = 0.0235
+#: markers of the tiers that may take longer
+TIERS = ("e2e", "slow", "dist")
+
+
+def calibration_seconds() -> float:
+    """Return the processor time of a fixed piece of Python, the best of three."""
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        values = {}
+        for number in range(300_000):
+            values[number % 1000] = number * 3 // 2
+        seconds.append(time.process_time() - start)
+    return min(seconds)
+
+
+def processor_seconds() -> float:
+    """Return the processor time so far of this process and of those that it has waited for."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def too_long(wall: float, processor: float, calibration: float, markers: set[str]) -> str:
+    """Return the message for a test that took too long for its markers, or an empty text."""
+    slowness = max(1.0, calibration / REFERENCE_SECONDS)
+    seconds = min(wall, processor) / slowness
+    if seconds <= SECONDS or markers.intersection(TIERS):
+        return ""
+    return (
+        f"this test takes {seconds:.1f} s of a quiet machine; an unmarked one may take {SECONDS:g} s. "
+        "Make it shorter, or mark it `@pytest.mark.e2e`."
+    )
+
+
+class DurationLimit:
+    """A pytest plugin that fails unmarked tests that take too long."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item):
+        wall = time.perf_counter()
+        processor = processor_seconds()
+        result = yield
+        wall = time.perf_counter() - wall
+        processor = processor_seconds() - processor
+        if min(wall, processor) > SECONDS:  # calibrate only where it can matter
+            message = too_long(wall, processor, calibration_seconds(), {mark.name for mark in item.iter_markers()})
+            if message:
+                pytest.fail(message, pytrace=False)
+        return result
+
+
+def is_enforced() -> bool:
+    """Return whether continuous integration runs the tests."""
+    return bool(os.environ.get("CI"))

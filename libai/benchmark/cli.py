@@ -121,7 +121,7 @@ def _request(args: argparse.Namespace, tool: Path) -> Request:
     configs = tuple(word for word in args.words if "=" not in word and not word.startswith(("~", "+")))
     overrides = tuple(word for word in args.words if word not in configs)
     if not configs and not args.checkpoint:
-        raise UserError("no config is named. `libai configs` lists the shipped ones.")
+        raise UserError("no config is named. `libai train --help` lists the shipped ones.")
     return Request(
         tool=tool,
         configs=configs,

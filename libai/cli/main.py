@@ -56,9 +56,6 @@ COMMANDS: dict[str, Command] = {
     "compare": Command("compare settings and metrics of runs", "libai.cli.commands.runs.compare"),
     "report": Command("write a page on a run", "libai.cli.commands.runs.report"),
     "doctor": Command("check this environment", "libai.cli.commands.doctor"),
-    "configs": Command("list the shipped configs", "libai.cli.commands.configs"),
-    "help": Command("say what a setting is: type, range, default, meaning", "libai.cli.commands.explain"),
-    "completion": Command("print the completion for bash or zsh", "libai.cli.completion"),
 }
 
 
@@ -71,7 +68,7 @@ def usage() -> str:
 
 def dispatch(words: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
-    if not words or words[0] in ("-h", "--help") or list(words) == ["help"]:
+    if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0 if words else 2
     if words[0] == "--version":

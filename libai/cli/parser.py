@@ -63,12 +63,6 @@ class Parser(argparse.ArgumentParser):
         actions = [action for action in self._actions if action.help != argparse.SUPPRESS]
         return [flag for action in actions for flag in action.option_strings if flag.startswith("--")]
 
-    @property
-    def subcommands(self) -> dict[str, Parser]:
-        """The parsers of its own subcommands, by name."""
-        actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        return dict(actions[0].choices) if actions else {}
-
     def error(self, message: str) -> NoReturn:
         """Raise `UserError`."""
         _, is_unknown, words = message.partition("unrecognized arguments: ")

@@ -10,6 +10,7 @@ from pathlib import Path
 from libai.cli import launch
 from libai.cli.parser import Parser
 from libai.launch import external
+from libai.launch.installation import shipped_configs
 from libai.launch.job import TRAINING
 from libai.utils.atomic import read_json
 from libai.utils.errors import UserError
@@ -20,7 +21,7 @@ _WORDS = "CONFIG [-n PROCS] [key=value | +key=value | ~key] [flags]"
 def train(arguments: Sequence[str]) -> int:
     """Train a config: a file, or the name of a shipped one."""
     processes, words = _parse(arguments, f"train {_WORDS}", train.__doc__)
-    config = _take_name(words, "no config is named. `libai configs` lists the shipped ones.")
+    config = _take_name(words, "no config is named. `libai train --help` lists the shipped ones.")
     return start(config, processes, words)
 
 
@@ -86,6 +87,8 @@ def build_parser(usage: str = f"train {_WORDS}", description: str | None = train
 def _parse(arguments: Sequence[str], usage: str, description: str | None) -> tuple[str | None, list[str]]:
     """The value of `-n`, None where it is not given, and the other words as they are."""
     if {"-h", "--help"} & set(arguments):
+        names = sorted(path.stem for path in Path(shipped_configs()).glob("*.py"))
+        description = f"{description}\n\nShipped configs: {', '.join(names)}. docs/config.md explains the settings."
         build_parser(usage, description).parse_args(["--help"])
     parser = Parser(usage=f"libai {usage}", add_help=False)
     parser.add_argument("-n", "--procs")

@@ -1,19 +1,14 @@
-"""`libai doctor`, `configs`, `help`, `plot` and `completion`."""
+"""`libai doctor` and `plot`."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 
-import jobs
 import pytest
 
-from libai.cli import completion, main
-from libai.cli.commands import configs, doctor, explain
+from libai.cli.commands import doctor
 from libai.cli.commands.runs import drawing, plot, records
 from libai.utils.errors import UserError
 
@@ -112,43 +107,6 @@ def test_another_oneflow_is_a_warning():
     assert replace(doctor.check_gpu(FACTS), name="") == doctor.Finding("", "ok", "none; training runs on the CPU")
 
 
-# -------------------------------------------------------------------------------------------- configs and help
-
-
-def test_configs_are_listed_with_a_line_each(capsys):
-    assert configs.run([]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == sorted(path.stem for path in (jobs.ROOT / "configs").glob("*.py"))
-    assert all(len(line.split()) > 4 for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("words", "texts"),
-    [
-        (["train.log_period"], ['  type     int (>= 1) | "epoch"', "  default  20"]),
-        (["train.clip_grad"], ["train.clip_grad.max_norm", "train.clip_grad.norm_type"]),
-        (["model.hidden_sizes", "mlp_digits"], ["libai.models.mlp.MLP: hidden_sizes: Sequence[int]", "    - 128"]),
-        (["train.train_iter", "mlp_digits"], ["  in mlp_digits: 600"]),
-        (["dataloader.train.shuffle", "mlp_digits"], ["shuffle: bool = True", "  in mlp_digits: not set"]),
-        (["optim.lt", "mlp_digits"], ["has no argument lt"]),
-        (["plan"], ["usage: libai plan"]),
-    ],
-)
-def test_help_of_a_key(words, texts, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["libai"])
-    try:
-        assert explain.run(words) == 0
-    except SystemExit as stop:
-        assert stop.code == 0
-    said = capsys.readouterr().out
-    assert [text for text in texts if text not in said] == []
-
-
-def test_help_of_a_key_that_does_not_exist():
-    with pytest.raises(UserError, match=r"train.lgo_period: no such setting. Did you mean train.log_period\?"):
-        explain.run(["train.lgo_period"])
-
-
 # ------------------------------------------------------------------------------------------------------- plot
 
 
@@ -186,31 +144,3 @@ def test_without_matplotlib_it_says_so(a_run, monkeypatch):
     monkeypatch.setattr(drawing.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match="not installed. Run `pip install matplotlib`"):
         plot.run([str(a_run)])
-
-
-# ------------------------------------------------------------------------------------------------- completion
-
-
-def test_bash_completes_commands_flags_configs_and_settings(tmp_path):
-    lines = ["libai tr", "libai train mlp", "libai train x --fast", "libai plan x train.log", "libai checkpoint ver"]
-    tries = "\n".join(
-        f'COMP_WORDS=({line}); COMP_CWORD={len(line.split()) - 1}; _libai; echo "${{COMPREPLY[@]}}"' for line in lines
-    )
-    done = subprocess.run(
-        ["bash", "-c", completion.script("bash") + tries], capture_output=True, text=True, cwd=tmp_path
-    )
-    expected = ["train", "mlp_digits", "--fast-dev-run", "train.log_period=", "verify"]
-    assert (done.stdout.splitlines(), done.stderr) == (expected, "")
-
-
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh")
-def test_zsh_reads_its_script():
-    script = "autoload -U compinit; compinit -D; " + completion.script("zsh")
-    done = subprocess.run(["zsh", "-f", "-c", script + "whence -w _libai"], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("_libai: function\n", "")
-
-
-def test_both_scripts_know_every_command():
-    for shell in ("bash", "zsh"):
-        text = completion.script(shell)
-        assert [name for name in main.COMMANDS if f"    {name}) words" not in text] == []

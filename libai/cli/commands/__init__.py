@@ -1,1 +1,1 @@
-"""One file a subcommand: `run(arguments) -> exit code`, and `build_parser()` for its help and the completion."""
+"""One file a subcommand: `run(arguments) -> exit code`, and `build_parser()` for its help."""

@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
         search(args.config, overrides, args.iters, args.bound, args.minify, Path(journal), Path(result))
         return 0
     if args.config is None:
-        raise UserError("no config is named. `libai configs` lists the shipped ones.")
+        raise UserError("no config is named. `libai train --help` lists the shipped ones.")
     require_one_process()
     if args.bisect and (args.procs > 1 or args.mesh):
         raise UserError("--bisect and --minify compare the modes on one process. Leave --procs and --mesh out.")

@@ -51,7 +51,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     args = build_parser().parse_intermixed_args(arguments)
     if args.config_file is None:
         if not args.words:
-            raise UserError("no config is named. `libai configs` lists the shipped ones.")
+            raise UserError("no config is named. `libai train --help` lists the shipped ones.")
         args.config_file = args.words.pop(0)
     if args.iters < 1 or args.procs < 1:
         raise UserError(f"--iters {args.iters} --procs {args.procs}: both must be at least 1.")

@@ -22,7 +22,6 @@ READERS = {
     "libai/engine/setup/auto_mesh.py": 2,
     "libai/engine/setup/support.py": 1,
     "libai/cli/commands/plan.py": 1,
-    "libai/benchmark/profiling/operations.py": 1,
 }
 #: here a run is one of the two that are compared
 OTHER_RUNS = ("libai/engine/parity/check.py",)

@@ -16,7 +16,7 @@ from libai.cli.main import COMMANDS, dispatch
 from libai.config import load_config
 
 #: pages that a tool writes
-GENERATED = ("benchmarks.md", "benchmarks_curves.md", "benchmarks_operations.md", "benchmarks_scaling.md")
+GENERATED = ("benchmarks.md", "benchmarks_curves.md", "benchmarks_scaling.md")
 WRITTEN = [page for page in PAGES if page.name not in (*GENERATED, "CHANGELOG.md")]
 #: tool -> the words of `libai` that do the same, or the function that it calls
 TOOLS = {
@@ -26,8 +26,6 @@ TOOLS = {
     "tools/parity.py": ["parity"],
     "tools/plan.py": ["plan"],
     "tools/verify_resume.py": ["verify-resume"],
-    "tools/overhead.py": "libai.benchmark.profiling.overhead",
-    "tools/profile_ops.py": "libai.benchmark.profiling.operations",
 }
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:python tools/|bash tools/train\.sh |libai )[^`]+)`")
@@ -116,7 +114,7 @@ def test_every_command_that_is_named_exists():
 def test_the_commands_of_the_pages_are_found():
     found = [words for page in WRITTEN for words in commands(page.read_text())]
     assert len(found) > 60
-    assert {words[1] for words in found if words[0] == "python"} >= set(TOOLS) - {"tools/overhead.py"}
+    assert {words[1] for words in found if words[0] == "python"} >= set(TOOLS)
     assert commands("```\nlibai checkpoint ls out      name, size\n```\nand `libai plan CONFIG --ranks 2`") == [
         ["libai", "checkpoint", "ls", "out"],
         ["libai", "plan", "CONFIG", "--ranks", "2"],

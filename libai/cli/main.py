@@ -51,10 +51,7 @@ COMMANDS: dict[str, Command] = {
     "checkpoint": Command("list, verify, compare, convert and delete checkpoints", "libai.cli.commands.checkpoint"),
     "preprocess": Command("turn text into token files", "libai.cli.commands.preprocess"),
     "hf": Command("import, export and verify weights of Hugging Face", "libai.cli.commands.hf"),
-    "sweep": Command("train a config with several values of settings", "libai.cli.commands.runs.sweep"),
-    "plot": Command("draw the curves of runs", "libai.cli.commands.runs.plot"),
-    "compare": Command("compare settings and metrics of runs", "libai.cli.commands.runs.compare"),
-    "report": Command("write a page on a run", "libai.cli.commands.runs.report"),
+    "compare": Command("compare settings, metrics and curves of runs", "libai.cli.commands.runs.compare"),
     "doctor": Command("check this environment", "libai.cli.commands.doctor"),
 }
 

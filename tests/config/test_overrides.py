@@ -105,7 +105,7 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
         (
             "optim.lr=1e-3,1e-4",
             "optim.lr=1e-3,1e-4: several values for one run. Write optim.lr=[1e-3,1e-4] for a list, "
-            "optim.lr='1e-3,1e-4' for text; `libai sweep` trains a run for each value.",
+            "optim.lr='1e-3,1e-4' for text; start a run for each value in a shell loop.",
         ),
         (
             "train.output_dir=out/x=y",

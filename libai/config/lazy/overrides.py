@@ -105,7 +105,7 @@ def _parse(text: str) -> _Change:
     if isinstance(parsed._value, Sweep):
         raise ConfigError(
             f"{text}: several values for one run. Write {name}=[{raw}] for a list, {name}='{raw}' for text; "
-            "`libai sweep` trains a run for each value."
+            "start a run for each value in a shell loop."
         )
     if parsed.package is not None or "/" in key or not key:
         raise ConfigError(f"{text}: a key is names joined by dots, such as train.amp.enabled.")

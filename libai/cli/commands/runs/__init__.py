@@ -1,1 +1,1 @@
-"""The subcommands that look at runs which are there, or start many."""
+"""The subcommands that look at runs which are there."""

@@ -1,62 +1,84 @@
-"""Compare runs: the settings and versions that differ, their last metrics and, with --output, their curves."""
+"""Compare runs: the settings and versions that differ, and the last value of each metric.
+
+With --output also one HTML page with the curves, which refers to nothing outside of it. One run alone has a page, too.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from libai.cli.commands.runs.drawing import choose_tags, draw_curves, require_drawing
-from libai.cli.commands.runs.records import Record, differing, format_table, read_record, show
+from libai.cli.commands.runs.page import page_of
+from libai.cli.commands.runs.records import MISSING, Record, differing, format_table, read_record, show
 from libai.cli.parser import Parser
+from libai.utils.atomic import atomic_write_text
 from libai.utils.errors import UserError
 
 
 def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code."""
     args = build_parser().parse_args(arguments)
-    names = list(dict.fromkeys(args.runs))
-    if len(names) < 2:
-        raise UserError(f"{names[0]} is the only run: name at least two to compare. `libai plot` draws one alone.")
+    if args.output and args.output.suffix != ".html":
+        raise UserError(f"--output {args.output}: it must end in .html.")
+    records = {name: read_record(Path(name)) for name in args.runs}
+    tables = {"Settings that differ": settings_table(records), "Last values": metrics_table(records)}
+    if args.json:
+        print(json.dumps(as_json(records), indent=1))
+    else:
+        print("\n\n".join(format_table(rows[0], rows[1:]) for rows in tables.values()))
     if args.output:
-        require_drawing(args.output)
-    records = {name: read_record(Path(name)) for name in names}
-    curves = {name: record.curves for name, record in records.items()}
-    tags = choose_tags(curves, args.tag) if args.tag or args.output else []
-    print(describe_differences(records))
-    print()
-    print(describe_metrics(records, args.tag))
-    if args.output:
-        draw_curves(curves, tags, args.output)
-        print(f"\nwrote {args.output}")
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        curves = {name: record.curves for name, record in records.items()}
+        atomic_write_text(args.output, page_of(tables, curves))
+        if not args.json:
+            print(f"\nwrote {args.output}")
     return 0
 
 
 def build_parser() -> Parser:
+    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("runs", metavar="RUN", nargs="+", help="the output folder of a run")
-    parser.add_argument("--tag", action="append", help="only this metric; may be given again")
-    parser.add_argument("--output", "-o", type=Path, help="draw the curves of --tag (default train/loss): .png or .svg")
+    parser.add_argument("--output", "-o", type=Path, metavar="PAGE.html", help="write a page with curves as well")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
-def describe_differences(records: dict[str, Record]) -> str:
-    """A table of what differs between runs, one column for each."""
-    found = differing([{**record.settings, **record.facts} for record in records.values()])
-    if not found:
-        return "All settings and versions are equal."
-    return format_table(["differs", *records], [[key, *values] for key, values in found.items()])
+def settings_table(records: dict[str, Record]) -> list[list[str]]:
+    """A header, and a row for each setting or version that differs between runs."""
+    rows = [["differs", *records]]
+    for key, values in differing([record.all_settings for record in records.values()]).items():
+        rows.append([key, *("-" if value is MISSING else show(value) for value in values)])
+    if len(rows) == 1:
+        rows.append(["nothing", *("" for _ in records)])
+    return rows
 
 
-def describe_metrics(records: dict[str, Record], tags: Sequence[str] | None = None) -> str:
-    """A table of the last value of each metric, one column for each run."""
-    last = [record.final_metrics for record in records.values()]
-    shown = tags or dict.fromkeys(tag for metrics in last for tag in metrics)
-    rows = [[tag, *(show(metrics[tag]) if tag in metrics else "-" for metrics in last)] for tag in shown]
-    ends = [
-        ["status", *(record.status for record in records.values())],
-        ["iterations", *(str(_iterations(record)) for record in records.values())],
+def metrics_table(records: dict[str, Record]) -> list[list[str]]:
+    """A header, how each run ended, and a row for each metric."""
+    found = list(records.values())
+    rows = [
+        ["last value", *records],
+        ["status", *(record.status for record in found)],
+        ["iterations", *(str(record.iterations) for record in found)],
     ]
-    return format_table(["last value", *records], [*ends, *rows])
+    for tag in dict.fromkeys(tag for record in found for tag in record.final_metrics):
+        values = [record.final_metrics.get(tag) for record in found]
+        rows.append([tag, *("-" if value is None else show(value) for value in values)])
+    return rows
 
 
-def _iterations(record: Record) -> int:
-    return max((iterations[-1] for iterations, _ in record.curves.values()), default=0)
+def as_json(records: dict[str, Record]) -> dict[str, Any]:
+    """The same values, unrounded."""
+    runs = {}
+    for name, record in records.items():
+        # JSON has no NaN
+        metrics = {tag: value if math.isfinite(value) else None for tag, value in record.final_metrics.items()}
+        runs[name] = {"status": record.status, "iterations": record.iterations, "metrics": metrics}
+    differs = {}
+    for key, values in differing([record.all_settings for record in records.values()]).items():
+        differs[key] = {name: value for name, value in zip(records, values) if value is not MISSING}
+    return {"runs": runs, "differs": differs}

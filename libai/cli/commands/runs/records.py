@@ -13,6 +13,8 @@ from libai.utils.errors import UserError
 
 #: tag -> iterations and values
 Curves = dict[str, tuple[list[int], list[float]]]
+#: in place of the value of a key that a run does not have
+MISSING = object()
 #: they name the run, and would differ between any two
 _NAMES = ("train.output_dir", "train.name")
 
@@ -27,7 +29,6 @@ class Record:
         summary: of summary.json; empty while the run has not ended.
     """
 
-    path: Path
     settings: dict[str, Any]
     facts: dict[str, Any]
     curves: Curves
@@ -37,6 +38,16 @@ class Record:
     def status(self) -> str:
         """How the run ended; `unfinished` where it has not, or was killed."""
         return str(self.summary.get("status", "unfinished"))
+
+    @property
+    def all_settings(self) -> dict[str, Any]:
+        """The settings and the facts."""
+        return {**self.settings, **self.facts}
+
+    @property
+    def iterations(self) -> int:
+        """The last iteration that was logged; 0 before the first."""
+        return max((iterations[-1] for iterations, _ in self.curves.values()), default=0)
 
     @property
     def final_metrics(self) -> dict[str, float]:
@@ -55,8 +66,7 @@ def read_record(run: Path) -> Record:
         settings = flatten(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from None
-    curves = read_curves(run) if (run / "metrics.jsonl").is_file() else {}
-    return Record(run, settings, _facts(read_json(run / "env.json")), curves, read_json(run / "summary.json"))
+    return Record(settings, _facts(read_json(run / "env.json")), read_curves(run), read_json(run / "summary.json"))
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -73,11 +83,11 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_curves(run: Path) -> Curves:
-    """All metrics of a run's metrics.jsonl; `UserError` where there is none."""
+    """All metrics of a run's metrics.jsonl; none before the first is logged."""
     file = run / "metrics.jsonl"
-    if not file.is_file():
-        raise UserError(f"{run} holds no metrics: there is no metrics.jsonl in it. Give the output folder of a run.")
     curves: Curves = {}
+    if not file.is_file():
+        return curves
     for line in file.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
@@ -91,11 +101,14 @@ def read_curves(run: Path) -> Curves:
     return curves
 
 
-def differing(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """Key -> the value in each of `rows`, where not all are equal; `-` where a key is missing."""
-    keys = dict.fromkeys(key for row in rows for key in row if key not in _NAMES)
-    shown = {key: [show(row[key]) if key in row else "-" for row in rows] for key in keys}
-    return {key: values for key, values in shown.items() if len(set(values)) > 1}
+def differing(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Key -> the value in each of `rows`, where not all are equal; `MISSING` where a key is missing."""
+    found: dict[str, list[Any]] = {}
+    for key in dict.fromkeys(key for row in rows for key in row):
+        values = [row.get(key, MISSING) for row in rows]
+        if key not in _NAMES and any(value != values[0] for value in values):
+            found[key] = values
+    return found
 
 
 def show(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""`libai doctor` and `plot`."""
+"""`libai doctor`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from dataclasses import replace
 import pytest
 
 from libai.cli.commands import doctor
-from libai.cli.commands.runs import drawing, plot, records
-from libai.utils.errors import UserError
-
-# ---------------------------------------------------------------------------------------------------- doctor
 
 FACTS = {
     "oneflow": {"version": "0.9.0", "cpu_kernels": "libai's for avx2", "openblas": "0.3.30"},
@@ -105,42 +101,3 @@ def test_another_oneflow_is_a_warning():
     with_gpu = {**FACTS, "cuda": {"available": True, "devices": [{"name": "A100", "capability": [8, 0]}]}}
     assert doctor.check_gpu(with_gpu).found == "A100 (8.0)"
     assert replace(doctor.check_gpu(FACTS), name="") == doctor.Finding("", "ok", "none; training runs on the CPU")
-
-
-# ------------------------------------------------------------------------------------------------------- plot
-
-
-@pytest.fixture
-def a_run(tmp_path):
-    rows = [{"iter": 1, "train/loss": 2.0}, {"iter": 2, "train/loss": 1.0, "eval/val/loss": 1.5}]
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + '\n{"iter": 3, "tr')
-    return tmp_path / "run"
-
-
-@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_curves_are_drawn(a_run, tmp_path, suffix, start):
-    pytest.importorskip("matplotlib")
-    output = tmp_path / f"curves.{suffix}"
-    assert plot.run([str(a_run), str(a_run), "--tag", "train/loss", "--tag", "eval/val/loss", "-o", str(output)]) == 0
-    assert output.read_bytes().startswith(start)
-    assert records.read_curves(a_run) == {"train/loss": ([1, 2], [2.0, 1.0]), "eval/val/loss": ([2], [1.5])}
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["RUN", "--tag", "x"], "--tag x: no run has such a metric. There are train/loss, eval/val/loss."),
-        (["RUN", "-o", "curves.bmp"], "it must end in .png or .svg"),
-        (["nowhere"], "nowhere holds no metrics"),
-    ],
-)
-def test_what_cannot_be_drawn(a_run, words, text):
-    with pytest.raises(UserError, match=re.escape(text)):
-        plot.run([str(a_run) if word == "RUN" else word for word in words])
-
-
-def test_without_matplotlib_it_says_so(a_run, monkeypatch):
-    monkeypatch.setattr(drawing.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match="not installed. Run `pip install matplotlib`"):
-        plot.run([str(a_run)])

@@ -170,7 +170,8 @@ def run(arguments: Sequence[str]) -> int:
         arguments = resolve_processes(arguments, os.environ)
     job = read_job(arguments, os.environ)
     facts = run_preflight(job) if job.is_training else look_at_config(job)
-    if "output_dir" in facts and not WRITES_NOTHING & set(job.arguments):
+    flags = {word.partition("=")[0] for word in job.arguments}
+    if "output_dir" in facts and not WRITES_NOTHING & flags:
         job = replace(job, output_dir=Path(str(facts["output_dir"])).absolute())
     os.environ.update(choose_environment(job, os.environ, facts))
     kernels.compile_kernels()

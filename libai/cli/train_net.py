@@ -74,7 +74,7 @@ def main() -> int:
     elif args.find_lr:
         from libai.engine.run.find_lr import find_lr_of_run
 
-        find_lr_of_run(run, args.find_lr)
+        find_lr_of_run(run, str(args.find_lr))
     elif args.eval_only:
         run.report_evaluation()
     else:

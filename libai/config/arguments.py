@@ -17,13 +17,15 @@ from libai.config.lazy.lazy_config import LazyConfig
 from libai.config.settings.errors import ConfigError, did_you_mean, meant
 from libai.config.validation import load_config
 
-#: flags with a value; the one of `--resume` may be left out
+#: flags with a value
 VALUES: dict[str, str] = {
-    "--find-lr": "with LOWEST,HIGHEST,UPDATES: try learning rates and undo it; see `libai find`",
     "--reset": "with --resume, what not to take from the checkpoint: optimizer,schedule,data",
 }
+#: flags whose value may be left out, and what they are without one
+OPTIONAL_VALUES: dict[str, bool | str] = {"--resume": True, "--find-lr": "1e-7,10,100"}
 FLAGS: dict[str, str] = {
     "--resume": "continue from the newest checkpoint in train.output_dir, or from that in a PATH behind it",
+    "--find-lr": "try learning rates, undo it and suggest one; LOWEST,HIGHEST,UPDATES may follow (1e-7,10,100)",
     "--eval-only": "evaluate once and stop",
     "--dry-run": "build everything, try an update, a checkpoint and an evaluation batch, and keep nothing",
     "--fast-dev-run": "a few iterations, evaluations and a checkpoint, to see that everything works",
@@ -45,7 +47,7 @@ class Args:
     fast_dev_run: bool = False
     print_config: bool = False
     quiet: bool = False
-    find_lr: str = ""
+    find_lr: str | bool = False
     extra: Mapping[str, bool] = field(default_factory=dict)
 
 
@@ -66,22 +68,27 @@ def parse_args(
     parser.add_argument("words", nargs="*", metavar="CONFIG and overrides", help="a config file, then settings")
     parser.add_argument("--config-file", metavar="CONFIG", help="the config, when it is not the first word")
     for flag, text in {**FLAGS, **extra_flags}.items():
-        if flag == "--resume":
-            parser.add_argument(flag, metavar="PATH", default=False, help=text)
+        if flag in OPTIONAL_VALUES:
+            parser.add_argument(flag, default=False, help=text)
         else:
             parser.add_argument(flag, action="store_true", help=text)
     for flag, text in VALUES.items():
         parser.add_argument(flag, metavar="PARTS", default="", help=text)
-    argv = _with_value_of_resume(argv)
-    switches = [flag for flag in (*FLAGS, *extra_flags) if flag != "--resume"]
+    argv = _with_optional_values(argv)
+    switches = [flag for flag in (*FLAGS, *extra_flags) if flag not in OPTIONAL_VALUES]
     with_value = [word for word in argv if word.partition("=")[0] in switches and "=" in word]
     if with_value:
         raise ConfigError([f"{word}: {word.partition('=')[0]} takes no value." for word in with_value])
     known, unknown = parser.parse_known_intermixed_args(list(argv))
     if unknown := [word for word in unknown if word.startswith("-")]:  # argparse adds the words behind a wrong flag
-        raise ConfigError([_unknown_flag(flag, ["--config-file", "--resume", *VALUES, *switches]) for flag in unknown])
+        raise ConfigError(
+            [_unknown_flag(flag, ["--config-file", *OPTIONAL_VALUES, *VALUES, *switches]) for flag in unknown]
+        )
     values = vars(known)
-    values["resume"] = values["resume"] if values["resume"] != "" else True
+    for flag, without_value in OPTIONAL_VALUES.items():
+        name = flag.lstrip("-").replace("-", "_")
+        if values[name] == "":
+            values[name] = without_value
     values["reset"] = tuple(part.strip() for part in values["reset"].split(",") if part.strip())
     words, config = values.pop("words"), values.pop("config_file")
     if config is None and words and "=" not in words[0] and not words[0].startswith("~"):
@@ -93,20 +100,20 @@ def parse_args(
     return Args(config=config or "", overrides=words, extra=extra, **values)
 
 
-def _with_value_of_resume(argv: Sequence[str]) -> list[str]:
-    """`--resume PATH` as `--resume=PATH`, and `--resume` alone as `--resume=`.
+def _with_optional_values(argv: Sequence[str]) -> list[str]:
+    """`--resume PATH` as `--resume=PATH`, and `--resume` alone as `--resume=`; `--find-lr` likewise.
 
-    The word behind it is a path when it is no setting, no flag, and not the config, which is named before.
+    The word behind it is its value when it is no setting, no flag, and not the config, which is named before.
     """
     words: list[str] = []
     has_config = any(word.partition("=")[0] == "--config-file" for word in argv)
     for word in argv:
         is_plain = "=" not in word and not word.startswith(("-", "~", "+"))
-        if is_plain and has_config and words and words[-1] == "--resume=":
+        if is_plain and has_config and words and words[-1].removesuffix("=") in OPTIONAL_VALUES:
             words[-1] += word
             continue
         has_config = has_config or is_plain
-        words.append("--resume=" if word == "--resume" else word)
+        words.append(f"{word}=" if word in OPTIONAL_VALUES else word)
     return words
 
 

@@ -38,6 +38,18 @@ def test_mistakes_are_explained(argv, text):
     assert text in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("argv", "asked"),
+    [
+        (["exp.py"], False),
+        (["exp.py", "--find-lr", "train.seed=1"], "1e-7,10,100"),
+        (["exp.py", "--find-lr", "1e-5,1,50"], "1e-5,1,50"),
+    ],
+)
+def test_a_range_of_rates_may_follow_find_lr(argv, asked):
+    assert parse_args(argv).find_lr == asked
+
+
 def test_help_names_every_flag(capsys):
     with pytest.raises(SystemExit) as caught:
         parse_args(["--help"])

@@ -113,7 +113,7 @@ def test_equal_curves_are_seen_as_two(tmp_path):
     page = tmp_path / "page.html"
     compare.run([*runs, "-o", str(page)])
     (first, *style), (second, *other) = Page(page).strokes[-2:]
-    assert first == second and style[0] != other[0] and style[1] == "" and other[1]
+    assert first == second and style[0] != other[0] and style[1] == "none" and other[1] == "7 5"
     assert len(page.read_text()) < 60_000  # a long curve is thinned
 
 

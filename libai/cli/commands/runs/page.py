@@ -13,7 +13,7 @@ table{border-collapse:collapse}td,th{text-align:left;padding:.15em 1.5em .15em 0
 td,th{overflow-wrap:anywhere}svg text{font:11px system-ui,sans-serif;fill:#222}svg .title{font-weight:bold}"""
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#17becf")
 #: a dashed curve over a solid one leaves both visible where they are equal
-_DASHES = ("", "7 5", "2 4")
+_DASHES = ("none", "7 5", "2 4")
 _WIDTH, _HEIGHT = 480, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 466, 26, 242
 #: points of a curve: more than there are pixels would only make the page large

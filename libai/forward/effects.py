@@ -19,7 +19,7 @@ from oneflow import nn
 
 from libai.forward.clocks import watched_clocks
 from libai.forward.in_place import values_kept, watch_changes
-from libai.forward.python_state import SharedState, line_of, module_state, plain_attributes
+from libai.forward.python_state import SharedState, has_code, line_of, module_state, plain_attributes
 from libai.forward.rebinding import rebound
 from libai.layers import is_batch_norm_of_rank
 from libai.utils.distributed import any_rank, gather_objects
@@ -238,7 +238,12 @@ class PythonState:
     def changed(self) -> list[str]:
         """In words, with lines. Plain tensors are left out: to tell whether a later call reads them takes a trial."""
         now = module_state(self._model)
-        names = [n for n in _differing(now, self._attributes) if now.get(n, ())[:1] != ("tensor",)]
+        names = [
+            name
+            for name in _differing(now, self._attributes)
+            # a number that no method writes was set from outside, by a hook
+            if now.get(name, ())[:1] != ("tensor",) and may_write(self._model, name)
+        ]
         return [*(with_line(self._model, name) for name in names), *self._shared.changed(randoms=False)]
 
 
@@ -322,6 +327,13 @@ def _require_plain_buffers(model: nn.Module, twin: nn.Module, changed: Sequence[
                 f"{before.dtype}, which no checkpoint of the model can take back. Register it with the shape and type "
                 "that it keeps, and convert what is written into it."
             )
+
+
+def may_write(model: nn.Module, name: str) -> bool:
+    """Return whether a method of the module writes its attribute `name` (dotted), as far as its code can be read."""
+    path, _, attribute = name.rpartition(".")
+    module = dict(model.named_modules()).get(path)
+    return module is None or not has_code(module) or bool(line_of(module, attribute))
 
 
 def with_line(model: nn.Module, name: str) -> str:

@@ -149,6 +149,11 @@ def line_of(module: nn.Module, attribute: str) -> str:
     return ""
 
 
+def has_code(module: nn.Module) -> bool:
+    """Return whether the source of what users have written for `module` can be read."""
+    return next(_code_of(type(module)), None) is not None
+
+
 def writes_state(model: nn.Module) -> bool:
     """Whether the code of `model` has a statement that may change an attribute or a parameter. True without code."""
     for cls in {type(module) for module in model.modules()}:

@@ -19,6 +19,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.graph.gradient_hooks import watch_gradient_hooks
+from libai.engine.graph.guards import Reads
 from libai.engine.graph.traced_state import TracedState, refuse_in_backward
 from libai.engine.graph.tracing import tracing
 from libai.forward.contract import read_losses, total_loss, weighted_total
@@ -128,6 +129,7 @@ class TrainGraph(CompiledGraph):
         super().__init__()
         self.model = model
         self._layout = layout = layout or LocalLayout(Mesh())
+        self.reads = Reads()
         self._num_groups = len(optimizer.param_groups)
         mesh = layout.mesh
         is_replicated = mesh.device == "cpu" and not (layout.cuts_parameters or auto_parallel)
@@ -165,7 +167,7 @@ class TrainGraph(CompiledGraph):
         """Trace one micro-batch, or with `in_turn` all of them. `batch`: forward's arguments; `step`:
         `StepInputs.tensors`, which only the completed job reads; `share`: the micro-batch's weight; `key`: its random
         key."""
-        with tracing(self.model):
+        with tracing(self.model, self.reads):
             if not self._in_turn:
                 losses, metrics, total = self._forward(batch, share, key)
             else:
@@ -311,11 +313,12 @@ class EvalGraph(CompiledGraph):
         super().__init__()
         self.model = model
         self._layout = layout = layout or LocalLayout(Mesh())
+        self.reads = Reads()
         _set_stages(self.model, layout)
 
     def build(self, batch: dict[str, Any]) -> Any:
         """Trace the forward of one batch."""
-        with tracing(self.model), self._layout.source_ops():
+        with tracing(self.model, self.reads), self._layout.source_ops():
             return self.model(**batch)
 
     def edit_job(self, out2name: Any) -> None:

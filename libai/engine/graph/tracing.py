@@ -23,14 +23,16 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.nn.graph.proxy import LazyBuilder, ProxyModule, ProxyParameterDict, ProxyParameterList, ProxyTensor
 
+from libai.engine.graph.guards import Reads
 from libai.forward.python_state import hooks_of
 from libai.forward.rebinding import rebound
 from libai.oneflow_fixes.wrapping import replaced, unwrap_forward, wrap_forward
 
 
 @contextlib.contextmanager
-def tracing(proxy: Any) -> Iterator[None]:
-    """What the forward of a graph's `proxy` of the model is traced in."""
+def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
+    """The context in which the forward of a graph's `proxy` of the model is traced; `reads` receives the plain
+    attributes that it reads."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         # flow.ones and its kin are modules inside of OneFlow 0.9, and a graph warns of each
@@ -42,7 +44,9 @@ def tracing(proxy: Any) -> Iterator[None]:
             if hooks_of(module):
                 stack.enter_context(_hooks_in_forward(module, standing_for))
         set_attribute = functools.partialmethod(_set_attribute, standing_for)
-        stack.enter_context(replaced((ProxyModule, "__setattr__", set_attribute), *_REPLACEMENTS))
+        get_missing = functools.partialmethod(_get_missing, reads)
+        own = ((ProxyModule, "__setattr__", set_attribute), (ProxyModule, "__getattr__", get_missing))
+        stack.enter_context(replaced(*own, *_REPLACEMENTS))
         yield
 
 
@@ -98,7 +102,14 @@ def _get_attribute(self: Any, name: str) -> Any:
     return object.__getattribute__(self, name)
 
 
-_set_plainly = ProxyModule.__setattr__
+_get_plainly, _set_plainly = ProxyModule.__getattr__, ProxyModule.__setattr__
+
+
+def _get_missing(self: Any, reads: Reads, name: str) -> Any:
+    """Whatever the stand-in does not hold itself is an attribute of its module."""
+    value = _get_plainly(self, name)
+    reads.add(self.to(nn.Module), name, value)
+    return value
 
 
 def _set_attribute(self: Any, standing_for: dict[nn.Module, list[Any]], name: str, value: Any) -> None:

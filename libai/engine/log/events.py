@@ -62,29 +62,31 @@ class EventStorage:
 
     # ------------------------------------------------------------------ putting
 
-    def put_scalar(self, name: str, value: Any) -> None:
+    def put_scalar(self, name: str, value: Any, cur_iter: int | None = None) -> None:
         """Record `value` under `name`: a number, or a one-element tensor.
 
-        A tensor is kept (detached) and fetched only when somebody asks; do not change it in place later.
+        `cur_iter`: the 0-based iteration that it belongs to; default: the present one. A tensor is kept (detached) and
+        fetched only when somebody asks; do not change it in place later.
         """
+        at = self.iter if cur_iter is None else cur_iter
         if type(value) is not float:
             if isinstance(value, (int, float, np.number, np.bool_)):
                 value = float(value)
             elif hasattr(value, "numpy"):
                 # a kept loss must not keep the activations of its whole graph
-                self._latest[name] = (detached(value) if getattr(value, "requires_grad", False) else value, self.iter)
+                self._latest[name] = (detached(value) if getattr(value, "requires_grad", False) else value, at)
                 return
             else:
                 raise TypeError(
                     f"put_scalar({name!r}, ...) takes a number or a one-element tensor, not {type(value).__name__}: "
                     f"{value!r}. Use put_text for text."
                 )
-        self._latest[name] = (value, self.iter)
+        self._latest[name] = (value, at)
 
-    def put_scalars(self, /, **scalars: Any) -> None:
-        """`put_scalar` for each keyword; `put_scalars(**{"eval/val/loss": 2.3})` for tags."""
+    def put_scalars(self, *, cur_iter: Any = None, **scalars: Any) -> None:
+        """Call `put_scalar` for each keyword; `put_scalars(**{"eval/val/loss": 2.3})` for tags."""
         for name, value in scalars.items():
-            self.put_scalar(name, value)
+            self.put_scalar(name, value, cur_iter)
 
     def put_text(self, name: str, text: str) -> None:
         """Record a text (config, environment, a generated sample) for the writers that show text."""

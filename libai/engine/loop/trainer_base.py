@@ -193,6 +193,8 @@ class TrainerBase:
                 for call in before_step:
                     call()
                 self.run_step()
+                # counted here, so that a `run_step` of the user's own counts too
+                self.completed_iters = iteration + 1
                 poll()
                 self._run_after_step()
                 if len(metrics.pending) >= MAX_PENDING_RESULTS:
@@ -284,7 +286,6 @@ class TrainerBase:
         self._guard.before_update(self.iter, micro_batches)
         self.loop.result = result = self.update(micro_batches)
         self.loop.metrics.pending.append((self.iter, result))
-        self.completed_iters = self.iter + 1
         self.feed.is_ahead = False
 
     def _inspect_first(self, micro_batches: list[Any]) -> None:

@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import oneflow as flow
 
 from libai.config import RunConfig
 from libai.engine.graph.build_errors import GraphBuildError
+from libai.engine.graph.guards import refuse_own_update
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.setup import build
 from libai.engine.setup.support import check_supported
@@ -48,6 +50,16 @@ def first_mode(config: RunConfig, device: str) -> tuple[str, str]:
         check_supported(config, "eager", device)
         return "eager", f"graph.enabled=auto: {reason}"
     return "graph", UNDECIDED
+
+
+def mode_for_optimizer(mode: str, reason: str, optimizer: flow.optim.Optimizer) -> tuple[str, str]:
+    """Return mode and reason once the optimizer is built: with `auto`, eager mode for one with a step of its own."""
+    if reason == UNDECIDED:
+        try:
+            refuse_own_update(optimizer)
+        except UserError as error:
+            return "eager", f"graph.enabled=auto: {error}".partition(", and graph mode")[0]
+    return mode, reason
 
 
 def resolve(run: Run) -> None:

@@ -107,6 +107,7 @@ class Run:
         self.model = self.build_model(config)
         build.adapt_model(config, self.model)
         self.optimizer = self.build_optimizer(config, self.model)
+        mode, self.mode_reason = modes.mode_for_optimizer(mode, self.mode_reason, self.optimizer)
         build.scale_lr(config, self.optimizer, self.plan)
         self.measured_block_costs = self._block_costs(sizes.micro)
         self.trainer = self.new_trainer(config, mode, self.model, self.train_loader, self.optimizer)

@@ -17,6 +17,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.graph.graphs import MODULE_NAME
+from libai.engine.graph.guards import Reads
 from libai.engine.graph.tracing import tracing
 from libai.layers.random import assign_layer_ids, random_context
 from libai.models.blocks.init import without_initial_values
@@ -96,7 +97,7 @@ class _ShapeOnly(CompiledGraph):
 
     def build(self, batch: dict[str, Any], key: flow.Tensor) -> Any:
         """Trace the forward alone."""
-        with tracing(self.model), random_context(key, 0) if self._draws else contextlib.nullcontext():
+        with tracing(self.model, Reads()), random_context(key, 0) if self._draws else contextlib.nullcontext():
             return self.model(**batch)
 
 

@@ -17,6 +17,7 @@ from oneflow import nn
 
 from libai.engine.graph.build_errors import GraphBuildError, explain_build_error, without_oneflow_error_lines
 from libai.engine.graph.graphs import EvalGraph, StepInputs, TrainGraph
+from libai.engine.graph.guards import Guards, refuse_own_update
 from libai.engine.graph.memory import warn_if_too_large
 from libai.engine.graph.traced_state import refuse_in_graph, refuse_untried, same_buffers, write_buffers
 from libai.engine.loop.metrics import Shares, StepResult
@@ -86,6 +87,7 @@ class GraphTrainer(ModelTrainer):
         **kwargs: Any,
     ):
         super().__init__(model, *args, **kwargs)
+        refuse_own_update(self.optimizer)
         if self.options.check_finite_every_iter:
             raise UserError(
                 "check_finite_every_iter=True cannot be honoured in graph mode: a compiled step makes its update "
@@ -105,15 +107,16 @@ class GraphTrainer(ModelTrainer):
         #: the buffers that forward changes, known when the graph is compiled
         self._changing: tuple[str, ...] = ()
         self._weighted = self.forward_pass.counts_items and self.options.num_accumulation_steps > 1
-        self.optimizer_state = GraphOptimizerState(
-            self.model,
-            self.optimizer,
-            self.forward_pass.layout,
-            self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic,
-        )
+        self.optimizer_state = self._new_optimizer_state()
         self._shapes: Shapes | None = None
+        self._guards: Guards | None = None
         self._eval_graphs: dict[Signature, EvalGraph] = {}
+        self._eval_guards: Guards | None = None
         self._first_step: FirstStep | None = FirstStep(self) if check_first_step and not self.options.amp else None
+
+    def _new_optimizer_state(self) -> GraphOptimizerState:
+        has_loss_scale = self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic
+        return GraphOptimizerState(self.model, self.optimizer, self.forward_pass.layout, has_loss_scale)
 
     def _make_step_inputs(self, size: int) -> StepInputs:
         groups = len(self.optimizer.param_groups)
@@ -140,6 +143,8 @@ class GraphTrainer(ModelTrainer):
             return update_op_by_op(self, batches)
         if self.graph is None:
             self._build(batches)
+        elif not self._keeps_guards(batches):
+            return update_op_by_op(self, batches)
         assert self.graph is not None
         forward_pass.index_check.refuse(batches, forward_pass.describe_batch)
         self._set_step_inputs()
@@ -160,6 +165,42 @@ class GraphTrainer(ModelTrainer):
         self.optimizer._state["step"] += 1  # the compiled update counts for itself; this is the count the host sees
         self._finish_update()
         return result
+
+    def _keeps_guards(self, batches: Sequence[dict[str, Any]]) -> bool:
+        """Return whether the graph may make this update: what was compiled in still holds, or is compiled again."""
+        assert self._guards is not None
+        decision = self._guards.decide(self.iter)
+        if decision == "compiled":
+            return True
+        differences = self._guards.differences()
+        if decision == "recompile":
+            if is_main_process():
+                logger.info("compiling the graph again before iteration %d: %s", self.iter + 1, differences)
+            self._build_again(batches)
+            return True
+        if self._guards.is_new() and is_main_process():
+            logger.warning(
+                "%s changes again and again: from iteration %d on such updates run op by op, with the same result. A "
+                "graph is compiled for one value; the learning rate and buffers (`self.register_buffer`) are inputs of "
+                "it and may change in every iteration.",
+                differences,
+                self.iter + 1,
+            )
+        return False
+
+    def _build_again(self, batches: Sequence[dict[str, Any]]) -> None:
+        """Compile a graph in place of the present one, which continues with its optimizer state."""
+        state, guards = self.optimizer_state.export(), self._guards
+        self._guard.forget()  # its copy names the variables of the old graph
+        self.graph = None
+        self.optimizer._state["step"] = 0  # the state comes from `state`, not from the optimizer
+        self.optimizer_state = self._new_optimizer_state()
+        self.optimizer_state.load(*state)
+        if self._first_step is not None:
+            self._first_step = FirstStep(self)  # what it has computed was with the old values
+        self._build(batches)
+        assert self._guards is not None and guards is not None
+        self._guards.adopt_history(guards)
 
     @phase("compile")
     def prepare(self) -> None:
@@ -280,6 +321,7 @@ class GraphTrainer(ModelTrainer):
         graph.finish_complie_and_init_runtime()
         self.forward_pass.index_check.learn(graph)
         self.graph = graph
+        self._guards = Guards(self.model, graph.reads, self.optimizer)
         self.optimizer_state.keep_in(graph)
         self._shapes = _shapes(batches[0])
         if self.mesh.device == "cpu":
@@ -319,6 +361,7 @@ class GraphTrainer(ModelTrainer):
         graph, inputs = self._eval_graphs[signature(batch)], self.forward_pass.layout.lay_out_batch(batch)
         if not graph._is_compiled:
             graph._compile(inputs)
+            self._eval_guards = Guards(self.model, graph.reads)
             self.forward_pass.index_check.learn(graph)
             self.forward_pass.index_check.refuse([batch], self.forward_pass.describe_batch)
         outputs = graph(inputs)
@@ -338,6 +381,10 @@ class GraphTrainer(ModelTrainer):
         shape = signature(batch)
         if self.forward_pass.effects_of_forward(batch).eval_buffers:
             return True  # a compiled forward would not write them
+        if self._eval_guards is not None and (decision := self._eval_guards.decide(self.iter)) != "compiled":
+            if decision == "eager":
+                return True
+            self._eval_graphs.clear()
         if not self._eval_graphs:
             self._eval_graphs[shape] = EvalGraph(self.model, self.forward_pass.layout)
         return shape not in self._eval_graphs

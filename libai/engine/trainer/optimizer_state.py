@@ -12,6 +12,8 @@ from oneflow import nn
 from libai.engine.graph.graphs import MODULE_NAME, TrainGraph
 from libai.oneflow_fixes.internals import wait_for_device
 from libai.optim import JoinedUpdates, check_state_names, export_graph_state, export_state, import_state, to_graph_state
+from libai.optim.graph_state import graph_state_names
+from libai.optim.state import like_parameter
 from libai.parallel import Layout, full_tensor
 
 
@@ -61,6 +63,8 @@ class GraphOptimizerState(OptimizerState):
         self._layout, self._has_loss_scale = layout, has_loss_scale
         self._graph: TrainGraph | None = None
         self._waiting: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
+        #: the state of parameters that the graph does not update, such as frozen ones
+        self._absent: dict[str, flow.Tensor] = {}
         if optimizer._state["step"]:  # it has made eager updates before, and the graph continues from there
             self._waiting = super().export()
 
@@ -71,7 +75,22 @@ class GraphOptimizerState(OptimizerState):
 
     def keep_in(self, graph: TrainGraph) -> None:
         """`graph` is compiled: from now on it has the state."""
-        self._graph, self._waiting = graph, None
+        self._graph = graph
+        if self._waiting is not None:
+            self._keep_absent(self._waiting[0])
+        self._waiting = None
+
+    def _keep_absent(self, tensors: Mapping[str, Any]) -> None:
+        """Keep the state that the graph has no variables for, of frozen parameters: it continues when they are trained
+        again."""
+        assert self._graph is not None
+        parameters, suffixes = self._parameters(), graph_state_names(self.optimizer)
+        variables = set(self._graph._c_nn_graph.additional_var_names)
+        self._absent = {}
+        for entry in tensors:
+            name, _, key = entry.rpartition("/")
+            if name in parameters and f"{MODULE_NAME}.{name}-{suffixes.get(key)}" not in variables:
+                self._absent[entry] = like_parameter(tensors[entry], parameters[name])
 
     def export(self) -> tuple[dict[str, Any], dict[str, Any]]:
         if self._graph is not None:
@@ -79,7 +98,7 @@ class GraphOptimizerState(OptimizerState):
             step = None if self._has_loss_scale else self.optimizer._state["step"]
             state = self._graph.state_dict()
             exported, counts = export_graph_state(state, MODULE_NAME, self._parameters(), self.optimizer, step)
-            return exported, {**counts, **self.loss_scale()}
+            return {**exported, **self._absent}, {**counts, **self.loss_scale()}
         if self._waiting is not None:
             tensors, scalars = self._waiting
             return dict(tensors), dict(scalars)
@@ -96,6 +115,7 @@ class GraphOptimizerState(OptimizerState):
             self._waiting = (dict(tensors), dict(scalars))
             return
         state = self._tensors_of(self._graph, tensors, scalars)
+        self._keep_absent(tensors)
         with self.variables() as variables:
             for name, variable in variables.items():
                 if name in state:

@@ -1,0 +1,232 @@
+"""A hook may change whatever a graph is compiled for: the compiled run trains what the eager run trains."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+from libai.engine import EagerTrainer, GraphTrainer, HookBase
+from libai.engine.graph import guards
+from libai.utils.errors import UserError
+
+ITERATIONS = 20
+TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
+
+
+class Model(nn.Module):
+    """Reads plain attributes in `forward`, one of them through a method and one of a submodule."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 3), nn.Linear(3, 1)
+        self.dropout = nn.Identity()
+        self.dropout.shift = 0.0
+        self.scale, self.use_l1, self.powers = 1.0, False, (1, 2)
+        self.unread = 0
+
+    def distance(self, difference):
+        return difference.abs() if self.use_l1 else difference ** self.powers[1] / self.powers[0]
+
+    def forward(self, x, y=None):
+        prediction = self.head(flow.tanh(self.body(x))) + self.dropout.shift
+        return {"losses": {"loss": self.distance(prediction - y).mean() * self.scale}, "prediction": prediction}
+
+
+def batches():
+    random = np.random.RandomState(0)
+    return [
+        {"x": random.randn(4, 3).astype("float32"), "y": random.randn(4, 1).astype("float32")}
+        for _ in range(ITERATIONS)
+    ]
+
+
+OPTIMIZERS = {
+    "sgd": lambda model: flow.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01),
+    "adam": lambda model: flow.optim.AdamW(model.parameters(), lr=0.01),
+}
+
+
+class Change(HookBase):
+    """Calls `change(trainer, iteration)` before each step."""
+
+    def __init__(self, change):
+        self._change = change
+
+    def before_step(self):
+        self._change(self.trainer, self.trainer.iter)
+
+
+def set_group(key, value):
+    return lambda trainer, i: trainer.optimizer.param_groups[0].__setitem__(key, value(i))
+
+
+def set_on(path, name, value):
+    return lambda trainer, i: setattr(dict(trainer.model.named_modules())[path], name, value(i))
+
+
+def freeze(trainer, is_frozen):
+    trainer.model.body.requires_grad_(not is_frozen)
+
+
+#: name -> what the hook does, and how often it may compile again
+CHANGES = {
+    "weight decay once": (set_group("weight_decay", lambda i: 0.5 if i >= 5 else 0.01), 1),
+    "weight decay rises": (set_group("weight_decay", lambda i: 0.02 * i), 1),
+    "loss weight once": (set_on("", "scale", lambda i: 3.0 if i >= 5 else 1.0), 1),
+    "loss weight annealed": (set_on("", "scale", lambda i: 1 + 0.1 * i), 1),
+    "loss switched": (set_on("", "use_l1", lambda i: i >= 7), 1),
+    "tuple replaced": (set_on("", "powers", lambda i: (3 if i >= 3 else 1, 2)), 1),
+    "number of a submodule": (set_on("dropout", "shift", lambda i: 0.5 if i >= 3 else 0.0), 1),
+    "integer in place of a float": (set_on("", "scale", lambda i: 2 if i >= 3 else 1.0), 1),
+    "there and back": (set_on("", "scale", lambda i: 2.0 if 3 <= i < 6 else 1.0), 1),
+    "frozen": (lambda trainer, i: freeze(trainer, i >= 5), 1),
+    "frozen and trained again": (lambda trainer, i: freeze(trainer, 5 <= i < 12), 1),
+    "frozen every other time": (lambda trainer, i: freeze(trainer, i % 2), 1),
+    "one tensor frozen": (lambda trainer, i: setattr(trainer.model.head.bias, "requires_grad", i < 4), 1),
+    "an attribute that forward does not read": (set_on("", "unread", lambda i: i), 0),
+    "the rate": (set_group("lr", lambda i: 0.1 / (i + 1)), 0),
+}
+
+
+QUICK = ("weight decay rises", "loss switched", "number of a submodule", "frozen and trained again", "the rate")
+
+
+def train(mode, optimizer, change, **settings):
+    flow.manual_seed(0)
+    model = Model()
+    trainer = TRAINERS[mode](model, batches(), OPTIMIZERS[optimizer](model), **settings)
+    trainer.register_hooks([Change(change)])
+    trainer.train(0, ITERATIONS // settings.get("num_accumulation_steps", 1))
+    return trainer
+
+
+def weights(trainer):
+    return np.concatenate([parameter.numpy().reshape(-1) for parameter in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize(
+    "name, optimizer",
+    [
+        *((name, "sgd") for name in QUICK),
+        *(pytest.param(name, "sgd", marks=pytest.mark.e2e) for name in CHANGES if name not in QUICK),
+        *(pytest.param(name, "adam", marks=pytest.mark.e2e) for name in CHANGES),
+    ],
+)
+def test_a_change_has_the_same_effect_in_both_modes(name, optimizer, caplog):
+    change, most_compilations = CHANGES[name]
+    eager = weights(train("eager", optimizer, change))
+    with caplog.at_level(logging.INFO, "libai.engine"):
+        graph = weights(train("graph", optimizer, change))
+    # the same operations on the same values: equal bits here, and 1e-6 where kernels differ
+    np.testing.assert_allclose(graph, eager, rtol=1e-6, atol=1e-7)
+    assert caplog.text.count("compiling the graph again") == most_compilations
+
+
+def test_a_change_that_is_ignored_would_be_noticed(monkeypatch):
+    """Negative control."""
+    monkeypatch.setattr(guards, "count_writes", lambda: 0)
+    change, _ = CHANGES["loss weight once"]
+    assert np.abs(weights(train("graph", "sgd", change)) - weights(train("eager", "sgd", change))).max() > 1e-3
+
+
+def test_accumulation_and_a_change(caplog):
+    change, _ = CHANGES["loss switched"]
+    both = [weights(train(mode, "sgd", change, num_accumulation_steps=2)) for mode in TRAINERS]
+    np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-7)
+
+
+def test_one_line_names_the_change(caplog):
+    with caplog.at_level(logging.INFO, "libai.engine"):
+        train("graph", "sgd", CHANGES["weight decay once"][0])
+    expected = 'compiling the graph again before iteration 6: param_groups[0]["weight_decay"] (0.01, now 0.5)'
+    assert expected in caplog.text
+
+
+def test_what_changes_often_runs_op_by_op_and_one_line_says_why(caplog):
+    with caplog.at_level(logging.WARNING, "libai.engine"):
+        train("graph", "sgd", CHANGES["loss weight annealed"][0])
+    (line,) = [record.getMessage() for record in caplog.records if "again and again" in record.getMessage()]
+    assert "scale (1.1, now 1.2)" in line and "register_buffer" in line
+
+
+def test_what_is_steady_again_is_compiled(monkeypatch, caplog):
+    monkeypatch.setattr(guards, "STEADY_ITERS", 4)
+    with caplog.at_level(logging.INFO, "libai.engine"):
+        train("graph", "sgd", set_on("", "scale", lambda i: float(min(i, 6))))
+    # at the first change, and when the value has stood for four iterations
+    assert caplog.text.count("compiling the graph again") == 2
+
+
+def test_a_steady_step_compares_nothing(monkeypatch):
+    """The cost of a step without changes is reading one number."""
+    compared = []
+
+    def watch(trainer, iteration):
+        if iteration == 3:
+            monkeypatch.setattr(guards.Guards, "_now", lambda self: compared.append(1))
+
+    train("graph", "sgd", watch)
+    assert compared == []
+
+
+def test_evaluation_follows_a_change(mode):
+    trainer = train(mode, "sgd", lambda trainer, i: None)
+    batch = {"x": np.ones((4, 3), "float32"), "y": np.zeros((4, 1), "float32")}
+    before = trainer.predict(batch)["prediction"].numpy()
+    for shift in (1.0, 2.0, 3.0):
+        trainer.model.dropout.shift = shift
+        now = trainer.predict(batch)["prediction"].numpy()
+        np.testing.assert_allclose(now, before + shift, rtol=1e-6, atol=1e-6)
+
+
+class Clamping(flow.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group.parameters:
+                parameter.data.clamp_(-0.2, 0.2)
+
+
+class Accumulating(flow.optim.SGD):
+    def zero_grad(self, set_to_none=False):
+        pass
+
+
+class Own(flow.optim.Optimizer):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure=None):
+        pass
+
+
+class Plain(flow.optim.SGD):
+    """A subclass that replaces neither."""
+
+
+@pytest.mark.parametrize("cls, name", [(Clamping, "step"), (Accumulating, "zero_grad"), (Own, "step")])
+def test_an_optimizer_with_an_update_of_its_own_is_refused(cls, name):
+    model = Model()
+    with pytest.raises(
+        UserError, match=rf"{cls.__name__}\.{name} is not OneFlow's own.*after_step.*graph.enabled=false"
+    ):
+        GraphTrainer(model, batches(), cls(model.parameters(), lr=0.1))
+
+
+def test_a_patched_step_is_refused():
+    model = Model()
+    optimizer = OPTIMIZERS["sgd"](model)
+    optimizer.step = lambda: None
+    with pytest.raises(UserError, match="step is not OneFlow's own"):
+        GraphTrainer(model, batches(), optimizer)
+
+
+def test_a_subclass_without_an_update_of_its_own_is_compiled():
+    model = Model()
+    trainer = GraphTrainer(model, batches(), Plain(model.parameters(), lr=0.1))
+    trainer.train(0, 2)
+    assert trainer.graph is not None

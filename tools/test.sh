@@ -1,14 +1,20 @@
 #!/usr/bin/env bash
-# usage: bash tools/test.sh                    lint, format check, types, then the tests: of tests/dist one file, none marked slow
+# usage: bash tools/test.sh                    lint, format check, types, then the quick tests (not e2e, slow or dist)
+#        bash tools/test.sh --all              the same, with the tests marked e2e
 #        bash tools/test.sh tests/config -k …  only pytest, with these arguments
 # Makes the project's Python environment when there is none (tools/env.sh).
 set -euo pipefail
 root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
-case "${1:-}" in -h|--help) sed -n '2,4s/^# //p' "$root/tools/test.sh"; exit 0;; esac
+case "${1:-}" in -h|--help) sed -n '2,5s/^# //p' "$root/tools/test.sh"; exit 0;; esac
 
 python=$(bash "$root/tools/env.sh") || exit 1
 export NO_VENV=1 PYTHON=$python   # tests that call tools/train.sh use this environment
-if [ $# -gt 0 ]; then exec "$python" -m pytest --rootdir "$root" -c "$root/pyproject.toml" "$@"; fi
+tests="not e2e and not slow and not dist"
+if [ "$*" = --all ]; then
+  tests="not slow and not dist"
+elif [ $# -gt 0 ]; then
+  exec "$python" -m pytest --rootdir "$root" -c "$root/pyproject.toml" "$@"
+fi
 
 cd "$root"
 # all checks run, also after one that fails
@@ -17,7 +23,7 @@ check() { "$@" || { status=$?; failed+=("${*:2}"); }; }
 check "$python" -m ruff check .
 check "$python" -m ruff format --check .
 check "$python" -m mypy
-# two at a time: most tests use one core, and a whole file stays in one process; the longest file comes first
-check "$python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+# two at a time: most tests use one core, and a whole file stays in one process
+check "$python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "$tests"
 for name in ${failed[@]+"${failed[@]}"}; do printf 'test.sh: failed: python %s\n' "$name" >&2; done
 exit $status

@@ -1,41 +1,80 @@
-"""No test is left out of continuous integration: what the default run leaves, another suite of `.ci/run` takes."""
+"""Continuous integration leaves no test out: every collected test is in one tier, and `.ci/run` runs every tier."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DEFAULT = (ROOT / "tools" / "test.sh").read_text()
-CI = (ROOT / ".ci" / "run").read_text()
+SCRIPT = (ROOT / "tools" / "test.sh").read_text()
+QUICK = "not e2e and not slow and not dist"
+#: tier -> marker expression; .ci/run has the first two as one suite
+TIERS = {"quick": QUICK, "e2e": "e2e and not slow and not dist", "slow": "slow", "dist": "dist"}
+MESHES = "tests/dist/test_two_meshes.py"
+#: a plugin of the collecting process, which writes the markers of every test before `-m` deselects some
+PLUGIN = """
+import json, pathlib, pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    found = {item.nodeid: [mark.name for mark in item.iter_markers()] for item in items}
+    pathlib.Path("MARKERS").write_text(json.dumps(found))
+"""
+
+# one collection of the whole suite
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
-def left_out(default: str, ci: str, ignored_folders: list[str]) -> list[str]:
-    """What no suite runs: of the marker that the default run deselects, and of the folders that pytest passes over."""
-    suites = re.findall(r"^ *suite .*? bash tools/test\.sh *(.*)$", ci, re.M)
-    deselected = re.findall(r'-m "not (\w+)"', default)
-    missing = [f"-m {marker}" for marker in deselected if not any(f"-m {marker}" in suite for suite in suites)]
-    missing += [f"tests/{name}" for name in ignored_folders if f"tests/{name}" not in suites]
-    return missing if "" in suites else ["the default run", *missing]
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory) -> dict[str, Any]:
+    """The tests that the default command selects, and the markers of every test."""
+    folder = tmp_path_factory.mktemp("collected")
+    (folder / "marker_plugin.py").write_text(PLUGIN.replace("MARKERS", str(folder / "markers.json")))
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-p", "marker_plugin"]
+    finished = subprocess.run(
+        [*command, "-m", QUICK],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert finished.returncode == 0, finished.stdout[-2000:] + finished.stderr[-2000:]
+    selected = [line for line in finished.stdout.splitlines() if "::" in line]
+    return {"selected": selected, "markers": json.loads((folder / "markers.json").read_text())}
 
 
-def ignored_folders() -> list[str]:
-    patterns = re.search(r"norecursedirs = \[(.*)\]", (ROOT / "pyproject.toml").read_text())
-    assert patterns is not None
-    return [name for name in re.findall(r'"([^"]+)"', patterns[1]) if (ROOT / "tests" / name).is_dir()]
+def tiers_of(markers: list[str]) -> list[str]:
+    """Return the tiers whose expression a test with these markers matches."""
+    values = {name: name in markers for name in ("e2e", "slow", "dist")}
+    return [tier for tier, expression in TIERS.items() if eval(expression, {}, values)]
 
 
-def test_what_the_default_run_leaves_is_a_suite_of_ci():
-    assert ignored_folders() == ["dist"]
-    assert '-m "not slow"' in DEFAULT
-    assert left_out(DEFAULT, CI, ignored_folders()) == []
+def test_the_default_command_runs_one_job_on_meshes(collected):
+    assert [test for test in collected["selected"] if test.startswith(MESHES)]
+    quick = [test for test, markers in collected["markers"].items() if tiers_of(markers) == ["quick"]]
+    assert sorted(collected["selected"]) == sorted(quick)
 
 
-def test_a_suite_that_is_missing_would_be_noticed():
-    def without(words: str) -> str:
-        return "\n".join(line for line in CI.splitlines() if words not in line)
+def test_every_test_is_in_one_tier(collected):
+    tiers = {test: tiers_of(markers) for test, markers in collected["markers"].items()}
+    assert {test: found for test, found in tiers.items() if len(found) != 1} == {}
+    meshes = [test for test in tiers if test.startswith("tests/dist/") and not test.startswith(MESHES)]
+    assert meshes
+    assert {test: tiers[test] for test in meshes if tiers[test] != ["dist"]} == {}
+    assert tiers_of(["slow", "dist"]) == ["slow", "dist"]  # negative control
 
-    assert left_out(DEFAULT, without("-m slow"), ["dist"]) == ["-m slow"]
-    assert left_out(DEFAULT, without("test.sh tests/dist"), ["dist"]) == ["tests/dist"]
-    assert left_out(DEFAULT, without("lint, types"), ["dist"]) == ["the default run"]
-    assert left_out(DEFAULT, CI, ["dist", "later"]) == ["tests/later"]
+
+def test_every_tier_is_a_suite_of_ci():
+    assert re.findall(r'tests="(.*)"', SCRIPT) == [QUICK, "not slow and not dist"]
+    assert '-m "$tests"' in SCRIPT
+    suites = re.findall(r"^ *suite .*? bash tools/test\.sh *(.*)$", (ROOT / ".ci" / "run").read_text(), re.M)
+    assert suites[0] == "--all"
+    assert [suite.split("-m ")[1] for suite in suites[1:]] == ["slow", "dist"]

@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).with_name("scope_ranks.py")
 #: the contract between modes and numbers of processes; measured: 1.4e-7
 BOUND = 1e-5
 LIMIT = 420
-pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(LIMIT + 60)]
+pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(LIMIT + 60)]
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,8 @@ import jobs
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.dist
+
 
 @pytest.mark.launch
 @pytest.mark.timeout(300)

@@ -16,6 +16,8 @@ from libai.utils.sizes import cut_into_buckets
 
 SCRIPT = Path(__file__).with_name("reduce_on_two_ranks.py")
 
+pytestmark = pytest.mark.dist
+
 
 def sizes(parameters, max_bytes):
     buckets = cut_into_buckets(parameters, lambda p: p.dtype, lambda p: p.numel() * p.element_size(), max_bytes)

@@ -9,7 +9,7 @@ from pathlib import Path
 import jobs
 import pytest
 
-pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(400)]
 SCRIPT = Path(__file__).parent / "generation_ranks.py"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from mesh_launch import launch
 
+pytestmark = pytest.mark.dist
+
 #: float32 rounding; measured: at most 1e-6
 BOUND = 1e-5
 

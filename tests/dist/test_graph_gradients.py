@@ -9,6 +9,8 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("join_on_two_ranks.py")
 
+pytestmark = pytest.mark.dist
+
 
 @pytest.mark.launch
 @pytest.mark.timeout(500)

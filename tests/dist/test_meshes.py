@@ -10,7 +10,7 @@ from mesh_launch import LIMIT, LOSS_BOUND, described, is_right, launch
 
 WORLDS = (2, 4, 8)
 
-pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(sum(LIMIT.values()))]
+pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(sum(LIMIT.values()))]
 
 
 @pytest.fixture(scope="module")

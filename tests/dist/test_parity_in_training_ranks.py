@@ -10,7 +10,7 @@ import pytest
 
 # half a minute on two idle cores; the limits are for machines that do other work as well
 LIMIT = 400
-pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(LIMIT + 60)]
+pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(LIMIT + 60)]
 SCRIPT = Path(__file__).with_name("parity_start_ranks.py")
 
 

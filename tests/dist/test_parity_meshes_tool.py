@@ -8,7 +8,7 @@ import sys
 import jobs
 import pytest
 
-pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(600)]
 
 PARTS = """
 import numpy as np

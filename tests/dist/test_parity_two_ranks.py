@@ -9,7 +9,7 @@ import jobs
 import pytest
 
 # about a minute on two idle cores; the limit is for machines that do other work as well
-pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(660)]
+pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(660)]
 SCRIPT = Path(__file__).parents[1] / "parity" / "parity_ranks.py"
 
 

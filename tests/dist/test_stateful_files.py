@@ -9,6 +9,8 @@ from toy import record_losses
 
 from libai.engine.trainer.checkpointer import TrainerCheckpointer
 
+pytestmark = pytest.mark.dist
+
 BOUND = 1e-5
 
 

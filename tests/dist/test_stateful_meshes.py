@@ -12,7 +12,7 @@ import stateful_ranks
 SCRIPT = Path(__file__).with_name("stateful_ranks.py")
 BOUND = 1e-5
 # minutes on two idle cores; the limits are for machines that do other work as well
-pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(960)]
+pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(960)]
 
 
 def launched(folder: Path, ranks: int) -> dict:

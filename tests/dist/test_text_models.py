@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from mesh_launch import LIMIT, described, is_right, launch
 
-pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(LIMIT[2])]
+pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(LIMIT[2])]
 
 
 @pytest.mark.parametrize("model", ["gpt", "llama", "bert", "roberta", "t5"])

@@ -1,4 +1,4 @@
-"""Data x tensor and data x pipeline on four ranks: the part of this folder that the default test run takes."""
+"""Data x tensor and data x pipeline on four ranks: the one file of this folder that the default test command runs."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ def test_two_meshes_train_as_one_process_does_in_both_modes(tmp_path):
     assert [described(row) for row in trained.values() if not is_right(row)] == []
     assert all(row["end"] != row["first"] for row in trained.values())  # what is not trained is easily equal
     (control,) = [row for row in rows if row["is_control"]]
-    assert control["loss"] > 100 * LOSS_BOUND  # a fault made on purpose is seen
+    assert control["loss"] > 10 * LOSS_BOUND  # a fault made on purpose is seen

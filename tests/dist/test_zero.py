@@ -9,7 +9,7 @@ import jobs
 import pytest
 
 # one to two minutes on two idle cores; the limits are for machines that do other work as well
-pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(660)]
+pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(660)]
 SCRIPT = Path(__file__).parent / "zero_ranks.py"
 
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "zoo"))
 import zoo_jobs
 from zoo_runs import BOUND, MESHES, Cell, has_plan, zoo
 
-pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(1800)]
 
 _LINE_OF_VIEW = "`h.view(-1, 4, 2)[:, :, 0].mul_(0.5)`"
 #: (model, mode, mesh) → the words with which it is refused; everything else trains

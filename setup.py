@@ -48,7 +48,7 @@ setup(
     version=read_version(),
     description="An eager/graph dual-mode trainer for OneFlow",
     packages=find_packages(include=["libai", "libai.*"]),
-    package_data={"libai.native": list_native_sources()},
+    package_data={"libai.native": list_native_sources(), "libai.data.vision": ["digits.npz"]},
     cmdclass={"build_py": BuildWithConfigs},
     entry_points={"console_scripts": ["libai = libai.cli.main:main"]},
     # oneflow 0.9.0 has wheels for CPython 3.7 to 3.10; libai is written for and tested on 3.10

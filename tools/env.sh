@@ -33,7 +33,7 @@ finish() { printf '%s\n' "$venv/bin/python"; exit 0; }
 try_environment() {
   "$1" - <<'PY' 2>/dev/null
 import importlib.util, os, sys
-needed = "oneflow numpy omegaconf hydra tensorboardX rich psutil safetensors filelock sklearn tokenizers".split()
+needed = "oneflow numpy omegaconf hydra tensorboardX rich psutil safetensors filelock tokenizers".split()
 missing = [name for name in needed if importlib.util.find_spec(name) is None]
 if "oneflow" in missing:
     sys.exit(1)

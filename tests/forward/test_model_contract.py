@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import oneflow as flow
 import pytest
+import toy
 from oneflow import nn
 
+from libai.evaluation import MeanLossEvaluator
 from libai.forward.contract import ModelContractError, as_batch_dict, read_losses, total_loss
 
 
@@ -29,6 +32,53 @@ def test_losses_and_metrics_are_split():
     assert total_loss(losses).item() == 4.0
 
 
+@pytest.mark.parametrize(
+    "outputs, names",
+    [
+        (SCALAR, ["loss"]),
+        ({"losses": SCALAR}, ["loss"]),
+        ({"cls": SCALAR, "box": SCALAR}, ["cls", "box"]),
+        ({"loss": SCALAR}, ["loss"]),
+    ],
+)
+def test_one_loss_or_a_dict_of_losses_is_enough(outputs, names):
+    losses, metrics = read_losses(outputs, Net())
+    assert list(losses) == names and metrics == {}
+
+
+def test_a_metric_among_losses_is_refused():
+    outputs = {"cls": flow.tensor(2.0, requires_grad=True), "accuracy": SCALAR}
+    with pytest.raises(ModelContractError, match=r"\['accuracy'\] depend on no parameter.*\"metrics\""):
+        read_losses(outputs, Net())
+
+
+class Returns(nn.Module):
+    """A model that returns its loss in one of the forms."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self._form = form
+
+    def forward(self, x):
+        one, other = (self.layer(x) ** 2).mean(), self.layer(x).abs().mean()
+        forms = {"scalar": one + other, "flat": {"one": one, "other": other}, "bare": {"losses": one + other}}
+        return {**forms, "structured": {"losses": {"one": one, "other": other}}}[self._form]
+
+
+def test_all_forms_train_and_evaluate_alike(mode):
+    found = []
+    for form in ("structured", "flat", "bare", "scalar"):
+        flow.manual_seed(0)
+        model = Returns(form)
+        batches = [{"x": np.full((2, 4), number, "float32")} for number in range(4)]
+        trainer = toy.trainer_of(mode, model, batches, toy.optimizer_of("sgd", model))
+        trainer.train(0, 4)
+        evaluated = trainer.evaluate(batches, {"loss": MeanLossEvaluator()})["eval/val/loss"]
+        found.append([trainer.fetch_metrics()["train/loss"], evaluated])
+    np.testing.assert_allclose(found[1:], found[:1] * 3, rtol=1e-6)
+
+
 @pytest.mark.parametrize("metrics", [{}, {"metrics": None}])
 def test_metrics_may_be_left_out(metrics):
     assert read_losses({"losses": {"a": SCALAR}, **metrics}, Net())[1] == {}
@@ -38,11 +88,10 @@ def test_metrics_may_be_left_out(metrics):
     "outputs, found",
     [
         (None, "None"),
-        (SCALAR, r"one tensor of shape \(\)"),
         (VECTOR, r"one tensor of shape \(3,\)"),
         ((SCALAR, SCALAR), "a tuple"),
-        ({"loss": SCALAR}, r"the keys \['loss'\] and no 'losses'"),
-        ({"losses": SCALAR}, r"losses=a tensor of shape \(\), not a dict"),
+        ({"logits": VECTOR, "loss": SCALAR}, r"the keys \['logits', 'loss'\] and no 'losses'"),
+        ({"losses": VECTOR}, r"losses=a tensor of shape \(3,\), not a dict"),
         ({"losses": {}}, "losses=a dict, not a dict of scalar tensors with at least one entry"),
         ({"losses": None}, "losses=a NoneType"),
         ({"losses": {"cls": VECTOR}}, r"not 0-dim tensors: \{'cls': 'a tensor of shape \(3,\)'\}"),

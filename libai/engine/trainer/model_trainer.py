@@ -27,7 +27,7 @@ from libai.engine.trainer.forward_pass import Batch, ForwardPass
 from libai.engine.trainer.non_finite import NonFiniteGuard
 from libai.engine.trainer.optimizer_state import OptimizerState
 from libai.engine.trainer.options import TrainOptions
-from libai.forward.contract import as_batch_dict
+from libai.forward.contract import as_batch_dict, structured
 from libai.layers.lora import refuse_direct_reads
 from libai.layers.random import find_unseeded_dropouts
 from libai.oneflow_fixes.internals import wait_for_device
@@ -368,6 +368,7 @@ def _eval_item(item: Any) -> tuple[Any, bool]:
 
 def with_num_loss_items(outputs: Any, count: Any) -> dict[str, Any]:
     """The outputs of an eval forward as a dict that also says over how many items its losses average."""
+    outputs = structured(outputs)
     outputs = dict(outputs) if isinstance(outputs, dict) else {"outputs": outputs}
     outputs["num_loss_items"] = count
     return outputs

@@ -60,6 +60,5 @@ setup(
         "plot": ["matplotlib>=3.8"],
         **{tracker: [tracker, "protobuf<4", "numpy<2"] for tracker in ("wandb", "mlflow", "aim")},
         "bleu": ["sacrebleu>=2.4"],
-        "onnx": ["oneflow_onnx==0.6.2", "onnx==1.14.1", "onnxruntime==1.17.3", "protobuf<4", "numpy<2"],
     },
 )

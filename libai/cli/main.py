@@ -40,7 +40,6 @@ COMMANDS: dict[str, Command] = {
     "resume": Command("continue a run from its newest checkpoint", "libai.cli.training", "resume"),
     "launch": Command("start a program of your own on several processes", "libai.cli.launch"),
     "predict": Command("predict with the model of a run or of Hugging Face", "libai.cli.commands.runs.predict"),
-    "export": Command("write a model as an ONNX file", "libai.cli.commands.runs.export"),
     "generate": Command("continue prompts with a language model", "libai.cli.commands.runs.generate"),
     "parity": Command("prove that eager and graph mode train the same", "libai.cli.commands.parity"),
     "verify-resume": Command("prove that a config resumes exactly", "libai.cli.commands.verify_resume"),

@@ -8,9 +8,8 @@ import contract_runs
 import numpy as np
 import pytest
 
-from libai.cli.commands.runs import export, predict
+from libai.cli.commands.runs import predict
 from libai.engine import Run
-from libai.inference import onnx_export
 from libai.utils.errors import UserError
 
 
@@ -93,23 +92,6 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         words = [str(tmp_path / word) if word in files else word for word in words]
         with pytest.raises(UserError, match=message):
             predict.run(words)
-
-
-def test_a_run_is_exported_with_the_shapes_of_its_batches(run, tmp_path, monkeypatch, capsys):
-    """What is done with them is in tests/inference/test_onnx_export.py."""
-    given = []
-
-    def export_onnx(model, batch, path):
-        given.append({name: np.shape(values) for name, values in batch.items()})
-        return {"logits": 2e-7}
-
-    monkeypatch.setattr(onnx_export, "export_onnx", export_onnx)
-    np.savez(tmp_path / "in.npz", **samples(7))
-    words = ["onnx", str(run.output_dir), "-o", str(tmp_path / "model.onnx"), "--drop", "y"]
-    assert export.run(words) == export.run([*words, "--batch-size", "3"]) == 0
-    assert export.run([*words, "--input", str(tmp_path / "in.npz"), "--batch-size", "5"]) == 0
-    assert given == [{"x": (1, 8)}, {"x": (3, 8)}, {"x": (5, 8)}]
-    assert "logits: at most 2.0e-07 from the model" in capsys.readouterr().out
 
 
 def test_rows_of_different_shapes_are_a_clear_error():

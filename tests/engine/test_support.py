@@ -140,7 +140,6 @@ CALLED = {
     "train.deterministic": "DeterminismHook",
     "parity_check, shadow_every with amp": "parity_check",
     "graph.on_build_error=eager": "on_build_error",
-    "libai export onnx": "export_onnx",
 }
 
 

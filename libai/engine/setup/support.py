@@ -222,11 +222,6 @@ OPTIONS: tuple[Option, ...] = (
         _by("engine/test_determinism.py", "test_seeded_draws_pass"),
     ),
     Option(
-        "libai export onnx",
-        lambda run: False,  # a command, which takes the weights of a run
-        tests=_by("contract/test_contract_predict.py", "test_a_run_is_exported_with_the_shapes_of_its_batches"),
-    ),
-    Option(
         "graph.on_build_error=eager",
         lambda run: run.graph.on_build_error == "eager" and run.mode == "eager",
         "there is no graph to build in eager mode",

@@ -11,10 +11,6 @@ from libai.launch.installation import ROOT
 
 
 def run(arguments: Sequence[str]) -> int:
-    if arguments[:1] == ["generate"]:
-        from libai.cli.commands import race
-
-        return race.run(arguments[1:])
     from libai.benchmark.cli import run_command
 
     return run_command(arguments, Path(ROOT, "tools", "benchmark.py"))

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # usage: bash tools/train.sh FILE CONFIG PROCS [key=value | +key=value | ~key | --resume | --eval-only | --max-restarts N | --oversubscribe | ...]
 # example: bash tools/train.sh tools/train_net.py configs/gpt_stdlib.py 2 graph.enabled=true train.train_iter=100
-# PROCS = processes on this machine; auto measures which number is fastest. Several machines: NODE=<how many> NODE_RANK=<0...> ADDR=<address of machine 0> [PORT=29500] before it
+# PROCS = processes on this machine. Several machines: NODE=<how many> NODE_RANK=<0...> ADDR=<address of machine 0> [PORT=29500] before it
 #
 # Makes the project's Python environment when there is none (tools/env.sh), then starts the job (tools/launch.py).
 set -euo pipefail
@@ -16,9 +16,8 @@ case "${1:-}" in -h|--help) sed -n '2,4s/^# //p' "$tools/train.sh"; exit 0;; esa
 if [ $# -lt 3 ]; then
   echo "error: FILE, CONFIG and PROCS are needed, found $# of them: $*" >&2; sed -n '2,4s/^# //p' "$tools/train.sh" >&2; exit 2
 fi
-if ! [[ $3 =~ ^([1-9][0-9]*|auto)$ ]]; then
-  echo "error: PROCS is '$3'; it must be the number of processes on this machine, a whole number of at least 1, or auto." \
-    "The order is FILE CONFIG PROCS." >&2
+if ! [[ $3 =~ ^[1-9][0-9]*$ ]]; then
+  echo "error: PROCS is '$3'; it must be the number of processes on this machine, a whole number of at least 1. The order is FILE CONFIG PROCS." >&2
   exit 2
 fi
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from libai.cli import auto
 from libai.launch import guard, runtime
 from libai.launch.external import Place
 from libai.launch.installation import ROOT, is_clone
@@ -43,7 +42,7 @@ usage: libai launch FILE CONFIG PROCS [--max-restarts N] [--oversubscribe]
                     [key=value | --flag | ...]
 FILE = a program of yours; every process gets --config-file CONFIG and the other
        arguments
-PROCS = processes on this machine; auto measures which number is fastest\
+PROCS = processes on this machine\
 """
 
 # What grpc must not reach through a proxy: every numeric address, since it compares the ends of names.
@@ -134,20 +133,6 @@ def choose_environment(job: Job, environment: Mapping[str, str], facts: Mapping[
 # ------------------------------------------------------------------------------------------- the whole command
 
 
-def resolve_processes(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The arguments with a number in place of PROCS=auto; `UserError` where it cannot be measured."""
-    file, config, _, *rest = arguments
-    alone = [file, config, "1", *rest]
-    job = read_job(alone, environment)
-    if not job.is_training or job.num_nodes > 1:
-        why = f"NODE={job.num_nodes}" if job.num_nodes > 1 else f"FILE is {file}"
-        raise UserError(f"PROCS=auto measures tools/train_net.py on one machine, and {why}. Name a number.")
-    facts = run_preflight(job)
-    if WRITES_NOTHING & set(rest):  # there is no training to be fast
-        return alone
-    return auto.resolve(arguments, facts, openblas.usable_cores(), auto.measure_in_child)
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     if arguments and arguments[0] in ("-h", "--help"):
@@ -166,8 +151,6 @@ def run(arguments: Sequence[str]) -> int:
         runtime.read_seconds("LIBAI_EXIT_TIMEOUT", DEFAULT_EXIT_SECONDS),
     )
     runtime.connect_seconds()  # the ranks read it; a mistake in it is told once, here
-    if arguments[2] == "auto":
-        arguments = resolve_processes(arguments, os.environ)
     job = read_job(arguments, os.environ)
     facts = run_preflight(job) if job.is_training else look_at_config(job)
     flags = {word.partition("=")[0] for word in job.arguments}

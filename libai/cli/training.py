@@ -74,7 +74,7 @@ def _processes_of(folder: Path) -> str:
 def build_parser(usage: str = f"train {_WORDS}", description: str | None = train.__doc__) -> Parser:
     """The command line; what is not listed goes to the training program, which knows its own flags."""
     parser = Parser(usage=f"libai {usage}", description=description)
-    parser.add_argument("-n", "--procs", metavar="PROCS", help="processes on this machine; auto measures (default 1)")
+    parser.add_argument("-n", "--procs", metavar="PROCS", help="processes on this machine (default 1)")
     parser.add_argument("--max-restarts", metavar="N", help="start a failed job again so often (default 0)")
     parser.add_argument("--oversubscribe", action="store_true", help="allow many more processes than cores")
     from libai.cli.train_net import all_flags
@@ -100,8 +100,8 @@ def _parse(arguments: Sequence[str], usage: str, description: str | None) -> tup
 
 def check_processes(value: str) -> None:
     """Raise `UserError` where `value` cannot be that of `-n`."""
-    if not re.fullmatch("[1-9][0-9]*|auto", value):
-        raise UserError(f"-n {value}: it must be the number of processes on this machine, at least 1, or auto.")
+    if not re.fullmatch("[1-9][0-9]*", value):
+        raise UserError(f"-n {value}: it must be the number of processes on this machine, at least 1.")
 
 
 def _take_name(words: list[str], missing: str) -> str:

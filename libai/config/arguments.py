@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 from omegaconf import OmegaConf
 
-from libai.config.batch import batch_sizes_of
 from libai.config.lazy.lazy_config import LazyConfig
 from libai.config.settings.errors import ConfigError, did_you_mean, meant
 from libai.config.validation import load_config
@@ -150,20 +149,11 @@ def check(
     """Load `config`, apply the overrides in `args` (flags may stand among them) and validate for `world_size` ranks.
 
     `extra_flags`: flag -> help of the program's own switches, as for `parse_args`. Returns what a launcher prepares the
-    processes by: `graph_enabled`, `device`, `output_dir` and the batch sizes. Raises `ConfigError`.
+    processes by: `graph_enabled`, `device` and `output_dir`. Raises `ConfigError`.
     """
     parsed = parse_args([*args, "--config-file", config], prog="train_net.py", extra_flags=extra_flags)
     run = load_config(parsed.config, parsed.overrides, world_size)
-    train = run.train
-    inner = (train.dist.tensor_parallel_size or 1) * (train.dist.pipeline_parallel_size or 1)
-    sizes = batch_sizes_of(train, world_size // inner)
-    return {
-        "graph_enabled": run.mode != "eager",
-        "device": train.device,
-        "output_dir": train.output_dir,
-        "global_batch_size": sizes.global_,
-        "num_accumulation_steps": sizes.accumulation,
-    }
+    return {"graph_enabled": run.mode != "eager", "device": run.train.device, "output_dir": run.train.output_dir}
 
 
 def look(config: str, args: Sequence[str]) -> dict[str, Any]:

@@ -94,9 +94,8 @@ def is_file(path: Path) -> bool:
 def _positive_int(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < 1:
         meaning = {"PROCS": "the number of processes on this machine", "NODE": "the number of machines"}[name]
-        auto = ", or auto" if name == "PROCS" else ""
         order = " The order is FILE CONFIG PROCS." if name == "PROCS" else ""
-        raise UserError(f"{name} is {text!r}; it must be {meaning}, a whole number of at least 1{auto}.{order}")
+        raise UserError(f"{name} is {text!r}; it must be {meaning}, a whole number of at least 1.{order}")
     return int(text)
 
 

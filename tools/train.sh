@@ -3,7 +3,7 @@
 # example: bash tools/train.sh tools/train_net.py configs/gpt_stdlib.py 2 graph.enabled=true train.train_iter=100
 # PROCS = processes on this machine. Several machines: NODE=<how many> NODE_RANK=<0...> ADDR=<address of machine 0> [PORT=29500] before it
 #
-# Makes the project's Python environment when there is none (tools/env.sh), then starts the job (tools/launch.py).
+# Makes the project's Python environment when there is none (tools/env.sh), then starts the job (python -m libai.launch).
 set -euo pipefail
 # a job started with a stream closed (`2>&-`) must not find another file there, such as this one, which bash reads from it
 for fd in 1 2; do
@@ -22,4 +22,4 @@ if ! [[ $3 =~ ^[1-9][0-9]*$ ]]; then
 fi
 
 python=$(bash "$tools/env.sh") || exit 1
-exec "$python" "$tools/launch.py" "$@"
+exec "$python" "$tools/../libai/launch/__main__.py" "$@"

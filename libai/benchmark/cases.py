@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from libai.config import batch_sizes_of, load_config
-from libai.launch.installation import LIBAI, shipped_config
+from libai.launch.installation import LAUNCH, shipped_config
 from libai.utils.errors import UserError
 
 #: a constant learning rate, which a stock graph needs, and nothing in the loop but training
@@ -43,7 +43,7 @@ class Mode:
     is_perturbed: bool = False
 
     def environment(self, device: str, given: Mapping[str, str]) -> dict[str, str | None]:
-        """Variables for its processes, to set or (None) to remove, as tools/launch.py has them for training."""
+        """Variables for its processes, to set or (None) to remove, as the launcher has them for training."""
         if self.is_stock:
             return {"OPENBLAS_CORETYPE": None, _WORKER_THREAD: None, "LIBAI_OPENBLAS": "bundled", "LIBAI_NATIVE": "0"}
         on_cpu = device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
@@ -203,7 +203,7 @@ def _variants_of(request: Request, config: str, overrides: tuple[str, ...], coun
     device = load_config(config, settings, count).train.device
 
     def spec(mode: Mode, name: str, **fields: Any) -> VariantSpec:
-        command = [*LIBAI, "launch", "libai.cli.commands.benchmark", config, str(count)]
+        command = [*LAUNCH, "libai.cli.commands.benchmark", config, str(count)]
         command += [*settings, "train.output_dir={folder}/run"]
         if mode.base != "gemm":
             command.append(f"graph.enabled={str(mode.base == 'graph').lower()}")

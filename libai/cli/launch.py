@@ -1,6 +1,6 @@
-"""Start the ranks of one job on this machine and see that they end together: `libai launch`, behind tools/train.sh.
+"""Start the ranks of one job on this machine and see that they end together.
 
-    libai launch FILE CONFIG PROCS [arguments of FILE …]
+    python -m libai.launch FILE CONFIG PROCS [arguments of FILE …]
 
 libai/launch/request.py reads what was asked for, libai/launch/job.py starts the ranks, libai/launch/ranks.py watches
 them. Standard library only, but for the check of the config in a process of its own: oneflow is never imported here.
@@ -38,8 +38,8 @@ from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE, START_VARIABLE
 from libai.utils.screen import say
 
 USAGE = """\
-usage: libai launch FILE CONFIG PROCS [--max-restarts N] [--oversubscribe]
-                    [key=value | --flag | ...]
+usage: python -m libai.launch FILE CONFIG PROCS [--max-restarts N]
+                              [--oversubscribe] [key=value | --flag | ...]
 FILE = a program of yours; every process gets --config-file CONFIG and the other
        arguments
 PROCS = processes on this machine\

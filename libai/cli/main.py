@@ -38,7 +38,6 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train a config", "libai.cli.training", "train"),
     "eval": Command("evaluate a run, or a config", "libai.cli.training", "evaluate"),
     "resume": Command("continue a run from its newest checkpoint", "libai.cli.training", "resume"),
-    "launch": Command("start a program of your own on several processes", "libai.cli.launch"),
     "predict": Command("predict with the model of a run or of Hugging Face", "libai.cli.commands.runs.predict"),
     "generate": Command("continue prompts with a language model", "libai.cli.commands.runs.generate"),
     "parity": Command("prove that eager and graph mode train the same", "libai.cli.commands.parity"),
@@ -105,7 +104,7 @@ class _Folded:
 
 
 def _until_nobody_reads(words: Sequence[str]) -> int:
-    if columns(sys.stdout) and words[:1] not in (["train"], ["eval"], ["resume"], ["launch"]):  # a run folds its own
+    if columns(sys.stdout) and words[:1] not in (["train"], ["eval"], ["resume"]):  # a run folds its own
         sys.stdout = cast(TextIO, _Folded(sys.stdout))
     try:
         code = dispatch(words)

@@ -1,6 +1,6 @@
 """How a process of a job ends: with the right exit code, its error said once, and never hanging the other ranks.
 
-`guarded_main` runs a program's main function; `tools/launch.py` starts every rank through `run_script`. Standard
+`guarded_main` runs a program's main function; the launcher starts every rank through `run_script`. Standard
 library only. Not here: making `import oneflow` work (libai/launch/runtime.py), what ranks and launcher tell each other
 while they run (libai/utils/rank_notes.py), when training stops (libai/launch/stop.py).
 """
@@ -200,7 +200,7 @@ def _report_exit(stop: SystemExit) -> int:
 def _report(error: BaseException) -> int:
     """Say what went wrong, once per job where it is a user's mistake, and return the exit code.
 
-    Under tools/launch.py it is the launcher that prints the error of the rank that failed first.
+    Under the launcher it is the launcher that prints the error of the rank that failed first.
     """
     rank = _rank()
     is_mistake = isinstance(error, UserError)
@@ -230,7 +230,7 @@ def _rank() -> int:
 
 
 def _record_failure(error: BaseException, text: str | None, said: str | None = None) -> bool:
-    """Leave a note for tools/launch.py, which tells the user which rank failed first. False when nobody asks for it.
+    """Leave a note for the launcher, which tells the user which rank failed first. False when nobody asks for it.
 
     `text`: what explains the error, None for one that its traceback explains. `said`: what to print for it.
     """

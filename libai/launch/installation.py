@@ -12,9 +12,11 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 ROOT = os.path.dirname(PACKAGE)
 #: the words that start the command `libai` in a process of its own, also from a clone that is not installed
 LIBAI = (sys.executable, os.path.join(PACKAGE, "__main__.py"))
+#: the words that start a program on several processes: FILE CONFIG PROCS follow
+LAUNCH = (sys.executable, os.path.join(PACKAGE, "launch", "__main__.py"))
 #: what each command imports; others than these need all of the first
 NEEDED = ("oneflow", "omegaconf", "numpy")
-NEEDED_BY = {"checkpoint.py": ("numpy",), "launch.py": (), "benchmark_torch.py": ()}
+NEEDED_BY = {"checkpoint.py": ("numpy",), "benchmark_torch.py": ()}
 
 
 def shipped_configs():
@@ -40,10 +42,13 @@ def _own_command(argv, orig_argv):
     folder, name = os.path.split(path)
     if folder == os.path.join(ROOT, "tools"):
         return "tools/" + name, list(argv)
-    if path == os.path.realpath(LIBAI[1]):
-        return "libai/__main__.py", list(argv)
-    if argv[:1] == ["-m"] and "libai" in orig_argv:  # while `-m` looks for the module
-        return "-m libai", ["-m", "libai"] + list(argv[1:])
+    for file in (LIBAI[1], LAUNCH[1]):
+        if path == os.path.realpath(file):
+            return os.path.relpath(path, ROOT), list(argv)
+    if argv[:1] == ["-m"]:  # while `-m` looks for the module
+        for module in ("libai", "libai.launch"):
+            if module in orig_argv:
+                return "-m " + module, ["-m", module] + list(argv[1:])
     return "", []
 
 

@@ -1,7 +1,7 @@
 """Make `import oneflow` work. Standard library only.
 
 `libai/__init__.py` calls `prepare_environment` before anything imports oneflow. Not here: how a process ends
-(libai/launch/guard.py, whose `guarded_main` programs take from here), starting processes (tools/launch.py), facts
+(libai/launch/guard.py, whose `guarded_main` programs take from here), starting processes (libai/launch/job.py), facts
 about ranks for the rest of libai (libai/utils/distributed.py).
 """
 
@@ -185,7 +185,7 @@ def require_free_port(port: int) -> None:
 
 @contextlib.contextmanager
 def _limited_rendezvous() -> Iterator[None]:
-    """End this rank by SIGALRM, which tools/launch.py explains, when the other ranks do not come in time.
+    """End this rank by SIGALRM, which the launcher explains, when the other ranks do not come in time.
 
     oneflow 0.9.0 waits for them for ever, in C++ with the interpreter locked: no Python code could end the wait.
     """

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-#: set by tools/launch.py: the folder of the notes, and the number of ranks on this machine
+#: set by the launcher: the folder of the notes, and the number of ranks on this machine
 FAILURE_DIR_VARIABLE = "LIBAI_FAILURE_DIR"
 LOCAL_RANKS_VARIABLE = "LIBAI_LOCAL_RANKS"
 #: names the job, the same one when its ranks are started again after a failure (`--max-restarts`)
@@ -51,7 +51,7 @@ def drop_harmless(text: str) -> str:
 
 
 def own_folder() -> tuple[Path, int] | None:
-    """The notes folder and this process's rank; None when it is no rank of tools/launch.py."""
+    """The notes folder and this process's rank; None when it is no rank of the launcher."""
     folder, rank = os.environ.get(FAILURE_DIR_VARIABLE), int(os.environ.get("RANK", -1))
     is_rank = os.environ.get(RANK_PID_VARIABLE, str(os.getpid())) == str(os.getpid())
     return (Path(folder), rank) if folder and rank >= 0 and is_rank else None

@@ -182,7 +182,7 @@ def test_checkpoints_on_another_disk_stay_there(tmp_path):
 
 
 def test_a_job_that_is_started_again_continues_its_own_run(tmp_path, monkeypatch):
-    """tools/launch.py names the job; the first start fails before its first checkpoint."""
+    """The launcher names the job; the first start fails before its first checkpoint."""
     earlier = contract_runs.train(tmp_path, "eager").folder.run_id
     monkeypatch.setenv(JOB_VARIABLE, "one")
     fails = make_run(tmp_path, "eager", "train.checkpointer.save_on_exit=false")

@@ -13,8 +13,8 @@ BARE = [sys.executable, "-S"]
 COMMANDS = sorted(
     path.name
     for path in (jobs.ROOT / "tools").glob("*.py")
-    # the launcher needs the standard library only, one runs with PyTorch, and one is part of mkdocs
-    if path.name not in ("launch.py", "benchmark_torch.py", "docs_site.py")
+    # one runs with PyTorch, one is part of mkdocs, and one needs the standard library only
+    if path.name not in ("benchmark_torch.py", "docs_site.py", "size.py")
 )
 
 
@@ -38,7 +38,9 @@ def test_it_runs_in_the_environment_that_is_there(tmp_path):
     assert finished.stdout.split("\n")[:3] == [str(jobs.ROOT / "tools" / "parity.py"), "CONFIG", "a b"], finished
 
 
-@pytest.mark.parametrize("words", [["-m", "libai"], ["libai/__main__.py"]])
+@pytest.mark.parametrize(
+    "words", [["-m", "libai"], ["libai/__main__.py"], ["-m", "libai.launch"], ["libai/launch/__main__.py"]]
+)
 def test_the_command_of_a_clone_runs_in_the_environment_too(words, tmp_path):
     assert environment_in(tmp_path)
     options = {"timeout": 60, "NO_VENV": "", "PYTHONPATH": ""}

@@ -1,4 +1,4 @@
-"""`tools/launch.py` and `tools/train.sh`: what is asked for, what the ranks get, and that they end together."""
+"""`libai.launch` and `tools/train.sh`: what is asked for, what the ranks get, and that they end together."""
 
 import os
 import re
@@ -43,7 +43,7 @@ def test_help_goes_to_stdout():
 
 def test_launcher_prints_its_usage(capsys):
     assert launch.run(["only", "two"]) == 2
-    assert capsys.readouterr().err.startswith("usage: libai launch FILE CONFIG PROCS")
+    assert capsys.readouterr().err.startswith("usage: python -m libai.launch FILE CONFIG PROCS")
 
 
 def read_job(script: Script, processes: str = "2", **environment: str):
@@ -102,18 +102,18 @@ def test_free_ports_differ():
 
 def test_files_are_found_from_the_current_folder_then_the_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert request.find_file("FILE", "tools/launch.py") == str(ROOT / "tools" / "launch.py")
+    assert request.find_file("FILE", "tools/benchmark.py") == str(ROOT / "tools" / "benchmark.py")
     (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "launch.py").write_text("")
-    assert request.find_file("FILE", "tools/launch.py") == str(tmp_path / "tools" / "launch.py")
+    (tmp_path / "tools" / "benchmark.py").write_text("")
+    assert request.find_file("FILE", "tools/benchmark.py") == str(tmp_path / "tools" / "benchmark.py")
 
 
 def test_missing_file_suggests_a_neighbour(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        UserError, match=r"FILE is tools/lanch.py, and there is no such file. Did you mean tools/launch.py"
+        UserError, match=r"FILE is tools/benchmrk.py, and there is no such file. Did you mean tools/benchmark.py"
     ):
-        request.find_file("FILE", "tools/lanch.py")
+        request.find_file("FILE", "tools/benchmrk.py")
     with pytest.raises(UserError, match="CONFIG is nowhere/x.py, and there is no such file. Looked in"):
         request.find_file("CONFIG", "nowhere/x.py")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from libai.cli.parser import Parser
 from libai.config import load_config
 from libai.launch.guard import guarded_main
-from libai.launch.installation import LIBAI
+from libai.launch.installation import LAUNCH
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import EXIT_RESUMABLE, UserError
 from libai.utils.rank_notes import environment_of_no_rank
@@ -76,7 +76,7 @@ def run_job(args: argparse.Namespace) -> int:
 
 def start_job(args: argparse.Namespace, phase: str, folder: Path) -> int:
     """Run one phase in fresh processes; returns 0 when it ended as it should, else the exit code to end with."""
-    command = [*LIBAI, "launch", PROGRAM, args.config_file, str(args.procs), *args.words]
+    command = [*LAUNCH, PROGRAM, args.config_file, str(args.procs), *args.words]
     command += ["--phase", phase, "--folder", str(folder), "--iters", str(args.iters)]
     if args.fault and phase == "second":
         command += ["--fault", args.fault]

@@ -100,7 +100,7 @@ class RunFolder:
         return {"run_id": run_id, "checkpoint": name, "names": self._own_names(run_id)}
 
     def _id_of_this_job(self) -> str | None:
-        """The id of a run that this same job has begun, before tools/launch.py started it again."""
+        """The id of a run that this same job has begun, before the launcher started it again."""
         job, noted = os.environ.get(JOB_VARIABLE), read_json(self.path / RUN_FILE)
         return noted.get("run_id") if job and noted.get("job") == job else None
 
@@ -183,7 +183,7 @@ class RunFolder:
         weakref.finalize(self, os.close, self._directory)
 
     def _follow_stderr(self) -> None:
-        """Begin another file for what this rank prints when tools/launch.py's was moved with an earlier run."""
+        """Begin another file for what this rank prints when the launcher's was moved with an earlier run."""
         if not self._writes_stderr_here or _is_open_as(self._stderr, 2):
             return
         with suppress(OSError):

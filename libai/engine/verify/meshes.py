@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from libai.engine.parity.report import ROUNDING, array_difference, relative_difference
-from libai.launch.installation import LIBAI
+from libai.launch.installation import LAUNCH
 from libai.utils.errors import UserError
 
 AXES = ("data", "tensor", "pipeline")
@@ -171,8 +171,7 @@ def _run_job(config: str, overrides: Sequence[str], cell: Cell, num_iters: int, 
     folder.mkdir()
     request = json.dumps({**asdict(cell), "num_iters": num_iters, "folder": str(folder)})
     command = [
-        *LIBAI,
-        "launch",
+        *LAUNCH,
         "libai.cli.commands.parity",
         config,
         str(cell.num_ranks),

@@ -27,7 +27,7 @@ SHORT = ("train.train_iter=4", "train.global_batch_size=16", "train.log_period=1
 def train(folder: Path, processes: int, *overrides: str) -> dict[int, float]:
     """The losses of a short run, by iteration."""
     environment = {name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES}
-    command = [sys.executable, str(ROOT / "tools/launch.py"), str(ROOT / "tools/train_net.py")]
+    command = [sys.executable, "-m", "libai.launch", str(ROOT / "tools/train_net.py")]
     command += [str(PROJECT / "config.py"), str(processes), *SHORT, f"train.output_dir={folder}", *overrides]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -138,8 +138,8 @@ class FirstStep:
         lines = ", ".join(self._writes.lines) or "such as `h.view(-1).add_(1)`"
         raise UserError(
             f"graph mode would train another model than eager mode: {difference}. A usual reason is a change in place "
-            f"through a view, which a compiled step loses ({lines}): compute a new tensor there. tools/parity.py "
-            "CONFIG --bisect names the module; graph.enabled=false trains op by op."
+            f"through a view, which a compiled step loses ({lines}): compute a new tensor there. `libai "
+            "parity CONFIG` names the module; graph.enabled=false trains op by op."
         )
 
     def _fingerprint(self, batches: Sequence[Mapping[str, Any]]) -> Any:

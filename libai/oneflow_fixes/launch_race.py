@@ -85,21 +85,7 @@ def _guard_dequeue() -> None:
     original, wait = address_of(oneflow, _DEQUEUE), address_of(oneflow, _WAIT)
     if not wait or not is_known_code(ctypes.string_at(original, 128), ctypes.string_at(wait, 128)):
         raise Unavailable("this build of oneflow takes jobs out of its queue by code that is not known here")
-    waiting = make_executable(waiting_code(original))
-    _waiting.add(waiting)
-    slot.value = waiting  # 8 bytes, aligned: other threads see the old or the new one
-
-
-#: where the waiting code of this process is
-_waiting: set[int] = set()
-
-
-def is_race_open() -> bool | None:
-    """Whether jobs in this process are taken out of the queue without a look; None where nothing can be changed."""
-    try:
-        return find_slot(open_oneflow(), _DEQUEUE).value not in _waiting
-    except (Unavailable, OSError):
-        return None
+    slot.value = make_executable(waiting_code(original))  # 8 bytes, aligned: other threads see the old or the new one
 
 
 def is_known_code(dequeue: bytes, wait: bytes) -> bool:

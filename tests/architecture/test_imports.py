@@ -30,7 +30,7 @@ FLOORS = (
     ("engine.graph", "engine.loop"),
     ("engine.trainer",),
     ("engine.parity", "engine.setup"),
-    ("engine.parity.bisection", "engine.hooks.checks", "engine.hooks.evaluation", "engine.hooks.metrics"),
+    ("engine.hooks.checks", "engine.hooks.evaluation", "engine.hooks.metrics"),
     ("engine.hooks",),
     ("engine.run",),
     ("engine",),  # its __init__.py, which gives users their names

@@ -2,8 +2,7 @@
 
 Runs the config's own model, data, optimizer and schedule in both modes from one seed and reports the modes' own noise,
 the largest differences, and the module that diverges first. With --procs and --mesh it compares both modes, on one
-process and on each of these meshes, with eager mode on one process. --bisect looks for what makes the modes differ, and
---minify FILE writes it as a program of bare OneFlow. Nothing is written to the output folder.
+process and on each of these meshes, with eager mode on one process. Nothing is written to the output folder.
 
 Exit codes: 0 the same training (or within the bound, which the report says); 1 broken; 2 a mistake in config or
 arguments. docs/parity.md explains the report.
@@ -14,7 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from libai.cli.parser import Parser, only_result, require_one_process
@@ -24,31 +22,20 @@ from libai.utils.errors import UserError
 
 def run(arguments: Sequence[str]) -> int:
     args = build_parser().parse_intermixed_args(arguments)
-    args.bisect = args.bisect or args.minify is not None
     if args.cell:  # a rank of a job that check_meshes has started
         from libai.engine.verify.meshes import run_cell
 
         run_cell(args.config_file, [*filter(None, [args.config]), *args.overrides], args.cell)
         return 0
-    if args.search:  # a process that `bisect` has started; the last two words are paths of its own
-        from libai.engine.verify.modes import search
-
-        *overrides, journal, result = args.overrides
-        search(args.config, overrides, args.iters, args.bound, args.minify, Path(journal), Path(result))
-        return 0
     if args.config is None:
         raise UserError("no config is named. `libai train --help` lists the shipped ones.")
     require_one_process()
-    if args.bisect and (args.procs > 1 or args.mesh):
-        raise UserError("--bisect and --minify compare the modes on one process. Leave --procs and --mesh out.")
     from libai.engine.verify.meshes import check_meshes
-    from libai.engine.verify.modes import bisect, check_config
+    from libai.engine.verify.modes import check_config
 
     with only_result(args.json):
         report: Any
-        if args.bisect:
-            report = bisect(args.config, args.overrides, args.iters, args.bound, args.minify)
-        elif args.procs > 1 or args.mesh:
+        if args.procs > 1 or args.mesh:
             meshes = args.mesh or [f"data={args.procs}"]
             report = check_meshes(args.config, args.overrides, args.procs, meshes, args.iters, args.bound)
         else:
@@ -71,20 +58,8 @@ def build_parser() -> Parser:
         metavar="AXIS=N",
         help="data=2, tensor=2, pipeline=2 or several joined by commas; may be given again (default data=N of --procs)",
     )
-    parser.add_argument(
-        "--bisect",
-        action="store_true",
-        help="name the smallest set of passes, compile options and repairs, or the module, that makes the modes differ",
-    )
-    parser.add_argument(
-        "--minify",
-        type=Path,
-        metavar="FILE",
-        help="bisect, and write what differs as one program with bare OneFlow that ends with 1 while it does",
-    )
     parser.add_argument("--config-file", help=argparse.SUPPRESS)  # what the launcher passes on
     parser.add_argument("--cell", help=argparse.SUPPRESS)
-    parser.add_argument("--search", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
 

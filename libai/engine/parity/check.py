@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -17,8 +17,6 @@ from libai.engine.parity.runs import Bench, Observation, ObservationFailed, Run
 from libai.layers.random import find_unseeded_dropouts
 from libai.utils.distributed import default_device, get_world_size
 from libai.utils.errors import UserError
-
-Found = TypeVar("Found")
 
 
 def check_parity(
@@ -57,23 +55,6 @@ def check_parity(
 
     Raises `UserError` in a job of several processes, and for arguments or models that neither mode can train.
     """
-    arguments = locals()
-    return on_bench(lambda bench, bound: _Check(bench, bound).report(), **arguments)
-
-
-def on_bench(
-    look: Callable[[Bench, float], Found],
-    build_model: Callable[[], nn.Module],
-    batches: Iterable[Any],
-    build_optimizer: Callable[[nn.Module], flow.optim.Optimizer],
-    *,
-    num_iters: int = 10,
-    bound: float = 1e-5,
-    num_accumulation_steps: int = 1,
-    device: str = "auto",
-    **training: Any,
-) -> Found:
-    """What `look` returns for the prepared runs and `bound`; the other arguments are those of `check_parity`."""
     _check_arguments(num_iters, bound, num_accumulation_steps)
     micro_batches = list(itertools.islice(batches, num_iters * num_accumulation_steps))
     if not micro_batches:
@@ -83,12 +64,18 @@ def on_bench(
         micro_batches,
         build_optimizer,
         num_iters=num_iters,
+        build_lr_scheduler=build_lr_scheduler,
         num_accumulation_steps=num_accumulation_steps,
+        max_grad_norm=max_grad_norm,
+        norm_type=norm_type,
+        max_grad_value=max_grad_value,
+        activation_checkpoint=activation_checkpoint,
+        amp=amp,
+        seed=seed,
         device=default_device(device),
-        **training,
     )
     try:
-        return look(bench, bound)
+        return _Check(bench, bound).report()
     finally:
         bench.close()
 

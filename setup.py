@@ -57,7 +57,6 @@ setup(
     extras_require={
         "dev": read_requirements("dev.in"),
         "docs": read_requirements("docs.in"),
-        "plot": ["matplotlib>=3.8"],
         **{tracker: [tracker, "protobuf<4", "numpy<2"] for tracker in ("wandb", "mlflow", "aim")},
         "bleu": ["sacrebleu>=2.4"],
     },

@@ -1,13 +1,9 @@
 """Benchmark configs: `python tools/benchmark.py CONFIG... [--modes eager,graph,...] [--procs 1,2] [key=value ...]`.
 
-The variants (our trainers in both modes, hand-written OneFlow loops, stock OneFlow, commands of yours) run as processes
-of their own, interleaved in short blocks. docs/performance.md explains the report.
+The same as `libai benchmark`. The variants (our trainers in both modes, hand-written OneFlow loops, stock OneFlow,
+commands of yours) run as processes of their own, interleaved in short blocks. docs/performance.md explains the report.
 
-    python tools/benchmark.py compare OLD.json NEW.json     regression or noise?
-    python tools/benchmark.py docs REPORT.json... --md FILE  write a page with its plots from reports
-
-Exit codes: 0 done (compare: the same or better); 1 failed, the variants compute different things, or (compare) a
-regression; 2 a mistake in config or arguments.
+Exit codes: 0 done; 1 failed, or the variants compute different things; 2 a mistake in config or arguments.
 """
 
 from __future__ import annotations
@@ -21,9 +17,9 @@ from libai.launch.guard import guarded_main
 
 
 def main() -> int:
-    from libai.benchmark.cli import run_command
+    from libai.cli.commands.benchmark import run
 
-    return run_command(sys.argv[1:], Path(__file__).resolve())
+    return run(sys.argv[1:])
 
 
 if __name__ == "__main__":

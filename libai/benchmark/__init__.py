@@ -2,5 +2,5 @@
 
 A variant is a command that speaks the line protocol of `protocol.py`. `cases.py` says what is measured, `measure.py`
 lets the variants run block by block, `variants.py` is what runs for a config of ours. `statistics.py` says what block
-times mean, `report.py` makes report.json of them, `compare.py` compares two, `tables.py` and `plots.py` show one.
+times mean, `report.py` makes report.json of them, `tables.py` shows it.
 """

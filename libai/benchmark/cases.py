@@ -5,7 +5,6 @@ Imports no oneflow.
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from libai.config import batch_sizes_of, load_config
-from libai.launch.installation import LAUNCH, shipped_config
+from libai.launch.installation import LAUNCH, ROOT
 from libai.utils.errors import UserError
 
 #: a constant learning rate, which a stock graph needs, and nothing in the loop but training
@@ -104,8 +103,6 @@ class Case:
     config: str
     overrides: tuple[str, ...]
     variants: tuple[VariantSpec, ...]
-    sweep_key: str | None = None
-    sweep_value: str | None = None
     probes: tuple[VariantSpec, ...] = ()
 
     @property
@@ -118,31 +115,17 @@ class Case:
 class Request:
     """What the command line asks for.
 
-    tool: absolute path of tools/benchmark.py.
-    sweep: a setting and its values, one case each. commands: name → command line of a variant of the user.
+    commands: name → command line of a variant of the user.
     """
 
-    tool: Path
     configs: tuple[str, ...]
     overrides: tuple[str, ...] = ()
     modes: tuple[str, ...] = ("eager", "graph", "raw-eager", "raw-graph")
     processes: tuple[int, ...] = (1,)
-    sweep: tuple[str, tuple[str, ...]] | None = None
     scaling: str = "weak"
     peak: bool = True
     twin: bool = True
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
-    """The setting and its values in `key=v1,v2,...`; `UserError` otherwise."""
-    key, equals, values = text.partition("=")
-    parts = tuple(value.strip() for value in values.split(","))
-    if not (key and equals and all(parts)):
-        raise UserError(f"--sweep {text}: write KEY=V1,V2,..., such as --sweep model.num_layers=2,4,8.")
-    if len(set(parts)) != len(parts):
-        raise UserError(f"--sweep {text} names a value twice. Every value is one case; name it once.")
-    return key, parts
 
 
 def make_cases(request: Request) -> list[Case]:
@@ -150,17 +133,7 @@ def make_cases(request: Request) -> list[Case]:
     for what, given in (("--modes", request.modes), ("--procs", request.processes)):
         if not given or len(set(given)) != len(given):
             raise UserError(f"{what} {','.join(map(str, given))}: name at least one, and each once.")
-    key, values = request.sweep or (None, (None,))
-    return [_make_case(request, config, key, value) for config, value in itertools.product(request.configs, values)]
-
-
-def checkpoint_case(tool: Path) -> Case:
-    """A GPT of 50 million weights, 0.6 GB with its optimizer, trained eagerly: what a checkpoint costs it."""
-    config = str(shipped_config("gpt_stdlib"))
-    size = ("model.hidden_size=512", "model.num_layers=16", "model.num_heads=8", "train.train_micro_batch_size=4")
-    request = Request(tool, (config,), (*size, "optim.lr=1e-4"), modes=("eager",), peak=False, twin=False)
-    (case,) = make_cases(request)
-    return case
+    return [_make_case(request, config) for config in request.configs]
 
 
 def without_folders(word: str) -> str:
@@ -169,28 +142,28 @@ def without_folders(word: str) -> str:
     return f"{name}{equals}.../{Path(value).name}" if os.path.isabs(value) else word
 
 
-def _make_case(request: Request, config: str, key: str | None, value: str | None) -> Case:
-    overrides = request.overrides if key is None else (*request.overrides, f"{key}={value}")
+def _make_case(request: Request, config: str) -> Case:
+    overrides = request.overrides
     variants: list[VariantSpec] = []
     probes: list[VariantSpec] = []
     for count in request.processes:
         *own, probe = _variants_of(request, config, overrides, count)
         variants += own
         probes.append(probe)
-    environment = _environment_of_command(request.tool)
+    environment = _environment_of_command()
     for name, command in request.commands.items():
         variants.append(VariantSpec(name, (*command, config, *overrides, *MEASURED_TRAINING), environment))
     names = [variant.name for variant in variants]
     if len(set(names)) != len(names):
         raise UserError(f"two variants have one name: {', '.join(names)}. Give --variant another name.")
-    path, root = Path(config).resolve(), request.tool.parent.parent
-    shown = str(path.relative_to(root)) if path.is_relative_to(root) else without_folders(config)
-    return Case(shown, overrides, tuple(variants), key, value, tuple(probes))
+    path = Path(config).resolve()
+    shown = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else without_folders(config)
+    return Case(shown, overrides, tuple(variants), tuple(probes))
 
 
-def _environment_of_command(tool: Path) -> dict[str, str]:
-    """So that any program can import the protocol, and `python` is the interpreter with OneFlow that runs this."""
-    found = {"PYTHONPATH": str(tool.parent.parent), "PATH": str(Path(sys.executable).parent)}
+def _environment_of_command() -> dict[str, str]:
+    """Variables with which any program can import the protocol, and `python` is the interpreter that runs this."""
+    found = {"PYTHONPATH": ROOT, "PATH": str(Path(sys.executable).parent)}
     return {name: os.pathsep.join([first, *filter(None, [os.environ.get(name)])]) for name, first in found.items()}
 
 

@@ -36,18 +36,17 @@ _LOG_TAIL = 4000
 
 @dataclass(frozen=True)
 class Settings:
-    """How long to measure. `saves`: checkpoints of each kind, 0 for none; the losses compared are the first ones."""
+    """How long to measure. The losses compared are the first ones."""
 
     rounds: int = field(default=10, metadata={"help": "blocks of each variant"})
     block_seconds: float = field(default=1.0, metadata={"help": "about the length of a block"})
     check_iterations: int = field(default=8, metadata={"help": "losses compared"})
     loss_tolerance: float = field(default=1e-4, metadata={"help": "relative"})
-    saves: int = field(default=6, metadata={"help": "checkpoints of each kind"})
     start_seconds: float = field(default=300.0, metadata={"help": "limit"})
     answer_seconds: float = field(default=300.0, metadata={"help": "limit"})
 
     def __post_init__(self) -> None:
-        least = {"rounds": 2, "check_iterations": 2, "saves": 0}
+        least = {"rounds": 2, "check_iterations": 2}
         for name, value in vars(self).items():
             if name in least and value < least[name]:
                 raise UserError(f"--{name.replace('_', '-')} {value}: at least {least[name]}.")
@@ -164,8 +163,7 @@ class Measured:
 
     blocks: seconds per iteration, one number per round; `cpu_blocks`: the same of processor time, all processes
     together; `data_shares`: the part of the seconds that was spent waiting for data. unavailable: why it did not take
-    part. saves: kind → seconds that each save held it up, and "iteration_beside" → seconds of an iteration while the
-    background writes.
+    part.
     """
 
     spec: VariantSpec
@@ -179,7 +177,6 @@ class Measured:
     data_shares: list[float] = field(default_factory=list)
     idle_cpu_seconds: float = 0.0
     waited_seconds: float = 0.0
-    saves: dict[str, list[float]] = field(default_factory=dict)
     unavailable: str | None = None
     _last: tuple[float, float] | None = None
 
@@ -241,10 +238,6 @@ def measure(case: Case, folder: Path, settings: Settings, say: Callable[[str], o
             outcome.loads.append(os.getloadavg()[0])
             for process, measured in running:
                 _run_block(process, measured)
-        for process, measured in running:
-            if settings.saves and not measured.spec.is_peak and measured.spec.twin_of is None:
-                say(f"{measured.spec.name} saves checkpoints, if it can")
-                _save(process, measured, settings.saves)
     return outcome
 
 
@@ -315,27 +308,6 @@ def _run_block(process: VariantProcess, measured: Measured) -> None:
         measured.cpu_blocks.append(answer["run_cpu_seconds"] / measured.block_iterations)
 
 
-def _save(process: VariantProcess, measured: Measured, saves: int) -> None:
-    """Let a variant save, both kinds in turn; each save follows an iteration, else there is nothing new to save.
-
-    The kind that begins changes from pair to pair, so that neither gains from what the other left behind. An iteration
-    follows each save in the background too, to see what the writing costs it.
-    """
-    for number in range(saves):
-        for kind in ("sync", "async") if number % 2 == 0 else ("async", "sync"):
-            process.ask("run", iterations=1, losses=False)
-            answer = process.ask("save", kind=kind)
-            if answer["event"] != protocol.DONE:
-                return
-            measured.saves.setdefault(kind, []).append(answer["seconds"])
-            if answer.get("bytes"):
-                measured.facts["checkpoint_bytes"] = answer["bytes"]
-            if kind == "async":
-                beside = process.ask("run", iterations=1, losses=False)
-                measured.saves.setdefault("iteration_beside", []).append(beside["seconds"])
-            process.ask("wait")
-
-
 def check_same_training(
     everyone: list[Measured], tolerance: float, rounding: Mapping[Any, Sequence[float]] | None = None
 ) -> dict[str, Any] | None:
@@ -368,7 +340,7 @@ def check_same_training(
                     f"{other.losses[iteration - 1]:.8g} and {measured.losses[iteration - 1]:.8g}: a relative "
                     f"difference of {difference:.2g}, above {limit:.2g}. They compute different things, so their times "
                     "are not compared. Likely: dropout (its seeds are the trainers' own; set it to 0), labels that are "
-                    "ignored with accumulation, a model that keeps state. tools/parity.py finds the module; "
+                    "ignored with accumulation, a model that keeps state. `libai parity` finds the module; "
                     "--loss-tolerance says how much is allowed."
                 )
             if difference > max(tolerance, diverged["difference"] if diverged else 0.0):

@@ -4,8 +4,6 @@ A variant reads JSON objects, one per line, from standard input and answers each
 says `{"event": "ready", ...facts}` first. Then, as often as it is asked:
 
     {"command": "run", "iterations": 20, "losses": true}   make so many iterations, as fast as it can
-    {"command": "save", "kind": "sync" | "async"}          save a checkpoint            (optional)
-    {"command": "wait"}                                    wait for what is being saved (optional)
     {"command": "quit"}                                    leave; so does the end of standard input
 
 to which it answers `{"event": "done", ...}`, or `{"event": "unavailable", "reason": TEXT}` where it cannot, also
@@ -67,17 +65,6 @@ class Variant:
         """Make `iterations` iterations; the fields of the answer."""
         raise NotImplementedError(f"{type(self).__name__} must define run(iterations, losses)")
 
-    def save(self, kind: str) -> dict[str, Any]:
-        """Save a checkpoint, `kind` "sync" or "async"; returns `seconds`, how long the caller was held up."""
-        raise Unavailable(f"{type(self).__name__} saves no checkpoints")
-
-    def wait(self) -> dict[str, Any]:
-        """Wait until everything saved is on disk; the fields of the answer, if any."""
-        raise Unavailable(f"{type(self).__name__} saves no checkpoints")
-
-
-Contender = Variant  #: the old name, until the next release
-
 
 def serve(build: Callable[[], Variant], lines: Iterable[str], reply: Callable[[Mapping[str, Any]], object]) -> None:
     """Build a variant and answer `lines` until one says quit or there are no more."""
@@ -110,10 +97,6 @@ def serve_stdio(build: Callable[[], Variant]) -> None:
 def _answer(variant: Variant, message: Mapping[str, Any]) -> dict[str, Any]:
     if message["command"] == "run":
         return variant.run(int(message["iterations"]), bool(message.get("losses")))
-    if message["command"] == "save":
-        return variant.save(str(message["kind"]))
-    if message["command"] == "wait":
-        return variant.wait()
     raise Unavailable(f"there is no command {message['command']!r}")
 
 

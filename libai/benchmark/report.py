@@ -1,22 +1,19 @@
-"""The report, a JSON value: every figure of every variant with its spread, and the curves that its cases make.
+"""The report, a JSON value: every figure of every variant with its spread.
 
-All texts and plots are made from this value alone, so that `report.json` is all one needs to keep.
+All texts are made from this value alone, so that `report.json` is all one needs to keep.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 from libai.benchmark.cases import MODES, Case
 from libai.benchmark.measure import Measured, Outcome, Settings
 from libai.benchmark.statistics import Estimate, break_even, estimate, noise_floor, paired_ratio
-from libai.utils.errors import UserError
 
-KIND, VERSION = "libai benchmark", 2
+KIND, VERSION = "libai benchmark", 1
 #: share of a core that a variant may use while it waits; more disturbs the one whose turn it is
 MAX_IDLE_SHARE = 0.05
 #: figure → the fact that a block's time is divided into, and the reason that stands where it is missing
@@ -35,25 +32,6 @@ def make_report(
     return {**head, "settings": asdict(settings), "cases": list(cases)}
 
 
-def read_report(path: Path) -> dict[str, Any]:
-    """A report from its file; `UserError` when it is none."""
-    try:
-        text = path.read_text()
-        report = json.loads(text)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}). Name the report.json of a benchmark.") from None
-    except ValueError:
-        raise UserError(f"{path} is no JSON. Name the report.json that tools/benchmark.py wrote.") from None
-    if not isinstance(report, dict) or report.get("kind") != KIND or report.get("version") not in (1, VERSION):
-        raise UserError(
-            f"{path} is no report of this version of tools/benchmark.py (it has no kind={KIND!r}, version={VERSION}). "
-            "Run the benchmark again."
-        )
-    if report["version"] == 1:  # which had another name for a variant; until the next release
-        report = json.loads(text.replace('"contenders":', '"variants":').replace('"contender":', '"variant":'))
-    return report
-
-
 def describe_case(case: Case, outcome: Outcome) -> dict[str, Any]:
     """The part of the report about one case."""
     took_part = [m for m in outcome.everyone if m.unavailable is None]
@@ -63,7 +41,6 @@ def describe_case(case: Case, outcome: Outcome) -> dict[str, Any]:
         "title": case.title,
         "config": case.config,
         "overrides": list(case.overrides),
-        "sweep": None if case.sweep_key is None else {"key": case.sweep_key, "value": case.sweep_value},
         "loads": outcome.loads,
         "rounding": outcome.rounding,
         "noise": floors,
@@ -113,7 +90,7 @@ def _describe(measured: Measured, took_part: Sequence[Measured]) -> dict[str, An
     missing: dict[str, str] = {}
     for name in ("blocks", "block_iterations", "first_seconds", "launch_seconds", "losses"):
         described[name] = getattr(measured, name)
-    described.update(step_seconds=estimate(measured.blocks), saves=_describe_saves(measured.saves), missing=missing)
+    described.update(step_seconds=estimate(measured.blocks), missing=missing)
     for name in ("peak_rss_bytes", "device_bytes", "build_seconds"):
         if facts.get(name) is not None:
             described[name] = facts[name]
@@ -155,27 +132,6 @@ def _compare_to_others(
         described["cpu_ratio"] = {"to": baseline.spec.name, **asdict(cpu)}
 
 
-def _describe_saves(saves: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """How long saves held training up. The first asynchronous one also takes the memory for its copy: told apart.
-
-    `fastest`: the shortest save of each kind. What other work on the machine adds is least in it.
-    """
-    if not saves.get("sync") or not saves.get("async"):
-        return {}
-    sync, (first, *later) = saves["sync"], saves["async"]
-    described: dict[str, Any] = {
-        "iteration_beside_seconds": estimate(saves["iteration_beside"]),
-        "sync_seconds": estimate(sync),
-        "async_first_seconds": first,
-    }
-    if later:
-        described["async_seconds"] = estimate(later)
-        described["stall_share"] = estimate([a / s for a, s in zip(later, sync[1:])])
-        fastest = {"sync_seconds": min(sync), "async_seconds": min(later), "stall_share": min(later) / min(sync)}
-        described["fastest"] = fastest
-    return described
-
-
 def _break_evens(took_part: Sequence[Measured], floors: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of each compiled variant against the eager one of as many processes."""
     found = []
@@ -212,103 +168,3 @@ def _scaling(took_part: Sequence[Measured]) -> list[dict[str, Any]]:
         row["kind"] = "peak" if spec.is_peak else ("strong" if work == 1 else "weak")
         found.append({**row, "efficiency": estimate([speedup / more for speedup in speedups])})
     return found
-
-
-#: the last part of a swept setting → how it is called in tables and plots
-_LABELS = {
-    "num_layers": "layers",
-    "hidden_size": "hidden size",
-    "sequence_length": "sequence length (tokens)",
-    "max_seq_length": "sequence length (tokens)",
-    "train_micro_batch_size": "micro-batch (samples)",
-    "global_batch_size": "global batch (samples)",
-    "num_accumulation_steps": "accumulation (micro-batches per iteration)",
-}
-
-
-@dataclass(frozen=True)
-class Curve:
-    """What a sweep, or one case on several numbers of processes, has measured.
-
-    key: the setting, or "processes". values: its values as text. lines: variant → its part of the report at each value,
-    None where it took no part. cases: those of the sweep, or the one case. kind: "weak" or "strong" for processes,
-    else "".
-    """
-
-    config: str
-    key: str
-    values: tuple[str, ...]
-    lines: Mapping[str, Sequence[Mapping[str, Any] | None]]
-    cases: tuple[Mapping[str, Any], ...]
-    kind: str = ""
-
-    @property
-    def name(self) -> str:
-        """For files: `gpt_stdlib_num_layers`, `gpt_stdlib_processes_weak`."""
-        return "_".join(filter(None, [Path(self.config).stem, self.key.rpartition(".")[2], self.kind]))
-
-    @property
-    def label(self) -> str:
-        """What is on the axis."""
-        return _LABELS.get(self.key.rpartition(".")[2], self.key)
-
-    @property
-    def title(self) -> str:
-        """`configs/gpt_stdlib.py: layers`, with the settings that all values share."""
-        shared = [word for word in self.cases[0]["overrides"] if not word.startswith(f"{self.key}=")]
-        what = f"{self.kind} scaling" if self.kind else self.label.partition(" (")[0]
-        return f"{self.config}: {what}" + (f" ({' '.join(shared)})" if shared else "")
-
-    @property
-    def points(self) -> list[Mapping[str, Any]]:
-        """All variants at all values, where they took part."""
-        return [c for line in self.lines.values() for c in line if c is not None]
-
-    @property
-    def rate(self) -> tuple[str, str]:
-        """`(field, unit)` of the throughput: tokens where they are counted, else samples."""
-        counted = bool(self.points) and all("tokens_per_s" in c for c in self.points)
-        return ("tokens_per_s", "tokens/s") if counted else ("samples_per_s", "samples/s")
-
-    @property
-    def splits_a_batch(self) -> bool:
-        """Accumulation is swept and the samples per iteration stay: the first value can be called one big batch."""
-        sizes = {c["facts"].get("global_batch_size") for c in self.points}
-        return self.key.endswith("num_accumulation_steps") and len(sizes) == 1 and None not in sizes
-
-
-def find_curves(report: Mapping[str, Any]) -> list[Curve]:
-    """All curves of at least two values, in the report's order."""
-    swept: dict[str, list[Mapping[str, Any]]] = {}
-    for case in report["cases"]:
-        if case["sweep"] is not None:
-            swept.setdefault(case["config"], []).append(case)
-    curves = [curve for case in report["cases"] if case["sweep"] is None for curve in _over_processes(case)]
-    return curves + [_over_values(config, cases) for config, cases in swept.items() if len(cases) > 1]
-
-
-def cases_of_their_own(report: Mapping[str, Any], curves: Sequence[Curve]) -> list[Mapping[str, Any]]:
-    """The cases that are no part of a sweep, whose table is the curve's."""
-    swept = [case["title"] for curve in curves if not curve.kind for case in curve.cases]
-    return [case for case in report["cases"] if case["title"] not in swept]
-
-
-def _over_values(config: str, cases: Sequence[Mapping[str, Any]]) -> Curve:
-    found = [{c["name"]: c for c in _drawn(case)} for case in cases]
-    lines = {name: [one.get(name) for one in found] for name in dict.fromkeys(name for one in found for name in one)}
-    values = tuple(case["sweep"]["value"] for case in cases)
-    return Curve(config, cases[0]["sweep"]["key"], values, lines, tuple(cases))
-
-
-def _over_processes(case: Mapping[str, Any]) -> list[Curve]:
-    found = {(c["mode"], c["processes"]): c for c in _drawn(case) if c["mode"] != "command"}
-    counts = sorted({processes for _, processes in found})
-    kinds = sorted({row["kind"] for row in case["scaling"]} - {"peak"})
-    if len(counts) < 2:
-        return []
-    lines = {mode: [found.get((mode, n)) for n in counts] for mode in dict.fromkeys(mode for mode, _ in found)}
-    return [Curve(case["config"], "processes", tuple(map(str, counts)), lines, (case,), "_".join(kinds))]
-
-
-def _drawn(case: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [c for c in case["variants"] if not (c["unavailable"] or c["is_peak"] or c["twin_of"])]

@@ -21,7 +21,6 @@ from libai.benchmark.raw_loops import RawEager, RawGraph
 from libai.engine import BatchPlan, HookBase, Run, default_setup
 from libai.engine.setup import build
 from libai.engine.setup.parts import Parts
-from libai.engine.trainer.checkpointer import TrainerCheckpointer
 from libai.launch.guard import leave_at_once
 from libai.layers.random import assign_layer_ids, draws_randomness, fold
 from libai.oneflow_fixes.internals import used_cuda_mib, wait_for_device
@@ -117,7 +116,7 @@ class _Pause(HookBase):
 
 
 class TrainerVariant(OneFlowVariant):
-    """`Run` as `tools/train_net.py` runs it, with its loader, hooks and writers."""
+    """`Run` as `libai train` runs it, with its loader, hooks and writers."""
 
     def __init__(self, run: Any, mode: Mode):
         default_setup(run)
@@ -125,7 +124,6 @@ class TrainerVariant(OneFlowVariant):
         super().__init__(self._run.mesh.device)
         self._mode, self._pause = mode, _Pause()
         self._run.trainer.register_hooks([self._pause])
-        self._savers: dict[str, TrainerCheckpointer] = {}
 
     def facts(self) -> dict[str, Any]:
         return self.describe_training(self._run.model, self._run.plan, self._mode)
@@ -154,28 +152,6 @@ class TrainerVariant(OneFlowVariant):
         flops = trainer.loop.flops.of_update
         answer["flops_per_iter"] = flops and int(flops * self._run.plan.global_batch_size)
         return answer
-
-    def save(self, kind: str) -> dict[str, Any]:
-        """See `Variant.save`; one folder for each kind, of which the newest checkpoint stays."""
-        if kind not in self._savers:
-            folder = Path(self._run.output_dir) / f"checkpoints_{kind}"
-            self._savers[kind] = TrainerCheckpointer(
-                self._run.trainer, folder, max_to_keep=1, async_save=kind == "async"
-            )
-        wait_for_device()  # what is left of the iteration is not a cost of the save
-        barrier()
-        start = time.perf_counter()
-        path = self._savers[kind].save()
-        seconds = float(all_reduce(np.array([time.perf_counter() - start]), "max")[0])
-        if kind == "async":
-            return {"seconds": seconds}
-        return {"seconds": seconds, "bytes": sum(file.stat().st_size for file in path.iterdir())}
-
-    def wait(self) -> dict[str, Any]:
-        for saver in self._savers.values():
-            saver.finish()  # not close: each save would then pay for fresh memory, as only the first one of a run does
-        barrier()
-        return {}
 
 
 class RawVariant(OneFlowVariant):

@@ -1,15 +1,16 @@
-"""Write down a config's training for programs without OneFlow. Called by tools/export_case.py.
+"""Write down a config's training for programs without OneFlow: `python -m libai.cli.export_case FOLDER CONFIG`.
 
 `case.json` holds the model's class and arguments, the optimizer's settings per parameter, clipping and accumulation;
 `weights.safetensors` the initial weights; `batches.safetensors` the first micro-batches, `<number>/<argument of
 forward>`. Where `libai.hf` knows the model, `transformers/` holds it as a Hugging Face folder, and `case.json`
-the names that our parameters have there. `tools/benchmark_torch.py` trains from it.
+the names that our parameters have there. `libai/benchmark/pytorch/torch_training.py` trains from it.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,11 +23,12 @@ from libai.checkpoint.safetensors_format import TensorSpec
 from libai.cli.parser import Parser
 from libai.config import load_config, target_of
 from libai.config.lazy.instantiation import describe
+from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
 
 
 def run(arguments: Sequence[str]) -> int:
-    parser = Parser(description=__doc__)
+    parser = Parser(prog="python -m libai.cli.export_case", description=__doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="made if it does not exist")
     parser.add_argument("config", metavar="CONFIG", help="a config file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for training")
@@ -134,3 +136,7 @@ def _group(group: Any, names: dict[int, str]) -> dict[str, Any]:
     keys = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov")
     settings = {key: group[key] for key in keys if key in group}
     return {"parameters": [names[id(parameter)] for parameter in group.parameters], **settings}
+
+
+if __name__ == "__main__":
+    guarded_main(lambda: run(sys.argv[1:]))

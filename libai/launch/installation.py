@@ -16,7 +16,7 @@ LIBAI = (sys.executable, os.path.join(PACKAGE, "__main__.py"))
 LAUNCH = (sys.executable, os.path.join(PACKAGE, "launch", "__main__.py"))
 #: what each command imports; others than these need all of the first
 NEEDED = ("oneflow", "omegaconf", "numpy")
-NEEDED_BY = {"checkpoint.py": ("numpy",), "benchmark_torch.py": ()}
+NEEDED_BY = {"checkpoint.py": ("numpy",)}
 
 
 def shipped_configs():

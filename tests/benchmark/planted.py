@@ -12,7 +12,7 @@ from libai.benchmark.report import describe_case, make_report
 SLEEPER = str(Path(__file__).parent / "sleeper.py")
 ROOT = str(Path(__file__).resolve().parents[2])
 #: short blocks, and limits that a busy machine keeps
-QUICK = Settings(rounds=2, block_seconds=0.02, check_iterations=3, saves=1, start_seconds=60, answer_seconds=60)
+QUICK = Settings(rounds=2, block_seconds=0.02, check_iterations=3, start_seconds=60, answer_seconds=60)
 
 
 def sleeper(name: str, *arguments: str, **fields) -> VariantSpec:

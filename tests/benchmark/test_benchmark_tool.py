@@ -13,7 +13,7 @@ from launched import is_running, wait_until
 HERE = Path(__file__).parent
 TOOL = str(jobs.ROOT / "tools" / "benchmark.py")
 CONFIG = str(HERE / "mlp_config.py")
-QUICK = ["--rounds", "2", "--block-seconds", "0.05", "--check-iterations", "4", "--saves", "1"]
+QUICK = ["--rounds", "2", "--block-seconds", "0.05", "--check-iterations", "4"]
 
 
 def benchmark(*arguments: str, **options) -> jobs.Finished:
@@ -25,7 +25,7 @@ def variants_of(folder: Path) -> dict:
     return {c["name"]: c for c in case["variants"]}
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 def test_modes_and_hand_written_loops_compute_the_same_and_are_reported(tmp_path):
     result = benchmark(
         CONFIG,
@@ -45,23 +45,18 @@ def test_modes_and_hand_written_loops_compute_the_same_and_are_reported(tmp_path
     # each iteration has another loss, so that the check has something to see
     assert len(set(found["eager"]["losses"])) == 4
     assert found["graph"]["build_seconds"] < found["graph"]["first_seconds"] < found["graph"]["launch_seconds"]
-    for mode in ("eager", "graph"):
-        saves = found[mode]["saves"]
-        assert saves["sync_seconds"]["median"] > 0 and saves["async_first_seconds"] > 0
-    for file in ("report.md", "images/report/run1_times.svg", "images/report/run1_break_even.svg"):
-        assert (tmp_path / file).stat().st_size > 1000
     for file in ("report.md", "report.json"):
         text = (tmp_path / file).read_text()
         assert str(tmp_path) not in text and str(jobs.ROOT) not in text
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 @pytest.mark.launch
 def test_one_and_two_processes_are_interleaved(tmp_path):
     result = benchmark(
         CONFIG,
         *("--modes", "eager,raw-graph", "--procs", "1,2", "--scaling", "strong", "--no-twin", "--no-peak"),
-        *("train.train_micro_batch_size=8", "optim.params=null", "--no-plots", "--output", str(tmp_path), *QUICK),
+        *("train.train_micro_batch_size=8", "optim.params=null", "--output", str(tmp_path), *QUICK),
     )
     assert result.returncode == 0, result
     found = variants_of(tmp_path)
@@ -82,11 +77,12 @@ def test_one_and_two_processes_are_interleaved(tmp_path):
     assert [row["kind"] for row in case["scaling"]] == ["strong", "strong"]
 
 
+@pytest.mark.e2e
 def test_a_variant_of_another_training_is_refused(tmp_path):
     planted = f"slept={sys.executable} {HERE / 'sleeper.py'} --batch 8 --loss 3.0"
     result = benchmark(
         CONFIG,
-        *("--modes", "eager", "--variant", planted, "--no-twin", "--no-peak", "--no-plots"),
+        *("--modes", "eager", "--variant", planted, "--no-twin", "--no-peak"),
         *("--output", str(tmp_path), *QUICK),
     )
     assert result.returncode == 1, result
@@ -95,11 +91,12 @@ def test_a_variant_of_another_training_is_refused(tmp_path):
     assert not (tmp_path / "report.json").exists()
 
 
+@pytest.mark.e2e
 def test_a_stock_graph_that_would_clip_otherwise_takes_no_part(tmp_path):
     result = benchmark(
         CONFIG,
         *("--modes", "eager-stock,graph-stock", "train.clip_grad.max_norm=0.5", "--no-twin", "--no-peak"),
-        *("--no-plots", "--output", str(tmp_path), *QUICK),
+        *("--output", str(tmp_path), *QUICK),
     )
     assert result.returncode == 0, result
     found = variants_of(tmp_path)
@@ -116,14 +113,10 @@ def test_a_stock_graph_that_would_clip_otherwise_takes_no_part(tmp_path):
         ([CONFIG, "--modes", "eagre"], "no such mode. There are: eager, graph"),
         ([CONFIG, "--procs", "0"], "whole numbers of at least 1"),
         ([CONFIG, "--procs", "1,1"], "each once"),
-        ([CONFIG, "--sweep", "model.hidden_sizes"], "write KEY=V1,V2"),
         ([CONFIG, "--rounds", "1"], "at least 2"),
         ([CONFIG, "--variant", "torch"], "write NAME=COMMAND"),
-        ([CONFIG, "--torch-script", "mine.py"], "needs --torch-python"),
         ([CONFIG, "optim.lrr=1"], "optim.lr"),
-        ([CONFIG, "--round", "3"], "unrecognized arguments"),
-        (["compare", "one.json"], "required: NEW.json"),
-        (["compare", "one.json", "two.json"], "one.json cannot be read"),
+        ([CONFIG, "--round", "3"], "Did you mean --rounds?"),
     ],
 )
 def test_mistakes_end_at_once_with_one_line(arguments, words, tmp_path):
@@ -133,18 +126,7 @@ def test_mistakes_end_at_once_with_one_line(arguments, words, tmp_path):
     assert "Traceback" not in result.stderr
 
 
-def test_compare_ends_with_one_for_a_regression(tmp_path):
-    from test_compare import report
-
-    for name, speed in (("old", 1.0), ("slower", 1.3)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(report(speed)))
-    slower = benchmark("compare", "old.json", "slower.json", cwd=tmp_path)
-    assert slower.returncode == 1 and "regression  sleep.py: eager takes 1.300 times as long" in slower.stdout, slower
-    same = benchmark("compare", "old.json", "old.json", cwd=tmp_path)
-    assert same.returncode == 0 and "no regression" in same.stdout, same
-
-
-@pytest.mark.slow
+@pytest.mark.e2e
 def test_ended_from_outside_it_leaves_no_process_and_no_file(tmp_path):
     """The controller gets SIGTERM in the middle of a block that would take minutes."""
     scratch = tmp_path / "scratch"
@@ -164,7 +146,7 @@ def test_ended_from_outside_it_leaves_no_process_and_no_file(tmp_path):
         "                pass\n"
         "        time.sleep(0.1)\n"
         "threading.Thread(target=end, daemon=True).start()\n"
-        f"sys.argv = {[TOOL, CONFIG, '--modes', 'eager', '--no-twin', '--no-peak', '--no-plots']!r}\n"
+        f"sys.argv = {[TOOL, CONFIG, '--modes', 'eager', '--no-twin', '--no-peak']!r}\n"
         f"sys.argv += {['--variant', sleeper, '--output', str(tmp_path)]!r}\n"
         "import runpy\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"

@@ -1,4 +1,4 @@
-"""What a command line asks for: cases of a sweep, batches of strong scaling, settings of each variant's processes."""
+"""What a command line asks for: batches of strong scaling, settings of each variant's processes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from libai.benchmark import cli
-from libai.benchmark.cases import MODES, Request, find_mode, make_cases, parse_sweep, without_folders
+from libai.benchmark.cases import Request, find_mode, make_cases, without_folders
 from libai.config import ConfigError
 from libai.utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOL = ROOT / "tools" / "benchmark.py"
 CONFIG = str(ROOT / "configs" / "mlp_digits.py")
 
 
 def cases_of(*overrides: str, **fields):
-    return make_cases(Request(TOOL, (CONFIG,), overrides, **fields))
-
-
-def test_a_sweep_makes_a_case_of_each_value():
-    cases = cases_of("optim.lr=1e-3", sweep=parse_sweep("train.train_micro_batch_size=4, 8"), modes=("eager",))
-    assert [case.title for case in cases] == [
-        f"configs/mlp_digits.py optim.lr=1e-3 train.train_micro_batch_size={size}" for size in (4, 8)
-    ]
-    assert [case.sweep_value for case in cases] == ["4", "8"]
-    assert all("train.train_micro_batch_size=8" in spec.command for spec in cases[1].variants)
+    return make_cases(Request((CONFIG,), overrides, **fields))
 
 
 def test_a_twin_and_a_peak_come_with_each_number_of_processes():
@@ -54,11 +43,6 @@ def test_each_number_of_processes_has_a_probe_of_rounding_that_is_not_measured()
     (case,) = cases_of(modes=("eager",), processes=(1, 2))
     assert [probe.name for probe in case.probes] == ["perturbed x1", "perturbed x2"]
     assert not {"perturbed x1", "perturbed x2"} & {spec.name for spec in case.variants}
-
-
-def test_all_variants_train_at_one_constant_rate():
-    (case,) = cases_of(modes=tuple(MODES))
-    assert all("lr_scheduler=null" in spec.command for spec in case.variants)
 
 
 def test_processes_get_the_settings_of_their_mode():
@@ -101,18 +85,3 @@ def test_python_in_a_command_is_the_interpreter_of_the_benchmark(monkeypatch):
     assert torch.environment["PATH"] == os.pathsep.join([str(Path(sys.executable).parent), "/nowhere"])
     assert shutil.which("python", path=torch.environment["PATH"]), "the variant could not export its case"
     assert torch.command[:3] == ("elsewhere/python", "script.py", CONFIG)
-
-
-@pytest.mark.parametrize("more", [[], ["--torch-script", "mine.py"]])
-def test_pytorch_takes_part_with_its_own_threads_and_with_one(more):
-    args = cli._parser().parse_args([CONFIG, "--torch-python", "elsewhere/python", *more])
-    script = more[-1] if more else str(ROOT / "tools" / "benchmark_torch.py")
-    assert cli._commands(args, TOOL) == {
-        "torch": ("elsewhere/python", script),
-        "torch-1": ("env", "OMP_NUM_THREADS=1", "elsewhere/python", script),
-    }
-
-
-def test_the_old_name_of_an_option_is_understood():
-    args = cli._parser().parse_args([CONFIG, "--contender", "mine=python mine.py"])
-    assert cli._commands(args, TOOL) == {"mine": ("python", "mine.py")}

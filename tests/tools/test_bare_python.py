@@ -13,8 +13,8 @@ BARE = [sys.executable, "-S"]
 COMMANDS = sorted(
     path.name
     for path in (jobs.ROOT / "tools").glob("*.py")
-    # one runs with PyTorch, one is part of mkdocs, and one needs the standard library only
-    if path.name not in ("benchmark_torch.py", "docs_site.py", "size.py")
+    # one is part of mkdocs, and one needs the standard library only
+    if path.name not in ("docs_site.py", "size.py")
 )
 
 

@@ -1,5 +1,10 @@
 """Training in PyTorch as a variant of a benchmark: the same weights, data, optimizer and losses.
 
+    TORCH_PYTHON libai/benchmark/pytorch/torch_training.py CONFIG [overrides]
+
+asks `python` on the PATH to export the case, and trains it. Runs in an environment of its own with torch, numpy,
+safetensors and, for most models, transformers; imports neither oneflow nor the package libai, but single files of it.
+
 Reads JSON lines from standard input: `{"command": "run", "iterations": N, "losses": bool}` and `{"command": "quit"}`,
 and answers each with one line (`libai/benchmark/protocol.py` describes the fields). Eager PyTorch with its own number
 of threads by default: a core each, or OMP_NUM_THREADS. The batches of the case are used in turn, again and again.
@@ -19,6 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.append(
+    str(Path(__file__).resolve().parents[1])
+)  # last, since a file there has the name of Python's `statistics`
+
 from protocol import Unavailable, Variant, encode, resources_of_this_process, serve
 from safetensors.torch import load_file
 from torch import nn
@@ -120,10 +130,9 @@ class Trainer(Variant):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line of tools/benchmark_torch.py; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="benchmark_torch.py", allow_abbrev=False)
-    parser.add_argument("words", nargs="*", metavar="CONFIG key=value", help="what to export and train")
-    parser.add_argument("--case", type=Path, metavar="FOLDER", help="an exported case instead")
+    """Run one command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="torch_training.py", allow_abbrev=False)
+    parser.add_argument("words", nargs="+", metavar="CONFIG key=value", help="what to export and train")
     parser.add_argument("--python", default="python", help="interpreter of the environment with libai")
     args = parser.parse_intermixed_args(arguments)
     answers = os.fdopen(os.dup(1), "w")
@@ -138,18 +147,19 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _trainer(args: argparse.Namespace) -> Trainer:
-    if args.case is not None:
-        return Trainer(args.case)
-    if not args.words:
-        raise Unavailable("neither a config nor --case FOLDER was named")
-    tool = Path(__file__).resolve().parents[3] / "tools" / "export_case.py"
+    paths = [str(Path(__file__).resolve().parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     with tempfile.TemporaryDirectory() as folder:
-        command = [args.python, str(tool), folder, *args.words]
+        command = [args.python, "-m", "libai.cli.export_case", folder, *args.words]
         try:
-            exported = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
+            exported = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, env=environment)
         except OSError as error:
             raise Unavailable(f"--python {args.python} cannot be started ({error.strerror})") from None
         if exported.returncode != 0:
             reason = (exported.stderr.strip().splitlines() or ["no message"])[-1]
-            raise Unavailable(f"tools/export_case.py ended with code {exported.returncode}: {reason}")
+            raise Unavailable(f"exporting the case ended with code {exported.returncode}: {reason}")
         return Trainer(Path(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

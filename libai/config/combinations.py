@@ -75,7 +75,7 @@ class Facts:
     @property
     def is_cut(self) -> bool:
         """Whether anything looks at the plan of the model."""
-        return self.shards or self.dist.auto or self.train.activation_checkpoint.enabled
+        return self.shards or self.train.activation_checkpoint.enabled
 
     def value(self, path: str) -> Any:
         """The value of the typed setting at `path`."""
@@ -177,19 +177,6 @@ RULES: tuple[Rule, ...] = (
         is_refused=True,
     ),
     _needs("train.zero_optimization.enabled", "stage", is_refused=True),
-    _needs("train.dist.auto", "device_memory", is_refused=True),
-    Rule(
-        _paths("train.dist", "blocks_per_stage", "stage_balance"),
-        lambda f: f.dist.auto or (f.dist.pipeline_parallel_size or 1) > 1,
-        "train.dist.pipeline_parallel_size is 1, so there are no stages to cut. Leave it out, or ask for more stages.",
-        is_refused=True,
-    ),
-    Rule(
-        ("train.dist.stage_balance",),
-        lambda f: f.dist.blocks_per_stage is None,
-        "train.dist.blocks_per_stage gives the stages already. Leave one of them out.",
-        is_refused=True,
-    ),
     Rule(
         ("train.dist.gradient_reduction",),
         lambda f: f.dist.gradient_reduction == "global" or not (f.shards or f.train.zero_optimization.enabled),
@@ -259,9 +246,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("train.deterministic",),
-        lambda f: f.run.mode != "auto" and f.dist.stage_balance != "time",
-        "graph.enabled=auto and train.dist.stage_balance=time choose by measured time, which differs between runs. "
-        "Choose the mode, or the stages by parameters.",
+        lambda f: f.run.mode != "auto",
+        "graph.enabled=auto chooses by measured time, which differs between runs. Choose the mode.",
         is_refused=True,
         effect="cannot be kept",
     ),
@@ -336,14 +322,6 @@ RULES: tuple[Rule, ...] = (
         ("train.dist.gradient_reduction",),
         lambda f: f.world_size > 1,
         "one process has nobody to average gradients with. Leave it at auto, or start more processes.",
-    ),
-    Rule(
-        ("train.dist.auto",),
-        lambda f: (
-            f.run.mode != "eager"
-            or None in (f.dist.data_parallel_size, f.dist.tensor_parallel_size, f.dist.pipeline_parallel_size)
-        ),
-        "all three sizes are given, and in eager mode there is nothing else to choose. Leave a size out, or remove it.",
     ),
 )
 

@@ -106,10 +106,10 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
         problems += refused(Facts.before_start(RunConfig(train=train, graph=graph, **lazy), world_size))
     if problems:
         raise ConfigError(problems)
-    if not train.dist.auto:  # the planner chooses the sizes that are null
-        tensor, pipeline = train.dist.tensor_parallel_size or 1, train.dist.pipeline_parallel_size or 1
-        dist = dataclasses.replace(train.dist, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
-        train = dataclasses.replace(train, dist=dist)
+    tensor = train.dist.tensor_parallel_size or 1
+    pipeline = train.dist.pipeline_parallel_size or 1
+    dist = dataclasses.replace(train.dist, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+    train = dataclasses.replace(train, dist=dist)
     _freeze(config)
     return RunConfig(train=train, graph=graph, **lazy)
 
@@ -179,14 +179,6 @@ def _impossible_sizes(train: schema.Train, world_size: int) -> Iterator[str]:
     if not train.train_iter and not train.train_epoch:
         yield "train.train_iter and train.train_epoch are both 0, so nothing would be trained. Set one of them."
     tensor, pipeline = dist.tensor_parallel_size or 1, dist.pipeline_parallel_size or 1
-    if dist.auto and None in (dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size):
-        given = (dist.data_parallel_size or 1) * tensor * pipeline
-        if world_size % given:
-            yield (
-                f"train.dist.auto=true has {given} = data × tensor × pipeline of the sizes that are given, which does "
-                f"not divide the {world_size} process(es) of this run. Leave them null, or start a multiple of {given}."
-            )
-        return  # the batch sizes are solved for each mesh that the planner tries
     try:
         replicas = solve_data_parallel_size(world_size, dist.data_parallel_size, tensor, pipeline)
         batch_sizes_of(train, replicas)

@@ -4,7 +4,6 @@ from libai.parallel.layout import GlobalLayout, Layout, LocalLayout, full_tensor
 from libai.parallel.mesh import Mesh
 from libai.parallel.plan import ParallelPlan, ShardingPlan, named_tensors
 from libai.parallel.recompute import recompute_in_backward
-from libai.parallel.stages import time_blocks
 from libai.utils.tree import map_tensors
 
 Arrangement, whole = ShardingPlan, full_tensor  # the old names; gone in the next release

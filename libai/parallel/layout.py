@@ -174,8 +174,6 @@ def parallelize(
     module: nn.Module,
     plan: ParallelPlan,
     mesh: Mesh,
-    blocks_per_stage: Sequence[int] | None = None,
-    block_costs: Sequence[float] | None = None,
     zero_stage: int = 0,
     recomputed_blocks: Sequence[str] = (),
 ) -> GlobalLayout:
@@ -189,7 +187,7 @@ def parallelize(
         zero_stage: above 0, data-parallel ranks share the parameters (`libai.parallel.zero`).
         recomputed_blocks: names of modules that compute their activations again in an eager backward pass.
     """
-    sharding = plan.arrange(module, mesh, blocks_per_stage, block_costs, shares_parameters=zero_stage > 0)
+    sharding = plan.arrange(module, mesh, shares_parameters=zero_stage > 0)
     layout = GlobalLayout(sharding)
     for name, parameter in module.named_parameters():
         parameter.data = _lay_out(parameter.data, sharding.tensors[name], layout)

@@ -147,27 +147,23 @@ class ParallelPlan:
         self,
         model: nn.Module,
         mesh: Mesh,
-        blocks_per_stage: Sequence[int] | None = None,
-        block_costs: Sequence[float] | None = None,
         shares_parameters: bool = False,
     ) -> ShardingPlan:
         """Work the plan out for `model` (local or global tensors) on `mesh`. Moves nothing.
 
         Args:
-            blocks_per_stage: how many blocks each pipeline stage runs; default: balanced.
-            block_costs: relative cost of each block, such as seconds; default: its parameters.
             shares_parameters: data-parallel ranks share each parameter on the first axis that their number divides
                 and that the plan does not split (ZeRO); one without such an axis is not split.
 
-        Raises `UserError` for a pattern that matches nothing, an axis that does not divide, more stages than blocks,
-        and for stages given wrongly; the text lists what would fit.
+        Raises `UserError` for a pattern that matches nothing, an axis that does not divide, and more stages than
+        blocks; the text lists what would fit.
         """
         named = {name: (t, isinstance(t, nn.Parameter)) for name, t in named_tensors(model)}
         axes = self._axes(named, mesh)
         self._check_patterns(model, mesh)
         names = self.block_names(model) if self.blocks or mesh.pipeline > 1 else []
         tail = mesh.pipeline - 1 if self.last else 0
-        counts = self._blocks_per_stage(model, names, mesh, tail, blocks_per_stage, block_costs)
+        counts = self._blocks_per_stage(model, names, mesh, tail)
         starts = [stage for stage, count in enumerate(counts) for _ in range(count)]
         stage_of_block = dict(zip(names, starts))
         tensors = {}
@@ -286,42 +282,24 @@ class ParallelPlan:
             )
         return [f"{self.blocks}.{name}" for name, _ in container.named_children()]
 
-    def _blocks_per_stage(
-        self,
-        model: nn.Module,
-        names: Sequence[str],
-        mesh: Mesh,
-        tail: int,
-        given: Sequence[int] | None,
-        costs: Sequence[float] | None,
-    ) -> list[int]:
+    def _blocks_per_stage(self, model: nn.Module, names: Sequence[str], mesh: Mesh, tail: int) -> list[int]:
+        """Return how many blocks each stage runs so that the stages have about as many parameters."""
         if mesh.pipeline > 1 and mesh.pipeline > len(names):
             raise UserError(
                 f"train.dist.pipeline_parallel_size={mesh.pipeline}, but {self.blocks} has {len(names)} block(s), and "
                 f"every stage needs one. Use at most {len(names)} stages."
             )
-        if given is not None:
-            counts = list(given)
-            if len(counts) != mesh.pipeline or sum(counts) != len(names) or min(counts) < 1:
-                raise UserError(
-                    f"train.dist.blocks_per_stage={counts} must give {mesh.pipeline} stage(s) at least one block each "
-                    f"and {len(names)} in all."
-                )
-            return counts
         if mesh.pipeline == 1:
             return [len(names)]
         modules = dict(model.named_modules())
-        if costs is None:
-            costs = [float(sum(p.numel() for p in modules[name].parameters())) for name in names]
-            outside = {
-                name: p.numel()
-                for name, p in model.named_parameters()
-                if not any(name.startswith(f"{block}.") for block in names)
-            }
-            behind = float(sum(size for name, size in outside.items() if self.is_last(name)))
-            before = float(sum(outside.values())) - behind
-        else:
-            before = behind = 0.0
+        costs = [float(sum(p.numel() for p in modules[name].parameters())) for name in names]
+        outside = {
+            name: p.numel()
+            for name, p in model.named_parameters()
+            if not any(name.startswith(f"{block}.") for block in names)
+        }
+        behind = float(sum(size for name, size in outside.items() if self.is_last(name)))
+        before = float(sum(outside.values())) - behind
         return balance(costs, mesh.pipeline, before, behind, tail)
 
 

@@ -1,4 +1,4 @@
-"""Sizes that models and layers are built with, checked before OneFlow sees them; sizes in bytes, `40GiB`, `1.5 TB`;
+"""Sizes that models and layers are built with, checked before OneFlow sees them; sizes in bytes for readers;
 and lists cut into parts by the sizes of their items.
 
 OneFlow 0.9.0 ends the process (SIGABRT) when a layer is initialised with a negative size.
@@ -7,21 +7,12 @@ OneFlow 0.9.0 ends the process (SIGABRT) when a layer is initialised with a nega
 from __future__ import annotations
 
 import numbers
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from libai.utils.errors import UserError
 
 T = TypeVar("T")
-
-_UNITS = {
-    "": 1,
-    "B": 1,
-    **{f"{prefix}B": 1000 ** (i + 1) for i, prefix in enumerate("KMGT")},
-    **{f"{prefix}iB": 1024 ** (i + 1) for i, prefix in enumerate("KMGT")},
-}
-_BY_NAME = {name.lower(): factor for name, factor in _UNITS.items()}
 
 
 def is_size(value: Any) -> bool:
@@ -57,24 +48,6 @@ def available_bytes() -> int | None:
         return int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError, IndexError):
         return None
-
-
-def parse_bytes(text: str | int, what: str = "the size") -> int:
-    """Bytes of `40GiB` (1024-based), `40GB` (1000-based) or a plain number; `what` names it in the error.
-
-    Raises `UserError` for anything else, and for a size that is not above 0.
-
-    >>> parse_bytes("1.5KiB")
-    1536
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-zA-Z]*)\s*", str(text))
-    factor = _BY_NAME.get(match[2].lower()) if match else None
-    size = int(float(match[1]) * factor) if match and factor else 0
-    if size <= 0:
-        raise UserError(
-            f"{what}={text!r} is no size in bytes. Write a number above 0 with a unit: 40GiB, 512MiB, 24GB."
-        )
-    return size
 
 
 def format_bytes(size: float) -> str:

@@ -15,13 +15,11 @@ CONFIGS = ("run", "config", "cfg")
 READERS = {
     "libai/config/validation.py": 1,  # RunConfig.mode
     "libai/engine/run/modes.py": 5,
-    # before there is a run: what is refused, the memory and the speed of a plan, the banner of a tool
-    "libai/config/combinations.py": 2,
+    # before there is a run: what is refused, the banner of a tool
+    "libai/config/combinations.py": 1,
     "libai/config/arguments.py": 2,
     "libai/config/settings/errors.py": 1,
-    "libai/engine/setup/auto_mesh.py": 2,
     "libai/engine/setup/support.py": 1,
-    "libai/cli/commands/plan.py": 1,
 }
 #: here a run is one of the two that are compared
 OTHER_RUNS = ("libai/engine/parity/check.py",)

@@ -208,15 +208,6 @@ WARNED = [
         "train.dist.gradient_reduction=ddp does nothing: one process",
         ["train.dist.gradient_reduction=auto"],
     ),
-    (
-        [
-            "train.dist.auto=true",
-            *[f"train.dist.{kind}_parallel_size=1" for kind in ("data", "tensor", "pipeline")],
-        ],
-        {},
-        "train.dist.auto=true does nothing: all three sizes are given",
-        ["graph.enabled=true"],
-    ),
 ]
 
 
@@ -294,23 +285,6 @@ REFUSED = [
         "leave stage out.",
     ),
     (
-        ["train.dist.device_memory=1GiB"],
-        {},
-        "train.dist.device_memory=1GiB does nothing: train.dist.auto is false. Set it to true, or leave device_memory",
-    ),
-    (
-        ["train.dist.blocks_per_stage=[1,2]"],
-        {},
-        "train.dist.blocks_per_stage=[1, 2] does nothing: train.dist.pipeline_parallel_size is 1, so there are no "
-        "stages to cut. Leave it out, or ask for more stages.",
-    ),
-    (["train.dist.stage_balance=time"], {}, "train.dist.stage_balance=time does nothing: train.dist.pipeline_parallel"),
-    (
-        ["train.dist.pipeline_parallel_size=2", "train.dist.blocks_per_stage=[1,2]", "train.dist.stage_balance=time"],
-        {"world_size": 2},
-        "train.dist.stage_balance=time does nothing: train.dist.blocks_per_stage gives the stages already.",
-    ),
-    (
         ["train.dist.tensor_parallel_size=2", "train.dist.gradient_reduction=flat"],
         {"world_size": 2},
         "train.dist.gradient_reduction=flat cannot be kept: it averages over ranks that hold full replicas",
@@ -359,8 +333,6 @@ def test_what_can_be_honoured_is_not_refused():
             "train.deterministic=true",
         )
     )
-    for sound in ("train.dist.blocks_per_stage=[1,2]", "train.dist.stage_balance=time"):
-        validate(make("train.dist.pipeline_parallel_size=2", sound), world_size=2)
     validate(make("train.dist.gradient_reduction=flat"), world_size=2)
     validate(make("train.evaluation.eval_metric=my/own", "train.extra_hooks=[{_target_: fractions.Fraction}]"))
 

@@ -14,7 +14,6 @@ from libai.config import LazyCall, validate
 from libai.engine import Run, default_setup
 from libai.engine.graph.build_errors import GraphBuildError
 from libai.engine.hooks import CallbackHook
-from libai.engine.setup import build
 from libai.utils.errors import UserError
 
 
@@ -47,19 +46,6 @@ def test_auto_keeps_a_mode_and_the_curve_of_an_undisturbed_run(tmp_path):
     enabled = str(summary["mode"] == "graph").lower()
     expected, _, _ = run(tmp_path / "plain", f"graph.enabled={enabled}")
     assert losses == expected
-
-
-def test_both_timed_modes_get_the_same_measured_costs_of_the_blocks(tmp_path, monkeypatch):
-    build_trainer, given = build.build_trainer, {}
-
-    def record(run, mode, *arguments):
-        given[mode] = arguments[7]
-        return build_trainer(run, mode, *arguments[:7], None, *arguments[8:])
-
-    monkeypatch.setattr(build, "build_trainer", record)
-    monkeypatch.setattr(Run, "_block_costs", lambda self, micro_batch_size: [0.25, 0.5])
-    run(tmp_path / "auto", "graph.enabled=auto")
-    assert given == {"graph": [0.25, 0.5], "eager": [0.25, 0.5]}
 
 
 def test_auto_with_a_model_that_cannot_be_compiled_trains_eagerly(tmp_path, caplog):

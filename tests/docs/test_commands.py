@@ -22,7 +22,6 @@ TOOLS = {
     "tools/benchmark.py": ["benchmark"],
     "tools/checkpoint.py": ["checkpoint"],
     "tools/parity.py": ["parity"],
-    "tools/plan.py": ["plan"],
     "tools/verify_resume.py": ["verify-resume"],
 }
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -113,9 +112,9 @@ def test_the_commands_of_the_pages_are_found():
     found = [words for page in WRITTEN for words in commands(page.read_text())]
     assert len(found) > 60
     assert {words[1] for words in found if words[0] == "python"} >= set(TOOLS)
-    assert commands("```\nlibai checkpoint ls out      name, size\n```\nand `libai plan CONFIG --ranks 2`") == [
+    assert commands("```\nlibai checkpoint ls out      name, size\n```\nand `libai parity CONFIG --procs 2`") == [
         ["libai", "checkpoint", "ls", "out"],
-        ["libai", "plan", "CONFIG", "--ranks", "2"],
+        ["libai", "parity", "CONFIG", "--procs", "2"],
     ]
 
 

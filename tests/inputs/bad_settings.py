@@ -119,7 +119,6 @@ OVERRIDES = {
     "train.amp.dtype=fp17": ("fp16 or bf16",),
     "train.amp.enabled=maybe": ("true, false or auto",),
     "train.evaluation.eval_mode=larger": ("min or max",),
-    "train.dist.stage_balance=even": ("parameters or time",),
     "train.dist.gradient_reduction=ring": ("auto or flat or ddp or global",),
     "graph.enabled=flase": ("true, false or auto",),
     "graph.enabled=1.5": ("true, false or auto",),
@@ -183,8 +182,6 @@ OVERRIDES = {
     # combinations
     "train.amp.enabled=true": ("cannot be honoured", "train.amp.enabled=auto"),
     "train.train_iter=0": ("Set one of them",),
-    "train.dist.blocks_per_stage=[0]": ("there are no stages to cut",),
-    "train.dist.device_memory=lots": ("train.dist.auto",),
 }
 
 #: words in place of an override -> texts

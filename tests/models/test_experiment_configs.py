@@ -11,8 +11,7 @@ import pytest
 from libai.config import LazyConfig, RunConfig, instantiate, load_config
 from libai.data import DataError
 from libai.engine import Run
-from libai.engine.setup.auto_mesh import batch_of
-from libai.engine.setup.shape_only import build_shape_only
+from libai.engine.setup.shape_only import batch_of, build_shape_only
 from libai.engine.setup.summary import summarize
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

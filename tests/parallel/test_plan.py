@@ -85,12 +85,6 @@ def test_more_stages_than_blocks():
     )
 
 
-@pytest.mark.parametrize("counts", [[3], [2, 2], [3, 0], [1, 1, 1]])
-def test_blocks_per_stage_that_do_not_add_up(counts):
-    text = error_of({"blocks": "blocks"}, PIPELINE, blocks_per_stage=counts)
-    assert text == f"train.dist.blocks_per_stage={counts} must give 2 stage(s) at least one block each and 3 in all."
-
-
 def test_stages_without_blocks_list_the_lists():
     assert "no plan names the list of blocks" in error_of({}, PIPELINE)
     assert error_of({}, PIPELINE).endswith("Lists in this model: blocks.")

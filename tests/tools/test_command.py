@@ -63,7 +63,6 @@ def test_every_subcommand_has_help(name, capsys):
         (["resume"], "no run is named"),
         (["resume", "nowhere"], "nowhere holds no run: there is no config.yaml in it"),
         (["parity", "mlp_digits", "--proc", "2"], "--proc: no such flag. Did you mean --procs? `libai parity --help`"),
-        (["plan", "mlp_digits"], "the following arguments are required: --ranks, --device-memory."),
     ],
 )
 def test_mistakes_are_one_clear_error(words, text):

@@ -23,8 +23,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from libai.engine.graph.build_errors import GraphBuildError
     from libai.engine.setup import build
-    from libai.engine.setup.auto_mesh import batch_of
-    from libai.engine.setup.shape_only import build_shape_only
+    from libai.engine.setup.shape_only import batch_of, build_shape_only
     from libai.engine.setup.summary import summarize
 
     with only_result(args.json):

@@ -166,20 +166,9 @@ class Dist:
     data_parallel_size: int | None = key(None, "Replicas; null takes what the other two leave.", at_least=1)
     tensor_parallel_size: int | None = key(None, "Processes that share each layer; null is 1.", at_least=1)
     pipeline_parallel_size: int | None = key(None, "Stages that the layers are cut into; null is 1.", at_least=1)
-    auto: bool = key(
-        False,
-        "Sizes that are null are chosen by the planner (docs/distributed.md), and graph mode lets OneFlow's "
-        "auto-parallel choose the layouts inside.",
-    )
-    device_memory: str | None = key(
-        None, 'Memory per process that `auto` may plan with ("40GiB"); null takes what the device has.'
-    )
+    auto: bool = key(False, "Let OneFlow's auto-parallel choose the layout of every operation; graph mode only.")
     plan: dict[str, Any] | None = key(
         None, "How to lay the model out (split, blocks, last, pin, divisible); null takes the model's own `plan`."
-    )
-    blocks_per_stage: list[int] | None = key(None, "Blocks of each pipeline stage; null balances them.")
-    stage_balance: Literal["parameters", "time"] = key(
-        "parameters", "What is balanced: the blocks' parameters, or their measured time on one micro-batch."
     )
     gradient_reduction: Literal["auto", "flat", "ddp", "global"] = key(
         "auto",

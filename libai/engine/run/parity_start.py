@@ -224,7 +224,7 @@ def _culprit(trained: Any, batches: Batches, iteration: int) -> str:
         logger.warning("train.parity_check: the modes diverge; looking for the module")
     if mesh.data > 1 and steps > 1:  # a compiled step records the micro-batches of each rank one behind the other
         return how
-    names = ("plan", "blocks_per_stage", "zero_stage", "max_grad_norm", "norm_type", "max_grad_value")
+    names = ("plan", "zero_stage", "max_grad_norm", "norm_type", "max_grad_value")
     try:
         bench = Bench(
             lambda: _same_model(trained),

@@ -63,14 +63,13 @@ class Predictor:
         if self.mode not in TRAINERS:
             raise UserError(f"mode={mode!r}: a model predicts in {' or '.join(TRAINERS)} mode.")
         self.checkpoint = checkpoint.resolve(folder / "checkpoints" / which)
-        dist = config.train.dist
         self.mesh = build.build_mesh(config, default_device(config.train.device))
         seed_everything(config.train.seed or 0)
         self.model = build.build_model(config)
         checkpoint.load_weights(self.checkpoint, self.model)
         if config.train.ema.enabled:
             checkpoint.load_weights(self.checkpoint, self.model, group="ema", strict=False)
-        self._start(dist.plan, dist.blocks_per_stage)
+        self._start(config.train.dist.plan)
 
     @classmethod
     def of_model(cls, model: Any, source: str | Path, mode: str = "eager", mesh: Mesh | None = None) -> Predictor:
@@ -79,11 +78,11 @@ class Predictor:
         predictor.config, predictor.model, predictor.mode = None, model, mode
         predictor.checkpoint = Path(source)
         predictor.mesh = mesh or Mesh.of_this_job(default_device("auto"))
-        predictor._start(None, None)
+        predictor._start(None)
         return predictor
 
-    def _start(self, plan: Any, blocks_per_stage: Sequence[int] | None) -> None:
-        options = TrainOptions(mesh=self.mesh, plan=plan, blocks_per_stage=blocks_per_stage, device=self.mesh.device)
+    def _start(self, plan: Any) -> None:
+        options = TrainOptions(mesh=self.mesh, plan=plan, device=self.mesh.device)
         unused = flow.optim.SGD(self.model.parameters(), lr=0.0)
         self._trainer = TRAINERS[self.mode](self.model, [], unused, options)
 

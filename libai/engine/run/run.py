@@ -14,7 +14,6 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import oneflow as flow
 
 from libai import checkpoint
@@ -33,16 +32,13 @@ from libai.engine.run.report import start_banner, starting_files, write_summary
 from libai.engine.run.result import TrainResult, load_best, result_of
 from libai.engine.run.run_folder import RunFolder, require_checkpoint, saved_seed
 from libai.engine.setup import build
-from libai.engine.setup.auto_mesh import resolve_mesh
 from libai.engine.setup.batch_plan import BatchPlan
 from libai.engine.trainer.checkpointer import TrainerCheckpointer
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.switching import TRAINERS
-from libai.forward.contract import as_batch_dict
 from libai.launch.startup import StartupTimes
 from libai.launch.stop import STOP, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
 from libai.layers.lora import ADAPTER
-from libai.parallel import ParallelPlan, time_blocks
 from libai.utils.distributed import barrier, default_device, gather_objects, get_world_size, is_main_process
 from libai.utils.errors import OutputLostError, UserError
 from libai.utils.rank_notes import phase
@@ -81,7 +77,7 @@ class Run:
     ):
         began = time.perf_counter()
         config: Any = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
-        self.config = config = resolve_mesh(config)
+        self.config = config
         device = default_device(config.train.device)
         mode, self.mode_reason = modes.first_mode(config, device)
         load_weight = config.train.load_weight
@@ -109,7 +105,6 @@ class Run:
         self.optimizer = self.build_optimizer(config, self.model)
         mode, self.mode_reason = modes.mode_for_optimizer(mode, self.mode_reason, self.optimizer)
         build.scale_lr(config, self.optimizer, self.plan)
-        self.measured_block_costs = self._block_costs(sizes.micro)
         self.trainer = self.new_trainer(config, mode, self.model, self.train_loader, self.optimizer)
         self.lr_scheduler = self.trainer.lr_scheduler
         self.trainer.loop.epoch = self.plan.epoch
@@ -159,16 +154,6 @@ class Run:
         """How long this process took to import, to build and, once it has, to compile."""
         return StartupTimes(self._import_seconds, self._build_seconds, self.compile_seconds)
 
-    def _block_costs(self, micro_batch_size: int) -> list[float] | None:
-        """The measured seconds of the model's blocks where `train.dist.stage_balance=time` asks for them."""
-        dist = self.config.train.dist
-        if self.mesh.pipeline == 1 or dist.stage_balance != "time" or dist.blocks_per_stage is not None:
-            return None
-        batch = next(iter(self.build_train_loader(self.config, self.mesh, micro_batch_size, self.seed)))
-        names = ParallelPlan.of(self.model, dist.plan).block_names(self.model)
-        tensors = {n: flow.tensor(np.asarray(value)) for n, value in as_batch_dict(batch, self.model).items()}
-        return time_blocks(self.model, names, tensors)
-
     # ------------------------------------------------------------------ parts, each overridable
 
     build_model = staticmethod(build.build_model)
@@ -185,7 +170,7 @@ class Run:
     ) -> ModelTrainer:
         """A trainer of this run, with a schedule of its own for `optimizer`; see `build.build_trainer`."""
         schedule = self.build_lr_scheduler(config, optimizer, self.plan)
-        parts = (model, data_loader, optimizer, schedule, self.plan, self.mesh, self.seed, self.measured_block_costs)
+        parts = (model, data_loader, optimizer, schedule, self.plan, self.mesh, self.seed)
         return build.build_trainer(config, mode, *parts, completed_iters)
 
     def begin(self) -> None:

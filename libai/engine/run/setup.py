@@ -9,7 +9,6 @@ from typing import Any
 
 from libai.config import RunConfig, validate
 from libai.engine.run.run_folder import prepare_output_dir
-from libai.engine.setup.auto_mesh import resolve_mesh
 from libai.utils.distributed import barrier, broadcast_object, get_rank, get_world_size, is_main_process
 from libai.utils.logging import setup_logging
 from libai.utils.rank_notes import note_output_folder
@@ -26,7 +25,7 @@ def default_setup(
     until training begins. `quiet`: see `setup_logging`. Returns the frozen `RunConfig`. Raises `UserError` before
     anything is written.
     """
-    config = resolve_mesh(cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size()))
+    config = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
     # of rank 0: processes that another launcher has started may each have their own `${now:...}`
     train = replace(config.train, output_dir=broadcast_object(config.train.output_dir))
     config = replace(config, train=train, overrides=tuple(overrides or ()))

@@ -306,18 +306,14 @@ def build_trainer(
     plan: BatchPlan,
     mesh: Mesh,
     seed: int,
-    block_costs: Sequence[float] | None = None,
     completed_iters: int = 0,
 ) -> ModelTrainer:
-    """The trainer of `mode`, "eager" or "graph", for a run that has made `completed_iters` iterations. `block_costs`:
-    see `TrainOptions`."""
+    """The trainer of `mode`, "eager" or "graph", for a run that has made `completed_iters` iterations."""
     freeze_until_due(run, model, optimizer, plan, completed_iters)
     options = TrainOptions(
         num_accumulation_steps=plan.num_accumulation_steps,
         mesh=mesh,
         plan=run.train.dist.plan,
-        blocks_per_stage=run.train.dist.blocks_per_stage,
-        block_costs=block_costs,
         zero_stage=run.train.zero_optimization.stage if run.train.zero_optimization.enabled else 0,
         activation_checkpoint=run.train.activation_checkpoint.enabled,
         device=mesh.device,

@@ -16,13 +16,17 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from libai.config import batch_sizes_of
 from libai.engine.graph.graphs import MODULE_NAME
 from libai.engine.graph.guards import Reads
 from libai.engine.graph.tracing import tracing
+from libai.engine.setup import build
+from libai.forward.contract import as_batch_dict
 from libai.layers.random import assign_layer_ids, random_context
 from libai.models.blocks.init import without_initial_values
 from libai.oneflow_fixes.compiled_graph import CompiledGraph
 from libai.oneflow_fixes.wrapping import replaced
+from libai.parallel import Mesh
 from libai.parallel.planner.activations import TracedOp
 
 _WRITERS = ("uniform_", "normal_", "trunc_normal_", "copy_", "fill_", "zero_", "mul_", "add_", "sub_", "div_")
@@ -121,3 +125,11 @@ def read_job(job: Any) -> list[TracedOp]:
         elif op.HasField("variable_conf"):
             ops.append(TracedOp("variable", op.name.removeprefix(f"{MODULE_NAME}."), (), {f"{op.name}/out": 0}))
     return ops
+
+
+def batch_of(run: Any, model: Any, micro_batch_size: int | None = None) -> dict[str, Any]:
+    """The first training batch of a config as arguments of the model's forward, with the size that one rank has."""
+    if micro_batch_size is None:
+        micro_batch_size = batch_sizes_of(run.train, 1).micro
+    loader = build.build_train_loader(run, Mesh(device="cpu"), micro_batch_size, 0)
+    return as_batch_dict(next(iter(loader)), model)

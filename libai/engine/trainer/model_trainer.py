@@ -117,8 +117,6 @@ class ModelTrainer(TrainerBase):
                 self.model,
                 self._model_plan,
                 self.mesh,
-                options.blocks_per_stage,
-                options.block_costs,
                 zero_stage=options.zero_stage,
                 recomputed_blocks=self._recomputed_blocks(),
             )

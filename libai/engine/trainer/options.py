@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,6 @@ class TrainOptions:
         num_accumulation_steps: micro-batches per iteration.
         mesh: the arrangement of ranks; default: all ranks data-parallel.
         plan: how tensor-parallel ranks and pipeline stages share the model; default: the model's attribute `plan`.
-        blocks_per_stage: how many blocks each pipeline stage runs; default: balanced by `block_costs`.
-        block_costs: relative cost of each block, such as seconds; default: its parameters.
         zero_stage: 1 to 3 lets data-parallel ranks share optimizer state, gradients and weights
             (docs/distributed.md); 0: each has them all.
         activation_checkpoint: the plan's blocks compute their activations again in the backward pass.
@@ -48,8 +46,6 @@ class TrainOptions:
     num_accumulation_steps: int = 1
     mesh: Mesh | None = None
     plan: ParallelPlan | Mapping[str, Any] | None = None
-    blocks_per_stage: Sequence[int] | None = None
-    block_costs: Sequence[float] | None = None
     zero_stage: int = 0
     activation_checkpoint: bool = False
     device: str = "auto"

@@ -1,7 +1,8 @@
-"""A worked example: the same module trained eagerly and by an `nn.Graph` of one's own.
+"""An `nn.Graph` of your own, in the smallest form: a model, its optimizer, and a `build` that traces one update.
 
-Nobody needs this to train with libai, whose `TrainGraph` wraps any module. It is for those who want a step of their
-own: it shows, in the smallest form, what OneFlow 0.9.0 asks of a hand-written graph.
+`GraphTrainer` wraps any module, so that most users need no graph of their own. Write one to decide what a compiled step
+does, and let the trainer do the rest (hooks, metrics, evaluation, checkpoints, switching to eager mode):
+`GraphTrainer(model, loader, optimizer, train_graph=CustomGraph)`, see docs/library.md. It also runs without a trainer:
 
 >>> import oneflow as flow
 >>> from libai.models import MLP

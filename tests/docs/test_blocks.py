@@ -30,8 +30,8 @@ from libai.parallel import ParallelPlan
 from libai.scheduler import in_sequence
 
 #: page -> how many blocks it has, so that a new one is not forgotten; those in jobs are counted too
-COUNTS = {"hooks": 2, "quickstart": 1, "data": 4, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 7}
-COUNTS.update(checkpoints=2, library=1, pretrained=3, training=2, writers=2)
+COUNTS = {"hooks": 4, "quickstart": 1, "data": 4, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 7}
+COUNTS.update(checkpoints=2, library=2, pretrained=3, training=2, writers=2)
 
 
 def block(page: str, index: int = 0) -> str:
@@ -60,6 +60,14 @@ def test_every_block_is_run_somewhere():
 def test_hooks():
     made = run(block("hooks", 1), train=defaults("train"), LazyCall=LazyCall)
     assert made["train"].extra_hooks[0].every == 20
+    # the recipe with two losses is run by tests/engine/test_own_step.py
+    own = run(block("hooks", 3))["TwoSteps"]
+    model = Net()
+    batches = [{"x": np.ones((2, 4), "float32")}] * 3
+    before = float(model(flow.ones(2, 4))["losses"]["a"])
+    trainer = own(model, batches, flow.optim.SGD(model.parameters(), lr=0.1))
+    trainer.train(0, 3)
+    assert trainer.fetch_metrics()["train/a"] < before
 
 
 def test_model_summary(capsys):
@@ -87,6 +95,8 @@ def test_library(capsys):
     assert abs(float(made["four"].numpy()[0, 0]) - 4) < 0.1
     weights = [made[mode].model.layer.weight.numpy() for mode in ("eager", "graph")]
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-5)  # what docs/modes.md promises
+    own = run(block("library", 1), **made)["own"]
+    assert type(own.graph).__name__ == "MyGraph" and own.fetch_metrics()["train/mse"] < 1e-2
 
     class Halves(EagerTrainer):
         def train(self, start_iter, max_iter):

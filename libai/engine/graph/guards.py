@@ -10,7 +10,7 @@ and other objects that a module holds. A schedule of such a number belongs in a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import oneflow as flow
@@ -54,10 +54,17 @@ class Guards:
         model: the module of the graph.
         reads: the attributes that its forward read.
         optimizer: of a training graph; its settings are guarded, and which parameters need a gradient.
+        inputs: settings of parameter groups that are not compiled in.
     """
 
-    def __init__(self, model: nn.Module, reads: Reads, optimizer: flow.optim.Optimizer | None = None):
-        self._model, self._optimizer = model, optimizer
+    def __init__(
+        self,
+        model: nn.Module,
+        reads: Reads,
+        optimizer: flow.optim.Optimizer | None = None,
+        inputs: Sequence[str] = INPUTS,
+    ):
+        self._model, self._optimizer, self._inputs = model, optimizer, inputs
         paths = {id(module): path for path, module in model.named_modules()}
         self._attributes = [
             (".".join(filter(None, (paths.get(id(module), type(module).__name__), name))), module, name)
@@ -75,7 +82,7 @@ class Guards:
         `differences` describes what made a decision other than "compiled".
         """
         count = count_writes()
-        if count != self._count:
+        if count != self._count or not self._inputs:  # writes to inputs are not counted
             self._count = count
             self._compare(iteration)
         elif not self._differs:
@@ -126,7 +133,7 @@ class Guards:
             values[f"{name}.requires_grad"] = parameter.requires_grad
         for index, group in enumerate(self._optimizer.param_groups):
             for key, value in group._options.items():
-                if key not in INPUTS and is_plain(value):
+                if key not in self._inputs and is_plain(value):
                     values[f'param_groups[{index}]["{key}"]'] = value
             values[f"the parameters of param_groups[{index}]"] = tuple(id(one) for one in group.parameters)
         return values

@@ -195,6 +195,8 @@ class TrainerBase:
                 self.run_step()
                 # counted here, so that a `run_step` of the user's own counts too
                 self.completed_iters = iteration + 1
+                if iteration == self.start_iter:
+                    self._check_first_step()
                 poll()
                 self._run_after_step()
                 if len(metrics.pending) >= MAX_PENDING_RESULTS:
@@ -284,9 +286,16 @@ class TrainerBase:
         if self.iter == self.start_iter:
             self._inspect_first(micro_batches)
         self._guard.before_update(self.iter, micro_batches)
-        self.loop.result = result = self.update(micro_batches)
+        self.loop.result = result = self._as_result(self.update(micro_batches))
         self.loop.metrics.pending.append((self.iter, result))
         self.feed.is_ahead = False
+
+    def _as_result(self, returned: Any) -> Any:
+        """Return what `update` returned in the form that `collect` takes."""
+        return returned
+
+    def _check_first_step(self) -> None:
+        """Called once per `train`, after the first iteration, whatever made it: for checks of its outcome."""
 
     def _inspect_first(self, micro_batches: list[Any]) -> None:
         """Called once per `train`, before the first update, with its micro-batches: for checks that need real data."""

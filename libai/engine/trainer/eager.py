@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from libai.optim import JoinedUpdates, LossScaler, clip_grad_norm, clip_grad_val
 from libai.parallel import Mesh, full_tensor, parallelize
 from libai.parallel.batch_statistics import share_batch_statistics
 from libai.parallel.data_parallel import GradientReduction, build_reduction, renew_parameters
-from libai.utils.distributed import is_main_process
+from libai.utils.distributed import gather_objects, is_main_process
 from libai.utils.errors import UserError
 
 logger = logging.getLogger("libai.engine")
@@ -120,8 +121,7 @@ class EagerTrainer(ModelTrainer):
             forward_pass.loss_scale = None if self._scaler is None else self._scaler.scale
             result = forward_pass.accumulate_gradients(forward, batches)
         self._hold(batches)
-        if self._reduction is not None:
-            self._reduction.reduce()
+        self.reduce_gradients()
         is_finite = self._scaler is None or self._scaler.unscale(self._parameters, full_tensor)
         self._call_hooks("after_backward")
         if self.options.check_finite_every_iter:
@@ -134,6 +134,30 @@ class EagerTrainer(ModelTrainer):
             self.optimizer.zero_grad(set_to_none=self._set_to_none)
         self._finish_update()
         return result
+
+    def reduce_gradients(self) -> None:
+        """Average the gradients over the data-parallel ranks; on one rank, and with global tensors, they are.
+
+        An `update` of your own calls it after its backward passes and before the optimizer's step. Collective.
+        """
+        if self._reduction is not None:
+            self._reduction.reduce()
+
+    def _check_first_step(self) -> None:
+        """Raise `UserError` on every rank if the ranks' weights differ after the first iteration. Collective."""
+        if self._reduction is None:
+            return
+        mine = {name: zlib.crc32(one.numpy().tobytes()) for name, one in self.model.named_parameters()}
+        first, *others = gather_objects(mine)
+        for rank, theirs in enumerate(others, start=1):
+            apart = [name for name in first if first[name] != theirs.get(name)]
+            if apart:
+                raise UserError(
+                    f"after the first iteration {len(apart)} of {len(first)} parameters differ between rank 0 and rank "
+                    f"{rank}, first {apart[0]}: each rank would train a model of its own. An update of your own must "
+                    "call self.reduce_gradients() before the optimizer's step; a hook must change weights alike on "
+                    "all ranks."
+                )
 
     def _clip_and_step(self) -> flow.Tensor | None:
         """The norm of the gradients where they are clipped. Nobody looks at them between clipping and the end of the

@@ -24,6 +24,7 @@ from libai.engine.loop.metrics import Shares, StepResult
 from libai.engine.trainer.forward_pass import Batch, map_shares
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.optimizer_state import GraphOptimizerState
+from libai.engine.trainer.own_graph import MakeGraph, OwnGraph, refuse_options
 from libai.forward.contract import as_batch_dict
 from libai.forward.first_step import FirstStep
 from libai.layers.random import draws_randomness, fold, random_context
@@ -68,7 +69,8 @@ class GraphTrainer(ModelTrainer):
 
     Input shapes are frozen when the graph is compiled, at the first update. `debug`: OneFlow's graph debug level (-1
     off, 0 ... 3). `check_first_step`: compare the first compiled update with the same one op by op
-    (`libai.forward.first_step`). `graph`: the compiled update; None before.
+    (`libai.forward.first_step`). `train_graph(model, optimizer)`: an `nn.Graph` of your own whose call makes the update
+    (`libai.engine.trainer.own_graph`). `graph`: the compiled update; None before.
     """
 
     mode = "graph"
@@ -84,10 +86,19 @@ class GraphTrainer(ModelTrainer):
         debug: int = -1,
         auto_parallel: bool = False,
         check_first_step: bool = True,
+        train_graph: MakeGraph | None = None,
         **kwargs: Any,
     ):
         super().__init__(model, *args, **kwargs)
+        if type(self).update is not GraphTrainer.update and not type(self).update.__module__.startswith("libai."):
+            raise UserError(
+                f"{type(self).__name__}.update replaces the compiled step, which then never runs. Give the trainer a "
+                "graph of your own (train_graph=MyGraph), or write the update for an EagerTrainer."
+            )
         refuse_own_update(self.optimizer)
+        self._own_graph = None if train_graph is None else OwnGraph(train_graph)
+        if self._own_graph is not None:
+            refuse_options(self)
         if self.options.check_finite_every_iter:
             raise UserError(
                 "check_finite_every_iter=True cannot be honoured in graph mode: a compiled step makes its update "
@@ -131,6 +142,8 @@ class GraphTrainer(ModelTrainer):
 
     def update(self, micro_batches: list[Any]) -> StepResult:
         """See `TrainerBase.update`. A batch of another shape than the compiled one is updated on eagerly."""
+        if self._own_graph is not None:
+            return self._own_graph.update(self, micro_batches)
         forward_pass = self.forward_pass
         batches = [forward_pass.name_inputs(batch) for batch in micro_batches]
         if self._is_ragged(batches):
@@ -174,8 +187,7 @@ class GraphTrainer(ModelTrainer):
             return True
         differences = self._guards.differences()
         if decision == "recompile":
-            if is_main_process():
-                logger.info("compiling the graph again before iteration %d: %s", self.iter + 1, differences)
+            self._tell_of_compiling_again(differences)
             self._build_again(batches)
             return True
         if self._guards.is_new() and is_main_process():
@@ -188,19 +200,28 @@ class GraphTrainer(ModelTrainer):
             )
         return False
 
+    def _tell_of_compiling_again(self, differences: str) -> None:
+        if is_main_process():
+            logger.info("compiling the graph again before iteration %d: %s", self.iter + 1, differences)
+
     def _build_again(self, batches: Sequence[dict[str, Any]]) -> None:
         """Compile a graph in place of the present one, which continues with its optimizer state."""
-        state, guards = self.optimizer_state.export(), self._guards
-        self._guard.forget()  # its copy names the variables of the old graph
-        self.graph = None
-        self.optimizer._state["step"] = 0  # the state comes from `state`, not from the optimizer
-        self.optimizer_state = self._new_optimizer_state()
-        self.optimizer_state.load(*state)
+        guards = self._guards
+        self._forget_graph()
         if self._first_step is not None:
             self._first_step = FirstStep(self)  # what it has computed was with the old values
         self._build(batches)
         assert self._guards is not None and guards is not None
         self._guards.adopt_history(guards)
+
+    def _forget_graph(self) -> None:
+        """Be as before the graph was compiled, with the optimizer state that it has."""
+        state = self.optimizer_state.export()
+        self._guard.forget()  # its copy names the variables of the old graph
+        self.graph = None
+        self.optimizer._state["step"] = 0  # the state comes from `state`, not from the optimizer
+        self.optimizer_state = self._new_optimizer_state()
+        self.optimizer_state.load(*state)
 
     @phase("compile")
     def prepare(self) -> None:
@@ -209,6 +230,9 @@ class GraphTrainer(ModelTrainer):
         Raises `GraphBuildError` on every rank when any rank cannot compile; the trainer's state is as before.
         """
         if self.graph is not None:
+            return
+        if self._own_graph is not None:
+            self._own_graph.compile(self, self.to_device(self.feed.peek()[0]))
             return
         self.forward_pass.effects_of_forward(self.feed.peek()[0])  # before others try the batch: it checks the indices
         self.forward_pass.batch_scope.resolve(self, self.feed.peek())

@@ -18,7 +18,6 @@ import numpy as np
 import oneflow as flow
 
 from libai.engine.graph.build_errors import explain_forward_error
-from libai.engine.graph.graphs import TrainGraph
 from libai.engine.loop.check_parts import check_arguments, check_metrics, check_sums
 from libai.engine.loop.loop_state import LoopState
 from libai.engine.loop.metrics import StepResult, to_numbers
@@ -27,7 +26,7 @@ from libai.engine.trainer.forward_pass import Batch, ForwardPass
 from libai.engine.trainer.non_finite import NonFiniteGuard
 from libai.engine.trainer.optimizer_state import OptimizerState
 from libai.engine.trainer.options import TrainOptions
-from libai.forward.contract import as_batch_dict, structured
+from libai.forward.contract import as_batch_dict, read_losses, structured
 from libai.layers.lora import refuse_direct_reads
 from libai.layers.random import find_unseeded_dropouts
 from libai.oneflow_fixes.internals import wait_for_device
@@ -46,7 +45,7 @@ from libai.scheduler import needs_metric
 from libai.utils.distributed import default_device, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import note_progress, phase
-from libai.utils.tensors import clear_gradients
+from libai.utils.tensors import clear_gradients, detached
 
 logger = logging.getLogger("libai.engine")
 
@@ -67,8 +66,8 @@ class ModelTrainer(TrainerBase):
 
     #: exports and takes back what the optimizer has, in the form that both modes share
     optimizer_state: OptimizerState
-    #: the compiled update, where there is one
-    graph: TrainGraph | None = None
+    #: the compiled update, a `TrainGraph` or a graph of the user's own; None in eager mode and before compilation
+    graph: Any = None
 
     def __init__(
         self,
@@ -267,6 +266,20 @@ class ModelTrainer(TrainerBase):
             self.lr_scheduler.step()
 
     # ------------------------------------------------------------------ numbers
+
+    def _as_result(self, returned: Any) -> StepResult:
+        """An `update` of the user's own may return its losses as `forward` does: a scalar, or a dict of scalars."""
+        if isinstance(returned, StepResult):
+            return returned
+        losses, metrics = read_losses(returned, self)
+        values = [{name: detached(value) for name, value in part.items()} for part in (losses, metrics)]
+        ranks = 1 if self.forward_pass.layout.is_global else self.mesh.data
+        return StepResult.of(values[:1], values[1:], [1.0 / ranks])
+
+    def to_device(self, batch: Any) -> Batch:
+        """Return a micro-batch as keyword arguments for `self.model`, tensors on this rank's device; for an `update` of
+        your own. Collective with global tensors."""
+        return self.forward_pass.layout.lay_out_batch(self.forward_pass.to_device(batch))
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `TrainerBase.collect`. The last dict has every loss, metric, the rates and the gradient norm; the earlier

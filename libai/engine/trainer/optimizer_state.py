@@ -9,7 +9,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.graph.graphs import MODULE_NAME, TrainGraph
+from libai.engine.graph.graphs import MODULE_NAME
 from libai.oneflow_fixes.internals import wait_for_device
 from libai.optim import JoinedUpdates, check_state_names, export_graph_state, export_state, import_state, to_graph_state
 from libai.optim.graph_state import graph_state_names
@@ -61,19 +61,21 @@ class GraphOptimizerState(OptimizerState):
     def __init__(self, model: nn.Module, optimizer: flow.optim.Optimizer, layout: Layout, has_loss_scale: bool):
         super().__init__(model, optimizer)
         self._layout, self._has_loss_scale = layout, has_loss_scale
-        self._graph: TrainGraph | None = None
+        self._graph: Any = None
+        #: the attribute of the graph that is the module
+        self.prefix = MODULE_NAME
         self._waiting: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
         #: the state of parameters that the graph does not update, such as frozen ones
         self._absent: dict[str, flow.Tensor] = {}
         if optimizer._state["step"]:  # it has made eager updates before, and the graph continues from there
             self._waiting = super().export()
 
-    def give_to(self, graph: TrainGraph) -> None:
+    def give_to(self, graph: nn.Graph) -> None:
         """Let `graph`, which is not compiled yet, begin with the state."""
         if self._waiting is not None:
             graph.load_state_dict(self._tensors_of(graph, *self._waiting))
 
-    def keep_in(self, graph: TrainGraph) -> None:
+    def keep_in(self, graph: nn.Graph) -> None:
         """`graph` is compiled: from now on it has the state."""
         self._graph = graph
         if self._waiting is not None:
@@ -89,7 +91,7 @@ class GraphOptimizerState(OptimizerState):
         self._absent = {}
         for entry in tensors:
             name, _, key = entry.rpartition("/")
-            if name in parameters and f"{MODULE_NAME}.{name}-{suffixes.get(key)}" not in variables:
+            if name in parameters and f"{self.prefix}.{name}-{suffixes.get(key)}" not in variables:
                 self._absent[entry] = like_parameter(tensors[entry], parameters[name])
 
     def export(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -97,7 +99,7 @@ class GraphOptimizerState(OptimizerState):
             # only with loss scaling, which may leave an update out, does the graph count
             step = None if self._has_loss_scale else self.optimizer._state["step"]
             state = self._graph.state_dict()
-            exported, counts = export_graph_state(state, MODULE_NAME, self._parameters(), self.optimizer, step)
+            exported, counts = export_graph_state(state, self.prefix, self._parameters(), self.optimizer, step)
             return {**exported, **self._absent}, {**counts, **self.loss_scale()}
         if self._waiting is not None:
             tensors, scalars = self._waiting
@@ -162,7 +164,7 @@ class GraphOptimizerState(OptimizerState):
                 if name in variables
             }
 
-    def _tensors_of(self, graph: TrainGraph, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> dict[str, Any]:
+    def _tensors_of(self, graph: nn.Graph, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> dict[str, Any]:
         """What `graph` calls the tensors of the state."""
         kinds = {"loss_scale": flow.float32, "loss_scale_good_steps": flow.int64}
         scales = {
@@ -170,9 +172,9 @@ class GraphOptimizerState(OptimizerState):
             for key, name in _loss_scale_names(graph).items()
             if self._has_loss_scale and key in scalars
         }
-        return {**to_graph_state(tensors, scalars, MODULE_NAME, self.optimizer, self._parameters()), **scales}
+        return {**to_graph_state(tensors, scalars, self.prefix, self.optimizer, self._parameters()), **scales}
 
 
-def _loss_scale_names(graph: TrainGraph) -> dict[str, str]:
+def _loss_scale_names(graph: nn.Graph) -> dict[str, str]:
     prefix = f"System-Train-DynamicLossScale-{graph.name}-"
     return {"loss_scale": f"{prefix}LossScale", "loss_scale_good_steps": f"{prefix}GoodStepCounter"}

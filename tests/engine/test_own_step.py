@@ -1,0 +1,250 @@
+"""A training step of the user's own: `run_step`, `update`, an `nn.Graph`, and two losses in turn."""
+
+from __future__ import annotations
+
+import re
+
+import jobs
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+from oneflow import nn
+
+from libai.engine import EagerTrainer, GraphTrainer, TrainerBase, hooks
+from libai.engine.trainer.switching import switch_trainer
+from libai.models.custom_graph import CustomGraph
+from libai.scheduler import WarmupCosineLR
+from libai.utils.errors import UserError
+
+BATCHES = toy.batches(12)
+
+
+def weights(trainer):
+    return np.concatenate([parameter.numpy().reshape(-1) for parameter in trainer.model.parameters()])
+
+
+def trained(cls, iterations=12, optimizer="sgd", **settings):
+    flow.manual_seed(0)
+    model = toy.Classifier()
+    trainer = cls(model, BATCHES, toy.optimizer_of(optimizer, model), **settings)
+    trainer.train(0, iterations)
+    return trainer
+
+
+# ------------------------------------------------------------------------------------------------- run_step
+
+
+class Counting(TrainerBase):
+    """A loop without a model, which logs a number of its own."""
+
+    def run_step(self):
+        self.storage.put_scalar("squares", float(self.iter**2))
+
+
+def test_a_run_step_of_its_own_counts_iterations_and_logs():
+    trainer = Counting([])
+    trainer.train(0, 5)
+    assert trainer.completed_iters == 5 and trainer.state_dict()["iteration"] == 5
+    assert trainer.storage.latest()["squares"] == (16.0, 4)
+
+
+def test_checkpoints_are_named_after_the_iterations_of_a_run_step_of_its_own(tmp_path, mode):
+    base = {"eager": EagerTrainer, "graph": GraphTrainer}[mode]
+
+    class Logging(base):
+        def run_step(self):
+            super().run_step()
+            self.storage.put_scalar("mine", 1.0)
+
+    flow.manual_seed(0)
+    model = toy.Classifier()
+    trainer = Logging(model, BATCHES, toy.optimizer_of("sgd", model))
+    saved = []
+    trainer.register_hooks([hooks.CallbackHook(after_step=lambda one: saved.append(one.completed_iters), every=2)])
+    trainer.train(0, 6)
+    assert saved == [2, 4, 6]
+    assert trainer.storage.latest()["mine"] == (1.0, 5)
+
+
+# ------------------------------------------------------------------------------------------------- update
+
+
+class Own(EagerTrainer):
+    def update(self, micro_batches):
+        self.optimizer.zero_grad(set_to_none=True)
+        for batch in map(self.to_device, micro_batches):
+            losses = self.model(**batch)
+            losses["losses"]["cls"].backward()
+        self.reduce_gradients()
+        self.optimizer.step()
+        return losses
+
+
+def test_an_update_of_its_own_trains_and_reports_its_losses():
+    own, given = trained(Own), trained(EagerTrainer)
+    np.testing.assert_allclose(weights(own), weights(given), rtol=1e-6)
+    assert own.fetch_metrics() == pytest.approx(given.fetch_metrics())
+
+
+def test_an_update_that_returns_no_losses_is_told_what_to_return():
+    class Silent(EagerTrainer):
+        def update(self, micro_batches):
+            pass
+
+    with pytest.raises(UserError, match=r'returned None.*return \{"losses"'):
+        trained(Silent)
+
+
+def test_an_eager_update_in_a_graph_trainer_is_refused():
+    class Confused(GraphTrainer):
+        def update(self, micro_batches):
+            return {}
+
+    with pytest.raises(UserError, match="Confused.update.*train_graph"):
+        trained(Confused)
+
+
+# ------------------------------------------------------------------------------------------------- a graph
+
+
+class OwnGraph(nn.Graph):
+    """An update of the classifier; the module has another name than libai's own graph gives it."""
+
+    def __init__(self, model, optimizer):
+        super().__init__()
+        self.net = model
+        self.add_optimizer(optimizer)
+
+    def build(self, x, y):
+        outputs = self.net(x, y)
+        outputs["losses"]["cls"].backward()
+        return outputs
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_graph_of_its_own_trains_as_the_eager_loop(optimizer):
+    own, eager = trained(GraphTrainer, optimizer=optimizer, train_graph=OwnGraph), trained(EagerTrainer, 12, optimizer)
+    assert isinstance(own.graph, OwnGraph)
+    # OneFlow's own graph computes Adam's bias corrections in float32
+    np.testing.assert_allclose(weights(own), weights(eager), rtol=1e-4, atol=1e-6)
+    assert own.fetch_metrics() == pytest.approx(eager.fetch_metrics(), rel=1e-4)
+
+
+def test_the_documented_example_trains():
+    flow.manual_seed(0)
+    from libai.models import MLP
+
+    model = MLP(8, (8,), 4)
+    batches = [{"images": batch["x"], "labels": batch["y"]} for batch in BATCHES]
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
+    trainer = GraphTrainer(model, batches, optimizer, train_graph=CustomGraph)
+    trainer.train(0, 12)
+    assert isinstance(trainer.graph, CustomGraph) and np.isfinite(trainer.fetch_metrics()["train/loss"])
+
+
+def test_a_run_with_a_graph_of_its_own_continues_in_eager_mode():
+    flow.manual_seed(0)
+    model = toy.Classifier()
+    graph = GraphTrainer(model, BATCHES, toy.optimizer_of("sgd", model), train_graph=OwnGraph)
+    graph.train(0, 6)
+    eager = switch_trainer(graph, "eager")
+    eager.train(6, 12)
+    np.testing.assert_allclose(weights(eager), weights(trained(EagerTrainer)), rtol=1e-5, atol=1e-7)
+
+
+def test_a_changed_rate_compiles_a_graph_of_its_own_again():
+    def halve(trainer):
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = group["lr"] / 2
+
+    found = []
+    for cls, settings in ((EagerTrainer, {}), (GraphTrainer, {"train_graph": OwnGraph})):
+        flow.manual_seed(0)
+        model = toy.Classifier()
+        trainer = cls(model, BATCHES, toy.optimizer_of("sgd", model), **settings)
+        trainer.register_hooks([hooks.CallbackHook(before_step=halve, filter=lambda one: one.iter == 6)])
+        trainer.train(0, 12)
+        found.append(weights(trainer))
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "settings, expected",
+    [
+        ({"num_accumulation_steps": 2}, "cannot honour num_accumulation_steps"),
+        ({"max_grad_norm": 1.0}, "cannot honour max_grad_norm"),
+        ({"train_graph": lambda model, optimizer: model}, "returned a Classifier, not an nn.Graph"),
+        ({"train_graph": lambda model, optimizer: nn.Graph()}, "no attribute that is the trainer's model"),
+    ],
+)
+def test_what_a_graph_of_its_own_cannot_honour_is_refused(settings, expected):
+    with pytest.raises(UserError, match=expected):
+        trained(GraphTrainer, **{"train_graph": OwnGraph, **settings})
+
+
+def test_a_schedule_beside_a_graph_of_its_own_is_refused():
+    model = toy.Classifier()
+    optimizer = toy.optimizer_of("sgd", model)
+    schedule = WarmupCosineLR(optimizer, max_iter=10, warmup_iter=0)
+    with pytest.raises(UserError, match="lr_scheduler.*lr_sch"):
+        GraphTrainer(model, BATCHES, optimizer, lr_scheduler=schedule, train_graph=OwnGraph)
+
+
+# ------------------------------------------------------------------------------------------------- two losses
+
+
+#: the recipe of the page on hooks, as it is written there
+RECIPE: dict = {}
+exec(re.findall(r"^```python\n(.*?)^```", (jobs.ROOT / "docs/hooks.md").read_text(), re.M | re.S)[2], RECIPE)
+
+
+def gan_batches(count):
+    random = np.random.RandomState(0)
+    names = ("real", "noise")
+    return [{name: random.randn(4, 2).astype("float32") for name in names} for _ in range(count)]
+
+
+def gan(mode, batches):
+    flow.manual_seed(0)
+    return RECIPE["build_trainer"]({"eager": EagerTrainer, "graph": GraphTrainer}[mode], batches)
+
+
+def plain_gan(batches):
+    """The same in a plain loop: one OneFlow optimizer an update, which passes over parameters without gradient."""
+    flow.manual_seed(0)
+    model = RECIPE["GAN"]()
+    parameters = [
+        {"params": list(model.critic.parameters()), "lr": 0.02},
+        {"params": list(model.generator.parameters()), "lr": 0.01},
+    ]
+    optimizer = flow.optim.Adam(parameters)
+    for number, batch in enumerate(batches):
+        model.turn = ("critic", "generator")[number % 2]
+        for name in ("critic", "generator"):
+            getattr(model, name).requires_grad_(name == model.turn)
+        model(**{name: flow.tensor(value) for name, value in batch.items()})[model.turn].backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return np.concatenate([parameter.numpy().reshape(-1) for parameter in model.parameters()])
+
+
+def test_two_losses_in_turn_train_as_a_plain_loop(mode):
+    batches = gan_batches(12)
+    trainer = gan(mode, batches)
+    trainer.train(0, 12)
+    np.testing.assert_allclose(weights(trainer), plain_gan(batches), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.e2e
+def test_two_losses_in_turn_continue_exactly(mode):
+    batches = gan_batches(12)
+    whole, parts = gan(mode, batches), gan(mode, batches)
+    whole.train(0, 11)
+    parts.train(0, 5)
+    state = parts.optimizer_state.export()
+    resumed = gan(mode, batches[5:])
+    resumed.model.load_state_dict(parts.model.state_dict())
+    resumed.optimizer_state.load(*state)
+    resumed.train(5, 11)
+    np.testing.assert_allclose(weights(resumed), weights(whole), rtol=1e-6, atol=1e-7)

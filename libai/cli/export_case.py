@@ -60,7 +60,6 @@ def export(folder: Path, config: str, overrides: list[str], num_batches: int) ->
     batches = list(itertools.islice(parts.loader, num_batches))
     model = parts.model()
     optimizer = parts.optimizer(model)
-    _add_noise(model, batches, parts.seed, parts.sizes.accumulation)
 
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     case = {
@@ -80,22 +79,6 @@ def export(folder: Path, config: str, overrides: list[str], num_batches: int) ->
     save_file({name: p.numpy() for name, p in model.named_parameters()}, folder / "weights.safetensors")
     arrays = {f"{i}/{key}": np.ascontiguousarray(v) for i, batch in enumerate(batches) for key, v in batch.items()}
     save_file(arrays, folder / "batches.safetensors")
-
-
-def _add_noise(model: Any, batches: list[dict[str, np.ndarray]], seed: int, accumulation: int) -> None:
-    """Give each batch the numbers by which an MAE will choose the patches it sees, so that others see the same."""
-    from libai.layers.random import assign_layer_ids, fold, random_context
-    from libai.models import MAE
-
-    if not isinstance(model, MAE):
-        return
-    import oneflow as flow
-
-    assign_layer_ids(model)
-    num_patches = len(model.noise.fixed)
-    for number, batch in enumerate(batches):
-        with random_context(fold(seed, *divmod(number, accumulation))):
-            batch["noise"] = model.noise(flow.zeros(len(batch["images"]), num_patches)).numpy()
 
 
 def _export_to_transformers(folder: Path, described: dict[str, Any], model: Any) -> dict[str, Any]:

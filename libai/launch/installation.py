@@ -14,9 +14,8 @@ ROOT = os.path.dirname(PACKAGE)
 LIBAI = (sys.executable, os.path.join(PACKAGE, "__main__.py"))
 #: the words that start a program on several processes: FILE CONFIG PROCS follow
 LAUNCH = (sys.executable, os.path.join(PACKAGE, "launch", "__main__.py"))
-#: what each command imports; others than these need all of the first
+#: the packages that the commands import
 NEEDED = ("oneflow", "omegaconf", "numpy")
-NEEDED_BY = {"checkpoint.py": ("numpy",)}
 
 
 def shipped_configs():
@@ -61,9 +60,7 @@ def find_environment() -> None:
     name, words = _own_command(sys.argv, getattr(sys, "orig_argv", []))
     if not name or not is_clone():
         return
-    missing = [
-        module for module in NEEDED_BY.get(os.path.basename(name), NEEDED) if importlib.util.find_spec(module) is None
-    ]
+    missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if not missing:
         return
     venv = os.path.join(os.getcwd(), os.environ.get("VENV", os.path.join(ROOT, ".venv")))

@@ -27,11 +27,7 @@ from libai.utils.sizes import format_bytes
 
 def run(arguments: Sequence[str]) -> int:
     args = build_parser().parse_args(arguments)
-    try:
-        return args.run(args)
-    except BrokenPipeError:  # `… | head` has seen enough
-        sys.stderr.close()
-        return 0
+    return args.run(args)
 
 
 def _list(args: argparse.Namespace) -> int:

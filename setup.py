@@ -57,7 +57,8 @@ setup(
     extras_require={
         "dev": read_requirements("dev.in"),
         "docs": read_requirements("docs.in"),
-        **{tracker: [tracker, "protobuf<4", "numpy<2"] for tracker in ("wandb", "mlflow", "aim")},
+        "wandb": ["wandb", "protobuf<4", "numpy<2"],
+        "trackio": ["trackio", "numpy<2"],
         "bleu": ["sacrebleu>=2.4"],
     },
 )

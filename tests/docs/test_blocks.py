@@ -77,7 +77,7 @@ def test_model_summary(capsys):
 
 def test_writers(tmp_path):
     sections = run(block("writers"), train=defaults("train"), LazyCall=LazyCall)["train"].writers[2:]
-    assert [target_of(section).__name__ for section in sections] == ["WandbWriter", "MLflowWriter", "AimWriter"]
+    assert [target_of(section).__name__ for section in sections] == ["WandbWriter", "WandbWriter"]
     made = run(block("writers", 1))
     writer = made["LossFile"](made["RunInfo"](tmp_path, "id", "name"))
     writer.begin()

@@ -100,8 +100,7 @@ class Train:
     )
     writers: list[Any] = lazy(
         lambda: ["console", "jsonl", "tensorboard"],
-        "Where metrics go: console, jsonl, csv, tensorboard, wandb, mlflow, aim, or LazyCalls of writers; "
-        "docs/writers.md.",
+        "Where metrics go: console, jsonl, tensorboard, wandb, trackio, or LazyCalls of writers; docs/writers.md.",
     )
     async_write_metrics: bool = key(False, "Write metrics in a background thread.")
     load_best_at_end: bool = key(
@@ -165,7 +164,7 @@ LAZY_SECTIONS: dict[str, str] = {
     "dataloader": "`train`: LazyCall of the training loader; `test`: name -> LazyCall of an evaluation loader.",
 }
 SECTIONS = (*LAZY_SECTIONS, *TYPED_SECTIONS)
-WRITERS = ("console", "jsonl", "csv", "tensorboard", "wandb", "mlflow", "aim")
+WRITERS = ("console", "jsonl", "tensorboard", "wandb", "trackio")
 SCHEDULES = ("lr_scheduler", "momentum_scheduler")
 
 

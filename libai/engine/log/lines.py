@@ -1,15 +1,14 @@
-"""The numbers of a run in text files with a line for each logged iteration: `metrics.jsonl` and `metrics.csv`."""
+"""The numbers of a run in `metrics.jsonl`, a text file with a line for each logged iteration."""
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import logging
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,14 @@ from libai.utils.errors import OutputLostError
 logger = logging.getLogger("libai.engine")
 
 
-class LinesWriter(Writer):
-    """Records of one iteration share its line, which is in the file when `write` returns.
+class JSONLinesWriter(Writer):
+    """`metrics.jsonl`: one JSON object per logged iteration, `"iter"` first, then tags, in full float precision.
+
+    JSON has no NaN or infinity: such a value is null, and its tag is in the list `"non_finite"`. Records of one
+    iteration share its line, which is in the file when `write` returns.
 
     A resumed run drops the lines after `start_iter`, atomically, so that no iteration is there twice; a run from the
-    start moves a file that it finds to `metrics.1.<suffix>` (2, 3, ...).
+    start moves a file that it finds to `metrics.1.jsonl` (2, 3, ...).
 
     Args:
         path: of the file; its folder must exist.
@@ -37,31 +39,15 @@ class LinesWriter(Writer):
         self._last: dict[str, Any] = {}
         self._last_offset = 0
 
-    def _merge(self, line: dict[str, Any], scalars: Mapping[str, float]) -> dict[str, Any]:
-        """`line` with `scalars` added to it."""
-        raise NotImplementedError
-
-    def _encode(self, line: dict[str, Any]) -> bytes:
-        """The bytes of `line`, without its end."""
-        raise NotImplementedError
-
-    def _parse(self, data: bytes) -> dict[str, Any] | None:
-        """What `_encode` was given; None for a damaged line, as the last one may be after a power cut."""
-        raise NotImplementedError
-
     def begin(self, start_iter: int = 0) -> None:
         self.close()
         if start_iter == 0:
             _move_aside(self._path)
         else:
             self._drop_lines_after(start_iter)
-        self._open()
-
-    def _open(self) -> None:
-        """Open the file to write behind its last line."""
         data = self._path.read_bytes() if self._path.exists() else b""
         self._last_offset = data.rstrip(b"\n").rfind(b"\n") + 1
-        self._last = self._parse(data[self._last_offset :]) or {}
+        self._last = _parse(data[self._last_offset :]) or {}
         self._file = io.FileIO(self._path, "r+" if self._path.exists() else "w+")
         self._file.seek(0, os.SEEK_END)
 
@@ -69,13 +55,9 @@ class LinesWriter(Writer):
         if not self._path.exists():
             return
         lines = self._path.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith(b"\n") and self._is_kept(line, last_iter)]
+        kept = [line for line in lines if line.endswith(b"\n") and _is_kept(line, last_iter)]
         if len(kept) < len(lines):
             atomic_write_bytes(self._path, b"".join(kept))
-
-    def _is_kept(self, line: bytes, last_iter: int) -> bool:
-        parsed = self._parse(line)
-        return parsed is not None and parsed["iter"] <= last_iter
 
     def write(self, record: LogRecord) -> None:
         if self._file is None:
@@ -84,9 +66,10 @@ class LinesWriter(Writer):
         if self._last.get("iter") == record.iter:
             self._file.seek(self._last_offset)
         else:
-            self._last, self._last_offset = {"iter": record.iter}, self._file.tell()
-        self._last = self._merge(self._last, record.scalars)
-        self._write_line(self._file, self._encode(self._last) + b"\n")
+            self._last = {"iter": record.iter}
+            self._last_offset = self._file.tell()
+        self._last = _merge(self._last, record.scalars)
+        self._write_line(self._file, json.dumps(self._last, allow_nan=False).encode() + b"\n")
 
     def _write_line(self, file: io.FileIO, line: bytes) -> None:
         """Write all of `line` where the last line begins, or nothing."""
@@ -121,6 +104,33 @@ class LinesWriter(Writer):
             self._check_present(file)
 
 
+def _merge(line: dict[str, Any], scalars: Mapping[str, float]) -> dict[str, Any]:
+    """`line` with `scalars` added to it."""
+    merged = {tag: value for tag, value in line.items() if tag != "non_finite"}
+    non_finite = [tag for tag in line.get("non_finite", []) if tag not in scalars]
+    for tag, value in scalars.items():
+        if math.isfinite(value):
+            merged[tag] = value if isinstance(value, int) else float(value)
+        else:
+            merged[tag] = None
+            non_finite.append(tag)
+    return {**merged, "non_finite": non_finite} if non_finite else merged
+
+
+def _parse(data: bytes) -> dict[str, Any] | None:
+    """A line's object; None for a damaged line, as the last one may be after a power cut."""
+    try:
+        parsed = json.loads(data)
+    except ValueError:
+        return None
+    return parsed if isinstance(parsed, dict) and isinstance(parsed.get("iter"), int) else None
+
+
+def _is_kept(line: bytes, last_iter: int) -> bool:
+    parsed = _parse(line)
+    return parsed is not None and parsed["iter"] <= last_iter
+
+
 def _move_aside(path: Path) -> None:
     if not path.exists() or path.stat().st_size == 0:
         return
@@ -129,93 +139,3 @@ def _move_aside(path: Path) -> None:
     target = path.with_name(f"{path.stem}.{max(taken, default=0) + 1}{path.suffix}")
     path.rename(target)
     logger.info("%s is of an earlier run: moved to %s", path, target.name)
-
-
-class JSONLinesWriter(LinesWriter):
-    """`metrics.jsonl`: one JSON object per logged iteration, `"iter"` first, then tags, in full float precision.
-
-    JSON has no NaN or infinity: such a value is null, and its tag stands in the list `"non_finite"`.
-    """
-
-    def _merge(self, line: dict[str, Any], scalars: Mapping[str, float]) -> dict[str, Any]:
-        merged = {tag: value for tag, value in line.items() if tag != "non_finite"}
-        non_finite = [tag for tag in line.get("non_finite", []) if tag not in scalars]
-        for tag, value in scalars.items():
-            is_finite = math.isfinite(value)
-            merged[tag] = (value if isinstance(value, int) else float(value)) if is_finite else None
-            if not is_finite:
-                non_finite.append(tag)
-        return {**merged, "non_finite": non_finite} if non_finite else merged
-
-    def _encode(self, line: dict[str, Any]) -> bytes:
-        return json.dumps(line, allow_nan=False).encode()
-
-    def _parse(self, data: bytes) -> dict[str, Any] | None:
-        try:
-            parsed = json.loads(data)
-        except ValueError:
-            return None
-        return parsed if isinstance(parsed, dict) and isinstance(parsed.get("iter"), int) else None
-
-
-class CSVWriter(LinesWriter):
-    """`metrics.csv`: a header, then one row per logged iteration; `iter` first, then tags, in full float precision.
-
-    A number that an iteration does not have is an empty cell; `nan`, `inf` and `-inf` are written as such. A tag that
-    appears later becomes a column at the end, for which the file is written anew, atomically.
-    """
-
-    _columns: Sequence[str] = ()
-
-    def begin(self, start_iter: int = 0) -> None:
-        header = self._path.read_bytes().partition(b"\n") if start_iter and self._path.exists() else (b"", b"", b"")
-        self._columns = _cells(header[0]) if header[1] else ()
-        super().begin(start_iter)
-
-    def write(self, record: LogRecord) -> None:
-        if self._file is None:
-            self.begin()
-        new = [tag for tag in ("iter", *record.scalars) if tag not in self._columns]
-        if new:
-            self._add_columns(new)
-        super().write(record)
-
-    def _add_columns(self, new: Sequence[str]) -> None:
-        assert self._file is not None
-        self._check_present(self._file)
-        rows = self._path.read_bytes().splitlines()[1:]
-        columns = [*self._columns, *new]
-        padded = [row + b"," * len(new) for row in rows]
-        atomic_write_bytes(self._path, b"".join(line + b"\n" for line in [_row(columns), *padded]))
-        self._columns = columns
-        self._file.close()
-        self._open()
-
-    def _merge(self, line: dict[str, Any], scalars: Mapping[str, float]) -> dict[str, Any]:
-        return {**line, **{tag: value if isinstance(value, int) else float(value) for tag, value in scalars.items()}}
-
-    def _encode(self, line: dict[str, Any]) -> bytes:
-        return _row([line.get(column, "") for column in self._columns])
-
-    def _parse(self, data: bytes) -> dict[str, Any] | None:
-        line: dict[str, Any] = dict(zip(self._columns, _cells(data)))
-        try:
-            return {**line, "iter": int(line["iter"])}
-        except (KeyError, ValueError):
-            return None
-
-    def _is_kept(self, line: bytes, last_iter: int) -> bool:
-        return _cells(line) == self._columns or super()._is_kept(line, last_iter)
-
-
-def _row(cells: Sequence[Any]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(cells)
-    return text.getvalue().encode()
-
-
-def _cells(line: bytes) -> list[str]:
-    try:
-        return next(csv.reader([line.decode(errors="replace")]), [])
-    except csv.Error:  # zeros, as a power cut may leave them
-        return []

@@ -12,9 +12,9 @@ from libai.config import fill_unset, instantiate
 from libai.engine import hooks
 from libai.engine.hooks.evaluation.eval_metric import chosen_metric
 from libai.engine.log.console import ConsoleWriter
-from libai.engine.log.lines import CSVWriter, JSONLinesWriter
+from libai.engine.log.lines import JSONLinesWriter
 from libai.engine.log.tensorboard import TensorBoardWriter
-from libai.engine.log.trackers import AimWriter, MLflowWriter, WandbWriter
+from libai.engine.log.trackers import WandbWriter
 from libai.engine.log.writers import AsyncWriter, RunInfo, Writer
 from libai.engine.loop.check_parts import check_writer
 from libai.engine.loop.hook_base import HookBase
@@ -31,11 +31,9 @@ if TYPE_CHECKING:
 _WRITERS: Mapping[str, Callable[[RunInfo], Writer]] = {
     "console": lambda info: ConsoleWriter(max_iter=info.max_iter),
     "jsonl": lambda info: JSONLinesWriter(info.output_dir / "metrics.jsonl"),
-    "csv": lambda info: CSVWriter(info.output_dir / "metrics.csv"),
     "tensorboard": lambda info: TensorBoardWriter(info.output_dir / "tb"),
     "wandb": WandbWriter,
-    "mlflow": MLflowWriter,
-    "aim": AimWriter,
+    "trackio": lambda info: WandbWriter(info, "trackio"),
 }
 
 

@@ -167,8 +167,7 @@ class RunFolder:
         if self._names is not None and self.checkpoint is not None:
             move_newer_aside(self.path, self.run_id, self._names, self.checkpoint.name)
         elif earlier == self.run_id:
-            for name in ("metrics.jsonl", "metrics.csv"):  # the same iterations are made again
-                (self.path / name).unlink(missing_ok=True)
+            (self.path / "metrics.jsonl").unlink(missing_ok=True)  # the same iterations are made again
             logger.info("run %s begins again: its job had failed before its first checkpoint", self.run_id)
         elif earlier is not None:
             target = move_aside(self.path, earlier)

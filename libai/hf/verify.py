@@ -24,7 +24,9 @@ def verify(folder: str | Path, python: str | Path, seed: int = 0) -> dict[str, f
     """
     source = read_folder(folder)
     if source.family.model_type == "timm":
-        raise UserError(f"{folder} has names of timm and torchvision; `transformers` cannot compute the reference.")
+        raise UserError(
+            f"{folder} is a ResMLP under the names of timm, which `transformers` does not know: there is no reference."
+        )
     inputs = random_inputs(source.config, seed)
     with tempfile.TemporaryDirectory() as scratch:
         given, made = Path(scratch, "inputs.npz"), Path(scratch, "outputs.npz")

@@ -16,7 +16,6 @@ from libai.config import instantiate
 from libai.engine.run.predictor import Predictor
 from libai.hf import load_pretrained
 from libai.hf.gguf import convert_gguf
-from libai.hf.image_processor import ImageProcessor
 from libai.inference.generation import GenerationOptions, Generator
 from libai.inference.text import TextCodec, TextStream
 from libai.parallel import Mesh, full_tensor
@@ -121,9 +120,8 @@ class Pipeline:
     def classify(self, inputs: Sequence[str] | np.ndarray, batch_size: int = 32) -> list[tuple[str, float]]:
         """The likeliest class of each text or image, and its probability.
 
-        `inputs`: texts, images as the model takes them, or files of images for a run on `ImageFolderDataset` and a
-        Hugging Face folder with preprocessor_config.json. The classes have the names of Hugging Face's config.json or
-        of the folders, or are numbers.
+        `inputs`: texts, images as the model takes them, or files of images for a run on `ImageFolderDataset`. The
+        classes have the names of Hugging Face's config.json or of the folders, or are numbers.
         """
         return self.classes_of(self._output("logits", inputs, batch_size))
 
@@ -157,14 +155,12 @@ class Pipeline:
 
     @cached_property
     def _image_reader(self) -> Any:
-        """What has `read_image(path)`: the dataset of a run, or the image processor of a Hugging Face folder."""
-        if self.predictor.config is None:
-            return ImageProcessor.read(self._source)
+        """The dataset of a run, which has `read_image(path)`."""
         dataset = self._dataset_with("read_image")
         if dataset is None:
             raise UserError(
-                f"{self._source} does not say how files of images become numbers: that does a run that was trained on "
-                "a dataset with read_image(path), such as ImageFolderDataset. Give the images as arrays (.npz)."
+                f"{self._source} does not define how files of images become arrays: only a run that was trained on a "
+                "dataset with read_image(path), such as ImageFolderDataset, does. Give the images as arrays (.npz)."
             )
         self._labels = {str(number): name for number, name in enumerate(getattr(dataset, "classes", ()))}
         return dataset

@@ -14,11 +14,8 @@ import libai.models
 from libai.checkpoint import CheckpointError
 from libai.checkpoint.reader import open_safetensors
 from libai.checkpoint.safetensors_format import TensorSpec
-from libai.config import LazyCall, instantiate
-from libai.engine.setup.shape_only import build_shape_only
 from libai.hf import export_folder, import_folder, model_config
 from libai.hf.families.registry import FAMILIES, family_of
-from libai.hf.families.rules import match
 from libai.hf.files import write_safetensors
 from libai.hf.verify import compute, differences, verify
 from libai.utils.errors import UserError
@@ -99,7 +96,7 @@ def test_what_cannot_be_computed_is_refused(name: str, change: dict, message: st
 def test_another_head_is_refused_by_the_names_of_its_own_kind(path: Path) -> None:
     config = json.loads(path.read_text())
     if "model_type" not in config:
-        return  # timm
+        return  # ResMLP
     for head in ("Model", "ForTokenClassification", "LMHeadModel", "ForSequenceClassification", "Backbone"):
         name = f"{config['architectures'][0].partition('For')[0].removesuffix('Model')}{head}"
         if name in FAMILIES:
@@ -119,32 +116,10 @@ def test_a_config_is_written_as_it_is_read(tmp_path: Path) -> None:
         assert family.read_arguments(family.write_config(architecture, arguments)) == arguments, name
 
 
-def test_resnet_has_the_names_of_torchvision() -> None:
-    config = {"architecture": "resnet50"}
-    _, family = family_of(config)
-    model = build_shape_only(lambda: instantiate(LazyCall(family.target)(**family.read_arguments(config))))
-    specs = {name: TensorSpec("float32", tuple(tensor.shape)) for name, tensor in model.state_dict().items()}
-    matches = match(family.rules_for(config), specs)
-    norm = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
-    expected = ["conv1.weight", *(f"bn1.{one}" for one in norm), "fc.weight", "fc.bias"]
-    for stage, count in enumerate((3, 4, 6, 3), start=1):
-        for layer in (f"layer{stage}.{block}" for block in range(count)):
-            pairs = [(f"{layer}.conv{i}", f"{layer}.bn{i}") for i in (1, 2, 3)]
-            pairs += [(f"{layer}.downsample.0", f"{layer}.downsample.1")] if layer.endswith(".0") else []
-            for convolution, its_norm in pairs:
-                expected += [f"{convolution}.weight", *(f"{its_norm}.{one}" for one in norm)]
-    assert sorted(matches) == sorted(expected) and len(expected) == 320
-    assert matches["layer2.0.conv2.weight"].spec.shape == (128, 128, 3, 3)
-    assert matches["layer2.0.downsample.0.weight"].spec.shape == (512, 256, 1, 1)
-
-
-def test_an_architecture_of_timm_is_not_named_for_another_size() -> None:
-    _, family = family_of({"architecture": "resnet18"})
-    with pytest.raises(UserError, match="width=8, its architecture 64"):
-        family.write_config("resnet18", {"width": 8, "num_classes": 10})
+def test_an_unknown_argument_of_resmlp_is_refused() -> None:
     with pytest.raises(UserError, match=r"\['depth'\], which libai.models.ResMLP does not take"):
         family_of({"architecture": "resmlp_12_224"})[1].read_arguments({"model_args": {"depth": 3}})
-    with pytest.raises(UserError, match="names of timm and torchvision"):
+    with pytest.raises(UserError, match="names of timm, which `transformers` does not know"):
         verify(FIXTURES / "resmlp", "python")
 
 

@@ -18,7 +18,7 @@ class Family:
     """One architecture of `transformers`.
 
     Args:
-        model_type: of config.json; "timm" for folders of timm, which have `architecture` instead.
+        model_type: of config.json; "timm" for ResMLP, whose folders have `architecture` instead.
         target: our class.
         rules: how the tensors belong together; as a function of config.json where forms depend on it.
         arguments: our argument -> (key of config.json, what `transformers` takes without that key).

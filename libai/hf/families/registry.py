@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from libai.hf.families.family import Config, Family
+from libai.hf.families.resmlp import RESMLP_FAMILIES
 from libai.hf.families.t5 import T5_FAMILIES
 from libai.hf.families.text import TEXT_FAMILIES
-from libai.hf.families.timm import TIMM_FAMILIES
 from libai.hf.families.vision import VISION_FAMILIES
 from libai.utils.errors import UserError
 
 #: architecture of config.json -> family
-FAMILIES: dict[str, Family] = {**TEXT_FAMILIES, **T5_FAMILIES, **VISION_FAMILIES, **TIMM_FAMILIES}
+FAMILIES: dict[str, Family] = {**TEXT_FAMILIES, **T5_FAMILIES, **VISION_FAMILIES, **RESMLP_FAMILIES}
 
 
 def family_of(config: Config) -> tuple[str, Family]:

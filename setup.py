@@ -1,4 +1,4 @@
-"""Install libai: `pip install -e .` (the exact pins of a tested environment are in requirements.lock)."""
+"""Install libai: `pip install -e .` (the exact pins of a tested environment are in requirements/core.lock)."""
 
 import re
 import shutil

@@ -76,3 +76,17 @@ def wait_until(condition, seconds: float = 30.0) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def children(word: str) -> list[int]:
+    """Return the children of this process whose command line contains `word`."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (folder / "cmdline").read_text(errors="replace")
+        except OSError:  # it has ended in between
+            continue
+        if parent == os.getpid() and word in command:
+            found.append(int(folder.name))
+    return found

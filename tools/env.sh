@@ -2,6 +2,7 @@
 # Print the Python interpreter to use; make the project's own environment (.venv) first when there is none that fits.
 #
 #   bash tools/env.sh                          an active environment that can import oneflow, else .venv
+#   bash tools/env.sh --dev                    the same, with what tests and documentation need
 #   PYTHON=/path/to/python3.10 bash tools/env.sh    make .venv from that interpreter
 #   VENV=/big/disk/venv bash tools/env.sh           put the environment elsewhere
 #   NO_VENV=1 [PYTHON=…] bash tools/env.sh          use the current (or that) interpreter as it is
@@ -10,9 +11,10 @@ set -euo pipefail
 root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 venv=${VENV:-$root/.venv}
 case "$venv" in /*) ;; *) venv=$PWD/$venv;; esac
-lock=$root/requirements.lock
-# measured on a cold install; the downloads lie beside the unpacked packages until pip is done
-download_gb=1.9 disk_gb=4.3 need_mb=${NEED_MB:-6500}
+parent=$(dirname "$venv")
+core=$root/requirements/core.lock dev=$root/requirements/dev.lock
+modules="oneflow numpy omegaconf hydra tensorboardX rich safetensors filelock tokenizers" extra=
+if [ "${1:-}" = --dev ]; then modules+=" pytest pytest_timeout xdist hypothesis ruff mypy matplotlib sacrebleu" extra='[dev]'; fi
 
 say() { printf 'env: %s\n' "$*" >&2; }
 die() { say "$1"; shift; for line in "$@"; do printf '     %s\n' "$line" >&2; done; exit 1; }
@@ -24,22 +26,25 @@ if [ "${NO_VENV:-0}" = 1 ]; then
   die "NO_VENV=1, but there is no python3 on PATH. Set PYTHON=/path/to/python3.10."
 fi
 
-wanted=$(sha256sum < "$lock" | cut -d' ' -f1)
-is_ready() { [ -x "$venv/bin/python" ] && [ "$(cat "$venv/.ready" 2>/dev/null)" = "$wanted" ]; }
+# .ready holds the hash of each lock that is completely installed
+digest() { sha256sum < "$1" | cut -d' ' -f1; }
+has() { [ -x "$venv/bin/python" ] && grep -qsx "$(digest "$1")" "$venv/.ready"; }
+is_ready() { has "$core" && { [ -z "$extra" ] || has "$dev"; }; }
 finish() { printf '%s\n' "$venv/bin/python"; exit 0; }
 
-# Prints the interpreter when it has everything that training needs. Looks for the modules first (30 ms) and imports
-# oneflow only when all are there (1 s).
-try_environment() {
-  "$1" - <<'PY' 2>/dev/null
+# Prints the interpreter and exits when it has everything that is needed. Looks for the modules first (30 ms) and
+# imports oneflow only when all are there (1 s).
+use_if_complete() {
+  local answer status=0
+  command -v "$1" >/dev/null 2>&1 || return 0
+  answer=$(MODULES=$modules EXTRA=$extra "$1" - <<'PY' 2>/dev/null
 import importlib.util, os, sys
-needed = "oneflow numpy omegaconf hydra tensorboardX rich psutil safetensors filelock tokenizers".split()
-missing = [name for name in needed if importlib.util.find_spec(name) is None]
+missing = [name for name in os.environ["MODULES"].split() if importlib.util.find_spec(name) is None]
 if "oneflow" in missing:
     sys.exit(1)
 if missing:
-    print(f"env: {sys.executable} has oneflow but not {', '.join(missing)}; `{sys.executable} -m pip install -e .` "
-          "in this repository adds them", file=sys.stdout)
+    print(f"env: {sys.executable} has oneflow but not {', '.join(missing)}; "
+          f"`{sys.executable} -m pip install -e '.{os.environ['EXTRA']}'` in this repository adds them")
     sys.exit(3)
 for name in ("RANK", "WORLD_SIZE"):  # else the import would try to meet other ranks
     os.environ.pop(name, None)
@@ -47,15 +52,10 @@ import oneflow
 if oneflow.__version__.split("+")[0] != "0.9.0":
     print(f"env: {sys.executable} has oneflow {oneflow.__version__}; 0.9.0 is needed")
     sys.exit(3)
-sys.stdout.write(sys.executable + "\n")
-sys.stdout.flush()
+print(sys.executable, flush=True)
 os._exit(0)
 PY
-}
-use_if_complete() {
-  local answer status=0
-  command -v "$1" >/dev/null 2>&1 || return 0
-  answer=$(try_environment "$1") || status=$?
+  ) || status=$?
   if [ $status = 0 ] && [ -n "$answer" ]; then printf '%s\n' "$answer"; exit 0; fi
   if [ $status = 3 ]; then printf '%s\n' "$answer" >&2; fi
 }
@@ -64,11 +64,10 @@ active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}}
 asked=${PYTHON:-}${VENV:-}            # who names an interpreter or a place wants an environment of this project
 if [ -z "$asked" ] && [ -n "$active" ] && [ ! "$active" -ef "$venv" ]; then use_if_complete "$active/bin/python"; fi
 if is_ready; then finish; fi          # the usual case: a few milliseconds, no lock
-if [ -z "$asked" ]; then for name in python3 python; do use_if_complete "$name"; done; fi
+if [ -z "$asked" ] && ! has "$core"; then for name in python3 python; do use_if_complete "$name"; done; fi
 
 # ---------------------------------------------------------------- one set-up at a time
 
-parent=$(dirname "$venv")
 { mkdir -p "$parent" && : >> "$venv.lock"; } 2>/dev/null || die "cannot write to $parent. Put the environment elsewhere: VENV=/some/folder/venv"
 exec 9>>"$venv.lock"
 if command -v flock >/dev/null && ! flock -n 9; then
@@ -81,7 +80,7 @@ if [ -e "$venv" ] && [ ! -e "$venv/.made-by-libai" ]; then
   [ -d "$venv" ] && [ -z "$(ls -A "$venv")" ] || die "$venv exists and is not ours to replace. Move it away, or choose another place: VENV=/some/folder/venv"
 fi
 
-# ---------------------------------------------------------------- Python 3.10, disk, machine
+# ---------------------------------------------------------------- Python 3.10
 
 # Prints the real path behind a name when it is a 64-bit CPython 3.10; a pyenv shim may be there and answer nothing.
 real_python() {
@@ -105,88 +104,88 @@ find_python() {
   fi
   return 1
 }
-
-case "$(uname -s)-$(uname -m)" in
-  Linux-x86_64) ;;
-  *) die "oneflow 0.9.0 has wheels for Linux on x86_64 only; this is $(uname -s) on $(uname -m).";;
-esac
-if ! base=$(find_python); then
+choose_python() {
+  [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] || die "oneflow 0.9.0 has wheels for Linux on x86_64 only; this is $(uname -s) on $(uname -m)."
+  if base=$(find_python); then return; fi
   if [ -n "${PYTHON:-}" ]; then die "PYTHON=$PYTHON is not a 64-bit CPython 3.10 (it answers: $("$PYTHON" --version 2>&1 | head -1)); oneflow 0.9.0 has no wheel for others that libai runs on."; fi
   die "Python 3.10 is needed and none was found (oneflow 0.9.0 has no wheels for newer ones). Get one, then run the same command again:" \
       "uv python install 3.10   |   pyenv install 3.10   |   conda create -n py310 python=3.10" \
       "or point at one:  PYTHON=/path/to/python3.10 bash tools/env.sh"
-fi
-free_mb() { df -Pm "$parent" | awk 'NR == 2 { print $4 }'; }
-if [ "$(free_mb)" -lt "$need_mb" ]; then
-  die "the environment needs about $((need_mb / 1000)) GB free in $parent; only $(free_mb) MB are. Put it on another disk: VENV=/big/disk/venv"
-fi
+}
 
 # ---------------------------------------------------------------- install
 
+start=$SECONDS installer=
 downloads=$parent/.piptmp.$(basename "$venv")     # not in /tmp, which is often small
-rm -rf "$downloads" && mkdir "$downloads"         # a killed run leaves its own behind
 log=$downloads/log
-installer=
-cleanup() { rm -rf "$downloads"; }
+trap 'rm -rf "$downloads"' EXIT
 stop() { if [ -n "$installer" ]; then kill "$installer" 2>/dev/null || true; wait "$installer" 2>/dev/null || true; fi; say "interrupted; the same command starts again"; exit 130; }
-trap cleanup EXIT
 trap stop INT TERM HUP
+
+free_mb() { df -Pm "$parent" | awk 'NR == 2 { print $4 }'; }
+size_mb() { du -smc "$@" 2>/dev/null | awk 'END { print $1 }'; }
+require_disk() {
+  need_mb=${NEED_MB:-$1}
+  [ "$(free_mb)" -ge "$need_mb" ] || die "the environment needs about $(((need_mb + 999) / 1000)) GB free in $parent; only $(free_mb) MB are. Put it on another disk: VENV=/big/disk/venv"
+}
 
 # Runs a command that takes long in the background, so that signals are heard, and shows that it is alive.
 run_long() {
   "$@" >> "$log" 2>&1 &
   installer=$!
-  local next=$((SECONDS + 20))
+  local status=0 next=$((SECONDS + 20))
   while kill -0 "$installer" 2>/dev/null; do
     sleep 0.5
     if [ $SECONDS -ge $next ]; then
       next=$((SECONDS + 20))
-      say "$((SECONDS - start)) s, $(du -smc "$downloads" "$venv" 2>/dev/null | awk 'END { print $1 }') MB so far"
+      say "$((SECONDS - start)) s, $(size_mb "$downloads" "$venv") MB so far"
     fi
   done
-  local status=0
   wait "$installer" || status=$?
   installer=
   return $status
 }
-empty_venv() { rm -rf "$venv"; mkdir -p "$venv"; : > "$venv/.made-by-libai"; }
-install_with_uv() {
-  empty_venv
-  "$base" -m venv --without-pip "$venv" >> "$log" 2>&1 && run_long uv pip install -p "$venv/bin/python" --require-hashes -r "$lock"
-}
-install_with_pip() {
-  empty_venv
-  "$base" -m venv "$venv" >> "$log" 2>&1 || die "'$base -m venv' failed: $(tail -1 "$log") (On Debian and Ubuntu install python3.10-venv.)"
-  local cache=()
-  if [ "$(free_mb)" -lt 9000 ]; then cache=(--no-cache-dir); fi   # pip's cache would keep a second copy of the downloads
-  TMPDIR=$downloads run_long "$venv/bin/python" -m pip install --disable-pip-version-check ${cache[@]+"${cache[@]}"} --require-hashes -r "$lock"
-}
 # uv is faster, but does not read pip's settings: where pip is given an index, pip is used.
 uv_fits() {
   command -v uv >/dev/null && [ "${NO_UV:-0}" != 1 ] || return 1
-  [ -n "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ] || ! "$base" -m pip config list 2>/dev/null | grep -qE "(^|[.])'?(index-url|no-index)"
+  [ -n "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ] || ! "$venv/bin/python" -m pip config list 2>/dev/null | grep -qE "(^|[.])'?(index-url|no-index)"
 }
-explain_failure() {
+install() {
+  local lock=$1 cache=()
+  say "installing $(grep -c '^[a-zA-Z].*==' "$lock") pinned packages (requirements/$(basename "$lock")), once: $2"
+  if uv_fits; then
+    if run_long uv pip install -p "$venv/bin/python" --require-hashes -r "$lock"; then return; fi
+    say "uv could not install them ($(tail -1 "$log")); trying pip"
+  fi
+  if [ "$(free_mb)" -lt 9000 ]; then cache=(--no-cache-dir); fi   # pip's cache would keep a second copy of the downloads
+  TMPDIR=$downloads run_long "$venv/bin/python" -m pip install --disable-pip-version-check ${cache[@]+"${cache[@]}"} --require-hashes -r "$lock" && return
   if [ "$(free_mb)" -lt 100 ] || grep -q "No space left on device" "$log"; then
-    die "the disk of $parent is full ($(free_mb) MB left); the environment needs $((need_mb / 1000)) GB. Put it on another disk: VENV=/big/disk/venv"
+    die "the disk of $parent is full ($(free_mb) MB left); the environment needs $(((need_mb + 999) / 1000)) GB. Put it on another disk: VENV=/big/disk/venv"
   fi
   if grep -qiE "NewConnectionError|Temporary failure|ConnectTimeout|Connection refused|ProxyError|SSLError|from versions: none|dns error|No matching distribution" "$log"; then
     die "the packages could not be downloaded: is there a network? Set PIP_INDEX_URL to a mirror or PIP_FIND_LINKS to a folder of wheels, then run the same command again."
   fi
   tail -n 15 "$log" >&2
-  die "pip could not install requirements.lock (its last lines are above)."
+  die "pip could not install requirements/$(basename "$lock") (its last lines are above)."
 }
 
-start=$SECONDS
-say "making $venv with $("$base" --version): oneflow 0.9.0, cuDNN 8.5, cuBLAS 11.10 and $(($(grep -c '^[a-zA-Z].*==' "$lock") - 3)) more pinned packages (requirements.lock)"
-say "once: ${download_gb} GB to download, ${disk_gb} GB on disk"
-if ! { uv_fits && install_with_uv; }; then
-  if grep -q . "$log" 2>/dev/null; then say "uv could not install them ($(tail -1 "$log")); trying pip"; fi
-  install_with_pip || explain_failure
+if ! has "$core"; then
+  choose_python
+  require_disk 6000   # 5.2 GB at most, measured: the downloads lie beside the unpacked packages until pip is done
+  rm -rf "$downloads" "$venv" && mkdir -p "$downloads" "$venv" && : > "$venv/.made-by-libai"
+  say "making $venv with $("$base" --version) and oneflow 0.9.0"
+  "$base" -m venv "$venv" >> "$log" 2>&1 || die "'$base -m venv' failed: $(tail -1 "$log") (On Debian and Ubuntu install python3.10-venv.)"
+  install "$core" "1.8 GB to download, 4.0 GB on disk"
+  ( unset RANK WORLD_SIZE; "$venv/bin/python" -c 'import oneflow' ) > "$log" 2>&1 || { tail -n 5 "$log" >&2; die "installed, but 'import oneflow' fails (above)."; }
+  digest "$core" > "$venv/.ready"
+  # 10 s; where it fails, runs use oneflow's own CPU kernels and say so
+  PYTHONPATH=$root run_long "$venv/bin/python" -m libai.native || say "$(tail -n 1 "$log")"
 fi
-( unset RANK WORLD_SIZE; "$venv/bin/python" -c 'import oneflow' ) > "$log" 2>&1 || { tail -n 5 "$log" >&2; die "installed, but 'import oneflow' fails (above)."; }
-printf '%s\n' "$wanted" > "$venv/.ready"
-# 10 s; where it fails, runs use oneflow's own CPU kernels and say so
-PYTHONPATH=$root run_long "$venv/bin/python" -m libai.native || say "$(tail -n 1 "$log")"
-say "ready in $((SECONDS - start)) s"
+if ! is_ready; then
+  require_disk 700
+  rm -rf "$downloads" && mkdir "$downloads"
+  install "$dev" "0.1 GB to download, 0.3 GB on disk"
+  { digest "$core"; digest "$dev"; } > "$venv/.ready"
+fi
+say "ready in $((SECONDS - start)) s, $(size_mb "$venv") MB"
 finish

@@ -2,12 +2,12 @@
 # usage: bash tools/test.sh                    lint, format check, types, then the quick tests (not e2e, slow or dist)
 #        bash tools/test.sh --all              the same, with the tests marked e2e
 #        bash tools/test.sh tests/config -k …  only pytest, with these arguments
-# Makes the project's Python environment when there is none (tools/env.sh).
+# Makes the project's Python environment when there is none (tools/env.sh --dev).
 set -euo pipefail
 root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 case "${1:-}" in -h|--help) sed -n '2,5s/^# //p' "$root/tools/test.sh"; exit 0;; esac
 
-python=$(bash "$root/tools/env.sh") || exit 1
+python=$(bash "$root/tools/env.sh" --dev) || exit 1
 export NO_VENV=1 PYTHON=$python   # tests that call tools/train.sh use this environment
 tests="not e2e and not slow and not dist"
 if [ "$*" = --all ]; then

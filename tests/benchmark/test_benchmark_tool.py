@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -133,25 +134,20 @@ def test_ended_from_outside_it_leaves_no_process_and_no_file(tmp_path):
     scratch.mkdir()
     sleeper = f"slept={sys.executable} {HERE / 'sleeper.py'} --seconds 100 --first-seconds 100"
     program = (
-        "import os, signal, sys, threading, time, psutil\n"
+        "import os, signal, sys, threading\n"
+        "from launched import children, wait_until\n"
         "def end():\n"
-        "    while True:\n"
-        "        for child in psutil.Process().children():\n"
-        "            try:\n"
-        "                if 'sleeper.py' in ' '.join(child.cmdline()):\n"
-        "                    print(child.pid, flush=True)\n"
-        "                    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "                    return\n"
-        "            except psutil.Error:\n"
-        "                pass\n"
-        "        time.sleep(0.1)\n"
+        "    wait_until(lambda: children('sleeper.py'))\n"
+        "    print(children('sleeper.py')[0], flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "threading.Thread(target=end, daemon=True).start()\n"
         f"sys.argv = {[TOOL, CONFIG, '--modes', 'eager', '--no-twin', '--no-peak']!r}\n"
         f"sys.argv += {['--variant', sleeper, '--output', str(tmp_path)]!r}\n"
         "import runpy\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
-    result = jobs.run([sys.executable, "-c", program], TMPDIR=str(scratch))
+    paths = os.pathsep.join([str(HERE.parent), str(jobs.ROOT)])
+    result = jobs.run([sys.executable, "-c", program], TMPDIR=str(scratch), PYTHONPATH=paths)
     assert result.returncode == 143, result
     pid = int(result.stdout.split()[0])
     assert wait_until(lambda: not is_running(pid)), pid  # whoever inherits it takes it away

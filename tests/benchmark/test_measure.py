@@ -6,8 +6,8 @@ import time
 from dataclasses import replace
 
 import planted
-import psutil
 import pytest
+from launched import children
 
 from libai.benchmark.cases import VariantSpec
 from libai.benchmark.measure import (
@@ -98,9 +98,7 @@ def test_a_variant_that_hangs_is_ended_in_time(tmp_path):
             settings=replace(planted.QUICK, answer_seconds=0.3),
         )
     assert time.monotonic() - start < 60
-    assert not [
-        child for child in psutil.Process().children(recursive=True) if "sleeper.py" in " ".join(child.cmdline())
-    ]
+    assert not children("sleeper.py")
 
 
 def test_a_waiting_variant_takes_no_processor_time(tmp_path):
@@ -116,9 +114,7 @@ def test_a_waiting_variant_takes_no_processor_time(tmp_path):
 
 def test_nobody_is_left_after_the_end(tmp_path):
     run(tmp_path, planted.sleeper("a"), planted.sleeper("b"))
-    assert not [
-        child for child in psutil.Process().children(recursive=True) if "sleeper.py" in " ".join(child.cmdline())
-    ]
+    assert not children("sleeper.py")
 
 
 def test_a_command_that_is_no_variant_is_named(tmp_path):

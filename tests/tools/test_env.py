@@ -1,6 +1,7 @@
 """`tools/env.sh`: finds or makes the environment, once, and says what to do when it cannot.
 
-The tests run a copy of the script in a folder of its own, with a lock file that asks for one tiny wheel named oneflow.
+The tests run a copy of the script in a folder of its own, with locks that ask for tiny wheels: oneflow, and for
+`--dev` one more.
 """
 
 import hashlib
@@ -24,32 +25,36 @@ TOOLS = [
 TOO_MUCH_MB = "999999999"  # stops the script at its check of the disk, before it installs anything
 
 
-def write_wheel(folder: Path, source: str = "__version__ = '0.9.0'\n") -> str:
-    """Write a wheel named oneflow into `folder` and return its SHA-256."""
+def write_wheel(folder: Path, name: str) -> str:
+    """Write a wheel of that name into `folder` and return the line of a lock that asks for it."""
+    info = f"{name}-0.9.0.dist-info"
     files = {
-        "oneflow/__init__.py": source,
-        "oneflow-0.9.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: oneflow\nVersion: 0.9.0\n",
-        "oneflow-0.9.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{name}/__init__.py": "__version__ = '0.9.0'\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.9.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    record = "oneflow-0.9.0.dist-info/RECORD"
+    record = f"{info}/RECORD"
     folder.mkdir(exist_ok=True)
-    path = folder / "oneflow-0.9.0-py3-none-any.whl"
+    path = folder / f"{name}-0.9.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as wheel:
-        for name, text in files.items():
-            wheel.writestr(name, text)
-        wheel.writestr(record, "".join(f"{name},,\n" for name in [*files, record]))
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+        for file, text in files.items():
+            wheel.writestr(file, text)
+        wheel.writestr(record, "".join(f"{file},,\n" for file in [*files, record]))
+    return f"{name}==0.9.0 --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
 
 
 class Checkout:
-    """A folder with spaces in its name that holds tools/env.sh and a lock file, on a machine with only `TOOLS`."""
+    """A folder with spaces in its name that holds tools/env.sh and its locks, on a machine with only `TOOLS`."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "my clone"
         (self.root / "tools").mkdir(parents=True)
         shutil.copy(ROOT / "tools" / "env.sh", self.root / "tools")
         self.wheels = folder / "wheels"
-        self.lock(write_wheel(self.wheels))
+        (self.root / "requirements").mkdir()
+        self.core = self.root / "requirements" / "core.lock"
+        self.core.write_text(write_wheel(self.wheels, "oneflow"))
+        (self.root / "requirements" / "dev.lock").write_text(write_wheel(self.wheels, "pytest_like"))
         self.bin = folder / "bin"
         self.bin.mkdir()
         for name in TOOLS:
@@ -58,9 +63,6 @@ class Checkout:
         self.home = folder / "home"
         self.home.mkdir()
         self.venv = self.root / ".venv"
-
-    def lock(self, digest: str) -> None:
-        (self.root / "requirements.lock").write_text(f"oneflow==0.9.0 --hash=sha256:{digest}\n")
 
     def add_program(self, name: str, text: str) -> Path:
         """Put a shell script on the machine's PATH."""
@@ -76,15 +78,15 @@ class Checkout:
         kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         return {**kept, **base, **pip, **extra}
 
-    def start(self, **extra: str) -> subprocess.Popen:
-        command = ["bash", str(self.root / "tools" / "env.sh")]
+    def start(self, *words: str, **extra: str) -> subprocess.Popen:
+        command = ["bash", str(self.root / "tools" / "env.sh"), *words]
         return subprocess.Popen(
             command, cwd="/", env=self.environment(**extra), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
 
-    def run(self, **extra: str) -> subprocess.CompletedProcess:
-        process = self.start(**extra)
+    def run(self, *words: str, **extra: str) -> subprocess.CompletedProcess:
+        process = self.start(*words, **extra)
         out, errors = process.communicate(timeout=100)
         return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
 
@@ -106,6 +108,7 @@ def test_environment_is_made_once_and_reused(checkout):
     python = checkout.venv / "bin" / "python"
     assert (first.returncode, first.stdout) == (0, f"{python}\n"), first.stderr
     assert "GB to download" in first.stderr and "GB on disk" in first.stderr
+    assert re.search(r"env: ready in \d+ s, \d+ MB$", first.stderr.strip())
     assert subprocess.run([python, "-c", "import oneflow"]).returncode == 0
     assert not list(checkout.root.glob(".piptmp*"))
 
@@ -113,6 +116,19 @@ def test_environment_is_made_once_and_reused(checkout):
     again = checkout.run()  # also without a Python on PATH
     assert (again.stdout, again.stderr) == (first.stdout, "")
     assert (checkout.venv / ".ready").stat().st_mtime_ns == made
+
+
+def test_dev_packages_are_added_to_the_same_environment(checkout):
+    assert checkout.run(PYTHON=sys.executable).returncode == 0
+    python = checkout.venv / "bin" / "python"
+    assert subprocess.run([python, "-c", "import pytest_like"], stderr=subprocess.DEVNULL).returncode == 1
+    kept = (checkout.venv / ".made-by-libai").stat().st_mtime_ns
+    added = checkout.run("--dev")
+    assert (added.returncode, added.stdout) == (0, f"{python}\n"), added.stderr
+    assert "requirements/dev.lock" in added.stderr and "core.lock" not in added.stderr
+    assert subprocess.run([python, "-c", "import oneflow, pytest_like"]).returncode == 0
+    assert (checkout.venv / ".made-by-libai").stat().st_mtime_ns == kept
+    assert checkout.run("--dev").stderr == checkout.run().stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -161,17 +177,17 @@ def test_an_interrupted_setup_is_made_again(checkout):
 def test_a_changed_lock_makes_the_environment_again(checkout):
     assert checkout.run(PYTHON=sys.executable).returncode == 0
     assert checkout.run(NEED_MB=TOO_MUCH_MB).returncode == 0
-    checkout.lock("0" * 64)
+    checkout.core.write_text(f"oneflow==0.9.0 --hash=sha256:{'0' * 64}\n")
     result = checkout.run(PYTHON=sys.executable, NEED_MB=TOO_MUCH_MB)
     assert result.returncode == 1 and "GB free" in result.stderr  # went on to install, and as far as the disk check
 
 
 @pytest.mark.slow
 def test_a_package_with_another_digest_is_refused(checkout):
-    checkout.lock("0" * 64)
+    checkout.core.write_text(f"oneflow==0.9.0 --hash=sha256:{'0' * 64}\n")
     result = checkout.run(PYTHON=sys.executable)
     assert result.returncode == 1 and not (checkout.venv / ".ready").exists()
-    assert "could not install requirements.lock" in result.stderr
+    assert "could not install requirements/core.lock" in result.stderr
 
 
 def test_a_folder_of_somebody_else_is_left_alone(checkout, tmp_path):
@@ -287,17 +303,30 @@ def test_a_folder_that_cannot_be_written_is_one_line(checkout):
 # ------------------------------------------------------------------------------------------------ the pin file
 
 
-def test_lock_pins_by_hash_and_names_no_host():
-    text = (ROOT / "requirements.lock").read_text()
-    pins = re.findall(r"^([a-zA-Z0-9_.-]+)==(\S+) \\$", text, re.MULTILINE)
-    assert dict(pins)["oneflow"] == "0.9.0" and dict(pins)["numpy"].startswith("1.")
-    assert len(re.findall(r"^[a-zA-Z0-9_.-]+==\S+ \\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE)) == len(pins)
+@pytest.mark.parametrize("lock", ["core", "dev"])
+def test_a_lock_pins_by_hash_and_names_no_host(lock):
+    text = (ROOT / "requirements" / f"{lock}.lock").read_text()
+    pins = re.findall(r"^[a-z0-9.-]+==", text, re.MULTILINE)
+    with_hash = re.findall(r"^[a-z0-9.-]+==\S+ \\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE)
+    assert len(pins) == len(with_hash) > 30
     assert "://" not in text and "--index" not in text
 
 
-def test_everything_asked_for_is_pinned():
-    pinned = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
-    for name in ("core.in", "dev.in", "docs.in"):
+@pytest.mark.parametrize(("lock", "names"), [("core", ["core.in"]), ("dev", ["dev.in", "docs.in"])])
+def test_everything_asked_for_is_pinned(lock, names):
+    pinned = pins_of(lock)
+    for name in names:
         lines = (ROOT / "requirements" / name).read_text().splitlines()
         asked = {re.split(r"[<>=[]", line)[0].lower() for line in lines if line and not line.startswith("#")}
-        assert asked and asked <= pinned
+        assert asked and asked <= pinned.keys()
+
+
+def test_both_locks_pin_the_same_versions():
+    core, dev = pins_of("core"), pins_of("dev")
+    both = core.keys() & dev.keys()
+    assert "numpy" in both and {name: core[name] for name in both} == {name: dev[name] for name in both}
+
+
+def pins_of(lock: str) -> dict[str, str]:
+    text = (ROOT / "requirements" / f"{lock}.lock").read_text()
+    return dict(re.findall(r"^([a-z0-9.-]+)==(\S+)", text, re.MULTILINE))

@@ -4,4 +4,4 @@ from libai.layers.attention import causal_mask, rotary_frequencies, rotate, rota
 from libai.layers.dropout import Dropout, DropPath, seeded_dropout
 from libai.layers.lora import add_lora, merge_lora
 from libai.layers.norms import RMSNorm, SyncBatchNorm, is_batch_norm_of_rank, synchronize_batch_norms
-from libai.layers.random import assign_layer_ids, random_context
+from libai.layers.random import SeededLayer, assign_layer_ids, random_context, random_int32

@@ -1,4 +1,4 @@
-"""A ViT that learns digits from a few labels and the encoder of `configs/mae_digits.py`."""
+"""A ViT that learns digits from a few labels and the encoder of `mae_digits.py`."""
 
 from few_labels import few_labels
 

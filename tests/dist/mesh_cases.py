@@ -21,7 +21,7 @@ from libai.engine.hooks import CallbackHook
 from libai.engine.trainer.batch_scope import BatchScope
 from libai.evaluation import ClassificationEvaluator
 from libai.layers import add_lora
-from libai.models import BERT, GPT, MAE, MLP, T5, ConvNeXt, Llama, ResMLP, ResNet, Swin, SwinV2, ViT
+from libai.models import BERT, GPT, MLP, T5, Llama, ResMLP, ResNet, Swin, SwinV2, ViT
 from libai.parallel import GlobalLayout, Mesh, ParallelPlan, full_tensor, layout, parallelize
 
 TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
@@ -63,11 +63,7 @@ FAMILIES = {
         mm.image_batches,
         max_norm=CLIPPED,
     ),
-    "convnext": Case(
-        adamw, partial(ConvNeXt, 8, 2, 1, 4, (8, 16), (1, 1), layer_scale=0.1), mm.image_batches, max_norm=CLIPPED
-    ),
     "resmlp": Case(adamw, partial(ResMLP, 8, 2, 1, 4, 16, 2, layer_scale=0.1), mm.image_batches, max_norm=CLIPPED),
-    "mae": Case(adamw, partial(MAE, 8, 2, 1, 16, 2, 2, 2.0, 16, 1, 2, 2.0), mm.image_batches, max_norm=CLIPPED),
     "mlp": Case(adamw, partial(MLP, 64, (16, 16), 4), mm.image_batches, max_norm=CLIPPED),
     "resnet": Case(
         adamw,
@@ -79,7 +75,7 @@ FAMILIES = {
 }
 
 
-VISION = ("vit", "swin", "swinv2", "convnext", "resmlp", "mae")
+VISION = ("vit", "swin", "swinv2", "resmlp")
 _ROBERTA = {"is_post_norm": True, "num_token_types": 1, "padding_token": 0}
 _T5 = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "inner_size": 24, "is_gated": True}
 TEXT = {

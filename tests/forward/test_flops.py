@@ -110,11 +110,10 @@ def test_a_trainer_knows_the_flops_of_a_sample(mode, accumulation):
     "build, published",
     [
         # GFLOPS of torchvision's table of weights, which counts a multiplication and an addition as one
-        (lambda: ResNet(num_classes=1000, blocks_per_stage=(3, 4, 6, 3), block="bottleneck"), 4.09e9),
         (lambda: ResNet(num_classes=1000), 1.81e9),
         (lambda: ViT(224, 16, 3, 1000, 768, 12, 12), 17.56e9),
     ],
-    ids=["ResNet-50", "ResNet-18", "ViT-B/16"],
+    ids=["ResNet-18", "ViT-B/16"],
 )
 def test_published_counts(build, published):
     counter = FlopCounter()

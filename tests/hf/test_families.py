@@ -81,6 +81,7 @@ def test_missing_and_unexpected_names_are_those_of_the_file(tmp_path: Path) -> N
         ("qwen2", {"architectures": ["Gemma"], "model_type": "gemma"}, "'Gemma', .*it knows .*GPT2LMHeadModel"),
         ("mistral", {"sliding_window": 16}, "sliding_window=16, which libai.models.Llama cannot compute"),
         ("gpt2", {"activation_function": "mish"}, "activation 'mish'"),
+        ("resnet", {"layer_type": "bottleneck"}, "layer_type='bottleneck', which libai.models.ResNet cannot compute"),
         ("llama3", {"rope_parameters": {"rope_type": "yarn"}}, 'rope_type="yarn" is not known'),
     ],
 )

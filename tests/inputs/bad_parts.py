@@ -51,7 +51,7 @@ PARTS = {
     "model={_target_: libai.models.GPT, vocab_size: 9, max_seq_length: 4, mlp_ratio: 0}": ("model.mlp_ratio=0",),
     "model={_target_: libai.models.ViT, image_size: 8, patch_size: 0}": ("model.patch_size=0",),
     "model={_target_: libai.models.ResNet, width: -1}": ("model.width=-1",),
-    "model={_target_: libai.models.AlexNet, num_classes: 0}": ("model.num_classes=0",),
+    "model={_target_: libai.models.ResNet, num_classes: 0}": ("model.num_classes=0",),
     # models
     MODEL % "NotAModule": ("`model`", "a NotAModule", "oneflow.nn.Module"),
     MODEL % "a_number": ("`model`", "7 (int)"),

@@ -19,16 +19,13 @@ EXPERIMENTS = sorted(path.stem for path in CONFIGS.glob("*.py") if path.stem != 
 PUBLISHED: dict[str, Any] = dict(LazyConfig.load(CONFIGS / "common/models/published.py").published)
 #: trained in a minute on a CPU
 SMALL = [name for name in EXPERIMENTS if name.endswith(("_digits", "_stdlib", "_bpe"))]
-CIFAR = ["alexnet_cifar", "resnet18_cifar"]
+CIFAR = ["resnet18_cifar"]
 #: config -> name of its size in configs/common/models/published.py
 PUBLISHED_SIZE = {
     "bert_base": "bert_base",
-    "convnext_imagenet": "convnext_tiny",
     "gpt2": "gpt2",
-    "mae_imagenet": "mae_base",
     "mt5_small": "mt5_small",
     "resmlp_imagenet": "resmlp_s12",
-    "resnet50_imagenet": "resnet50",
     "roberta_base": "roberta_base",
     "smollm2_135m": "smollm2_135m",
     "swin_imagenet": "swin_tiny",

@@ -18,7 +18,6 @@ PUBLISHED: dict[str, Any] = dict(LazyConfig.load(CONFIGS / "common/models/publis
 #: from the papers and model cards; of a weight that is used twice once
 NUM_PARAMETERS = {
     "resnet18": 11_689_512,
-    "resnet50": 25_557_032,
     "bert_base": 110_106_428,
     "bert_large": 336_226_108,
     "minilm_l6": 22_713_216,
@@ -48,17 +47,10 @@ NUM_PARAMETERS = {
     "swinv2_tiny": 28_347_154,
     "swinv2_small": 49_728_418,
     "swinv2_base": 87_918_816,
-    "convnext_tiny": 28_589_128,
-    "convnext_small": 50_223_688,
-    "convnext_base": 88_591_464,
-    "convnext_large": 197_767_336,
     "resmlp_s12": 15_350_872,
     "resmlp_s24": 30_020_680,
     "resmlp_s36": 44_690_488,
     "resmlp_b24": 129_138_280,
-    # without the fixed positions, 197 * (768 + 512) and 197 * (1024 + 512)
-    "mae_base": 111_907_840 - 252_160,
-    "mae_large": 329_541_888 - 302_592,
     "gpt2": 124_439_808,
     "gpt2_medium": 354_823_168,
     "gpt2_large": 774_030_080,
@@ -74,7 +66,6 @@ NUM_PARAMETERS = {
 GIGA_MACS = {
     "swin_tiny": 4.5,
     "swinv2_tiny": 5.9,
-    "convnext_tiny": 4.5,
     "resmlp_s12": 3.0,
 }
 

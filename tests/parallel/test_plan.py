@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 import pytest
 from oneflow import nn
 
-from libai.models import BERT, GPT, MLP, AlexNet, ResNet, ViT
+from libai.models import BERT, GPT, MLP, ResNet, ViT
 from libai.parallel import Mesh, ParallelPlan, named_tensors
 from libai.utils.errors import UserError
 
@@ -17,7 +17,6 @@ SHIPPED = {
     "bert": lambda: BERT(32, 8, hidden_size=16, num_layers=2, num_heads=2),
     "vit": lambda: ViT(8, 4, hidden_size=16, num_layers=2, num_heads=2),
     "resnet": lambda: ResNet(width=4),
-    "alexnet": lambda: AlexNet(width=4, hidden_size=16),
     "mlp": lambda: MLP(8, (8, 8)),
 }
 

@@ -9,7 +9,7 @@ from parity_equal import assert_equal_to_plain_loop
 from parity_variants import VARIANTS, groups_with
 
 #: models whose families are compared in other tests of the first command, too
-_SLOW = {"alexnet", "resnet", "vit", "swin", "swinv2", "convnext", "resmlp", "mae"}
+_SLOW = {"resnet", "vit", "swin", "swinv2", "resmlp"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in _SLOW else ()) for n in VARIANTS])

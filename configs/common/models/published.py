@@ -70,8 +70,8 @@ def _vit(patch_size: int, hidden_size: int, num_layers: int, num_heads: int) -> 
     )
 
 
-def _resnet(block: str, *blocks_per_stage: int) -> Any:
-    return LazyCall("libai.models.ResNet")(num_classes=1000, block=block, blocks_per_stage=list(blocks_per_stage))
+def _resnet(*blocks_per_stage: int) -> Any:
+    return LazyCall("libai.models.ResNet")(num_classes=1000, blocks_per_stage=list(blocks_per_stage))
 
 
 def _swin(target: str, hidden_size: int, blocks: int, num_heads: int, **sizes: Any) -> Any:
@@ -92,11 +92,6 @@ def _swin_v2(hidden_size: int, blocks: int, num_heads: int) -> Any:
     return _swin("libai.models.SwinV2", hidden_size, blocks, num_heads, image_size=256, window_size=8)
 
 
-def _convnext(width: int, blocks: int) -> Any:
-    widths = [width * 2**stage for stage in range(4)]
-    return LazyCall("libai.models.ConvNeXt")(num_classes=1000, widths=widths, blocks_per_stage=[3, 3, blocks, 3])
-
-
 def _resmlp(num_layers: int, layer_scale: float, patch_size: int = 16, hidden_size: int = 384) -> Any:
     return LazyCall("libai.models.ResMLP")(
         patch_size=patch_size,
@@ -107,13 +102,8 @@ def _resmlp(num_layers: int, layer_scale: float, patch_size: int = 16, hidden_si
     )
 
 
-def _mae(hidden_size: int, num_layers: int, num_heads: int) -> Any:
-    return LazyCall("libai.models.MAE")(hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads)
-
-
 published = {
-    "resnet18": _resnet("basic", 2, 2, 2, 2),
-    "resnet50": _resnet("bottleneck", 3, 4, 6, 3),
+    "resnet18": _resnet(2, 2, 2, 2),
     "bert_base": _bert(768, 12, 12, predicts_next_sentence=True),
     "bert_large": _bert(1024, 24, 16, predicts_next_sentence=True),
     "minilm_l6": _bert(384, 6, 12, "libai.models.BERTEmbedder", has_pooler=True),
@@ -143,16 +133,10 @@ published = {
     "swinv2_tiny": _swin_v2(96, 6, 3),
     "swinv2_small": _swin_v2(96, 18, 3),
     "swinv2_base": _swin_v2(128, 18, 4),
-    "convnext_tiny": _convnext(96, 9),
-    "convnext_small": _convnext(96, 27),
-    "convnext_base": _convnext(128, 27),
-    "convnext_large": _convnext(192, 27),
     "resmlp_s12": _resmlp(12, 1e-4),
     "resmlp_s24": _resmlp(24, 1e-5),
     "resmlp_s36": _resmlp(36, 1e-6),
     "resmlp_b24": _resmlp(24, 1e-6, patch_size=8, hidden_size=768),
-    "mae_base": _mae(768, 12, 12),
-    "mae_large": _mae(1024, 24, 16),
     "gpt2": _gpt2(768, 12, 12),
     "gpt2_medium": _gpt2(1024, 24, 16),
     "gpt2_large": _gpt2(1280, 36, 20),

@@ -21,7 +21,7 @@ def build_model(case: dict[str, Any], folder: Path) -> nn.Module:
             raise Unavailable(f"model.{rate}={sizes[rate]}: PyTorch draws other masks, so the losses could not agree")
     if name == "GPT" or (name == "BERT" and not sizes.get("is_post_norm")):
         return LanguageModel(name, sizes)
-    classes = {"Llama": Llama, "ViT": ViT, "ResNet": ResNet, "AlexNet": AlexNet, "ResMLP": ResMLP}
+    classes = {"Llama": Llama, "ViT": ViT, "ResNet": ResNet, "ResMLP": ResMLP}
     return classes[name](sizes) if name in classes else FromTransformers(name, case["transformers"], folder)
 
 
@@ -291,29 +291,6 @@ class ResNet(nn.Module):
         for block in self.blocks:
             x = block(x)
         return F.cross_entropy(self.head(x.mean((2, 3))), labels)
-
-
-class AlexNet(nn.Module):
-    """An image classifier, by the arguments of `libai.models.AlexNet`; without dropout."""
-
-    def __init__(self, sizes: dict[str, Any]):
-        super().__init__()
-        width, hidden_size = sizes["width"], sizes["hidden_size"]
-        channels = [sizes["num_channels"], width, width * 3, width * 6, width * 4, width * 4]
-        layers = [
-            nn.Sequential(nn.Conv2d(a, b, 3, 1, 1), nn.ReLU(), *([nn.MaxPool2d(2, 2)] if i in (0, 1, 4) else []))
-            for i, (a, b) in enumerate(zip(channels, channels[1:]))
-        ]
-        self.features = nn.Sequential(*layers)
-        num_features = channels[-1] * (sizes["image_size"] // 8) ** 2
-        self.classifier = nn.Sequential(
-            nn.Identity(), nn.Linear(num_features, hidden_size), nn.ReLU(),
-            nn.Identity(), nn.Linear(hidden_size, hidden_size), nn.ReLU(),
-        )  # fmt: skip
-        self.head = nn.Linear(hidden_size, sizes["num_classes"])
-
-    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self.head(self.classifier(self.features(images).flatten(1))), labels)
 
 
 class Affine(nn.Module):

@@ -118,7 +118,7 @@ ENCODER_BLOCK = {
     "mlp.up.@": "intermediate.dense.@",
     "mlp.down.@": "output.dense.@",
 }
-#: settings that BERT, ViT and MAE name alike
+#: settings that BERT and ViT name alike
 ENCODER_ARGUMENTS: dict[str, tuple[str, Any]] = {
     "hidden_size": ("hidden_size", 768),
     "num_layers": ("num_hidden_layers", 12),

@@ -27,11 +27,8 @@ def _shortcut(num_in: int, num_out: int, stride: int) -> nn.Module:
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut."""
 
-    expansion = 1
-
-    def __init__(self, num_in: int, num_inner: int, stride: int):
+    def __init__(self, num_in: int, num_out: int, stride: int):
         super().__init__()
-        num_out = num_inner * self.expansion
         self.conv1 = nn.Conv2d(num_in, num_out, 3, stride, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(num_out)
         self.conv2 = nn.Conv2d(num_out, num_out, 3, 1, 1, bias=False)
@@ -45,43 +42,15 @@ class BasicBlock(nn.Module):
         return self.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
-class Bottleneck(nn.Module):
-    """A 3x3 convolution of a quarter of the channels, which carries the stride, between two of 1x1, and a shortcut."""
-
-    expansion = 4
-
-    def __init__(self, num_in: int, num_inner: int, stride: int):
-        super().__init__()
-        num_out = num_inner * self.expansion
-        self.conv1 = nn.Conv2d(num_in, num_inner, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(num_inner)
-        self.conv2 = nn.Conv2d(num_inner, num_inner, 3, stride, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(num_inner)
-        self.conv3 = nn.Conv2d(num_inner, num_out, 1, bias=False)
-        self.norm3 = nn.BatchNorm2d(num_out)
-        self.relu = nn.ReLU()
-        self.shortcut = _shortcut(num_in, num_out, stride)
-
-    def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """`x` (batch, num_in, height, width) to (batch, 4 * num_inner, height / stride, width / stride)."""
-        y = self.relu(self.norm1(self.conv1(x)))
-        y = self.relu(self.norm2(self.conv2(y)))
-        return self.relu(self.norm3(self.conv3(y)) + self.shortcut(x))
-
-
-#: argument `block` of `ResNet` -> its class
-BLOCKS: dict[str, type[BasicBlock | Bottleneck]] = {"basic": BasicBlock, "bottleneck": Bottleneck}
-
-
 class ResNet(nn.Module):
     """An image classifier.
 
     Args:
-        num_channels, num_classes: of the images and of the labels.
+        num_channels: channels of the images.
+        num_classes: number of labels.
         width: channels of the first stage; each later stage doubles them and halves the side.
-        blocks_per_stage: `(2, 2, 2, 2)` is ResNet-18, `(3, 4, 6, 3)` ResNet-34, and with bottlenecks ResNet-50.
+        blocks_per_stage: `(2, 2, 2, 2)` is ResNet-18, `(3, 4, 6, 3)` ResNet-34.
         stem: `"imagenet"` (7x7 stride 2, then pooling) or `"cifar"` (3x3 stride 1), which keeps small images whole.
-        block: `"basic"` (two 3x3 convolutions) or `"bottleneck"` (1x1, 3x3, 1x1, four times the channels).
     """
 
     plan = RESNET_PLAN
@@ -93,7 +62,6 @@ class ResNet(nn.Module):
         width: int = 64,
         blocks_per_stage: Sequence[int] = (2, 2, 2, 2),
         stem: str = "imagenet",
-        block: str = "basic",
     ):
         super().__init__()
         check_sizes(num_channels=num_channels, num_classes=num_classes, width=width, blocks_per_stage=blocks_per_stage)
@@ -110,15 +78,13 @@ class ResNet(nn.Module):
             )
         else:
             raise UserError(f'stem="{stem}" is not known. It is "imagenet" (7x7 and pooling) or "cifar" (3x3).')
-        if block not in BLOCKS:
-            raise UserError(f'block="{block}" is not known. It is one of {", ".join(BLOCKS)}.')
-        kind = BLOCKS[block]
-        blocks, num_in = [], width
+        self.blocks = nn.ModuleList()
+        num_in = width
         for stage, count in enumerate(blocks_per_stage):
+            num_out = width * 2**stage
             for i in range(count):
-                blocks.append(kind(num_in, width * 2**stage, stride=2 if stage and i == 0 else 1))
-                num_in = width * 2**stage * kind.expansion
-        self.blocks = nn.ModuleList(blocks)
+                self.blocks.append(BasicBlock(num_in, num_out, stride=2 if stage and i == 0 else 1))
+                num_in = num_out
         self.pool = nn.AdaptiveAvgPool2d((1, 1))
         self.head = nn.Linear(num_in, num_classes)
         init_weights(self, he_std)

@@ -35,7 +35,7 @@ def train(config: Path, folder: Path, *overrides: str) -> dict[int, float]:
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("mae") / "run"
-    train(ROOT / "configs/mae_digits.py", folder, "train.checkpointer.period=6")
+    train(PROJECT / "mae_digits.py", folder, "train.checkpointer.period=6")
     return f"train.load_weight.path={folder}/checkpoints/last"
 
 

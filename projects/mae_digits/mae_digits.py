@@ -6,14 +6,15 @@ The mean image alone gives a loss of 0.073, at which training stays for the firs
 `train.load_weight.path`, the folder of a checkpoint in `out/mae_digits/checkpoints`.
 """
 
+from mae import MAE
+
+from configs.vit_digits import dataloader as dataloader
+from configs.vit_digits import graph as graph
+from configs.vit_digits import lr_scheduler as lr_scheduler
+from configs.vit_digits import optim, train
 from libai.config import LazyCall
 
-from .vit_digits import dataloader as dataloader
-from .vit_digits import graph as graph
-from .vit_digits import lr_scheduler as lr_scheduler
-from .vit_digits import optim, train
-
-model = LazyCall("libai.models.MAE")(
+model = LazyCall(MAE)(
     image_size=8,
     patch_size=2,
     num_channels=1,

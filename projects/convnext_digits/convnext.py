@@ -15,24 +15,16 @@ from libai.models.blocks.outputs import classification_outputs
 from libai.models.blocks.patches import check_image, check_patches, patches_of
 from libai.models.blocks.transformer import MLP_SPLIT, RESIDUAL_PROJECTIONS, MLPBlock, linear_rates
 from libai.utils.errors import UserError
-from libai.utils.sizes import check_sizes
-
-#: see `libai.models.text.gpt.GPT_PLAN`
-CONVNEXT_PLAN: dict[str, Any] = {
-    "split": {f"blocks.*.{name}": axis for name, axis in MLP_SPLIT.items()},
-    "blocks": "blocks",
-    "last": ["norm", "head", "labels"],
-}
 
 
 class ConvNeXtBlock(nn.Module):
     """A depthwise convolution and a network of each position, with a shortcut around both."""
 
-    def __init__(self, width: int, layer_scale: float, drop_path: float, activation: str):
+    def __init__(self, width: int, layer_scale: float, drop_path: float):
         super().__init__()
         self.convolution = nn.Conv2d(width, width, 7, padding=3, groups=width)
         self.norm = nn.LayerNorm(width, eps=1e-6)
-        self.mlp = MLPBlock(width, 4 * width, activation)
+        self.mlp = MLPBlock(width, 4 * width)
         self.scale = LayerScale(width, layer_scale)
         self.drop_path = DropPath(drop_path)
 
@@ -62,15 +54,19 @@ class ConvNeXt(nn.Module):
 
     Args:
         image_size, patch_size: pixels on a side; patches tile the image, and every stage halves the map exactly.
-        num_channels, num_classes: of the images and of the labels.
+        num_channels: channels of the images.
+        num_classes: number of labels.
         widths, blocks_per_stage: channels and number of blocks of each stage.
-        layer_scale: where the learned factors of the branches begin.
+        layer_scale: initial value of the learned factors of the branches.
         drop_path: rate of skipping the branch of the last block; it rises linearly from 0 in the first.
-        activation: of the blocks.
-        norm_eps: of the last norm.
     """
 
-    plan = CONVNEXT_PLAN
+    #: For tensor and pipeline ranks: which weights are split on which axis, and where stages can begin.
+    plan = {
+        "split": {f"blocks.*.{name}": axis for name, axis in MLP_SPLIT.items()},
+        "blocks": "blocks",
+        "last": ["norm", "head", "labels"],
+    }
 
     def __init__(
         self,
@@ -82,12 +78,8 @@ class ConvNeXt(nn.Module):
         blocks_per_stage: Sequence[int] = (3, 3, 9, 3),
         layer_scale: float = 1e-6,
         drop_path: float = 0.0,
-        activation: str = "gelu",
-        norm_eps: float = 1e-6,
     ):
         super().__init__()
-        check_sizes(image_size=image_size, patch_size=patch_size, num_channels=num_channels, num_classes=num_classes)
-        check_sizes(widths=widths, blocks_per_stage=blocks_per_stage)
         check_patches(image_size, patch_size)
         halvings = len(widths) - 1
         if len(widths) != len(blocks_per_stage) or image_size // patch_size % 2**halvings:
@@ -96,7 +88,8 @@ class ConvNeXt(nn.Module):
                 f"stage, and image_size / patch_size={image_size // patch_size} must be a multiple of {2**halvings}, "
                 "because each stage but the first halves the map."
             )
-        self.image_size, self.patch_size = image_size, patch_size
+        self.image_size = image_size
+        self.patch_size = patch_size
         self.patch_embedding = nn.Linear(num_channels * patch_size**2, widths[0])
         self.embedding_norm = nn.LayerNorm(widths[0], eps=1e-6)
         rates = iter(linear_rates(drop_path, sum(blocks_per_stage)))
@@ -104,9 +97,9 @@ class ConvNeXt(nn.Module):
         for stage, (width, count) in enumerate(zip(widths, blocks_per_stage)):
             if stage:
                 blocks.append(Downsampling(widths[stage - 1], width))
-            blocks += [ConvNeXtBlock(width, layer_scale, next(rates), activation) for _ in range(count)]
+            blocks += [ConvNeXtBlock(width, layer_scale, next(rates)) for _ in range(count)]
         self.blocks = nn.ModuleList(blocks)
-        self.norm = nn.LayerNorm(widths[-1], eps=norm_eps)
+        self.norm = nn.LayerNorm(widths[-1], eps=1e-6)
         self.head = nn.Linear(widths[-1], num_classes)
         init_weights(self, fan_in_std(sum(blocks_per_stage), RESIDUAL_PROJECTIONS))
         reset_layer_scales(self)

@@ -8,7 +8,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.layers.random import SeededLayer, random_int32
+from libai.layers import SeededLayer, random_int32
 from libai.models.blocks.init import fan_in_std, init_weights
 from libai.models.blocks.patches import check_image, check_patches, patches_of
 from libai.models.blocks.transformer import (
@@ -18,10 +18,9 @@ from libai.models.blocks.transformer import (
     plan_of_blocks,
 )
 from libai.utils.errors import UserError
-from libai.utils.sizes import check_sizes
 
 _ENCODER, _DECODER = plan_of_blocks("blocks"), plan_of_blocks("decoder_blocks")
-#: see `libai.models.text.gpt.GPT_PLAN`; the decoder, which needs the images again, is on the first stage
+#: for tensor and pipeline ranks; the decoder, which needs the images again, is on the first stage
 MAE_PLAN = {
     "split": {**_ENCODER["split"], **_DECODER["split"]},
     "blocks": "blocks",
@@ -49,13 +48,13 @@ class MAE(nn.Module):
 
     Args:
         image_size, patch_size: pixels on a side; patches tile the image exactly.
-        num_channels: of the images.
+        num_channels: channels of the images.
         hidden_size, num_layers, num_heads, mlp_ratio: the size of the encoder.
         decoder_hidden_size, decoder_num_layers, decoder_num_heads, decoder_mlp_ratio: the size of the decoder.
-        mask_ratio: share of the patches that the encoder does not see. They are drawn anew for each sample in training;
-            in evaluation they are the same for all.
-        normalizes_patches: whether the decoder predicts each patch with mean 0 and variance 1.
-        activation, norm_eps: of the blocks.
+        mask_ratio: share of the patches that the encoder does not see. They are drawn for each sample in training; in
+            evaluation they are the same for all.
+        normalizes_patches: the decoder predicts each patch with mean 0 and variance 1.
+        activation, norm_eps: activation and epsilon of the blocks.
     """
 
     plan = MAE_PLAN
@@ -79,7 +78,6 @@ class MAE(nn.Module):
         norm_eps: float = 1e-6,
     ):
         super().__init__()
-        check_sizes(image_size=image_size, patch_size=patch_size, num_channels=num_channels)
         check_transformer(hidden_size, num_layers, num_heads, mlp_ratio)
         check_transformer(decoder_hidden_size, decoder_num_layers, decoder_num_heads, decoder_mlp_ratio)
         check_patches(image_size, patch_size)

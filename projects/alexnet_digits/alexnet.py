@@ -11,14 +11,6 @@ from libai.layers import Dropout
 from libai.models.blocks.init import he_std, init_weights
 from libai.models.blocks.outputs import classification_outputs
 from libai.utils.errors import UserError
-from libai.utils.sizes import check_sizes
-
-#: see `libai.models.text.gpt.GPT_PLAN`; of the dense layers, which hold most weights, the first is split by outputs and
-#: the second by inputs
-ALEXNET_PLAN: dict[str, Any] = {
-    "split": {"classifier.1.weight": 0, "classifier.1.bias": 0, "classifier.4.weight": 1},
-    "blocks": "features",
-}
 
 
 class AlexNet(nn.Module):
@@ -26,13 +18,19 @@ class AlexNet(nn.Module):
 
     Args:
         image_size: pixels on a side, a multiple of 8 (three poolings halve it).
-        num_channels, num_classes: of the images and of the labels.
+        num_channels: channels of the images.
+        num_classes: number of labels.
         width: channels of the first convolution (64 in the paper's form); the others follow in its proportions.
         hidden_size: units of the two dense layers (4096 in the paper).
         dropout: rate before each dense layer.
     """
 
-    plan = ALEXNET_PLAN
+    #: For tensor and pipeline ranks. The dense layers hold most weights: the first is split by its outputs, the second
+    #: by its inputs.
+    plan = {
+        "split": {"classifier.1.weight": 0, "classifier.1.bias": 0, "classifier.4.weight": 1},
+        "blocks": "features",
+    }
 
     def __init__(
         self,
@@ -44,9 +42,6 @@ class AlexNet(nn.Module):
         dropout: float = 0.5,
     ):
         super().__init__()
-        check_sizes(image_size=image_size, num_channels=num_channels, num_classes=num_classes)
-        check_sizes(width=width, hidden_size=hidden_size)
-        self.image_size = image_size
         if image_size % 8:
             raise UserError(
                 f"image_size={image_size} is not a multiple of 8, so three poolings cannot halve it. "
@@ -54,11 +49,12 @@ class AlexNet(nn.Module):
             )
         channels = [num_channels, width, width * 3, width * 6, width * 4, width * 4]
         pooled_after = (0, 1, 4)
-        layers: list[nn.Module] = []
+        self.features = nn.ModuleList()
         for i, (num_in, num_out) in enumerate(zip(channels, channels[1:])):
-            parts = [nn.Conv2d(num_in, num_out, 3, 1, 1), nn.ReLU()]
-            layers.append(nn.Sequential(*parts, *([nn.MaxPool2d(2, 2)] if i in pooled_after else [])))
-        self.features = nn.ModuleList(layers)
+            parts: list[nn.Module] = [nn.Conv2d(num_in, num_out, 3, 1, 1), nn.ReLU()]
+            if i in pooled_after:
+                parts.append(nn.MaxPool2d(2, 2))
+            self.features.append(nn.Sequential(*parts))
         self.classifier = nn.Sequential(
             Dropout(dropout),
             nn.Linear(channels[-1] * (image_size // 8) ** 2, hidden_size),
@@ -72,13 +68,6 @@ class AlexNet(nn.Module):
 
     def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
         """`images` (batch, channels, image_size, image_size) float32, `labels` (batch,) int64."""
-        height, width = images.shape[2:]
-        if (height, width) != (self.image_size, self.image_size):
-            raise UserError(
-                f"the batch holds images of {height} x {width}, but this AlexNet was built with "
-                f"image_size={self.image_size}, which fixes the size of its dense layers. Resize the images, or set "
-                "image_size."
-            )
         x = images
         for layer in self.features:
             x = layer(x)

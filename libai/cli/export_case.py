@@ -20,11 +20,11 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from libai.checkpoint.safetensors_format import TensorSpec
-from libai.cli.parser import Parser
 from libai.config import load_config, target_of
 from libai.config.lazy.instantiation import describe
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
+from libai.utils.parser import Parser
 
 
 def run(arguments: Sequence[str]) -> int:

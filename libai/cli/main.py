@@ -13,12 +13,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NoReturn, TextIO, cast
+from typing import NoReturn
 
 from libai import __version__
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
-from libai.utils.screen import columns, fold
 
 
 @dataclass(frozen=True)
@@ -82,29 +81,7 @@ def main() -> NoReturn:
     guarded_main(lambda: _until_nobody_reads(sys.argv[1:]))
 
 
-class _Folded:
-    """Standard output on a terminal: every line is folded to its width when it is complete."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._started = stream, ""
-
-    def write(self, text: str) -> int:
-        *lines, self._started = (self._started + text).split("\n")
-        self._stream.writelines(fold(line, columns(self._stream)) + "\n" for line in lines)
-        return len(text)
-
-    def flush(self) -> None:
-        self._stream.write(self._started)
-        self._started = ""
-        self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
 def _until_nobody_reads(words: Sequence[str]) -> int:
-    if columns(sys.stdout) and words[:1] not in (["train"], ["eval"], ["resume"]):  # a run folds its own
-        sys.stdout = cast(TextIO, _Folded(sys.stdout))
     try:
         code = dispatch(words)
         sys.stdout.flush()

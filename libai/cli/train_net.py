@@ -16,7 +16,6 @@ from libai.launch.guard import guarded_main
 from libai.launch.startup import seconds_since_process_start
 from libai.utils.distributed import get_world_size, is_main_process
 from libai.utils.errors import EXIT_FAILED
-from libai.utils.screen import columns, fold
 
 #: what --fast-dev-run changes: a few iterations of everything
 FAST_DEV_RUN = [
@@ -44,7 +43,7 @@ def config_of(args: Args):
 def print_all(text: str) -> None:
     """Print to stdout, whose reader may have seen enough: `--print-config | head`."""
     try:
-        print(fold(text, columns(sys.stdout)), flush=True)
+        print(text, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is flushed at exit
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from libai.cli import launch
-from libai.cli.parser import Parser
 from libai.launch import external
 from libai.launch.installation import shipped_configs
 from libai.launch.job import TRAINING
 from libai.utils.atomic import read_json
 from libai.utils.errors import UserError
+from libai.utils.parser import Parser
 
 _WORDS = "CONFIG [-n PROCS] [key=value | +key=value | ~key] [flags]"
 

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from omegaconf import OmegaConf
 
 from libai.config.lazy.lazy_config import LazyConfig
 from libai.config.settings.errors import ConfigError, did_you_mean, meant
 from libai.config.validation import load_config
+from libai.utils.parser import Parser
 
 #: flags with a value
 VALUES: dict[str, str] = {
@@ -63,7 +63,7 @@ def parse_args(
     Raises `ConfigError` for an unknown flag, with the nearest one, and for a missing config.
     """
     extra_flags = dict(extra_flags or {})
-    parser = _Parser(prog=prog, usage="%(prog)s CONFIG [key=value | +key=value | ~key ...] [flags]", allow_abbrev=False)
+    parser = Parser(prog=prog, usage="%(prog)s CONFIG [key=value | +key=value | ~key ...] [flags]")
     parser.add_argument("words", nargs="*", metavar="CONFIG and overrides", help="a config file, then settings")
     parser.add_argument("--config-file", metavar="CONFIG", help="the config, when it is not the first word")
     for flag, text in {**FLAGS, **extra_flags}.items():
@@ -126,13 +126,6 @@ def _refuse_contradictions(words: Sequence[str]) -> None:
             problems.append(f"{key} is given twice, as {values[key]} and as {value}. Give it once.")
     if problems:
         raise ConfigError(problems)
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse that raises instead of printing its usage and leaving the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}. Usage: {self.format_usage().removeprefix('usage: ').strip()}")
 
 
 def _unknown_flag(flag: str, flags: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from libai.layers.lora import ADAPTER
 from libai.parallel.mesh import Mesh
 from libai.parallel.stages import balance
 from libai.utils.errors import UserError
+from libai.utils.tables import format_table
 
 _SHOWN_NAMES = 12
 
@@ -192,10 +193,7 @@ class ParallelPlan:
                 layout = ", ".join(f"axis {a} in {n}" for a, n in cuts if a is not None and n > 1) or "full"
                 shape = " x ".join(map(str, t.shape)) or "scalar"
                 rows.append((t.name, shape, str(t.stage), layout, f"{t.bytes_per_rank(mesh):,}"))
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
-        lines = [
-            "  ".join([*(cell.ljust(w) for cell, w in zip(row[:4], widths)), row[4].rjust(widths[4])]) for row in rows
-        ]
+        lines = [format_table(rows, right=[4])]
         for stage, count in enumerate(sharding.blocks_per_stage):
             what = f"stage {stage}, {count} blocks: " if mesh.pipeline > 1 else ""
             lines.append(f"{what}{sharding.parameter_bytes(stage):,} bytes of parameters per rank")

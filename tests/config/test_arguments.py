@@ -1,6 +1,7 @@
 import pytest
 
-from libai.config import Args, ConfigError, parse_args
+from libai.config import Args, parse_args
+from libai.utils.errors import UserError
 
 
 def test_words_and_flags_may_be_mixed():
@@ -33,7 +34,7 @@ def test_tools_can_add_flags_and_do_without_a_config():
     ],
 )
 def test_mistakes_are_explained(argv, text):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(UserError) as caught:
         parse_args(argv)
     assert text in str(caught.value)
 

@@ -67,9 +67,9 @@ def test_what_differs_and_the_last_metrics_are_printed(tmp_path, capsys):
     b = make_run(tmp_path / "b", 0.2, (3.0, 1.25, 0.75), processes=2, status=None)
     rows = compared(capsys, a, b)
     assert rows[0] == ["differs", a, b]
-    assert rows[2:5] == [["optim.lr", "0.1", "0.2"], ["model.width", "4", "-"], ["processes", "1", "2"]]
-    assert rows[6] == ["last value", a, b]
-    assert rows[8:] == [["status", "finished", "unfinished"], ["iterations", "20", "30"], ["train/loss", "1", "0.75"]]
+    assert rows[1:4] == [["optim.lr", "0.1", "0.2"], ["model.width", "4", "-"], ["processes", "1", "2"]]
+    assert rows[5] == ["last value", a, b]
+    assert rows[6:] == [["status", "finished", "unfinished"], ["iterations", "20", "30"], ["train/loss", "1", "0.75"]]
 
 
 def test_json_has_the_values_unrounded(tmp_path, capsys):
@@ -86,7 +86,7 @@ def test_json_has_the_values_unrounded(tmp_path, capsys):
 def test_equal_runs_one_run_and_a_run_without_metrics(tmp_path, capsys):
     a = make_run(tmp_path / "a")
     b = make_run(tmp_path / "b", losses=())
-    assert compared(capsys, a, b)[2] == ["nothing"]
+    assert compared(capsys, a, b)[1] == ["nothing"]
     assert compared(capsys, a, b)[-2:] == [["iterations", "20", "0"], ["train/loss", "1", "-"]]
     assert compared(capsys, a)[-1] == ["train/loss", "1"]
     assert compared(capsys, a, a)[-1] == ["train/loss", "1"]

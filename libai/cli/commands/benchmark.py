@@ -18,10 +18,10 @@ from typing import Any
 from libai.benchmark.cases import Request, find_mode, make_cases, without_folders
 from libai.benchmark.measure import Settings, measure
 from libai.benchmark.report import describe_case, make_report
-from libai.cli.parser import Parser
 from libai.launch.guard import guarded_main
 from libai.launch.installation import PACKAGE, ROOT
 from libai.utils.errors import UserError
+from libai.utils.parser import Parser
 
 _TORCH_VARIANT = os.path.join(PACKAGE, "benchmark", "pytorch", "torch_training.py")
 
@@ -85,7 +85,7 @@ def _request(args: argparse.Namespace) -> Request:
     configs = tuple(word for word in args.words if "=" not in word and not word.startswith(("~", "+")))
     overrides = tuple(word for word in args.words if word not in configs)
     if not configs:
-        raise UserError("no config is named. Name a file, or a shipped config such as mlp_digits.")
+        raise UserError("no config is named. `libai train --help` lists the shipped ones.")
     return Request(
         configs=configs,
         overrides=overrides,

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from libai import checkpoint
-from libai.cli.parser import Parser
 from libai.utils.errors import UserError
+from libai.utils.parser import Parser
 from libai.utils.sizes import format_bytes
 
 

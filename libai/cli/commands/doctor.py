@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from libai.cli.parser import Parser
 from libai.launch import external, request
 from libai.launch.installation import ROOT
 from libai.launch.runtime import explain_versions
@@ -26,6 +25,7 @@ from libai.native.build import find_compiler
 from libai.oneflow_fixes import openblas
 from libai.utils import gpu
 from libai.utils.errors import UserError
+from libai.utils.parser import Parser
 from libai.utils.rank_notes import environment_of_no_rank
 from libai.utils.sizes import format_bytes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from libai.cli.parser import Parser
+from libai.utils.parser import Parser
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from libai.cli.parser import Parser, only_result, require_one_process
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
+from libai.utils.parser import Parser, only_result, require_one_process
 
 
 def run(arguments: Sequence[str]) -> int:

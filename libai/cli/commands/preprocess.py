@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from libai.cli.parser import Parser
 from libai.data import DataError, Preprocessed, TokenDataset, preprocess
+from libai.utils.parser import Parser
 
 _SECONDS_BETWEEN_LINES = 5.0
 _MEASURED_SECONDS = 0.3

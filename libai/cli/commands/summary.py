@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from libai.cli.parser import Parser, only_result
 from libai.config import load_config
 from libai.utils.errors import UserError
+from libai.utils.parser import Parser, only_result
 
 
 def run(arguments: Sequence[str]) -> int:

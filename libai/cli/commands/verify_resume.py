@@ -14,12 +14,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from libai.cli.parser import Parser
 from libai.config import load_config
 from libai.launch.guard import guarded_main
 from libai.launch.installation import LAUNCH
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import EXIT_RESUMABLE, UserError
+from libai.utils.parser import Parser
 from libai.utils.rank_notes import environment_of_no_rank
 
 #: the program of each of the three jobs, with `--phase`

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from libai.cli.commands.runs.page import page_of
-from libai.cli.commands.runs.records import MISSING, Record, differing, format_table, read_record, show
-from libai.cli.parser import Parser
+from libai.cli.commands.runs.records import MISSING, Record, differing, read_record, show
 from libai.utils.atomic import atomic_write_text
 from libai.utils.errors import UserError
+from libai.utils.parser import Parser
+from libai.utils.tables import format_table
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -28,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
     if args.json:
         print(json.dumps(as_json(records), indent=1))
     else:
-        print("\n\n".join(format_table(rows[0], rows[1:]) for rows in tables.values()))
+        print("\n\n".join(format_table(rows) for rows in tables.values()))
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         curves = {name: record.curves for name, record in records.items()}

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from libai.cli.parser import Parser
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
+from libai.utils.parser import Parser
 
 _MODULE = "libai.cli.commands.runs.generate"
 _OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "num_beams", "length_penalty", "seed")

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from libai.cli.parser import Parser
 from libai.utils.errors import UserError
+from libai.utils.parser import Parser
 
 #: column → one entry for each sample
 Columns = dict[str, Any]

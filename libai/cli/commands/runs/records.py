@@ -118,13 +118,6 @@ def show(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text, each as wide as its longest cell."""
-    widths = [max(map(len, column)) for column in zip(header, *rows)]
-    lines = [header, ["-" * width for width in widths], *rows]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
-
-
 def _facts(environment: dict[str, Any]) -> dict[str, Any]:
     facts = {
         "processes": ("layout", "world_size"),

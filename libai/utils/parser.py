@@ -1,4 +1,4 @@
-"""The argument parser of all subcommands."""
+"""The argument parser of all commands and of the training program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import UserError
-from libai.utils.screen import fold
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -19,12 +18,11 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = text.strip().split("\n\n")
-        return "\n\n".join(
-            fold(part, width)
-            if "\n " in part or part[:1] == " "
-            else textwrap.fill(part, width, break_on_hyphens=False)
-            for part in paragraphs
-        )
+        filled = []
+        for part in paragraphs:
+            keeps_lines = "\n " in part or part.startswith(" ")
+            filled.append(part if keeps_lines else textwrap.fill(part, width, break_on_hyphens=False))
+        return "\n\n".join(filled)
 
 
 def only_result(as_json: bool) -> contextlib.AbstractContextManager[object]:

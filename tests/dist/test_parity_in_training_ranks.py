@@ -46,7 +46,7 @@ def test_another_training_ends_every_rank_with_one_message_that_names_the_module
 
 def test_where_no_module_can_be_named_the_message_says_how_to_find_it(rows):
     first, second = rows["wrong, accumulation"]["errors"]
-    assert first == second and "tools/parity.py with this config, --procs 2 and --mesh data=2 tells" in first
+    assert first == second and "`libai parity` with this config names the module" in first
 
 
 def test_a_refusal_on_one_rank_is_one_for_all_and_the_run_goes_on(rows, mode):

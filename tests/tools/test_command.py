@@ -62,7 +62,7 @@ def test_every_subcommand_has_help(name, capsys):
         (["train", "mlp_digit"], "CONFIG is mlp_digit, and there is no such file. Did you mean mlp_digits?"),
         (["resume"], "no run is named"),
         (["resume", "nowhere"], "nowhere holds no run: there is no config.yaml in it"),
-        (["parity", "mlp_digits", "--proc", "2"], "--proc: no such flag. Did you mean --procs? `libai parity --help`"),
+        (["parity", "mlp_digits", "--iter", "2"], "--iter: no such flag. Did you mean --iters? `libai parity --help`"),
     ],
 )
 def test_mistakes_are_one_clear_error(words, text):

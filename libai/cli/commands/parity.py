@@ -1,8 +1,8 @@
 """Prove that a config trains the same in eager and in graph mode.
 
 Runs the config's own model, data, optimizer and schedule in both modes from one seed and reports the modes' own noise,
-the largest differences, and the module that diverges first. With --procs and --mesh it compares both modes, on one
-process and on each of these meshes, with eager mode on one process. Nothing is written to the output folder.
+the largest differences, and the module that diverges first. Runs on one process; nothing is written to the output
+folder.
 
 Exit codes: 0 the same training (or within the bound, which the report says); 1 broken; 2 a mistake in config or
 arguments. docs/parity.md explains the report.
@@ -10,10 +10,8 @@ arguments. docs/parity.md explains the report.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
@@ -22,24 +20,13 @@ from libai.utils.parser import Parser, only_result, require_one_process
 
 def run(arguments: Sequence[str]) -> int:
     args = build_parser().parse_intermixed_args(arguments)
-    if args.cell:  # a rank of a job that check_meshes has started
-        from libai.engine.verify.meshes import run_cell
-
-        run_cell(args.config_file, [*filter(None, [args.config]), *args.overrides], args.cell)
-        return 0
     if args.config is None:
         raise UserError("no config is named. `libai train --help` lists the shipped ones.")
     require_one_process()
-    from libai.engine.verify.meshes import check_meshes
     from libai.engine.verify.modes import check_config
 
     with only_result(args.json):
-        report: Any
-        if args.procs > 1 or args.mesh:
-            meshes = args.mesh or [f"data={args.procs}"]
-            report = check_meshes(args.config, args.overrides, args.procs, meshes, args.iters, args.bound)
-        else:
-            report = check_config(args.config, args.overrides, args.iters, args.bound)
+        report = check_config(args.config, args.overrides, args.iters, args.bound)
     print(report.to_json() if args.json else report)
     return report.exit_code
 
@@ -51,15 +38,6 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--bound", type=float, default=1e-5, metavar="X", help="largest relative difference of a loss (default 1e-5)"
     )
-    parser.add_argument("--procs", type=int, default=1, metavar="N", help="processes of each mesh (default 1)")
-    parser.add_argument(
-        "--mesh",
-        action="append",
-        metavar="AXIS=N",
-        help="data=2, tensor=2, pipeline=2 or several joined by commas; may be given again (default data=N of --procs)",
-    )
-    parser.add_argument("--config-file", help=argparse.SUPPRESS)  # what the launcher passes on
-    parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
 

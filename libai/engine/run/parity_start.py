@@ -215,12 +215,8 @@ def _culprit(trained: Any, batches: Batches, iteration: int) -> str:
     """`it begins in <module> (...)`, or how to find that out. Collective."""
     live: ModelTrainer = trained.trainer
     mesh, steps = trained.mesh, trained.plan.num_accumulation_steps
-    how = "tools/parity.py with this config tells where"
+    how = "`libai parity` with this config names the module where it can, on one process"
     if not mesh.is_single:
-        axes = [f"{axis}={getattr(mesh, axis)}" for axis in ("data", "tensor", "pipeline") if getattr(mesh, axis) > 1]
-        how = (
-            f"tools/parity.py with this config, --procs {mesh.size} and --mesh {','.join(axes)} tells which mode it is"
-        )
         logger.warning("train.parity_check: the modes diverge; looking for the module")
     if mesh.data > 1 and steps > 1:  # a compiled step records the micro-batches of each rank one behind the other
         return how

@@ -1,21 +1,37 @@
-"""Code of others exchanged from outside: functions for a while, and how a module of the user is called in both modes.
+"""Code of others exchanged from outside: functions and OneFlow's operations for a while, and how modules are called.
 
-For the latter the class of the object is exchanged for a subclass with another `forward`, because `nn.Graph` ignores an
-attribute `forward` of the object (docs/oneflow.md#forward-in-a-graph). In a graph `self` is then OneFlow's proxy of the
-module.
+The class of a module is exchanged for a subclass with another `forward`, because `nn.Graph` ignores an attribute
+`forward` of the object (docs/oneflow.md#forward-in-a-graph). In a graph `self` is then OneFlow's proxy of the module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import oneflow as flow
 from oneflow import nn
 
 _INHERITED = object()
 #: `around(module, forward, args, kwargs)` calls `forward(module, *args, **kwargs)` and returns what the module gives
 Around = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+#: methods of a tensor that compute something in C without passing through `oneflow._C`
+_OPERATORS = (
+    *("add", "radd", "sub", "rsub", "mul", "rmul", "isub", "imul", "truediv", "rtruediv", "itruediv", "pow", "rpow"),
+    *("neg", "abs", "matmul", "rmatmul", "lt", "le", "eq", "ne", "gt", "ge", "and", "or", "invert", "getitem"),
+    *("setitem", "mod", "floordiv"),
+)
+#: tensor methods that are no operations on the device
+_FACTS = {
+    *("storage_offset", "stride", "is_contiguous", "is_pinned", "is_floating_point", "requires_grad_", "retain_grad"),
+    *("detach", "register_hook", "_register_post_grad_accumulation_hook", "global_id", "check_meta_consistency"),
+    *("size", "type", "dim", "ndimension", "nelement", "numel", "element_size", "get_device"),
+    "_register_storage_delete_hook",
+}
 
 
 @contextmanager
@@ -32,6 +48,36 @@ def replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
+
+
+def replaced_operations(
+    replace: Callable[[Callable[..., Any], str], Callable[..., Any] | None], holders: Iterable[Any] = ()
+) -> AbstractContextManager[None]:
+    """Replace OneFlow's operations while the block runs: functions of `oneflow._C`, methods and operators of tensors.
+
+    `replace(operation, name)` returns what stands for an operation, or None to leave it. An operation is replaced
+    wherever a module of this process, or one of `holders`, has it.
+    """
+    functions: dict[int, tuple[Any, Any]] = {}
+    for name, operation in vars(flow._C).items():
+        if type(_original(operation)).__name__ == "builtin_function_or_method":
+            functions[id(operation)] = (operation, replace(operation, name))
+    found = []
+    for owner in (*sys.modules.values(), *holders):
+        for name, value in list(getattr(owner, "__dict__", {}).items()):
+            if id(value) in functions and functions[id(value)][0] is value:
+                found.append((owner, name, functions[id(value)][1]))
+    for name, value in vars(flow.Tensor).items():
+        is_operator = name.startswith("__") and name.strip("_") in _OPERATORS
+        is_method = type(_original(value)).__name__ == "method_descriptor" and name not in _FACTS
+        if is_operator or is_method:
+            found.append((flow.Tensor, name, replace(value, name.strip("_") if is_operator else name)))
+    return replaced(*(replacement for replacement in found if replacement[2] is not None))
+
+
+def _original(operation: Any) -> Any:
+    """Return the operation that a replacement stands for; tracing replaces operations, too."""
+    return getattr(operation, "__wrapped__", operation)
 
 
 def wrap_forward(module: nn.Module, around: Around) -> None:

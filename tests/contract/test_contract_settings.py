@@ -59,60 +59,6 @@ def test_the_profiler_writes_its_window(tmp_path, mode):
     assert "function calls" in (tmp_path / "profile" / "profile_rank0.txt").read_text()
 
 
-def traced(tmp_path, mode, *overrides):
-    """Complete events of a trace by name, and all events, which are as browsers read them."""
-    window = ("train.profiler.enabled=true", "train.profiler.start_iter=1", "train.profiler.num_iters=1")
-    losses = cr.train(tmp_path, mode, "train.train_iter=8", *window, *overrides)
-    trace = json.loads((tmp_path / "profile" / "trace_rank0.json").read_text())
-    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    assert {event["ph"] for event in trace["traceEvents"]} == {"X", "M"}
-    for event in events:
-        assert event["dur"] >= 0 and event["ts"] >= 0 and event["pid"] == 0 and event["tid"] == 0 and event["name"]
-    return losses, events
-
-
-def end(event):
-    return event["ts"] + event["dur"]
-
-
-def parents_of(events):
-    """The name of the slice in which each lies; two slices of a thread must not overlap otherwise."""
-    opened, parents = [], {}
-    for event in events:
-        while opened and end(opened[-1]) <= event["ts"] + 1e-3:
-            opened.pop()
-        assert not opened or end(event) <= end(opened[-1]) + 1e-3, (event, opened[-1])
-        parents.setdefault(event["name"], set()).add(opened[-1]["name"] if opened else "")
-        opened.append(event)
-    return parents
-
-
-def test_the_trace_has_phases_and_operations(tmp_path, mode):
-    run, events = traced(tmp_path, mode)
-    parents = parents_of(events)
-    assert parents["iteration"] == {""} and parents["data"] == {"iteration"} and parents["update"] == {"iteration"}
-    assert parents["WriterHook.after_step"] == {""} and "EvalHook.after_step" in parents
-    operations = [event for event in events if event["cat"] == "operation"]
-    matmul = [event for event in operations if event["name"] == "matmul"]
-    assert matmul and {event["args"]["shapes"] for event in matmul} >= {"(8,8) (16,8)"}
-    assert "matmul backward" in parents
-    if mode == "eager":
-        assert parents["forward"] == parents["backward"] == parents["optimizer"] == {"update"}
-        assert parents["matmul"] == {"forward", "EvalHook.after_step"}
-    else:
-        assert parents["compiled step"] == {"update"}
-        assert parents["the next update op by op, undone"] == {"ProfilerHook.before_step"}
-    assert [name for name in vars(run.trainer) if name in ("update", "run_step")] == []
-
-
-@pytest.mark.slow
-def test_a_traced_run_trains_as_any_other(tmp_path, mode):
-    plain = cr.train(tmp_path / "plain", mode, "train.train_iter=8")
-    traced_run, _ = traced(tmp_path / "traced", mode)
-    for name, tensor in plain.model.state_dict().items():
-        assert tensor.numpy().tobytes() == traced_run.model.state_dict()[name].numpy().tobytes(), name
-
-
 def test_without_the_profiler_nothing_is_profiled(tmp_path, mode):
     cr.train(tmp_path, mode, "train.train_iter=2")
     assert not (tmp_path / "profile").exists()

@@ -141,7 +141,7 @@ class Profiler:
 
     enabled: bool = key(False, "Record a profile into the output directory.")
     start_iter: int = key(10, "First iteration that is recorded; earlier ones warm up.", at_least=0)
-    num_iters: int = key(5, "How many iterations are recorded; the two behind them are traced.", at_least=1)
+    num_iters: int = key(5, "How many iterations are recorded.", at_least=1)
 
 
 @dataclass(frozen=True)

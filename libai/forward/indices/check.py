@@ -23,7 +23,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.forward.indices.lookups import Lookup, lookups_of
-from libai.oneflow_fixes.op_profile import replaced_operations
+from libai.oneflow_fixes.wrapping import replaced_operations
 from libai.utils.errors import UserError
 from libai.utils.tensors import part_here
 

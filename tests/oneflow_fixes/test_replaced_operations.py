@@ -7,7 +7,7 @@ import functools
 import oneflow as flow
 import pytest
 
-from libai.oneflow_fixes.op_profile import replaced_operations
+from libai.oneflow_fixes.wrapping import replaced_operations
 
 
 def test_functions_methods_and_operators_are_replaced():

@@ -4,11 +4,7 @@ Importing the package prepares the process environment for OneFlow (see `libai.l
 oneflow itself is imported by the first module that needs it.
 """
 
-from libai.launch.installation import find_environment as _find_environment
-
-_find_environment()
-
-from libai.launch.runtime import prepare_environment as _prepare_environment  # noqa: E402  (needs the environment's Python)
+from libai.launch.runtime import prepare_environment as _prepare_environment
 
 __version__ = "0.1.0"
 

@@ -5,8 +5,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without installation
 
-from libai.cli.commands.preprocess import run
 from libai.launch.guard import guarded_main
 
+
+def main() -> int:
+    from libai.cli.commands.preprocess import run
+
+    return run(sys.argv[1:])
+
+
 if __name__ == "__main__":
-    guarded_main(lambda: run(sys.argv[1:]))
+    guarded_main(main)

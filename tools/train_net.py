@@ -8,8 +8,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without installation
 
-from libai.cli.train_net import main
 from libai.launch.guard import guarded_main
+
+
+def main() -> int:
+    from libai.cli.train_net import main
+
+    return main()
+
 
 if __name__ == "__main__":
     guarded_main(main)

@@ -1,1 +1,6 @@
 """The launcher, and the process of a rank: what `import oneflow` needs, how it stops and how it ends."""
+
+import sys as _sys
+
+if _sys.version_info < (3, 10):  # noqa: UP036  # pip does not check a clone, and no other file can be read there
+    raise ImportError("libai needs CPython 3.10; `bash tools/env.sh` makes an environment with it")

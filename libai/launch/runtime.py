@@ -31,6 +31,9 @@ from libai.utils.rank_notes import FAILURE_DIR_VARIABLE, RENDEZVOUS_VARIABLES, p
 
 DEFAULT_CONNECT_SECONDS = 120.0
 
+# packages of requirements/core.in by the name that is imported, without which no command runs
+_NEEDED = ("oneflow", "numpy", "omegaconf", "hydra", "tensorboardX", "rich", "safetensors", "filelock", "tokenizers")
+
 # package, its module, the first major version that does not work, what to install
 _TOO_NEW = (
     ("numpy", "numpy", 2, "'numpy<2'"),
@@ -233,14 +236,13 @@ def _oneflow_import_error(text: str) -> ImportError:
 def explain_import_error(error: BaseException) -> str | None:
     """Return one line that says what to do about a failed `import oneflow`, None if `error` is about something else."""
     text = str(error)
-    if isinstance(error, ModuleNotFoundError) and error.name == "oneflow":
-        version = platform.python_version()
+    if isinstance(error, ModuleNotFoundError) and error.name in _NEEDED:
+        found = f"{error.name} is not installed for {sys.executable}, Python {platform.python_version()}"
         if sys.version_info[:2] > (3, 10):
-            return (
-                f"`import oneflow` needs CPython 3.7 to 3.10 (there is no wheel of oneflow 0.9.0 for others); "
-                f"this is {version}. `bash tools/env.sh` makes an environment that fits."
-            )
-        return f"oneflow is not installed in {sys.prefix}. Run `pip install -e .` there, or `bash tools/env.sh`."
+            found += ", and oneflow 0.9.0 has no wheel for it"
+        return (
+            f"{found}. Use the interpreter that `bash tools/env.sh` prints: it makes an environment if there is none."
+        )
     no_space = ("failed to map segment", "annot allocate memory", "Resource temporarily unavailable", "bad_alloc")
     if isinstance(error, MemoryError) or any(words in text for words in no_space):
         return (

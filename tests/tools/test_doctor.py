@@ -63,7 +63,7 @@ def checked(name: str, monkeypatch, tmp_path) -> doctor.Finding:
         monkeypatch.setattr(doctor.gpu, "check_gpu", lambda: "H100 cannot be used")
         return doctor.check_gpu(FACTS)
     if name == "launcher":
-        monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+        monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
         return doctor.check_launcher()
     monkeypatch.setenv("PORT", "70000")
     return doctor.check_ports()
@@ -80,7 +80,7 @@ def checked(name: str, monkeypatch, tmp_path) -> doctor.Finding:
         ("disk", "warning", "train.output_dir"),
         ("gpu", "warning", "H100 cannot be used"),
         ("ports", "failed", "PORT is '70000'"),
-        ("launcher", "failed", "Set NODE in its manifest"),
+        ("launcher", "failed", "SLURM_PROCID is not set"),
     ],
 )
 def test_every_check_can_fail(name, status, text, monkeypatch, tmp_path):

@@ -73,13 +73,20 @@ def export_state(
 
     `named_parameters`: the model's; must hold every parameter of the optimizer (tied weights under the first name).
     `scalars` holds `"step"`, and for optimizers of your own every number in their state. Raises `UserError` when a
-    parameter of the optimizer has no name.
+    parameter of the optimizer has no name, and when the state is in a compiled graph.
     """
     tensors: dict[str, flow.Tensor] = {}
     scalars: dict[str, Any] = {
         key: value for key, value in optimizer._state.items() if isinstance(key, str) and _is_number(value)
     }
-    for name, parameter, group in walk_parameters(optimizer, named_parameters):
+    walked = list(walk_parameters(optimizer, named_parameters))
+    has_keys = any(state_keys(optimizer, group) for _, _, group in walked)
+    if scalars.get("step") and has_keys and not any(optimizer._state[parameter] for _, parameter, _ in walked):
+        raise UserError(
+            f"{type(optimizer).__name__} has made {scalars['step']} updates and holds no state: a compiled graph keeps "
+            "it. Read it with trainer.optimizer_state.export(), or trainer.state_dict()."
+        )
+    for name, parameter, group in walked:
         state = optimizer._state[parameter]
         for key, value in state.items():
             if isinstance(value, flow.Tensor):

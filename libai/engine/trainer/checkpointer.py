@@ -13,6 +13,7 @@ from libai import __version__, checkpoint
 from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, on_rank_0
 from libai.checkpoint.shards import cut_shards
 from libai.checkpoint.strict_json import dump_json
+from libai.engine.loop.trainer_base import TrainerBase
 from libai.scheduler import load_scheduler_state, scheduler_state
 from libai.utils.atomic import point_link
 from libai.utils.distributed import get_world_size, is_main_process, result_of_rank_0
@@ -160,7 +161,8 @@ class TrainerCheckpointer:
         Collective."""
         trainer = self.trainer
         cut_shards({"model": trainer.model.state_dict()}, DEFAULT_SHARD_BYTES)
-        state = self._state(trainer.state_dict() if with_hooks else {"data_loader": trainer.feed.position()})
+        loop = TrainerBase.state_dict(trainer) if with_hooks else {"data_loader": trainer.feed.position()}
+        state = self._state(loop)
         on_rank_0(lambda: dump_json(state, "what this run's checkpoints would hold"))
 
     def snapshot(self) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
@@ -170,16 +172,19 @@ class TrainerCheckpointer:
         if self._weights_only:
             state = self._facts_of_state()
         else:
-            tensors["optimizer"], optimizer_scalars = trainer.optimizer_state.export()
-            state = {**self._state(trainer.state_dict()), "optimizer": optimizer_scalars}
+            trainer_state = trainer.state_dict()
+            optimizer = trainer_state.pop("optimizer")
+            tensors["optimizer"] = optimizer["tensors"]
+            state = {**self._state(trainer_state), "optimizer": optimizer["scalars"]}
         if trainer.forward_pass.average is not None:
             tensors["ema"], state["ema"] = trainer.forward_pass.average.export()
         return tensors, state
 
     def _state(self, trainer_state: Mapping[str, Any]) -> dict[str, Any]:
         scheduler = self.trainer.lr_scheduler
+        loop = {key: value for key, value in trainer_state.items() if key != "lr_scheduler"}
         return {
-            "trainer": trainer_state,
+            "trainer": loop,
             "lr_scheduler": None if scheduler is None else scheduler_state(scheduler, self.trainer.optimizer),
             **self._facts_of_state(),
         }

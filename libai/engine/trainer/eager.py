@@ -58,6 +58,7 @@ class EagerTrainer(ModelTrainer):
         self._scaler = LossScaler(self.optimizer, self.options.loss_scaling) if self.options.amp == "fp16" else None
         self._zero_grad_before_forward, self._wants_none = zero_grad_before_forward, zero_grad_set_to_none
         self.optimizer_state = OptimizerState(self.model, self.optimizer)
+        vars(self.optimizer).pop("state_dict", None)  # a graph that had the state before has left its own
         self._held: list[Batch] = []
         self._python_state: PythonState | None = None
         self._max_held = 0

@@ -41,7 +41,7 @@ from libai.parallel import (
     recompute_in_backward,
 )
 from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
-from libai.scheduler import needs_metric
+from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import default_device, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import note_progress, phase
@@ -221,8 +221,25 @@ class ModelTrainer(TrainerBase):
     def prepare(self) -> None:
         """Do ahead of the first update what can be done ahead; graph mode compiles. Collective."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """See `TrainerBase.state_dict`; also the state of optimizer, loss scale and schedule. Collective.
+
+        `"optimizer"`: `{"tensors": {"<parameter>/<key>": tensor}, "scalars": {...}}`, the same in both modes; the
+        tensors are the optimizer's own where it has them, not copies. The weights are in `model.state_dict()`.
+        """
+        tensors, scalars = self.optimizer_state.export()
+        state = {**super().state_dict(), "optimizer": {"tensors": tensors, "scalars": scalars}}
+        if self.lr_scheduler is not None:
+            state["lr_scheduler"] = scheduler_state(self.lr_scheduler, self.optimizer)
+        return state
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back `state_dict()`, of this mode or the other; what it does not hold stays as it is. Collective."""
         super().load_state_dict(state)
+        if "optimizer" in state:
+            self.optimizer_state.load(state["optimizer"]["tensors"], state["optimizer"]["scalars"])
+        if self.lr_scheduler is not None and "lr_scheduler" in state:
+            load_scheduler_state(self.lr_scheduler, state["lr_scheduler"], self.optimizer)
         self._guard.forget()
 
     def _clear_gradients(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,6 +80,9 @@ class GraphOptimizerState(OptimizerState):
     def keep_in(self, graph: nn.Graph) -> None:
         """`graph` is compiled: from now on it has the state."""
         self._graph = graph
+        # OneFlow's own would show no state: it is in the graph. A method of the object, which knows nothing of this one
+        owner = weakref.ref(self)
+        self.optimizer.state_dict = functools.partial(_read_state, self.optimizer, owner)
         if self._waiting is not None:
             self._keep_absent(self._waiting[0])
         self._waiting = None
@@ -173,6 +178,20 @@ class GraphOptimizerState(OptimizerState):
             if self._has_loss_scale and key in scalars
         }
         return {**to_graph_state(tensors, scalars, self.prefix, self.optimizer, self._parameters()), **scales}
+
+
+def _read_state(optimizer: flow.optim.Optimizer, owner: Callable[[], GraphOptimizerState | None]) -> dict[str, Any]:
+    """`optimizer.state_dict()` with the state that the compiled graph keeps. Collective."""
+    graph_state = owner()
+    if graph_state is None or graph_state._graph is None:
+        return type(optimizer).state_dict(optimizer)
+    parameters = graph_state._parameters()
+    import_state(optimizer, parameters, *graph_state.export())
+    found = type(optimizer).state_dict(optimizer)
+    for parameter in parameters.values():
+        if optimizer._state.get(parameter):
+            optimizer._state[parameter] = {}  # an eager copy would go stale
+    return found
 
 
 def _loss_scale_names(graph: nn.Graph) -> dict[str, str]:

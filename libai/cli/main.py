@@ -37,8 +37,8 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train a config", "libai.cli.training", "train"),
     "eval": Command("evaluate a run, or a config", "libai.cli.training", "evaluate"),
     "resume": Command("continue a run from its newest checkpoint", "libai.cli.training", "resume"),
-    "predict": Command("predict with the model of a run or of Hugging Face", "libai.cli.commands.runs.predict"),
-    "generate": Command("continue prompts with a language model", "libai.cli.commands.runs.generate"),
+    "predict": Command("predict with the model of a run or of Hugging Face", "libai.cli.commands.predict"),
+    "generate": Command("continue prompts with a language model", "libai.cli.commands.generate"),
     "parity": Command("prove that eager and graph mode train the same", "libai.cli.commands.parity"),
     "verify-resume": Command("prove that a config resumes exactly", "libai.cli.commands.verify_resume"),
     "benchmark": Command("measure configs in both modes", "libai.cli.commands.benchmark"),
@@ -46,7 +46,7 @@ COMMANDS: dict[str, Command] = {
     "checkpoint": Command("list, verify, compare, convert and delete checkpoints", "libai.cli.commands.checkpoint"),
     "preprocess": Command("turn text into token files", "libai.cli.commands.preprocess"),
     "hf": Command("import, export and verify weights of Hugging Face", "libai.cli.commands.hf"),
-    "compare": Command("compare settings, metrics and curves of runs", "libai.cli.commands.runs.compare"),
+    "compare": Command("compare settings, metrics and curves of runs", "libai.cli.commands.compare"),
     "doctor": Command("check this environment", "libai.cli.commands.doctor"),
 }
 

@@ -38,7 +38,7 @@ FLOORS = (
     ("hf",),
     ("inference",),
     ("cli",),
-    ("cli.commands", "cli.commands.runs"),
+    ("cli.commands",),
 )
 FLOOR = {folder: floor for floor, folders in enumerate(FLOORS) for folder in folders}
 

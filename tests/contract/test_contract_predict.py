@@ -8,7 +8,7 @@ import contract_runs
 import numpy as np
 import pytest
 
-from libai.cli.commands.runs import predict
+from libai.cli.commands import predict
 from libai.engine import Run
 from libai.utils.errors import UserError
 

@@ -14,7 +14,7 @@ import pytest
 from hf_folders import FIXTURES, with_tokenizer
 from omegaconf import OmegaConf
 
-from libai.cli.commands.runs import generate, predict
+from libai.cli.commands import generate, predict
 from libai.config import LazyCall, defaults, validate
 from libai.data import ImageFolderDataset, TokenDataset, build_train_loader, prepare_tokens
 from libai.engine import Run

@@ -21,7 +21,7 @@ from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
 
-_MODULE = "libai.cli.commands.runs.generate"
+_MODULE = "libai.cli.commands.generate"
 _OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "num_beams", "length_penalty", "seed")
 
 

@@ -1,0 +1,174 @@
+"""Compare runs: the settings and versions that differ, and the last value of each metric.
+
+With --output also one HTML page with the curves, which refers to nothing outside of it. One run alone has a page, too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from libai.cli.commands.page import Curves, page_of
+from libai.utils.atomic import atomic_write_text, read_json
+from libai.utils.errors import UserError
+from libai.utils.parser import Parser
+from libai.utils.tables import format_table
+
+#: they name the run, and would differ between any two
+_NAMES = ("train.output_dir", "train.name")
+#: the parts of env.json that explain a difference
+_FACTS = ("layout", "libai", "git", "oneflow", "packages", "python", "machine")
+#: in place of the value of a setting that a run does not have
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as its folder tells it.
+
+    Attributes:
+        settings: dotted key -> value, of the resolved config and of env.json.
+        status: how the run ended; `unfinished` if it has not, or was killed.
+    """
+
+    settings: dict[str, Any]
+    curves: Curves
+    status: str
+
+    @property
+    def iterations(self) -> int:
+        """The last iteration that was logged; 0 before the first."""
+        return max((iterations[-1] for iterations, _ in self.curves.values()), default=0)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last value of every metric."""
+        return {tag: values[-1] for tag, (_, values) in self.curves.items()}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code."""
+    args = build_parser().parse_args(arguments)
+    if args.output and args.output.suffix != ".html":
+        raise UserError(f"--output {args.output}: it must end in .html.")
+    records = {name: read_record(Path(name)) for name in args.runs}
+    tables = [settings_table(records), metrics_table(records)]
+    if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(args.output, page_of(tables, {name: record.curves for name, record in records.items()}))
+    if args.json:
+        print(json.dumps(as_json(records), indent=1))
+    else:
+        print("\n\n".join(format_table(rows) for rows in tables))
+        if args.output:
+            print(f"\nwrote {args.output}")
+    return 0
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(description=__doc__)
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="the output folder of a run")
+    parser.add_argument("--output", "-o", type=Path, metavar="PAGE.html", help="write a page with curves as well")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def read_record(run: Path) -> Record:
+    """What is in the folder of a run; `UserError` where it holds none. A run that still trains is read as it is."""
+    file = run / "config.yaml"
+    if not file.is_file():
+        raise UserError(f"{run} holds no run: there is no config.yaml in it. Give the output folder of a run.")
+    try:
+        settings = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from None
+    environment = read_json(run / "env.json")
+    facts = {name: environment[name] for name in _FACTS if name in environment}
+    status = read_json(run / "summary.json").get("status", "unfinished")
+    return Record(flatten({**settings, **facts}), read_curves(run / "metrics.jsonl"), str(status))
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value; lists are values.
+
+    >>> flatten({"optim": {"lr": 0.1, "betas": [0.9, 0.99]}, "model": None})
+    {'optim.lr': 0.1, 'optim.betas': [0.9, 0.99], 'model': None}
+    """
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        key = f"{prefix}{name}"
+        found.update(flatten(value, f"{key}.") if isinstance(value, dict) and value else {key: value})
+    return found
+
+
+def read_curves(file: Path) -> Curves:
+    """All metrics of a metrics.jsonl; none before the first is logged."""
+    curves: Curves = {}
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
+        try:
+            row = json.loads(line)
+        except ValueError:  # the last line of a run that still writes
+            continue
+        for tag, value in row.items():
+            if tag != "iter" and isinstance(value, (int, float)):
+                iterations, values = curves.setdefault(tag, ([], []))
+                iterations.append(row["iter"])
+                values.append(value)
+    return curves
+
+
+def differing(records: dict[str, Record]) -> dict[str, list[Any]]:
+    """Key -> its value in each run, where not all are equal; `_MISSING` if a run does not have the key."""
+    found: dict[str, list[Any]] = {}
+    for key in dict.fromkeys(key for record in records.values() for key in record.settings):
+        values = [record.settings.get(key, _MISSING) for record in records.values()]
+        if key not in _NAMES and any(value != values[0] for value in values):
+            found[key] = values
+    return found
+
+
+def settings_table(records: dict[str, Record]) -> list[list[str]]:
+    """A header, and a row for each setting or version that differs between runs."""
+    rows = [["differs", *records]]
+    for key, values in differing(records).items():
+        rows.append([key, *map(_show, values)])
+    return rows if len(rows) > 1 else [*rows, ["nothing", *("" for _ in records)]]
+
+
+def metrics_table(records: dict[str, Record]) -> list[list[str]]:
+    """A header, how each run ended, and a row for each metric."""
+    found = list(records.values())
+    rows = [["last value", *records], ["status", *(record.status for record in found)]]
+    rows.append(["iterations", *(str(record.iterations) for record in found)])
+    for tag in dict.fromkeys(tag for record in found for tag in record.metrics):
+        rows.append([tag, *(_show(record.metrics.get(tag, _MISSING)) for record in found)])
+    return rows
+
+
+def _show(value: Any) -> str:
+    """A value as it is written in a config; numbers with at most six digits."""
+    if value is _MISSING:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def as_json(records: dict[str, Record]) -> dict[str, Any]:
+    """The same values, unrounded."""
+    runs = {}
+    for name, record in records.items():
+        # JSON has no NaN
+        metrics = {tag: value if math.isfinite(value) else None for tag, value in record.metrics.items()}
+        runs[name] = {"status": record.status, "iterations": record.iterations, "metrics": metrics}
+    differs = {}
+    for key, values in differing(records).items():
+        differs[key] = {name: value for name, value in zip(records, values) if value is not _MISSING}
+    return {"runs": runs, "differs": differs}

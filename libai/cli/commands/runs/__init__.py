@@ -1,1 +1,0 @@
-"""The subcommands that look at runs which are there."""

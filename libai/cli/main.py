@@ -42,7 +42,6 @@ COMMANDS: dict[str, Command] = {
     "parity": Command("prove that eager and graph mode train the same", "libai.cli.commands.parity"),
     "verify-resume": Command("prove that a config resumes exactly", "libai.cli.commands.verify_resume"),
     "benchmark": Command("measure configs in both modes", "libai.cli.commands.benchmark"),
-    "summary": Command("list the modules of a model: outputs, parameters, FLOPs, memory", "libai.cli.commands.summary"),
     "checkpoint": Command("list, verify, compare, convert and delete checkpoints", "libai.cli.commands.checkpoint"),
     "preprocess": Command("turn text into token files", "libai.cli.commands.preprocess"),
     "hf": Command("import, export and verify weights of Hugging Face", "libai.cli.commands.hf"),

@@ -15,7 +15,6 @@ from oneflow import nn
 from libai.checkpoint import CheckpointError, WeightsReport, copy_into, open_weights
 from libai.checkpoint.safetensors_format import TensorSpec
 from libai.config import LazyCall, instantiate, locate
-from libai.engine.setup.shape_only import build_shape_only
 from libai.hf.adapters import without_adapters
 from libai.hf.families.family import Family
 from libai.hf.families.registry import FAMILIES, family_of
@@ -35,6 +34,7 @@ from libai.hf.files import (
     write_like,
     write_safetensors,
 )
+from libai.models.blocks.init import without_initial_values
 from libai.utils.errors import UserError
 
 
@@ -148,7 +148,8 @@ class _Imported(Mapping[str, np.ndarray]):
     """
 
     def __init__(self, source: Pretrained, config: Any):
-        model = build_shape_only(lambda: instantiate(config))
+        with without_initial_values():
+            model = instantiate(config)
         self._specs = {
             name: TensorSpec(str(tensor.dtype).removeprefix("oneflow."), tuple(tensor.shape))
             for name, tensor in model.state_dict().items()

@@ -25,7 +25,7 @@ FLOORS = (
     ("models.text", "models.vision"),
     ("models",),
     ("parallel",),
-    ("parallel.planner", "oneflow_fixes.job", "forward.indices"),
+    ("oneflow_fixes.job", "forward.indices"),
     ("forward",),
     ("engine.graph", "engine.loop"),
     ("engine.trainer",),

@@ -282,7 +282,7 @@ def test_a_dry_run_and_an_evaluation_touch_no_file_and_no_weight(mode, tmp_path,
     passed = next(message for message in caplog.messages if message.startswith("dry run passed"))
     for part in ("one update (loss 1.", "a checkpoint written and read back (", "one evaluation batch of other"):
         assert part in passed
-    (length,) = [m for m in caplog.messages if m.startswith("length") and "dry run, one update" in m]
+    (length,) = [m for m in caplog.messages if m.startswith("length") and "dry run;" in m]
     assert "a training would be 8 iterations" in length
     run.train()  # nothing of the dry run is left in the trainer
     assert jobs.read_column(tmp_path / "out") == pytest.approx(jobs.read_column(tmp_path / "plain"), rel=1e-7)

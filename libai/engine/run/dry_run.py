@@ -7,45 +7,94 @@ import math
 import shutil
 import tempfile
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from libai import checkpoint
+from libai.engine.log.throughput import memory_gb
 from libai.engine.loop.loss_guard import NonFiniteLoss
 from libai.engine.run.report import describe_length, start_banner
+from libai.engine.setup.summary import parameter_table
 from libai.engine.trainer.snapshot import undone
-from libai.utils.distributed import any_rank, broadcast_object, is_main_process
+from libai.utils.distributed import all_reduce, any_rank, broadcast_object, is_main_process
 from libai.utils.sizes import format_bytes
 
 if TYPE_CHECKING:
     from libai.engine.run.run import Run
 
 logger = logging.getLogger("libai.engine")
+#: updates after the first that are timed, unless they take longer than `MOST_SECONDS` together
+TIMED_UPDATES = 3
+MOST_SECONDS = 10.0
 
 
 def dry_run(run: Run) -> None:
-    """Make one update, write a checkpoint to a temporary folder and read it back, evaluate one batch of each data set.
+    """Make a few updates, write a checkpoint to a temporary folder and read it back, evaluate a batch of each data set.
 
-    The weights, the optimizer, the schedule and the data position are as before when it returns, and the output folder
-    was not touched. Hooks are asked for their state, but not called. Collective.
+    Logs a table of the parameters, the peak memory of a process, the seconds of an iteration and of the whole training,
+    and the size of a checkpoint. The weights, the optimizer, the schedule and the data position are as before when it
+    returns, and the output folder was not touched. Hooks are asked for their state, but not called. Collective.
     """
     run.resolve_mode()
     run.check_metric()
     if is_main_process():
-        start_banner(run, f"dry run, one update; a training would be {describe_length(run)}")
+        start_banner(run, f"dry run; a training would be {describe_length(run)}")
+        for line in parameter_table(run.model):
+            logger.info("%s", line)
     began = time.perf_counter()
     done = []
+    before = read_memory("VmRSS")
     with undone(run.trainer):
+        copied = max(read_memory("VmRSS") - before, 0)  # the state to go back to, which a training does not hold
         done.append(f"one update (loss {_update(run):.4f})")
+        seconds = _time_updates(run)
+        peak = all_reduce(np.array([read_memory("VmHWM") - copied]), "max").item()
         if run.config.train.checkpointer.enabled:
             done.append(f"a checkpoint written and read back ({format_bytes(_save_and_load(run))})")
         for name, loader in run.test_loaders.items() if run.config.train.evaluation.enabled else ():
             run.trainer.evaluate(loader, run.evaluators, name, max_batches=1)
             done.append(f"one evaluation batch of {name}")
     if is_main_process():
+        _report(run, peak, seconds)
         took = time.perf_counter() - began
         text = f"dry run passed in {took:.1f} s: {', '.join(done)}. All of it is undone, nothing was kept"
         logger.info("%s", text, extra={"is_result": True})
+
+
+def read_memory(field: str) -> int:
+    """Bytes of this process: `VmRSS`, its memory now, or `VmHWM`, the most that it has had."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (kibibytes,) = (line.split()[1] for line in lines if line.startswith(f"{field}:"))
+    return int(kibibytes) * 1024
+
+
+def _report(run: Run, peak: int, seconds: float) -> None:
+    trainer, left = run.trainer, max(run.plan.train_iter - run.start_iter, 0)
+    memory = f"{format_bytes(peak)} at the peak of a process"
+    device = memory_gb(trainer.loop.device).get("device_mem_gb")
+    if device is not None:
+        memory += f", {device:.1f} GiB on its device"
+    total = timedelta(seconds=round(seconds * left))
+    time_left = f"{seconds:.3g} s an iteration, {total} for {left:,} of them without data, evaluation and checkpoints"
+    for title, text in (("memory", f"{memory} in {trainer.mode} mode"), ("time", time_left)):
+        logger.info("%s%s", title.ljust(8), text, extra={"is_result": True})
+
+
+def _time_updates(run: Run) -> float:
+    """Repeat the update that has been made, which compiled the step and took memory; seconds of the fastest one."""
+    trainer, fastest = run.trainer, math.inf
+    micro_batches = trainer.feed.peek()
+    began = time.perf_counter()
+    for _ in range(TIMED_UPDATES):
+        start = time.perf_counter()
+        trainer.collect([trainer.update(micro_batches)])  # waits for the device
+        fastest = min(fastest, time.perf_counter() - start)
+        if any_rank(time.perf_counter() - began > MOST_SECONDS):
+            break
+    return all_reduce(np.array([fastest]), "max").item()
 
 
 def _update(run: Run) -> float:

@@ -1,1 +1,0 @@
-"""Which mesh a model should train on, from its memory and traffic."""

@@ -1,0 +1,47 @@
+"""The table of a model's parameters: every module with its shapes, folded until it fits a screen."""
+
+from __future__ import annotations
+
+import oneflow as flow
+from oneflow import nn
+
+from libai.engine.setup.summary import MOST_ROWS, parameter_table
+
+
+class Tied(nn.Module):
+    """A parameter of its own beside layers, blocks that are equal, a frozen layer and a weight that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(flow.ones(4))
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)])
+        self.frozen = nn.Linear(4, 2)
+        self.frozen.requires_grad_(False)
+        self.head = nn.Linear(4, 4, bias=False)
+        self.again = nn.Linear(4, 4, bias=False)
+        self.again.weight = self.head.weight
+
+
+def test_modules_parameters_and_what_is_trained():
+    rows = [line.split() for line in parameter_table(Tied())]
+    assert rows == [
+        ["module", "shape", "parameters", "trained"],
+        ["model", "Tied", "90", "80"],
+        ["scale", "4", "4", "all"],
+        ["blocks", "ModuleList", "60", "all"],
+        ["0-2", "Sequential,", "each", "20", "all"],
+        ["0", "Linear", "4x4", "+", "4", "20", "all"],
+        ["frozen", "Linear", "2x4", "+", "2", "10", "frozen"],
+        ["head-again", "Linear,", "each", "4x4", "16", "all"],
+    ]
+
+
+def test_levels_are_left_out_until_it_fits_a_screen():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(size, 1), nn.Linear(1, size)) for size in range(1, 20)))
+    lines = parameter_table(model)
+    assert len(lines) == 1 + 1 + 19 <= MOST_ROWS
+    assert lines[1].split() == ["model", "Sequential", f"{sum(3 * size + 1 for size in range(1, 20)):,}", "all"]
+
+
+def test_a_model_without_parameters_is_one_row():
+    assert parameter_table(nn.ReLU())[1:] == ["model ReLU                  0      all"]

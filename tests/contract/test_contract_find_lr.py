@@ -22,9 +22,9 @@ def state_of(trainer) -> dict[str, np.ndarray]:
     return {**state, "scalars": np.array([*scalars.values(), *rates, trainer.iter, trainer.lr_scheduler.last_step])}
 
 
-@pytest.mark.parametrize("rewinds", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rewinds", [True, pytest.param(False, marks=pytest.mark.e2e)])
 def test_everything_is_as_before(mode, rewinds, tmp_path):
-    """Also behind updates, in the state, in the next losses, and where the loader cannot go back."""
+    """Also after updates, in the state, in the next losses, and if the loader cannot go back."""
     losses = []
     for finds in (False, True):
         run = cr.make_run(tmp_path / str(finds), mode, "train.checkpointer.enabled=false")

@@ -17,6 +17,7 @@ FACTS = {
 }
 
 
+@pytest.mark.e2e
 def test_the_doctor_checks_this_environment(capsys, tmp_path):
     assert doctor.run(["--json", "--folder", str(tmp_path)]) == 0
     found = {row["name"]: row for row in json.loads(capsys.readouterr().out)}

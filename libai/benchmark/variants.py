@@ -162,8 +162,6 @@ class RawVariant(OneFlowVariant):
         dist = run.train.dist
         if dist.tensor_parallel_size * dist.pipeline_parallel_size > 1:
             raise Unavailable("hand-written loops are data-parallel only, and train.dist asks for more")
-        if run.train.unfreeze:
-            raise Unavailable("hand-written loops train the same parameters throughout, and train.unfreeze is set")
         parts, self._mode = Parts.of(run, Mesh.of_this_job(self.device)), mode
         self._loader, self._batches = iter(parts.loader), parts.plan
         self._model = parts.model().to(self.device)

@@ -47,11 +47,8 @@ def export(folder: Path, config: str, overrides: list[str], num_batches: int) ->
         raise UserError(
             "lr_scheduler is set, and a schedule is no part of an exported case. Export with lr_scheduler=null."
         )
-    if run.train.ema.enabled or run.train.unfreeze:
-        raise UserError(
-            "train.ema and train.unfreeze are no part of an exported case. Export with train.ema.enabled=false and "
-            "train.unfreeze=null."
-        )
+    if run.train.ema.enabled:
+        raise UserError("train.ema is no part of an exported case. Export with train.ema.enabled=false.")
 
     from libai.engine.setup.parts import Parts
     from libai.parallel import Mesh

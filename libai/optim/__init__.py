@@ -6,5 +6,5 @@ from libai.optim.graph_state import bias_corrections, export_graph_state, graph_
 from libai.optim.joined import JoinedUpdates
 from libai.optim.loss_scale import LossScaler, LossScaling
 from libai.optim.param_groups import auto_scale_lr, get_param_groups
-from libai.optim.several import UNFROZEN_AFTER, Optimizers
+from libai.optim.several import Optimizers
 from libai.optim.state import StateReport, check_state_names, export_state, import_state

@@ -14,7 +14,6 @@ from typing import Any
 
 import oneflow as flow
 
-from libai.optim.several import updates_of
 from libai.optim.state import NamedParameters, initial_state, like_parameter, state_keys, walk_parameters
 from libai.utils.errors import UserError
 
@@ -129,8 +128,7 @@ def _read_step(step: flow.Tensor) -> int:
 
 
 def bias_corrections(group: Any, step: int) -> tuple[float, float]:
-    """`(1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1))` of a parameter group after `step` updates, less those from
-    before it was unfrozen.
+    """`(1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1))` of a parameter group after `step` updates.
 
     `(1.0, 1.0)` for `do_bias_correction=False` and for optimizers without betas. The count is the optimizer's, as in
     OneFlow: a parameter whose first gradient comes late is corrected by it too.
@@ -142,6 +140,6 @@ def bias_corrections(group: Any, step: int) -> tuple[float, float]:
     """
     if "betas" not in group or not group["do_bias_correction"]:
         return 1.0, 1.0
-    (beta1, beta2), step = group["betas"], updates_of(group, step)
+    beta1, beta2 = group["betas"]
     # math.pow as in OneFlow, so that the last bit agrees too
     return 1.0 - math.pow(beta1, step + 1), 1.0 - math.pow(beta2, step + 1)

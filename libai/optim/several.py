@@ -9,9 +9,6 @@ import oneflow as flow
 
 from libai.utils.errors import UserError
 
-#: the option of a group that says how many updates were made before its parameters were unfrozen
-UNFROZEN_AFTER = "unfrozen_after"
-
 
 class Optimizers(flow.optim.Optimizer):
     """`optimizers` by name as one optimizer: `step` lets each update the groups that it brought.
@@ -55,24 +52,12 @@ class Optimizers(flow.optim.Optimizer):
             raise UserError("Optimizers.step takes no closure: compute the gradients first, then call step().")
         count = self._state["step"]
         for optimizer in self.parts():
-            groups = optimizer.param_groups
-            for start in {_unfrozen_after(group): None for group in groups}:
-                optimizer.param_groups = [group for group in groups if _unfrozen_after(group) == start]
-                self._state["step"] = updates_of(optimizer.param_groups[0], count)
-                optimizer.step()
+            self._state["step"] = count  # each part counts the same update
+            optimizer.step()
         self._state["step"] = count + 1
 
     def _generate_conf_for_graph(self, train_conf: Any, vars_conf: Any) -> list[Any]:
         return [conf for part in self.parts() for conf in part._generate_conf_for_graph(train_conf, vars_conf)]
-
-
-def _unfrozen_after(group: Any) -> int:
-    return group[UNFROZEN_AFTER] if UNFROZEN_AFTER in group else 0  # noqa: SIM401 - OneFlow's groups have no get
-
-
-def updates_of(group: Any, step: int) -> int:
-    """How many of `step` updates `group` has had, by which its bias is corrected."""
-    return max(step - _unfrozen_after(group), 0)
 
 
 def optimizer_of(optimizer: flow.optim.Optimizer, group: Any) -> flow.optim.Optimizer:

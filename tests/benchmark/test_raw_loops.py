@@ -57,10 +57,3 @@ def test_a_hand_written_loop_trains_alike_or_is_refused(mode, overrides, optim, 
     run.train()
     np.testing.assert_allclose(found, losses[:5], rtol=1e-5)
     assert (raw._average is not None) == config.train.ema.enabled
-
-
-def test_unfreezing_is_refused(mode, tmp_path):
-    config = contract_runs.make_config(tmp_path, mode, *COMMON, "train.freeze=['^a']")
-    config.train.unfreeze = {"^a": 2}
-    with pytest.raises(Unavailable, match="train.unfreeze is set"):
-        RawVariant(validate(config), MODES[f"raw-{mode}"])

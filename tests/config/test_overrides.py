@@ -64,7 +64,6 @@ def applied(*overrides):
         ("dataloader.train.anything=1", "dataloader.train.anything", 1),
         ("+train.evaluation.evaluators.a={_target_: a.B}", "train.evaluation.evaluators.a._target_", "a.B"),
         ("train.extra_hooks=[{_target_: a.B}]", "train.extra_hooks", [{"_target_": "a.B"}]),
-        (r"train.unfreeze={'^a\.': 2 epochs, '\d$': 3}", "train.unfreeze", {r"^a\.": "2 epochs", r"\d$": 3}),
         (
             "train.load_weight={path: x, key_mapping: {'^model\\.': ''}, strict: false}",
             "train.load_weight.key_mapping",

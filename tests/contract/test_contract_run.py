@@ -301,7 +301,6 @@ ASKED = {
     "train.dist.gradient_reduction": ["train.dist.gradient_reduction=flat"],
     "train.parity_check": ["train.parity_check=2"],
     "train.amp.enabled=true (fp16)": ["train.amp.enabled=true", "train.amp.dtype=fp16"],
-    "train.unfreeze with fp16": ["train.amp.enabled=auto", "train.freeze=[a]", "train.unfreeze={a: 1}"],
     "train.amp.backoff_factor": ["train.amp.enabled=auto", "train.amp.backoff_factor=0.25"],
     "train.amp.enabled=true (bf16)": ["train.amp.enabled=true", "train.amp.dtype=bf16"],
 }

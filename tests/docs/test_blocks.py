@@ -22,8 +22,6 @@ from libai import checkpoint
 from libai.config import LazyCall, LazyConfig, defaults, instantiate, target_of, validate
 from libai.data import PadCollate, build_eval_loader, build_train_loader, preprocess
 from libai.engine import EagerTrainer
-from libai.engine.setup import freezing
-from libai.engine.setup.batch_plan import BatchPlan
 from libai.engine.setup.build import build_optimizer
 from libai.evaluation import Evaluator
 from libai.parallel import ParallelPlan
@@ -267,12 +265,3 @@ def test_a_block_that_does_not_run_would_be_noticed():
     """Negative control."""
     with pytest.raises(NameError):
         run("nothing_of_that_name()")
-
-
-def test_unfreezing_on_a_schedule():
-    train = run(block("training", 1), train=defaults("train"))["train"]
-    model = nn.Sequential(OrderedDict(encoder=nn.ModuleDict({"blocks": nn.ModuleList([Net() for _ in range(12)])})))
-    plan = BatchPlan(8, 1, 1, 8, train_iter=9000, warmup_iter=0, samples_per_epoch=8000)
-    freezing.freeze_until_due(SimpleNamespace(train=train), model, SimpleNamespace(param_groups=[]), plan, 600)
-    trained = {name.split(".")[2] for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert trained == {"11"} and freezing.unfreezing_iterations(SimpleNamespace(train=train), plan) == [500, 2000]

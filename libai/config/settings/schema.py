@@ -110,11 +110,6 @@ class Train:
 
     clip_grad: sections.ClipGrad = section(sections.ClipGrad)
     freeze: list[str] | None = key(None, "Regular expressions: parameters that one fits are not trained.")
-    unfreeze: dict[str, Any] | None = key(
-        None,
-        "Regular expression -> after how many iterations (500) or epochs (`2 epochs`) the frozen parameters that it "
-        "fits are trained.",
-    )
     lora: sections.Lora = section(sections.Lora)
     ema: sections.Ema = section(sections.Ema)
     monitor: sections.Monitor = section(sections.Monitor)

@@ -18,10 +18,8 @@ from libai.engine.log.trackers import WandbWriter
 from libai.engine.log.writers import AsyncWriter, RunInfo, Writer
 from libai.engine.loop.check_parts import check_writer
 from libai.engine.loop.hook_base import HookBase
-from libai.engine.loop.trainer_base import TrainerBase
 from libai.engine.run.report import summary_of
 from libai.engine.setup import build
-from libai.engine.setup.freezing import unfreezing_iterations
 
 if TYPE_CHECKING:
     from libai.engine.run.run import Run
@@ -106,22 +104,9 @@ def default_hooks(run: Run) -> list[HookBase | None]:
     if monitor.loss_spike:
         action, limit = monitor.loss_spike_action, monitor.loss_spike_limit
         found.append(hooks.LossSpikeHook(log_period, monitor.loss_spike, action=action, limit=limit))
-    if train.unfreeze:
-        found.append(_unfreeze_hook(run))
     if run.config.graph.shadow_every:
         found.append(hooks.ShadowUpdateHook(run.config.graph.shadow_every))
     found += build.build_extra_hooks(run.config)
     texts, summary = run.folder.texts, functools.partial(summary_of, run)
     found.append(hooks.WriterHook(run.build_writers(), log_period, run.timer, texts, plan.iters_per_epoch, summary))
     return found
-
-
-def _unfreeze_hook(run: Run) -> HookBase:
-    """Leaves the loop after the iterations that `train.unfreeze` names; the run then goes on in a new trainer."""
-    due = unfreezing_iterations(run.config, run.plan)
-
-    def after_step(trainer: TrainerBase) -> None:
-        if trainer.iter + 1 in due:
-            trainer.loop.pause()
-
-    return hooks.CallbackHook(after_step=after_step)

@@ -23,7 +23,7 @@ from libai.engine.trainer.batch_scope import BatchScopeError
 from libai.engine.trainer.graph import GraphTrainer
 from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.snapshot import Snapshot
-from libai.engine.trainer.switching import TRAINERS, renew_trainer, switch_trainer
+from libai.engine.trainer.switching import TRAINERS, switch_trainer
 from libai.utils.distributed import all_reduce, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.seeding import generators_kept, seed_everything
@@ -94,7 +94,7 @@ def _keep_the_faster(run: Run) -> None:
     model = run.build_model(config)
     build.adapt_model(config, model)
     optimizer = run.build_optimizer(config, model)
-    eager = run.new_trainer(config, "eager", model, [], optimizer, graph.completed_iters)
+    eager = run.new_trainer(config, "eager", model, [], optimizer)
     scope = eager.forward_pass.batch_scope
     scope.adopt_findings(graph.forward_pass.batch_scope)
     scope.resolve(eager, graph.feed.peek())
@@ -152,25 +152,6 @@ def _time_block(trainer: ModelTrainer, micro_batches: list[Any], updates: int) -
     results = [trainer.update(micro_batches) for _ in range(updates)]
     trainer.collect(results)  # waits for the device
     return (time.perf_counter() - start) / updates
-
-
-def unfreeze_due(run: Run) -> None:
-    """Train the parameters that `train.unfreeze` names, once they are due: in a trainer made anew, which compiles
-    again in graph mode. Collective."""
-    if not run.config.train.unfreeze:
-        return
-    run.trainer.check_finite()  # it may repeat updates, with the parameters that were trained then
-    frozen = {name for name, parameter in run.model.named_parameters() if not parameter.requires_grad}
-    completed = run.trainer.completed_iters
-    due = frozen.intersection(build.freeze_until_due(run.config, run.model, run.optimizer, run.plan, completed))
-    if not due:
-        return
-    options = build.mode_options(run.config, run.trainer.mode, run.mesh.device)
-    kept = {name: value for name, value in options.items() if name not in ("amp", "gradient_reduction")}
-    run.trainer = run.checkpointer.trainer = renew_trainer(run.trainer, **kept)
-    if is_main_process():
-        names = ", ".join(sorted(due)[:3]) + (", …" if len(due) > 3 else "")
-        logger.info("from iteration %d on %d more parameters are trained: %s", completed + 1, len(due), names)
 
 
 def switch(run: Run, mode: str, reason: str) -> None:

@@ -161,7 +161,7 @@ def _twin(trained: Any, run: Any, mode: str, batches: Batches) -> ModelTrainer:
     """A trainer of `mode` with a model of its own that stands where the run stands."""
     live = trained.trainer
     model, data = _same_model(trained), list(chain.from_iterable(batches))
-    twin = trained.new_trainer(run, mode, model, data, _optimizer(trained, model), live.completed_iters)
+    twin = trained.new_trainer(run, mode, model, data, _optimizer(trained, model))
     _bring_to(live, twin)
     twin.options = replace(twin.options, detect_anomalous_params=False)  # the run itself says it
     return twin

@@ -165,13 +165,12 @@ class Run:
     build_writers = default_writers
     build_hooks = default_hooks
 
-    def new_trainer(
-        self, config: Any, mode: str, model: Any, data_loader: Any, optimizer: Any, completed_iters: int = 0
-    ) -> ModelTrainer:
+    def new_trainer(self, config: Any, mode: str, model: Any, data_loader: Any, optimizer: Any) -> ModelTrainer:
         """A trainer of this run, with a schedule of its own for `optimizer`; see `build.build_trainer`."""
         schedule = self.build_lr_scheduler(config, optimizer, self.plan)
-        parts = (model, data_loader, optimizer, schedule, self.plan, self.mesh, self.seed)
-        return build.build_trainer(config, mode, *parts, completed_iters)
+        return build.build_trainer(
+            config, mode, model, data_loader, optimizer, schedule, self.plan, self.mesh, self.seed
+        )
 
     def begin(self) -> None:
         """Take the output folder for this run; from here on it writes. Collective."""
@@ -212,7 +211,6 @@ class Run:
         return result_of(self)
 
     def _train(self, until: int | None) -> None:
-        modes.unfreeze_due(self)
         self.resolve_mode()
         self.checkpointer.mode_facts["mode_reason"] = self.mode_reason
         if is_main_process():
@@ -229,7 +227,6 @@ class Run:
             start = max(self.start_iter, self.trainer.completed_iters)
             self.trainer.train(start, min(until or self.plan.train_iter, self.plan.train_iter))
             while self.trainer.status == "paused":
-                modes.unfreeze_due(self)
                 modes.switch(self, self._next_mode or self.trainer.mode, "asked for in mid-run")
                 self._next_mode = None
                 self.trainer.train(self.trainer.iter, self.trainer.max_iter)

@@ -28,7 +28,7 @@ from libai.engine.loop.check_parts import (
 )
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.setup.batch_plan import BatchPlan
-from libai.engine.setup.freezing import freeze, freeze_until_due, split_groups
+from libai.engine.setup.freezing import freeze
 from libai.engine.setup.layer_sizes import checked_sizes
 from libai.engine.setup.overfit import RepeatedBatches
 from libai.engine.setup.support import amp_dtype
@@ -94,7 +94,7 @@ def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
     Several, by name, become one: each has the parameters that its `params` chooses and none before it has.
     """
     if not isinstance(run.optim, DictConfig) or TARGET in run.optim:
-        return split_groups(run, model, _build_optimizer(run.optim, "optim", model, None))
+        return _build_optimizer(run.optim, "optim", model, None)
     optimizers: dict[str, flow.optim.Optimizer] = {}
     names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
     taken: list[str] = []
@@ -106,7 +106,7 @@ def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
             f"optim leaves {len(left)} parameters without optimizer: {', '.join(left[:3])}{', …' if left[3:] else ''}. "
             "Widen a pattern, add a last optimizer without one, which takes the rest, or freeze them."
         )
-    return split_groups(run, model, Optimizers(optimizers))
+    return Optimizers(optimizers)
 
 
 def _build_optimizer(
@@ -306,10 +306,8 @@ def build_trainer(
     plan: BatchPlan,
     mesh: Mesh,
     seed: int,
-    completed_iters: int = 0,
 ) -> ModelTrainer:
-    """The trainer of `mode`, "eager" or "graph", for a run that has made `completed_iters` iterations."""
-    freeze_until_due(run, model, optimizer, plan, completed_iters)
+    """The trainer of `mode`, "eager" or "graph"."""
     options = TrainOptions(
         num_accumulation_steps=plan.num_accumulation_steps,
         mesh=mesh,

@@ -13,7 +13,6 @@ import oneflow as flow
 from libai.config import BatchSizes, batch_sizes_of
 from libai.engine.setup import build
 from libai.engine.setup.batch_plan import BatchPlan
-from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.parallel import Mesh
 from libai.utils.seeding import resolve_seed, seed_everything
 
@@ -51,12 +50,3 @@ class Parts:
     def lr_scheduler(self, optimizer: flow.optim.Optimizer) -> Any:
         """The schedule of `optimizer`, or None."""
         return build.build_lr_scheduler(self.run, optimizer, self.plan)
-
-    def trainer(self, mode: str, data_loader: Any) -> ModelTrainer:
-        """A trainer of `mode` over `data_loader` with a new model, its optimizer and its schedule."""
-        model = self.model()
-        optimizer = self.optimizer(model)
-        schedule = self.lr_scheduler(optimizer)
-        return build.build_trainer(
-            self.run, mode, model, data_loader, optimizer, schedule, self.plan, self.mesh, self.seed
-        )

@@ -18,7 +18,6 @@ from libai.utils.logging import warn_once
 logger = logging.getLogger("libai.engine")
 
 YES = "yes"
-NO_COUNT_OF_GROUPS = "with loss scaling OneFlow 0.9 corrects the bias of all parameters by one count of updates"
 NO_MOMENTUM_SCHEDULE = "a compiled update of OneFlow 0.9 holds the momentum as a constant"
 
 
@@ -176,13 +175,6 @@ OPTIONS: tuple[Option, ...] = (
             "parity/test_metric_schedules.py",
             "test_a_plateau_schedule_is_stepped_by_evaluations_and_equals_a_plain_loop",
         ),
-    ),
-    Option(
-        "train.unfreeze with fp16",
-        lambda run: bool(run.train.unfreeze) and bool(run.train.amp.enabled) and run.train.amp.dtype == "fp16",
-        YES,
-        _only_on("cpu", NO_COUNT_OF_GROUPS),
-        "Use train.amp.dtype=bf16.",
     ),
     Option(
         "momentum_scheduler",

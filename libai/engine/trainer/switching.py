@@ -8,7 +8,6 @@ from typing import Any
 from libai.engine.trainer.eager import EagerTrainer
 from libai.engine.trainer.graph import GraphTrainer
 from libai.engine.trainer.model_trainer import ModelTrainer
-from libai.engine.trainer.options import TrainOptions
 from libai.parallel import localize
 from libai.parallel.data_parallel import renew_parameters
 from libai.utils.errors import UserError
@@ -31,17 +30,7 @@ def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer
         raise UserError(f"there is no mode {mode!r}: a run trains in {' or '.join(TRAINERS)} mode.")
     if mode == old.mode:
         return old
-    changed = replace(old.options, check_finite_every_iter=False, amp=None, gradient_reduction="auto")
-    return _successor(old, mode, changed, options)
-
-
-def renew_trainer(old: ModelTrainer, **options: Any) -> ModelTrainer:
-    """A trainer of the same mode that continues where `old` stands, made anew: parameters may have been frozen or
-    unfrozen. As `switch_trainer` otherwise; all options of `old` are kept, `options` are those of its mode alone."""
-    return _successor(old, old.mode, old.options, options)
-
-
-def _successor(old: ModelTrainer, mode: str, train_options: TrainOptions, options: dict[str, Any]) -> ModelTrainer:
+    train_options = replace(old.options, check_finite_every_iter=False, amp=None, gradient_reduction="auto")
     old.check_finite()
     tensors, scalars = old.optimizer_state.export()
     averages = None if old.forward_pass.average is None else old.forward_pass.average.export()

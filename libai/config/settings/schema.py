@@ -59,9 +59,6 @@ class Train:
         None, "Save and stop, resumable, when training has taken so long; null sets no limit.", above=0
     )
     max_hours: float | None = key(None, "The same in hours; the shorter limit counts.", above=0)
-    peak_tflops: float | None = key(
-        None, "Peak TFLOP/s of the device of a rank; `perf/mfu` is the share of it that training reaches.", above=0
-    )
     overfit_batches: int = key(0, "Train on the first so many micro-batches over and over; 0: on all.", at_least=0)
     warmup_ratio: float = key(0.0, "Share of the iterations in which the learning rate rises.", at_least=0, below=1)
     scheduler: Any = lazy(lambda: None, "Alias of `lr_scheduler`, for configs written for LiBai.")

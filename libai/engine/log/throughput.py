@@ -19,13 +19,12 @@ class Throughput:
 
     Args:
         window: `rates` looks at the newest updates that together cover this many iterations (the last one at least).
-        peak_flops: of the hardware, per second.
     """
 
-    def __init__(self, window: int = 20, peak_flops: float | None = None):
+    def __init__(self, window: int = 20):
         if window < 1:
             raise ValueError(f"Throughput(window={window}): a window covers at least one iteration")
-        self.window, self.peak_flops = window, peak_flops
+        self.window = window
         self.total_iters = 0
         self.total_seconds = 0.0
         self.total_samples = 0.0
@@ -64,8 +63,7 @@ class Throughput:
         """Over the window; empty before the first update.
 
         `samples_per_s`, `tokens_per_s`, `tflops` (the last two where given), `step_ms` and `data_ms`, all of them sums
-        divided by summed time or iterations, so that they agree with each other. `mfu`, model FLOPs utilization
-        (Chowdhery et al. 2022, arXiv:2204.02311, appendix B), is the share of `peak_flops`.
+        divided by summed time or iterations, so that they agree with each other.
         """
         covered = 0
         newest: list[tuple[float, ...]] = []
@@ -106,8 +104,6 @@ class Throughput:
             rates["tokens_per_s"] = float(items.sum() / total)
         if flops.any():
             rates["tflops"] = float(flops.sum() / total / 1e12)
-            if self.peak_flops:
-                rates["mfu"] = rates["tflops"] * 1e12 / self.peak_flops
         return rates
 
 

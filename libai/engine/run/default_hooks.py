@@ -68,8 +68,7 @@ def default_hooks(run: Run) -> list[HookBase | None]:
     train, plan = run.config.train, run.plan
     evaluation, saving, monitor, profiler = train.evaluation, train.checkpointer, train.monitor, train.profiler
     log_period = plan.period(train.log_period, "train.log_period")
-    peak = train.peak_tflops and train.peak_tflops * 1e12 * run.mesh.size
-    run.timer = hooks.IterationTimer(plan.global_batch_size, peak)
+    run.timer = hooks.IterationTimer(plan.global_batch_size)
     found: list[HookBase | None] = [
         # the output folder: taken before any other hook does something, and left when all are done
         hooks.CallbackHook(before_train=lambda trainer: run.begin(), priority=0),

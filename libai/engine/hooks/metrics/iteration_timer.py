@@ -19,13 +19,12 @@ class IterationTimer(HookBase):
 
     Args:
         samples_per_iter: of all ranks.
-        peak_flops: per second, of all devices together, for the share of it that is reached (`mfu`).
     """
 
     priority = 10
 
-    def __init__(self, samples_per_iter: int, peak_flops: float | None = None):
-        self.throughput = Throughput(peak_flops=peak_flops)
+    def __init__(self, samples_per_iter: int):
+        self.throughput = Throughput()
         self.first_seconds = 0.0
         self._samples = samples_per_iter
         self._train_start = self._start = self._data_seconds = 0.0

@@ -1,13 +1,12 @@
 """Where compiled kernels are kept: `find_library` gives a library that has passed its test on such a CPU.
 
 A library lies in a folder named after all that it depends on. It is made in a temporary folder beside it and renamed,
-by one process at a time. Standard library only. How it is made: libai/native/build.py.
+by one process at a time. How it is made: libai/native/build.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -111,22 +110,19 @@ def _is_tested(entry: Path) -> bool:
 @contextlib.contextmanager
 def _only_builder(path: Path) -> Iterator[None]:
     """Hold the lock file, which goes with the process that holds it. `Unavailable` when others take too long."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    from filelock import FileLock, Timeout  # not at the top: `import libai` works without packages
+
+    lock = FileLock(path, fallback_to_soft=False)
     try:
-        end = time.monotonic() + _WAIT_SECONDS
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise Unavailable(f"another process has been compiling them for {_WAIT_SECONDS:.0f} s") from None
-                time.sleep(0.1)
-            except OSError:  # a file system without locks: the later of two renames stays
-                break
+        lock.acquire(timeout=_WAIT_SECONDS, poll_interval=0.1)
+    except Timeout:
+        raise Unavailable(f"another process has been compiling them for {_WAIT_SECONDS:.0f} s") from None
+    except OSError:  # a file system without locks: the later of two renames stays
+        pass
+    try:
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
 def _make(entry: Path, wheel: Wheel, compiler: list[str] | None, untested: Path | None) -> Path:

@@ -15,7 +15,6 @@ from libai.data.text.prepare import build_stdlib_dataset, build_text_dataset, pr
 from libai.data.text.preprocess import Preprocessed, preprocess
 from libai.data.text.samples import MaskedTokens, SentenceOrder
 from libai.data.text.span_corruption import SpanCorruption
-from libai.data.text.token_files import verify_token_files
 from libai.data.text.tokenizers import BPETokenizer, ByteTokenizer, load_tokenizer
 from libai.data.text.windows import TokenDataset
 from libai.data.vision.files import ImageFolderDataset, MnistDataset

@@ -6,21 +6,11 @@ from collections.abc import Sequence
 
 import oneflow as flow
 
-from libai.layers.random import SeededLayer, dropout_mask, random_context, random_int32
+from libai.layers.random import SeededLayer, dropout_mask, random_int32
 from libai.native.kernels import are_kernels_on
 from libai.oneflow_fixes.fixes import is_on
 from libai.utils.errors import UserError
 from libai.utils.tensors import is_on_cpu
-
-
-def seeded_dropout(x: flow.Tensor, p: float, key: int | flow.Tensor, layer_id: int, data_rank: int = 0) -> flow.Tensor:
-    """Dropout of `x` as a pure function: the same arguments give the same mask, in eager mode and in a graph.
-
-    `p` in [0, 1] is the chance to drop an element; the others are scaled by 1 / (1 - p). `key` and `data_rank`: see
-    `random_context`. Axis 0 of `x` is the sample. The gradient passes through the same mask.
-    """
-    with random_context(key, data_rank):
-        return _drop(x, p, x.shape, layer_id)
 
 
 class _Dropping(SeededLayer):

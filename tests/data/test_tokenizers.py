@@ -18,9 +18,13 @@ def files(tmp_path):
     return paths
 
 
+def trained(vocab_size):
+    return BPETokenizer.train([text * 20 for text in TEXTS], vocab_size)
+
+
 @pytest.fixture(params=["bytes", "bpe"])
-def tokenizer(request, files):
-    return ByteTokenizer() if request.param == "bytes" else BPETokenizer.train(files, 300)
+def tokenizer(request):
+    return ByteTokenizer() if request.param == "bytes" else trained(300)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -44,12 +48,12 @@ def test_saved_tokenizers_load_and_are_json(tokenizer, tmp_path):
     assert (loaded.vocab_size, loaded.end_of_document) == (tokenizer.vocab_size, tokenizer.end_of_document)
 
 
-def test_bpe_joins_what_is_frequent(files):
-    assert len(BPETokenizer.train(files, 300).encode(TEXTS[0])) < len(ByteTokenizer().encode(TEXTS[0])) / 2
+def test_bpe_joins_what_is_frequent():
+    assert len(trained(300).encode(TEXTS[0])) < len(ByteTokenizer().encode(TEXTS[0])) / 2
 
 
-def test_bpe_encodes_bytes_that_it_never_saw(files):
-    tokenizer = BPETokenizer.train(files, 270)
+def test_bpe_encodes_bytes_that_it_never_saw():
+    tokenizer = trained(270)
     assert tokenizer.decode(tokenizer.encode("Ωß\x00")) == "Ωß\x00"
 
 
@@ -60,9 +64,9 @@ def test_bytes_that_are_not_utf8_are_kept_by_the_byte_tokenizer(tmp_path):
     assert ids.tolist() == [99, 97, 102, 0xE9] and ids.dtype == np.uint8
 
 
-def test_too_small_a_vocabulary_is_refused(files):
+def test_too_small_a_vocabulary_is_refused():
     with pytest.raises(DataError, match="vocab_size=256 is too small for BPE"):
-        BPETokenizer.train(files, 256)
+        trained(256)
 
 
 def test_a_missing_tokenizer_is_explained(tmp_path):

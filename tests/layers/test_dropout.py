@@ -9,7 +9,7 @@ import pytest
 from layer_checks import BROADCAST, CPU, SPLIT
 from oneflow import nn
 
-from libai.layers.dropout import Dropout, DropPath, seeded_dropout
+from libai.layers.dropout import Dropout, DropPath
 from libai.layers.random import assign_layer_ids, fold, random_context
 from libai.utils.errors import UserError
 
@@ -155,12 +155,6 @@ def test_graph_accumulation_uses_one_key_per_micro_batch():
     found = Accumulate()(flow.tensor(x), flow.tensor(keys, dtype=flow.int64)).numpy()
     parts = [run_eagerly(model, flow.tensor(part), key) for part, key in zip(np.split(x, 4), keys)]
     assert (found == np.concatenate(parts)).all()
-
-
-def test_functional_form_equals_the_layer():
-    x = flow.tensor(numbers())
-    layer = Dropout(0.3)
-    assert (seeded_dropout(x, 0.3, KEY, layer.layer_id).numpy() == run_eagerly(layer, x)).all()
 
 
 def test_plain_use_draws_a_new_mask_each_time():

@@ -7,16 +7,19 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from libai.layers.dropout import Dropout, seeded_dropout
+from libai.layers.dropout import Dropout
 from libai.layers.random import fold, random_context
 
 KEY = fold(7, 3, 1)
 
 
-def dropped(x, key, **options):
+def dropped(x, key, p, layer_id, data_rank=0):
     """(output, gradient)"""
+    layer = Dropout(p)
+    layer.layer_id = layer_id
     x = flow.tensor(x, requires_grad=True)
-    y = seeded_dropout(x, key=key, **options)
+    with random_context(key, data_rank):
+        y = layer(x)
     y.sum().backward()
     return y.numpy(), x.grad.numpy()
 

@@ -17,7 +17,7 @@ import libai, ctypes, functools, sys, threading, numpy as np, oneflow as flow
 from libai.native import kernels
 from libai.oneflow_fixes import openblas
 from oneflow.nn import functional as F
-from libai.layers.dropout import seeded_dropout
+from libai.layers import Dropout, random_context
 
 library, rng = kernels.loaded_library(), np.random.default_rng(0)
 assert openblas.threads_in_use() == 3
@@ -25,6 +25,13 @@ assert openblas.threads_in_use() == 3
 def enable_threads(are_enabled):
     # large operations are computed by several whatever is faster, or by one
     library._library.libai_team_enable(ctypes.c_bool(are_enabled), ctypes.c_bool(are_enabled))
+
+layer = Dropout(0.5)
+layer.layer_id = 3
+
+def dropped(x):
+    with random_context(5):
+        return layer(x)
 
 def drawn(*shape):
     return flow.tensor(rng.standard_normal(shape).astype(np.float32), requires_grad=True)
@@ -39,7 +46,7 @@ CASES = {
     "broadcast": (lambda x: x * weights + biases / 3.0, rows), "scores": (lambda x: x + drawn_once, heads),
     "residual": (lambda x: x + x * 0.5, rows),
     "compare": (lambda x: (x > 0.25).to(flow.float32) * x, rows), "where": (lambda x: flow.where(mask, x, -x), rows),
-    "dropout": (lambda x: seeded_dropout(x, p=0.5, layer_id=3, key=5), rows),
+    "dropout": (dropped, rows),
     "masked_fill": (lambda x: flow.masked_fill(x, mask, -1.0), rows),
     "transpose": (lambda x: x.transpose(0, 1).contiguous() * 1.5, square),
     "permute": (lambda x: x.permute(0, 2, 1, 3).contiguous() * 1.5, heads),

@@ -13,7 +13,7 @@ import oneflow as flow
 import pytest
 import toy
 
-from libai.layers.dropout import seeded_dropout
+from libai.layers import Dropout, random_context
 from libai.oneflow_fixes.fixes import FIXES, describe_fixes, fixes_that_are_on, is_on
 from libai.oneflow_fixes.threads import quick_thread_switches
 from libai.utils.errors import UserError
@@ -87,7 +87,8 @@ def test_eager_operations_stay_single_where_joined_ones_are_left_out(library, mo
         model, before = toy.Classifier(), library.calls()
         trainer = toy.trainer_of("eager", model, [], toy.optimizer_of("adamw", model), max_grad_norm=1.0)
         trainer.update(toy.batches(1))
-        seeded_dropout(model.a.weight, p=0.5, layer_id=1, key=2).numpy()
+        with random_context(2):
+            Dropout(0.5)(model.a.weight).numpy()
         after = library.calls()
         return tuple(after[op] - before[op] for op in ("multi_tensor_adam_update", "quantization"))
 

@@ -187,18 +187,6 @@ def is_complete(folder: Path) -> bool:
     return (folder / "tokenizer.json").is_file()
 
 
-def verify_token_files(folder: Path) -> list[str]:
-    """Read every `.bin` file and compare its SHA-256 with the index; the names of the damaged files."""
-    index = read_index(folder)
-    damaged = []
-    for split, expected in index.splits.items():
-        path = folder / f"{split}.bin"
-        is_whole = path.is_file() and path.stat().st_size == expected.num_tokens * index.item_bytes
-        if not is_whole or _find_damage(_map(path, index, expected.num_tokens), index, split):
-            damaged.append(path.name)
-    return damaged
-
-
 def _map(path: Path, index: TokenIndex, num_tokens: int) -> np.ndarray:
     if num_tokens == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype=index.dtype)

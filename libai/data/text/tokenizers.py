@@ -106,12 +106,7 @@ class BPETokenizer:
             raise DataError(f"{path} is no tokenizer.json of the tokenizers library: {error}.") from None
 
     @classmethod
-    def train(cls, paths: Iterable[Path], vocab_size: int) -> BPETokenizer:
-        """Learn the merges from the text files at `paths`, see `train_on`."""
-        return cls.train_on(map(read_text, paths), vocab_size)
-
-    @classmethod
-    def train_on(cls, texts: Iterable[str], vocab_size: int) -> BPETokenizer:
+    def train(cls, texts: Iterable[str], vocab_size: int) -> BPETokenizer:
         """Learn the merges from `texts`; small ones may give fewer than `vocab_size` tokens.
 
         Raises `DataError` when `vocab_size` cannot hold the 256 bytes and the end-of-document token.
@@ -168,7 +163,7 @@ def make_tokenizer(kind: str, vocab_size: int | None, texts: Iterable[str], end_
         return BPETokenizer.load(find_tokenizer(kind), end_token)
     if vocab_size is None:
         raise DataError('tokenizer="bpe" needs to know how many tokens to learn: add vocab_size, e.g. 4096.')
-    return BPETokenizer.train_on(texts, vocab_size)
+    return BPETokenizer.train(texts, vocab_size)
 
 
 def load_tokenizer(folder: Path, end_of_document: int | None = None) -> Tokenizer:

@@ -22,7 +22,7 @@ from libai.utils.errors import UserError
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: `function` of `module` gets the words that follow it."""
+    """A subcommand: `function` of `module` receives the words after it."""
 
     summary: str
     module: str
@@ -51,9 +51,9 @@ COMMANDS: dict[str, Command] = {
 
 
 def usage() -> str:
-    """What `libai --help` prints."""
+    """Return the text of `libai --help`."""
     rows = [f"  {name:<14} {command.summary}" for name, command in COMMANDS.items()]
-    lines = ["usage: libai COMMAND [arguments]", "", *rows, "", "`libai COMMAND --help` tells more of each."]
+    lines = ["usage: libai COMMAND [arguments]", "", *rows, "", "`libai COMMAND --help` lists the flags of each."]
     return "\n".join(lines)
 
 

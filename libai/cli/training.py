@@ -75,7 +75,7 @@ def build_parser(usage: str = f"train {_WORDS}", description: str | None = train
     """The command line; what is not listed goes to the training program, which knows its own flags."""
     parser = Parser(usage=f"libai {usage}", description=description)
     parser.add_argument("-n", "--procs", metavar="PROCS", help="processes on this machine (default 1)")
-    parser.add_argument("--max-restarts", metavar="N", help="start a failed job again so often (default 0)")
+    parser.add_argument("--max-restarts", metavar="N", help="restart a failed job up to N times (default 0)")
     parser.add_argument("--oversubscribe", action="store_true", help="allow many more processes than cores")
     from libai.cli.train_net import all_flags
 
@@ -85,7 +85,7 @@ def build_parser(usage: str = f"train {_WORDS}", description: str | None = train
 
 
 def _parse(arguments: Sequence[str], usage: str, description: str | None) -> tuple[str | None, list[str]]:
-    """The value of `-n`, None where it is not given, and the other words as they are."""
+    """Return the value of `-n`, None if it is not given, and the other words as they are."""
     if {"-h", "--help"} & set(arguments):
         names = sorted(path.stem for path in Path(shipped_configs()).glob("*.py"))
         description = f"{description}\n\nShipped configs: {', '.join(names)}. docs/config.md explains the settings."
@@ -99,7 +99,7 @@ def _parse(arguments: Sequence[str], usage: str, description: str | None) -> tup
 
 
 def check_processes(value: str) -> None:
-    """Raise `UserError` where `value` cannot be that of `-n`."""
+    """Raise `UserError` if `value` is not a number of processes."""
     if not re.fullmatch("[1-9][0-9]*", value):
         raise UserError(f"-n {value}: it must be the number of processes on this machine, at least 1.")
 

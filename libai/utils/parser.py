@@ -26,12 +26,12 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def only_result(as_json: bool) -> contextlib.AbstractContextManager[object]:
-    """With --json, what a model prints in the block goes to stderr: standard output holds the JSON and nothing else."""
+    """With --json, send what a model prints in the block to stderr: standard output holds nothing except the JSON."""
     return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
 
 
 def require_one_process(more: str = "") -> None:
-    """Raise `UserError` in a process that a launcher has started among others."""
+    """Raise `UserError` in a job of several processes."""
     if get_world_size() > 1:
         raise UserError(
             f"this command runs on one process, and this job has {get_world_size()}. Start it without a launcher{more}."
@@ -45,12 +45,12 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": _Help, "allow_abbrev": False, **options})
 
     def add_config(self, nargs: str | None = None) -> None:
-        """CONFIG and the settings that follow it, as for training."""
+        """Add CONFIG and the settings that follow it, as for training."""
         self.add_argument("config", metavar="CONFIG", nargs=nargs, help="a config file, or the name of a shipped one")
         self.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for training")
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
-        """As argparse's; an argument that may be left out is not among those that it calls required."""
+        """Add an argument as argparse does; a positional one that may be left out is not reported as required."""
         if options.get("nargs") == "*" and not names[0].startswith("-"):
             options.setdefault("default", [])
         return super().add_argument(*names, **options)
@@ -70,4 +70,4 @@ class Parser(argparse.ArgumentParser):
             hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(self.flags)}."
             message = f"{word}: no such flag. {hint}"
         stop = "" if message.endswith((".", "?")) else "."
-        raise UserError(f"{message}{stop} `{self.prog} --help` tells more.")
+        raise UserError(f"{message}{stop} `{self.prog} --help` lists the arguments.")

@@ -7,8 +7,9 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from batches import evaluate
 
-from libai.evaluation import EvaluatorError, MetricEvaluator, add_sums, evaluators_of, is_metric, reduce_sums
+from libai.evaluation import EvaluatorError, MetricEvaluator, evaluators_of, is_metric
 
 
 class RankCorrelation:
@@ -29,13 +30,8 @@ class RankCorrelation:
         return np.corrcoef(*ranks)[0, 1]
 
 
-def judged(evaluator, predictions, targets, batch_size, **more):
-    sums = {}
-    for start in range(0, len(targets), batch_size):
-        part = slice(start, start + batch_size)
-        batch = {"x": targets[part], "labels": targets[part]}
-        sums = add_sums(sums, evaluator.process(batch, {"losses": {}, "scores": predictions[part], **more}))
-    return evaluator.compute(sums)
+def judged(evaluator, predictions, targets, batch_size=2, **more):
+    return evaluate(evaluator, {"x": targets, "labels": targets}, {"scores": predictions, **more}, batch_size)
 
 
 def test_the_metric_sees_all_batches_and_begins_anew_each_time():
@@ -61,11 +57,11 @@ def test_several_numbers_keep_their_names_and_predictions_are_transformed():
 
 def test_what_is_meant_must_be_clear():
     with pytest.raises(EvaluatorError, match=r"of the outputs \['more', 'scores'\] is its prediction"):
-        judged(MetricEvaluator(RankCorrelation()), np.ones(2), np.ones(2), 2, more=np.ones(2))
+        judged(MetricEvaluator(RankCorrelation()), np.ones(2), np.ones(2), more=np.ones(2))
     named = MetricEvaluator(RankCorrelation(), prediction="scores", target="x")
-    assert judged(named, np.arange(3.0), np.arange(3.0), 2, more=np.ones(3))["RankCorrelation"] == pytest.approx(1)
+    assert judged(named, np.arange(3.0), np.arange(3.0), more=np.ones(3))["RankCorrelation"] == pytest.approx(1)
     with pytest.raises(EvaluatorError, match="'z' is none.*target=KEY"):
-        judged(MetricEvaluator(RankCorrelation(), target="z"), np.ones(2), np.ones(2), 2)
+        judged(MetricEvaluator(RankCorrelation(), target="z"), np.ones(2), np.ones(2))
     with pytest.raises(EvaluatorError, match="object has no update\\(predictions, targets\\) and compute"):
         MetricEvaluator(object())
     assert is_metric(RankCorrelation()) and not is_metric(MetricEvaluator(RankCorrelation()))
@@ -81,38 +77,10 @@ def test_a_metric_of_torch_gets_tensors_of_torch(monkeypatch):
         def update(self, predictions, targets):
             super().update(predictions.array, targets.array)
 
-    assert judged(MetricEvaluator(OfTorch()), np.arange(4.0), np.arange(4.0), 2)["OfTorch"] == pytest.approx(1)
+    assert judged(MetricEvaluator(OfTorch()), np.arange(4.0), np.arange(4.0))["OfTorch"] == pytest.approx(1)
 
 
 def test_each_data_set_has_its_evaluators():
     evaluators = {"loss": 1, "val/top": 2, "other/top": 3}
     assert evaluators_of(evaluators, "val") == {"loss": 1, "val/top": 2}
     assert evaluators_of(evaluators, "third") == {"loss": 1}
-
-
-def test_lists_of_several_ranks_are_joined(monkeypatch):
-    ranks = [
-        {"a": [np.arange(6).reshape(3, 2), np.ones((1, 2), np.int64)], "n": 1.0},
-        {"a": [np.full((2, 2), 7)], "n": 2.0},
-        {},
-    ]
-    joined = {}
-    for rank in (0, 1, 2):
-        monkeypatch.setattr("libai.utils.distributed.all_reduce", lambda array: np.asarray(array) * 0 + 3.0)
-        described = []
-        for sums in ranks:
-            lists = {k: [[str(a.dtype), list(a.shape)] for a in v] for k, v in sums.items() if type(v) is list}
-            described.append([{k: [] for k in sums if k == "n"}, lists])
-        monkeypatch.setattr("libai.utils.distributed.gather_objects", lambda mine, described=described: described)
-
-        def gather(mine, ranks=ranks):
-            flat = [np.concatenate([a.reshape(-1) for a in sums.get("a", [np.zeros(0)])]) for sums in ranks]
-            assert len(mine) == max(map(len, flat)), "equal on all ranks"
-            return [np.pad(one, (0, len(mine) - len(one))).astype(mine.dtype) for one in flat]
-
-        monkeypatch.setattr("libai.utils.distributed.gather_arrays", gather)
-        joined[rank] = reduce_sums(ranks[rank])
-    expected = [array for sums in ranks for array in sums.get("a", [])]
-    for sums in joined.values():
-        assert sums["n"] == 3 and [a.tolist() for a in sums["a"]] == [a.tolist() for a in expected]
-        assert sums["a"][0].dtype == np.int64

@@ -4,16 +4,13 @@ import math
 
 import numpy as np
 import pytest
+from batches import evaluate as evaluate_arrays
 
-from libai.evaluation import EvaluatorError, RegressionEvaluator, add_sums
+from libai.evaluation import EvaluatorError, RegressionEvaluator
 
 
-def evaluate(predictions, labels, batch_size=1000):
-    evaluator, sums = RegressionEvaluator(), {}
-    for start in range(0, len(labels), batch_size):
-        part = slice(start, start + batch_size)
-        sums = add_sums(sums, evaluator.process({"labels": labels[part]}, {"predictions": predictions[part]}))
-    return evaluator.compute(sums)
+def evaluate(predictions, labels, batch_size=None):
+    return evaluate_arrays(RegressionEvaluator(), {"labels": labels}, {"predictions": predictions}, batch_size)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -23,12 +22,12 @@ FIXTURES = Path(__file__).resolve().parent / "fixtures"
 LORA = "train.lora={patterns: ['attention\\.[qv]$', 'mlp\\.down'], rank: 2, alpha: 4}"
 
 
-def tokens() -> dict[str, np.ndarray]:
+def tokens():
     ids = np.random.RandomState(0).randint(0, 30, (16, 8))
     return {"input_ids": ids, "labels": ids}
 
 
-def tuned(folder: Path, source: Path, *overrides: str) -> Any:
+def tuned(folder, source, *overrides):
     """A run that trained adapters of the model in `source` for a few iterations."""
     import_folder(source, folder / "base")
     train = defaults("train")
@@ -48,7 +47,7 @@ def tuned(folder: Path, source: Path, *overrides: str) -> Any:
     return run
 
 
-def test_merged_weights_compute_what_the_run_does(tmp_path: Path) -> None:
+def test_merged_weights_compute_what_the_run_does(tmp_path):
     source = FIXTURES / "qwen2"
     run = tuned(tmp_path, source)
     export_folder(tmp_path / "run/checkpoints/last", tmp_path / "merged", like=source)
@@ -63,8 +62,8 @@ def test_merged_weights_compute_what_the_run_does(tmp_path: Path) -> None:
     assert all(name.split(".")[-2] in ("q_proj", "v_proj", "down_proj") for name in changed) and len(changed) == 6
 
 
-@pytest.mark.slow
-def test_adapters_alone_have_the_names_of_peft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.e2e
+def test_adapters_alone_have_the_names_of_peft(tmp_path, capsys):
     source = FIXTURES / "qwen2"
     run = tuned(tmp_path, source)
     weights = str(tmp_path / "run/checkpoints/last")
@@ -78,8 +77,8 @@ def test_adapters_alone_have_the_names_of_peft(tmp_path: Path, capsys: pytest.Ca
     assert "model.layers.0.mlp.down_proj" in settings["target_modules"] and len(found) == 12
 
 
-@pytest.mark.slow
-def test_what_a_file_of_adapters_cannot_hold_is_refused(tmp_path: Path) -> None:
+@pytest.mark.e2e
+def test_what_a_file_of_adapters_cannot_hold_is_refused(tmp_path):
     source, weights = FIXTURES / "gpt2", tmp_path / "run/checkpoints/last"
     tuned(tmp_path, source)
     with pytest.raises(UserError, match="as a part or in another form"):

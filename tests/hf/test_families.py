@@ -8,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
-import libai.models
 from libai.checkpoint import CheckpointError
 from libai.checkpoint.reader import open_safetensors
 from libai.checkpoint.safetensors_format import TensorSpec
 from libai.hf import export_folder, import_folder, model_config
-from libai.hf.families.registry import FAMILIES, family_of
+from libai.hf.families.registry import family_of
 from libai.hf.files import write_safetensors
 from libai.hf.verify import compute, differences, verify
 from libai.utils.errors import UserError
@@ -24,12 +22,12 @@ FIXTURES = Path(__file__).resolve().parent / "fixtures"
 NAMES = sorted(path.name for path in FIXTURES.iterdir())
 
 
-def same_bytes(one: Path, other: Path) -> bool:
+def same_bytes(one, other):
     return one.read_bytes() == other.read_bytes()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_outputs_are_those_of_transformers(name: str) -> None:
+def test_outputs_are_those_of_transformers(name):
     arrays = dict(np.load(FIXTURES / name / "reference.npz"))
     expected = {key.removeprefix("out_"): arrays.pop(key) for key in list(arrays) if key.startswith("out_")}
     found = compute(FIXTURES / name, arrays)
@@ -40,7 +38,7 @@ def test_outputs_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_import_and_export_give_the_same_bytes(name: str, tmp_path: Path) -> None:
+def test_import_and_export_give_the_same_bytes(name, tmp_path):
     source, ours, back = FIXTURES / name, tmp_path / "ours", tmp_path / "back"
     assert import_folder(source, ours).is_exact
     files = export_folder(ours, back, like=source)
@@ -49,13 +47,13 @@ def test_import_and_export_give_the_same_bytes(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "roberta"])
-def test_export_without_an_example_writes_what_transformers_would(name: str, tmp_path: Path) -> None:
+def test_export_without_an_example_writes_what_transformers_would(name, tmp_path):
     import_folder(FIXTURES / name, tmp_path / "ours")
     export_folder(tmp_path / "ours", tmp_path / "back")
     assert same_bytes(tmp_path / "back/model.safetensors", FIXTURES / name / "model.safetensors")
 
 
-def test_missing_and_unexpected_names_are_those_of_the_file(tmp_path: Path) -> None:
+def test_missing_and_unexpected_names_are_those_of_the_file(tmp_path):
     source = FIXTURES / "qwen2"
     tensors = open_safetensors(source / "model.safetensors")
     arrays = {name: tensors[name] for name in tensors}
@@ -85,7 +83,7 @@ def test_missing_and_unexpected_names_are_those_of_the_file(tmp_path: Path) -> N
         ("llama3", {"rope_parameters": {"rope_type": "yarn"}}, 'rope_type="yarn" is not known'),
     ],
 )
-def test_what_cannot_be_computed_is_refused(name: str, change: dict, message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_computed_is_refused(name, change, message, tmp_path):
     shutil.copytree(FIXTURES / name, tmp_path / name)
     config = tmp_path / name / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
@@ -93,22 +91,7 @@ def test_what_cannot_be_computed_is_refused(name: str, change: dict, message: st
         import_folder(tmp_path / name, tmp_path / "ours")
 
 
-@pytest.mark.parametrize("path", sorted(FIXTURES.glob("*/config.json")), ids=lambda path: path.parent.name)
-def test_another_head_is_refused_by_the_names_of_its_own_kind(path: Path) -> None:
-    config = json.loads(path.read_text())
-    if "model_type" not in config:
-        return  # ResMLP
-    for head in ("Model", "ForTokenClassification", "LMHeadModel", "ForSequenceClassification", "Backbone"):
-        name = f"{config['architectures'][0].partition('For')[0].removesuffix('Model')}{head}"
-        if name in FAMILIES:
-            continue
-        with pytest.raises(UserError) as caught:
-            family_of({**config, "architectures": [name]})
-        known = str(caught.value).removesuffix(".").partition(" it knows ")[2].split(", ")
-        assert known == [kind for kind, family in FAMILIES.items() if family.model_type == config["model_type"]]
-
-
-def test_a_config_is_written_as_it_is_read(tmp_path: Path) -> None:
+def test_a_config_is_written_as_it_is_read(tmp_path):
     """The model of a run that is exported is the model that was trained."""
     for name in NAMES:
         config = json.loads((FIXTURES / name / "config.json").read_text())
@@ -117,38 +100,12 @@ def test_a_config_is_written_as_it_is_read(tmp_path: Path) -> None:
         assert family.read_arguments(family.write_config(architecture, arguments)) == arguments, name
 
 
-def test_an_unknown_argument_of_resmlp_is_refused() -> None:
+def test_an_unknown_argument_of_resmlp_is_refused():
     with pytest.raises(UserError, match=r"\['depth'\], which libai.models.ResMLP does not take"):
         family_of({"architecture": "resmlp_12_224"})[1].read_arguments({"model_args": {"depth": 3}})
     with pytest.raises(UserError, match="names of timm, which `transformers` does not know"):
         verify(FIXTURES / "resmlp", "python")
 
 
-def test_arguments_can_be_replaced() -> None:
+def test_arguments_can_be_replaced():
     assert model_config(FIXTURES / "llama", max_seq_length=8).max_seq_length == 8
-
-
-def run_folder(folder, model, **arguments):
-    """A folder like that of a run, whose config.yaml names no argument but these."""
-    folder.mkdir()
-    (folder / "config.yaml").write_text(json.dumps({"model": {"_target_": f"libai.models.{model}", **arguments}}))
-    built = getattr(libai.models, model)(**arguments)
-    save_file({name: t.numpy() for name, t in built.state_dict().items()}, folder / "model.safetensors")
-    return folder
-
-
-def test_what_a_run_leaves_to_our_defaults_is_exported(tmp_path):
-    sizes = {"vocab_size": 11, "max_seq_length": 6, "hidden_size": 8, "num_layers": 1, "num_heads": 2}
-    export_folder(run_folder(tmp_path / "bert", "BERT", is_post_norm=True, **sizes), tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["architectures"] == ["BertForMaskedLM"]
-    assert config["layer_norm_eps"] == 1e-5 and config["type_vocab_size"] == 1
-    export_folder(run_folder(tmp_path / "t5", "T5", **sizes), tmp_path / "out_t5")
-    config = json.loads((tmp_path / "out_t5" / "config.json").read_text())
-    assert config["d_kv"] == 4 and config["d_ff"] == 512
-
-
-def test_a_run_that_no_architecture_computes_is_not_exported(tmp_path):
-    sizes = {"vocab_size": 11, "max_seq_length": 6, "hidden_size": 8, "num_layers": 1, "num_heads": 2}
-    with pytest.raises(UserError, match="is_post_norm=False, .*, for which no architecture is known. libai.hf knows"):
-        export_folder(run_folder(tmp_path / "bert", "BERT", **sizes), tmp_path / "out")

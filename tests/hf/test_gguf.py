@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,11 @@ from libai.hf.gguf import GGUF, convert_gguf
 HIDDEN, HEADS, KEY_HEADS, INNER, VOCABULARY = 32, 4, 2, 64, 32
 
 
-def text(value: str) -> bytes:
+def text(value):
     return struct.pack("<Q", len(value)) + value.encode()
 
 
-def write_gguf(path: Path, metadata: dict[str, Any], tensors: dict[str, tuple[tuple[int, ...], int, bytes]]) -> None:
+def write_gguf(path, metadata, tensors):
     data = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
     for name, value in metadata.items():
         if isinstance(value, str):
@@ -40,7 +39,7 @@ def write_gguf(path: Path, metadata: dict[str, Any], tensors: dict[str, tuple[tu
     path.write_bytes(data + b"".join(raw for _, _, raw in tensors.values()))
 
 
-def test_blocks_of_few_bits(tmp_path: Path) -> None:
+def test_blocks_of_few_bits(tmp_path):
     random = np.random.default_rng(0)
     scale, least = np.float16(0.25), np.float16(-1.5)
     nibbles = random.integers(0, 16, 32)
@@ -64,7 +63,7 @@ def test_blocks_of_few_bits(tmp_path: Path) -> None:
         assert np.array_equal(file[name], np.broadcast_to(row, file[name].shape)), name
 
 
-def test_a_llama_becomes_a_folder(tmp_path: Path) -> None:
+def test_a_llama_becomes_a_folder(tmp_path):
     random = np.random.default_rng(0)
     shapes = {
         "attn_norm": (HIDDEN,),
@@ -104,7 +103,7 @@ def test_a_llama_becomes_a_folder(tmp_path: Path) -> None:
     assert model.head is None and attention.num_kv_heads == KEY_HEADS
 
 
-def test_what_is_no_gguf_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_gguf_is_refused(tmp_path):
     path = tmp_path / "a.gguf"
     path.write_bytes(b"GGML" + b"\0" * 60)
     with pytest.raises(CheckpointError, match="is not a GGUF file"):

@@ -15,14 +15,14 @@ from libai.utils.errors import UserError
 QWEN2 = Path(__file__).resolve().parent / "fixtures" / "qwen2"
 
 
-def test_import_and_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_and_export(tmp_path, capsys):
     assert main(["import", str(QWEN2), str(tmp_path / "ours")]) == 0
     assert "26 tensors fit, 0 missing, 0 unexpected" in capsys.readouterr().out
     assert main(["export", str(tmp_path / "ours"), str(tmp_path / "back"), "--like", str(QWEN2)]) == 0
     assert (tmp_path / "back/model.safetensors").read_bytes() == (QWEN2 / "model.safetensors").read_bytes()
 
 
-def test_averages_are_exported_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_averages_are_exported_where_they_are_asked_for(tmp_path):
     main(["import", str(QWEN2), str(tmp_path / "ours")])
     weights = load_file(tmp_path / "ours/model.safetensors")
     name = next(name for name in weights if weights[name].ndim == 2)
@@ -35,7 +35,7 @@ def test_averages_are_exported_where_they_are_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def other_python(tmp_path: Path) -> Path:
+def other_python(tmp_path):
     """Stands for an interpreter with transformers, which computes what is in `answer.npz`."""
     script = tmp_path / "python"
     script.write_text(f'#!/bin/sh\ncp "{tmp_path}/answer.npz" "$4"\n')
@@ -44,13 +44,13 @@ def other_python(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("distance, code", [(0.0, 0), (1e-4, 1)])
-def test_verify(distance: float, code: int, other_python: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify(distance, code, other_python, capsys):
     outputs = compute(QWEN2, random_inputs(read_folder(QWEN2).config))
     np.savez(other_python.with_name("answer.npz"), **{name: array + distance for name, array in outputs.items()})
     assert main(["verify", str(QWEN2), "--python", str(other_python)]) == code
     assert ("equal\n" in capsys.readouterr().out) == (code == 0)
 
 
-def test_verify_says_why_there_is_no_reference(other_python: Path) -> None:
+def test_verify_says_why_there_is_no_reference(other_python):
     with pytest.raises(UserError, match="could not compute the reference: cp: .*answer.npz"):
         main(["verify", str(QWEN2), "--python", str(other_python)])

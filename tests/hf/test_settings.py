@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -24,7 +23,7 @@ from libai.utils.errors import UserError
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 
 
-def changed(name: str, folder: Path, **settings: Any) -> Path:
+def changed(name, folder, **settings):
     """A copy of a fixture with other settings; None removes one."""
     shutil.copytree(FIXTURES / name, folder)
     config = {**json.loads((folder / "config.json").read_text()), **settings}
@@ -51,13 +50,13 @@ def changed(name: str, folder: Path, **settings: Any) -> Path:
         ("vit", {"patch_size": [4, 2]}, r"patch_size=\[4, 2\], but the models here take squares"),
     ],
 )
-def test_a_setting_that_cannot_be_computed_is_named(name: str, settings: dict, message: str, tmp_path: Path) -> None:
+def test_a_setting_that_cannot_be_computed_is_named(name, settings, message, tmp_path):
     with pytest.raises(UserError, match=message):
         import_folder(changed(name, tmp_path / name, **settings), tmp_path / "ours")
 
 
 @pytest.mark.parametrize("copy", ["cls.predictions.decoder.weight", "cls.predictions.decoder.bias"])
-def test_a_copy_with_values_of_its_own_is_not_left_out(copy: str, tmp_path: Path) -> None:
+def test_a_copy_with_values_of_its_own_is_not_left_out(copy, tmp_path):
     folder = changed("bert_masked_lm", tmp_path / "bert")
     tensors = load_file(folder / "model.safetensors")
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
@@ -70,8 +69,8 @@ def test_a_copy_with_values_of_its_own_is_not_left_out(copy: str, tmp_path: Path
         import_folder(folder, tmp_path / "ours")
 
 
-def test_settings_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
-    def read(name: str, **settings: Any) -> Any:
+def test_settings_are_read_as_transformers_reads_them(tmp_path):
+    def read(name, **settings):
         return model_config(changed(name, tmp_path / f"{name}{len(list(tmp_path.iterdir()))}", **settings))
 
     t5 = read("t5", dense_act_fn="silu", is_gated_act=True)
@@ -91,17 +90,17 @@ def test_settings_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name, settings", [("t5", {"model_type": None}), ("swinv2", {"pretrained_window_sizes": [0, 0]})]
 )
-def test_a_setting_that_changes_nothing_is_accepted(name: str, settings: dict, tmp_path: Path) -> None:
+def test_a_setting_that_changes_nothing_is_accepted(name, settings, tmp_path):
     assert import_folder(changed(name, tmp_path / name, **settings), tmp_path / "ours").is_exact
 
 
-def test_rotary_frequencies_have_the_bits_of_transformers() -> None:
+def test_rotary_frequencies_have_the_bits_of_transformers():
     """What PyTorch 2.13 computes; the last bit matters, since far positions multiply it by thousands."""
     expected = ["0x1p+0", "0x1.999998p-4", "0x1.47ae12p-7", "0x1.0624dep-10", "0x1.a36e26p-14", "0x1.4f8b6p-17"]
     assert rotary_frequencies(12, 1e6).tolist() == [float.fromhex(number) for number in expected]
 
 
-def test_integers_are_no_weights(tmp_path: Path) -> None:
+def test_integers_are_no_weights(tmp_path):
     folder = changed("qwen2", tmp_path / "integers")
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "model.norm.weight": np.ones(24, np.int32)}, folder / "model.safetensors")
@@ -109,14 +108,14 @@ def test_integers_are_no_weights(tmp_path: Path) -> None:
         import_folder(folder, tmp_path / "ours")
 
 
-def test_a_pickled_file_is_not_read(tmp_path: Path) -> None:
+def test_a_pickled_file_is_not_read(tmp_path):
     folder = changed("qwen2", tmp_path / "pickled")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="pytorch_model.bin and no model.safetensors.* can execute code"):
         load_pretrained(folder)
 
 
-def test_the_folder_that_is_read_is_not_overwritten(tmp_path: Path) -> None:
+def test_the_folder_that_is_read_is_not_overwritten(tmp_path):
     folder = changed("qwen2", tmp_path / "source")
     before = (folder / "model.safetensors").read_bytes()
     import_folder(folder, tmp_path / "ours")
@@ -132,17 +131,17 @@ def test_the_folder_that_is_read_is_not_overwritten(tmp_path: Path) -> None:
         import_folder(folder, folder / "config.json")
 
 
-def test_a_single_label_of_one_class_is_imported_when_asked_for(tmp_path: Path) -> None:
+def test_a_single_label_of_one_class_is_imported_when_asked_for(tmp_path):
     single = {"id2label": {"0": "score"}, "problem_type": "single_label_classification"}
     assert model_config(changed("bert_classifier", tmp_path / "bert", **single)).num_classes == 1
 
 
-def test_a_width_is_kept_whatever_the_ratio() -> None:
+def test_a_width_is_kept_whatever_the_ratio():
     for hidden, inner in ((49, 1), (47, 48), (23, 61), (768, 3072), (192, 511)):
         assert int(hidden * ratio_of(inner, hidden)) == inner
 
 
-def test_float16_files_are_read_exactly(tmp_path: Path) -> None:
+def test_float16_files_are_read_exactly(tmp_path):
     folder = changed("qwen2", tmp_path / "half")
     tensors = {name: array.astype(np.float16) for name, array in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors")
@@ -150,7 +149,7 @@ def test_float16_files_are_read_exactly(tmp_path: Path) -> None:
     assert weight.dtype == np.float32 and np.array_equal(weight, tensors["model.norm.weight"].astype(np.float32))
 
 
-def test_a_bare_bert_may_lack_its_pooler(tmp_path: Path) -> None:
+def test_a_bare_bert_may_lack_its_pooler(tmp_path):
     folder = changed("bert", tmp_path / "bert")
     tensors = load_file(folder / "model.safetensors")
     save_file({n: t for n, t in tensors.items() if "pooler" not in n}, folder / "model.safetensors")
@@ -162,7 +161,7 @@ TEXT = {"vocab_size": 32, "max_seq_length": 16, "hidden_size": 8, "num_layers": 
 BERT = {**TEXT, "is_post_norm": True, "num_token_types": 2}
 
 
-def exported(target: str, arguments: dict, folder: Path, architecture: str | None = None) -> dict:
+def exported(target, arguments, folder, architecture=None):
     """The config.json of an untrained run."""
     model = instantiate(LazyCall(target)(**arguments))
     folder.mkdir()
@@ -174,7 +173,7 @@ def exported(target: str, arguments: dict, folder: Path, architecture: str | Non
     return json.loads((folder / "hf/config.json").read_text())
 
 
-def test_an_exported_run_says_what_the_model_has_by_default(tmp_path: Path) -> None:
+def test_an_exported_run_says_what_the_model_has_by_default(tmp_path):
     sizes = {"vocab_size": 32, "max_seq_length": 16}
     config = exported("libai.models.Llama", sizes, tmp_path / "llama")
     assert (config["hidden_size"], config["num_hidden_layers"], config["rms_norm_eps"]) == (128, 4, 1e-5)
@@ -188,9 +187,7 @@ def test_an_exported_run_says_what_the_model_has_by_default(tmp_path: Path) -> N
     "kind, positions, architecture",
     [("bert", {}, "BertForMaskedLM"), ("roberta", {"padding_token": 1}, "RobertaForMaskedLM")],
 )
-def test_token_types_that_transformers_adds_are_zeros(
-    kind: str, positions: dict, architecture: str, tmp_path: Path
-) -> None:
+def test_token_types_that_transformers_adds_are_zeros(kind, positions, architecture, tmp_path):
     arguments = {**BERT, "num_token_types": 0, **positions}
     config = exported("libai.models.BERT", arguments, tmp_path / "run", architecture)
     types = load_file(tmp_path / "run/hf/model.safetensors")[f"{kind}.embeddings.token_type_embeddings.weight"]
@@ -215,8 +212,6 @@ def test_token_types_that_transformers_adds_are_zeros(
         ("T5", {**TEXT, "is_gated": True, "activation": "gelu"}, None, 'activation="gelu"'),
     ],
 )
-def test_a_run_is_not_exported_as_another_model(
-    target: str, arguments: dict, architecture: str | None, message: str, tmp_path: Path
-) -> None:
+def test_a_run_is_not_exported_as_another_model(target, arguments, architecture, message, tmp_path):
     with pytest.raises(UserError, match=message):
         exported(f"libai.models.{target}", arguments, tmp_path / "run", architecture)

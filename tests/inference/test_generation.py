@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -24,7 +23,7 @@ MODELS = {
 }
 
 
-def build(name: str) -> Any:
+def build(name):
     """With weights large enough that the likeliest token changes from place to place."""
     flow.manual_seed(2)
     model = MODELS[name]()
@@ -35,11 +34,11 @@ def build(name: str) -> Any:
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def model(request: pytest.FixtureRequest) -> Any:
+def model(request):
     return build(request.param)
 
 
-def log_probs(model: Any, prompt: list[int], rows: list[list[int]]) -> np.ndarray:
+def log_probs(model, prompt, rows):
     """Of the token behind the prompt and each of the rows, which have one length, by the forward pass of training."""
     count = len(rows)
     if isinstance(model, T5):
@@ -53,7 +52,7 @@ def log_probs(model: Any, prompt: list[int], rows: list[list[int]]) -> np.ndarra
 
 
 @pytest.fixture(scope="module")
-def greedy(model: Any) -> list[list[int]]:
+def greedy(model):
     """The likeliest tokens behind each prompt, one forward pass after the other."""
     found = []
     for prompt in PROMPTS:
@@ -65,18 +64,12 @@ def greedy(model: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("how", [{"uses_cache": False}, {}, {"is_graph": True}], ids=["uncached", "cached", "graph"])
-def test_tokens_are_those_of_the_forward_pass(model: Any, greedy: list[list[int]], how: dict[str, bool]) -> None:
+def test_tokens_are_those_of_the_forward_pass(model, greedy, how):
     assert Generator(model, **how).generate(PROMPTS, GenerationOptions(12)) == greedy
     assert len(set(itertools.chain(*greedy))) > 3  # not one token for ever
 
 
-def test_a_stop_token_ends_rows_one_by_one(model: Any, greedy: list[list[int]]) -> None:
-    stop = greedy[0][4]
-    expected = [row[: row.index(stop) + 1] if stop in row else row for row in greedy]
-    assert Generator(model).generate(PROMPTS, GenerationOptions(12, stop_token=stop)) == expected
-
-
-def test_each_of_several_stop_tokens_ends_rows(model: Any, greedy: list[list[int]]) -> None:
+def test_each_of_several_stop_tokens_ends_rows(model, greedy):
     stops = [greedy[0][4], greedy[1][2]]
     ends = [min([row.index(stop) + 1 for stop in stops if stop in row], default=None) for row in greedy]
     found = Generator(model).generate(PROMPTS, GenerationOptions(12, stop_token=stops))
@@ -85,16 +78,16 @@ def test_each_of_several_stop_tokens_ends_rows(model: Any, greedy: list[list[int
     assert not any(stop in row[:-1] for row in beams for stop in stops)
 
 
-def test_a_stream_gives_the_tokens_one_by_one(model: Any, greedy: list[list[int]]) -> None:
+def test_a_stream_gives_the_tokens_one_by_one(model, greedy):
     stream = Generator(model).stream(PROMPTS, GenerationOptions(5))
     assert next(stream).tolist() == [row[0] for row in greedy]
     assert len(list(stream)) == 4
 
 
-def test_draws_follow_the_seed_and_are_equal_in_both_modes() -> None:
+def test_draws_follow_the_seed_and_are_equal_in_both_modes():
     model = build("gpt")
 
-    def draw(seed: int, **how: bool) -> list[list[int]]:
+    def draw(seed, **how):
         options = GenerationOptions(6, temperature=1.0, top_k=12, top_p=0.95, seed=seed)
         return Generator(model, **how).generate(PROMPTS, options)
 
@@ -102,7 +95,7 @@ def test_draws_follow_the_seed_and_are_equal_in_both_modes() -> None:
     assert draw(1) != draw(2)
 
 
-def test_draws_of_a_prompt_do_not_depend_on_the_others() -> None:
+def test_draws_of_a_prompt_do_not_depend_on_the_others():
     generator, options = Generator(build("gpt")), GenerationOptions(6, temperature=1.5, seed=1)
     together = generator.generate(PROMPTS, options)
     assert together == [generator.generate([prompt], options)[0] for prompt in PROMPTS]
@@ -110,7 +103,7 @@ def test_draws_of_a_prompt_do_not_depend_on_the_others() -> None:
     assert first == together[0] != second  # equal prompts are drawn apart
 
 
-def test_draws_have_the_probabilities_of_the_model() -> None:
+def test_draws_have_the_probabilities_of_the_model():
     model, prompt = build("gpt"), PROMPTS[0]
     options = GenerationOptions(1, temperature=2.0, top_k=4, top_p=0.9, seed=3)
     drawn = [row[0] for row in Generator(model).generate([prompt] * 4000, options)]
@@ -122,27 +115,26 @@ def test_draws_have_the_probabilities_of_the_model() -> None:
     assert sum(shares) == 1.0 and np.abs(shares - kept / kept.sum()).max() < 0.04  # five standard deviations
 
 
-@pytest.mark.parametrize("how", [{"uses_cache": False}, {}, {"is_graph": True}], ids=["uncached", "cached", "graph"])
 @pytest.mark.parametrize("name", ["llama", "t5"])
-def test_enough_beams_find_the_likeliest_continuation(name: str, how: dict[str, bool]) -> None:
+def test_enough_beams_find_the_likeliest_continuation(name):
     model = build(name)
-    found = Generator(model, **how).generate(PROMPTS, GenerationOptions(2, num_beams=VOCABULARY))
+    found = Generator(model).generate(PROMPTS, GenerationOptions(2, num_beams=VOCABULARY))
     for prompt, tokens in zip(PROMPTS, found):
         pairs = log_probs(model, prompt, [[]])[0][:, None] + log_probs(model, prompt, [[i] for i in range(VOCABULARY)])
         assert tuple(tokens) == np.unravel_index(pairs.argmax(), pairs.shape)
 
 
-def test_beams_are_equal_in_every_way_to_compute() -> None:
+def test_beams_are_equal_in_every_way_to_compute():
     model, options = build("llama"), GenerationOptions(8, num_beams=4, length_penalty=0.5, stop_token=10)
-    ways: list[dict[str, bool]] = [{}, {"is_graph": True}, {"uses_cache": False}]
-    one, two, three = (Generator(model, **how).generate(PROMPTS, options) for how in ways)
-    assert one == two == three
+    one = Generator(model).generate(PROMPTS, options)
+    assert one == Generator(model, is_graph=True).generate(PROMPTS, options)
+    assert one == Generator(model, uses_cache=False).generate(PROMPTS, options)
     assert any(row[-1] == 10 for row in one) and all(10 not in row[:-1] for row in one)
     with pytest.raises(UserError, match="beams cannot be streamed"):
         next(Generator(model).stream(PROMPTS, options))
 
 
-def test_beams_end_as_those_of_transformers() -> None:
+def test_beams_end_as_those_of_transformers():
     """What transformers 5.23 gives for this file: a stop token behind the best two candidates ends no beam."""
     model = load_pretrained(FIXTURES / "gpt2")
     options = GenerationOptions(8, num_beams=2, stop_token=35, length_penalty=0.0)
@@ -159,12 +151,12 @@ def test_beams_end_as_those_of_transformers() -> None:
         ({"num_beams": 3, "temperature": 1.0}, "searches and temperature=1.0 draws"),
     ],
 )
-def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
+def test_impossible_options_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         GenerationOptions(**options)
 
 
-def test_prompts_that_do_not_fit_are_refused(model: Any) -> None:
+def test_prompts_that_do_not_fit_are_refused(model):
     is_answer = isinstance(model, T5)
     message = "max_new_tokens=26.*max_target_length=14" if is_answer else "7 tokens and max_new_tokens=26.*model's 32"
     with pytest.raises(UserError, match=message):

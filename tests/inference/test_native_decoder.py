@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import oneflow as flow
 import pytest
@@ -24,7 +22,7 @@ MODELS = {
 }
 
 
-def build(name: str) -> Any:
+def build(name):
     flow.manual_seed(3)
     model = MODELS[name]().eval()
     for parameter in model.parameters():  # biases and norms, too, are no constants
@@ -34,7 +32,7 @@ def build(name: str) -> Any:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("rows", [1, 3, 9])
-def test_scores_are_those_of_the_model(name: str, rows: int, library: Any) -> None:
+def test_scores_are_those_of_the_model(name, rows, library):
     model, random = build(name), np.random.default_rng(rows)
     assert can_decode(model, LAYOUT)
     tokens = random.integers(0, 61, (rows, 5))
@@ -51,7 +49,7 @@ def test_scores_are_those_of_the_model(name: str, rows: int, library: Any) -> No
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-def test_changed_weights_are_seen(library: Any) -> None:
+def test_changed_weights_are_seen(library):
     model = build("gpt")
     generator, prompts = Generator(model), [[3, 1, 4], [1, 5]]
     before = generator.generate(prompts, GenerationOptions(8))
@@ -64,11 +62,11 @@ def test_changed_weights_are_seen(library: Any) -> None:
 class Doubled(nn.Linear):
     """Computes something else than its class's name says."""
 
-    def forward(self, x: flow.Tensor) -> flow.Tensor:
+    def forward(self, x):
         return 2.0 * super().forward(x)
 
 
-def test_a_model_with_anything_else_in_it_is_computed_by_itself(library: Any) -> None:
+def test_a_model_with_anything_else_in_it_is_computed_by_itself(library):
     other, hooked, mixed = build("llama"), build("llama"), build("llama")
     other.blocks[1].mlp.down.__class__ = Doubled
     hooked.blocks[0].register_forward_hook(lambda module, inputs, output: output * 2.0)
@@ -80,6 +78,6 @@ def test_a_model_with_anything_else_in_it_is_computed_by_itself(library: Any) ->
     assert Generator(other).generate([[5, 7]]) != Generator(build("llama")).generate([[5, 7]])  # it matters
 
 
-def test_without_kernels_the_model_is_computed_by_itself(kernels_off: None) -> None:
+def test_without_kernels_the_model_is_computed_by_itself(kernels_off):
     assert not can_decode(build("gpt"), LAYOUT)
     assert type(Generator(build("gpt"))._decoder) is CachedDecoder

@@ -15,6 +15,7 @@ from libai.config import LazyCall, validate
 from libai.engine import GraphTrainer, Run, default_setup
 from libai.engine.graph.graphs import StepInputs
 from libai.engine.hooks import ShadowUpdateHook
+from libai.engine.trainer import model_trainer
 from libai.layers import Dropout
 from libai.oneflow_fixes.internals import is_tracing
 from libai.utils.errors import UserError
@@ -148,7 +149,8 @@ def test_the_shadow_update_sees_a_wrong_step(tmp_path, monkeypatch):
     assert max(numbers(rows, "parity/max_rel_diff")) > 1e-4
 
 
-def test_the_shadow_update_refuses_another_precision():
+def test_the_shadow_update_refuses_another_precision(monkeypatch):
+    monkeypatch.setattr(model_trainer, "AMP_DEVICES", ("cpu",))
     trainer = toy.trainer_of("graph", *two_parts(), amp="fp16")
     trainer.register_hooks([ShadowUpdateHook(1)])
     with pytest.raises(UserError, match=r"repeats the update op by op in float32, and amp=fp16 computes in fp16"):

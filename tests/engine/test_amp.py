@@ -12,6 +12,7 @@ from libai.config import LazyCall, LazyConfig, defaults
 from libai.engine.hooks import CallbackHook
 from libai.engine.setup.build import loss_scaling
 from libai.engine.setup.support import amp_dtype, check_supported
+from libai.engine.trainer import model_trainer
 from libai.engine.trainer.switching import switch_trainer
 from libai.optim import LossScaling
 from libai.utils.errors import UserError
@@ -21,8 +22,9 @@ LARGE = LossScaling(init_scale=2.0**120, growth_interval=2)
 
 
 @pytest.fixture(autouse=True)
-def _no_autocast(monkeypatch):
-    """On CPU it does nothing but warn."""
+def _amp_on_cpu(monkeypatch):
+    """On CPU autocast does nothing but warn; the compiled job says what a CUDA device would do."""
+    monkeypatch.setattr(model_trainer, "AMP_DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(flow, "autocast", lambda *_, **__: contextlib.nullcontext())
 
 
@@ -196,3 +198,11 @@ def test_eager_bf16_runs_the_forward_under_autocast(monkeypatch):
     model = toy.Classifier()
     toy.trainer_of("eager", model, toy.batches(2), toy.optimizer_of("sgd", model), amp="bf16").train(0, 2)
     assert entered == [("cuda", flow.bfloat16)] * 2
+
+
+@pytest.mark.parametrize("amp", ["fp16", "bf16"])
+def test_amp_on_a_cpu_is_refused_without_a_config_too(mode, amp, monkeypatch):
+    monkeypatch.undo()
+    model = toy.Classifier()
+    with pytest.raises(UserError, match=f"amp='{amp}' does nothing on cpu.*Leave it out, or train with device='cuda'"):
+        toy.trainer_of(mode, model, [], toy.optimizer_of("sgd", model), amp=amp)

@@ -16,6 +16,7 @@ from libai.data.loading.errors import DataError
 from libai.data.loading.read_ahead import ReadAhead, checked_prefetch
 from libai.data.loading.sampling import DataLayout, SampleRandom, SampleStream
 from libai.data.loading.variable_length import lengths_of
+from libai.utils.distributed import get_rank, get_world_size
 
 
 class _StepReader:
@@ -134,8 +135,8 @@ def build_train_loader(
     dataset: Any,
     *,
     micro_batch_size: int,
-    data_rank: int = 0,
-    num_data_ranks: int = 1,
+    data_rank: int | None = None,
+    num_data_ranks: int | None = None,
     seed: int = 0,
     shuffle: bool = True,
     num_workers: int = 0,
@@ -146,6 +147,8 @@ def build_train_loader(
 ) -> TrainLoader:
     """An endless, exactly resumable loader of one rank's micro-batches.
 
+    `data_rank` of `num_data_ranks`: which part of every global batch this process reads; default: every process of
+    the job reads one. Tensor and pipeline parallel ranks share their data: pass `mesh.data_rank` and `mesh.data` there.
     `dataset`: an object with `len(ds)` and `ds[i] -> dict` or `get_batch(indices)`, or a dict of equally long arrays.
     `prefetch`: micro-batches read ahead in one background thread, once reading proves slow. `num_workers`: threads or
     processes (`workers`) that share the reading of one micro-batch, for datasets that are slow per sample. `collate`:
@@ -155,7 +158,7 @@ def build_train_loader(
     """
     return TrainLoader(
         dataset,
-        DataLayout(micro_batch_size, data_rank, num_data_ranks),
+        DataLayout(micro_batch_size, *_ranks(data_rank, num_data_ranks)),
         seed=seed,
         shuffle=shuffle,
         prefetch=prefetch,
@@ -164,6 +167,18 @@ def build_train_loader(
         workers=workers,
         collate=collate,
     )
+
+
+def _ranks(data_rank: int | None, num_data_ranks: int | None) -> tuple[int, int]:
+    """Return both as they are given, or those of this process in its job."""
+    if (data_rank is None) != (num_data_ranks is None):
+        raise DataError(
+            f"data_rank={data_rank} and num_data_ranks={num_data_ranks}: give both, or neither to take this process's "
+            "rank and the number of processes."
+        )
+    if data_rank is None or num_data_ranks is None:
+        return get_rank(), get_world_size()
+    return data_rank, num_data_ranks
 
 
 class EvalLoader:
@@ -217,8 +232,8 @@ def build_eval_loader(
     dataset: Any,
     *,
     micro_batch_size: int,
-    data_rank: int = 0,
-    num_data_ranks: int = 1,
+    data_rank: int | None = None,
+    num_data_ranks: int | None = None,
     max_batches: int | None = None,
     num_workers: int = 0,
     workers: Literal["threads", "processes"] = "threads",
@@ -230,6 +245,6 @@ def build_eval_loader(
     `max_batches` keeps the first batches only (each of `micro_batch_size` samples per rank). The other arguments are
     those of `build_train_loader`. Raises `DataError` for an empty dataset or impossible numbers.
     """
-    layout = DataLayout(micro_batch_size, data_rank, num_data_ranks)
+    layout = DataLayout(micro_batch_size, *_ranks(data_rank, num_data_ranks))
     reading = {"num_workers": num_workers, "workers": workers, "collate": collate}
     return EvalLoader(dataset, layout, max_batches=max_batches, prefetch=prefetch, **reading)

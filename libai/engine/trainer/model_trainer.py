@@ -42,12 +42,14 @@ from libai.parallel import (
 )
 from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
-from libai.utils.distributed import default_device, is_main_process
+from libai.utils.distributed import default_device, gather_objects, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import note_progress, phase
-from libai.utils.tensors import clear_gradients, detached
+from libai.utils.tensors import clear_gradients, detached, digest_of
 
 logger = logging.getLogger("libai.engine")
+#: where OneFlow 0.9 computes in lower precision; tests of what is compiled add the CPU
+AMP_DEVICES = ("cuda",)
 
 
 class ModelTrainer(TrainerBase):
@@ -85,6 +87,11 @@ class ModelTrainer(TrainerBase):
         super().__init__(data_loader, num_accumulation_steps=options.num_accumulation_steps)
         self.options = options
         device = default_device(options.device)
+        if options.amp is not None and device not in AMP_DEVICES:
+            raise UserError(
+                f"amp={options.amp!r} does nothing on {device}: OneFlow 0.9 computes in lower precision on CUDA only. "
+                "Leave it out, or train with device='cuda'."
+            )
         self.loop = LoopState(device, wait_for_device)
         self.mesh = options.mesh or Mesh.of_this_job(device)
         self.model = model if layout is not None else model.to(device)
@@ -164,6 +171,7 @@ class ModelTrainer(TrainerBase):
         if self.forward_pass.average is not None:
             self.forward_pass.average.begin()
         self.feed.items_per_iter = self._count_tokens(micro_batches)
+        self._refuse_equal_batches(micro_batches)
         self.forward_pass.batch_scope.resolve(self, micro_batches)
         if self.options.undoes_updates:
             self.prepare()  # a copy of the state from before compilation could not be put back
@@ -179,6 +187,22 @@ class ModelTrainer(TrainerBase):
                 len(names),
                 ", ".join(names),
             )
+
+    def _refuse_equal_batches(self, micro_batches: list[Any]) -> None:
+        """Raise `UserError` on every rank if two data-parallel ranks begin with the same samples. Collective."""
+        if self.mesh.data == 1:
+            return
+        loader = self.feed.loader
+        mine = None if getattr(loader, "is_replicated", False) else digest_of(micro_batches)
+        found = gather_objects((self.mesh.data_rank, mine))
+        ranks: dict[int, int] = {}
+        for rank, digest in found:
+            if digest is not None and ranks.setdefault(digest, rank) != rank:
+                raise UserError(
+                    f"data-parallel ranks {ranks[digest]} and {rank} begin with the same samples, so that each would "
+                    "be counted twice. Let the loader give every rank its own part (build_train_loader does; yours "
+                    "by mesh.data_rank of mesh.data), or set is_replicated = True on it if that is meant."
+                )
 
     def _count_tokens(self, micro_batches: list[Any]) -> int | None:
         """Tokens of one iteration over all ranks, for the throughput: the elements of the first input of a model that

@@ -1,0 +1,127 @@
+"""A program of two ranks: loaders without a config, training steps of the user's own, and what is refused there."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+
+import jobs  # noqa: E402
+import toy  # noqa: E402
+
+from libai.data import build_eval_loader, build_train_loader  # noqa: E402
+from libai.engine import EagerTrainer, GraphTrainer  # noqa: E402
+from libai.parallel import full_tensor  # noqa: E402
+from libai.utils.errors import UserError  # noqa: E402
+
+TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
+rank = flow.env.get_rank()
+found: dict = {}
+
+
+def weights(trainer):
+    return np.concatenate([full_tensor(one).numpy().reshape(-1) for one in trainer.model.parameters()])
+
+
+def refusal(action):
+    try:
+        action()
+    except UserError as error:
+        return str(error)
+    return "not refused"
+
+
+def trained(cls, loader, iterations=6, **settings):
+    flow.manual_seed(0)
+    model = toy.Classifier()
+    trainer = cls(model, loader, toy.optimizer_of("sgd", model), **settings)
+    trainer.train(0, iterations)
+    return trainer
+
+
+def joined(batches):
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+# a loader without a config gives every rank its own part
+data = joined(toy.batches(12))
+samples = next(iter(build_train_loader(data, micro_batch_size=8)))["x"]
+evaluated = sum(len(batch["x"]) for batch, _ in build_eval_loader(data, micro_batch_size=8))
+by_mode = {mode: weights(trained(cls, build_train_loader(data, micro_batch_size=8))) for mode, cls in TRAINERS.items()}
+np.testing.assert_allclose(by_mode["graph"], by_mode["eager"], rtol=1e-5, atol=1e-6)
+found["weights"] = by_mode["eager"].tolist()
+found["samples"] = [float(samples.sum())]
+found["evaluated"] = evaluated
+
+# two ranks with the same samples
+for mode, cls in TRAINERS.items():
+    found[f"equal batches, {mode}"] = refusal(lambda cls=cls: trained(cls, toy.batches(6)))
+
+
+class Told(list):
+    is_replicated = True
+
+
+trained(EagerTrainer, Told(toy.batches(6)))
+
+# an update of its own
+own_batches = toy.batches(6, seed=rank)
+
+
+class Own(EagerTrainer):
+    forgets = False
+
+    def update(self, micro_batches):
+        self.optimizer.zero_grad(set_to_none=True)
+        for batch in map(self.to_device, micro_batches):
+            losses = self.model(**batch)
+            losses["losses"]["cls"].backward()
+        if not self.forgets:
+            self.reduce_gradients()
+        self.optimizer.step()
+        return losses
+
+
+class Forgets(Own):
+    forgets = True
+
+
+np.testing.assert_allclose(weights(trained(Own, own_batches)), weights(trained(EagerTrainer, own_batches)), rtol=1e-6)
+found["forgotten"] = refusal(lambda: trained(Forgets, own_batches))
+
+
+# a graph of its own
+class OwnGraph(nn.Graph):
+    def __init__(self, model, optimizer):
+        super().__init__()
+        self.net = model
+        self.add_optimizer(optimizer)
+
+    def build(self, x, y):
+        outputs = self.net(x, y)
+        outputs["losses"]["cls"].backward()
+        return outputs
+
+
+own_graph = weights(trained(GraphTrainer, own_batches, train_graph=OwnGraph))
+np.testing.assert_allclose(own_graph, weights(trained(EagerTrainer, own_batches)), rtol=1e-4, atol=1e-6)
+
+# the recipe with two losses
+recipe: dict = {}
+exec(re.findall(r"^```python\n(.*?)^```", (jobs.ROOT / "docs/hooks.md").read_text(), re.M | re.S)[2], recipe)
+random = np.random.RandomState(rank)
+pairs = [{name: random.randn(4, 2).astype("float32") for name in ("real", "noise")} for _ in range(12)]
+ends = []
+for cls in TRAINERS.values():
+    flow.manual_seed(0)
+    gan = recipe["build_trainer"](cls, pairs)
+    gan.train(0, 12)
+    ends.append(weights(gan))
+np.testing.assert_allclose(*ends, rtol=1e-5, atol=1e-6)
+
+Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(found))

@@ -1,0 +1,38 @@
+"""On two ranks without a config: own training steps, own graphs and loaders are right, or refused on both ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import jobs
+import pytest
+
+pytestmark = pytest.mark.dist
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seams")
+    jobs.run_ranks(str(Path(__file__).with_name("seams_on_ranks.py")), 2, folder, cwd=folder, timeout=280)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_a_loader_gives_each_rank_its_own_part(found):
+    assert found[0]["samples"] != found[1]["samples"]
+    assert found[0]["weights"] == found[1]["weights"]
+    assert found[0]["evaluated"] == found[1]["evaluated"] == 48
+
+
+@pytest.mark.parametrize(
+    "case, text",
+    [
+        ("equal batches, eager", "ranks 0 and 1 begin with the same samples.*is_replicated = True"),
+        ("equal batches, graph", "ranks 0 and 1 begin with the same samples.*is_replicated = True"),
+        ("forgotten", "parameters differ between rank 0 and rank 1.*self.reduce_gradients()"),
+    ],
+)
+def test_what_would_train_wrongly_is_refused_on_both_ranks(found, case, text):
+    for rank in range(2):
+        assert re.search(text, found[rank][case])

@@ -34,22 +34,33 @@ class WeightsReport:
         return not (self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
-        """One line per problem, every name in full:
+        """A line of counts, then one for each tensor that does not fit, up to eight of each kind:
 
         checkpoint `iter_0000500`: 12 tensors fit, 1 missing, 1 unexpected, 1 mismatched.
           missing: `tail.bias` is in the model, not on disk.
           unexpected: `old.bias` is on disk, not in the model.
           mismatched: `head.weight` is (1000, 768) on disk, (10, 768) in the model.
         """
+        return self.text()
+
+    def text(self, remedy: str = "") -> str:
+        """The report with `remedy`, a sentence, behind the counts."""
         counts = f"{len(self.missing)} missing, {len(self.unexpected)} unexpected, {len(self.mismatched)} mismatched"
-        lines = [f"checkpoint `{self.source}`: {len(self.loaded)} tensors fit, {counts}."]
-        lines += [f"  missing: `{name}` is in the model, not on disk." for name in self.missing]
-        lines += [f"  unexpected: `{name}` is on disk, not in the model." for name in self.unexpected]
-        lines += [f"  mismatched: `{name}` is {_both(*specs)}." for name, specs in self.mismatched.items()]
-        lines += [
-            f"  {pattern!r} of key_mapping or revise_keys fits no name on disk." for pattern in self.idle_patterns
-        ]
-        return "\n".join(lines)
+        head = f"checkpoint `{self.source}`: {len(self.loaded)} tensors fit, {counts}. {remedy}".rstrip()
+        missing = [f"  missing: `{name}` is in the model, not on disk." for name in self.missing]
+        unexpected = [f"  unexpected: `{name}` is on disk, not in the model." for name in self.unexpected]
+        mismatched = [f"  mismatched: `{name}` is {_both(*specs)}." for name, specs in self.mismatched.items()]
+        idle = [f"  {pattern!r} of key_mapping or revise_keys fits no name on disk." for pattern in self.idle_patterns]
+        return "\n".join([head, *_first(missing), *_first(unexpected), *_first(mismatched), *_first(idle)])
+
+
+#: lines of one kind in a report
+_MOST_LINES = 8
+
+
+def _first(lines: list[str]) -> list[str]:
+    more = len(lines) - _MOST_LINES
+    return lines if more <= 1 else [*lines[:_MOST_LINES], f"  and {more} more."]
 
 
 def load_weights(
@@ -89,9 +100,9 @@ def load_weights(
     report.idle_patterns.extend(idle)
     if strict and not report.is_exact:
         remedy = "`train.load_weight` with `strict=false` takes what fits; its `key_mapping` renames tensors."
-        raise CheckpointError(f"{report}\n{remedy}")
+        raise CheckpointError(report.text(remedy))
     if named is not None and wanted and not report.loaded:
-        raise CheckpointError(f"{report}\nNothing fits: is it one of this model? `key_mapping` renames tensors.")
+        raise CheckpointError(report.text("Nothing fits: is it one of this model? `key_mapping` renames tensors."))
     if named is not None:
         for name in report.loaded:
             _copy(named[name], tensors[on_disk[name]])

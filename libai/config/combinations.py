@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 
 from libai.config.lazy.instantiation import TARGET, accepts, target_of
+from libai.config.optimizer_numbers import wrong_numbers
 from libai.config.settings import schema, sections
 from libai.config.settings.errors import ConfigError, did_you_mean
 
@@ -329,7 +330,7 @@ RULES: tuple[Rule, ...] = (
 def refused(facts: Facts) -> list[str]:
     """The combinations that no run can honour and the user counts on."""
     texts = [text for rule in RULES if rule.is_refused and (text := rule.text(facts))]
-    return [*texts, *_wrong_dataset(facts), *_negative_decay(facts.run.optim, "optim")]
+    return [*texts, *_wrong_dataset(facts), *wrong_numbers(facts.run.optim, "optim")]
 
 
 def warnings(facts: Facts) -> list[str]:
@@ -357,14 +358,3 @@ def _wrong_dataset(facts: Facts) -> Iterator[str]:
             f"datasets ({', '.join(facts.datasets)}).{did_you_mean(metric, [f'{d}/{name}' for d in facts.datasets])}"
             f" For example: {example}."
         )
-
-
-def _negative_decay(node: Any, path: str) -> Iterator[str]:
-    """A weight decay below zero, of the optimizer or of its parameter groups: it would make the weights grow."""
-    items = node.items() if isinstance(node, (dict, DictConfig)) else ()
-    for name, value in items:
-        where = f"{path}.{name!s}"
-        if name == "weight_decay" and isinstance(value, (int, float)) and value < 0:
-            yield f"{where}={value} would make the weights grow. Expected a number >= 0; 0 decays nothing."
-        else:
-            yield from _negative_decay(value, where)

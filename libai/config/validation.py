@@ -16,14 +16,24 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from libai.config import kinds
 from libai.config.batch import batch_sizes_of, solve_data_parallel_size
 from libai.config.combinations import Facts, refused
+from libai.config.kinds import wrong_kind
 from libai.config.lazy.instantiation import TARGET, target_of, unknown_arguments
 from libai.config.lazy.lazy_config import LazyConfig
 from libai.config.settings import schema
 from libai.config.settings.coercion import OBJECTS, Mismatch, copy_config, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean, hint
 from libai.utils.errors import first_line
+
+#: lazy section of one call → what it must give
+_KIND = {
+    "model": kinds.MODULE,
+    "optim": kinds.OPTIMIZER,
+    "lr_scheduler": kinds.SCHEDULE,
+    "momentum_scheduler": kinds.SCHEDULE,
+}
 
 
 @dataclass(frozen=True)
@@ -98,7 +108,7 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
     for name in schema.LAZY_SECTIONS:
         problems += _check_section(name, lazy[name])
     problems += _check_evaluators(train.evaluation.evaluators, lazy["dataloader"])
-    problems += _check_calls(train.extra_hooks, "train.extra_hooks")
+    problems += _check_calls(train.extra_hooks, "train.extra_hooks", kinds.HOOK)
     problems += _check_writers(train.writers)
     if not train_problems:  # a number that could not be read would make more mistakes than there are
         problems += _impossible_sizes(train, world_size)
@@ -194,13 +204,16 @@ def _check_section(name: str, node: Any) -> list[str]:
     if node is None:
         return []
     if name in schema.SCHEDULES and isinstance(node, ListConfig):
-        return _check_calls(node, name) if node else [f"{name}=[] names no schedule. Set it to null, or add one."]
+        empty = [f"{name}=[] names no schedule. Set it to null, or add one."]
+        return _check_calls(node, name, kinds.SCHEDULE) if node else empty
     if name in ("optim", "lr_scheduler") and isinstance(node, DictConfig) and node and TARGET not in node:
         lists = {key: item for key, item in node.items() if name == "lr_scheduler" and isinstance(item, ListConfig)}
-        problems = [problem for key, item in lists.items() for problem in _check_calls(item, f"{name}.{key!s}")]
-        return problems + _check_calls({key: item for key, item in node.items() if key not in lists}, name)
+        problems = []
+        for key, item in lists.items():
+            problems += _check_calls(item, f"{name}.{key!s}", kinds.SCHEDULE)
+        return problems + _check_calls({key: item for key, item in node.items() if key not in lists}, name, _KIND[name])
     if name != "dataloader":
-        return [] if _is_built(node) else _check_calls({name: node}, "")
+        return [] if _is_built(node) else _check_calls({name: node}, "", _KIND[name])
     if not isinstance(node, DictConfig):
         return [f"dataloader={node!r}: expected a section with {schema.LAZY_SECTIONS['dataloader']}"]
     problems = [
@@ -211,10 +224,10 @@ def _check_section(name: str, node: Any) -> list[str]:
     ]
     test = node.get("test")
     if node.get("train") is not None:
-        problems += _check_calls({"train": node.train}, "dataloader")
+        problems += _check_calls({"train": node.train}, "dataloader", kinds.LOADER)
     if isinstance(test, ListConfig) or (isinstance(test, DictConfig) and TARGET in test):
         return [*problems, 'dataloader.test names its datasets: write dataloader.test = {"val": LazyCall(...)(...)}.']
-    return problems + (_check_calls(test, "dataloader.test") if test is not None else [])
+    return problems + (_check_calls(test, "dataloader.test", kinds.LOADER) if test is not None else [])
 
 
 def _check_evaluators(evaluators: Any, dataloader: Any) -> list[str]:
@@ -227,7 +240,7 @@ def _check_evaluators(evaluators: Any, dataloader: Any) -> list[str]:
         f"({', '.join(datasets)}). Write LazyCall(Target)(argument=value), or the name of a dataset."
         for name in sorted(named - set(datasets))
     ]
-    return problems or _check_calls(calls, "train.evaluation.evaluators")
+    return problems or _check_calls(calls, "train.evaluation.evaluators", kinds.EVALUATOR)
 
 
 def _check_writers(writers: Any) -> list[str]:
@@ -254,8 +267,11 @@ def calls_by_dataset(evaluators: Any) -> dict[str, Any]:
     return found
 
 
-def _check_calls(container: Any, path: str) -> list[str]:
-    """Problems of the calls in a mapping or list whose every entry must be a LazyCall, a built object or null."""
+def _check_calls(container: Any, path: str, kind: str = "") -> list[str]:
+    """Problems of the calls in a mapping or list whose every entry must be a LazyCall, a built object or null.
+
+    `kind`: what the calls must give, see `libai.config.kinds`.
+    """
     keys = list(container) if isinstance(container, (dict, DictConfig)) else range(len(container))
     problems: list[str] = []
     for key in keys:
@@ -269,7 +285,7 @@ def _check_calls(container: Any, path: str) -> list[str]:
         if not isinstance(value, (dict, DictConfig)) or TARGET not in value:
             problems.append(f"{where} names no {TARGET}. Write LazyCall(Target)(argument=value), or add {TARGET}.")
         else:
-            problems += _check_arguments(value, where)
+            problems += (wrong_kind(value, kind, where) if kind else []) or _check_arguments(value, where)
     return problems
 
 

@@ -61,15 +61,15 @@ def test_a_mismatch_is_reported_exactly_and_nothing_is_copied(saved):
     with pytest.raises(CheckpointError) as error:
         checkpoint.load_weights(path, other, key_mapping={r"^norm\.(?=running)": "old."})
     assert str(error.value) == (
-        "checkpoint `iter_0000500`: 5 tensors fit, 3 missing, 2 unexpected, 2 mismatched.\n"
+        "checkpoint `iter_0000500`: 5 tensors fit, 3 missing, 2 unexpected, 2 mismatched. "
+        "`train.load_weight` with `strict=false` takes what fits; its `key_mapping` renames tensors.\n"
         "  missing: `extra.weight` is in the model, not on disk.\n"
         "  missing: `norm.running_mean` is in the model, not on disk.\n"
         "  missing: `norm.running_var` is in the model, not on disk.\n"
         "  unexpected: `old.running_mean` is on disk, not in the model.\n"
         "  unexpected: `old.running_var` is on disk, not in the model.\n"
         "  mismatched: `head.bias` is (10,) on disk, (7,) in the model.\n"
-        "  mismatched: `head.weight` is (10, 8) on disk, (7, 8) in the model.\n"
-        "`train.load_weight` with `strict=false` takes what fits; its `key_mapping` renames tensors."
+        "  mismatched: `head.weight` is (10, 8) on disk, (7, 8) in the model."
     )
     assert _equal(_values(other), before)
 

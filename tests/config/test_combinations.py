@@ -300,14 +300,14 @@ REFUSED = [
         {},
         "train.warmup_ratio=0.1 does nothing: lr_scheduler has no warm-up that is left open",
     ),
-    (["optim.weight_decay=-0.1"], {}, "optim.weight_decay=-0.1 would make the weights grow."),
+    (["optim.weight_decay=-0.1"], {}, "optim.weight_decay=-0.1: expected a finite number >= 0, such as 0.01."),
     (
         ["train.deterministic=true", "train.seed=null"],
         {},
         "train.deterministic=true cannot be kept: train.seed is null",
     ),
     (["train.deterministic=true", "graph.enabled=auto"], {}, "train.deterministic=true cannot be kept: graph.enabled"),
-    (["optim.params.weight_decay=-1"], {}, "optim.params.weight_decay=-1.0 would make the weights grow."),
+    (["optim.params.weight_decay=-1"], {}, "optim.params.weight_decay=-1.0: expected a finite number >= 0"),
     (
         ["train.monitor.loss_spike_action=skip"],
         {},

@@ -121,7 +121,7 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
         ),
         ("train/seed=1", "train/seed=1: a key is names joined by dots, such as train.amp.enabled."),
         ("train.seed@x=1", "train.seed@x=1: a key is names joined by dots, such as train.amp.enabled."),
-        ("=3", "=3: a key is names joined by dots, such as train.amp.enabled."),
+        ("=3", "=3: the key in front of = is missing. A key is names joined by dots: train.amp.enabled=true."),
         ("+train.foo=1", "train.foo: no such setting. The keys of train are fixed; docs/config.md lists them."),
         (
             "+foo=1",

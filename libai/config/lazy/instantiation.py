@@ -6,9 +6,11 @@ hides the user's exceptions behind its own.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import inspect
+import pkgutil
 import re
 import sys
 import traceback
@@ -23,6 +25,20 @@ from libai.config.settings.errors import ConfigError, did_you_mean
 from libai.utils.errors import UserError, first_line
 
 TARGET = "_target_"
+
+#: where a target is looked for whose module is wrong
+_HOMES = (
+    "oneflow.optim",
+    "oneflow.optim.lr_scheduler",
+    "oneflow.nn",
+    "libai.models",
+    "libai.scheduler",
+    "libai.data",
+    "libai.optim",
+    "libai.evaluation",
+    "libai.engine.hooks",
+)
+_LISTED_NAMES = 8
 
 _NOT_THE_USERS = re.compile(r"/site-packages/|/libai/engine/setup/layer_sizes\.py$|^<|\.pyx$")
 
@@ -44,8 +60,15 @@ def instantiate(config: Any, **extra: Any) -> Any:
             f"instantiate takes a LazyCall, a dict with {TARGET!r} or a built object, found {config!r} "
             f"({type(config).__name__})."
         )
-    path = (config._get_full_key(None) or "config") if OmegaConf.is_config(config) else "config"
+    path = (_place_of(config) or "config") if OmegaConf.is_config(config) else "config"
     return _build(config, path, extra)
+
+
+def _place_of(config: Any) -> str:
+    """Where a node stands in its config: `train.extra_hooks[0]`, which OmegaConf writes without brackets."""
+    if isinstance(config._key(), int):
+        return f"{config._get_parent()._get_full_key(None)}[{config._key()}]"
+    return config._get_full_key(None)
 
 
 def target_of(config: Any) -> Callable[..., Any] | None:
@@ -54,6 +77,12 @@ def target_of(config: Any) -> Callable[..., Any] | None:
         return None
     target = config[TARGET]
     found = locate(target) if isinstance(target, str) else target
+    if inspect.ismodule(found):
+        names = [name for name, value in vars(found).items() if inspect.isclass(value) and not name.startswith("_")]
+        hint = f": {_listed(names)}" if names else ""
+        raise ConfigError(
+            f"{TARGET}={target} is a Python module and cannot be called. Name a class or function in it{hint}."
+        )
     if not callable(found):
         raise ConfigError(f"{TARGET}={describe(target)} cannot be called ({type(found).__name__}).")
     return found
@@ -223,7 +252,7 @@ def locate(path: str) -> Any:
             found = _import(".".join(parts[:end]), path)
         else:
             where = ".".join(parts[: end - 1])
-            raise ConfigError(f"{path!r}: {where} has no {name!r}.{did_you_mean(name, dir(found))}")
+            raise ConfigError(f"{path!r}: {where} has no {name!r}.{_other_name(found, name, parts)}")
     return found
 
 
@@ -315,13 +344,52 @@ def _import(name: str, path: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise ConfigError(f"{path!r}: importing {name} failed: {error}.") from error
+        hint = did_you_mean(name, _top_modules()) or _elsewhere(path.split("."))
         raise ConfigError(
-            f"{path!r}: there is no module {name!r}. Put its folder on PYTHONPATH or its file beside the config."
+            f"{path!r}: there is no module {name!r}.{hint} Modules of your own are found beside the config and on "
+            "PYTHONPATH."
         ) from error
     except UserError:
         raise  # about the environment, such as oneflow's: once, and not for each target that needs it
     except Exception as error:
         raise ConfigError(f"{path!r}: importing {name} failed: {type(error).__name__}: {error}") from error
+
+
+def _other_name(holder: Any, name: str, parts: list[str]) -> str:
+    """What a name that `holder` does not have may stand for: a name near it, the same one elsewhere, or its names."""
+    public = getattr(holder, "__all__", None) or [known for known in dir(holder) if not known.startswith("_")]
+    submodules = [module.name for module in pkgutil.iter_modules(getattr(holder, "__path__", []))]
+    known = [*public, *submodules]
+    hint = did_you_mean(name, known) or _elsewhere(parts)
+    if hint:
+        return hint
+    near = difflib.get_close_matches(name.lower(), [one.lower() for one in known], n=2, cutoff=0.5)
+    by_lower = {one.lower(): one for one in known}
+    if near:
+        return f" Did you mean {' or '.join(by_lower[one] for one in near)}?"
+    return f" It has {_listed(known)}." if known else ""
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_LISTED_NAMES]) + (" and others" if len(names) > _LISTED_NAMES else "")
+
+
+def _elsewhere(parts: list[str]) -> str:
+    """The last name of a dotted path in the modules where the targets of configs mostly are."""
+    for home in _HOMES:
+        try:
+            module = importlib.import_module(home)
+        except ImportError:
+            continue
+        if hasattr(module, parts[-1]):
+            return f" Did you mean {home}.{parts[-1]}?"
+    return ""
+
+
+def _top_modules() -> list[str]:
+    """Names that an import could begin with: what is beside the config, and what was imported already."""
+    beside = [module.name for module in pkgutil.iter_modules(sys.path[:1])]
+    return [*beside, *(name for name in sys.modules if "." not in name and not name.startswith("_"))]
 
 
 def _is_submodule(name: str) -> bool:

@@ -22,6 +22,7 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from libai.config.lazy.instantiation import TARGET
 from libai.config.settings.coercion import OBJECTS, copy_config, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean, is_foreign, meant
 from libai.config.settings.schema import LAZY_SECTIONS, SCHEDULES, SECTIONS
@@ -162,12 +163,33 @@ def _load_yaml(path: Path) -> DictConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{shown(path)}: {error}") from error
     if not isinstance(config, DictConfig):
-        raise ConfigError(f"{shown(path)}: expected sections such as `train:`, found a list.")
+        raise ConfigError(f"{shown(path)}: expected sections such as `train:`, found a list. {_WHAT_A_CONFIG_IS}")
+    if problem := _foreign_yaml(config):
+        raise ConfigError(f"{shown(path)}: {problem} {_WHAT_A_CONFIG_IS}")
     config._set_flag("allow_objects", True)
     for folder in reversed(config.pop(IMPORT_FROM, None) or []):
         if Path(folder).is_dir():
             make_importable(Path(folder))
     return config
+
+
+_WHAT_A_CONFIG_IS = (
+    "A config here is a Python file with model, optim, dataloader and train (configs/mlp_digits.py is an example), or "
+    "the config.yaml that a run has saved."
+)
+
+
+def _foreign_yaml(config: DictConfig) -> str:
+    """What shows that no run of ours has saved this YAML, or the empty string."""
+    names = [str(name) for name in config]
+    hydra = [name for name in names if name in ("defaults", "hydra")]
+    if hydra:
+        return f"`{hydra[0]}:` is Hydra's, which does not start runs here."
+    strange = [f"`{name}:`" for name in names if name not in SECTIONS]
+    has_call = any(TARGET in str(config._get_node(name)) for name in LAZY_SECTIONS if name in names)
+    if strange and not has_call:
+        return f"it holds {', '.join(strange[:4])}, and no section with a {TARGET}."
+    return ""
 
 
 class _Loader:

@@ -6,6 +6,7 @@ problems are reported together.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Union, get_args
@@ -15,6 +16,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from libai.config.lazy.instantiation import TARGET, accepts, argument_kind, describe, keyword_names, target_of
+from libai.config.lazy.odd_characters import odd_character, plain
 from libai.config.settings import schema
 from libai.config.settings.coercion import Mismatch, accepts_text, coerce, copy_config, kind_of, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean, meant
@@ -44,6 +46,7 @@ def apply_overrides(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     problems: list[str] = []
     for text in overrides:
         try:
+            _check_key(config, text)
             _apply(config, _parse(text))
         except ConfigError as error:
             problems += error.problems
@@ -79,6 +82,31 @@ def _format(value: Any) -> str:
     if isinstance(value, (ListConfig, list, tuple)):
         return "[" + ",".join(_format(item) for item in value) + "]"
     raise ConfigError(f"{type(value).__name__} cannot be written as an override.")
+
+
+def _check_key(config: DictConfig, text: str) -> None:
+    """Raise `ConfigError` for a key that is empty, or has a character that no key has."""
+    if not text.strip():
+        raise ConfigError(
+            "an empty argument stands where a setting belongs: write key=value, such as train.seed=3, or leave it out. "
+            "(In a script, a variable in quotes may be empty.)"
+        )
+    key, equals, value = text.partition("=")
+    names = key.lstrip("+~").split(".")
+    if found := odd_character(key):
+        change = f"{plain(key)}{equals}{value}"
+        known = [*schema.all_paths(), *_paths(config, "")]
+        name = plain(key).lstrip("+~").partition("=")[0]
+        hint = f" Did you mean {change}?" if name in known or change.startswith("--") else did_you_mean(name, known)
+        raise ConfigError(f"{text}: the key has {found}. A key is names of Latin letters, joined by dots.{hint}")
+    if equals and not any(names):
+        raise ConfigError(
+            f"{text}: the key in front of = is missing. A key is names joined by dots: train.amp.enabled=true."
+        )
+    if equals and not all(names):
+        raise ConfigError(
+            f"{text}: the key has an empty name beside a dot. A key is names joined by dots: train.amp.enabled=true."
+        )
 
 
 def _parse(text: str) -> _Change:
@@ -132,6 +160,9 @@ def _read_mapping(raw: str) -> dict[str, Any] | None:
 def _unreadable(text: str, name: str, raw: str, reason: str) -> str:
     if not raw or not all(part.isidentifier() or part.isdigit() for part in name.lstrip("+~").split(".")):
         return f"{text}: cannot be read ({reason}). A key is names joined by dots: train.amp.enabled=true."
+    if found := odd_character(raw.replace(" ", "")):
+        hint = f" Did you mean {name}={plain(raw)}?" if re.fullmatch(r"[-+.eE\d]+", plain(raw)) else ""
+        return f"{text}: the value has {found}.{hint} Quote text, for bash twice: {name}=\"'{raw}'\""
     return f"{text}: cannot be read ({reason}). Quote the value, for bash twice: {name}=\"'{raw}'\""
 
 

@@ -107,7 +107,15 @@ def coerce(value: Any, kind: Any) -> Any:
             return value
     elif origin is dict and isinstance(value, (Mapping, DictConfig)):
         return value
-    raise Mismatch(f"expected {expected(kind)}")
+    raise Mismatch(f"expected {expected(kind)}{_nearest_whole(value, kind)}")
+
+
+def _nearest_whole(value: Any, kind: Any) -> str:
+    """` (nearest: 2)` for a number that is not whole, where it must be."""
+    kinds = get_args(kind) if get_origin(kind) in _UNIONS else (kind,)
+    if int in kinds and isinstance(value, float) and math.isfinite(value):
+        return f" (nearest: {round(value)})"
+    return ""
 
 
 def expected(kind: Any, limits: str = "") -> str:

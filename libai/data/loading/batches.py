@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from libai.data.loading.errors import DataError, SampleError
+from libai.data.loading.errors import DataError, SampleError, checked_count
 from libai.data.loading.processes import WorkerProcesses
 from libai.utils.errors import UserError
 
@@ -117,8 +117,7 @@ class BatchReader:
         workers: Literal["threads", "processes"] = "threads",
         collate: Collate | None = None,
     ):
-        if not 0 <= num_workers <= MAX_WORKERS:
-            raise DataError(f"num_workers={num_workers}: use 0 (no extra threads or processes) to {MAX_WORKERS}.")
+        checked_count("num_workers", num_workers, MAX_WORKERS, "no extra threads or processes")
         if workers not in ("threads", "processes"):
             raise DataError(f"workers={workers!r}: samples are read by 'threads' or 'processes'.")
         if collate is not None and not callable(collate):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from libai.data.loading.errors import DataError
+from libai.data.loading.errors import checked_count
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
@@ -90,7 +90,5 @@ class ReadAhead(Generic[Request, Result], Iterator[Result]):
 
 
 def checked_prefetch(prefetch: int) -> int:
-    """`prefetch` itself; raises `DataError` when it is no number of micro-batches that memory could hold."""
-    if not 0 <= prefetch <= MAX_PREFETCH:
-        raise DataError(f"prefetch={prefetch}: use 0 (read when asked) to {MAX_PREFETCH} micro-batches.")
-    return prefetch
+    """`prefetch` itself; raises `DataError` unless it is a number of micro-batches that memory could hold."""
+    return checked_count("prefetch", prefetch, MAX_PREFETCH, "read when asked")

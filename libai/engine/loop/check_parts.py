@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.config import batch_sizes_of
+from libai.config.optimizer_numbers import OPTIONS, wrong_number
 from libai.data.loading.batches import BatchReader
 from libai.engine.log.writers import Writer
 from libai.engine.loop.hook_base import HookBase
@@ -55,13 +55,10 @@ def check_optimizer(optimizer: Any, place: str) -> None:
             f"{place} is {_kind(optimizer)}, not an oneflow.optim.Optimizer. Use one such as oneflow.optim.AdamW."
         )
     for group in optimizer.param_groups:
-        rate = group["lr"]
-        if not 0 <= rate < math.inf:
-            raise UserError(f"{place} has the learning rate lr={rate}: it must be a finite number >= 0, such as 1e-3.")
-        # of three, OneFlow 0.9 takes two without a word
-        betas = group["betas"] if "betas" in group else ()  # noqa: SIM401  (a group has no get)
-        if len(betas) not in (0, 2) or not all(0 <= beta < 1 for beta in betas):
-            raise UserError(f"{place} has betas={list(betas)}: two numbers >= 0 and < 1, such as [0.9, 0.999].")
+        for name in OPTIONS:
+            reason = wrong_number(name, group[name]) if name in group else ""
+            if reason:
+                raise UserError(f"{place} has a group with {name}={group[name]}: {reason}")
 
 
 def check_schedule(schedule: Any, place: str) -> None:
@@ -76,7 +73,7 @@ def check_schedule(schedule: Any, place: str) -> None:
 def check_loader(loader: Any, place: str) -> None:
     """Raise `UserError` unless batches can be read from `loader`, or from what it returns when it is a function."""
     can_be_read = isinstance(loader, Iterable) or hasattr(type(loader), "__getitem__") or callable(loader)
-    if isinstance(loader, (str, bytes)) or not can_be_read:
+    if isinstance(loader, (str, bytes, nn.Module)) or not can_be_read:
         raise UserError(
             f"{place} is {_kind(loader)}, not an iterable of batches. Set {place} to a loader, such as "
             "LazyCall(build_train_loader)(dataset=...)."

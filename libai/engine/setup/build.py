@@ -14,7 +14,7 @@ import oneflow as flow
 from omegaconf import DictConfig, ListConfig
 
 from libai.config import fill_unset, instantiate
-from libai.config.lazy.instantiation import TARGET, target_of
+from libai.config.lazy.instantiation import TARGET, accepts, describe, target_of
 from libai.config.settings.errors import did_you_mean
 from libai.config.validation import calls_by_dataset
 from libai.engine.loop.check_parts import (
@@ -113,10 +113,16 @@ def _build_optimizer(
     section: Any, place: str, model: flow.nn.Module, taken: Sequence[str] | None
 ) -> flow.optim.Optimizer:
     """One optimizer of the config. `taken`: the parameters of the ones before it; None when it is the only one."""
-    if target_of(section) is None:
+    target = target_of(section)
+    if target is None:
         raise UserError(
             f"the config's {place} must be a LazyCall of an optimizer class (it is built after the model), such as "
             "LazyCall(flow.optim.AdamW)(lr=1e-3)."
+        )
+    if not accepts(target, "params"):
+        raise UserError(
+            f"{place}: {describe(target)} takes no argument params, so it is not an optimizer. Use one such as "
+            "oneflow.optim.AdamW."
         )
     if section.get("params") is not None:
         facts = fill_unset(section.params, model=model, without=list(taken or ()))

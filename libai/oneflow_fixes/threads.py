@@ -20,11 +20,6 @@ def quick_thread_switches(seconds: float) -> contextlib.AbstractContextManager[N
     return _switch_interval(min(usual, seconds) if is_on("switch-interval") else usual)
 
 
-def usual_thread_switches() -> contextlib.AbstractContextManager[None]:
-    """Python's own interval while the block runs: what a loop without our trainer has."""
-    return _switch_interval(0.005)
-
-
 @contextlib.contextmanager
 def _switch_interval(seconds: float) -> Iterator[None]:
     before = sys.getswitchinterval()

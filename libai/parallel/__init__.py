@@ -4,6 +4,3 @@ from libai.parallel.layout import GlobalLayout, Layout, LocalLayout, full_tensor
 from libai.parallel.mesh import Mesh
 from libai.parallel.plan import ParallelPlan, ShardingPlan, named_tensors
 from libai.parallel.recompute import recompute_in_backward
-from libai.utils.tree import map_tensors
-
-Arrangement, whole = ShardingPlan, full_tensor  # the old names; gone in the next release

@@ -258,7 +258,7 @@ def _pin_outputs(module: nn.Module, plan: ParallelPlan, mesh: Mesh) -> None:
         return
     over_data = flow.sbp.split(0) if mesh.data > 1 else flow.sbp.broadcast  # this stays as it is
     for pattern, layout in plan.pin.items():
-        over_tensor = flow.sbp.broadcast if layout in ("full", "whole") else flow.sbp.split(int(layout))
+        over_tensor = flow.sbp.broadcast if layout == "full" else flow.sbp.split(int(layout))
         for name, child in module.named_modules():
             if fnmatchcase(name, pattern):
                 _wrap_output(child, partial(_pinned, sbp=mesh.sbp(over_data, over_tensor)))

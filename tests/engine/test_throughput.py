@@ -19,11 +19,6 @@ def test_rates_are_sums_over_summed_time():
     }
 
 
-def test_mfu_is_a_share_of_the_peak():
-    throughput = Throughput()
-    throughput.update(4.0, samples=1, flops=2e12)
-
-
 def test_what_was_not_given_is_not_reported():
     throughput = Throughput()
     throughput.update(0.5, samples=4)

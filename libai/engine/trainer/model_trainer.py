@@ -31,21 +31,14 @@ from libai.layers.lora import refuse_direct_reads
 from libai.layers.random import find_unseeded_dropouts
 from libai.oneflow_fixes.internals import wait_for_device
 from libai.optim import Optimizers, WeightAverage
-from libai.parallel import (
-    Layout,
-    LocalLayout,
-    Mesh,
-    ParallelPlan,
-    map_tensors,
-    parallelize,
-    recompute_in_backward,
-)
+from libai.parallel import Layout, LocalLayout, Mesh, ParallelPlan, parallelize, recompute_in_backward
 from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import default_device, gather_objects, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import note_progress, phase
 from libai.utils.tensors import clear_gradients, detached, digest_of
+from libai.utils.tree import map_tensors
 
 logger = logging.getLogger("libai.engine")
 #: where OneFlow 0.9 computes in lower precision; tests of what is compiled add the CPU

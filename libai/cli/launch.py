@@ -48,7 +48,7 @@ PROCS = processes on this machine\
 # What grpc must not reach through a proxy: every numeric address, since it compares the ends of names.
 NO_GRPC_PROXY = "0,1,2,3,4,5,6,7,8,9,localhost"
 # With these the training program writes nothing into the output folder.
-WRITES_NOTHING = {"--print-config", "--support", "--dry-run", "--eval-only", "--find-lr"}
+WRITES_NOTHING = {"--print-config", "--dry-run", "--eval-only", "--find-lr"}
 
 
 def run_preflight(job: Job, tells: bool = True) -> dict[str, Any]:
@@ -56,7 +56,9 @@ def run_preflight(job: Job, tells: bool = True) -> dict[str, Any]:
 
     A mistake is shown if this process is to tell it, and ends it with its exit code.
     """
-    code, found, said = _ask_preflight(lambda arguments: _check(arguments, job))
+    code, found, said = _ask_preflight(
+        lambda arguments: arguments.check(job.config, list(job.arguments), job.world_size)
+    )
     if code == 0 and not found:  # --help
         print(said if tells else "", end="")
         sys.exit(0)
@@ -70,12 +72,6 @@ def run_preflight(job: Job, tells: bool = True) -> dict[str, Any]:
 def look_at_config(job: Job) -> dict[str, Any]:
     """What can be known before a FILE of the user's own runs, which may use CONFIG and arguments as it likes."""
     return _ask_preflight(lambda arguments: arguments.look(job.config, list(job.arguments)))[1]
-
-
-def _check(arguments: ModuleType, job: Job) -> dict[str, Any]:
-    from libai.cli.train_net import FLAGS
-
-    return arguments.check(job.config, list(job.arguments), world_size=job.world_size, extra_flags=FLAGS)
 
 
 def _ask_preflight(question: Callable[[ModuleType], dict[str, Any]]) -> tuple[int, dict[str, Any], str]:

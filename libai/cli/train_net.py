@@ -9,8 +9,6 @@ import os
 import sys
 
 from libai.config import Args, load_config, parse_args
-from libai.config.arguments import FLAGS as COMMON_FLAGS
-from libai.config.arguments import VALUES
 from libai.config.lazy.lazy_config import to_yaml
 from libai.launch.guard import guarded_main
 from libai.launch.startup import seconds_since_process_start
@@ -26,12 +24,6 @@ FAST_DEV_RUN = [
     "train.evaluation.eval_iter=2",
     "train.checkpointer.period=4",
 ]
-FLAGS = {"--support": "print which option works in which mode and on which device, and stop"}
-
-
-def all_flags() -> dict[str, str]:
-    """Flag -> help."""
-    return {**COMMON_FLAGS, **VALUES, **FLAGS}
 
 
 def config_of(args: Args):
@@ -49,13 +41,7 @@ def print_all(text: str) -> None:
 
 
 def main() -> int:
-    args = parse_args(sys.argv[1:], prog="train_net.py", extra_flags=FLAGS, config_required="--support" not in sys.argv)
-    if args.extra["support"]:
-        from libai.engine.setup.support import support_table
-
-        if is_main_process():
-            print_all(support_table())
-        return 0
+    args = parse_args(sys.argv[1:], prog="train_net.py")
     config = config_of(args)
     if args.print_config:
         if is_main_process():

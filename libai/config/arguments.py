@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -35,7 +35,7 @@ FLAGS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Args:
-    """What the user typed. `extra`: a tool's own flags, by name without dashes, and whether they were given."""
+    """The words of the user's command, by their kind."""
 
     config: str
     overrides: list[str]
@@ -47,26 +47,17 @@ class Args:
     print_config: bool = False
     quiet: bool = False
     find_lr: str | bool = False
-    extra: Mapping[str, bool] = field(default_factory=dict)
 
 
-def parse_args(
-    argv: Sequence[str],
-    *,
-    prog: str | None = None,
-    extra_flags: Mapping[str, str] | None = None,
-    config_required: bool = True,
-) -> Args:
+def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
     """Parse `CONFIG [overrides] [flags]`; `--config-file CONFIG` works as well.
 
-    `extra_flags`: flag -> help of a tool's own switches; `config_required=False` allows none to be named (`""`).
     Raises `ConfigError` for an unknown flag, with the nearest one, and for a missing config.
     """
-    extra_flags = dict(extra_flags or {})
     parser = Parser(prog=prog, usage="%(prog)s CONFIG [key=value | +key=value | ~key ...] [flags]")
     parser.add_argument("words", nargs="*", metavar="CONFIG and overrides", help="a config file, then settings")
     parser.add_argument("--config-file", metavar="CONFIG", help="the config, when it is not the first word")
-    for flag, text in {**FLAGS, **extra_flags}.items():
+    for flag, text in FLAGS.items():
         if flag in OPTIONAL_VALUES:
             parser.add_argument(flag, default=False, help=text)
         else:
@@ -74,7 +65,7 @@ def parse_args(
     for flag, text in VALUES.items():
         parser.add_argument(flag, metavar="PARTS", default="", help=text)
     argv = _with_optional_values(argv)
-    switches = [flag for flag in (*FLAGS, *extra_flags) if flag not in OPTIONAL_VALUES]
+    switches = [flag for flag in FLAGS if flag not in OPTIONAL_VALUES]
     with_value = [word for word in argv if word.partition("=")[0] in switches and "=" in word]
     if with_value:
         raise ConfigError([f"{word}: {word.partition('=')[0]} takes no value." for word in with_value])
@@ -92,11 +83,10 @@ def parse_args(
     words, config = values.pop("words"), values.pop("config_file")
     if config is None and words and "=" not in words[0] and not words[0].startswith("~"):
         config = words.pop(0)
-    if config is None and config_required:
+    if config is None:
         raise ConfigError("No config file is named. Start with one: CONFIG [key=value ...], such as configs/my.py.")
     _refuse_contradictions(words)
-    extra = {flag.lstrip("-"): values.pop(flag.lstrip("-").replace("-", "_")) for flag in extra_flags}
-    return Args(config=config or "", overrides=words, extra=extra, **values)
+    return Args(config=config, overrides=words, **values)
 
 
 def _with_optional_values(argv: Sequence[str]) -> list[str]:
@@ -136,15 +126,12 @@ def _unknown_flag(flag: str, flags: Sequence[str]) -> str:
     return f"{flag}: no such flag.{did_you_mean(name, flags) or hint or ' There are: ' + ', '.join(flags) + '.'}"
 
 
-def check(
-    config: str, args: Sequence[str], world_size: int, extra_flags: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+def check(config: str, args: Sequence[str], world_size: int) -> dict[str, Any]:
     """Load `config`, apply the overrides in `args` (flags may stand among them) and validate for `world_size` ranks.
 
-    `extra_flags`: flag -> help of the program's own switches, as for `parse_args`. Returns what a launcher prepares the
-    processes by: `graph_enabled`, `device` and `output_dir`. Raises `ConfigError`.
+    Returns what a launcher prepares the processes by: `graph_enabled`, `device` and `output_dir`. Raises `ConfigError`.
     """
-    parsed = parse_args([*args, "--config-file", config], prog="train_net.py", extra_flags=extra_flags)
+    parsed = parse_args([*args, "--config-file", config], prog="train_net.py")
     run = load_config(parsed.config, parsed.overrides, world_size)
     return {"graph_enabled": run.mode != "eager", "device": run.train.device, "output_dir": run.train.output_dir}
 

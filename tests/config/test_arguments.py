@@ -13,11 +13,6 @@ def test_the_config_may_be_named_by_a_flag():
     assert parse_args(["train.seed=1", "--config-file", "exp.py"]) == Args("exp.py", ["train.seed=1"])
 
 
-def test_tools_can_add_flags_and_do_without_a_config():
-    args = parse_args(["--support"], extra_flags={"--support": "print the support table"}, config_required=False)
-    assert args.config == "" and args.extra == {"support": True}
-
-
 @pytest.mark.parametrize(
     ("argv", "text"),
     [

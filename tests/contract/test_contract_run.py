@@ -15,7 +15,7 @@ from contract_runs import weights
 
 from libai.config import LazyConfig
 from libai.engine import HookBase, NonFiniteLoss, Run, hooks
-from libai.engine.setup.support import OPTIONS, YES, check_supported
+from libai.engine.setup.support import check_supported
 from libai.utils.errors import UserError
 
 
@@ -292,34 +292,6 @@ def test_the_config_that_ran_is_written_and_runs_again(mode, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------- what cannot be
-
-
-#: how a config asks for a row of the support table, where that is not `<name>=true` or the name itself
-ASKED = {
-    "train.dist.tensor_parallel_size": ["train.dist.tensor_parallel_size=2"],
-    "train.dist.pipeline_parallel_size": ["train.dist.pipeline_parallel_size=2"],
-    "train.dist.gradient_reduction": ["train.dist.gradient_reduction=flat"],
-    "train.parity_check": ["train.parity_check=2"],
-    "train.amp.enabled=true (fp16)": ["train.amp.enabled=true", "train.amp.dtype=fp16"],
-    "train.amp.backoff_factor": ["train.amp.enabled=auto", "train.amp.backoff_factor=0.25"],
-    "train.amp.enabled=true (bf16)": ["train.amp.enabled=true", "train.amp.dtype=bf16"],
-}
-
-
-@pytest.mark.parametrize("option", [o for o in OPTIONS if o.name.startswith("train.")], ids=lambda o: o.name)
-def test_an_option_that_a_mode_cannot_honour_is_refused(mode, option, tmp_path):
-    """LiBai ignores AMP, activation checkpointing and ZeRO in eager mode (defect 6)."""
-    verdict = option.verdict(mode, "cpu")
-    is_layout = option.name.startswith("train.dist")
-    asked = ASKED.get(option.name) or [option.name if "=" in option.name else f"{option.name}=true"]
-    run = contract_runs.validate(contract_runs.make_config(tmp_path, mode, *asked), world_size=2 if is_layout else 1)
-    assert option.is_asked(run)
-    if verdict == YES:
-        check_supported(run, mode, "cpu")
-        return
-    with pytest.raises(UserError) as caught:
-        check_supported(run, mode, "cpu")
-    assert str(caught.value) == f"{option.name} cannot be honoured in {mode} mode on cpu: {verdict}. {option.remedy}"
 
 
 def test_a_plain_run_is_refused_nothing(mode, tmp_path):

@@ -81,7 +81,7 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def accept(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise an error when the command would be refused; nothing runs."""
     job = words[2:] if words[:2] == ["bash", "tools/train.sh"] else parse(words, monkeypatch)
-    if job and "--support" not in job:
+    if job:
         _, config, processes, *rest = ["configs/mlp_digits.py" if word == "CONFIG" else word for word in job]
         if config.endswith("out/mlp_digits/config.yaml"):
             config = "configs/mlp_digits.py"

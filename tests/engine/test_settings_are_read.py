@@ -1,7 +1,7 @@
 """No setting is silently ignored: each key of the schema is read by code that acts on it.
 
-What only talks about settings is no reader: the support table, the table of settings without effect, the checks of a
-config, banners, reports and tools.
+What only talks about settings is no reader: the refusals of a mode, the table of settings without effect, the checks
+of a config, banners, reports and tools.
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ from libai.launch.request import choose_port, find_config, find_free_port, read_
 from libai.launch.watch import read_stall_limits
 from libai.native import kernels
 from libai.oneflow_fixes import openblas
-from libai.utils import gpu
 from libai.utils.errors import EXIT_FAILED, EXIT_USER_MISTAKE, UserError
 from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE, START_VARIABLE
 from libai.utils.screen import say
@@ -115,10 +114,6 @@ def choose_environment(job: Job, environment: Mapping[str, str], facts: Mapping[
         # for matrix products; also keeps oneflow's launcher from setting 1, with a banner about it
         extra["OMP_NUM_THREADS"] = str(max(1, openblas.usable_cores() // job.num_processes))
     device = facts.get("device")
-    if device != "cpu" and (warning := gpu.check_gpu()) is not None:
-        if device == "cuda":
-            raise UserError(warning)
-        say(f"launch: {warning}")
     on_cpu = device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
     if on_cpu and facts.get("graph_enabled") is False and "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD" not in environment:
         # the scheduler thread spins while a worker computes, so ranks steal each other's cores; graph mode gets slower

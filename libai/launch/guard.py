@@ -40,6 +40,8 @@ from libai.utils.screen import say
 
 # For how long a rank that is ready to leave waits for the others of its machine.
 LEAVE_TOGETHER_SECONDS = 10.0
+#: `timeout -s INT` and some schedulers deliver one signal twice; a person needs longer to press Ctrl-C again
+SAME_SIGNAL_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
 
 
@@ -144,6 +146,22 @@ def signals_handled(handlers: Mapping[int, Callable[[int, FrameType | None], Non
     finally:
         for signum, before in previous.items():
             signal.signal(signum, before)
+
+
+class Interrupts:
+    """Tells Ctrl-C that comes again from one that is delivered twice."""
+
+    def __init__(self) -> None:
+        self._first_at: float | None = None
+
+    def is_again(self, signum: int) -> bool:
+        """Return True for a SIGINT later than `SAME_SIGNAL_SECONDS` after the first; to be called for each signal."""
+        if signum != signal.SIGINT:
+            return False
+        now = time.monotonic()
+        if self._first_at is None:
+            self._first_at = now
+        return now - self._first_at >= SAME_SIGNAL_SECONDS
 
 
 def run_script(arguments: Sequence[str]) -> NoReturn:

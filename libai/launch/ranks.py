@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from libai.launch.guard import signals_handled
+from libai.launch.guard import Interrupts, signals_handled
 from libai.launch.watch import WATCH_SECONDS, StallWatch, describe_absent, describe_stall
 from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE
@@ -25,8 +25,6 @@ POLL_SECONDS = 0.05
 REPORT_SECONDS = 1.5
 TERMINATE_SECONDS = 1.5
 DEFAULT_STOP_SECONDS = 120.0
-# One key press or `scancel` may be delivered several times; a person needs longer to press Ctrl-C again.
-SAME_SIGNAL_SECONDS = 0.5
 # Until oneflow's exit handlers are over; now and then, after many graphs, they never are.
 DEFAULT_EXIT_SECONDS = 60.0
 _TAIL_LINES = 60
@@ -117,7 +115,7 @@ class Supervisor:
     stop_signal: int | None = None
     has_stalled: bool = False
     _is_stop_passed_on: bool = False
-    _interrupted_at: float | None = None
+    _interrupts: Interrupts = field(default_factory=Interrupts)
     _terminate_at: float | None = None
     _kill_at: float | None = None
     _watched_at: float = field(default_factory=time.monotonic)
@@ -135,16 +133,11 @@ class Supervisor:
 
         Nothing is sent from here: a rank may just be on its way to `ranks`.
         """
-        now = time.monotonic()
         if self.stop_signal is None:
             # a closed terminal asks for the same as SIGTERM: save and stop
             self.stop_signal = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
-        if signum != signal.SIGINT:
-            return
-        if self._interrupted_at is None:
-            self._interrupted_at = now
-        elif now - self._interrupted_at >= SAME_SIGNAL_SECONDS:
-            self._kill_at = now
+        if self._interrupts.is_again(signum):
+            self._kill_at = time.monotonic()
 
     def _pass_stop_on(self) -> None:
         """Ask every rank once to save and stop."""

@@ -16,7 +16,7 @@ from types import FrameType
 
 import numpy as np
 
-from libai.launch.guard import signals_handled
+from libai.launch.guard import Interrupts, signals_handled
 from libai.utils.distributed import all_reduce, get_world_size
 from libai.utils.errors import EXIT_RESUMABLE
 from libai.utils.rank_notes import own_folder
@@ -28,8 +28,6 @@ TIME_LIMIT = 1000
 #: seconds between two agreements of several ranks; what a stop costs at most, beside one iteration and the save
 AGREE_SECONDS = 1.0
 _MAX_POLLS_BETWEEN = 10_000
-#: `timeout -s INT` and some schedulers deliver one signal twice; a person needs longer to press Ctrl-C again
-_SAME_SIGNAL_SECONDS = 0.5
 
 
 class StoppedFromOutside(SystemExit):
@@ -124,7 +122,7 @@ class StopRequest:
         self._max_seconds = max_seconds
         self._deadline: float | None = None
         self._code = 0
-        self._interrupted_at: float | None = None
+        self._interrupts = Interrupts()
 
     def __call__(self) -> int:
         if self._deadline is not None and not self._code and time.monotonic() >= self._deadline:
@@ -147,14 +145,9 @@ class StopRequest:
         return signals_handled(dict.fromkeys((signal.SIGTERM, signal.SIGINT) if is_main else (), self._receive))
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
         self._code = self._code or signum
-        if signum != signal.SIGINT:
-            return
-        if self._interrupted_at is None:
-            self._interrupted_at = now
         # a rank leaves it to its launcher, which may have sent the first one a moment after the terminal has
-        elif now - self._interrupted_at > _SAME_SIGNAL_SECONDS and own_folder() is None:
+        if self._interrupts.is_again(signum) and own_folder() is None:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
 

@@ -99,15 +99,10 @@ def _cuda_obstacle(count: int) -> str | None:
 
     if not count:
         return "oneflow sees no usable GPU here (no NVIDIA driver, no device, or CUDA_VISIBLE_DEVICES hides it)"
-    for index in range(count):
-        found = tuple(flow.cuda.get_device_capability(index))
-        if not gpu.is_supported(found):
-            return (
-                f"GPU {index} ({flow.cuda.get_device_name(index)}) has compute capability {found[0]}.{found[1]}, and "
-                f"OneFlow 0.9.0 has machine code for {gpu.SUPPORTED}. Hide it with CUDA_VISIBLE_DEVICES if others are "
-                "there"
-            )
-    return None
+    devices = [
+        (flow.cuda.get_device_name(index), tuple(flow.cuda.get_device_capability(index))) for index in range(count)
+    ]
+    return gpu.explain_unsupported(devices)
 
 
 def all_reduce(array: np.ndarray, op: Op = "sum") -> np.ndarray:

@@ -61,8 +61,7 @@ def checked(name: str, monkeypatch, tmp_path) -> doctor.Finding:
         monkeypatch.setattr(doctor, "_LOW_DISK", 1e18)
         return doctor.check_disk(tmp_path)
     if name == "gpu":
-        monkeypatch.setattr(doctor.gpu, "check_gpu", lambda: "H100 cannot be used")
-        return doctor.check_gpu(FACTS)
+        return doctor.check_gpu({"cuda": {"available": True, "devices": [{"name": "H100", "capability": [9, 0]}]}})
     if name == "launcher":
         monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
         return doctor.check_launcher()
@@ -79,7 +78,7 @@ def checked(name: str, monkeypatch, tmp_path) -> doctor.Finding:
         ("threads", "warning", "unset OMP_NUM_THREADS"),
         ("memory", "warning", "ulimit -v unlimited"),
         ("disk", "warning", "train.output_dir"),
-        ("gpu", "warning", "H100 cannot be used"),
+        ("gpu", "warning", "GPU 0 (H100) has compute capability 9.0"),
         ("ports", "failed", "PORT is '70000'"),
         ("launcher", "failed", "SLURM_PROCID is not set"),
     ],

@@ -175,17 +175,6 @@ def test_a_wrong_number_of_restarts_is_an_error(words, text):
         request.take_max_restarts(words, {})
 
 
-def test_unsupported_gpu_stops_cuda_and_warns_otherwise(script, monkeypatch, capsys):
-    monkeypatch.setattr(launch.gpu, "check_gpu", lambda: "H100 cannot be used")
-    job = read_job(script("pass"))
-    with pytest.raises(UserError, match="H100 cannot be used"):
-        launch.choose_environment(job, {}, {"device": "cuda"})
-    launch.choose_environment(job, {}, {"device": "auto"})
-    assert capsys.readouterr().err == "launch: H100 cannot be used\n"
-    launch.choose_environment(job, {}, EAGER_CPU)
-    assert capsys.readouterr().err == ""
-
-
 def test_ranks_get_their_numbers_arguments_and_libai(script):
     program = script("""
         import libai

@@ -27,7 +27,7 @@ from libai.utils import gpu
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
 from libai.utils.rank_notes import environment_of_no_rank
-from libai.utils.sizes import format_bytes
+from libai.utils.sizes import available_bytes, format_bytes
 
 #: imports oneflow as a training does; a process of its own, since the import may fail in native code
 _LOOK = """
@@ -153,15 +153,14 @@ def check_threads(environment: Any) -> Finding:
 
 def check_memory() -> Finding:
     """Memory that is free, and a limit on addresses, of which `import oneflow` maps several gigabytes."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
-    free = int(lines["MemAvailable"].split()[0]) * 1024
+    free = available_bytes()
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    found = f"{format_bytes(free)} available"
+    found = "unknown" if free is None else f"{format_bytes(free)} available"
     if limit not in (resource.RLIM_INFINITY, -1):
         return Finding(
             "memory", "warning", f"{found}, limited to {format_bytes(limit)} of addresses", "Run `ulimit -v unlimited`."
         )
-    if free < _LOW_MEMORY:
+    if free is not None and free < _LOW_MEMORY:
         return Finding("memory", "warning", found, "A training of this size may be ended: close other programs.")
     return Finding("memory", "ok", found)
 
@@ -201,11 +200,12 @@ def check_launcher() -> Finding:
 
 def check_gpu(facts: dict[str, Any] | None) -> Finding:
     """GPUs that oneflow 0.9.0 has machine code for."""
-    if (problem := gpu.check_gpu()) is not None:
-        return Finding("gpu", "warning", problem, f"It runs on {gpu.SUPPORTED}.")
     if facts is not None and facts["cuda"]["available"]:
-        devices = [f"{one['name']} ({'.'.join(map(str, one['capability']))})" for one in facts["cuda"]["devices"]]
-        return Finding("gpu", "ok", ", ".join(devices))
+        devices = [(one["name"], tuple(one["capability"])) for one in facts["cuda"]["devices"]]
+        problem = gpu.explain_unsupported(devices)
+        if problem is not None:
+            return Finding("gpu", "warning", problem, "Or train with train.device=cpu.")
+        return Finding("gpu", "ok", ", ".join(f"{name} ({'.'.join(map(str, found))})" for name, found in devices))
     if shutil.which("nvidia-smi") or Path("/dev/nvidiactl").exists():
         todo = "Update the NVIDIA driver to one for CUDA 11.7, and look at CUDA_VISIBLE_DEVICES."
         return Finding("gpu", "warning", "there is a GPU, and oneflow cannot use it", todo)

@@ -16,8 +16,8 @@ import pytest
 SECONDS = 1.0
 #: processor time of `calibration_seconds` on a quiet core of an Intel Xeon with AVX-512, November 2026
 REFERENCE_SECONDS = 0.0235
-#: markers of the tiers that may take longer
-TIERS = ("e2e", "slow", "dist")
+#: markers of tests that may take longer
+TIERS = ("promise", "e2e", "slow", "dist")
 
 
 def calibration_seconds() -> float:

@@ -95,6 +95,7 @@ def accept(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         load_config(ROOT / config, overrides)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("page", WRITTEN, ids=names(WRITTEN))
 def test_every_command_would_be_accepted(page, monkeypatch):
     with skip_without_weights():

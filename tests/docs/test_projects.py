@@ -12,10 +12,6 @@ ROOT = jobs.ROOT
 PROJECTS = sorted(path for path in (ROOT / "projects").iterdir() if path.is_dir() and (path / "README.md").is_file())
 
 
-def test_there_are_projects():
-    assert {"autoencoder_digits", "simcse"} <= {project.name for project in PROJECTS}
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(960)
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda project: project.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +15,6 @@ from libai.config import ConfigError, load_config, parse_args
 
 ROOT = jobs.ROOT
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("projects/*/README.md")])
-#: docs/contracts.md is for developers and names files of the design too
-USER_PAGES = [page for page in PAGES if page.name not in ("contracts.md", "CHANGELOG.md")]
 REPOSITORY_PATH = re.compile(r"(?<![\w/.-])((?:tools|configs|docs|libai|tests|projects)/[\w./-]*[\w/])(?![\w*…<{])")
 PLACEHOLDERS = ("NAME", "NNNN", "configs/my", "<")
 
@@ -58,12 +55,6 @@ def headings(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub forms them."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-def training_commands(text: str) -> list[list[str]]:
-    """The words after `tools/train.sh` of every such line in the bash blocks of a text."""
-    lines = [line for block in blocks(text, "bash") for line in block.splitlines()]
-    return [shlex.split(line)[2:] for line in lines if line.startswith("bash tools/train.sh")]
 
 
 def check_command(words: list[str]) -> None:
@@ -109,6 +100,7 @@ def assert_same_curve(first: Path, second: Path) -> None:
         np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5, err_msg=tag)
 
 
+@pytest.mark.promise
 def test_the_own_model_trains_alike_in_both_modes(folder):
     train(folder, "eager", "graph.enabled=false")
     train(folder, "graph", "graph.enabled=true")
@@ -124,11 +116,13 @@ def test_the_own_model_is_short_and_needs_no_libai():
     assert len(lines) <= 20
 
 
+@pytest.mark.e2e
 def test_the_hook_of_the_docs_runs(folder):
     result = train(folder, "hook", "train.extra_hooks=[{_target_: my_hooks.PrintLoss, every: 20}]")
     assert re.findall(r"^after (\d+): \d\.\d{4}$", result.stdout, re.MULTILINE) == ["20", "40", "60"]
 
 
+@pytest.mark.e2e
 def test_the_switch_of_the_docs_continues_the_curve(folder):
     result = jobs.run([sys.executable, "switch.py"], cwd=folder, PYTHONPATH=str(ROOT))
     assert result.returncode == 0, result
@@ -159,13 +153,6 @@ def skip_without_weights():
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("page", USER_PAGES, ids=names(USER_PAGES))
-def test_every_training_command_would_start(page):
-    with skip_without_weights():
-        for words in training_commands(page.read_text()):
-            check_command(words)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_pages_hold_no_path_of_a_machine(page):
     assert re.findall(r"/(?:tmp|home|root|work|Users)/\w+", page.read_text()) == []
@@ -194,8 +181,3 @@ def test_the_checks_can_fail():
         "docs/nowhere.md",
         "docs/README.md#none",
     ]
-    commands = training_commands(
-        "```bash\nbash tools/train.sh tools/train_net.py configs/mlp_digits.py 1 train.itr=1\n```"
-    )
-    with pytest.raises(ConfigError, match="train.itr: no such setting"):
-        check_command(commands[0])

@@ -52,6 +52,7 @@ def test_doctests_are_shown_as_code():
     assert docs_site.fence_doctests(text) == "One.\n\n```pycon\n>>> f(1)\n2\n```\n\nTwo."
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="no mkdocs in this environment: requirements/docs.in")
 def test_the_site_builds_without_a_warning(tmp_path):
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""The negative controls of `tools/verify_resume.py`: each changes the one thing that it names, and is noticed."""
+"""The negative controls of `libai verify-resume`: each changes the one thing that it names, and is noticed."""
 
 from __future__ import annotations
 

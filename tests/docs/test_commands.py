@@ -20,8 +20,6 @@ WRITTEN = [page for page in PAGES if page.name != "CHANGELOG.md"]
 TOOLS = {
     "tools/preprocess_data.py": ["preprocess"],
     "tools/benchmark.py": ["benchmark"],
-    "tools/parity.py": ["parity"],
-    "tools/verify_resume.py": ["verify-resume"],
 }
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:python tools/|bash tools/train\.sh |libai )[^`]+)`")
@@ -120,8 +118,8 @@ def test_the_commands_of_the_pages_are_found():
 @pytest.mark.parametrize(
     "command",
     [
-        "python tools/parity.py configs/gpt_stdlib.py --itres 5",
-        "python tools/parity.py configs/gpt_stdlib.py model.num_layer=2",
+        "libai parity configs/gpt_stdlib.py --itres 5",
+        "libai parity configs/gpt_stdlib.py model.num_layer=2",
         "libai trian mlp_digits",
         "libai train mlp_digits optim.lrr=1",
         "bash tools/train.sh tools/train_net.py CONFIG 1 train.itr=1",

@@ -1,14 +1,14 @@
-"""2 N iterations = N + a fresh process + N more, byte for byte: through the tool that certifies it for users."""
+"""2 N iterations = N + a fresh process + N more, byte for byte: through the command that certifies it for users."""
 
 from __future__ import annotations
 
 import json
-import sys
 
 import jobs
 import pytest
 
-TOOL = str(jobs.ROOT / "tools" / "verify_resume.py")
+from libai.launch.installation import LIBAI
+
 #: dropout, accumulation, loader threads; 2 x 24 of 1438 samples by the stop, so in the middle of an epoch
 HARD = [
     "model.dropout=0.2",
@@ -20,7 +20,7 @@ HARD = [
 
 
 def verify(*arguments: str, timeout: float = 240) -> tuple[int, dict]:
-    done = jobs.run([sys.executable, TOOL, "configs/mlp_digits.py", *arguments, "--json"], timeout=timeout)
+    done = jobs.run([*LIBAI, "verify-resume", "configs/mlp_digits.py", *arguments, "--json"], timeout=timeout)
     assert done.returncode in (0, 1), done
     return done.returncode, json.loads(done.stdout)
 
@@ -61,6 +61,6 @@ def test_what_a_resume_leaves_out_is_noticed(fault, noticed_in):
 
 
 def test_a_mistake_in_the_config_is_told_once():
-    done = jobs.run([sys.executable, TOOL, "configs/mlp_digits.py", "train.trian_iter=3"])
+    done = jobs.run([*LIBAI, "verify-resume", "configs/mlp_digits.py", "train.trian_iter=3"])
     assert done.returncode == 2
     assert done.stderr.count("Did you mean train.train_iter?") == 1, done

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from oneflow import nn
 from libai.engine import GraphTrainer, ParityReport, check_parity
 from libai.engine.parity.report import Difference, array_difference, relative_difference
 from libai.engine.parity.state import PythonState, scan
+from libai.launch.installation import LIBAI
 from libai.layers import Dropout
 from libai.models import GPT, ViT
 from libai.oneflow_fixes.internals import is_tracing
@@ -607,7 +607,7 @@ def test_the_tool_prints_json_and_tells_by_its_exit_code(tmp_path, words, code, 
     (tmp_path / "my_parts.py").write_text(PARTS)
     environment = {k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")}
     done = subprocess.run(
-        [sys.executable, ROOT / "tools/parity.py", tmp_path / "config.py", *words, "--iters=3", "--json"],
+        [*LIBAI, "parity", tmp_path / "config.py", *words, "--iters=3", "--json"],
         capture_output=True,
         text=True,
         timeout=120,

@@ -2,7 +2,7 @@
 
 Three jobs in fresh processes: `straight` makes 2 N iterations; `first` is interrupted after N, through the same path
 as a signal; `second` resumes it to 2 N. What the two ways left on disk is compared: metrics, weights, optimizer state,
-schedule, data position, random states, hooks. tools/verify_resume.py starts the jobs; this file is what runs in them
+schedule, data position, random states, hooks. `libai verify-resume` starts the jobs; this file is what runs in them
 and the comparison.
 """
 

@@ -15,7 +15,7 @@ import jobs  # noqa: E402
 import toy  # noqa: E402
 
 from libai.data import build_eval_loader, build_train_loader  # noqa: E402
-from libai.engine import EagerTrainer, GraphTrainer  # noqa: E402
+from libai.engine import EagerTrainer, GraphTrainer, HookBase, StopTraining  # noqa: E402
 from libai.parallel import full_tensor  # noqa: E402
 from libai.utils.errors import UserError  # noqa: E402
 
@@ -123,5 +123,23 @@ for cls in TRAINERS.values():
     gan.train(0, 12)
     ends.append(weights(gan))
 np.testing.assert_allclose(*ends, rtol=1e-5, atol=1e-6)
+
+
+# a hook on the main rank stops all of them
+class StopsOnMain(HookBase):
+    only_on = "main"
+
+    def after_step(self):
+        if self.trainer.iter == 2:
+            raise StopTraining("enough")
+
+
+for mode, cls in TRAINERS.items():
+    flow.manual_seed(0)
+    model = toy.Classifier()
+    trainer = cls(model, lambda: toy.batches(1000, seed=rank), toy.optimizer_of("sgd", model))
+    trainer.register_hooks([StopsOnMain()])
+    trainer.train(0, 1_000_000)
+    found[f"stopped, {mode}"] = [trainer.status, trainer.completed_iters]
 
 Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(found))

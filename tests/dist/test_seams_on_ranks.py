@@ -36,3 +36,10 @@ def test_a_loader_gives_each_rank_its_own_part(found):
 def test_what_would_train_wrongly_is_refused_on_both_ranks(found, case, text):
     for rank in range(2):
         assert re.search(text, found[rank][case])
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_a_hook_on_the_main_rank_stops_all_ranks_in_one_iteration(found, mode):
+    (status, iterations), other = (found[rank][f"stopped, {mode}"] for rank in range(2))
+    assert [status, iterations] == other
+    assert status == "stopped" and 3 <= iterations < 1_000_000

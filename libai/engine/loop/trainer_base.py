@@ -21,13 +21,15 @@ from libai.engine.loop.metrics import MAX_PENDING_RESULTS
 from libai.engine.loop.periods import EveryEpoch
 from libai.launch.stop import STOP
 from libai.oneflow_fixes.threads import quick_thread_switches
-from libai.utils.distributed import get_rank, is_main_process
+from libai.utils.distributed import get_rank, get_world_size, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import phase, report_progress
 from libai.utils.sizes import is_size
 
 logger = logging.getLogger("libai.engine")
 
+#: the question of all ranks whether a hook on the main rank wants to stop
+_STOP_OF_MAIN = "stop of the main rank"
 #: how long a thread waits for the interpreter's lock before it asks for it
 SWITCH_SECONDS = 1e-4
 
@@ -103,6 +105,8 @@ class TrainerBase:
                 continue
             if not isinstance(hook, HookBase):
                 raise TypeError(f"a hook must be an instance of HookBase, not {type(hook).__name__}: {hook!r}")
+            if hook.only_on == "main" and get_world_size() > 1:
+                self.loop.agreement.ask(_STOP_OF_MAIN, lambda: int(self._main_rank_stops is not None))
             if hook.only_on == "main" and not is_main_process():
                 continue
             if self.loop.is_mode_final:
@@ -152,6 +156,8 @@ class TrainerBase:
                 hook.check_mode(self.mode)
         self._epoch = self._epoch_of_hooks()
         self.status, self.loop.is_pausing, self.loop.failure = "running", False, None
+        self._main_rank_stops = None
+        self.loop.agreement.take(_STOP_OF_MAIN)
         with (
             self.storage,
             self.loop.clock.running(),
@@ -199,6 +205,8 @@ class TrainerBase:
                     self._check_first_step()
                 poll()
                 self._run_after_step()
+                if agreement.answer(_STOP_OF_MAIN):
+                    raise self._main_rank_stops or StopTraining("asked for by a hook on the main rank")
                 if len(metrics.pending) >= MAX_PENDING_RESULTS:
                     self.check_finite()
                 if agreement.answer(STOP) and iteration + 1 < self.max_iter:
@@ -213,6 +221,8 @@ class TrainerBase:
             self.iter += 1
             logger.info("training stopped after iteration %d: %s", self.iter, reason)
 
+    #: why a hook that runs on the main rank alone wants to stop
+    _main_rank_stops: StopTraining | None = None
     #: of the hooks that ask for its points
     _epoch: EveryEpoch | None = None
 
@@ -235,7 +245,11 @@ class TrainerBase:
             try:
                 calls[index]()
             except StopTraining as reason:
-                stop = stop or reason
+                hook = [hook for hook in self.hooks if hook.overrides("after_step")][index]
+                if hook.only_on == "main" and get_world_size() > 1:
+                    self._main_rank_stops = reason  # the other ranks learn of it at the next agreement
+                else:
+                    stop = stop or reason
             except BaseException:
                 keys = self._after_step_keys()
                 self.loop.unfinished_hooks = [keys[i] for i in (chosen or range(len(keys))) if i >= index]

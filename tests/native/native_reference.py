@@ -1,4 +1,4 @@
-"""What the tests of kernels share: random numbers, comparisons with float64, values and gradients."""
+"""Random numbers, and results in float32, which are ours, against those in float64, which are OneFlow's."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ import oneflow as flow
 EPS = float(np.finfo(np.float32).eps)
 
 
-def close(found, expected, scale=None):
-    """Equal up to 8 roundings of the largest number (or of `scale`)."""
-    expected = np.asarray(expected, np.float64)
-    if expected.size == 0:
-        assert found.shape == expected.shape
-        return
+def close(found, expected, spread=1.0):
+    """Equal up to 8 roundings of the largest number, times `spread` for sums of many terms."""
     assert found.dtype == np.float32 and found.shape == expected.shape
-    largest = max(1.0, np.abs(expected).max()) if scale is None else scale
-    np.testing.assert_allclose(found, expected, rtol=0, atol=8 * EPS * largest)
+    if expected.size:
+        largest = max(1.0, np.abs(expected).max())
+        np.testing.assert_allclose(found, expected, rtol=0, atol=8 * EPS * largest * spread)
 
 
 def random(*shape, seed=0, spread=2.0):
-    return (np.random.default_rng(seed).standard_normal(shape) * spread).astype(np.float32)
+    return np.asarray(np.random.default_rng(seed).standard_normal(shape) * spread).astype(np.float32)
 
 
-def value_and_gradients(function, *arrays, seed=1):
-    """The value, the factors that it is summed with (in float64), and the gradients."""
-    tensors = [flow.tensor(array, requires_grad=True) for array in arrays]
+def results(function, arrays, dtype):
+    """The value of `function`, and the gradients of a sum of it with random factors."""
+    tensors = [flow.tensor(array.astype(dtype), requires_grad=True) for array in arrays]
     value = function(*tensors)
-    factors = random(*value.shape, seed=seed)
+    factors = random(*value.shape, seed=99).astype(dtype)
     (value * flow.tensor(factors)).sum().backward()
-    return value.numpy(), factors.astype(np.float64), [t.grad.numpy() for t in tensors]
+    return [value.numpy(), *(tensor.grad.numpy() for tensor in tensors)]
+
+
+def compare(function, *arrays, spread=1.0):
+    """Our value and gradients in float32 are those of OneFlow's own kernels in float64."""
+    expected = results(function, arrays, np.float64)
+    for ours, theirs in zip(results(function, arrays, np.float32), expected):
+        close(ours, theirs, spread)

@@ -25,28 +25,18 @@ def dropped(x, key, p, layer_id, data_rank=0):
 
 
 @pytest.mark.parametrize("data_rank", [0, 3])
-@pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.93])
+@pytest.mark.parametrize("p", [0.001, 0.5, 0.93])
 @pytest.mark.parametrize("shape", [(7,), (8, 6, 33), (64, 1), (3, 5, 2, 4), (1, 100)])
-def test_one_operation_gives_the_bits_of_the_formula(level, library, counted, shape, p, data_rank):
+def test_one_operation_gives_the_bits_of_the_formula(level, counted, stock, shape, p, data_rank):
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     options = {"p": p, "layer_id": 12345, "data_rank": data_rank}
     found = dropped(x, KEY, **options)
     of_a_tensor = dropped(x, flow.tensor([KEY]), **options)
     counted("quantization")
-    library.enable(False)
-    try:
-        expected = dropped(x, KEY, **options)
-    finally:
-        library.enable(True)
+    expected = stock(lambda: dropped(x, KEY, **options))
     for one, other, formula in zip(found, of_a_tensor, expected):
         np.testing.assert_array_equal(one, formula)
         np.testing.assert_array_equal(other, formula)
-
-
-def test_another_layer_has_another_mask(library):
-    """A negative control."""
-    x = np.ones((64, 64), np.float32)
-    assert not np.array_equal(*(dropped(x, KEY, p=0.5, layer_id=layer)[0] for layer in (1, 2)))
 
 
 def test_a_graph_has_one_operation_for_each_mask(library, counted):

@@ -154,32 +154,13 @@ def test_a_failure_is_not_tried_again_in_every_run(compiler, folder, untested):
     assert not failure.exists()
 
 
-def test_a_failure_is_tried_again_when_the_python_has_changed(compiler, folder, untested, monkeypatch):
-    compiler.fail()
-    for name in ("failed-1.txt", "failed-2.txt", "failed-2.txt"):
-        monkeypatch.setattr(cache, "_failure_name", lambda name=name: name)
-        with pytest.raises(Unavailable):
-            cache.find_library()
-    assert compiler.calls() == 2
-    assert [path.name for path in folder.glob("*/*")] == ["failed-2.txt"]
-
-
-def test_the_mark_of_a_failure_depends_on_every_file_of_python(tmp_path, monkeypatch):
-    shutil.copytree(Path(cache.__file__).parent, tmp_path / "native", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(cache, "__file__", str(tmp_path / "native" / "cache.py"))
-    names = {cache._failure_name()}
-    for path in (tmp_path / "native").glob("*.py"):
-        path.write_text(path.read_text() + "# changed")
-        names.add(cache._failure_name())
-    assert len(names) == 1 + len(list((tmp_path / "native").glob("*.py")))
-
-
 def kernels_library() -> Path:
     """The library of this process: the first file of that name that it has mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return Path(next(line.split(maxsplit=5)[5] for line in lines if line.endswith("libai_native.so")))
 
 
+@pytest.mark.e2e
 def test_a_library_that_fails_its_test_is_not_used(compiler, folder, tmp_path):
     broken = tmp_path / "broken.so"
     broken.write_text("no library")
@@ -218,6 +199,7 @@ def test_a_builder_that_takes_too_long_is_not_waited_for(compiler, folder, untes
     assert cache.find_library().exists(), "the lock goes with its holder"
 
 
+@pytest.mark.e2e
 def test_two_processes_that_compile_at_once_make_one_library(compiler, tmp_path):
     code = "import libai.native.cache as c; c.test_library = lambda path: None; print(c.find_library())"
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "home"), "LIBAI_NATIVE": "0"}
@@ -229,6 +211,7 @@ def test_two_processes_that_compile_at_once_make_one_library(compiler, tmp_path)
     assert len(paths) == 1 and compiler.times_linked() == 1
 
 
+@pytest.mark.e2e
 def test_the_sources_are_installed_with_the_package(tmp_path):
     for name in ("setup.py", "pyproject.toml", "requirements", "configs", "libai"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile

@@ -23,6 +23,7 @@ def expected():
     return train_both_modes.train("eager")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("environment", "kernels"),
     [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import random
 import subprocess
 import sys
 import textwrap
@@ -78,6 +77,7 @@ print(equal, different, by_its_own_threads, flush=True)
 )
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("core", FLAGS)
 def test_parts_have_the_bits_of_the_whole(library, core):
     if f" {FLAGS[core]} " not in Path("/proc/cpuinfo").read_text():
@@ -117,41 +117,10 @@ print(os.waitpid(child, 0)[1], flush=True)
 )
 
 
+@pytest.mark.e2e
 def test_products_are_shared_out_and_the_same_also_after_a_fork(library):
     said = in_new_process(SHARE, OPENBLAS_NUM_THREADS="3").splitlines()
     assert said == ["3", "True", "True True 60", "60", "0"]
-
-
-TRAIN = """
-import libai, sys, oneflow as flow, numpy as np
-from libai.oneflow_fixes import openblas
-from libai.engine import EagerTrainer, GraphTrainer
-rng = np.random.RandomState(0)
-batches = [{"x": rng.randn(512, 96).astype("float32"), "y": rng.randn(512, 8).astype("float32")} for _ in range(8)]
-
-class Model(flow.nn.Module):
-    def __init__(self):
-        super().__init__()
-        layers = flow.nn.Linear(96, 384), flow.nn.ReLU(), flow.nn.Linear(384, 96), flow.nn.Linear(96, 8)
-        self.net = flow.nn.Sequential(*layers)
-
-    def forward(self, x, y):
-        return {"losses": {"square": flow.mean(flow.square(self.net(x) - y))}}
-
-for kind in (EagerTrainer, GraphTrainer):
-    flow.manual_seed(0)
-    model = Model()
-    trainer = kind(model, batches, flow.optim.SGD(model.parameters(), lr=0.1), device="cpu")
-    trainer.train(0, 8)
-    print(model.net[0].weight.numpy().tobytes().hex()[:2000])
-print(openblas.threads_in_use(), file=sys.stderr, flush=True)
-"""
-
-
-def test_training_has_the_same_bits_with_any_number_of_threads_in_both_modes(library):
-    one, three = (in_new_process(TRAIN, OPENBLAS_NUM_THREADS=count) for count in ("1", "3"))
-    eager, graph = three.splitlines()
-    assert one == three and len(eager) == 2000 and eager == graph
 
 
 def shares(library, shared, alone, of_each=1000):
@@ -164,36 +133,19 @@ def shares(library, shared, alone, of_each=1000):
     return [sum(chosen[i : i + 1000]) / 1000 for i in range(0, len(chosen), 1000)], seconds
 
 
-def test_idle_cores_are_used(library):
-    parts, _ = shares(library, [0.6] * 4, [1.0] * 4)
-    assert min(parts) > 0.95
-
-
-def test_busy_cores_are_left_alone_at_the_price_of_a_few_trials(library):
-    parts, seconds = shares(library, [3.0] * 4, [1.0] * 4)
-    assert max(parts) < 0.05 and seconds < 1.06 * 4000
-
-
 def test_the_choice_follows_the_machine(library):
     parts, _ = shares(library, [0.6, 5.0, 5.0, 0.6, 0.6, 0.6], [1.0] * 6)
     assert parts[0] > 0.95 and parts[2] < 0.05 and parts[-1] > 0.95
 
 
+def test_busy_cores_cost_a_few_trials(library):
+    parts, seconds = shares(library, [3.0] * 4, [1.0] * 4)
+    assert max(parts) < 0.05 and seconds < 1.06 * 4000
+
+
 def test_idle_cores_are_used_again_soon(library):
     parts, _ = shares(library, [3.0, 0.6, 8.0, 0.6], [1.0] * 4)
     assert parts[1] > 0.6 and parts[3] > 0.6  # a step has some 50 large products
-
-
-def test_cores_that_are_busy_now_and_then_are_left_alone(library):
-    draw = random.Random(0)
-    shared = [10.0 if draw.random() < 0.3 else 0.7 for _ in range(4000)]
-    parts, seconds = shares(library, shared, [1.0] * 4000, of_each=1)
-    assert max(parts) < 0.1 and seconds < 1.08 * 4000
-
-
-def test_a_small_gain_is_no_reason_to_take_a_second_core(library):
-    parts, _ = shares(library, [0.95] * 4, [1.0] * 4)
-    assert max(parts) < 0.05
 
 
 def test_trials_never_end(library):
@@ -206,12 +158,10 @@ def test_trials_never_end(library):
     [
         ({}, 8),
         ({"LIBAI_LOCAL_RANKS": "2"}, 4),
-        ({"LIBAI_LOCAL_RANKS": "16"}, 1),
         ({"OMP_NUM_THREADS": "3", "LIBAI_LOCAL_RANKS": "2"}, 3),
         ({"OMP_NUM_THREADS": "3,2"}, 3),
         ({"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "3"}, 1),
         ({"OPENBLAS_NUM_THREADS": "all"}, 8),
-        ({"OPENBLAS_NUM_THREADS": "500"}, 32),
     ],
 )
 def test_the_number_is_the_users_else_that_of_the_cores(monkeypatch, environment, threads):

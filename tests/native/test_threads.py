@@ -126,6 +126,7 @@ print("equal", len(CASES), flush=True)
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("native_level", ["", "sse2"])
 def test_every_operation_has_the_bits_of_one_thread(library, native_level):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "LIBAI_NATIVE": native_level, "OPENBLAS_NUM_THREADS": "3"}

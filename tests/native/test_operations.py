@@ -1,0 +1,415 @@
+"""Every operation that has a kernel of ours, against OneFlow's own in float64: values and gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import oneflow as flow
+import pytest
+from native_reference import EPS, close, compare, random, results
+from oneflow import nn
+from oneflow.nn import functional as F
+
+
+def where(*mask_shape):
+    return lambda x, y: flow.where(flow.tensor(random(*mask_shape, seed=2) > 0), x, y)
+
+
+def filled(*mask_shape):
+    return lambda x: x.masked_fill(flow.tensor(random(*mask_shape, seed=2) > 0), -3.0)
+
+
+def power(exponent):
+    return lambda x: (x * x + 0.1) ** exponent
+
+
+def layer_norm(*normalized):
+    return lambda x, weight=None, bias=None: F.layer_norm(x, normalized, weight, bias)
+
+
+def group_norm(groups):
+    def function(x, weight, bias):
+        norm = nn.GroupNorm(groups, x.shape[1])
+        norm._parameters.update(weight=weight, bias=bias)
+        return norm(x)
+
+    return function
+
+
+def batch_norm(is_training):
+    def function(x, weight, bias):
+        mean, variance = (flow.tensor(abs(random(x.shape[1], seed=seed)) + 0.5, dtype=x.dtype) for seed in (5, 6))
+        return flow._C.normalization(x, mean, variance, weight, bias, 1, 1e-5, 0.9, is_training)
+
+    return function
+
+
+def bias_add(axis):
+    return lambda x, bias: flow._C.bias_add(x, bias, axis=axis)
+
+
+def conv(*settings, function=F.conv2d):
+    return lambda x, weight, bias: function(x, weight, bias, *settings)
+
+
+def matmul(transposes="", alpha=1.0):
+    return lambda a, b: flow._C.matmul(a, b, "a" in transposes, "b" in transposes, alpha)
+
+
+def reduced(kind, axes, keepdim=False):
+    return lambda x: getattr(x, kind)(axes, keepdim)
+
+
+POINTWISE = {
+    "gelu": flow._C.gelu,
+    "fast_gelu": flow._C.fast_gelu,
+    "quick_gelu": flow._C.quick_gelu,
+    "silu": F.silu,
+    "sigmoid": flow.sigmoid,
+    "tanh": flow.tanh,
+    "exp": flow.exp,
+    "erf": flow.erf,
+}
+
+_POOL, _IMAGE = "avg_pool_2d avg_pool_2d_grad", (2, 3, 9, 8)
+_ADAPTIVE = "adaptive_avg_pool2d adaptive_avg_pool2d_grad"
+_CONV = "conv2d conv_data_grad conv_filter_grad bias_add"
+_LAYER_NORM = "layer_norm layer_norm_grad"
+_BATCH_NORM = "normalization normalization_grad"
+#: operations, function, shapes of its inputs
+CASES = [
+    *((f"{name} {name}_grad", function, (33, 1027)) for name, function in POINTWISE.items() if name != "exp"),
+    ("exp exp_grad", flow.exp, (5, 7)),
+    ("leaky_relu leaky_relu_grad", lambda x: F.leaky_relu(x, 0.1), (5, 33)),
+    *(("scalar_pow scalar_pow_grad", power(exponent), (9, 33)) for exponent in (2, 3.0, -0.5, 1.7)),
+    ("sqrt sqrt_grad", lambda x: flow.sqrt(x * x + 0.1), (9, 33)),
+    ("rsqrt rsqrt_grad", lambda x: flow.rsqrt(x * x + 0.1), (9, 33)),
+    *(("where", where(*mask), (4, 5, 33), (4, 5, 33)) for mask in ((4, 5, 33), (4, 1, 33), (4, 5, 1))),
+    ("masked_fill", filled(4, 5, 1), (4, 5, 33)),
+    *(("softmax softmax_grad", lambda x: flow.softmax(x, -1), shape) for shape in ((3, 1), (70, 1000))),
+    ("softmax softmax_grad", lambda x: flow.softmax(x, 1), (5, 6, 7)),
+    ("log_softmax log_softmax_grad", lambda x: flow.log_softmax(x, -1), (35, 23)),
+    (f"{_LAYER_NORM} layer_norm_param_grad", layer_norm(384), (2, 9, 384), (384,), (384,)),
+    (f"{_LAYER_NORM} layer_norm_param_grad", layer_norm(5, 6), (3, 4, 5, 6), (5, 6), (5, 6)),
+    (_LAYER_NORM, layer_norm(40), (6, 40)),
+    (_LAYER_NORM, group_norm(3), (4, 6, 5), (6,), (6,)),
+    # with few and with many numbers of a channel beside each other
+    *((_BATCH_NORM, batch_norm(True), shape, shape[1:2], shape[1:2]) for shape in ((600, 7), (3, 2, 4, 5, 6))),
+    ("normalization", batch_norm(False), (8, 4, 6, 7), (4,), (4,)),
+    ("bias_add", bias_add(2), (3, 4, 5), (5,)),
+    (_CONV, conv(1, 1, 1, 1), (3, 5, 9, 7), (6, 5, 3, 3), (6,)),
+    (_CONV, conv(3, 2, 2, 1), (2, 3, 11, 11), (33, 3, 5, 5), (33,)),
+    (_CONV, conv(1, 1, 1, 1), (70, 8, 2, 2), (8, 8, 3, 3), (8,)),  # more samples than are computed at a time
+    (_CONV, conv(1, 1, 1, 1), (3, 300, 4, 4), (20, 300, 3, 3), (20,)),  # more channels than are summed at a time
+    (_CONV, conv(1, 1, 1, 1), (5, 64, 1, 1), (32, 64, 3, 3), (32,)),  # eight of nine taps see no input
+    (_CONV, conv(2, 0, 1, 1), (2, 16, 7, 7), (16, 16, 1, 1), (16,)),  # three of four inputs are read by no output
+    (_CONV, conv(2, 1, 1, 4), (2, 8, 5, 5), (8, 2, 3, 3), (8,)),
+    ("conv3d", conv(1, 1, 1, 1, function=F.conv3d), (2, 3, 5, 6, 7), (4, 3, 2, 3, 2), (4,)),
+    ("matmul", matmul(), (5, 7), (7, 9)),  # OpenBLAS's: so small that to begin takes longer
+    ("matmul", matmul(alpha=-0.5), (33, 48), (48, 32)),
+    ("matmul", matmul("b"), (300, 300), (45, 300)),  # rows, terms and columns that no block divides
+    ("matmul", matmul("b"), (1, 577), (900, 577)),  # few rows
+    ("batch_matmul", matmul("b"), (2, 3, 33, 32), (2, 3, 40, 32)),
+    ("broadcast_matmul", matmul(), (2, 1, 50, 60), (3, 60, 90)),
+    ("broadcast_matmul broadcast_matmul_grad_b", matmul("b"), (5, 40, 48), (96, 48)),
+    (_POOL, nn.AvgPool2d((3, 2), (2, 1), (1, 0)), _IMAGE),
+    (_POOL, nn.AvgPool2d(3, 2, 1, count_include_pad=False), _IMAGE),
+    (_POOL, nn.AvgPool2d(3, 2, 1, divisor_override=5), _IMAGE),
+    *((_ADAPTIVE, nn.AdaptiveAvgPool2d(size), _IMAGE) for size in ((1, 1), (12, 4))),
+    *(("reduce_sum", reduced("sum", axes), (5, 7, 9)) for axes in ((0,), (1,), (-1,), (0, 2))),
+    ("reduce_sum", reduced("sum", (0, 1), True), (40, 3, 300)),
+    ("reduce_sum_like", flow.mul, (5, 7, 9), (7, 1)),
+    *(("broadcast_like", reduced("mean", axes), (5, 7, 9)) for axes in ((0,), (-1,), (0, 2))),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].split()[0]}-{case[2]}")
+def test_values_and_gradients_are_those_of_float64(level, counted, case):
+    ops, function, *shapes = case
+    arrays = [random(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    # a convolution's float32 is rounded once for each of its many terms
+    spread = max(1.0, np.sqrt(arrays[1][0].size) / 8) if ops == _CONV else 1.0
+    compare(function, *arrays, spread=spread)
+    counted(*ops.split())
+
+
+def test_a_wrong_result_is_noticed(library):
+    with pytest.raises(AssertionError, match="Mismatched"):
+        compare(lambda x: x.exp() * (1.0 if x.dtype == flow.float64 else 1.0 + 1e-5), random(5, 7))
+
+
+FAR = [-1e30, -200, -103, -90, -20, -14, -13, -1e-3, -1e-30, -0.0, 0.0, 1e-30, 1e-3, 13, 14, 20, 88, 100, 200, 1e30]
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("name", POINTWISE)
+def test_functions_far_out_and_near_zero(level, name):
+    x = np.float32(FAR)
+    found = results(POINTWISE[name], [x], np.float32)
+    expected = [array.astype(np.float32) for array in results(POINTWISE[name], [x], np.float64)]
+    near = np.abs(x) < 1e-2
+    np.testing.assert_allclose(found[0][near], expected[0][near], rtol=8 * EPS, atol=1e-37)
+    for ours, theirs in zip(found, expected):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_nan_stays_nan_and_float64_stays_oneflows(level, library, name):
+    tensor = flow.tensor([np.nan, 1.0], requires_grad=True)
+    found = POINTWISE[name](tensor)
+    found.sum().backward()
+    assert np.isnan(found.numpy()).tolist() == np.isnan(tensor.grad.numpy()).tolist() == [True, False]
+    before = library.calls()[name]
+    POINTWISE[name](tensor.to(flow.float64))
+    assert library.calls()[name] == before
+
+
+def test_infinities_and_zeros_have_limits(level):
+    ends = flow.tensor([np.inf, -np.inf, 0.0])
+    for name, limits in {"exp": [np.inf, 0.0, 1.0], "sigmoid": [1.0, 0.0, 0.5], "tanh": [1.0, -1.0, 0.0]}.items():
+        assert POINTWISE[name](ends).numpy().tolist() == limits
+    assert flow.sqrt(ends.abs()).numpy().tolist() == [np.inf, np.inf, 0.0]
+    assert np.isnan(flow.sqrt(flow.tensor([-1.0])).numpy()).all() and np.isinf(flow.rsqrt(flow.zeros(1)).numpy()).all()
+    x = flow.tensor([-2.0, -0.0, 3.0], requires_grad=True)
+    (x**3).sum().backward()
+    assert x.grad.numpy().tolist() == [12.0, 0.0, 27.0]
+
+
+def test_masked_scores_have_no_weight(level):
+    x = flow.tensor([[0.0, -1e9, 1.0, -np.inf], [1e38, -1e38, 0.0, 3e38]])
+    found = flow.softmax(x, -1).numpy()
+    assert found[0, 1] == found[0, 3] == 0.0
+    close(found, np.array([[1 / (1 + np.e), 0, np.e / (1 + np.e), 0], [0, 0, 0, 1]]))
+    assert np.isnan(flow.softmax(flow.tensor([[-np.inf, -np.inf], [np.nan, 0.0], [0.0, np.nan]]), -1).numpy()).all()
+
+
+COMPARISONS = {
+    "equal": flow.eq,
+    "not_equal": flow.ne,
+    "less": flow.lt,
+    "less_equal": flow.le,
+    "greater": flow.gt,
+    "greater_equal": flow.ge,
+}
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_comparisons_are_numpys(level, counted, name):
+    operation, expected = COMPARISONS[name], getattr(np, name)
+    x, column = np.round(random(6, 33)), np.round(random(6, 1, seed=1))
+    x[0, :3] = np.nan, np.inf, -0.0
+    for left, right in ((x, x), (x, column), (column, x), (x[:0], x[:1])):
+        found = operation(flow.tensor(left), flow.tensor(right))
+        assert found.dtype == flow.bool
+        np.testing.assert_array_equal(found.numpy(), expected(left, right))
+    np.testing.assert_array_equal(operation(flow.tensor(x), -0.5).numpy(), expected(x, -0.5))
+    counted(f"broadcast_{name}", f"scalar_logical_{name}")
+
+
+PAIRS = [
+    ((4, 5, 6), (5, 1)),
+    ((2, 1, 3, 1, 5), (1, 4, 1, 6, 1)),
+    ((7,), ()),
+    ((0, 3), (1, 3)),
+]
+
+
+@pytest.mark.parametrize(("left", "right"), PAIRS)
+def test_arithmetic_is_numpys_bit_for_bit(level, left, right):
+    x, y = random(*left), random(*right, seed=1) + np.float32(5.0)
+    for ours, numpys in ((flow.add, np.add), (flow.sub, np.subtract), (flow.mul, np.multiply), (flow.div, np.divide)):
+        np.testing.assert_array_equal(ours(flow.tensor(x), flow.tensor(y)).numpy(), numpys(x, y))
+        np.testing.assert_array_equal(ours(flow.tensor(y), flow.tensor(x)).numpy(), numpys(y, x))
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_sum_of_tensors_is_numpys_bit_for_bit(level, counted, count):
+    terms = [random(13, 7, seed=seed) for seed in range(count)]
+    expected = sum(terms[1:], start=terms[0])
+    np.testing.assert_array_equal(flow._C.add([flow.tensor(term) for term in terms]).numpy(), expected)
+    tensor = flow.tensor(terms[0])
+    for term in terms[1:]:
+        tensor += flow.tensor(term)
+    np.testing.assert_array_equal(tensor.numpy(), expected)
+    counted("add_n")
+
+
+def test_long_sums_and_large_means_keep_their_digits(level):
+    x = np.random.default_rng(0).random(3_000_000, dtype=np.float32)
+    assert float(flow.tensor(x).sum().numpy()) == pytest.approx(x.astype(np.float64).sum(), rel=4 * EPS)
+    for norm, shape, axis in ((nn.LayerNorm(256), (5, 256), 1), (nn.BatchNorm1d(3), (50, 3), 0)):
+        x = random(*shape) + np.float32(1e4)
+        wide = x.astype(np.float64)
+        expected = (wide - wide.mean(axis, keepdims=True)) / np.sqrt(wide.var(axis, keepdims=True) + 1e-5)
+        np.testing.assert_allclose(norm(flow.tensor(x)).detach().numpy(), expected, atol=1e-3)
+
+
+def test_copies_of_views_are_numpys(level, counted):
+    x = random(3, 4, 5, 6, 33)
+    for order in ((4, 3, 2, 1, 0), (0, 2, 1, 3, 4), (3, 4, 0, 1, 2), (1, 0, 4, 2, 3)):
+        found = flow.tensor(x)[:, 1:3, ::2, 2:, 1:].permute(*order).contiguous()
+        np.testing.assert_array_equal(found.numpy(), x[:, 1:3, ::2, 2:, 1:].transpose(order))
+        found = flow.tensor(x[:, :1]).expand(3, 4, 5, 6, 33).permute(*order).contiguous()
+        np.testing.assert_array_equal(found.numpy(), np.broadcast_to(x[:, :1], x.shape).transpose(order))
+    counted("to_contiguous")
+
+
+def test_views_are_computed_as_their_copies(library):
+    x = flow.tensor(random(9, 8, 5, 3)).permute(3, 2, 1, 0)
+    convolution, sequences = nn.Conv2d(5, 6, 3, padding=1), x[0]
+    functions = [*POINTWISE.values(), lambda t: flow.softmax(t, 1), nn.LayerNorm(9), nn.MaxPool2d(2), convolution]
+    for function, view in (*((function, x) for function in functions), (nn.MaxPool1d(3, 2, 1), sequences)):
+        np.testing.assert_array_equal(function(view).numpy(), function(view.contiguous()).numpy())
+
+
+def test_nothing_gives_nothing(library):
+    nothing = flow.zeros(0, 3, 4, 4)
+    layers = [nn.Conv2d(3, 6, 3, padding=1), nn.MaxPool2d(2), nn.AvgPool2d(2), nn.Softmax(-1), nn.LayerNorm(4)]
+    shapes = [tuple(layer(nothing).shape) for layer in layers]
+    assert shapes == [(0, 6, 4, 4), (0, 3, 2, 2), (0, 3, 2, 2), (0, 3, 4, 4), (0, 3, 4, 4)]
+    assert flow.zeros(0, 3).transpose(0, 1).contiguous().shape == (3, 0)
+    for a, b in (((0, 6), (6, 9)), ((5, 0), (0, 9)), ((3, 0, 6), (3, 6, 9))):
+        found = flow.matmul(flow.zeros(*a), flow.zeros(*b)).numpy()
+        np.testing.assert_array_equal(found, np.zeros((*a[:-1], 9), np.float32))
+
+
+def test_nan_and_inf_reach_what_sees_them_and_nothing_else(level):
+    x = np.zeros((1, 1, 5, 5), np.float32)
+    x[0, 0, 0, 0], x[0, 0, 4, 4] = np.nan, np.inf
+    found = F.conv2d(flow.tensor(x), flow.ones(1, 1, 3, 3), padding=1).numpy()[0, 0]
+    assert np.isnan(found[:2, :2]).all() and np.isinf(found[3:, 3:]).all()
+    assert (found[2, 2], np.isfinite(found).sum()) == (0.0, 25 - 8)
+    a, b = random(40, 40), random(40, 40, seed=1)
+    a[3, 7], b[5, 39] = np.nan, np.inf
+    found, expected = flow.matmul(flow.tensor(a), flow.tensor(b)).numpy(), a.astype(np.float64) @ b
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
+    x = random(50, 3)
+    x[4, 1] = np.nan
+    found = nn.BatchNorm1d(3)(flow.tensor(x)).numpy()
+    assert np.isnan(found[:, 1]).all() and np.isfinite(found[:, [0, 2]]).all()
+
+
+def test_what_a_kernel_cannot_do_stays_oneflows(library):
+    """Channels last, a norm of which one parameter is frozen, of float64, and of a wrong shape."""
+    before = library.calls()
+    x, w = random(2, 5, 5, 3), random(4, 3, 3, 3, seed=2)
+    assert flow._C.conv2d(flow.tensor(x), flow.tensor(w), channel_pos="channels_last").shape == (2, 3, 3, 4)
+    norm, x = nn.LayerNorm(8), flow.tensor(random(3, 8), requires_grad=True)
+    norm.weight.requires_grad_(False)
+    norm(x).sum().backward()
+    assert norm.bias.grad is not None and x.grad is not None
+    assert nn.LayerNorm(8).to(flow.float64)(x.detach().to(flow.float64)).dtype == flow.float64
+    with pytest.raises(RuntimeError, match="expected input with shape"):
+        nn.LayerNorm(8)(flow.zeros(3, 9))
+    after = library.calls()
+    assert [after[op] - before[op] for op in ("conv2d", "layer_norm")] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"affine": False}, {"track_running_stats": False}, {"momentum": 0.3}], ids=str
+)
+def test_batch_norm_is_oneflows_with_every_setting(library, counted, stock, settings):
+    def run():
+        norm = nn.BatchNorm1d(5, **settings)
+        buffers = [tensor for tensor in (norm.running_mean, norm.running_var) if tensor is not None]
+        return [*results(norm, [random(6, 5, 9)], np.float32), *(tensor.numpy() for tensor in buffers)]
+
+    ours, expected = run(), stock(run)
+    assert len(ours) == len(expected)
+    for found, wanted in zip(ours, expected):
+        close(found, wanted)
+    counted("normalization", "normalization_grad")
+
+
+#: shape, kernel, stride, padding, dilation, ceil mode
+POOLS = [
+    ((3, 5, 9, 11), (3, 2), (2, 1), (1, 0), 1, False),
+    ((2, 3, 7, 7), 3, 2, 1, 1, True),
+    ((1, 1, 1, 1), 1, 1, 0, 1, False),
+]
+
+
+@pytest.mark.parametrize("case", POOLS, ids=str)
+def test_maxima_are_oneflows_with_their_places_bit_for_bit(library, counted, stock, case):
+    shape, kernel, stride, padding, dilation, ceil_mode = case
+    x = np.round(random(*shape) * 4) / 4  # with equal numbers
+    x.reshape(-1)[::17] = np.nan
+    pool = nn.MaxPool2d(kernel, stride, padding, dilation, return_indices=True, ceil_mode=ceil_mode)
+
+    def run():
+        return [pool(flow.tensor(x))[1].numpy(), *results(lambda t: pool(t)[0], [x], np.float32)]
+
+    for found, expected in zip(run(), stock(run)):
+        np.testing.assert_array_equal(found, expected)
+    counted("max_pool_2d", "max_pool_2d_grad")
+
+
+def test_layer_norm_has_gradients_of_gradients(library, counted):
+    """As of the formula in float64, which OneFlow differentiates: of the squares of all gradients, and once more."""
+
+    def penalties(norm, x):
+        x = x.requires_grad_()
+        parameters = list(norm.parameters())
+        out = norm(x)
+        first = flow.autograd.grad((out * out * out).sum(), [x, *parameters], create_graph=True)
+        second = flow.autograd.grad(sum((g * g).sum() for g in first), [x, *parameters], create_graph=True)
+        third = flow.autograd.grad(sum((g * g).sum() for g in second), [x, *parameters])
+        return [[g.numpy() for g in grads] for grads in (first, second, third)]
+
+    norm = nn.LayerNorm((4, 5), eps=1e-2)
+    for parameter, seed in zip(norm.parameters(), (5, 6)):
+        parameter.data.copy_(flow.tensor(random(4, 5, seed=seed, spread=0.5)))
+    x = flow.tensor(random(2, 3, 4, 5, spread=1.0))
+    found = penalties(norm, x)
+    counted("layer_norm_grad")
+    expected = penalties(norm.to(flow.float64), x.detach().to(flow.float64))
+    for order, tolerance in enumerate((1e-5, 1e-4, 1e-3)):  # each multiplies and adds up what came before
+        for f, e in zip(found[order], expected[order]):
+            np.testing.assert_allclose(f, e, rtol=0, atol=tolerance * np.abs(e).max())
+
+
+class Network(nn.Module):
+    """A layer of every kind, one of them twice: the second product of its gradient adds to the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.batch_norm = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.pool, self.layer_norm = nn.MaxPool2d(2), nn.LayerNorm(24)
+        self.linear = nn.Linear(24, 24, bias=False)
+
+    def forward(self, x):
+        x = self.pool(self.batch_norm(self.convolution(x)))
+        x = self.layer_norm(x.permute(0, 2, 1, 3).flatten(2).mean(1).reshape(-1, 24) * 1.0)
+        return flow.square(self.linear(self.linear(x))).sum()
+
+
+def test_a_compiled_update_is_that_of_eager_mode(library, counted):
+    def trained(is_graph):
+        flow.manual_seed(0)
+        model, x = Network(), flow.tensor(random(4, 3, 8, 8))
+        optimizer = flow.optim.SGD(model.parameters(), lr=1e-3)
+
+        class Graph(nn.Graph):
+            def __init__(self):
+                super().__init__()
+                self.model = model
+                self.add_optimizer(optimizer)
+
+            def build(self, x):
+                loss = self.model(x)
+                loss.backward()
+                return loss
+
+        if is_graph:
+            Graph()(x)
+        else:
+            model(x).backward()
+            optimizer.step()
+        return {name: tensor.numpy() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+
+    eager, before = trained(False), library.calls()
+    graph, after = trained(True), library.calls()
+    for op in ("conv2d", "conv_filter_grad", "normalization_grad", "max_pool_2d_grad", "layer_norm_grad", "matmul"):
+        assert after[op] > before[op], op
+    for name, tensor in eager.items():
+        np.testing.assert_allclose(graph[name], tensor, rtol=1e-5, atol=1e-6, err_msg=name)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from oneflow import nn
 
+from libai.utils.tables import format_table
+
 #: a table has at most this many rows, and shows as many levels of modules as fit
 MOST_ROWS = 30
 MOST_LEVELS = 6
@@ -43,8 +45,7 @@ def parameter_table(model: nn.Module) -> list[str]:
     for row in rows:
         label = f"{'  ' * row.level}{row.name} {row.kind}"
         cells.append((label, row.shapes, f"{row.parameters:,}", _share(row)))
-    widths = [max(len(row[column]) for row in cells) for column in range(4)]
-    return [_line(row, widths) for row in cells]
+    return format_table(cells, right=[2]).split("\n")
 
 
 def _rows(module: nn.Module, name: str, level: int, levels: int) -> Iterator[Row]:
@@ -84,9 +85,3 @@ def _share(row: Row) -> str:
     if row.trained == row.parameters:
         return "all"
     return "frozen" if row.trained == 0 else f"{row.trained:,}"
-
-
-def _line(cells: tuple[str, ...], widths: list[int]) -> str:
-    module, shape, parameters, trained = cells
-    padded = [module.ljust(widths[0]), shape.ljust(widths[1]), parameters.rjust(widths[2]), trained.rjust(widths[3])]
-    return "  ".join(padded).rstrip()

@@ -23,6 +23,7 @@ from libai.launch.stop import STOP
 from libai.scheduler import load_scheduler_state, scheduler_state
 from libai.utils.distributed import any_rank
 from libai.utils.errors import UserError
+from libai.utils.tables import format_table
 
 _TIMINGS = "perf/"
 _NOT_OF_THE_CURVE = ("state.facts", "state.mode", "state.libai_version")
@@ -188,12 +189,11 @@ def is_exact(findings: list[Finding]) -> bool:
 
 def report_table(findings: list[Finding]) -> str:
     """The findings as text, one line each."""
-    width = max(len(finding.what) for finding in findings)
-    lines = [f"{'compared':<{width}}  {'number':>8}  {'differ':>8}"]
+    rows = [("compared", "number", "differ", "")]
     for finding in findings:
-        first = f"  first: {finding.first}" if finding.first else ""
-        lines.append(f"{finding.what:<{width}}  {finding.compared:>8}  {finding.differing:>8}{first}")
-    return "\n".join(lines)
+        first = f"first: {finding.first}" if finding.first else ""
+        rows.append((finding.what, str(finding.compared), str(finding.differing), first))
+    return format_table(rows, right=[1, 2])
 
 
 def report_json(findings: list[Finding], **facts: Any) -> str:

@@ -143,7 +143,7 @@ def _readable_best(root: Path) -> Best | None:
 
 
 def recorded_run(path: Path) -> str | None:
-    """The id of the run that wrote the checkpoint `path`; None when it names none (older versions) or is damaged."""
+    """Return the id of the run that wrote the checkpoint `path`, None if it names none or is damaged."""
     facts = read_json(path / STATE).get("facts")
     run_id = facts.get("run_id") if isinstance(facts, dict) else None
     return run_id if isinstance(run_id, str) else None

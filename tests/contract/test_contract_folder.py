@@ -113,34 +113,6 @@ def test_a_failed_check_leaves_the_earlier_run_where_it_is(tmp_path):
     assert tree(tmp_path) != before
 
 
-def test_a_folder_of_an_older_libai_is_resumed_and_moved(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    old = make_run(tmp_path, "eager")
-    del old.checkpointer._facts["run_id"]
-    old.train(4)
-    (tmp_path / "run.json").unlink()
-    env = json.loads((tmp_path / "env.json").read_text())
-    del env["run_id"]
-    (tmp_path / "env.json").write_text(json.dumps(env))
-    os.utime(tmp_path / "env.json", (1.7e9, 1.7e9))
-    resumed = make_run(tmp_path, "eager", resume=True)
-    assert (resumed.start_iter, resumed.folder.run_id) == (4, "20231114-221320")
-    assert any("names no run: taken as one of run 20231114-221320" in message for message in caplog.messages)
-    make_run(tmp_path, "eager").train(1)
-    assert (tmp_path / "previous/20231114-221320/checkpoints/iter_0000004").is_dir()
-
-
-def test_an_older_folder_with_two_runs_gives_the_one_that_its_config_names(tmp_path):
-    """What libai did before runs had ids: run A ended at 8, run B with another seed was stopped at 5."""
-    for name, seed, until in (("a", 3, 8), ("b", 5, 5)):
-        run = make_run(tmp_path / name, "eager", f"train.seed={seed}")
-        del run.checkpointer._facts["run_id"]
-        run.train(until)
-        (tmp_path / name / "run.json").unlink()
-    shutil.move(tmp_path / "a/checkpoints/iter_0000008", tmp_path / "b/checkpoints")
-    assert make_run(tmp_path / "b", "eager", "train.seed=5", resume=True).start_iter == 5
-
-
 def test_a_folder_of_the_user_is_no_run(tmp_path):
     for name in ("config.yaml", "metrics.jsonl", "log.txt"):
         (tmp_path / name).write_text("mine\n")

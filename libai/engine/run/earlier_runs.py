@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -46,19 +45,14 @@ _IN_FOLDERS = {
 def find_run(folder: Path) -> str | None:
     """The id of the run that `folder` holds, None when it holds none of ours.
 
-    `run.json` or `env.json` names it, else the newest checkpoint. A run of an older libai, which had no id, gets one
-    from the time of its files.
+    `run.json` or `env.json` names it, else the newest checkpoint.
     """
     checkpoints = [path for path in list_checkpoints(folder / "checkpoints") if (path / MANIFEST).is_file()]
     noted = (read_json(folder / name).get("run_id") for name in (RUN_FILE, ENV_FILE))
     for run_id in itertools.chain(noted, map(recorded_run, reversed(checkpoints))):
         if isinstance(run_id, str) and _is_plain(run_id):
             return run_id
-    env = folder / ENV_FILE
-    if not checkpoints and not {"libai", "oneflow"} <= read_json(env).keys():
-        return None
-    dated = env if env.is_file() else checkpoints[-1] / MANIFEST
-    return time.strftime("%Y%m%d-%H%M%S", time.gmtime(dated.stat().st_mtime))
+    return None
 
 
 def move_aside(folder: Path, run_id: str) -> Path:

@@ -91,7 +91,7 @@ class RunFolder:
             new = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
             begins = None if chosen is None else str(chosen.resolve())
             return {"run_id": kept or new, "checkpoint": begins, "names": None}
-        path = find_checkpoint(self.root, run_id, _seed_of(self.path)) if run_id is not None else None
+        path = find_checkpoint(self.root, run_id) if run_id is not None else None
         if run_id is None or path is None:
             raise UserError(_nothing_to_resume(self.root, run_id))
         return self._continued(run_id, path.name)
@@ -108,7 +108,7 @@ class RunFolder:
         return [path.name for path in checkpoint.list_checkpoints(self.root) if is_of_run(path, run_id)]
 
     def owns(self, path: Path) -> bool:
-        """Whether a checkpoint in the folder is this run's, or may be: one of an older libai names no run."""
+        """Return True if a checkpoint in the folder is this run's, or may be: a damaged one names no run."""
         return is_of_run(path, self.run_id)
 
     # ------------------------------------------------------------------ writing
@@ -207,7 +207,7 @@ class RunFolder:
 
 
 def is_of_run(path: Path, run_id: str) -> bool:
-    """Whether a checkpoint is of run `run_id`, or names no run at all."""
+    """Return True if a checkpoint is of run `run_id`, or too damaged to name one."""
     try:
         written = (path / STATE).stat().st_mtime_ns
     except OSError:
@@ -221,25 +221,12 @@ def _recorded_run(path: Path, written: int) -> str | None:
     return checkpoint.recorded_run(path)
 
 
-def _recorded_seed(path: Path) -> Any:
-    facts = read_json(path / STATE).get("facts")
-    return facts.get("seed") if isinstance(facts, dict) else None
-
-
-def find_checkpoint(root: Path, run_id: str, seed: int | None = None) -> Path | None:
+def find_checkpoint(root: Path, run_id: str) -> Path | None:
     """The newest checkpoint of run `run_id` in `root` that verifies. Changes nothing; for rank 0.
 
-    What is passed over is named in the log: damaged ones with the reason, and those of other runs. Checkpoints of an
-    older libai name no run; when some of them have the seed of the folder's config, the others are taken for those of
-    an earlier run.
+    What is passed over is named in the log: damaged ones with the reason, and those of other runs.
     """
-    paths = checkpoint.list_checkpoints(root)
-    runs = {path: checkpoint.recorded_run(path) for path in paths}
-    foreign = [path for path, run in runs.items() if run not in (None, run_id)]
-    unnamed = [path for path, run in runs.items() if run is None]
-    seeds = {path: _recorded_seed(path) for path in unnamed}
-    if seed is not None and seed in seeds.values():
-        foreign += [path for path in unnamed if seeds[path] not in (None, seed)]
+    foreign = [path for path in checkpoint.list_checkpoints(root) if not is_of_run(path, run_id)]
     try:
         path, skipped = checkpoint.find_latest(root, among=lambda path: path not in foreign, tidies=False)
     except OSError as error:
@@ -248,8 +235,6 @@ def find_checkpoint(root: Path, run_id: str, seed: int | None = None) -> Path | 
         logger.warning("skipped the damaged checkpoint %s: %s", bad, reason)
     if foreign and path is not None:
         logger.warning("left out %s: of another run than %s", ", ".join(p.name for p in sorted(foreign)), run_id)
-    if path is not None and runs[path] is None:
-        logger.info("%s was written by an older libai and names no run: taken as one of run %s", path, run_id)
     return path
 
 
@@ -295,16 +280,6 @@ def _nothing_to_resume(root: Path, run_id: str | None = None) -> str:
         f"--resume found no usable checkpoint{of_run} in {root}: {state}. Leave --resume out to start from the "
         "beginning, or set train.output_dir to the folder of the run to continue."
     )
-
-
-def _seed_of(folder: Path) -> int | None:
-    """`train.seed` of the config that ran last in `folder`."""
-    from omegaconf import OmegaConf
-
-    with suppress(Exception):  # whatever is wrong with the file, it only hints
-        seed = OmegaConf.select(OmegaConf.load(folder / "config.yaml"), "train.seed")
-        return seed if isinstance(seed, int) else None
-    return None
 
 
 # ---------------------------------------------------------------------- small things

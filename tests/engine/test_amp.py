@@ -92,11 +92,6 @@ def test_both_modes_scale_the_loss_alike():
     assert [loss for loss, _ in eager] == pytest.approx([loss for loss, _ in graph], rel=1e-6)
 
 
-def test_eager_mode_shrinks_the_scale_by_any_factor():
-    _, seen = scaled("eager", LossScaling(2.0**120, backoff_factor=0.25), overflows=(0,), iterations=1)
-    assert seen[0][1] == 2.0**118
-
-
 def test_an_overflow_leaves_weights_and_moments_as_they_were(mode):
     before = scaled(mode, LARGE, iterations=2)[0]
     after = scaled(mode, LARGE, overflows=(2,), iterations=3)[0]
@@ -138,32 +133,6 @@ def test_the_loss_scale_goes_from_mode_to_mode_and_back():
             assert scales == [scale for _, scale in expected]
         else:
             assert scales == [*[scale for _, scale in expected[:3]], None, None, None, 2.0**120, 2.0**121, 2.0**121]
-
-
-def test_the_loss_scale_is_logged_and_survives_a_checkpoint():
-    first = trained(4, amp="fp16")
-    assert first.fetch_metrics()["train/loss_scale"] == 65536.0
-    tensors, scalars = first.optimizer_state.export()
-    assert scalars["loss_scale"] == 65536.0 and scalars["loss_scale_good_steps"] == 4.0
-
-    flow.manual_seed(1)
-    model = toy.Classifier()
-    second = toy.trainer_of("graph", model, toy.batches(2), toy.optimizer_of("adamw", model), amp="fp16")
-    second.optimizer_state.load(tensors, {**scalars, "loss_scale": 1024.0})
-    second.train(0, 1)
-    assert second.optimizer_state.export()[1]["loss_scale"] == 1024.0
-    assert second.optimizer_state.export()[1]["loss_scale_good_steps"] == 5.0
-
-
-def test_loss_scaling_leaves_the_curve_as_it_is():
-    assert trained(8, amp="fp16").losses == pytest.approx(trained(8).losses, rel=1e-5)
-
-
-def test_a_scaled_run_goes_on_in_eager_mode():
-    trainer = trained(4, amp="fp16")
-    eager = switch_trainer(trainer, "eager")
-    eager.train(4, 8)
-    assert trainer.losses == pytest.approx(trained(8).losses, rel=1e-5)
 
 
 @pytest.mark.parametrize("run_mode", ["eager", "graph"])

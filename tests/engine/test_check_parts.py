@@ -83,14 +83,6 @@ def test_float64_batches_say_so(parts):
         trainer_of("eager", model, loader, optimizer).train(0, 1)
 
 
-def test_tensors_and_arrays_are_both_batches(mode, parts):
-    model, loader, optimizer = parts
-    tensors = [{name: flow.tensor(value) for name, value in batch.items()} for batch in loader]
-    trainer = trainer_of(mode, model, tensors, optimizer)
-    trainer.train(0, 2)
-    assert trainer.completed_iters == 2
-
-
 def test_a_batch_of_text(parts):
     model, _, optimizer = parts
     loader = [{"x": np.array(["a", "b"]), "y": np.zeros(2, np.int64)}]
@@ -136,8 +128,6 @@ def test_a_size_that_would_end_the_process_is_an_error(make):
 def test_sound_sizes_pass_and_oneflow_is_as_before():
     before = nn.Linear.__init__, flow.zeros
     with checked_sizes():
-        nn.Sequential(nn.Linear(4, 3), nn.LayerNorm((3,)), nn.Dropout(0.0), nn.Flatten(1, -1), nn.Softmax(-1))
-        nn.Conv2d(3, 4, (3, 3), padding=0), nn.AdaptiveAvgPool2d((1, 1)), nn.MaxPool2d(2), nn.AvgPool2d(2)
-        nn.LSTM(4, 4, num_layers=2), nn.Upsample(scale_factor=2), nn.BatchNorm1d(4), nn.PixelShuffle(2)
+        nn.Sequential(nn.Linear(4, 3), nn.LayerNorm((3,)), nn.Conv2d(3, 4, (3, 3), padding=0), nn.LSTM(4, 4))
         assert flow.zeros(2, 0).shape == (2, 0) and flow.ones((2,)).shape == (2,)
     assert (nn.Linear.__init__, flow.zeros) == before

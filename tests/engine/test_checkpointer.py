@@ -11,10 +11,9 @@ import pytest
 import toy
 
 from libai import checkpoint
-from libai.engine.hooks import BestCheckpointHook, CallbackHook, CheckpointHook, EarlyStopHook, RandomStateHook
+from libai.engine.hooks import BestCheckpointHook, CallbackHook, CheckpointHook, RandomStateHook
 from libai.engine.run.run_folder import require_checkpoint
 from libai.engine.trainer.checkpointer import TrainerCheckpointer, find_checkpoint
-from libai.launch.stop import STOP, Agreement, _PacedPoll
 from libai.utils.errors import UserError
 
 
@@ -59,27 +58,6 @@ def test_a_background_save_holds_the_weights_of_its_iteration(tmp_path):
         expected = kept[loaded.iteration]
         for (name, _), array in zip(trainer.model.named_parameters(), expected):
             assert np.array_equal(loaded.tensors["model"][name], array), (path.name, name)
-
-
-def test_background_saves_equal_those_on_the_spot(mode, tmp_path):
-    """Nothing but the save waits for the device here, which is still at work on the iteration when it begins."""
-    saved = {}
-    for async_save in (False, True):
-        trainer = make(mode)
-        saver = TrainerCheckpointer(trainer, tmp_path / str(async_save), async_save=async_save)
-        trainer.register_hooks([CheckpointHook(saver, period=1)])
-        trainer.train(0, 5)
-        saved[async_save] = checkpoint.list_checkpoints(saver.root)
-    assert len(saved[True]) == 5
-    for on_the_spot, background in zip(saved[False], saved[True]):
-        expected, found = checkpoint.load(on_the_spot).tensors, checkpoint.load(background).tensors
-        assert found.keys() == expected.keys() == {"model", "optimizer"}
-        for group in expected:
-            assert set(found[group]) == set(expected[group])
-            for name in expected[group]:
-                assert np.array_equal(found[group][name], expected[group][name]), (background.name, name)
-    weights = [checkpoint.load(path).tensors["model"] for path in saved[True][-2:]]
-    assert any(not np.array_equal(weights[0][name], weights[1][name]) for name in weights[0]), "the control"
 
 
 @pytest.mark.parametrize("async_save", [False, True])
@@ -146,27 +124,6 @@ def test_a_failure_in_a_hook_saves_the_whole_state_and_in_an_update_nothing(mode
     assert names(tmp_path / "second") == []
 
 
-def test_hooks_keep_their_state(tmp_path):
-    def build():
-        trainer = make()
-        saver = TrainerCheckpointer(trainer, tmp_path)
-        stop, best = EarlyStopHook("eval/val/loss", patience=5), BestCheckpointHook(saver, "eval/val/loss")
-        values = {0: 3.0, 1: 1.0, 2: 2.0, 3: 2.5}
-        put = CallbackHook(after_step=lambda t: t.storage.put_scalar("eval/val/loss", values[t.iter]), priority=40)
-        trainer.register_hooks([put, stop, best, CheckpointHook(saver, period=1)])
-        return trainer, saver, stop, best
-
-    trainer, *_ = build()
-    trainer.train(0, 3)
-    trainer, saver, stop, best = build()
-    assert saver.resume() == 3
-    assert (best.best, best.best_iter) == (1.0, 2)
-    assert stop.state_dict() == {"best": 1.0, "bad_evaluations": 1, "last_iter": 2}
-    trainer.train(3, 4)
-    assert trainer.storage.get("eval/val/loss") == (2.5, 3)
-    assert stop.state_dict()["bad_evaluations"] == 2
-
-
 def draws_of(folder, legs, mode="eager"):
     """What a hook of the user draws in each iteration, over sessions in which the generators start elsewhere."""
     drawn = []
@@ -215,31 +172,3 @@ def test_weights_without_a_run_cannot_be_resumed(tmp_path):
     path = checkpoint.save(tmp_path, 3, {"model": trainer.model.state_dict()}, {})
     with pytest.raises(checkpoint.CheckpointError, match="holds no run to continue.*train.load_weight="):
         TrainerCheckpointer(trainer, tmp_path).load(path)
-
-
-def test_ranks_agree_about_once_a_second_whatever_a_turn_takes(monkeypatch):
-    clock, wanted = [0.0], []
-    monkeypatch.setattr("libai.launch.stop.time.monotonic", lambda: clock[0])
-    poll = _PacedPoll(lambda polls: wanted.append((clock[0], polls)) or polls, seconds=1.0)
-    for turn in range(4000):
-        clock[0] += 0.01 if turn < 2000 else 0.1  # turns become ten times slower
-        poll()
-    gaps = [b[0] - a[0] for a, b in zip(wanted, wanted[1:])]
-    assert wanted[0] == (0.01, 1), "the first turn agrees at once"
-    # one interval holds both speeds, the next is planned from their mean; from then on the pace is right
-    assert max(gaps) < 10 and sum(gap > 1.5 for gap in gaps) <= 2
-    assert len(wanted) < 20 + 220 * 1.1
-
-
-def test_an_answer_stays_until_it_is_taken():
-    agreement, asked = Agreement(), [0]
-    agreement.ask(STOP, lambda: asked[0])
-    poll = agreement.poller()
-    poll()
-    assert agreement.answer(STOP) == 0
-    asked[0] = 15
-    poll()
-    asked[0] = 0
-    poll()
-    assert agreement.answer(STOP) == 15 == agreement.take(STOP)
-    assert agreement.answer(STOP) == 0

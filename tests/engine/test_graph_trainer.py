@@ -6,13 +6,9 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
-from oneflow import nn
 
-from libai.engine import GraphTrainer
 from libai.engine.graph.build_errors import GraphBuildError
-from libai.engine.graph.graphs import EvalGraph, TrainGraph
 from libai.engine.trainer.snapshot import Snapshot
-from libai.layers import Dropout
 
 
 def run(mode, data, iterations, accumulation=1, prepare=False, **options):
@@ -77,19 +73,6 @@ def test_continuing_without_restoring_differs():
     assert first != second
 
 
-def test_state_goes_into_a_compiled_graph_in_place():
-    data = toy.batches(8)
-    expected, _ = run("graph", data, 8)
-    _, donor = run("graph", data, 4)
-    _, receiver = run("graph", data[::-1], 2)
-    with flow.no_grad():
-        for mine, other in zip(receiver.model.parameters(), donor.model.parameters()):
-            mine.copy_(other)
-    receiver.optimizer_state.load(*donor.optimizer_state.export())
-    losses = [receiver.collect([receiver.update([batch])])[0]["train/loss"] for batch in data[4:]]
-    assert losses == expected[4:]
-
-
 class Branching(toy.Classifier):
     def forward(self, x, y):
         if x.sum() > 0:  # the planted fault
@@ -116,58 +99,3 @@ def test_a_build_error_names_the_users_line_and_the_remedy(model, line, remedy, 
     assert line in text and remedy in text and "test_graph_trainer.py" in text
     assert "[ERROR]" not in capfd.readouterr().out
     assert all(np.array_equal(p.numpy(), q) for p, q in zip(built.parameters(), before))
-
-
-def test_after_a_build_error_the_model_trains_eagerly():
-    built = Branching()
-    optimizer = toy.optimizer_of("sgd", built)
-    with pytest.raises(GraphBuildError):
-        toy.trainer_of("graph", built, toy.batches(2), optimizer).prepare()
-    trainer = toy.trainer_of("eager", built, toy.batches(4), optimizer)
-    losses = toy.record_losses(trainer)
-    trainer.train(0, 4)
-    assert len(set(losses)) == 4
-
-
-class DropsAGraph(toy.Classifier):
-    """While it is traced, a graph that nobody holds becomes garbage."""
-
-    def forward(self, x, y):
-        garbage = [EvalGraph(flow.nn.Identity())]
-        garbage.append(garbage)  # a cycle, so that only the collector can end it
-        return toy.Classifier.forward(self, x, y)
-
-
-def test_the_end_of_another_graph_does_not_disturb_a_build(monkeypatch):
-    connect = TrainGraph._connect_update
-
-    def connect_amid_garbage(*args):
-        [[] for _ in range(10_000)]  # so many new containers make the collector run, unless it waits
-        connect(*args)
-
-    monkeypatch.setattr(TrainGraph, "_connect_update", connect_amid_garbage)
-    built = DropsAGraph()
-    trainer = toy.trainer_of("graph", built, toy.batches(3), toy.optimizer_of("sgd", built))
-    losses = toy.record_losses(trainer)
-    trainer.train(0, 3)
-    assert len(set(losses)) == 3
-
-
-@pytest.mark.parametrize(("rate", "takes_key"), [(0.5, True), (0.0, False)])
-def test_only_a_model_that_draws_gets_a_random_key(rate, takes_key):
-    """An input costs three actors in every step, a key its hash besides."""
-
-    class Dropped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear, self.dropout = nn.Linear(4, 4), Dropout(rate)
-
-        def forward(self, x):
-            return {"losses": {"a": self.dropout(self.linear(x)).square().mean()}}
-
-    model = Dropped()
-    batch = {"x": np.ones((4, 4), np.float32)}
-    trainer = GraphTrainer(model, [batch] * 3, flow.optim.SGD(model.parameters(), lr=0.1))
-    trainer.train(0, 3)
-    names = [op.name for op in trainer.graph._full_job_proto.net.op if op.HasField("input_conf")]
-    assert any(name.endswith("_key") for name in names) == takes_key

@@ -9,7 +9,6 @@ import oneflow as flow
 import pytest
 import toy
 
-from libai.engine.graph.graphs import TrainGraph
 from libai.utils.errors import UserError
 
 
@@ -81,12 +80,6 @@ def test_the_returned_norm_is_that_of_a_hand_written_step(mode, norm_type):
     assert trainer.fetch_metrics()["train/grad_norm"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_no_norm_is_made_up_without_clipping(mode):
-    trainer = make_trainer(mode, toy.batches(1))
-    trainer.train(0, 1)
-    assert "train/grad_norm" not in trainer.fetch_metrics()
-
-
 @pytest.mark.parametrize("do_bias_correction", [True, False])
 def test_bias_corrections_equal_the_eager_ones(do_bias_correction):
     def adam(parameters, lr):
@@ -108,19 +101,6 @@ def test_one_norm_of_several_kinds_of_updates_is_refused_where_ranks_hold_parts(
         trainer.train(0, 1)
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_batch_of_another_shape_gives_the_eager_update(accumulation):
-    data = toy.batches(4) + toy.batches(1, size=5) + toy.batches(3, seed=1)
-    eager, graph = (
-        make_trainer(mode, data, accumulation=accumulation, max_grad_norm=0.1) for mode in ("eager", "graph")
-    )
-    expected, found = toy.record_losses(eager), toy.record_losses(graph)
-    eager.train(0, 8 // accumulation)
-    graph.train(0, 8 // accumulation)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert_same_weights(eager, graph)
-
-
 def test_gradients_from_before_do_not_freeze_the_graph():
     """A gradient that is not None at compile time keeps its parameter out of the update in OneFlow 0.9.0."""
     trainer = make_trainer("graph", toy.batches(4))
@@ -129,55 +109,3 @@ def test_gradients_from_before_do_not_freeze_the_graph():
     before = weights(trainer)
     trainer.train(0, 2)
     assert all(not np.array_equal(value, weights(trainer)[name]) for name, value in before.items())
-
-
-def test_the_build_time_is_known():
-    trainer = make_trainer("graph", toy.batches(1))
-    assert trainer.graph is None
-    trainer.train(0, 1)
-    assert trainer.graph.build_seconds > 0
-
-
-@pytest.mark.parametrize("amp, dtype", [("fp16", 2), ("bf16", 20)])
-def test_amp_is_in_the_job_of_the_graph(amp, dtype):
-    """Compiled for CUDA only, so only its configuration can be looked at here."""
-    trainer = make_trainer("graph", toy.batches(1))
-    graph = TrainGraph(trainer.model, trainer.optimizer, amp=amp)
-    proto = graph.config.proto
-    assert proto.enable_auto_mixed_precision
-    plain = TrainGraph(trainer.model, trainer.optimizer)
-    assert not plain.config.proto.enable_auto_mixed_precision
-    assert (graph._grad_scaler is not None) == (amp == "fp16")  # bf16 has the exponents of float32
-
-
-def names_of(trainer):
-    return [op.name for op in trainer.graph._full_job_proto.net.op]
-
-
-@pytest.mark.parametrize("optimizer", [flow.optim.SGD, flow.optim.AdamW])
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_what_no_update_reads_is_not_in_the_job(optimizer, accumulation):
-    trainer = make_trainer("graph", toy.batches(2 * accumulation), optimizer=optimizer, accumulation=accumulation)
-    trainer.train(0, 2)
-    assert not [name for name in names_of(trainer) if "TrainStep" in name or "Scheduler" in name or "factor" in name]
-    assert trainer.optimizer_state.export()[1]["step"] == 2
-
-
-def test_a_count_that_an_update_reads_stays_in_the_job():
-    trainer = make_trainer("graph", toy.batches(2), optimizer=flow.optim.Adagrad)
-    trainer.train(0, 2)
-    kept = [name for name in names_of(trainer) if "TrainStep" in name]
-    assert len(kept) == 4 and "System-Train-TrainStep-Assign" in kept
-
-
-def test_a_step_is_launched_with_fresh_scalars_of_the_size_of_the_accumulation():
-    trainer = make_trainer("graph", toy.batches(4), accumulation=2)
-    trainer.train(0, 1)
-    tensors = trainer._step_inputs.tensors
-    assert sorted(tensors) == ["bias1_0_0", "bias2_0_0", "lr_0_0"]
-    assert {tuple(tensor.shape) for tensor in tensors.values()} == {(2,)}
-    assert tensors["bias1_0_0"].numpy().tolist() == pytest.approx([0.1, 0.1])
-    rate, bias = tensors["lr_0_0"], tensors["bias1_0_0"]
-    trainer.train(1, 2)
-    assert tensors["lr_0_0"] is rate  # unchanged
-    assert tensors["bias1_0_0"] is not bias and bias.numpy().tolist() == pytest.approx([0.1, 0.1])

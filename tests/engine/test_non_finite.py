@@ -140,16 +140,6 @@ def test_rollback_drops_the_updates_since_the_last_good_state(mode):
     assert all(np.isfinite(w).all() for w in weights(trainer))
 
 
-def test_both_modes_skip_alike():
-    data = data_with_a_bad_batch(16, [5])
-    runs = {mode: build(mode, data, "skip") for mode in ("eager", "graph")}
-    for trainer in runs.values():
-        fetch_every(trainer, 4)
-        trainer.train(0, 16)
-    for a, b in zip(weights(runs["eager"]), weights(runs["graph"])):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
 def test_nan_in_the_data_is_said_to_be_in_the_data(mode):
     data = toy.batches(6)
     data[3]["x"] = data[3]["x"].copy()
@@ -175,23 +165,6 @@ def test_without_the_copy_the_error_still_names_the_iteration(mode):
     trainer = build(mode, data_with_a_bad_batch(8, [4]), replay_non_finite=False)
     with pytest.raises(NonFiniteLoss, match="iteration 5.*corrupted.*replay_non_finite=true undoes"):
         trainer.train(0, 8)
-
-
-def test_nothing_is_copied_unless_it_is_asked_for(mode, monkeypatch):
-    """A second copy of weights and optimizer state on the device of everybody was the default."""
-    copies = []
-    for policy, replay in (("raise", None), ("raise", True), ("skip", None), ("rollback", None)):
-        flow.manual_seed(0)
-        net = toy.Classifier()
-        options = {} if replay is None else {"replay_non_finite": replay}
-        trainer = toy.trainer_of(
-            mode, net, toy.batches(4), toy.optimizer_of("adamw", net), non_finite=policy, **options
-        )
-        taken = []
-        monkeypatch.setattr(Snapshot, "of", lambda trainer, taken=taken: taken.append(1))
-        trainer.train(0, 1)
-        copies.append(len(taken))
-    assert copies[0] == 0 and min(copies[1:]) > 0
 
 
 def test_a_copy_that_cannot_be_put_back_is_refused():

@@ -92,18 +92,6 @@ def test_a_hook_that_cannot_work_in_the_other_mode_stops_the_switch():
     assert trainer.status == "finished"
 
 
-def test_what_was_loaded_and_not_yet_used_goes_along():
-    ran = build("eager", "sgd", toy.batches(4))
-    ran.register_hooks([CallbackHook(after_step=lambda t: t.storage.put_scalar("eval/val/loss", float(t.iter)))])
-    ran.train(0, 2)
-
-    fresh = build("eager", "sgd", toy.batches(4))
-    fresh.load_state_dict(ran.state_dict())
-    trainer = switch_trainer(fresh, "graph")
-    trainer.train(2, 3)
-    assert trainer.storage.get("eval/val/loss") == (1.0, 1)
-
-
 def test_an_unknown_mode_is_refused():
     with pytest.raises(UserError, match="'lazy'.*eager or graph"):
         switch_trainer(build("eager", "sgd", toy.batches(1)), "lazy")

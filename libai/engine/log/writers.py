@@ -80,7 +80,7 @@ class AsyncWriter(Writer):
     """Runs another writer in a thread, so that a slow disk or tracker does not hold training up.
 
     Nothing is lost: records are written in order, `close` waits for the last one, and the first error of the thread is
-    raised by the next `write`, `flush` or `close`. After an error nothing more is written.
+    raised by the next `write` or `close`. After an error nothing more is written.
     """
 
     def __init__(self, writer: Writer, max_pending: int = 1000):
@@ -105,11 +105,6 @@ class AsyncWriter(Writer):
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         self._submit("write_summary", summary)
-
-    def flush(self) -> None:
-        """Wait until everything submitted has been written; raises what the thread raised."""
-        self._queue.join()
-        self._raise_error()
 
     def close(self) -> None:
         """Wait for the thread, close the inner writer, raise what the thread raised."""

@@ -45,7 +45,7 @@ def parameter_table(model: nn.Module) -> list[str]:
     for row in rows:
         label = f"{'  ' * row.level}{row.name} {row.kind}"
         cells.append((label, row.shapes, f"{row.parameters:,}", _share(row)))
-    return format_table(cells, right=[2]).split("\n")
+    return format_table(cells, right=[2, 3]).split("\n")
 
 
 def _rows(module: nn.Module, name: str, level: int, levels: int) -> Iterator[Row]:

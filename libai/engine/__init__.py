@@ -1,8 +1,10 @@
 """The trainers: one loop with hooks, specialised for eager and for graph mode, and the standard run around them."""
 
+from typing import Any
+
 from libai.engine import hooks
 from libai.engine.graph.graphs import EvalGraph, TrainGraph
-from libai.engine.log.events import EventStorage
+from libai.engine.log.events import EventStorage, get_event_storage
 from libai.engine.log.throughput import Throughput
 from libai.engine.log.writers import LogRecord, RunInfo, Writer
 from libai.engine.loop.hook_base import HookBase
@@ -20,3 +22,21 @@ from libai.forward.contract import ModelContractError
 
 #: the old name of `Run`; gone in the next release
 DefaultTrainer = Run
+
+#: names of detectron2 and LiBai -> what to import here
+_ELSEWHERE = {
+    "SimpleTrainer": "EagerTrainer",
+    "AMPTrainer": "EagerTrainer or GraphTrainer, with amp='fp16'",
+    "GraphBase": "GraphTrainer, which compiles any module, or takes train_graph=MyGraph",
+    "Trainer": "EagerTrainer, GraphTrainer or Run",
+    "DefaultPredictor": "libai.inference.Pipeline",
+    "default_argument_parser": "libai.config.parse_args",
+    "launch": "tools/train.sh, or python -m libai.launch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ELSEWHERE:
+        # an AttributeError would lose this text in `from libai.engine import ...`
+        raise ImportError(f"libai.engine has no {name}: use {_ELSEWHERE[name]} (docs/members.md).")
+    raise AttributeError(f"module 'libai.engine' has no attribute {name!r}")

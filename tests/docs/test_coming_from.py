@@ -48,7 +48,7 @@ def is_known(name: str) -> bool:
         return (jobs.ROOT / name).is_file()
     owner, _, member = name.partition(".")
     for package in (libai.engine, libai.evaluation):
-        found = getattr(package, owner, None)
+        found = vars(package).get(owner)
         if found is not None and (not member or hasattr(found, member)):
             return True
     return name in WORDS

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from libai.engine.log.events import EventStorage
 from libai.engine.loop.check_parts import check_iterations
@@ -28,6 +28,28 @@ from libai.utils.sizes import is_size
 
 logger = logging.getLogger("libai.engine")
 
+#: names that other trainers have -> what does it here
+ATTRIBUTES = {
+    "write_metrics": "fetch_metrics()",
+    "_write_metrics": "fetch_metrics()",
+    "run_iter": "run_step()",
+    "cfg": "Run.config",
+    "train_step": "update()",
+    "val_step": "evaluate()",
+    "test_step": "predict()",
+    "step": "iter",
+    "n_steps": "max_iter",
+    "epoch": "completed_iters and BatchPlan.iters_per_epoch",
+    "rank": "libai.utils.distributed.get_rank()",
+    "is_master": "libai.utils.distributed.is_main_process()",
+    "grad_scaler": "options.loss_scaling",
+    "model_engine": "model",
+    "work_dir": "Run.output_dir",
+    "save_checkpoint": "TrainerCheckpointer.save()",
+    "load_checkpoint": "TrainerCheckpointer.load()",
+    "resume_or_load": "Run(resume=...)",
+    "build_hooks": "register_hooks()",
+}
 #: the question of all ranks whether a hook on the main rank wants to stop
 _STOP_OF_MAIN = "stop of the main rank"
 #: how long a thread waits for the interpreter's lock before it asks for it
@@ -116,6 +138,19 @@ class TrainerBase:
         self.hooks.sort(key=lambda hook: hook.priority)
         for point in HOOK_POINTS:
             self._hook_calls[point] = [hook.caller(point) for hook in self.hooks if hook.overrides(point)]
+
+    @property
+    def data_loader(self) -> Any:
+        """The loader that `feed` reads; `reset_data_loader` replaces it."""
+        return self.feed.loader
+
+    if not TYPE_CHECKING:  # a checker would take every name for known
+
+        def __getattr__(self, name: str) -> Any:
+            """Called for a name that is not here: say what it is called, if another trainer has it."""
+            meant = ATTRIBUTES.get(name)
+            hint = f" Use {meant} (docs/members.md)." if meant else ""
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{hint}")
 
     def _call_hooks(self, point: str) -> None:
         """Run every hook that does something at `point`, one of `HOOK_POINTS`."""

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -75,7 +74,7 @@ class ModelTrainer(TrainerBase):
         layout: Layout | None = None,
         **settings: Any,
     ):
-        options = replace(options or TrainOptions(), **settings)
+        options = TrainOptions.of(type(self).__name__, options, settings)
         check_arguments(type(self).__name__, model, data_loader, optimizer, lr_scheduler)
         super().__init__(data_loader, num_accumulation_steps=options.num_accumulation_steps)
         self.options = options

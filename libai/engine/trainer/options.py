@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from libai.config.settings.errors import did_you_mean, sentence_for, setting_meant
 from libai.optim import EmaOptions, LossScaling
 from libai.parallel import Mesh, ParallelPlan
 from libai.parallel.data_parallel import Reduction
 from libai.utils.errors import UserError
+
+#: arguments that only one of the two trainers takes
+_OF_ONE_MODE = {
+    "zero_grad_before_forward": "EagerTrainer",
+    "zero_grad_set_to_none": "EagerTrainer",
+    "auto_parallel": "GraphTrainer",
+    "train_graph": "GraphTrainer",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +82,34 @@ class TrainOptions:
             raise UserError(
                 f"batch_scope={self.batch_scope!r} is no scope. Choose global (all data-parallel ranks) or rank."
             )
+
+    @classmethod
+    def of(cls, owner: str, options: Any, settings: Mapping[str, Any]) -> TrainOptions:
+        """Return `options` with single `settings` in place of its own; raises `UserError` that names what `owner`, a
+        trainer's class, was given in their place."""
+        if options is not None and not isinstance(options, cls):
+            raise UserError(
+                f"the fourth argument of {owner} is `options`, a TrainOptions, and {options!r} was given. Pass a "
+                "setting by its name, such as max_grad_norm=1.0."
+            )
+        names = [field.name for field in fields(cls)]
+        for name in settings:
+            if name in names:
+                continue
+            setting = setting_meant(name)
+            here = setting.rpartition(".")[2]
+            if name in _OF_ONE_MODE:
+                hint = f" It is an argument of {_OF_ONE_MODE[name]}."
+            elif sentence_for(name):
+                hint = f" {sentence_for(name)}"
+            elif here in names:
+                hint = f" Did you mean {here}?"
+            elif setting:
+                hint = f" In a config it is {setting}; without one see docs/library.md."
+            else:
+                hint = did_you_mean(name, names)
+            raise UserError(f"{owner} takes no argument {name!r}.{hint} It takes {', '.join(names)}.")
+        return replace(options or cls(), **settings)
 
     @property
     def undoes_updates(self) -> bool:

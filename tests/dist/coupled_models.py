@@ -38,40 +38,11 @@ class BatchMean(_Body):
         return self.classify(h, y) + h.mean(0).pow(2).sum()
 
 
-class BatchVariance(_Body):
-    """A variance over the samples, as in VICReg."""
-
-    def loss(self, h, x, y):
-        return self.classify(h, y) + F.relu(1.0 - h.var(0)).mean()
-
-
-class BatchStd(_Body):
-    """Standard deviations over the samples."""
-
-    def loss(self, h, x, y):
-        return self.classify(h, y) - 0.3 * h.std(0).mean()
-
-
-class SumLoss(_Body):
-    """A sum over the samples."""
-
-    def loss(self, h, x, y):
-        return F.cross_entropy(self.head(h), y, reduction="sum") * 0.05
-
-
 class Cumulative(_Body):
     """Every sample sees those before it."""
 
     def loss(self, h, x, y):
         return self.classify(flow.cumsum(h, 0) * 0.2, y)
-
-
-class Chunked(_Body):
-    """The first half of the batch is pulled to the second."""
-
-    def loss(self, h, x, y):
-        a, b = flow.chunk(h, 2, 0)
-        return self.classify(h, y) + (a - b).pow(2).mean()
 
 
 class Contrastive(_Body):
@@ -118,21 +89,6 @@ class HardExamples(_Body):
         return flow.topk(losses, 3)[0].mean()
 
 
-class Centred(_Body):
-    """Features without their mean over the batch."""
-
-    def loss(self, h, x, y):
-        return self.classify(h - h.mean(0, keepdim=True), y)
-
-
-class BatchSoftmax(_Body):
-    """A softmax over the samples: which sample of the batch is it?"""
-
-    def loss(self, h, x, y):
-        weights = F.softmax(self.head(h), 0)
-        return self.classify(h, y) + (weights * weights).sum()
-
-
 class ZeroGate(_Body):
     """A coupled branch behind a gate that is zero at the start: no loss shows it, only a gradient."""
 
@@ -165,16 +121,10 @@ class TokenMean(nn.Module):
 
 COUPLED: dict[str, Callable[[], nn.Module]] = {
     "mean": BatchMean,
-    "variance": BatchVariance,
-    "std": BatchStd,
-    "sum": SumLoss,
     "cumsum": Cumulative,
-    "chunk": Chunked,
     "contrastive": Contrastive,
     "experts": Experts,
     "hard examples": HardExamples,
-    "centred": Centred,
-    "batch softmax": BatchSoftmax,
     "zero gate": ZeroGate,
     "token mean": TokenMean,
 }

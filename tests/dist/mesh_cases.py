@@ -20,7 +20,7 @@ from libai.engine import EagerTrainer, GraphTrainer
 from libai.engine.hooks import CallbackHook
 from libai.engine.trainer.batch_scope import BatchScope
 from libai.evaluation import ClassificationEvaluator
-from libai.layers import add_lora
+from libai.layers import add_lora, synchronize_batch_norms
 from libai.models import BERT, GPT, MLP, T5, Llama, ResMLP, ResNet, Swin, SwinV2, ViT
 from libai.parallel import GlobalLayout, Mesh, ParallelPlan, full_tensor, layout, parallelize
 
@@ -50,10 +50,14 @@ def _with_adapters() -> Any:
     return model
 
 
+def _synchronized_resnet() -> Any:
+    model = ResNet(1, 4, 4, (1, 1), "cifar")
+    synchronize_batch_norms(model)
+    return model
+
+
 CLIPPED = 0.5
 FAMILIES = {
-    "gpt": Case(adamw, partial(GPT, mm.VOCAB, mm.LENGTH, 16, 2, 2, tie_head=False), mm.gpt_batches, max_norm=CLIPPED),
-    "bert": Case(adamw, partial(BERT, mm.VOCAB, mm.LENGTH, 16, 2, 2), mm.bert_batches, max_norm=CLIPPED),
     "vit": Case(adamw, partial(ViT, 8, 4, 1, 4, 16, 2, 2), mm.image_batches, max_norm=None),
     "swin": Case(adamw, partial(Swin, 8, 2, 1, 4, 8, (2, 1), (2, 2), 2), mm.image_batches, max_norm=CLIPPED),
     # a small rate, since norms behind the branches amplify rounding
@@ -72,6 +76,8 @@ FAMILIES = {
         max_norm=CLIPPED,
         parts_matter=True,
     ),
+    # statistics of all data-parallel ranks, so that it is the training of one process
+    "synchronized": Case(adamw, lambda: _synchronized_resnet(), mm.image_batches, max_norm=CLIPPED),
 }
 
 
@@ -79,9 +85,9 @@ VISION = ("vit", "swin", "swinv2", "resmlp")
 _ROBERTA = {"is_post_norm": True, "num_token_types": 1, "padding_token": 0}
 _T5 = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "inner_size": 24, "is_gated": True}
 TEXT = {
-    "gpt": FAMILIES["gpt"],
+    "gpt": Case(adamw, partial(GPT, mm.VOCAB, mm.LENGTH, 16, 2, 2, tie_head=False), mm.gpt_batches, max_norm=CLIPPED),
     "llama": Case(adamw, partial(Llama, mm.VOCAB, mm.LENGTH, 16, 2, 4, 24, 2), mm.bert_batches, max_norm=CLIPPED),
-    "bert": FAMILIES["bert"],
+    "bert": Case(adamw, partial(BERT, mm.VOCAB, mm.LENGTH, 16, 2, 2), mm.bert_batches, max_norm=CLIPPED),
     "roberta": Case(adamw, partial(BERT, mm.VOCAB, mm.LENGTH, 16, 2, 2, **_ROBERTA), mm.bert_batches, max_norm=CLIPPED),
     "t5": Case(adamw, partial(T5, mm.VOCAB, mm.LENGTH, **_T5), mm.bert_batches, max_norm=CLIPPED),
 }
@@ -172,11 +178,13 @@ def _on_two() -> Iterator[Planned]:
         yield Planned("untied", replace(untied, accumulation=4), (1, 1, 2), mode, True, evaluates=True)
         yield Planned("resnet", FAMILIES["resnet"], (1, 1, 2), mode, evaluates=True)
         yield Planned("resnet", FAMILIES["resnet"], (1, 2, 1), mode, split={"head.*": 0}, evaluates=True)
+        synchronized = Planned("synchronized", FAMILIES["synchronized"], (2, 1, 1), mode, iterations=6)
+        yield replace(synchronized, evaluates=True)
+        yield replace(synchronized, case=replace(synchronized.case, accumulation=2), mesh=(1, 1, 2))
+        yield replace(synchronized, zero_stage=2)
         for mesh in ((2, 1, 1), (1, 2, 1), (1, 1, 2)):
             yield Planned("lora", replace(untied, model=_with_adapters), mesh, mode, iterations=6)
     yield Planned("dropout, source ops", noisy, (2, 1, 1), "eager", as_global=True, evaluates=True)
-    yield Planned("gpt", FAMILIES["gpt"], (1, 2, 1), "graph")
-    yield Planned("bert", FAMILIES["bert"], (1, 1, 2), "eager")
     yield Planned("mlp", FAMILIES["mlp"], (1, 1, 2), "graph")
     for name in VISION:
         yield from _vision_model(name)
@@ -191,9 +199,8 @@ def _on_four() -> Iterator[Planned]:
         yield Planned("tied", tied, (1, 2, 2), mode, evaluates=True)
         yield Planned("tied", replace(tied, max_norm=CLIPPED), (4, 1, 1), mode)
     yield Planned("tied", tied, (4, 1, 1), "eager", as_global=True)
-    yield Planned("gpt", FAMILIES["gpt"], (2, 2, 1), "graph")
-    yield Planned("bert", replace(FAMILIES["bert"], accumulation=2), (1, 2, 2), "graph")
-    yield Planned("resnet", FAMILIES["resnet"], (2, 1, 2), "eager")
+    yield Planned("bert", replace(TEXT["bert"], accumulation=2), (1, 2, 2), "graph")
+    yield Planned("synchronized", FAMILIES["synchronized"], (2, 1, 2), "eager")
 
 
 def _on_eight() -> Iterator[Planned]:
@@ -212,6 +219,9 @@ def _controls() -> Iterator[Planned]:
         yield control("no gradient to the first stage", mesh=(1, 1, 2), mode=mode, fault=_cut_backward)
     yield control(
         "no all-reduce of gradients", mesh=(2, 1, 1), mode="eager", as_global=True, fault=_batches_that_look_equal
+    )
+    yield control(
+        "batch norm of one rank", case=replace(FAMILIES["resnet"], parts_matter=False), mesh=(2, 1, 1), mode="eager"
     )
     yield control("no all-reduce behind row-parallel layers", mesh=(1, 2, 1), mode="eager", fault=_dropped_partial_sums)
 

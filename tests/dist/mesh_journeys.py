@@ -23,11 +23,8 @@ LEG = 5  # iterations of each leg of a journey
 BAD = 3  # the 0-based iteration with a batch that is not finite
 
 
-def leg(folder: Path, mesh: tuple[int, int, int], mode: str, forgets: bool = False) -> list[float]:
-    """The losses of the next `LEG` iterations, resumed from `folder` and saved there. Collective.
-
-    `forgets`: the optimizer's state is put back to zero after the resume, which must be seen.
-    """
+def leg(folder: Path, mesh: tuple[int, int, int], mode: str) -> list[float]:
+    """The losses of the next `LEG` iterations, resumed from `folder` and saved there. Collective."""
     import mesh_models as mm
     from mesh_cases import CLIPPED, Planned, build_trainer, plain, record
 
@@ -40,9 +37,6 @@ def leg(folder: Path, mesh: tuple[int, int, int], mode: str, forgets: bool = Fal
     trainer = build_trainer(Planned("journey", case, mesh, mode), loader)
     checkpointer = TrainerCheckpointer(trainer, folder)
     start = checkpointer.resume() or 0
-    if forgets:
-        tensors, scalars = trainer.optimizer_state.export()
-        trainer.optimizer_state.load({name: tensor * 0 for name, tensor in tensors.items()}, {**scalars, "step": 0})
     lines = record(trainer)
     trainer.train(start, start + LEG)
     checkpointer.save()
@@ -72,14 +66,8 @@ def middle(folder: Path) -> dict[str, Any]:
 
 
 def end(folder: Path) -> dict[str, Any]:
-    """Graph on one process, twice: as it should be, and without the state of AdamW."""
-    import shutil
-
-    shutil.copytree(folder, folder.with_name("forgets"))
-    return {
-        "losses": leg(folder, (1, 1, 1), "graph"),
-        "forgets": leg(folder.with_name("forgets"), (1, 1, 1), "eager", forgets=True),
-    }
+    """Graph on one process."""
+    return {"losses": leg(folder, (1, 1, 1), "graph")}
 
 
 def switch(folder: Path) -> dict[str, Any]:
@@ -140,7 +128,7 @@ def _corrupted(plan: Any) -> list[dict[str, Any]]:
 
 
 def refuse(folder: Path) -> dict[str, Any]:
-    """The error for a plan that splits the running statistics of a batch normalization. Collective."""
+    """The errors for batch statistics that a plan splits, or that would be those of one rank. Collective."""
     from mesh_cases import FAMILIES, Planned, build_trainer
 
     from libai.utils.errors import UserError
@@ -152,6 +140,11 @@ def refuse(folder: Path) -> dict[str, Any]:
             build_trainer(Planned("refuse", FAMILIES["resnet"], (1, 2, 1), mode, split=split))
         except UserError as error:
             texts[mode] = str(error)
+    for name, options in (("flat", {"gradient_reduction": "flat"}), ("rank", {"batch_scope": "rank"})):
+        try:
+            build_trainer(Planned("refuse", FAMILIES["synchronized"], (2, 1, 1), "eager"), **options).train(0, 1)
+        except UserError as error:
+            texts[name] = str(error)
     return texts
 
 

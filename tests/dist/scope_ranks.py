@@ -18,6 +18,8 @@ sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent, HERE)]
 from libai.utils.distributed import all_reduce, get_rank, get_world_size  # noqa: E402
 
 ITERATIONS = 4
+#: others train on all meshes in test_zoo_meshes.py
+COUPLED = ("contrastive", "experts", "cumsum", "zero gate", "token mean")
 
 
 def main(target: str) -> None:
@@ -31,7 +33,8 @@ def main(target: str) -> None:
             print(name, measured, flush=True)
             Path(target).write_text(json.dumps(rows))
 
-    for name, build in cm.COUPLED.items():
+    for name in COUPLED:
+        build = cm.COUPLED[name]
         expected = plain_loop(build)
         for mode in ("eager", "graph"):
             note(f"{name}, {mode}", outcome(lambda b=build, m=mode, e=expected: distance(trained(b, m)[0], e)))
@@ -44,7 +47,6 @@ def main(target: str) -> None:
     refusals(note)
     accumulation(note)
     evaluation(note)
-    switching(note)
     single_samples(note)
     metrics(note)
 
@@ -63,7 +65,7 @@ def rank_scope(note: Callable[[str, Any], None]) -> None:
     """Every rank by itself: the mean of the losses of its part."""
     import coupled_models as cm
 
-    for name in ("contrastive", "experts"):
+    for name in COUPLED[:2]:
         build = cm.COUPLED[name]
         by_rank = plain_loop(build, parts=get_world_size())
         losses = trained(build, "eager", batch_scope="rank")[0]
@@ -115,22 +117,6 @@ def MeanLoss() -> Any:
     from libai.evaluation import MeanLossEvaluator
 
     return MeanLossEvaluator()
-
-
-def switching(note: Callable[[str, Any], None]) -> None:
-    """Graph to eager and back in mid-run."""
-    import coupled_models as cm
-
-    from libai.engine.trainer.switching import switch_trainer
-
-    expected = plain_loop(cm.Contrastive, iterations=6)
-    for first, second in (("eager", "graph"), ("graph", "eager")):
-        trainer = trainer_of(cm.Contrastive, first, iterations=6)
-        losses = train(trainer, 3)
-        trainer = switch_trainer(trainer, second)
-        trainer.hooks.clear()
-        losses += train(trainer, 6, start=3)
-        note(f"switch from {first}", distance(losses, expected))
 
 
 def single_samples(note: Callable[[str, Any], None]) -> None:

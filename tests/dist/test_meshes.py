@@ -74,7 +74,7 @@ def test_a_model_of_images_is_on_every_mesh_of_two_ranks_in_both_modes(rows_of, 
 
 def test_every_fault_made_on_purpose_is_seen(rows_of):
     controls = [row for row in rows_of(2) if row["is_control"]]
-    assert len(controls) == 6
+    assert len(controls) == 7
     # measured 4e-2 to 3e-1
     assert [described(row) for row in controls if row["loss"] < 100 * LOSS_BOUND] == []
 
@@ -101,12 +101,6 @@ def test_a_checkpoint_goes_on_with_another_mesh_and_mode(journeys):
     assert relative(legs, journeys["start"]["unbroken"]) <= LOSS_BOUND
 
 
-def test_a_resume_that_forgets_the_optimizer_would_be_noticed(journeys):
-    """Negative control."""
-    expected = journeys["start"]["unbroken"][-len(journeys["end"]["forgets"]) :]
-    assert relative(journeys["end"]["forgets"], expected) > 1e-3
-
-
 def test_switching_the_mode_on_a_mesh_continues_the_curve(journeys):
     differences = journeys["switch"]["differences"]
     assert len(differences) == 4
@@ -120,7 +114,10 @@ def test_a_bad_batch_is_skipped_on_a_mesh_as_if_it_had_not_been_there(journeys):
     assert set(map(tuple, culprits.values())) == {(4,)}
 
 
-def test_split_batch_statistics_are_refused(journeys):
+def test_batch_statistics_that_are_split_or_of_one_rank_are_refused(journeys):
+    texts = journeys["refuse"]
     for mode in ("eager", "graph"):
-        text = journeys["refuse"][mode]
-        assert "splits stem.1.running_mean" in text and "Leave stem.1.* out of the plan's `split`" in text
+        assert "splits stem.1.running_mean" in texts[mode]
+        assert "Leave stem.1.* out of the plan's `split`" in texts[mode]
+    assert "SyncBatchNorm" in texts["flat"] and "gradient_reduction=flat" in texts["flat"]
+    assert "SyncBatchNorm" in texts["rank"] and "batch_scope" in texts["rank"]

@@ -1,6 +1,6 @@
 """Runs ZeRO and activation checkpointing on the ranks of one job and writes how far each is from one plain process.
 
-python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/zero_ranks.py RESULT.json [NAME PREFIX …]
+python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/zero_ranks.py RESULT.json
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ def planned(world: int) -> Iterator[Planned]:
     recomputed = {"activation_checkpoint": True}
     if world == 4:
         yield Planned("tensor parallel", CASE, zero[3], mesh=(2, 1))
-        yield Planned("pipeline", CASE.with_(accumulation=2), zero[2], mesh=(1, 2))
         return
     yield Planned("zero 1", DROPOUT, zero[1])
     yield Planned("zero 2", CASE.with_(max_norm=None), zero[2])
@@ -178,21 +177,6 @@ def compared(result: Result, expected: Result) -> Difference:
     return Difference(*all_reduce(np.array(list(vars(own).values())), "max").tolist())
 
 
-def eval_difference(trainer: Any, result: Result, case: Case) -> float:
-    """The largest difference in what the trained model predicts from what a plain one with its weights does, over all
-    ranks and relative to the largest score."""
-    if case.batches is not texts:
-        return 0.0
-    mesh = trainer.mesh
-    ids = toy.split(case.batches()[0], mesh.data)[mesh.data_rank]["input_ids"]
-    plain = case.build()[0].eval()
-    plain.load_state_dict({name: flow.tensor(result.tensors[name]) for name in plain.state_dict()})
-    with flow.no_grad():
-        expected = plain(flow.tensor(ids))["logits"].numpy()
-    found = trainer.predict({"input_ids": ids})["logits"].numpy()
-    return float(all_reduce(np.array([np.abs(found - expected).max() / np.abs(expected).max()]), "max")[0])
-
-
 def bytes_here(trainer: Any) -> dict[str, int]:
     """Bytes of parameters and optimizer state: of the whole model, on this rank as they lie there, and as planned."""
     parameters = list(trainer.model.parameters())
@@ -233,7 +217,7 @@ class Wide(nn.Module):
 def peak_growth(stage: int) -> int:
     """By how many bytes memory grows at most in two eager updates of `Wide`."""
     model = Wide()
-    batches = [{"x": np.full((4, 1024), 0.01, np.float32)}] * 2
+    batches = [{"x": np.full((4, 1024), 0.01 * (1 + get_rank()), np.float32)}] * 2
     optimizer = flow.optim.SGD(model.parameters(), lr=1e-3)
     trainer = EagerTrainer(
         model,
@@ -256,14 +240,12 @@ def _status(key: str) -> int:
     return 1024 * int(next(line for line in lines if line.startswith(key)).split()[1])
 
 
-def main(target: str, prefixes: list[str]) -> None:
+def main(target: str) -> None:
     rows: list[dict[str, Any]] = []
     expected: dict[Any, Result] = {}
     world = get_world_size()
-    growth = {} if world == 4 or prefixes else {stage: peak_growth(stage) for stage in (2, 3)}
+    growth = {} if world == 4 else {stage: peak_growth(stage) for stage in (2, 3)}
     for plan in planned(world):
-        if prefixes and not plan.name.startswith(tuple(prefixes)):
-            continue
         key = (plan.case.model, plan.case.accumulation, plan.case.max_norm)
         if key not in expected:
             expected[key] = expected_of(plan, world)
@@ -272,7 +254,6 @@ def main(target: str, prefixes: list[str]) -> None:
             worst = compared(result, expected[key])
             verdict = {"is_control": plan.is_control, "is_rounding": worst.is_rounding(plan.case)}
             row = {"name": plan.name, "mode": mode, **verdict, **vars(worst), "bytes": bytes_here(trainer)}
-            row["eval"] = eval_difference(trainer, result, plan.case)
             rows.append(row)
             if get_rank() == 0:
                 print(row, flush=True)
@@ -283,4 +264,4 @@ def main(target: str, prefixes: list[str]) -> None:
 if __name__ == "__main__":
     from ranks import run_rank
 
-    run_rank(main, sys.argv[1], sys.argv[2:])
+    run_rank(main, sys.argv[1])

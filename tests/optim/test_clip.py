@@ -63,14 +63,6 @@ def test_gradients_within_the_bound_stay_bitwise():
         assert np.array_equal(parameter.grad.numpy(), gradient)
 
 
-def test_same_as_oneflow_on_small_tensors():
-    ours, theirs = parameters_with_gradients((8, 4), (4,)), parameters_with_gradients((8, 4), (4,))
-    norm, their_norm = clip_grad_norm(ours, 0.5), nn.utils.clip_grad_norm_(theirs, 0.5)
-    assert norm.numpy() == pytest.approx(their_norm.numpy(), rel=1e-6)
-    for mine, other in zip(ours, theirs):
-        np.testing.assert_allclose(mine.grad.numpy(), other.grad.numpy(), rtol=1e-6)
-
-
 def test_a_large_gradient_is_summed_exactly_where_oneflow_is_not():
     parameters = parameters_with_gradients((1024, 2048))
     expected = exact_norm(parameters, 2.0)
@@ -95,11 +87,6 @@ def test_the_norm_of_every_size_is_exact(shapes):
     assert norm_of(parameters).numpy().item() == pytest.approx(expected, rel=5e-7)
 
 
-def test_other_types_than_float32_are_summed_too():
-    parameters = parameters_with_gradients((64, 128), (3,), dtype="float64")
-    assert norm_of(parameters).numpy().item() == pytest.approx(exact_norm(parameters, 2.0), rel=1e-12)
-
-
 def test_missing_gradients_are_skipped():
     parameters = parameters_with_gradients((3,), (2,))
     parameters[0].grad = None
@@ -108,27 +95,6 @@ def test_missing_gradients_are_skipped():
     assert parameters[0].grad is None
     parameters[1].grad = None
     assert clip_grad_norm(parameters, 0.1).numpy().item() == 0.0
-
-
-def test_parameters_may_be_an_iterator():
-    parameters = parameters_with_gradients((3,), (2,))
-    clip_grad_norm(iter(parameters), 0.1)
-    assert exact_norm(parameters, 2.0) == pytest.approx(0.1, rel=1e-4)
-
-
-def test_one_norm_spans_all_groups_unlike_oneflows_clip_grad():
-    def build(clip):
-        parameters = parameters_with_gradients((4,), (4,))
-        options = {"clip_grad_max_norm": 0.1, "clip_grad_norm_type": 2.0} if clip else {}
-        optimizer = flow.optim.SGD([{"params": [parameter], **options} for parameter in parameters], lr=0.1)
-        return parameters, optimizer
-
-    ours, optimizer = build(clip=False)
-    clip_grad_norm([p for group in optimizer.param_groups for p in group.parameters], 0.1)
-    assert exact_norm(ours, 2.0) == pytest.approx(0.1, rel=1e-4)
-    theirs, optimizer = build(clip=True)
-    optimizer.clip_grad()
-    assert exact_norm(theirs, 2.0) == pytest.approx(0.1 * math.sqrt(2), rel=1e-4)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import oneflow as flow
 import pytest
+from marks import slow_but
 from oneflow import nn, optim
 
 from libai.optim import export_graph_state, export_state, graph_state_names, import_state, to_graph_state
@@ -30,7 +31,6 @@ OPTIMIZERS = {
     "rmsprop_centered": (optim.RMSprop, {"lr": 1e-3, "centered": True}),
     "adadelta": (optim.Adadelta, {"lr": 1.0}),
 }
-STATELESS = ("sgd",)
 NUM_ITERS = 5
 
 _RNG = np.random.RandomState(0)
@@ -86,7 +86,7 @@ def max_relative_difference(actual, expected):
 
 
 @pytest.mark.parametrize("num_groups", [1, 2])
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", slow_but(OPTIMIZERS, "momentum", "adamw"))
 def test_eager_state_continues_in_a_graph(kind, num_groups):
     model = build_model()
     expected = eager_losses(model, build_optimizer(kind, model, num_groups), 2 * NUM_ITERS)
@@ -103,7 +103,7 @@ def test_eager_state_continues_in_a_graph(kind, num_groups):
 
 
 @pytest.mark.parametrize("num_groups", [1, 2])
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", slow_but(OPTIMIZERS, "momentum", "adamw"))
 def test_graph_state_continues_in_eager_mode(kind, num_groups):
     model = build_model()
     expected = eager_losses(model, build_optimizer(kind, model, num_groups), 2 * NUM_ITERS)
@@ -121,7 +121,7 @@ def test_graph_state_continues_in_eager_mode(kind, num_groups):
     assert max_relative_difference(losses, expected) < TOLERANCE
 
 
-@pytest.mark.parametrize("kind", [kind for kind in OPTIMIZERS if kind not in STATELESS])
+@pytest.mark.parametrize("kind", ["momentum", "adamw"])
 def test_a_forgotten_state_is_seen_by_the_comparison(kind):
     """Negative control: the tolerance above would not hide a state that was not carried over."""
     model = build_model()
@@ -132,14 +132,6 @@ def test_a_forgotten_state_is_seen_by_the_comparison(kind):
     assert max_relative_difference(losses, expected) > 10 * TOLERANCE
 
 
-def test_untranslated_names_are_refused():
-    model = build_model()
-    optimizer = build_optimizer("adam", model, 1)
-    with pytest.raises(UserError, match="not the state of Adam .* unexpected .'model.0.weight-m'"):
-        state = {"model.0.weight-m": flow.zeros(16, 8)}
-        to_graph_state(state, {"step": 1}, "model", optimizer, model.named_parameters())
-
-
 def test_a_missing_tensor_is_refused():
     model = build_model()
     optimizer = build_optimizer("adam", model, 1)
@@ -147,43 +139,6 @@ def test_a_missing_tensor_is_refused():
     del tensors["2.bias/exp_avg_sq"]
     with pytest.raises(UserError, match="missing .'2.bias/exp_avg_sq'"):
         to_graph_state(tensors, scalars, "model", optimizer, model.named_parameters())
-
-
-def test_state_of_a_graph_that_was_not_called_is_refused():
-    model = build_model()
-    optimizer = build_optimizer("adam", model, 1)
-    with pytest.raises(UserError, match="was not called yet"):
-        export_graph_state({"model": model.state_dict()}, "model", model.named_parameters(), optimizer)
-
-
-def test_a_wrong_prefix_is_refused():
-    model = build_model()
-    optimizer = build_optimizer("adam", model, 1)
-    graph = TrainGraph(model, optimizer)
-    graph_losses(graph, 1)
-    with pytest.raises(UserError, match="its module is not the attribute 'net'"):
-        export_graph_state(graph.state_dict(), "net", model.named_parameters(), optimizer)
-
-
-def test_arrays_are_accepted_as_from_a_checkpoint():
-    model = build_model()
-    optimizer = build_optimizer("adamw", model, 1)
-    eager_losses(model, optimizer, 2)
-    tensors, scalars = export_state(optimizer, model.named_parameters())
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    state = to_graph_state(arrays, scalars, "model", optimizer, model.named_parameters())
-    assert np.array_equal(state["model.0.weight-m"].numpy(), arrays["0.weight/exp_avg"])
-    assert state["System-Train-TrainStep"].numpy().tolist() == [2]
-
-
-def test_names_follow_the_options_of_all_groups():
-    model = build_model()
-    groups = [
-        {"params": list(model[0].parameters()), "momentum": 0.0},
-        {"params": list(model[2].parameters()), "momentum": 0.9},
-    ]
-    assert graph_state_names(optim.SGD(groups, lr=0.1)) == {"momentum_buf": "momentum"}
-    assert graph_state_names(optim.SGD(model.parameters(), lr=0.1)) == {}
 
 
 def test_an_optimizer_of_the_users_own_is_refused():

@@ -75,17 +75,6 @@ def test_the_comparison_would_see_another_coefficient(library):
     assert not np.array_equal(found[0], expected[0])
 
 
-@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
-def test_the_norm_is_one_operation(library, norm_type):
-    parameters = [nn.Parameter(flow.zeros(4, 8)), nn.Parameter(flow.zeros(3))]
-    for parameter in parameters:
-        parameter.grad = flow.randn(*parameter.shape)
-    kind = "multi_reduce_max_abs" if norm_type == math.inf else "multi_reduce_sum_pow_abs"
-    before = library.calls()[kind]
-    norm_and_coefficient(parameters, 1.0, norm_type)[0].numpy()
-    assert library.calls()[kind] == before + 1
-
-
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
 def test_every_norm_shows_what_is_not_finite(library, norm_type, bad):
@@ -114,11 +103,6 @@ def test_what_cannot_be_joined(library):
     optimizer = flow.optim.AdamW([one])
     optimizer.step = lambda: None
     assert not JoinedUpdates(optimizer).fits
-
-
-def test_nothing_is_joined_without_kernels(monkeypatch):
-    monkeypatch.setattr("libai.optim.joined.are_kernels_on", lambda: False)
-    assert not JoinedUpdates(flow.optim.AdamW([nn.Parameter(flow.zeros(2))])).fits
 
 
 def test_gradients_that_are_kept_are_clipped(library):

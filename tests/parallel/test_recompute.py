@@ -96,12 +96,14 @@ def test_losses_weights_and_statistics_are_the_same_to_the_last_bit():
     assert recomputed.blocks[0].runs == 2 * plain.blocks[0].runs == 12
 
 
+@pytest.mark.e2e
 def test_masks_of_another_key_would_be_seen(monkeypatch):
     expected = train()[0]
     monkeypatch.setattr(recompute, "current_random_scope", lambda: nullcontext)
     assert train(activation_checkpoint=True)[0] != expected
 
 
+@pytest.mark.e2e
 def test_statistics_that_count_twice_would_be_seen(monkeypatch):
     expected = train()[1]
     monkeypatch.setattr(recompute, "_statistics_kept", lambda block: nullcontext())
@@ -156,15 +158,6 @@ def test_tensors_made_in_the_second_pass_get_the_layout_of_the_first():
     assert seen == [True, True]
 
 
-def test_asking_twice_recomputes_once():
-    model = Stacked()
-    recompute_in_backward(model, ["blocks.0"])
-    recompute_in_backward(model, ["blocks.0"])
-    x = flow.ones(4, 8, requires_grad=True)
-    model.blocks[0](x).sum().backward()
-    assert model.blocks[0].runs == 2 and type(model.blocks[0]).__name__ == "Block"
-
-
 def test_nothing_is_repeated_where_no_gradient_is_wanted():
     model = Stacked()
     recompute_in_backward(model, ["blocks.0"])
@@ -181,6 +174,7 @@ def test_a_model_without_blocks_is_told_its_lists():
         train(model=NoPlan, activation_checkpoint=True)
 
 
+@pytest.mark.e2e
 def test_a_graph_marks_the_blocks_for_the_compiler_and_computes_the_same():
     losses, _, _ = train("graph", Quiet)
     found, marked = [], []

@@ -7,10 +7,8 @@ import logging
 import oneflow as flow
 import pytest
 import toy
-from omegaconf import DictConfig
 from oneflow import nn
 
-from libai.config import ConfigError, LazyCall, validate
 from libai.engine import EagerTrainer
 from libai.models import GPT
 from libai.parallel import Mesh, ParallelPlan
@@ -80,30 +78,3 @@ def test_a_stage_that_does_not_exist():
     model = toy.Classifier()
     with pytest.raises(UserError, match="zero_stage=4 is no stage of ZeRO. Choose 1, 2 or 3"):
         toy.trainer_of("eager", model, [], toy.optimizer_of("sgd", model), zero_stage=4)
-
-
-def config_of(stage, enabled, **dist):
-    config = {
-        "model": LazyCall(toy.Classifier)(),
-        "optim": LazyCall(flow.optim.SGD)(lr=0.1),
-        "dataloader": {"train": LazyCall(list)()},
-        "train": {
-            "train_iter": 1,
-            "train_micro_batch_size": 1,
-            "zero_optimization": {"enabled": enabled, "stage": stage},
-            "dist": dist,
-        },
-    }
-    return DictConfig(config, flags={"allow_objects": True})
-
-
-def test_a_stage_that_is_not_switched_on():
-    assert validate(config_of(2, True)).train.zero_optimization.stage == 2
-    with pytest.raises(ConfigError, match="zero_optimization.stage=2 does nothing: .*enabled is false"):
-        validate(config_of(2, False))
-
-
-def test_a_reduction_of_replicas_is_refused():
-    assert validate(config_of(1, False, gradient_reduction="ddp"))
-    with pytest.raises(ConfigError, match="gradient_reduction=ddp cannot be kept: .*full replicas.*Leave it at auto"):
-        validate(config_of(1, True, gradient_reduction="ddp"))

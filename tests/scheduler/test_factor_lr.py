@@ -7,7 +7,7 @@ import oneflow as flow
 import pytest
 from oneflow.optim import lr_scheduler
 
-from libai.scheduler import FactorLR, WarmupCosineLR, load_scheduler_state, scheduler_state
+from libai.scheduler import WarmupCosineLR, load_scheduler_state, scheduler_state
 from libai.utils.errors import UserError
 
 
@@ -27,35 +27,6 @@ def advance(scheduler, num_iters, metrics=()):
         scheduler.step(*([metrics[index]] if metrics else []))
         rates.append([group["lr"] for group in scheduler.optimizer.param_groups])
     return rates
-
-
-def test_the_first_rate_is_set_when_it_is_built():
-    optimizer = build_optimizer(0.4)
-    scheduler = FactorLR(optimizer, lambda step: 0.5**step)
-    assert optimizer.param_groups[0]["lr"] == 0.4
-    scheduler.step()
-    assert optimizer.param_groups[0]["lr"] == 0.2
-    assert scheduler.get_last_lr() == [0.2]
-    assert scheduler.get_lr(1.0, 3) == 0.125
-
-
-def test_resume_continues_the_curve_at_once():
-    def build():
-        return WarmupCosineLR(build_optimizer(0.3, 0.1), max_iter=20, warmup_iter=3)
-
-    whole = advance(build(), 12)
-    first = build()
-    start = advance(first, 5)
-    resumed = build()
-    resumed.load_state_dict(through_json(first.state_dict()))
-    assert [group["lr"] for group in resumed.optimizer.param_groups] == start[-1]
-    assert start + advance(resumed, 7) == whole
-
-
-def test_state_holds_numbers_only():
-    scheduler = WarmupCosineLR(build_optimizer(), max_iter=20)
-    advance(scheduler, 4)
-    assert scheduler.state_dict() == {"last_step": 4, "base_lrs": [0.3]}
 
 
 def test_saved_initial_rates_win_and_say_so(caplog):

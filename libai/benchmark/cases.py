@@ -18,7 +18,7 @@ from libai.utils.errors import UserError
 
 #: a constant learning rate, which a stock graph needs, and nothing in the loop but training
 MEASURED_TRAINING = (
-    *("lr_scheduler=null", "train.scheduler=null", "train.warmup_ratio=0"),
+    *("lr_scheduler=null", "train.warmup_ratio=0"),
     *("train.train_iter=1000000", "train.train_epoch=0", "train.max_seconds=null"),
     *("train.evaluation.enabled=false", "train.checkpointer.enabled=false"),
 )

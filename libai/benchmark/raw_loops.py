@@ -63,7 +63,7 @@ class RawEager:
             loss.backward()
             mean = loss.detach() if mean is None else mean + loss.detach()
         if self._clip.max_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self._clip.max_norm, self._clip.norm_type)
+            nn.utils.clip_grad_norm_(self._parameters, self._clip.max_norm)
         for parameter in self._parameters if self._clip.value is not None else ():
             parameter.grad.copy_(parameter.grad.clamp(-self._clip.value, self._clip.value))
         self._optimizer.step()
@@ -100,7 +100,7 @@ class RawGraph:
             )
         for group in groups if max_norm is not None else ():
             group._enable_clip_grad = True
-            group["clip_grad_max_norm"], group["clip_grad_norm_type"] = float(max_norm), float(clip.norm_type)
+            group["clip_grad_max_norm"], group["clip_grad_norm_type"] = float(max_norm), 2.0
         self._placement = None if mesh.is_single else mesh.placement()
         if self._placement is not None:
             _make_global(model, self._placement)

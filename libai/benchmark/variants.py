@@ -19,7 +19,6 @@ from libai.benchmark.cases import Mode
 from libai.benchmark.protocol import Unavailable, Variant, encode, resources_of_this_process, serve
 from libai.benchmark.raw_loops import RawEager, RawGraph
 from libai.engine import BatchPlan, HookBase, Run, default_setup
-from libai.engine.setup import build
 from libai.engine.setup.parts import Parts
 from libai.launch.guard import leave_at_once
 from libai.layers.random import assign_layer_ids, draws_randomness, fold
@@ -174,8 +173,8 @@ class RawVariant(OneFlowVariant):
         self._loop = loops[mode.base](
             self._model, parts.optimizer(self._model), parts.sizes.accumulation, run.train.clip_grad, parts.mesh
         )
-        ema = build.ema_options(run)
-        self._average = None if ema is None else WeightAverage(self._model, ema)
+        ema = run.train.ema
+        self._average = WeightAverage(self._model, ema.decay) if ema.enabled else None
         self._num_ranks = parts.mesh.size
 
     def facts(self) -> dict[str, Any]:

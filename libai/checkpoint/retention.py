@@ -39,7 +39,7 @@ def list_checkpoints(root: str | Path) -> list[Path]:
     if not root.is_dir():
         return []
     found = (path for path in root.iterdir() if iteration_of(path.name) is not None and path.is_dir())
-    return sorted(found, key=_iteration)
+    return sorted(found, key=lambda path: iteration_of(path.name) or 0)
 
 
 def find_latest(
@@ -66,28 +66,24 @@ def find_latest(
 def prune(
     root: str | Path,
     max_to_keep: int | None,
-    keep_every: int | None = None,
     protect: Iterable[str | Path] = (),
     is_dry_run: bool = False,
     among: Among | None = None,
 ) -> list[Path]:
     """Delete old checkpoints of `root` and return them; with `is_dry_run` only return them. Call on rank 0.
 
-    Kept are the newest `max_to_keep` (None: all), every iteration divisible by `keep_every`, those in `protect`, the
-    best (`mark_best`), and always the newest one that verifies: what is damaged does not count as kept. `among`: which
-    checkpoints it is about; the others stay and do not count. A `best.json` that cannot be read protects nothing and is
-    warned about once: it is a hint.
+    Kept are the newest `max_to_keep` (None: all), those in `protect`, the best (`mark_best`), and always the newest one
+    that verifies: what is damaged does not count as kept. `among`: which checkpoints it is about; the others stay and
+    do not count. A `best.json` that cannot be read protects nothing and is warned about once: it is a hint.
     """
     root = Path(root)
     if max_to_keep is not None and max_to_keep < 1:
         raise CheckpointError(f"max_to_keep={max_to_keep}: keep at least one checkpoint, or null for all of them.")
-    if keep_every is not None and keep_every < 1:
-        raise CheckpointError(f"keep_every={keep_every}: keep every n-th iteration with n at least 1, or null.")
     checkpoints = [path for path in list_checkpoints(root) if among is None or among(path)]
     best = _readable_best(root)
     safe = {Path(path).name for path in protect} | ({best.path.name} if best else set())
     old = checkpoints[:-max_to_keep] if max_to_keep else []
-    doomed = [path for path in old if path.name not in safe and (not keep_every or _iteration(path) % keep_every)]
+    doomed = [path for path in old if path.name not in safe]
     if doomed:
         newest_good, _ = find_latest(root, among=among)
         doomed = [path for path in doomed if newest_good is not None and path != newest_good]
@@ -173,7 +169,3 @@ def resolve(path: str | Path) -> Path:
         reasons = "".join(f"\n  {bad.name}: {reason}" for bad, reason in skipped) or " The folder has no checkpoints."
         raise CheckpointError(f"{root} holds no checkpoint that can be trusted.{reasons}")
     return found
-
-
-def _iteration(path: Path) -> int:
-    return iteration_of(path.name) or 0

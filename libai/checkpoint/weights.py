@@ -26,7 +26,7 @@ class WeightsReport:
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     mismatched: dict[str, tuple[TensorSpec, TensorSpec]] = field(default_factory=dict)
-    idle_patterns: list[str] = field(default_factory=list)  #: of key_mapping and revise_keys: they fit no name
+    idle_patterns: list[str] = field(default_factory=list)  #: expressions of revise_keys that fit no name
 
     @property
     def is_exact(self) -> bool:
@@ -50,7 +50,7 @@ class WeightsReport:
         missing = [f"  missing: `{name}` is in the model, not on disk." for name in self.missing]
         unexpected = [f"  unexpected: `{name}` is on disk, not in the model." for name in self.unexpected]
         mismatched = [f"  mismatched: `{name}` is {_both(*specs)}." for name, specs in self.mismatched.items()]
-        idle = [f"  {pattern!r} of key_mapping or revise_keys fits no name on disk." for pattern in self.idle_patterns]
+        idle = [f"  {pattern!r} of revise_keys fits no name on disk." for pattern in self.idle_patterns]
         return "\n".join([head, *_first(missing), *_first(unexpected), *_first(mismatched), *_first(idle)])
 
 
@@ -66,10 +66,9 @@ def _first(lines: list[str]) -> list[str]:
 def load_weights(
     source: str | Path,
     target: Any,
-    key_mapping: Mapping[str, str] | None = None,
+    revise_keys: Iterable[Sequence[str]] | None = None,
     strict: bool = True,
     group: str = "model",
-    revise_keys: Iterable[Sequence[str]] | None = None,
     optional: re.Pattern[str] | None = None,
 ) -> WeightsReport:
     """Copy the weights in `source` into `target` and report how they fit.
@@ -78,18 +77,17 @@ def load_weights(
         source: a checkpoint folder, a folder of checkpoints (the newest that verifies; `…/best` works), a
             `.safetensors` file, or a folder or `.index.json` of Hugging Face shards.
         target: a module, or a mapping name -> shape (or `TensorSpec`) to get the report alone.
-        key_mapping: regular expression -> replacement, applied with `re.sub` in order to every name on disk; a name
-            that becomes empty is dropped.
+        revise_keys: pairs `(regular expression, replacement)`, applied with `re.sub` in order to every name on disk; a
+            name that becomes empty is dropped.
         strict: raise `CheckpointError` with the report unless it `is_exact`; nothing has been copied then. Otherwise
             copy what fits, and raise when nothing does.
         group: which tensors of a checkpoint to take.
-        revise_keys: more of what `key_mapping` holds, as pairs `(expression, replacement)`, applied after it.
         optional: finds the names of tensors that the source may lack; the target keeps its own.
 
     Floating dtypes are converted to the model's, other kinds must agree. Collective when the module has global tensors.
     """
     tensors = open_weights(source, group)
-    on_disk, idle = _map_names(tensors, _rules(key_mapping, revise_keys), str(source))
+    on_disk, idle = _map_names(tensors, _rules(revise_keys), str(source))
     named = _named_tensors(target)
     wanted = {
         name: _spec_of(value)
@@ -99,10 +97,10 @@ def load_weights(
     report = _compare(tensors.origin.name, {name: tensors.spec(old) for name, old in on_disk.items()}, wanted)
     report.idle_patterns.extend(idle)
     if strict and not report.is_exact:
-        remedy = "`train.load_weight` with `strict=false` takes what fits; its `key_mapping` renames tensors."
+        remedy = "`train.load_weight` with `strict=false` takes what fits; its `revise_keys` renames tensors."
         raise CheckpointError(report.text(remedy))
     if named is not None and wanted and not report.loaded:
-        raise CheckpointError(report.text("Nothing fits: is it one of this model? `key_mapping` renames tensors."))
+        raise CheckpointError(report.text("Nothing fits: is it one of this model? `revise_keys` renames tensors."))
     if named is not None:
         for name in report.loaded:
             _copy(named[name], tensors[on_disk[name]])
@@ -149,9 +147,9 @@ def open_weights(source: str | Path, group: str = "model") -> TensorGroup:
     raise CheckpointError(f"{path} holds neither {MANIFEST} nor {group}.safetensors nor {index_name(group)}.")
 
 
-def _rules(key_mapping: Mapping[str, str] | None, revise_keys: Iterable[Sequence[str]] | None) -> list[tuple[str, str]]:
+def _rules(revise_keys: Iterable[Sequence[str]] | None) -> list[tuple[str, str]]:
     """What renames tensors, as pairs `(expression, replacement)`."""
-    rules = [*(key_mapping or {}).items(), *(revise_keys or [])]
+    rules = list(revise_keys or [])
     for rule in rules:
         if isinstance(rule, str) or len(rule) != 2 or not all(isinstance(text, str) for text in rule):
             raise CheckpointError(
@@ -173,10 +171,10 @@ def _map_names(tensors: TensorGroup, rules: Sequence[tuple[str, str]], source: s
                 fits[pattern] += count
             except (re.error, IndexError) as error:
                 raise CheckpointError(
-                    f"{pattern!r}: {replacement!r} of key_mapping or revise_keys is no regular expression: {error}."
+                    f"{pattern!r}: {replacement!r} of revise_keys is no regular expression: {error}."
                 ) from None
         if new in mapped:
-            raise CheckpointError(f"{source}: key_mapping gives both `{mapped[new]}` and `{name}` the name `{new}`.")
+            raise CheckpointError(f"{source}: revise_keys gives both `{mapped[new]}` and `{name}` the name `{new}`.")
         if new:
             mapped[new] = name
     return mapped, [pattern for pattern, count in fits.items() if count == 0]

@@ -65,7 +65,6 @@ def export(folder: Path, config: str, overrides: list[str], num_batches: int) ->
         "optimizer": {"class": type(optimizer).__name__, "groups": [_group(g, names) for g in optimizer.param_groups]},
         "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
         "max_grad_norm": clip.max_norm,
-        "norm_type": clip.norm_type,
         "max_grad_value": clip.value,
         "num_accumulation_steps": parts.sizes.accumulation,
         "micro_batch_size": parts.sizes.micro,

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from libai.config import kinds
 from libai.config.batch import batch_sizes_of, solve_data_parallel_size
-from libai.config.combinations import Facts, refused
+from libai.config.combinations import refused
 from libai.config.kinds import wrong_kind
 from libai.config.lazy.instantiation import TARGET, target_of, unknown_arguments
 from libai.config.lazy.lazy_config import LazyConfig
@@ -90,11 +90,6 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
     problems += train_problems
     graph: schema.Graph = _read(schema.Graph, config, "graph", problems)
     lazy = {name: _attempt(partial(config.get, name), name, problems) for name in schema.LAZY_SECTIONS}
-    if train.scheduler is not None:
-        if lazy["lr_scheduler"] is not None:
-            problems.append("lr_scheduler and train.scheduler are both set and mean the same. Remove one.")
-        lazy["lr_scheduler"] = train.scheduler
-        train = dataclasses.replace(train, scheduler=None)
     missing = [name for name in required if lazy[name] is None]
     if len(missing) > 2:
         raise ConfigError(
@@ -113,7 +108,7 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
     if not train_problems:  # a number that could not be read would make more mistakes than there are
         problems += _impossible_sizes(train, world_size)
     if not problems:
-        problems += refused(Facts.before_start(RunConfig(train=train, graph=graph, **lazy), world_size))
+        problems += refused(RunConfig(train=train, graph=graph, **lazy))
     if problems:
         raise ConfigError(problems)
     tensor = train.dist.tensor_parallel_size or 1

@@ -20,7 +20,7 @@ from libai.engine.trainer.eager import EagerTrainer
 from libai.engine.trainer.graph import GraphTrainer
 from libai.forward.contract import ModelContractError
 
-#: the old name of `Run`; gone in the next release
+#: the name of a run in detectron2 and LiBai
 DefaultTrainer = Run
 
 #: names of detectron2 and LiBai -> what to import here

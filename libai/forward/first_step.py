@@ -99,7 +99,7 @@ class FirstStep:
         if options.max_grad_value is not None:
             clip_grad_value(parameters.values(), options.max_grad_value)
         if options.max_grad_norm is not None:
-            clip_grad_norm(parameters.values(), options.max_grad_norm, options.norm_type)
+            clip_grad_norm(parameters.values(), options.max_grad_norm)
         before = {name: full_tensor(tensor).numpy().copy() for name, tensor in _telling(optimizer, parameters)}
         type(optimizer).step(optimizer)  # `optimizer.step` is that of the one it was copied from
         after = {name: full_tensor(tensor).numpy() for name, tensor in _telling(optimizer, parameters)}

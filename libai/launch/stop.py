@@ -53,11 +53,6 @@ class Agreement:
         """Put `question() -> int` (0 is no) at every poll from now on, under `name`. Every rank must do so."""
         self._questions[name] = question
 
-    def withdraw(self, name: str) -> None:
-        """Ask no more, and forget the answer. Every rank must do so."""
-        self._questions.pop(name, None)
-        self._answers.pop(name, None)
-
     def decide(self, name: str, answer: int) -> None:
         """Set an answer that every rank knows already, such as one that follows from the iteration."""
         self._answers[name] = answer
@@ -154,7 +149,7 @@ class StopRequest:
 
 def describe_stop(code: int) -> str:
     """What asked for the stop, for the log."""
-    return "the time limit train.max_seconds (or max_hours)" if code == TIME_LIMIT else signal.Signals(code).name
+    return "the time limit train.max_seconds" if code == TIME_LIMIT else signal.Signals(code).name
 
 
 def exit_code_of(code: int, is_resumable: bool) -> int:

@@ -1,7 +1,7 @@
 """Parameter groups, gradient clipping, rate scaling and the portable state of OneFlow's optimizers."""
 
-from libai.optim.clip import clip_grad_norm, clip_grad_value, joint_norm, norm_and_coefficient
-from libai.optim.ema import EmaOptions, WeightAverage
+from libai.optim.clip import clip_grad_norm, clip_grad_value, norm_and_coefficient
+from libai.optim.ema import WeightAverage
 from libai.optim.graph_state import bias_corrections, export_graph_state, graph_state_names, to_graph_state
 from libai.optim.joined import JoinedUpdates
 from libai.optim.loss_scale import LossScaler, LossScaling

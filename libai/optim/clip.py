@@ -7,24 +7,22 @@ groups, added up in many partial sums (relative error 1e-7). Nothing is fetched 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import oneflow as flow
 
-from libai.optim.joined import are_joinable, joined_norm_power
+from libai.optim.joined import are_joinable, joined_sum_of_squares
 
 _EPSILON = 1e-6  # as in OneFlow and PyTorch: keeps the coefficient finite for a zero norm
 
 
-def clip_grad_norm(parameters: Iterable[flow.Tensor], max_norm: float, norm_type: float = 2.0) -> flow.Tensor:
+def clip_grad_norm(parameters: Iterable[flow.Tensor], max_norm: float) -> flow.Tensor:
     """Scale all gradients in place by `min(1, max_norm / (norm + 1e-6))` and return the norm before scaling.
 
     Args:
         parameters: of all groups together, local or global; those whose `grad` is None are skipped.
         max_norm: the bound, above 0.
-        norm_type: p of the p-norm, `math.inf` for the largest absolute value.
 
     Returns:
         A 0-dim tensor on the device (0 without any gradient; global when the gradients are). Global parameters make
@@ -32,7 +30,7 @@ def clip_grad_norm(parameters: Iterable[flow.Tensor], max_norm: float, norm_type
     """
     gradients = _gradients(parameters)
     with flow.no_grad():
-        norm, coefficient = _norm_and_coefficient(gradients, max_norm, norm_type)
+        norm, coefficient = _norm_and_coefficient(gradients, max_norm)
         for group in _by_layout(gradients):
             here = coefficient
             if coefficient.is_global and coefficient.placement != group[0].placement:
@@ -49,12 +47,10 @@ def clip_grad_value(parameters: Iterable[flow.Tensor], limit: float) -> None:
             gradient.copy_(gradient.clamp(-limit, limit))
 
 
-def norm_and_coefficient(
-    parameters: Iterable[flow.Tensor], max_norm: float, norm_type: float = 2.0
-) -> tuple[flow.Tensor, flow.Tensor]:
+def norm_and_coefficient(parameters: Iterable[flow.Tensor], max_norm: float) -> tuple[flow.Tensor, flow.Tensor]:
     """What `clip_grad_norm` returns, and what it would multiply the gradients by; they stay as they are."""
     with flow.no_grad():
-        return _norm_and_coefficient(_gradients(parameters), max_norm, norm_type)
+        return _norm_and_coefficient(_gradients(parameters), max_norm)
 
 
 def _gradients(parameters: Iterable[flow.Tensor]) -> list[flow.Tensor]:
@@ -62,44 +58,31 @@ def _gradients(parameters: Iterable[flow.Tensor]) -> list[flow.Tensor]:
     return [gradient for gradient in gradients if gradient is not None]
 
 
-def _norm_and_coefficient(
-    gradients: list[flow.Tensor], max_norm: float, norm_type: float
-) -> tuple[flow.Tensor, flow.Tensor]:
-    norm = joint_norm(gradients, float(norm_type))
+def _norm_and_coefficient(gradients: list[flow.Tensor], max_norm: float) -> tuple[flow.Tensor, flow.Tensor]:
+    norm = joint_norm(gradients)
     return norm, (float(max_norm) / (norm + _EPSILON)).clamp(max=1.0)
 
 
-def joint_norm(gradients: list[flow.Tensor], norm_type: float = 2.0) -> flow.Tensor:
-    """The norm of all numbers of `gradients`, or of other tensors, together: a 0-dim tensor on the device."""
+def joint_norm(gradients: list[flow.Tensor]) -> flow.Tensor:
+    """The 2-norm of all numbers of `gradients`, or of other tensors, together: a 0-dim tensor on the device."""
     if not gradients:
         return flow.tensor(0.0)
-    per_tensor, combine, finish = _formula(norm_type)
     # One communication per layout instead of one per tensor: values of equal layout stay partial until they are joined.
-    parts = [
-        joined_norm_power(group, norm_type)
-        if are_joinable(group)
-        else combine(flow.stack([per_tensor(gradient) for gradient in group]))
-        for group in _by_layout(gradients)
-    ]
+    parts = [_sum_of_squares(group) for group in _by_layout(gradients)]
     if gradients[0].is_global:
         placement = gradients[0].placement
         broadcast = [flow.sbp.broadcast] * len(gradients[0].sbp)
         parts = [part.to_global(sbp=[flow.sbp.broadcast] * len(part.sbp)) for part in parts]
         parts = [part.to_global(placement=placement, sbp=broadcast) for part in parts]
-    return finish(parts[0] if len(parts) == 1 else combine(flow.stack(parts)))
+    total = parts[0] if len(parts) == 1 else flow.stack(parts).sum()
+    return total.sqrt()
 
 
-def _formula(norm_type: float) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """`(of one tensor, of several such values, of the total)` for a p-norm."""
-    if norm_type == math.inf:
-        return (lambda g: g.abs().max()), (lambda values: values.max()), (lambda total: total)
-    if norm_type == 2.0:
-        return (lambda g: flow.square(g).sum()), (lambda values: values.sum()), (lambda total: total.sqrt())
-    return (
-        (lambda g: (g.abs() ** norm_type).sum()),
-        (lambda values: values.sum()),
-        (lambda total: total ** (1.0 / norm_type)),
-    )
+def _sum_of_squares(tensors: list[flow.Tensor]) -> flow.Tensor:
+    """The sum over all numbers of tensors of one layout."""
+    if are_joinable(tensors):
+        return joined_sum_of_squares(tensors)
+    return flow.stack([flow.square(tensor).sum() for tensor in tensors]).sum()
 
 
 def _by_layout(gradients: list[flow.Tensor]) -> list[list[flow.Tensor]]:

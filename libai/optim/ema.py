@@ -4,44 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import oneflow as flow
 from oneflow import nn
 
-from libai.config.settings.patterns import names_matching
 from libai.optim.state import like_parameter
 from libai.utils.errors import UserError
-
-
-@dataclass(frozen=True)
-class EmaOptions:
-    """`decay`: share of the old average that an update keeps. `warmup`: the share begins at 0.1 and rises as
-    (1 + n) / (10 + n) with the number of updates until it reaches `decay`, so that the initial weights are soon
-    forgotten. `exclude`: regular expressions; parameters that one is found in are not averaged."""
-
-    decay: float = 0.9999
-    warmup: bool = True
-    exclude: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise UserError(f"the decay of averaged weights is {self.decay!r}; it must be >= 0 and < 1, such as 0.999.")
 
 
 class WeightAverage:
     """The averages of a model's parameters, each with the layout of its parameter; buffers are not averaged.
 
-    They begin as the weights before the first update. `updates`: how many they have seen.
+    They begin as the weights before the first update. `decay`: share of the old average that an update keeps. It begins
+    at 0.1 and rises as (1 + n) / (10 + n) with the number of updates until it reaches `decay`, so that the initial
+    weights are soon forgotten. `updates`: how many the averages have seen.
     """
 
-    def __init__(self, model: nn.Module, options: EmaOptions):
-        self.options = options
+    def __init__(self, model: nn.Module, decay: float = 0.9999):
+        if not 0 <= decay < 1:
+            raise UserError(f"the decay of averaged weights is {decay!r}; it must be >= 0 and < 1, such as 0.999.")
+        self._decay = decay
         self.updates = 0
-        names = [name for name, _ in model.named_parameters()]
-        excluded = set(names_matching(options.exclude, names, "train.ema.exclude"))
-        self._names = [name for name in names if name not in excluded]
+        self._names = [name for name, _ in model.named_parameters()]
         self._averages: list[flow.Tensor] = []
         self._is_swapped_in = False
         self._find_parameters(model)
@@ -58,9 +43,7 @@ class WeightAverage:
     def update(self) -> None:
         """Take in the weights after an update. Waits for nothing: the device does it after the update."""
         self.begin()
-        decay = self.options.decay
-        if self.options.warmup:
-            decay = min(decay, (1 + self.updates) / (10 + self.updates))
+        decay = min(self._decay, (1 + self.updates) / (10 + self.updates))
         with flow.no_grad():
             for average, parameter in zip(self._averages, self._parameters):
                 # in this form the average of a weight that does not change is that weight, to the last bit
@@ -95,8 +78,8 @@ class WeightAverage:
         return dict(zip(self._names, self._averages)), {"updates": self.updates}
 
     def load(self, model: nn.Module, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
-        """Take what `export` gave, for the parameters that `model` has now. Averages of parameters that were excluded
-        then begin with the present weights. Collective when parameters are global."""
+        """Take what `export` gave, for the parameters that `model` has now. Averages that it lacks begin with the
+        present weights. Collective when parameters are global."""
         self._find_parameters(model)
         self.updates = scalars.get("updates", 0)
         self._averages = [

@@ -7,7 +7,6 @@ the kernels of libai/native they pay on CPU as well: an operation costs 10 to 20
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,19 +21,16 @@ from libai.optim.several import Optimizers, optimizer_of
 def are_joinable(tensors: Sequence[flow.Tensor]) -> bool:
     """Whether operations of this file may take `tensors`: local, float32 and on CPU, where our kernels compute.
 
-    Not global ones: OneFlow adds up the largest numbers of ranks (`multi_reduce_max_abs` of split tensors).
+    Not global ones: OneFlow's `multi_...` operations do not know their layouts.
     """
     if not are_kernels_on() or not tensors or tensors[0].is_global or tensors[0].device.type != "cpu":
         return False
     return is_on("eager-updates") and all(tensor.dtype == flow.float32 for tensor in tensors)
 
 
-def joined_norm_power(tensors: Sequence[flow.Tensor], norm_type: float) -> flow.Tensor:
-    """The sum of |x|^p over all numbers of `tensors`, or the largest |x| for p = inf; exact to 1e-7. No axes."""
-    if norm_type == math.inf:
-        op = build_operation("multi_reduce_max_abs", (("x", len(tensors)),), "y")
-    else:
-        op = build_operation("multi_reduce_sum_pow_abs", (("x", len(tensors)),), "y", p=f"at_float: {norm_type!r}")
+def joined_sum_of_squares(tensors: Sequence[flow.Tensor]) -> flow.Tensor:
+    """The sum of x² over all numbers of `tensors`; exact to 1e-7. No axes."""
+    op = build_operation("multi_reduce_sum_pow_abs", (("x", len(tensors)),), "y", p="at_float: 2.0")
     return apply_to_many(op, tensors)
 
 

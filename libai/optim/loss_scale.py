@@ -16,27 +16,26 @@ from libai.optim.clip import norm_and_coefficient
 class LossScaling:
     """How the loss is scaled, in both modes.
 
-    An update whose gradients are not finite is left out, and the scale multiplied by `backoff_factor`; after
-    `growth_interval` updates without one it is multiplied by `growth_factor`. `static_scale` keeps one scale and leaves
-    no update out. In graph mode OneFlow takes no other `backoff_factor` than 1 / `growth_factor`.
+    An update whose gradients are not finite is left out, and the scale divided by `growth_factor`; after
+    `growth_interval` updates without one it is multiplied by it. `growth_interval=None` keeps `init_scale` and leaves
+    no update out.
     """
 
     init_scale: float = 2.0**16
     growth_factor: float = 2.0
-    backoff_factor: float = 0.5
-    growth_interval: int = 2000
-    static_scale: float | None = None
+    growth_interval: int | None = 2000
 
     @property
     def is_dynamic(self) -> bool:
         """Whether the scale changes, and updates may be left out."""
-        return self.static_scale is None
+        return self.growth_interval is not None
 
     def for_graph(self) -> Any:
         """OneFlow's description of it for `nn.Graph.set_grad_scaler`."""
-        if self.static_scale is not None:
-            return flow.amp.StaticGradScaler(self.static_scale)
-        return flow.amp.GradScaler(self.init_scale, self.growth_factor, self.backoff_factor, self.growth_interval)
+        if self.growth_interval is None:
+            return flow.amp.StaticGradScaler(self.init_scale)
+        # OneFlow 0.9 takes no other factor to shrink by
+        return flow.amp.GradScaler(self.init_scale, self.growth_factor, 1 / self.growth_factor, self.growth_interval)
 
 
 class LossScaler:
@@ -48,8 +47,8 @@ class LossScaler:
     @property
     def scale(self) -> float:
         """What the next loss is multiplied by."""
-        if self._scaling.static_scale is not None:
-            return self._scaling.static_scale
+        if not self._scaling.is_dynamic:
+            return self._scaling.init_scale
         return self._optimizer._state.get("loss_scale", self._scaling.init_scale)
 
     def unscale(self, parameters: Iterable[flow.Tensor], full_tensor: Callable[[flow.Tensor], flow.Tensor]) -> bool:
@@ -72,7 +71,7 @@ class LossScaler:
         state, scaling = self._optimizer._state, self._scaling
         scale, good_steps = self.scale, int(state.get("loss_scale_good_steps", 0)) + 1
         if not is_finite:
-            scale, good_steps = max(scale * scaling.backoff_factor, 1.0), 0
-        elif good_steps >= scaling.growth_interval:
+            scale, good_steps = max(scale / scaling.growth_factor, 1.0), 0
+        elif scaling.growth_interval is not None and good_steps >= scaling.growth_interval:
             scale, good_steps = scale * scaling.growth_factor, 0
         state["loss_scale"], state["loss_scale_good_steps"] = scale, good_steps

@@ -33,7 +33,6 @@ train.warmup_ratio = 0.1
 train.log_period = 50
 train.clip_grad.max_norm = 1.0
 train.checkpointer.period = 300
-train.evaluation.eval_at_start = True
 train.evaluation.eval_period = 100
 train.evaluation.evaluators = {"recall": LazyCall(RetrievalEvaluator)()}
 train.evaluation.eval_metric = "+val/recall"

@@ -41,6 +41,5 @@ train.warmup_ratio = 0.1
 train.clip_grad.max_norm = 1.0
 train.log_period = 10
 train.checkpointer.period = 80
-train.evaluation.eval_at_start = True
 train.evaluation.eval_period = 40
 train.evaluation.evaluators = {"perplexity": LazyCall("libai.evaluation.PerplexityEvaluator")()}

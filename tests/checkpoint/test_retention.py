@@ -59,7 +59,6 @@ def test_iterations_are_ordered_as_numbers(tmp_path):
         ({"max_to_keep": 2}, [4, 5]),
         ({"max_to_keep": 9}, [1, 2, 3, 4, 5]),
         ({"max_to_keep": None}, [1, 2, 3, 4, 5]),
-        ({"max_to_keep": 1, "keep_every": 2}, [2, 4, 5]),
         ({"max_to_keep": 1, "protect": ["iter_0000003"]}, [3, 5]),
     ],
 )
@@ -96,7 +95,7 @@ def test_a_dry_run_deletes_nothing(root):
     assert _left(root) == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("arguments", [{"max_to_keep": 0}, {"max_to_keep": -1}, {"max_to_keep": 1, "keep_every": 0}])
+@pytest.mark.parametrize("arguments", [{"max_to_keep": 0}, {"max_to_keep": -1}])
 def test_prune_refuses_to_keep_nothing(root, arguments):
     with pytest.raises(CheckpointError, match="at least"):
         checkpoint.prune(root, **arguments)

@@ -46,11 +46,9 @@ def test_weights_and_buffers_go_into_the_same_memory(saved):
 
 def test_a_pattern_that_renames_nothing_is_named(saved):
     net, path = saved
-    report = checkpoint.load_weights(path, Net(), key_mapping={r"^norm\.": "norm."}, revise_keys=[[r"^encodr\.", ""]])
+    report = checkpoint.load_weights(path, Net(), [(r"^norm\.", "norm."), (r"^encodr\.", "")])
     assert report.is_exact and report.idle_patterns == [r"^encodr\."]
-    assert str(report).endswith(
-        r"\n  '^encodr\\.' of key_mapping or revise_keys fits no name on disk.".replace(r"\n", "\n")
-    )
+    assert str(report).endswith(r"\n  '^encodr\\.' of revise_keys fits no name on disk.".replace(r"\n", "\n"))
 
 
 def test_a_mismatch_is_reported_exactly_and_nothing_is_copied(saved):
@@ -59,10 +57,10 @@ def test_a_mismatch_is_reported_exactly_and_nothing_is_copied(saved):
     other.extra = nn.Linear(1, 1, bias=False)
     before = _values(other)
     with pytest.raises(CheckpointError) as error:
-        checkpoint.load_weights(path, other, key_mapping={r"^norm\.(?=running)": "old."})
+        checkpoint.load_weights(path, other, [(r"^norm\.(?=running)", "old.")])
     assert str(error.value) == (
         "checkpoint `iter_0000500`: 5 tensors fit, 3 missing, 2 unexpected, 2 mismatched. "
-        "`train.load_weight` with `strict=false` takes what fits; its `key_mapping` renames tensors.\n"
+        "`train.load_weight` with `strict=false` takes what fits; its `revise_keys` renames tensors.\n"
         "  missing: `extra.weight` is in the model, not on disk.\n"
         "  missing: `norm.running_mean` is in the model, not on disk.\n"
         "  missing: `norm.running_var` is in the model, not on disk.\n"
@@ -93,20 +91,15 @@ def test_names_are_mapped_in_order(saved):
             self.backbone = nn.Linear(4, 8)
 
     wrapped = Wrapped()
-    mapping = {r"^(norm|head)\..*": "", r"^body\.": "x.", r"^x": "backbone"}
-    assert checkpoint.load_weights(path, wrapped, mapping).is_exact
+    pairs = [[r"^(norm|head)\..*", ""], (r"^body\.", "x."), (r"^x", "backbone")]
+    assert checkpoint.load_weights(path, wrapped, pairs).is_exact
     assert np.array_equal(wrapped.backbone.weight.numpy(), net.body.weight.numpy())
 
 
-def test_keys_are_revised_by_pairs_after_the_mapping(saved):
-    net, path = saved
-    mapping, pairs = {r"^(norm|head)\..*": ""}, [["^body", "x"], ("^x", "backbone")]
-    backbone = nn.ModuleDict({"backbone": nn.Linear(4, 8)})
-    assert checkpoint.load_weights(path, backbone, mapping, revise_keys=pairs).is_exact
-    assert np.array_equal(backbone["backbone"].weight.numpy(), net.body.weight.numpy())
-    for wrong in (["^body"], "ab", [["^body", 3]], [("a", "b", "c")]):
-        with pytest.raises(CheckpointError, match="not a pair of texts"):
-            checkpoint.load_weights(path, backbone, revise_keys=wrong)
+@pytest.mark.parametrize("wrong", [["^body"], "ab", [["^body", 3]], [("a", "b", "c")]])
+def test_keys_are_revised_by_pairs_only(saved, wrong):
+    with pytest.raises(CheckpointError, match="not a pair of texts"):
+        checkpoint.load_weights(saved[1], Net(), revise_keys=wrong)
 
 
 def test_weights_of_which_nothing_fits_are_an_error_also_without_strict(saved):
@@ -120,9 +113,9 @@ def test_weights_of_which_nothing_fits_are_an_error_also_without_strict(saved):
 @pytest.mark.parametrize(
     ("mapping", "expected"),
     [
-        ({"(": "x"}, "revise_keys is no regular expression"),
-        ({"a": r"\9"}, "is no regular expression"),
-        ({".*": "x"}, "gives both"),
+        ([("(", "x")], "revise_keys is no regular expression"),
+        ([("a", r"\9")], "is no regular expression"),
+        ([(".*", "x")], "gives both"),
     ],
 )
 def test_a_bad_mapping_is_an_error(saved, mapping, expected):

@@ -5,8 +5,8 @@ from libai.utils.errors import UserError
 
 
 def test_words_and_flags_may_be_mixed():
-    args = parse_args(["--resume", "exp.py", "train.seed=1", "--dry-run", "~train.name", "+a.b=-1"])
-    assert args == Args("exp.py", ["train.seed=1", "~train.name", "+a.b=-1"], resume=True, dry_run=True)
+    args = parse_args(["--resume", "exp.py", "train.seed=1", "--dry-run", "~train.seed", "+a.b=-1"])
+    assert args == Args("exp.py", ["train.seed=1", "~train.seed", "+a.b=-1"], resume=True, dry_run=True)
 
 
 def test_the_config_may_be_named_by_a_flag():

@@ -79,12 +79,12 @@ def test_configs_beside_the_file_come_before_the_shipped_ones(folder):
 def test_edits_never_reach_another_load(folder):
     write(folder, "base.py", "from libai.config import defaults\ntrain = defaults('train')")
     write(folder, "plain_module.py", "from libai.config import defaults\ngraph = defaults('graph')")
-    edits = "from .base import train\nfrom plain_module import graph\ntrain.train_iter = 5\ngraph.debug = 2"
+    edits = "from .base import train\nfrom plain_module import graph\ntrain.train_iter = 5\ngraph.enabled = True"
     first, second = write(folder, "first.py", edits), write(folder, "second.py", edits.split("train.train_iter")[0])
     loaded = LazyConfig.load(first)
     loaded.train.log_period = 1
     assert LazyConfig.load(second).train.train_iter == 0
-    assert LazyConfig.load(second).graph.debug == -1
+    assert LazyConfig.load(second).graph.enabled is False
     assert LazyConfig.load(first).train.log_period == 20
 
 

@@ -28,7 +28,7 @@ def test_defaults_are_fresh_each_time():
 
 def test_find_tells_settings_sections_and_nothing_apart():
     assert schema.find("train.amp") is sections.Amp
-    setting = schema.find("train.tensorboard.enabled")
+    setting = schema.find("train.ema.enabled")
     assert isinstance(setting, schema.Key) and setting.kind is bool
     assert schema.find("train.amp.enable") is None
     assert schema.find("train.seed.seed") is None

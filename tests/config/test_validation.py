@@ -80,10 +80,6 @@ def test_interpolations_are_resolved():
             "train.writers[0] is '???': the config leaves its value to you. Add train.writers[0]=value.",
         ),
         (
-            {"train": {"scheduler": ["???"]}},
-            "train.scheduler[0] is '???': the config leaves its value to you. Add train.scheduler[0]=value.",
-        ),
-        (
             {"dataloader": {"test": {"val": "???"}}},
             "dataloader.test.val is '???': the config leaves its value to you. Add dataloader.test.val=value.",
         ),
@@ -154,13 +150,6 @@ def test_the_mesh_must_fill_the_processes():
     assert "does not divide the 4 processes" in problem
 
 
-def test_train_scheduler_is_another_place_for_lr_scheduler():
-    run = validate(config(train={"scheduler": LazyCall(Net)(width=3)}))
-    assert run.lr_scheduler.width == 3 and run.train.scheduler is None
-    (problem,) = problems(config(train={"scheduler": LazyCall(Net)()}, lr_scheduler=LazyCall(Net)()))
-    assert "both set" in problem
-
-
 def test_sections_can_be_optional():
     cfg = OmegaConf.create({"train": {"train_epoch": 1, "global_batch_size": 4}})
     assert validate(cfg, required=()).model is None
@@ -179,10 +168,10 @@ def test_a_built_object_may_stand_for_a_call():
 def test_the_run_as_a_config_validates_to_the_same_run():
     run = validate(
         config(
-            train={"name": "w${model.width}", "extra_hooks": [LazyCall(Net)()]},
-            graph={"debug": 1},
+            train={"output_dir": "w${model.width}", "extra_hooks": [LazyCall(Net)()]},
+            graph={"on_build_error": "eager"},
             model=LazyCall(Net)(width=1),
         )
     )
     again = validate(run.to_config())
-    assert again == run and again.train.name == "w1"
+    assert again == run and again.train.output_dir == "w1"

@@ -29,7 +29,7 @@ def make_config(output_dir: Any, mode: str, *overrides: str) -> Any:
     train.output_dir, train.seed = str(output_dir), 3
     train.train_micro_batch_size, train.train_iter, train.log_period = 8, 8, 1
     train.checkpointer.period, train.evaluation.eval_period = 4, 4
-    train.tensorboard.enabled = False
+    train.writers = ["console", "jsonl"]
     train.evaluation.evaluators = {"top": LazyCall(ClassificationEvaluator)(labels_key="y", topk=[1])}
     graph = defaults("graph")
     graph.enabled = mode == "graph"

@@ -71,26 +71,6 @@ def test_the_best_value_is_known_without_checkpoints(tmp_path):
     assert result.best is not None and (result.best_path, result.last_path) == (None, None)
 
 
-@pytest.mark.parametrize("async_save", ["true", "false"])
-def test_the_k_best_checkpoints_are_kept(mode, async_save, tmp_path):
-    run = contract_runs.make_run(
-        tmp_path,
-        mode,
-        *WILD,
-        "train.checkpointer.best_to_keep=3",
-        "train.checkpointer.max_to_keep=1",
-        f"train.checkpointer.async_save={async_save}",
-    )
-    run.train()
-    values = jobs.read_column(tmp_path, "eval/val/loss")
-    wanted = {*sorted(values, key=values.get)[:3], 8}
-    found = {checkpoint.iteration_of(path.name) for path in checkpoint.list_checkpoints(tmp_path / "checkpoints")}
-    assert found == wanted
-
-    resumed = contract_runs.make_run(tmp_path, mode, *WILD, "train.checkpointer.best_to_keep=3", resume=True)
-    assert best_hook(resumed).state_dict() == best_hook(run).state_dict()
-
-
 def test_the_model_has_the_best_weights_at_the_end(mode, tmp_path):
     run = contract_runs.make_run(tmp_path / "best", mode, *WILD, "train.load_best_at_end=true")
     result = run.train()

@@ -24,7 +24,7 @@ def command(mode, monkeypatch, capsys):
 
     def run(folder: Path, *words: str) -> list[str]:
         settings = [f"train.output_dir={folder}", f"graph.enabled={str(mode == 'graph').lower()}"]
-        settings += ["train.tensorboard.enabled=false", "train.seed=3"]
+        settings += ["train.writers=[console,jsonl]", "train.seed=3"]
         monkeypatch.setattr("sys.argv", ["train_net.py", CONFIG, *settings, *words])
         capsys.readouterr()
         assert train_net.main() == 0

@@ -157,13 +157,12 @@ def test_a_job_that_is_started_again_continues_its_own_run(tmp_path, monkeypatch
     """The launcher names the job; the first start fails before its first checkpoint."""
     earlier = contract_runs.train(tmp_path, "eager").folder.run_id
     monkeypatch.setenv(JOB_VARIABLE, "one")
-    fails = make_run(tmp_path, "eager", "train.checkpointer.save_on_exit=false")
+    fails = make_run(tmp_path, "eager")
 
     def fail(trainer):
-        if trainer.iter == 2:
-            raise RuntimeError("planted")
+        raise RuntimeError("planted")
 
-    fails.trainer.register_hooks([CallbackHook(after_step=fail)])
+    fails.trainer.register_hooks([CallbackHook(before_step=fail)])
     with pytest.raises(RuntimeError, match="planted"):
         fails.train()
     again = make_run(tmp_path, "eager")
@@ -322,8 +321,7 @@ def test_a_schedule_that_cannot_be_saved_is_refused_before_anything_happens(mode
 
 
 def test_without_checkpoints_a_schedule_needs_no_state(mode, tmp_path):
-    off = ["train.checkpointer.enabled=false", "train.replay_non_finite=false"]
-    run = with_part(tmp_path, mode, *off, lr_scheduler=CountedSchedule)
+    run = with_part(tmp_path, mode, "train.checkpointer.enabled=false", lr_scheduler=CountedSchedule)
     run.dry_run()
     assert run.lr_scheduler.steps == 0
     run.train()
@@ -459,18 +457,10 @@ def test_the_banner_names_hooks_and_processes(tmp_path, mode, capsys):
             "8 iterations; log at the end, evaluate at the end, save at the end",
         ),
         (
-            ["train.evaluation.eval_period=9", "train.evaluation.eval_after_train=false"],
-            "8 iterations; log every 1, save every 4, no evaluation",
-        ),
-        (
             ["train.evaluation.enabled=false", "train.checkpointer.enabled=false"],
             "8 iterations; log every 1, no evaluation, no checkpoints",
         ),
         (["~dataloader.test"], "8 iterations; log every 1, save every 4, no evaluation"),
-        (
-            ["train.checkpointer.period_seconds=30"],
-            "8 iterations; log every 1, evaluate every 4, save every 4 or every 30 s",
-        ),
         (
             ["lr_scheduler.warmup_iter=3"],
             "8 iterations, 3 of them warm-up; log every 1, evaluate every 4, save every 4",

@@ -20,7 +20,7 @@ FEW = (
     "train.train_iter=2",
     "train.checkpointer.period=2",
     "train.evaluation.enabled=false",
-    "graph.check_first_step=false",
+    "train.rehearse=0",
 )
 
 
@@ -73,7 +73,7 @@ def test_another_prefix_and_a_part_of_a_model(trained, mode, tmp_path):
 
 
 def test_weights_of_which_nothing_fits_are_refused(trained, mode, tmp_path):
-    with pytest.raises(CheckpointError, match="Nothing fits.*key_mapping"):
+    with pytest.raises(CheckpointError, match="Nothing fits.*revise_keys"):
         contract_runs.make_run(
             tmp_path / "second",
             mode,

@@ -14,7 +14,7 @@ from libai.layers import merge_lora
 from libai.utils.errors import UserError
 
 LORA = ("train.lora={patterns: ['a'], rank: 2, alpha: 4, dropout: 0.1, also_train: ['^b\\.bias$']}", "optim.lr=0.1")
-SHORT = ("train.evaluation.enabled=false", "graph.check_first_step=false")
+SHORT = ("train.evaluation.enabled=false", "train.rehearse=0")
 
 
 def losses(run):

@@ -86,11 +86,10 @@ def test_several_optimizers_equal_a_plain_loop(mode, max_norm):
     assert trainer.optimizer_state.export()[1]["step"] == 8
 
 
-@pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
-def test_one_norm_clips_the_gradients_of_all_optimizers(norm_type):
+def test_one_norm_clips_the_gradients_of_all_optimizers():
     found = {}
     for mode in TRAINERS:
-        trainer = make_trainer(mode, max_grad_norm=0.05, norm_type=norm_type, num_accumulation_steps=2)
+        trainer = make_trainer(mode, max_grad_norm=0.05, num_accumulation_steps=2)
         trainer.train(0, 4)
         found[mode] = {name: value.numpy() for name, value in trainer.model.state_dict().items()}
     for name, value in found["eager"].items():

@@ -24,19 +24,9 @@ def evaluated_at(output_dir):
     return sorted({line["iter"] for line in lines if any(tag.startswith("eval/") for tag in line)})
 
 
-@pytest.mark.parametrize(
-    ("at_start", "after_train", "expected"),
-    [("true", "true", [0, 4, 6]), ("false", "false", [4])],
-)
-def test_evaluation_at_start_and_after_training(tmp_path, mode, at_start, after_train, expected):
-    cr.train(
-        tmp_path,
-        mode,
-        "train.train_iter=6",
-        f"train.evaluation.eval_at_start={at_start}",
-        f"train.evaluation.eval_after_train={after_train}",
-    )
-    assert evaluated_at(tmp_path) == expected
+def test_the_end_of_a_run_is_evaluated(tmp_path, mode):
+    cr.train(tmp_path, mode, "train.train_iter=6")
+    assert evaluated_at(tmp_path) == [4, 6]
 
 
 @pytest.mark.parametrize(("eval_iter", "count"), [("1", 2), ("null", 5)])
@@ -51,8 +41,7 @@ def test_eval_iter_limits_the_batches_of_each_dataset(tmp_path, mode, eval_iter,
 
 
 def test_the_profiler_writes_its_window(tmp_path, mode):
-    overrides = ("train.profiler.enabled=true", "train.profiler.start_iter=2", "train.profiler.num_iters=3")
-    cr.train(tmp_path, mode, "train.train_iter=6", *overrides)
+    cr.train(tmp_path, mode, "train.train_iter=6", "train.profile=[2,5]")
     profile = pstats.Stats(str(tmp_path / "profile" / "profile_rank0.prof"))
     steps = [calls for (_, _, name), (calls, *_) in profile.stats.items() if name == "run_step"]
     assert steps == [3]

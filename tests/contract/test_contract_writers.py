@@ -12,7 +12,6 @@ import tracker_stand_ins
 from libai.config import schema
 from libai.engine import Writer
 from libai.engine.hooks import WriterHook
-from libai.engine.log.tensorboard import TensorBoardWriter
 from libai.engine.run.default_hooks import _WRITERS
 from libai.utils.errors import UserError
 
@@ -105,12 +104,6 @@ def test_a_writer_that_fails_ends_the_run_and_the_summary_says_so(mode, tmp_path
         run.train()
     assert failing.calls == ["begin", "failed", "close"]
     assert [line["iter"] for line in jobs.read_metrics(tmp_path)] == [1, 2, 3]
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_the_old_switch_takes_tensorboard_out(enabled, tmp_path):
-    run = contract_runs.make_run(tmp_path, "eager", f"train.tensorboard.enabled={enabled}")
-    assert any(isinstance(writer, TensorBoardWriter) for writer in run.build_writers()) == enabled
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`train.parity_check` and `graph.shadow_every` look at a training and leave no trace in it."""
+"""`train.rehearse` and `train.rehearse_every` look at a training and leave no trace in it."""
 
 from __future__ import annotations
 
@@ -76,12 +76,10 @@ def numbers(rows, tag):
 @pytest.mark.parametrize("loader", [None, drawing])
 def test_a_checked_run_has_the_same_curve(mode, loader, tmp_path):
     plain = curve(tmp_path, mode, "plain", loader=loader)
-    assert "parity_check" not in (tmp_path / "plain" / "log.txt").read_text()
-    words = ["train.parity_check=3"] + (["graph.shadow_every=2"] if mode == "graph" else [])
+    assert "rehearse: " not in (tmp_path / "plain" / "log.txt").read_text()
+    words = ["train.rehearse=3"] + (["train.rehearse_every=2"] if mode == "graph" else [])
     checked = curve(tmp_path, mode, "checked", *words, loader=loader)
-    assert (
-        "parity_check: eager and graph mode agree over 3 iteration(s)" in (tmp_path / "checked" / "log.txt").read_text()
-    )
+    assert "rehearse: eager and graph mode agree over 3 iteration(s)" in (tmp_path / "checked" / "log.txt").read_text()
     assert numbers(checked[1], "train/loss") == numbers(plain[1], "train/loss")
     assert len(numbers(plain[1], "train/loss")) == 5
     assert all(np.array_equal(a, b) for a, b in zip(plain[2], checked[2], strict=True))
@@ -106,7 +104,7 @@ class Wrong(toy.Classifier):
 
 def test_another_training_ends_before_its_first_update(mode, tmp_path):
     with pytest.raises(UserError, match="another training") as raised:
-        curve(tmp_path, mode, "run", "train.parity_check=2", model=Wrong)
+        curve(tmp_path, mode, "run", "train.rehearse=2", model=Wrong)
     text = str(raised.value)
     assert "\n" not in text and "iteration 1" in text and "it begins in middle (forward" in text, text
     assert not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "metrics.jsonl").exists()
@@ -122,7 +120,7 @@ class Shifted(toy.Classifier):
 
 def test_each_loss_is_compared_and_not_their_sum_alone(tmp_path):
     with pytest.raises(UserError, match="the loss 'other' is 0 in eager mode and -0.5 in graph mode"):
-        curve(tmp_path, "eager", "run", "train.parity_check=1", model=Shifted)
+        curve(tmp_path, "eager", "run", "train.rehearse=1", model=Shifted)
 
 
 class Branching(toy.Classifier):
@@ -131,8 +129,8 @@ class Branching(toy.Classifier):
 
 
 def test_a_model_that_the_other_mode_refuses_trains_on(tmp_path):
-    run, rows, _ = curve(tmp_path, "eager", "run", "train.parity_check=2", model=Branching)
-    text = "train.parity_check=2 has nothing to compare with: graph mode refuses this run (Branching"
+    run, rows, _ = curve(tmp_path, "eager", "run", "train.rehearse=2", model=Branching)
+    text = "train.rehearse=2 has nothing to compare with: graph mode refuses this run (Branching"
     assert text in (tmp_path / "run" / "log.txt").read_text()
     assert len(numbers(rows, "train/loss")) == 5
 
@@ -145,7 +143,7 @@ def test_the_shadow_update_sees_a_wrong_step(tmp_path, monkeypatch):
         write(self, group, **{name: value for name, value in values.items() if (name, group) not in self._values})
 
     monkeypatch.setattr(StepInputs, "set", write_once)
-    _, rows, _ = curve(tmp_path, "graph", "run", "graph.shadow_every=1")
+    _, rows, _ = curve(tmp_path, "graph", "run", "train.rehearse_every=1")
     assert max(numbers(rows, "parity/max_rel_diff")) > 1e-4
 
 
@@ -165,7 +163,7 @@ def two_parts():
 def test_a_failure_of_the_other_mode_is_no_refusal(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(GraphTrainer, "update", lambda self, batches: {}["planted"])
     with pytest.raises(KeyError, match="planted"):
-        curve(tmp_path, "eager", "run", "train.parity_check=2")
+        curve(tmp_path, "eager", "run", "train.rehearse=2")
     assert "eager mode, which would train, is not to blame: what follows is from graph mode" in caplog.text
     assert "nothing to compare with" not in caplog.text
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
@@ -179,7 +177,7 @@ def test_the_module_is_named_in_a_resumed_run_too(mode, tmp_path):
 
     run_of(False).train(until=3)
     with pytest.raises(UserError, match="another training") as raised:
-        run_of(True, "train.parity_check=2").train()
+        run_of(True, "train.rehearse=2").train()
     assert "In iteration 4 the loss" in str(raised.value), raised.value
     assert "it begins in middle (forward: its inputs are equal" in str(raised.value), raised.value
 
@@ -187,16 +185,16 @@ def test_the_module_is_named_in_a_resumed_run_too(mode, tmp_path):
 def test_a_resumed_run_is_checked_where_it_stands(mode, tmp_path):
     whole = train(tmp_path / "whole", mode)
     make_run(tmp_path / "run", mode).train(until=4)
-    train(tmp_path / "run", mode, "train.parity_check=2", resume=True)
-    assert "parity_check: eager and graph mode agree over 2 iteration(s)" in (tmp_path / "run" / "log.txt").read_text()
+    train(tmp_path / "run", mode, "train.rehearse=2", resume=True)
+    assert "rehearse: eager and graph mode agree over 2 iteration(s)" in (tmp_path / "run" / "log.txt").read_text()
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     expected = [json.loads(line) for line in (whole.output_dir / "metrics.jsonl").read_text().splitlines()]
     assert numbers(rows, "train/loss") == numbers(expected, "train/loss")
 
 
 def test_impossible_settings_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"graph\.shadow_every cannot be honoured in eager mode"):
-        make_run(tmp_path, "eager", "graph.shadow_every=1")
-    for words in ("train.parity_check=-1", "graph.shadow_every=-1", "train.parity_check=1.5"):
+    with pytest.raises(UserError, match=r"train\.rehearse_every cannot be honoured in eager mode"):
+        make_run(tmp_path, "eager", "train.rehearse_every=1")
+    for words in ("train.rehearse=-1", "train.rehearse_every=-1", "train.rehearse=1.5"):
         with pytest.raises(UserError, match=words.partition("=")[0]):
             make_run(tmp_path, "graph", words)

@@ -1,4 +1,4 @@
-"""Runs with `train.parity_check` and `graph.shadow_every` on two ranks, for test_parity_in_training_ranks.py.
+"""Runs with `train.rehearse` and `train.rehearse_every` on two ranks, for test_parity_in_training_ranks.py.
 
 python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/parity_start_ranks.py FOLDER
 """
@@ -24,20 +24,20 @@ from libai.engine.run import parity_start  # noqa: E402
 from libai.utils.distributed import barrier, gather_objects, get_rank  # noqa: E402
 from libai.utils.errors import UserError  # noqa: E402
 
-SHADOW = "graph.shadow_every=1"
+SHADOW = "train.rehearse_every=1"
 
 
 def main(folder: str) -> None:
     rows: dict[str, Any] = {}
     for mode in ("eager", "graph"):
-        words = ["train.parity_check=2", *([SHADOW] if mode == "graph" else [])]
+        words = ["train.rehearse=2", *([SHADOW] if mode == "graph" else [])]
         rows[f"plain, {mode}"] = run(folder, mode, Averaging)
         rows[f"checked, {mode}"] = run(folder, mode, Averaging, *words)
         rows[f"coupled, {mode}"] = run(folder, mode, Centred, *words)
-        rows[f"wrong, {mode}"] = run(folder, mode, Wrong, "train.parity_check=2")
+        rows[f"wrong, {mode}"] = run(folder, mode, Wrong, "train.rehearse=2")
         with mock.patch.object(parity_start, "check_supported", refuse_on_rank_1):
-            rows[f"refused, {mode}"] = run(folder, mode, Classifier, "train.parity_check=2")
-    accumulating = ["train.num_accumulation_steps=2", "train.parity_check=2"]
+            rows[f"refused, {mode}"] = run(folder, mode, Classifier, "train.rehearse=2")
+    accumulating = ["train.num_accumulation_steps=2", "train.rehearse=2"]
     rows["wrong, accumulation"] = run(folder, "eager", Wrong, *accumulating)
     with mock.patch.object(StepInputs, "set", write_once):
         rows["wrong step"] = run(folder, "graph", Classifier, SHADOW)

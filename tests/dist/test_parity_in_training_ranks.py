@@ -1,4 +1,4 @@
-"""`train.parity_check` and `graph.shadow_every` on two data-parallel ranks: no trace, one verdict, never a hang."""
+"""`train.rehearse` and `train.rehearse_every` on two data-parallel ranks: no trace, one verdict, never a hang."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_a_checked_run_has_the_same_curve(rows, mode):
     plain, checked = rows[f"plain, {mode}"], rows[f"checked, {mode}"]
     assert plain["errors"] == checked["errors"] == [None, None]
     assert len(plain["loss"]) == 4 and checked["loss"] == plain["loss"]
-    assert "parity_check: eager and graph mode agree over 2 iteration(s)" in checked["log"]
-    assert "parity_check" not in plain["log"]
+    assert "rehearse: eager and graph mode agree over 2 iteration(s)" in checked["log"]
+    assert "rehearse: " not in plain["log"]
     if mode == "graph":
         assert len(checked["shadow"]) == 4 and max(checked["shadow"]) < 1e-5
 

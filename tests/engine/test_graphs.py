@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import oneflow as flow
 import pytest
@@ -67,15 +65,14 @@ def test_groups_decay_alike_in_both_modes():
         assert_same_weights(eager, undecayed)
 
 
-@pytest.mark.parametrize("norm_type", [2.0, math.inf])
-def test_the_returned_norm_is_that_of_a_hand_written_step(mode, norm_type):
+def test_the_returned_norm_is_that_of_a_hand_written_step(mode):
     data = toy.batches(2)
-    trainer = make_trainer(mode, data, two_groups, accumulation=2, max_grad_norm=0.01, norm_type=norm_type)
+    trainer = make_trainer(mode, data, two_groups, accumulation=2, max_grad_norm=0.01)
     flow.manual_seed(0)
     model = toy.Classifier()
     for batch in data:
         (model(flow.from_numpy(batch["x"]), flow.from_numpy(batch["y"]))["losses"]["cls"] / 2).backward()
-    expected = flow.nn.utils.clip_grad_norm_(list(model.parameters()), 0.01, norm_type).item()
+    expected = flow.nn.utils.clip_grad_norm_(list(model.parameters()), 0.01).item()
     trainer.train(0, 1)
     assert trainer.fetch_metrics()["train/grad_norm"] == pytest.approx(expected, rel=1e-5)
 

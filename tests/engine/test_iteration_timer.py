@@ -110,12 +110,12 @@ def test_evaluation_and_saving_are_no_time_of_training(mode):
 
     saves = Saves()
     steps = CallbackHook(after_step=clock.pass_by(1.0))
-    trainer, timer, _ = timed(mode, steps, EvalHook(2, evaluate, at_start=True), CheckpointHook(saves, 4))
+    trainer, timer, _ = timed(mode, steps, EvalHook(2, evaluate), CheckpointHook(saves, 4))
     saves.trainer = trainer
     trainer.loop.clock = TrainingClock(clock)
     trainer.train(0, 8)
     assert counted(timer) == 8.0
-    assert clock.now == 8.0 + 5 * 100 + 2 * 1000, "negative control: it was there to be counted"
+    assert clock.now == 8.0 + 4 * 100 + 2 * 1000, "negative control: it was there to be counted"
 
 
 def test_a_run_that_stops_between_two_log_points_counts_all_its_iterations(mode):

@@ -73,7 +73,7 @@ def data_with_a_bad_batch(count, bad):
 
 def build(mode, data, policy="raise", model=Fragile, **options):
     if policy == "raise":
-        options.setdefault("replay_non_finite", True)
+        options.setdefault("keeps_copy", True)
     flow.manual_seed(0)
     net = model()
     optimizer = toy.optimizer_of("adamw", net)
@@ -162,8 +162,8 @@ def test_a_gradient_without_a_bad_loss_is_found_before_it_spoils_the_next_iterat
 
 
 def test_without_the_copy_the_error_still_names_the_iteration(mode):
-    trainer = build(mode, data_with_a_bad_batch(8, [4]), replay_non_finite=False)
-    with pytest.raises(NonFiniteLoss, match="iteration 5.*corrupted.*replay_non_finite=true undoes"):
+    trainer = build(mode, data_with_a_bad_batch(8, [4]), keeps_copy=False)
+    with pytest.raises(NonFiniteLoss, match="iteration 5.*corrupted.*non_finite=skip.*names the first bad module"):
         trainer.train(0, 8)
 
 
@@ -173,8 +173,8 @@ def test_a_copy_that_cannot_be_put_back_is_refused():
             pass
 
     net = toy.Classifier()
-    with pytest.raises(UserError, match="replay_non_finite=True undoes updates.*give the schedule state_dict"):
-        toy.trainer_of("eager", net, [], toy.optimizer_of("sgd", net), lr_scheduler=Bare(), replay_non_finite=True)
+    with pytest.raises(UserError, match="keeps_copy=True undoes updates.*Give the schedule state_dict"):
+        toy.trainer_of("eager", net, [], toy.optimizer_of("sgd", net), lr_scheduler=Bare(), keeps_copy=True)
     toy.trainer_of("eager", net, [], toy.optimizer_of("sgd", net), lr_scheduler=Bare())  # negative control
 
 
@@ -190,7 +190,7 @@ def test_a_sound_run_is_not_touched_by_the_guard(mode):
     data = toy.batches(120)
     curves = []
     for replay in (True, False):
-        trainer = build(mode, data, replay_non_finite=replay)
+        trainer = build(mode, data, keeps_copy=replay)
         curves.append(toy.record_losses(trainer))
         trainer.train(0, 120)
     assert curves[0] == curves[1]

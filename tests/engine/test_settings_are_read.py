@@ -17,11 +17,9 @@ TALKERS = ("support.py", "report.py")
 READERS = [path for path in sorted((ROOT / "libai" / "engine").rglob("*.py")) if path.name not in TALKERS]
 #: what is acted on elsewhere: key -> (file, the expression that reads it)
 ELSEWHERE = {
-    "train.name": ("libai/engine/run/report.py", "train.name"),  # it is a name to be shown
     "train.train_micro_batch_size": ("libai/config/batch.py", "train.train_micro_batch_size"),  # the engine asks that
     "train.global_batch_size": ("libai/config/batch.py", "train.global_batch_size"),
     "train.num_accumulation_steps": ("libai/config/batch.py", "train.num_accumulation_steps"),
-    "train.scheduler": ("libai/config/validation.py", "train.scheduler"),  # becomes lr_scheduler
     "train.resume": ("libai/cli/train_net.py", "config.train.resume"),
     "train.amp.enabled": ("libai/engine/setup/support.py", "if not amp.enabled"),  # with the verdicts on it
     "train.amp.dtype": ("libai/engine/setup/support.py", "return amp.dtype"),

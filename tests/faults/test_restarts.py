@@ -45,8 +45,9 @@ def test_without_a_checkpoint_of_its_own_a_job_begins_again(folder):
     first = jobs.train_sh(CONFIG, 1, "train.output_dir=o", "train.train_iter=2", cwd=folder)
     assert first.returncode == 0 and (folder / "o" / "checkpoints" / "iter_0000002").is_dir(), first
     hook = f"train.extra_hooks=[{{_target_: user_models.FailsOnce, file: {folder / 'failed'}}}]"
-    save = "train.checkpointer.save_on_exit=false"
-    done = jobs.train_sh(CONFIG, 1, "train.output_dir=o", hook, save, cwd=folder, MAX_RESTARTS="1")
+    done = jobs.train_sh(
+        CONFIG, 1, "train.output_dir=o", hook, "train.checkpointer.enabled=false", cwd=folder, MAX_RESTARTS="1"
+    )
     assert done.returncode == 0, done
     assert launch_lines(done) == ["launch: starting again from the beginning; 0 restarts left."]
     assert "resumed" not in done.stdout

@@ -23,7 +23,7 @@ SETTINGS = [
     "train.checkpointer.period=1000",
     "train.evaluation.eval_period=1000",
     "model.dropout=0.1",
-    "train.tensorboard.enabled=false",
+    "train.writers=[console,jsonl]",
 ]
 
 

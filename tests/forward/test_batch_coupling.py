@@ -178,7 +178,6 @@ def test_accumulation_of_a_model_that_mixes_samples_is_warned_of_once(mode, capl
 def test_without_accumulation_one_process_looks_at_nothing(mode, monkeypatch):
     monkeypatch.setattr(batch_coupling.Trial, "__init__", lambda *_: pytest.fail("a trial"))
     trainer_of(cm.Contrastive, mode).train(0, 2)
-    trainer_of(cm.Contrastive, mode, num_accumulation_steps=2, check_batch_scope=False).train(0, 2)
 
 
 def test_other_words_for_the_scope_are_refused():

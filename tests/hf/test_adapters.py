@@ -32,7 +32,8 @@ def tuned(folder, source, *overrides):
     import_folder(source, folder / "base")
     train = defaults("train")
     train.output_dir, train.train_micro_batch_size, train.train_iter = str(folder / "run"), 8, 4
-    train.evaluation.enabled = train.tensorboard.enabled = False
+    train.evaluation.enabled = False
+    train.writers = ["console", "jsonl"]
     train.load_weight.path = str(folder / "base")
     config = {
         "model": model_config(source),

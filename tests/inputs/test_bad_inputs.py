@@ -35,15 +35,15 @@ def test_a_name_of_another_trainer_says_the_setting_that_is_meant(worker, overri
 
 @pytest.mark.parametrize("override, texts", bad_settings.OVERRIDES.items(), ids=bad_settings.OVERRIDES)
 def test_an_override_that_cannot_be(worker, override, texts):
-    right = "train.seed=1" if override.startswith("train.name") else "train.name=last"
+    right = "train.seed=1" if override.startswith("train.log_period") else "train.log_period=7"
     check(worker.ask("user_config.py", override, right), texts)
 
 
 @pytest.mark.parametrize("words, texts", bad_settings.FLAGS.items(), ids=map(" ".join, bad_settings.FLAGS))
 def test_a_flag_that_cannot_be(worker, words, texts):
-    result = worker.ask("user_config.py", *words, "train.name=last")
+    result = worker.ask("user_config.py", *words, "train.log_period=7")
     check(result, texts)
-    assert "train.name" not in result.stderr  # which is right
+    assert "train.log_period" not in result.stderr  # which is right
 
 
 @pytest.mark.parametrize("override, texts", bad_parts.PARTS.items(), ids=bad_parts.PARTS)

@@ -158,10 +158,9 @@ def test_batch_sizes_multiply_out_or_are_refused(micro, total, steps, ranks):
 @given(
     st.sets(st.integers(1, 40), min_size=1, max_size=6),
     st.none() | st.integers(1, 5),
-    st.none() | st.integers(1, 7),
     st.data(),
 )
-def test_pruning_keeps_what_it_promises(tmp_path, iterations, max_to_keep, keep_every, data):
+def test_pruning_keeps_what_it_promises(tmp_path, iterations, max_to_keep, data):
     root = tmp_path / "root"
     shutil.rmtree(root, ignore_errors=True)
     for iteration in sorted(iterations):
@@ -170,12 +169,11 @@ def test_pruning_keeps_what_it_promises(tmp_path, iterations, max_to_keep, keep_
     for iteration in damaged:
         (root / checkpoint_name(iteration) / "trainer.json").unlink()
     protected = data.draw(st.sampled_from(sorted(iterations)))
-    checkpoint.prune(root, max_to_keep, keep_every, protect=[checkpoint_name(protected)])
+    checkpoint.prune(root, max_to_keep, protect=[checkpoint_name(protected)])
     left = {checkpoint.iteration_of(path.name) for path in checkpoint.list_checkpoints(root)}
     newest = sorted(iterations)[-max_to_keep:] if max_to_keep else sorted(iterations)
     sound = iterations - damaged
     must_stay = {*newest, protected, *([max(sound)] if sound else iterations)}
-    must_stay |= {iteration for iteration in iterations if keep_every and iteration % keep_every == 0}
     assert left == must_stay
 
 

@@ -17,6 +17,6 @@ train = defaults("train")
 train.train_micro_batch_size, train.train_iter, train.log_period = 8, 2, 1
 train.device = "cpu"
 train.output_dir = "out"
-train.tensorboard.enabled = False
+train.writers = ["console", "jsonl"]
 train.evaluation.evaluators = {"mine": LazyCall("user_parts.Evaluator")()}
 graph = defaults("graph")

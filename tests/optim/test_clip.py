@@ -20,21 +20,20 @@ def parameters_with_gradients(*shapes, scale=1.0, dtype="float32"):
     return parameters
 
 
-def exact_norm(parameters, norm_type):
+def exact_norm(parameters):
     values = np.concatenate([parameter.grad.numpy().ravel() for parameter in parameters]).astype("float64")
-    return np.linalg.norm(values, norm_type)
+    return np.linalg.norm(values)
 
 
 def norm_of(parameters):
     return norm_and_coefficient(parameters, 1.0)[0]
 
 
-@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
-def test_norm_and_scaled_gradients(norm_type):
+def test_norm_and_scaled_gradients():
     parameters = parameters_with_gradients((8, 4), (4,), (2, 3, 2))
-    expected = exact_norm(parameters, norm_type)
+    expected = exact_norm(parameters)
     before = [parameter.grad.numpy().copy() for parameter in parameters]
-    norm = clip_grad_norm(parameters, max_norm=0.5, norm_type=norm_type)
+    norm = clip_grad_norm(parameters, max_norm=0.5)
     assert norm.shape == ()
     assert norm.numpy().item() == pytest.approx(expected, rel=1e-6)
     for parameter, gradient in zip(parameters, before):
@@ -65,7 +64,7 @@ def test_gradients_within_the_bound_stay_bitwise():
 
 def test_a_large_gradient_is_summed_exactly_where_oneflow_is_not():
     parameters = parameters_with_gradients((1024, 2048))
-    expected = exact_norm(parameters, 2.0)
+    expected = exact_norm(parameters)
     assert norm_of(parameters).numpy().item() == pytest.approx(expected, rel=1e-6)
     # the reason for not using OneFlow's own; if this fails, a newer OneFlow has mended it
     assert abs(nn.utils.clip_grad_norm_(parameters, 1e9).numpy().item() / expected - 1) > 1e-5
@@ -83,14 +82,14 @@ LAYERS = [(48,)] * 30 + [(48, 49)] * 20  # as those of a small model
 )
 def test_the_norm_of_every_size_is_exact(shapes):
     parameters = parameters_with_gradients(*shapes)
-    expected = exact_norm(parameters, 2.0)
+    expected = exact_norm(parameters)
     assert norm_of(parameters).numpy().item() == pytest.approx(expected, rel=5e-7)
 
 
 def test_missing_gradients_are_skipped():
     parameters = parameters_with_gradients((3,), (2,))
     parameters[0].grad = None
-    expected = exact_norm(parameters[1:], 2.0)
+    expected = exact_norm(parameters[1:])
     assert clip_grad_norm(parameters, 0.1).numpy().item() == pytest.approx(expected, rel=1e-6)
     assert parameters[0].grad is None
     parameters[1].grad = None

@@ -76,13 +76,11 @@ def test_the_comparison_would_see_another_coefficient(library):
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
-@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
-def test_every_norm_shows_what_is_not_finite(library, norm_type, bad):
-    """OneFlow's own largest number of several leaves NaN out."""
+def test_the_norm_shows_what_is_not_finite(library, bad):
     parameter, other = nn.Parameter(flow.zeros(40)), nn.Parameter(flow.zeros(40))
     parameter.grad, other.grad = flow.zeros(40), flow.ones(40)
     parameter.grad[33] = bad
-    found = norm_and_coefficient([parameter, other], 1.0, norm_type)[0].numpy().item()
+    found = norm_and_coefficient([parameter, other], 1.0)[0].numpy().item()
     assert math.isnan(found) if math.isnan(bad) else found == math.inf
 
 

@@ -52,7 +52,6 @@ class Case:
     batches: Callable[[], Batches] = tagged_batches
     schedule: Callable[[Any], Any] | None = None
     max_norm: float | None = 0.2
-    norm_type: float = 2.0
     accumulation: int = 1
     seed: int = 3
     parts_matter: bool = False
@@ -131,7 +130,7 @@ def plain_loop(case: Case, micro_batches: int = 1, ranks: int = 1) -> Result:
                 _set_buffers(model, [np.mean(same, axis=0) for same in zip(*after)])
         if case.max_norm is not None:
             reached = [p for p in model.parameters() if p.grad is not None]
-            norms.append(flow.nn.utils.clip_grad_norm_(reached, case.max_norm, case.norm_type).item())
+            norms.append(flow.nn.utils.clip_grad_norm_(reached, case.max_norm).item())
         rates.append(max(group["lr"] for group in optimizer.param_groups))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -171,7 +170,6 @@ def trained(case: Case, mode: str) -> Result:
         lr_scheduler=schedule,
         num_accumulation_steps=case.accumulation,
         max_grad_norm=case.max_norm,
-        norm_type=case.norm_type,
         seed=case.seed,
     )
     lines: list[dict[str, float]] = []

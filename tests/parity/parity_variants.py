@@ -200,9 +200,6 @@ _IMAGES: dict[str, Any] = {"optimizer": _FAMILY, "batches": image_batches, "weig
 VARIANTS: dict[str, Case] = {
     "clip_not_in_force": Case(ADAMW, max_norm=1e3),
     "no_clip": Case(ADAMW, max_norm=None),
-    "clip_largest": Case(MOMENTUM, max_norm=0.05, norm_type=math.inf),
-    "clip_sum": Case(MOMENTUM, max_norm=0.5, norm_type=1.0),
-    "clip_cubic": Case(MOMENTUM, max_norm=0.1, norm_type=3.0),
     "groups_of_rates_and_decay": Case(lambda m: flow.optim.AdamW(get_param_groups(m, weight_decay=0.1), lr=0.01)),
     "groups_layer_wise": Case(
         layer_wise, lambda: GPT(64, 12, 16, 2, 2), text_batches(), weight_bound=FAMILY_WEIGHT_BOUND

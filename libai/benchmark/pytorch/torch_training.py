@@ -84,7 +84,7 @@ class Trainer(Variant):
             loss.backward()
             total = total + loss.detach()
         if self.case["max_grad_norm"] is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.case["max_grad_norm"], self.case["norm_type"])
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.case["max_grad_norm"])
         if self.case["max_grad_value"] is not None:
             nn.utils.clip_grad_value_(self.model.parameters(), self.case["max_grad_value"])
         self._optimizer.step()

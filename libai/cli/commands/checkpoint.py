@@ -149,9 +149,7 @@ def _convert(args: argparse.Namespace) -> int:
 
 def _prune(args: argparse.Namespace) -> int:
     """Delete old checkpoints; never the best, the protected ones or the newest that verifies."""
-    deleted = checkpoint.prune(
-        _existing(args.root), args.max_to_keep, args.keep_every, args.protect, is_dry_run=args.dry_run
-    )
+    deleted = checkpoint.prune(_existing(args.root), args.max_to_keep, args.protect, is_dry_run=args.dry_run)
     if args.json:
         print(json.dumps({"deleted": [str(path) for path in deleted], "dry_run": args.dry_run}))
     else:
@@ -209,7 +207,6 @@ def build_parser() -> Parser:
     pruning = command("prune", _prune)
     pruning.add_argument("root", help="folder of checkpoints, or of a run")
     pruning.add_argument("--max-to-keep", type=int, required=True, help="newest checkpoints that stay")
-    pruning.add_argument("--keep-every", type=int, help="iterations divisible by this stay too")
     pruning.add_argument("--protect", action="append", default=[], metavar="NAME", help="a checkpoint that stays")
     pruning.add_argument("--dry-run", action="store_true", help="only say what would go")
     return parser

@@ -21,7 +21,7 @@ from libai.utils.parser import Parser
 from libai.utils.tables import format_table
 
 #: they name the run, and would differ between any two
-_NAMES = ("train.output_dir", "train.name")
+_NAMES = ("train.output_dir",)
 #: the parts of env.json that explain a difference
 _FACTS = ("layout", "libai", "git", "oneflow", "packages", "python", "machine")
 #: in place of the value of a setting that a run does not have

@@ -36,9 +36,7 @@ def build_parser() -> Parser:
     parser.add_argument("words", nargs="*", metavar="CONFIG and overrides")
     parser.add_argument("--procs", type=int, default=1, help="processes of each job (default 1)")
     parser.add_argument("--iters", type=int, default=8, help="N, the iterations before and after the stop (default 8)")
-    parser.add_argument(
-        "--fault", "--sabotage", choices=FAULTS, help="leave this out of the resume; it must be noticed"
-    )
+    parser.add_argument("--fault", choices=FAULTS, help="leave this out of the resume; it must be noticed")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     parser.add_argument("--folder", type=Path, help="keep what the jobs write here, an empty or new folder")
     parser.add_argument("--phase", choices=PHASES, help=argparse.SUPPRESS)

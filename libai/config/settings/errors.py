@@ -79,8 +79,7 @@ _SETTINGS = {
     "train.seed": "seed random_seed manual_seed",
     "train.device": "device use_cuda cuda cpu accelerator use_cpu no_cuda",
     "train.output_dir": "output_dir output out out_dir outdir save_dir work_dir log_dir logdir "
-    "default_root_dir logging_dir save_path log_path",
-    "train.name": "name run_name exp_name experiment experiment_name",
+    "default_root_dir logging_dir save_path log_path name run_name exp_name experiment experiment_name",
     "train.log_period": "log_period log_every log_interval log_steps logging_steps log_freq print_freq "
     "log_every_n_steps gather_metric_period print_every",
     _SAVE: "save_every save_steps save_interval save_freq checkpoint_every save_period checkpoint_period",
@@ -95,8 +94,7 @@ _SETTINGS = {
     "train.zero_optimization.stage with train.zero_optimization.enabled=true": "zero zero_stage",
     "train.activation_checkpoint.enabled": "gradient_checkpointing activation_checkpointing recompute",
     "train.deterministic": "deterministic",
-    "train.max_seconds": "max_time time_limit",
-    "train.max_hours": "max_hours time_limit_hours",
+    "train.max_seconds": "max_time time_limit max_hours time_limit_hours",
     "dataloader.train.num_workers": "num_workers workers dataloader_num_workers n_workers",
     "dataloader.train.shuffle": "shuffle",
     "dataloader.train.dataset": "dataset data data_dir data_path datasets train_data",

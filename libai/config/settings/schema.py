@@ -23,8 +23,7 @@ from libai.config.settings.fields import LARGEST, key, lazy, section
 class Train:
     """How to train. Every period counts iterations, and an iteration is one optimizer update in both modes."""
 
-    output_dir: str = key("out/run", "Folder of everything that the run writes.")
-    name: str | None = key(None, "Name shown for the run; null takes the last part of `output_dir`.")
+    output_dir: str = key("out/run", "Folder of everything that the run writes; its last part is the run's name.")
     device: Literal["auto", "cpu", "cuda"] = key("auto", "`auto` is cuda where there is one.")
     seed: int | None = key(
         1234, "Seed of all random numbers; null draws one and logs it.", at_least=0, at_most=2**32 - 1
@@ -58,10 +57,8 @@ class Train:
     max_seconds: float | None = key(
         None, "Save and stop, resumable, when training has taken so long; null sets no limit.", above=0
     )
-    max_hours: float | None = key(None, "The same in hours; the shorter limit counts.", above=0)
     overfit_batches: int = key(0, "Train on the first so many micro-batches over and over; 0: on all.", at_least=0)
     warmup_ratio: float = key(0.0, "Share of the iterations in which the learning rate rises.", at_least=0, below=1)
-    scheduler: Any = lazy(lambda: None, "Alias of `lr_scheduler`, for configs written for LiBai.")
 
     log_period: int | Literal["epoch"] = key(20, "Iterations between two log points, or `epoch`.", at_least=1)
     load_weight: sections.LoadWeight = section(sections.LoadWeight)
@@ -72,12 +69,9 @@ class Train:
         'result whose status is "failed"; one process only.',
     )
     non_finite: Literal["raise", "skip", "rollback"] = key(
-        "raise", "On a NaN or infinite loss: stop, leave that update out, or go back to the state before."
-    )
-    replay_non_finite: bool = key(
-        False,
-        "Keep a second copy of weights and optimizer state on the device, so that with `raise` a bad update is undone "
-        "and its first bad module named. `skip` and `rollback` keep one anyway.",
+        "raise",
+        "On a NaN or infinite loss: stop, leave that update out, or go back to the state before. The last two keep a "
+        "second copy of weights and optimizer state on the device, and name the first bad module.",
     )
     zero_grad_before_forward: bool = key(False, "Zero gradients before the forward pass, not after the update.")
     zero_grad_set_to_none: bool | None = key(
@@ -88,12 +82,23 @@ class Train:
     )
     detect_anomalous_params: bool = key(False, "Name the parameters that get no gradient in the first iteration.")
     num_sanity_eval_batches: int = key(0, "Batches evaluated before training, to fail early.", at_least=0)
-    parity_check: int = key(
-        0,
+    rehearse: int | None = key(
+        None,
         "Iterations that both modes train before the first update, on the batches that come next; losses more than "
-        "1e-5 apart end the run. 0 compares nothing.",
+        "1e-5 apart end the run. null compares the first compiled update with the same one in eager mode (without "
+        "AMP, which rounds differently); 0 compares nothing.",
         at_least=0,
         at_most=1000,
+    )
+    rehearse_every: int = key(
+        0,
+        "Repeat the compiled update in eager mode on a copy every N iterations, and log how far losses and weights "
+        "differ as `parity/max_rel_diff`; 0 never.",
+        at_least=0,
+        at_most=LARGEST,
+    )
+    profile: list[int] | None = key(
+        None, "First and last iteration that a profile records, such as `[10, 15]`; null records none."
     )
     writers: list[Any] = lazy(
         lambda: ["console", "jsonl", "tensorboard"],
@@ -115,8 +120,6 @@ class Train:
     zero_optimization: sections.ZeroOptimization = section(sections.ZeroOptimization)
     checkpointer: sections.Checkpointer = section(sections.Checkpointer)
     evaluation: sections.Evaluation = section(sections.Evaluation)
-    profiler: sections.Profiler = section(sections.Profiler)
-    tensorboard: sections.Tensorboard = section(sections.Tensorboard)
     auto_scale_lr: sections.AutoScaleLr = section(sections.AutoScaleLr)
     dist: sections.Dist = section(sections.Dist)
 
@@ -127,19 +130,6 @@ class Graph:
 
     enabled: bool | Literal["auto"] = key(
         False, "Compile the iteration into a graph; `auto` keeps the mode that is faster here."
-    )
-    debug: int = key(-1, "Verbosity of OneFlow's graph compiler: -1 silent, 0 to 3.", at_least=-1, at_most=3)
-    check_first_step: bool = key(
-        True,
-        "Compare losses and gradients of the first compiled update with those of the same update op by op. Left out "
-        "with AMP, which rounds differently, and where `train.parity_check` compares more.",
-    )
-    shadow_every: int = key(
-        0,
-        "Every so many iterations the update is repeated op by op on a copy, and `parity/max_rel_diff` logs how far "
-        "losses and weights are apart; 0 never.",
-        at_least=0,
-        at_most=LARGEST,
     )
     on_build_error: Literal["raise", "eager"] = key("raise", "When compiling fails: stop, or go on eagerly.")
 

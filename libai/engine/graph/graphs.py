@@ -86,7 +86,7 @@ class TrainGraph(CompiledGraph):
         optimizer: over the parameters of `model`.
         layout: of `model`; default: local tensors.
         num_accumulation_steps: the inputs hold this many micro-batches, joined on axis 0.
-        max_grad_norm, norm_type: clip over all groups together, after accumulation.
+        max_grad_norm: clip by one 2-norm over all groups together, after accumulation.
         max_grad_value: clip every element of the gradients, after accumulation.
         amp: None, "fp16" (with loss scaling) or "bf16"; OneFlow 0.9 compiles it for CUDA only.
         loss_scaling: with fp16.
@@ -115,7 +115,6 @@ class TrainGraph(CompiledGraph):
         *,
         num_accumulation_steps: int = 1,
         max_grad_norm: float | None = None,
-        norm_type: float = 2.0,
         max_grad_value: float | None = None,
         amp: str | None = None,
         loss_scaling: LossScaling = _DEFAULT_SCALING,
@@ -147,7 +146,7 @@ class TrainGraph(CompiledGraph):
         for group in optimizer.param_groups:
             group._enable_clip_grad = self._clips
             if max_grad_norm is not None:
-                group["clip_grad_max_norm"], group["clip_grad_norm_type"] = float(max_grad_norm), float(norm_type)
+                group["clip_grad_max_norm"], group["clip_grad_norm_type"] = float(max_grad_norm), 2.0
         self.add_optimizer(optimizer)
         _set_stages(self.model, layout)
         for name, module in self.model.named_modules(prefix=""):

@@ -13,6 +13,8 @@ from libai.utils.errors import UserError
 
 logger = logging.getLogger("libai.engine")
 
+#: with as many spikes in a row, the loss is not an outlier any more
+MAX_SPIKES_IN_A_ROW = 10
 _DONE = {"warn": "", "raise": "", "skip": "; its update is left out", "rollback": "; back to the last good state"}
 
 
@@ -20,21 +22,21 @@ class LossSpikes:
     """Finds them, and keeps count.
 
     A loss is a spike when it is more than `threshold` standard deviations above the median of the last `window`, by
-    their median absolute deviation, which other spikes hardly change.
+    their median absolute deviation, which other spikes hardly change. `MAX_SPIKES_IN_A_ROW` of them in a row end
+    training instead of being left out. With "rollback" they are in a row when all losses that were fetched at once had
+    to be dropped each time.
 
     Args:
         threshold: in standard deviations.
         action: "warn" keeps the update; "raise" undoes it and ends training; "skip" leaves it out; "rollback" goes back
             to the last copy of the state, and the data continues.
-        limit: so many spikes in a row end training instead of being left out. With "rollback" they are in a row when
-            all losses that were fetched at once had to be dropped each time.
         window: how many losses are remembered; with fewer than 10 none is judged.
     """
 
-    def __init__(self, threshold: float = 6.0, action: str = "warn", limit: int = 10, window: int = 100):
+    def __init__(self, threshold: float = 6.0, action: str = "warn", window: int = 100):
         if action not in _DONE:
             raise UserError(f"action={action!r} is nothing to do about a loss spike. Choose one of {', '.join(_DONE)}.")
-        self.action, self.limit = action, limit
+        self.action = action
         self.count = self.in_a_row = 0
         self.description = ""
         self._threshold, self._recent = threshold, deque[float](maxlen=window)
@@ -60,7 +62,7 @@ class LossSpikes:
 
     def must_end(self) -> bool:
         """Whether the latest spike ends training."""
-        return self.action == "raise" or (self.action != "warn" and self.in_a_row >= self.limit)
+        return self.action == "raise" or (self.action != "warn" and self.in_a_row >= MAX_SPIKES_IN_A_ROW)
 
     def _is_spike(self, loss: float) -> bool:
         if len(self._recent) < 10:
@@ -98,10 +100,9 @@ class NonFiniteLoss(FloatingPointError):
             else "The update was not made, the weights are those of the iteration before"
         )
         found = f"iteration {iteration} is not finite: {dict(losses)}. {f'{diagnosis}. ' if diagnosis else ''}"
-        more = "" if diagnosis else " train.replay_non_finite=true undoes the update and names the first bad module."
         super().__init__(
             f"{found}{effect}. Lower the learning rate, clip the gradients (train.clip_grad.max_norm), or leave such "
-            f"updates out (train.non_finite=skip).{more}"
+            "updates out (train.non_finite=skip), which also names the first bad module."
         )
 
 
@@ -111,13 +112,14 @@ class LossSpike(NonFiniteLoss):
     def __init__(self, iteration: int, losses: Mapping[str, float], spikes: LossSpikes):
         self.iteration, self.losses, self.diagnosis = iteration, dict(losses), spikes.description
         if spikes.action == "raise":
-            asked, remedy = "action=raise", "train.monitor.loss_spike_action=skip leaves such updates out"
+            reason = "train.monitor.loss_spike_action=raise"
+            remedy = "train.monitor.loss_spike_action=skip leaves such updates out"
         else:
-            asked = f"limit={spikes.limit}, and as many losses in a row were spikes"
+            reason = f"{MAX_SPIKES_IN_A_ROW} losses in a row were spikes"
             remedy = "resume from an earlier checkpoint, or raise train.monitor.loss_spike where such losses are usual"
         FloatingPointError.__init__(
             self,
-            f"{spikes.description} (train.monitor.loss_spike_{asked}). Its update was undone, and nothing was saved. "
+            f"{spikes.description} ({reason}). Its update was undone, and nothing was saved. "
             f"Look at the data, lower the learning rate, clip the gradients (train.clip_grad.max_norm); {remedy}.",
         )
 

@@ -29,7 +29,6 @@ def check_parity(
     build_lr_scheduler: Callable[[flow.optim.Optimizer], Any] | None = None,
     num_accumulation_steps: int = 1,
     max_grad_norm: float | None = None,
-    norm_type: float = 2.0,
     max_grad_value: float | None = None,
     activation_checkpoint: bool = False,
     amp: str | None = None,
@@ -46,7 +45,7 @@ def check_parity(
         num_iters: updates of each run; at least 2, because what a graph freezes shows in the second.
         bound: relative difference of a loss beyond which the modes are not the same training.
         build_lr_scheduler: makes the schedule of an optimizer, or returns None.
-        num_accumulation_steps, max_grad_norm, norm_type, max_grad_value, activation_checkpoint, amp, seed, device: as
+        num_accumulation_steps, max_grad_norm, max_grad_value, activation_checkpoint, amp, seed, device: as
             in the trainers.
 
     Returns a `ParityReport`; `assert report.ok, report` makes a test of it. The model's own mistakes are its findings,
@@ -67,7 +66,6 @@ def check_parity(
         build_lr_scheduler=build_lr_scheduler,
         num_accumulation_steps=num_accumulation_steps,
         max_grad_norm=max_grad_norm,
-        norm_type=norm_type,
         max_grad_value=max_grad_value,
         activation_checkpoint=activation_checkpoint,
         amp=amp,

@@ -39,12 +39,11 @@ def default_writers(run: Run) -> list[Writer]:
     """Where metrics go, as `train.writers` asks for it."""
     train = run.config.train
     settings = _flat(OmegaConf.to_container(run.config.to_config(), resolve=True))
-    info = RunInfo(run.output_dir, run.folder.run_id, train.name or run.output_dir.name, settings, run.plan.train_iter)
+    info = RunInfo(run.output_dir, run.folder.run_id, run.output_dir.name, settings, run.plan.train_iter)
     writers: list[Writer] = []
     for index, section in enumerate(train.writers):
         if isinstance(section, str):
-            if section != "tensorboard" or train.tensorboard.enabled:
-                writers.append(_WRITERS[section](info))
+            writers.append(_WRITERS[section](info))
             continue
         writers.append(instantiate(section, **fill_unset(section, run_info=info)))
         check_writer(writers[-1], f"train.writers[{index}]")
@@ -66,7 +65,7 @@ def _flat(settings: Any, path: str = "") -> dict[str, Any]:
 def default_hooks(run: Run) -> list[HookBase | None]:
     """The hooks of a standard run and those of `train.extra_hooks`; `run.timer` is one of them."""
     train, plan = run.config.train, run.plan
-    evaluation, saving, monitor, profiler = train.evaluation, train.checkpointer, train.monitor, train.profiler
+    evaluation, saving, monitor = train.evaluation, train.checkpointer, train.monitor
     log_period = plan.period(train.log_period, "train.log_period")
     run.timer = hooks.IterationTimer(plan.global_batch_size)
     found: list[HookBase | None] = [
@@ -81,30 +80,24 @@ def default_hooks(run: Run) -> list[HookBase | None]:
     tag = None
     if evaluation.enabled and run.test_loaders:
         period = plan.period(evaluation.eval_period, "train.evaluation.eval_period")
-        found.append(hooks.EvalHook(period, run.evaluate, evaluation.eval_at_start, evaluation.eval_after_train))
+        found.append(hooks.EvalHook(period, run.evaluate))
         if metric is not None:
             tag = f"eval/{metric}"
-            saver = run.checkpointer if saving.enabled and saving.best else None
-            found.append(hooks.BestCheckpointHook(saver, tag, better, saving.best_to_keep))
+            saver = run.checkpointer if saving.enabled else None
+            found.append(hooks.BestCheckpointHook(saver, tag, better))
             if evaluation.early_stop_patience:
                 found.append(hooks.EarlyStopHook(tag, evaluation.early_stop_patience, better))
     found.append(hooks.LRHook(tag))
     if saving.enabled:
         period = plan.period(saving.period, "train.checkpointer.period")
-        seconds, on_exit = saving.period_seconds, saving.save_on_exit
-        found.append(hooks.CheckpointHook(run.checkpointer, period, period_seconds=seconds, save_on_exit=on_exit))
-    if profiler.enabled:
-        folder, device = run.output_dir / "profile", run.mesh.device
-        found.append(hooks.ProfilerHook(folder, profiler.start_iter, profiler.num_iters, device))
-    if monitor.update_ratio:
-        found.append(hooks.UpdateRatioHook(log_period))
-    if monitor.gradients:
-        found.append(hooks.GradientsHook(log_period, plan.global_batch_size))
+        found.append(hooks.CheckpointHook(run.checkpointer, period))
+    if train.profile is not None:
+        start, stop = train.profile
+        found.append(hooks.ProfilerHook(run.output_dir / "profile", start, stop, run.mesh.device))
     if monitor.loss_spike:
-        action, limit = monitor.loss_spike_action, monitor.loss_spike_limit
-        found.append(hooks.LossSpikeHook(log_period, monitor.loss_spike, action=action, limit=limit))
-    if run.config.graph.shadow_every:
-        found.append(hooks.ShadowUpdateHook(run.config.graph.shadow_every))
+        found.append(hooks.LossSpikeHook(log_period, monitor.loss_spike, action=monitor.loss_spike_action))
+    if train.rehearse_every:
+        found.append(hooks.ShadowUpdateHook(train.rehearse_every))
     found += build.build_extra_hooks(run.config)
     texts, summary = run.folder.texts, functools.partial(summary_of, run)
     found.append(hooks.WriterHook(run.build_writers(), log_period, run.timer, texts, plan.iters_per_epoch, summary))

@@ -1,4 +1,4 @@
-"""`train.parity_check=N`: the first N iterations of a run in both modes, before its first update, and nothing is left.
+"""`train.rehearse=N`: the first N iterations of a run in both modes, before its first update, and nothing is left.
 
 Each mode starts from the run's own bytes and reads the batches that training will see next. Not here: the report for a
 config that nobody trains (libai/engine/parity/check.py).
@@ -57,7 +57,7 @@ def check_at_start(trained: Any, num_iters: int) -> None:
             theirs = _train(twin, trainer.completed_iters, batches) if twin is not None else []
         except Exception:
             logger.error(
-                "train.parity_check=%d: %s mode, which would train, is not to blame: what follows is from %s mode",
+                "train.rehearse=%d: %s mode, which would train, is not to blame: what follows is from %s mode",
                 num_iters,
                 trainer.mode,
                 other,
@@ -67,7 +67,7 @@ def check_at_start(trained: Any, num_iters: int) -> None:
             _compare(trained, mine, theirs, batches)
         elif is_main_process():
             logger.warning(
-                "train.parity_check=%d has nothing to compare with: %s mode refuses this run (%s)",
+                "train.rehearse=%d has nothing to compare with: %s mode refuses this run (%s)",
                 num_iters,
                 other,
                 reason.splitlines()[0],
@@ -83,17 +83,17 @@ def _compare(trained: Any, mine: list[dict[str, float]], theirs: list[dict[str, 
         relative, name = loss_difference(ours, others)
         worst = max(worst, relative)
         if relative > BOUND:
-            asked = f"train.parity_check={trained.config.train.parity_check}"
+            asked = f"train.rehearse={trained.config.train.rehearse}"
             values = [losses.get(name, float("nan")) for losses in (ours, others)]
             raise UserError(
                 f"{asked}: {other} mode is another training. In iteration {trained.trainer.completed_iters + number} "
                 f"the loss {name!r} is {values[0]:.8g} in {mode} mode and {values[1]:.8g} in {other} mode, "
                 f"{relative:.1e} apart, and {BOUND:g} is allowed; {_culprit(trained, batches, number)}. No update has "
-                f"been made. Leave train.parity_check out to train in {mode} mode all the same."
+                f"been made. Leave train.rehearse out to train in {mode} mode all the same."
             )
     if is_main_process():
         logger.info(
-            "parity_check: eager and graph mode agree over %d iteration(s), losses at most %.1e apart", len(mine), worst
+            "rehearse: eager and graph mode agree over %d iteration(s), losses at most %.1e apart", len(mine), worst
         )
 
 
@@ -144,8 +144,10 @@ def _twin_or_reason(trained: Any, mode: str, batches: Batches) -> tuple[ModelTra
 def _without_settings_of_one_mode(run: Any) -> Any:
     """`run` with the defaults of settings that one mode alone has, and that change no loss."""
     dist = replace(run.train.dist, gradient_reduction="auto")
-    graph = replace(run.graph, debug=-1, on_build_error="raise", shadow_every=0, check_first_step=False)
-    train = replace(run.train, dist=dist, zero_grad_before_forward=False, zero_grad_set_to_none=None)
+    graph = replace(run.graph, on_build_error="raise")
+    train = replace(
+        run.train, dist=dist, rehearse=0, rehearse_every=0, zero_grad_before_forward=False, zero_grad_set_to_none=None
+    )
     return replace(run, train=train, graph=graph)
 
 
@@ -217,10 +219,10 @@ def _culprit(trained: Any, batches: Batches, iteration: int) -> str:
     mesh, steps = trained.mesh, trained.plan.num_accumulation_steps
     how = "`libai parity` with this config names the module where it can, on one process"
     if not mesh.is_single:
-        logger.warning("train.parity_check: the modes diverge; looking for the module")
+        logger.warning("train.rehearse: the modes diverge; looking for the module")
     if mesh.data > 1 and steps > 1:  # a compiled step records the micro-batches of each rank one behind the other
         return how
-    names = ("plan", "zero_stage", "max_grad_norm", "norm_type", "max_grad_value")
+    names = ("plan", "zero_stage", "max_grad_norm", "max_grad_value")
     try:
         bench = Bench(
             lambda: _same_model(trained),

@@ -46,12 +46,12 @@ def start_banner(run: Run, length: str | None = None) -> None:
 
     `length`: how much of it; default: a whole training.
     """
-    train, resumed, more = run.config.train, run.folder.checkpoint, run.process_ids[8:]
+    resumed, more = run.folder.checkpoint, run.process_ids[8:]
     hooks = Counter(type(hook).__name__ for hook in run.trainer.hooks)  # in the order in which they are called
     other = "graph.enabled=true" if run.trainer.mode == "eager" else "graph.enabled=false"
     kind = "op by op" if run.trainer.mode == "eager" else "one compiled nn.Graph step"
     lines = {
-        f"libai {__version__}": f"{train.name or run.output_dir.name} -> {run.output_dir}",
+        f"libai {__version__}": f"{run.output_dir.name} -> {run.output_dir}",
         "mode": f"{run.trainer.mode} ({kind}; {run.mode_reason}); switch with {other}",
         "model": _describe_model(run.model),
         "layout": run.trainer.forward_pass.layout.describe(),
@@ -156,25 +156,20 @@ def describe_length(run: Run) -> str:
         return f"{parts[0]}: nothing is left to do"
     evaluation, checkpointer = train.evaluation, train.checkpointer
     evaluates = evaluation.enabled and bool(run.test_loaders)
-    saves_at = _times("save", checkpointer.period, start, end, at_end=True, seconds=checkpointer.period_seconds)
+    saves_at = _times("save", checkpointer.period, start, end)
     what = [
-        _times("log", train.log_period, start, end, at_end=True),
-        _times("evaluate", evaluation.eval_period, start, end, evaluation.eval_after_train) if evaluates else "",
+        _times("log", train.log_period, start, end),
+        _times("evaluate", evaluation.eval_period, start, end) if evaluates else "",
         saves_at if checkpointer.enabled else "",
     ]
     missing = [name for name, text in (("no evaluation", what[1]), ("no checkpoints", what[2])) if not text]
     return f"{parts[0]}; {', '.join([text for text in what if text] + missing)}"
 
 
-def _times(verb: str, period: int | str, start: int, end: int, at_end: bool, seconds: float | None = None) -> str:
-    """`save every 200`, `save at the end`; "" when it never happens between `start` and `end`."""
-    has_period = isinstance(period, str) or (period > 0 and (start // period + 1) * period <= end)
-    times = [f"every {period}"] if has_period else []
-    if seconds is not None:
-        times.append(f"every {seconds:g} s")
-    if not times and at_end:
-        times.append("at the end")
-    return f"{verb} {' or '.join(times)}" if times else ""
+def _times(verb: str, period: int | str, start: int, end: int) -> str:
+    """`save every 200`, or `save at the end` if the period does not end between `start` and `end`."""
+    has_period = isinstance(period, str) or (start // period + 1) * period <= end
+    return f"{verb} every {period}" if has_period else f"{verb} at the end"
 
 
 def _warmup_iters(run: Run) -> int:

@@ -44,8 +44,7 @@ def result_of(run: Run) -> TrainResult:
     hook = next((hook for hook in trainer.hooks if isinstance(hook, BestCheckpointHook)), None)
     if hook is None:
         return TrainResult(*done)
-    settings = run.config.train.checkpointer
-    has_path = settings.enabled and settings.best and hook.best_iter is not None
+    has_path = run.config.train.checkpointer.enabled and hook.best_iter is not None
     path = run.checkpointer.root / checkpoint.checkpoint_name(hook.best_iter or 0) if has_path else None
     return TrainResult(*done, hook.metric.removeprefix("eval/"), hook.best, hook.best_iter, path)
 

@@ -113,7 +113,6 @@ class Run:
             self.trainer,
             self.folder.root,
             max_to_keep=config.train.checkpointer.max_to_keep,
-            keep_every=config.train.checkpointer.keep_every,
             async_save=config.train.checkpointer.async_save,
             weights_only=config.train.checkpointer.weights_only,
             among=self.folder.owns,
@@ -127,9 +126,8 @@ class Run:
                 "global_batch_size": self.plan.global_batch_size,
             },
         )
-        limits = (config.train.max_seconds, config.train.max_hours and config.train.max_hours * 3600)
         self.process_ids = gather_objects(os.getpid())
-        self.stop = StopRequest(min((limit for limit in limits if limit), default=None))
+        self.stop = StopRequest(config.train.max_seconds)
         self.trainer.loop.agreement.ask(STOP, self.stop)
         self.evaluation_tags: list[str] = []
         self.trainer.register_hooks(self.build_hooks())
@@ -137,17 +135,12 @@ class Run:
         if resumed is not None:
             self.resume(resumed, reset)
         elif path := load_weight.path:
-            self.load_weights(path, load_weight.key_mapping, load_weight.strict, revise_keys=load_weight.revise_keys)
-        facts = combinations.Facts(config, get_world_size(), self.plan.train_iter, self.start_iter)
-        for line in combinations.warnings(facts) if is_main_process() else ():
-            logger.warning("%s", line)
+            self.load_weights(path, load_weight.revise_keys, load_weight.strict)
+        if is_main_process():
+            for line in combinations.warnings(config, get_world_size(), self.plan.train_iter, self.start_iter):
+                logger.warning("%s", line)
         self._import_seconds, self._build_seconds = import_seconds, time.perf_counter() - began
         self.compile_seconds: float | None = None
-
-    @property
-    def run(self) -> RunConfig:
-        """The old name of `config`; gone in the next release."""
-        return self.config
 
     @property
     def startup(self) -> StartupTimes:
@@ -218,8 +211,8 @@ class Run:
         with suppress(Interrupted):  # the loop will see it too, and ends properly
             self.check_metric()
             self.check_evaluation(self.config.train.num_sanity_eval_batches)
-        if self.config.train.parity_check:
-            check_at_start(self, self.config.train.parity_check)
+        if self.config.train.rehearse:
+            check_at_start(self, self.config.train.rehearse)
         if self.config.train.checkpointer.enabled:
             self.checkpointer.check_can_save(with_hooks=False)
         self.begin()

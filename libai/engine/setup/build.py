@@ -36,7 +36,7 @@ from libai.engine.trainer.model_trainer import ModelTrainer
 from libai.engine.trainer.options import TrainOptions
 from libai.engine.trainer.switching import TRAINERS
 from libai.layers import add_lora, synchronize_batch_norms
-from libai.optim import EmaOptions, LossScaling, Optimizers, auto_scale_lr, get_param_groups
+from libai.optim import LossScaling, Optimizers, auto_scale_lr, get_param_groups
 from libai.parallel import Mesh
 from libai.scheduler import by_optimizer, in_sequence, with_momentum
 from libai.utils.distributed import is_main_process
@@ -136,16 +136,16 @@ def _build_optimizer(
 
 def scale_lr(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> None:
     """Apply `train.auto_scale_lr`: learning rates grow with the global batch size. Before the schedule is built."""
-    settings = run.train.auto_scale_lr
-    if not settings.enabled:
+    base_batch_size = run.train.auto_scale_lr.base_batch_size
+    if base_batch_size is None:
         return
-    factor = auto_scale_lr(optimizer, settings.base_batch_size, plan.global_batch_size)
+    factor = auto_scale_lr(optimizer, base_batch_size, plan.global_batch_size)
     if is_main_process():
         logger.info(
             "learning rates times %.4g: %d samples per iteration, tuned for %d",
             factor,
             plan.global_batch_size,
-            settings.base_batch_size,
+            base_batch_size,
         )
 
 
@@ -272,9 +272,8 @@ def mode_options(run: Any, mode: str, device: str) -> dict[str, Any]:
     if mode == "graph":
         return {
             "amp": amp,
-            "debug": run.graph.debug,
             "auto_parallel": run.train.dist.auto,
-            "check_first_step": run.graph.check_first_step and not run.train.parity_check,  # which checks more
+            "check_first_step": run.train.rehearse is None,  # a number checks more, and 0 nothing
         }
     return {
         "amp": amp,
@@ -284,22 +283,16 @@ def mode_options(run: Any, mode: str, device: str) -> dict[str, Any]:
     }
 
 
-def ema_options(run: Any) -> EmaOptions | None:
-    """The average of the weights that `train.ema` asks for."""
-    ema = run.train.ema
-    return EmaOptions(ema.decay, ema.warmup, tuple(ema.exclude or ())) if ema.enabled else None
-
-
 def keeps_copy(train: Any) -> bool:
-    """Whether a second copy of the state is kept on the device, to undo updates."""
+    """Return True if a second copy of the state is kept on the device, to undo updates."""
     undoes_spikes = train.monitor.loss_spike is not None and train.monitor.loss_spike_action != "warn"
-    return train.replay_non_finite or train.non_finite != "raise" or undoes_spikes
+    return train.non_finite != "raise" or undoes_spikes
 
 
 def loss_scaling(run: Any) -> LossScaling:
     """How `train.amp` scales the loss with fp16."""
     amp = run.train.amp
-    return LossScaling(amp.init_scale, amp.growth_factor, amp.backoff_factor, amp.growth_interval, amp.static_scale)
+    return LossScaling(amp.init_scale, amp.growth_factor, amp.growth_interval)
 
 
 def build_trainer(
@@ -322,16 +315,14 @@ def build_trainer(
         activation_checkpoint=run.train.activation_checkpoint.enabled,
         device=mesh.device,
         max_grad_norm=run.train.clip_grad.max_norm,
-        norm_type=run.train.clip_grad.norm_type,
         max_grad_value=run.train.clip_grad.value,
         seed=seed,
         loss_scaling=loss_scaling(run),
         detect_anomalous_params=run.train.detect_anomalous_params,
         non_finite=run.train.non_finite,
-        replay_non_finite=keeps_copy(run.train),
-        ema=ema_options(run),
+        keeps_copy=keeps_copy(run.train),
+        ema_decay=run.train.ema.decay if run.train.ema.enabled else None,
         batch_scope=run.train.dist.batch_scope,
-        check_batch_scope=run.train.dist.check_batch_scope,
     )
     return TRAINERS[mode](
         model,

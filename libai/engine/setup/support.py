@@ -45,9 +45,9 @@ def _refused_on(device: str, run: Any, mode: str) -> Iterator[Refusal]:
             _why_amp_does_nothing(mode),
             "Use train.amp.enabled=auto (float32 where AMP does nothing), or run with train.device=cuda.",
         )
-    if amp.enabled and device == "cuda" and (train.parity_check > 0 or run.graph.shadow_every > 0):
+    if amp.enabled and device == "cuda" and (train.rehearse or train.rehearse_every):
         yield (
-            "parity_check, shadow_every with amp",
+            "train.rehearse, rehearse_every with amp",
             "AMP rounds to 5e-4 (fp16) or 4e-3 (bf16), which would hide what the modes are compared to 1e-5 for",
             "Compare with train.amp.enabled=false.",
         )
@@ -62,14 +62,6 @@ def _refused_on(device: str, run: Any, mode: str) -> Iterator[Refusal]:
 
 def _refused_in_graph_mode(run: Any, device: str) -> Iterator[Refusal]:
     train = run.train
-    amp = train.amp
-    scales_dynamically = amp.enabled and amp.dtype == "fp16" and amp.static_scale is None
-    if scales_dynamically and amp.backoff_factor != 1 / amp.growth_factor and device != "cpu":
-        yield (
-            "train.amp.backoff_factor",
-            "a compiled step of OneFlow 0.9 shrinks the loss scale by 1 / train.amp.growth_factor",
-            "Set it to 1 / train.amp.growth_factor, or run with graph.enabled=false.",
-        )
     if train.activation_checkpoint.enabled and device != "cuda":
         yield (
             "train.activation_checkpoint.enabled",
@@ -88,12 +80,6 @@ def _refused_in_graph_mode(run: Any, device: str) -> Iterator[Refusal]:
         )
     if run.momentum_scheduler is not None:
         yield "momentum_scheduler", "a compiled update of OneFlow 0.9 holds the momentum as a constant", _RUN_EAGERLY
-    if train.monitor.gradients:
-        yield (
-            "train.monitor.gradients",
-            "the compiled step goes from the gradients to the update without a stop",
-            "Remove it (train.monitor.update_ratio works in both modes), or run with graph.enabled=false.",
-        )
 
 
 def _refused_in_eager_mode(run: Any) -> Iterator[Refusal]:
@@ -105,10 +91,8 @@ def _refused_in_eager_mode(run: Any) -> Iterator[Refusal]:
             "there is no graph to build in eager mode",
             "Remove it, or run with graph.enabled=true or auto.",
         )
-    if run.graph.shadow_every > 0:
-        yield "graph.shadow_every", "there is no compiled step to repeat in eager mode", _RUN_A_GRAPH
-    if int(run.graph.debug) >= 0:
-        yield "graph.debug", "there is no graph to debug in eager mode", _RUN_A_GRAPH
+    if run.train.rehearse_every > 0:
+        yield "train.rehearse_every", "there is no compiled step to repeat in eager mode", _RUN_A_GRAPH
 
 
 def _why_amp_does_nothing(mode: str) -> str:

@@ -39,15 +39,10 @@ class BatchScopeError(UserError):
 
 
 class BatchScope:
-    """The setting of one trainer and what is known about its model.
+    """The setting of one trainer, `wanted` ("global" or "rank"), and what is known about its model."""
 
-    `wanted`: "global" or "rank". `is_checked`: whether the model is looked at; without it a model that mixes samples
-    trains on whatever its mode and mesh give it.
-    """
-
-    def __init__(self, wanted: str = "global", is_checked: bool = True):
+    def __init__(self, wanted: str = "global"):
         self.wanted = wanted
-        self.is_checked = is_checked
         #: found out with the first batch; None: the model does not mix samples
         self.coupling: Coupling | None = None
         self._is_known = self._is_resolved = False
@@ -63,7 +58,7 @@ class BatchScope:
         `BatchScopeError` where the trainer cannot honour the setting.
         """
         several_parts = trainer.mesh.data > 1 or trainer.options.num_accumulation_steps > 1
-        if self._is_resolved or not self.is_checked or not several_parts:
+        if self._is_resolved or not several_parts:
             return
         if any_rank(not micro_batches):
             return

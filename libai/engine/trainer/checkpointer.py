@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,6 @@ class TrainerCheckpointer:
         trainer: its `completed_iters` names a checkpoint.
         root: folder of the checkpoints; rank 0 writes it, every rank must see it.
         max_to_keep: newest checkpoints that stay; the best one stays too.
-        keep_every: checkpoints whose iteration is a multiple of it stay for ever.
         async_save: write in a background thread; rank 0 then keeps one copy of all tensors in host memory.
         weights_only: save the weights and the facts alone; no run can be resumed from that.
         facts: JSON-able facts of the run to store beside the state (run id, seed, layout, ...).
@@ -60,7 +59,6 @@ class TrainerCheckpointer:
         root: str | Path,
         *,
         max_to_keep: int | None = None,
-        keep_every: int | None = None,
         async_save: bool = False,
         weights_only: bool = False,
         facts: Mapping[str, Any] | None = None,
@@ -73,31 +71,30 @@ class TrainerCheckpointer:
         self.last_saved: Path | None = None
         self.num_saves = 0
         self.stall_seconds = 0.0
-        self._max_to_keep, self._keep_every = max_to_keep, keep_every
+        self._max_to_keep = max_to_keep
         self._facts = dict(facts or {})
         self._among, self._before_save = among, before_save
         self._links = links
-        self._best: list[Path] = []
+        self._best: Path | None = None
         #: how the run came to its mode: "mode_reason", "build_seconds"; stored beside the state
         self.mode_facts: dict[str, Any] = {}
         self.extra: dict[str, Any] = {}
         self._last_saved_iter = -1
         self._is_async, self._weights_only = async_save, weights_only
         self._background: checkpoint.AsyncCheckpointer | None = None
-        #: what is to be marked and kept when it has been written
-        self._choices: dict[Path, tuple[Best | None, Iterable[int]]] = {}
+        #: what is to be marked as the best when it has been written
+        self._choices: dict[Path, Best | None] = {}
         self._in_flight: Path | None = None
 
     # ------------------------------------------------------------------ saving
 
     @phase("save")
-    def save(self, best: Best | None = None, keep: Iterable[int] = ()) -> Path:
+    def save(self, best: Best | None = None) -> Path:
         """Save the state after `trainer.completed_iters` updates, once per iteration; returns the checkpoint's folder.
 
-        `best=(metric, value)` also marks it as the best one, and `keep` are the iterations of the best ones, which stay
-        until another save names others. With `async_save` it is still being written when this returns. Collective.
-        Raises `NonFiniteLoss` rather than save corrupted weights, `CheckpointError` when it, or the one before it,
-        cannot be written.
+        `best=(metric, value)` also marks it as the best one, which stays until another one is marked. With `async_save`
+        it is still being written when this returns. Collective. Raises `NonFiniteLoss` rather than save corrupted
+        weights, `CheckpointError` when it, or the one before it, cannot be written.
         """
         trainer = self.trainer
         trainer.check_finite()
@@ -106,44 +103,44 @@ class TrainerCheckpointer:
                 on_rank_0(self._before_save)
             start, iteration = time.perf_counter(), trainer.completed_iters
             if iteration != self._last_saved_iter or self.last_saved is None:
-                self.last_saved = self._save(iteration, best, keep)
+                self.last_saved = self._save(iteration, best)
                 self._last_saved_iter = iteration
                 trainer._guard.forget()  # "rollback" goes back no further than it would in a resumed run
                 self.num_saves += 1
                 trainer._call_hooks("after_save")
-            elif best is not None or keep:
+            elif best is not None:
                 self.finish()  # it must be there before it can be marked
-                self._after_write(self.last_saved, best, keep)
+                self._after_write(self.last_saved, best)
             seconds = time.perf_counter() - start
             self.stall_seconds += seconds
             trainer.storage.put_scalar("perf/checkpoint_stall_ms", seconds * 1e3)
             return self.last_saved
 
-    def _save(self, iteration: int, best: Best | None, keep: Iterable[int]) -> Path:
+    def _save(self, iteration: int, best: Best | None) -> Path:
         tensors, state = self.snapshot()
         if not self._is_async:
             path = checkpoint.save(self.root, iteration, tensors, state)
-            self._after_write(path, best, keep)
+            self._after_write(path, best)
             return path
         if self._background is None:
             self._background = checkpoint.AsyncCheckpointer(self.root, after_write=self._after_write)
         path = self.root / checkpoint.checkpoint_name(iteration)
-        self._choices[path] = (best, keep)
+        self._choices[path] = best
         self._in_flight = None  # what was in flight is over, well or badly, once the next save has begun
         self._in_flight = self._background.save(iteration, tensors, state)
         return path
 
-    def _after_write(self, path: Path, best: Best | None = None, keep: Iterable[int] = ()) -> None:
+    def _after_write(self, path: Path, best: Best | None = None) -> None:
         """Mark, prune and link, on rank 0; in the background thread when that has written the checkpoint."""
-        best, keep = self._choices.pop(path, (best, keep))
+        best = self._choices.pop(path, best)
         if not is_main_process():
             return
         if best is not None:
             checkpoint.mark_best(self.root, path, *best)
-        if keep:
-            self.keep_best(keep)
+            self._best = path
         if self._max_to_keep:
-            checkpoint.prune(self.root, self._max_to_keep, self._keep_every, self._best, among=self._among)
+            protect = [] if self._best is None else [self._best]
+            checkpoint.prune(self.root, self._max_to_keep, protect, among=self._among)
         if self._links is not None:
             with suppress(OSError):  # they are a convenience; some file systems have none
                 point_link(self._links / "last", path)
@@ -151,9 +148,9 @@ class TrainerCheckpointer:
                     point_link(self._links / "best", path)
         logger.info("saved %s", path)
 
-    def keep_best(self, iterations: Iterable[int]) -> None:
-        """Keep the checkpoints of `iterations`, the best ones so far, whatever `best.json` says."""
-        self._best = [self.root / checkpoint.checkpoint_name(iteration) for iteration in iterations]
+    def keep_best(self, iteration: int) -> None:
+        """Keep the checkpoint of `iteration`, the best one so far, whatever `best.json` says."""
+        self._best = self.root / checkpoint.checkpoint_name(iteration)
 
     def check_can_save(self, with_hooks: bool = True) -> None:
         """Raise now what would make the first save fail: a schedule without state, state that JSON cannot hold, tensors

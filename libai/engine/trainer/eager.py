@@ -12,7 +12,6 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.graph.traced_state import note_in_eager, refuse_in_eager
-from libai.engine.loop.loss_guard import NonFiniteLoss
 from libai.engine.loop.metrics import StepResult
 from libai.engine.trainer.forward_pass import Batch
 from libai.engine.trainer.model_trainer import ModelTrainer
@@ -125,12 +124,10 @@ class EagerTrainer(ModelTrainer):
         self.reduce_gradients()
         is_finite = self._scaler is None or self._scaler.unscale(self._parameters, full_tensor)
         self._call_hooks("after_backward")
-        if self.options.check_finite_every_iter:
-            self._check_finite_before_update(result)
         if is_finite:
             result.grad_norm = self._clip_and_step()
         elif self.options.max_grad_norm is not None:
-            result.grad_norm, _ = norm_and_coefficient(self._parameters, 1.0, self.options.norm_type)
+            result.grad_norm, _ = norm_and_coefficient(self._parameters, 1.0)
         if not self._zero_grad_before_forward:
             self.optimizer.zero_grad(set_to_none=self._set_to_none)
         self._finish_update()
@@ -172,9 +169,9 @@ class EagerTrainer(ModelTrainer):
             clip_grad_value(self._parameters, options.max_grad_value)
         if options.max_grad_norm is not None:
             if fits and not self._zero_grad_before_forward:
-                norm, coefficient = norm_and_coefficient(self._parameters, options.max_grad_norm, options.norm_type)
+                norm, coefficient = norm_and_coefficient(self._parameters, options.max_grad_norm)
             else:
-                norm = clip_grad_norm(self._parameters, options.max_grad_norm, options.norm_type)
+                norm = clip_grad_norm(self._parameters, options.max_grad_norm)
         if fits:
             updates.step(coefficient)
         else:
@@ -244,12 +241,6 @@ class EagerTrainer(ModelTrainer):
         if self._scaler is not None and self.options.loss_scaling.is_dynamic:
             numbers[-1]["train/loss_scale"] = self._scaler.scale
         return numbers
-
-    def _check_finite_before_update(self, result: StepResult) -> None:
-        numbers = self.collect([result])[0]
-        if numbers["train/loss"] * 0.0 != 0.0:
-            self.optimizer.zero_grad(set_to_none=self._set_to_none)
-            raise NonFiniteLoss(self.iter + 1, numbers, updated=False)
 
     # ------------------------------------------------------------------ evaluation and state
 

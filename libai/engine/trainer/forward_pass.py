@@ -48,7 +48,7 @@ class ForwardPass:
         counts_items: whether the model says over how many items its losses average.
         index_check: refuses ids and labels that the model has no row for.
         effects: what forward changes beside its losses, once that was tried.
-        average: of the weights, with which the model is evaluated; None without `options.ema`.
+        average: of the weights, with which the model is evaluated; None without `options.ema_decay`.
         evaluated: the dataset and the number of the batch that is being evaluated.
     """
 
@@ -57,7 +57,7 @@ class ForwardPass:
 
     def __init__(self, trainer: ModelTrainer, device: str):
         self.model, self.mesh, self.device = trainer.model, trainer.mesh, device
-        self.batch_scope = BatchScope(trainer.options.batch_scope, trainer.options.check_batch_scope)
+        self.batch_scope = BatchScope(trainer.options.batch_scope)
         self.draws_randomness = bool(assign_layer_ids(self.model))
         self.counts_items = hasattr(self.model, "num_loss_items")
         self.index_check = IndexCheck(self.model)

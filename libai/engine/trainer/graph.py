@@ -56,7 +56,7 @@ def update_op_by_op(trainer: GraphTrainer, micro_batches: Sequence[Any]) -> Step
     if options.max_grad_value is not None:
         clip_grad_value(parameters.values(), options.max_grad_value)
     if options.max_grad_norm is not None:
-        result.grad_norm = clip_grad_norm(parameters.values(), options.max_grad_norm, options.norm_type)
+        result.grad_norm = clip_grad_norm(parameters.values(), options.max_grad_norm)
     optimizer.step()
     trainer._clear_gradients()
     trainer.optimizer_state.load(*export_state(optimizer, parameters))
@@ -67,10 +67,10 @@ def update_op_by_op(trainer: GraphTrainer, micro_batches: Sequence[Any]) -> Step
 class GraphTrainer(ModelTrainer):
     """`ModelTrainer` that compiles the whole update; in a multi-process job parameters and batches are global tensors.
 
-    Input shapes are frozen when the graph is compiled, at the first update. `debug`: OneFlow's graph debug level (-1
-    off, 0 ... 3). `check_first_step`: compare the first compiled update with the same one op by op
-    (`libai.forward.first_step`). `train_graph(model, optimizer)`: an `nn.Graph` of your own whose call makes the update
-    (`libai.engine.trainer.own_graph`). `graph`: the compiled update; None before.
+    Input shapes are frozen when the graph is compiled, at the first update. `check_first_step`: compare the first
+    compiled update with the same one op by op (`libai.forward.first_step`). `train_graph(model, optimizer)`: an
+    `nn.Graph` of your own whose call makes the update (`libai.engine.trainer.own_graph`). `graph`: the compiled update;
+    None before.
     """
 
     mode = "graph"
@@ -83,7 +83,6 @@ class GraphTrainer(ModelTrainer):
         self,
         model: nn.Module,
         *args: Any,
-        debug: int = -1,
         auto_parallel: bool = False,
         check_first_step: bool = True,
         train_graph: MakeGraph | None = None,
@@ -99,18 +98,11 @@ class GraphTrainer(ModelTrainer):
         self._own_graph = None if train_graph is None else OwnGraph(train_graph)
         if self._own_graph is not None:
             refuse_options(self)
-        if self.options.check_finite_every_iter:
-            raise UserError(
-                "check_finite_every_iter=True cannot be honoured in graph mode: a compiled step makes its update "
-                "before the host sees the loss. Leave it out (a loss that is not finite still ends the run at the next "
-                "log point and is never saved), or use EagerTrainer (graph.enabled=false)."
-            )
         if getattr(self.lr_scheduler, "momentum_factor", None) is not None:
             raise UserError(
                 "a schedule of the momentum cannot be honoured in graph mode: a compiled update of OneFlow 0.9 holds "
                 "the momentum as a constant. Leave momentum_scheduler out, or use EagerTrainer (graph.enabled=false)."
             )
-        self._debug = debug
         self._auto_parallel = auto_parallel
         groups = self.optimizer.param_groups
         self._corrects_bias = any("betas" in group for group in groups)
@@ -323,7 +315,6 @@ class GraphTrainer(ModelTrainer):
             self.forward_pass.layout,
             num_accumulation_steps=self.options.num_accumulation_steps,
             max_grad_norm=self.options.max_grad_norm,
-            norm_type=self.options.norm_type,
             max_grad_value=self.options.max_grad_value,
             amp=self.options.amp,
             loss_scaling=self.options.loss_scaling,
@@ -335,8 +326,6 @@ class GraphTrainer(ModelTrainer):
             # not the bound method: a graph that holds its trainer would keep all of it alive
             random_scope=functools.partial(random_context, data_rank=self.mesh.data_rank) if self._takes_key else None,
         )
-        if self._debug >= 0:
-            graph.debug(self._debug)
         self.optimizer_state.give_to(graph)
         self._trace(graph, inputs)
         refuse_untried(self.model, effects)
@@ -360,7 +349,7 @@ class GraphTrainer(ModelTrainer):
         self._clear_gradients()
         failure: Exception | None = None
         try:
-            with without_oneflow_error_lines() if self._debug < 0 else nullcontext():
+            with without_oneflow_error_lines():
                 graph.build_graph(**inputs)
         except Exception as error:
             failure = error

@@ -102,8 +102,8 @@ class ModelTrainer(TrainerBase):
             )
         self._model_plan = ParallelPlan.of(model, options.plan)
         self.forward_pass.layout = layout or self._lay_out()
-        if options.ema is not None:
-            self.forward_pass.average = WeightAverage(self.model, options.ema)
+        if options.ema_decay is not None:
+            self.forward_pass.average = WeightAverage(self.model, options.ema_decay)
         refuse_split_statistics(self.model)
         self._check_optimizer()
         self._warn_of_stock_dropout()

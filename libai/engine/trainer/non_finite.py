@@ -48,12 +48,11 @@ class NonFiniteGuard(LossGuard):
     def __init__(self, trainer: ModelTrainer):
         options, schedule = trainer.options, trainer.lr_scheduler
         self.policy = options.non_finite
-        if options.check_finite_every_iter or not (schedule is None or has_state(schedule)):
-            asked = "replay_non_finite=True" if self.policy == "raise" else f"non_finite={self.policy!r}"
+        if not (schedule is None or has_state(schedule)):
+            asked = "keeps_copy=True" if self.policy == "raise" else f"non_finite={self.policy!r}"
             raise UserError(
-                f"{asked} undoes updates by a copy of the state in memory. Leave check_finite_every_iter=False, give "
-                "the schedule state_dict() and load_state_dict(), or use non_finite='raise' without replay_non_finite, "
-                "and only warn of loss spikes."
+                f"{asked} undoes updates by a copy of the state in memory. Give the schedule state_dict() and "
+                "load_state_dict(), or use non_finite='raise' without keeps_copy, and only warn of loss spikes."
             )
         self.bad_iterations: list[int] = []
         # without a cycle the trainer, its graph and the memory of both go when the last user lets go of it

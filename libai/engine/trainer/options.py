@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from libai.config.settings.errors import did_you_mean, sentence_for, setting_meant
-from libai.optim import EmaOptions, LossScaling
+from libai.optim import LossScaling
 from libai.parallel import Mesh, ParallelPlan
 from libai.parallel.data_parallel import Reduction
 from libai.utils.errors import UserError
@@ -34,22 +34,19 @@ class TrainOptions:
         activation_checkpoint: the plan's blocks compute their activations again in the backward pass.
         device: "auto", "cpu" or "cuda".
         max_grad_norm: clip the gradients to this norm, taken over all parameters together; None: no clipping.
-        norm_type: the p of that norm.
         max_grad_value: clip every element of the gradients to it; None: no clipping.
         seed: of the dropout masks (`libai.layers.random`).
         amp: compute in "bf16" or "fp16", on CUDA; None: in float32.
         loss_scaling: with fp16.
         gradient_reduction: how eager data-parallel ranks average their gradients, see `EagerTrainer`.
-        check_finite_every_iter: check the losses *before* every update (costs one synchronisation per iteration)
-            instead of at the next log point; eager mode only.
         detect_anomalous_params: log the trainable parameters that the first iteration's losses do not reach.
         non_finite: "raise", "skip" or "rollback", see `libai.engine.trainer.non_finite`.
-        replay_non_finite: keep a second copy of the state on the device, so that with "raise" a bad update can be
-            undone and explained; "skip" and "rollback" keep one anyway.
-        ema: keep an exponential moving average of the weights, with which the model is evaluated; None: no average.
+        keeps_copy: keep a second copy of the state on the device, so that with "raise" a bad update can be undone and
+            explained; "skip" and "rollback" keep one anyway.
+        ema_decay: keep an exponential moving average of the weights with this decay, with which the model is evaluated;
+            None: no average.
         batch_scope: what operations over the samples see where data-parallel ranks are several: "global", the batches
             of all of them, as in one process, or "rank" (`libai.engine.trainer.batch_scope`).
-        check_batch_scope: find out with the first batch whether the model has such operations.
     """
 
     num_accumulation_steps: int = 1
@@ -59,19 +56,16 @@ class TrainOptions:
     activation_checkpoint: bool = False
     device: str = "auto"
     max_grad_norm: float | None = None
-    norm_type: float = 2.0
     max_grad_value: float | None = None
     seed: int = 0
     amp: str | None = None
     loss_scaling: LossScaling = LossScaling()
     gradient_reduction: Reduction = "auto"
-    check_finite_every_iter: bool = False
     detect_anomalous_params: bool = False
     non_finite: str = "raise"
-    replay_non_finite: bool = False
-    ema: EmaOptions | None = None
+    keeps_copy: bool = False
+    ema_decay: float | None = None
     batch_scope: str = "global"
-    check_batch_scope: bool = True
 
     def __post_init__(self) -> None:
         if self.non_finite not in ("raise", "skip", "rollback"):
@@ -114,4 +108,4 @@ class TrainOptions:
     @property
     def undoes_updates(self) -> bool:
         """Whether a copy of the state is kept, to go back to it from a loss that is not finite."""
-        return self.replay_non_finite or self.non_finite != "raise"
+        return self.keeps_copy or self.non_finite != "raise"

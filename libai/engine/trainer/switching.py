@@ -30,7 +30,7 @@ def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer
         raise UserError(f"there is no mode {mode!r}: a run trains in {' or '.join(TRAINERS)} mode.")
     if mode == old.mode:
         return old
-    train_options = replace(old.options, check_finite_every_iter=False, amp=None, gradient_reduction="auto")
+    train_options = replace(old.options, amp=None, gradient_reduction="auto")
     old.check_finite()
     tensors, scalars = old.optimizer_state.export()
     averages = None if old.forward_pass.average is None else old.forward_pass.average.export()

@@ -19,7 +19,7 @@ from libai.utils.errors import UserError
 def check_config(config: str, overrides: Sequence[str], num_iters: int, bound: float) -> ParityReport:
     """Return the report of `check_parity` on a config's model, data, optimizer and schedule, built as a run does."""
     # neither how a graph is debugged nor what follows a failed build belongs to the comparison
-    overrides = [*overrides, "graph.debug=-1", "graph.on_build_error=raise"]
+    overrides = [*overrides, "graph.on_build_error=raise"]
     run: Any = load_config(config, overrides)
     device = default_device(run.train.device)
     for mode in ("eager", "graph"):
@@ -40,7 +40,6 @@ def check_config(config: str, overrides: Sequence[str], num_iters: int, bound: f
         build_lr_scheduler=parts.lr_scheduler,
         num_accumulation_steps=parts.sizes.accumulation,
         max_grad_norm=run.train.clip_grad.max_norm,
-        norm_type=run.train.clip_grad.norm_type,
         max_grad_value=run.train.clip_grad.value,
         activation_checkpoint=run.train.activation_checkpoint.enabled,
         amp=amp,

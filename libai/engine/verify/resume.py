@@ -51,7 +51,6 @@ def job_overrides(num_iters: int, output_dir: Path) -> list[str]:
         "train.checkpointer.enabled=true",
         f"train.checkpointer.period={num_iters}",
         "train.checkpointer.max_to_keep=null",
-        "train.checkpointer.save_on_exit=true",
     ]
 
 

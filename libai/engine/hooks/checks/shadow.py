@@ -1,4 +1,4 @@
-"""`graph.shadow_every=N`: every N iterations the compiled update is made a second time, op by op on a copy."""
+"""`train.rehearse_every=N`: every N iterations the compiled update is made a second time, op by op on a copy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ShadowUpdateHook(HookBase):
         amp = cast("GraphTrainer", self.trainer).options.amp
         if amp is not None:
             raise UserError(
-                f"graph.shadow_every={self._every} repeats the update op by op in float32, and amp={amp} computes in "
+                f"train.rehearse_every={self._every} repeats the update op by op in float32, and amp={amp} computes in "
                 f"{amp}: the difference would be that of the precisions. Compare without AMP (train.amp.enabled=false)."
             )
 

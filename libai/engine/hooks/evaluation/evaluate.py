@@ -18,28 +18,20 @@ class EvalHook(HookBase):
 
     priority = 40
 
-    def __init__(
-        self, period: Period, function: Callable[[], Mapping[str, float]], at_start: bool = False, at_end: bool = True
-    ):
-        self._period, self._function = period, function
-        self._at_start, self._at_end = at_start, at_end
+    def __init__(self, period: Period, function: Callable[[], Mapping[str, float]]):
+        self._period = period
+        self._function = function
         self._last_evaluated = -1
-
-    def before_train(self) -> None:
-        """Evaluates the untrained weights when asked to; a resumed run has done so."""
-        if self._at_start and self.trainer.start_iter == 0:
-            self._evaluate(self.trainer.start_iter)
 
     def after_step(self) -> None:
         """Evaluates when the period says so, and after the last iteration."""
         completed = self.trainer.iter + 1
-        is_last = completed == self.trainer.max_iter and self._at_end
-        if is_last or is_due(self._period, completed):
+        if completed == self.trainer.max_iter or is_due(self._period, completed):
             self._evaluate(completed)
 
     def after_train(self) -> None:
         """Evaluates the weights of a run that was stopped early."""
-        if self.trainer.status == "stopped" and self._at_end:
+        if self.trainer.status == "stopped":
             self._evaluate(self.trainer.iter)
 
     def _evaluate(self, completed: int) -> None:

@@ -16,7 +16,7 @@ logger = logging.getLogger("libai.engine")
 
 
 class ProfilerHook(HookBase):
-    """Profiles iterations `start_iter ... start_iter + num_iters - 1` and writes to `output_dir`.
+    """Profiles the iterations after `start` updates, until `stop` are made, and writes to `output_dir`.
 
     On CPU the host is profiled (`profile_rank<r>.prof` for snakeviz and friends, and a `.txt` table): OneFlow 0.9's own
     profiler ends the process on a machine without a GPU. On CUDA OneFlow's profiler gives the time per operation.
@@ -24,9 +24,10 @@ class ProfilerHook(HookBase):
 
     priority = 90
 
-    def __init__(self, output_dir: str | Path, start_iter: int, num_iters: int, device: str = "cpu"):
+    def __init__(self, output_dir: str | Path, start: int, stop: int, device: str = "cpu"):
         self._dir = Path(output_dir)
-        self._start, self._stop = start_iter, start_iter + num_iters
+        self._start = start
+        self._stop = stop
         self._device = device
         self._profile: Any = None
 

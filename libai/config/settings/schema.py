@@ -62,7 +62,10 @@ class Train:
 
     log_period: int | Literal["epoch"] = key(20, "Iterations between two log points, or `epoch`.", at_least=1)
     load_weight: sections.LoadWeight = section(sections.LoadWeight)
-    resume: bool | str = key(False, "Continue from the newest checkpoint in `output_dir`, or from this one.")
+    resume: bool | str = key(
+        False,
+        "Continue from the newest checkpoint in `output_dir`, or from this one; `auto`: where there is none, begin.",
+    )
     on_exception: Literal["raise", "return"] = key(
         "raise",
         "When training fails, after the state is saved where it is intact: raise the error, or log it and return a "

@@ -32,6 +32,8 @@ from libai.utils.logging import open_log_files
 from libai.utils.rank_notes import JOB_VARIABLE
 
 logger = logging.getLogger("libai.engine")
+#: the value of `resume` that continues a run where there is one
+AUTO = "auto"
 
 
 def prepare_output_dir(path: Path) -> None:
@@ -52,7 +54,8 @@ class RunFolder:
 
     Args:
         path: `train.output_dir`.
-        resume: continue the run that the folder holds; an error when there is none. A path names the checkpoint: one of
+        resume: continue the run that the folder holds; an error when there is none, unless it is "auto", with which a
+            new run begins then. A path names the checkpoint: one of
             this run, or of another, whose state a new run then begins with.
         reset: what is not taken from it, for a check.
 
@@ -81,8 +84,11 @@ class RunFolder:
     # ------------------------------------------------------------------ which run
 
     def _identify(self, resume: bool | str) -> dict[str, Any]:
-        chosen = checkpoint_of(Path(resume)) if isinstance(resume, str) and resume else None
         run_id = find_run(self.path)
+        if resume == AUTO and (run_id is None or find_checkpoint(self.root, run_id) is None):
+            logger.info("train.resume=auto: nothing to continue in %s, so that a new run begins", self.path)
+            resume = False
+        chosen = checkpoint_of(Path(resume)) if isinstance(resume, str) and resume not in ("", AUTO) else None
         is_here = chosen is not None and chosen.parent.resolve() == self.root.resolve()
         if chosen is not None and is_here and run_id is not None and is_of_run(chosen, run_id):
             return self._continued(run_id, chosen.name)

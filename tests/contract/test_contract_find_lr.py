@@ -29,7 +29,7 @@ def test_everything_is_as_before(mode, rewinds, tmp_path):
     for finds in (False, True):
         run = cr.make_run(tmp_path / str(finds), mode, "train.checkpointer.enabled=false")
         if not rewinds:
-            run.trainer.feed.reset(toy.batches(20))
+            run.trainer.reset_data_loader(toy.batches(20))
         seen = toy.record_losses(run.trainer)
         run.train(until=3)
         if finds:

@@ -156,10 +156,12 @@ def test_a_finite_loader_is_started_again(mode):
     assert found == expected
 
 
-def test_reset_data_loader_takes_effect_at_the_next_iteration(mode):
+@pytest.mark.parametrize("is_built", [False, True])
+def test_reset_data_loader_takes_effect_at_the_next_iteration(mode, is_built):
     first, second = toy.batches(4, seed=1), toy.batches(4, seed=2)
     trainer = make_trainer(mode, first)
-    trainer.register_hooks([CallbackHook(after_step=lambda t: t.iter == 1 and t.feed.reset(lambda: second))])
+    source = second if is_built else lambda: second
+    trainer.register_hooks([CallbackHook(after_step=lambda t: t.iter == 1 and t.reset_data_loader(source))])
     mixed = make_trainer(mode, first[:2] + second[:2])
     found, expected = toy.record_losses(trainer), toy.record_losses(mixed)
     trainer.train(0, 4)

@@ -82,7 +82,7 @@ def test_waiting_for_data_is_time_of_the_iteration(mode):
             yield batch
 
     trainer, timer, _ = timed(mode)
-    trainer.feed.reset(loader)
+    trainer.reset_data_loader(loader)
     trainer.loop.clock = TrainingClock(clock)
     trainer.train(0, 8)
     assert counted(timer) == clock.now == 4.0

@@ -38,10 +38,10 @@ class DataFeed:
         self.is_ahead = False
         self.batches: list[Any] = []
         self._num_micro_batches = num_micro_batches
-        self.reset(source)
+        self._reset(source)
 
-    def reset(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
-        """Read from another loader (or from the one this function returns) from the next iteration on."""
+    def _reset(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
+        """See `TrainerBase.reset_data_loader`."""
         self._builder = source if callable(source) else None
         self._loader: Any = None if self._builder else source
         self._iterator: Iterator[Any] | None = None

@@ -144,6 +144,14 @@ class TrainerBase:
         """The loader that `feed` reads; `reset_data_loader` replaces it."""
         return self.feed.loader
 
+    def reset_data_loader(self, builder: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
+        """Read from another loader from the next iteration on.
+
+        `builder`: a function that returns the loader and is called at the first read, or the loader itself. What was
+        read ahead from the old loader is dropped. Every rank must call it, in the same iteration.
+        """
+        self.feed._reset(builder)
+
     if not TYPE_CHECKING:  # a checker would take every name for known
 
         def __getattr__(self, name: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import threading
 import time
@@ -21,7 +20,6 @@ from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, memory_error, on_rank_0
 from libai.checkpoint.shards import Entry, Shard, cut_shards
 from libai.utils.distributed import is_main_process
 
-logger = logging.getLogger("libai.checkpoint")
 _ALIGNMENT_BYTES = 64
 # How much of what was gathered from other ranks may wait to be copied: it is needed on top of the block.
 _MAX_GATHERED_BYTES = 64 * 1000 * 1000
@@ -118,8 +116,6 @@ class AsyncCheckpointer:
             text = f"writing a checkpoint in the background failed: {type(error).__name__}: {error}"
             self._failure = CheckpointWriteError(text)
             self._failure.__cause__ = error
-        if self._failure is not None:
-            logger.error("%s", self._failure)
 
 
 @dataclass

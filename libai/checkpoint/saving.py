@@ -23,6 +23,7 @@ from libai.checkpoint.manifest import MANIFEST, STATE, Manifest, TensorRecord, c
 from libai.checkpoint.safetensors_format import build_header, raw_bytes, to_raw
 from libai.checkpoint.shards import Shard, cut_shards
 from libai.checkpoint.strict_json import dump_json
+from libai.utils.disk import free_space, is_full_disk
 from libai.utils.distributed import is_main_process, result_of_rank_0
 from libai.utils.sizes import format_bytes
 
@@ -162,8 +163,9 @@ def _index(records: Mapping[str, TensorRecord]) -> bytes:
 
 def _write_error(root: Path, iteration: int, num_bytes: int, error: OSError) -> CheckpointWriteError:
     where = error.filename or root
+    space = free_space(root) if is_full_disk(error) else ""
     return CheckpointWriteError(
         f"checkpoint {checkpoint_name(iteration)} ({format_bytes(num_bytes)}) could not be written: {where}: "
-        f"{os_reason(error)}. Earlier checkpoints in {root} are untouched. Make space or permission there, or choose "
-        "another train.output_dir."
+        f"{os_reason(error)}{space}. Earlier checkpoints in {root} are untouched. Make space or permission there, or "
+        "choose another train.output_dir."
     )

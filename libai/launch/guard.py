@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+from libai.utils.disk import explain_full_disk
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
 from libai.utils.rank_notes import (
     FAILURE_DIR_VARIABLE,
@@ -222,7 +223,8 @@ def _report(error: BaseException) -> int:
     """
     rank = _rank()
     is_mistake = isinstance(error, UserError)
-    text = str(error) if is_mistake or getattr(error, "explains_itself", False) else None
+    explains_itself = is_mistake or getattr(error, "explains_itself", False)
+    text = str(error) if explains_itself else explain_full_disk(error)
     if text is None and isinstance(error, ImportError):
         from libai.launch.runtime import explain_import_error
 

@@ -8,6 +8,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from libai.utils.disk import naming
+
 
 def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace (or create) `path` with `data`, on disk when this returns.
@@ -18,7 +20,7 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(temporary, "xb") as file:
+        with naming(path), open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -8,14 +8,16 @@ Modules log through `logging.getLogger("libai.<package>")`; only the program cal
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 from pathlib import Path
 from typing import TextIO
 
+from libai.utils.disk import free_space, is_full_disk
 from libai.utils.distributed import get_rank, get_world_size
-from libai.utils.screen import coloured, columns, fold
+from libai.utils.screen import coloured, columns, fold, say
 
 _FILE_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 _warned: set[str] = set()
@@ -47,6 +49,35 @@ class _ScreenHandler(logging.StreamHandler):
     def stream(self) -> TextIO:
         """The present standard output."""
         return sys.stdout
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Stop writing to a standard output that takes nothing: a closed pipe (`| head`), a full disk."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        _detach(self)
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+        say(f"warning: standard output cannot be written ({error.strerror}); the run continues without it.")
+
+
+class _LogFile(logging.FileHandler):
+    """A log file; a run whose log cannot be written says so once and continues without it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        _detach(self)
+        self.close()
+        space = free_space(self.baseFilename) if is_full_disk(error) else ""
+        say(f"warning: {self.baseFilename} cannot be written: {error.strerror}{space}. The run continues without it.")
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what could not be written is tried again
+            super().close()
 
 
 def setup_logging(
@@ -96,7 +127,7 @@ class _HeldRecords(logging.Handler):
     def to_file(self) -> logging.FileHandler:
         """The handler of the file, which holds the records now."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(self._path, encoding="utf-8")
+        file = _LogFile(self._path, encoding="utf-8")
         file.setFormatter(logging.Formatter(self._format))
         for record in self.records:
             file.handle(record)
@@ -130,6 +161,11 @@ def reset_logging() -> None:
 def _attach(logger: logging.Logger, handler: logging.Handler) -> None:
     handler.of_libai = True  # type: ignore[attr-defined]  # so that handlers of the user survive a second set-up
     logger.addHandler(handler)
+
+
+def _detach(handler: logging.Handler) -> None:
+    handler.addFilter(lambda record: False)  # it may be attached yet
+    logging.getLogger("libai").removeHandler(handler)
 
 
 def warn_once(logger: logging.Logger, key: str, text: str) -> None:

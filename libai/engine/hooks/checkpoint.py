@@ -63,6 +63,7 @@ class CheckpointHook(HookBase):
         try:
             if self._can_save_after_failure():
                 path = self._checkpointer.save()
+                self._checkpointer.wait()
                 logger.info("the state before the failure is intact and was saved as %s; --resume continues", path.name)
         finally:
             self._checkpointer.wait()

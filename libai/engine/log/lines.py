@@ -82,7 +82,7 @@ class JSONLinesWriter(Writer):
             with suppress(OSError):  # half a line would swallow the next one
                 file.truncate(self._last_offset)
             raise OSError(
-                error.errno, f"{os.strerror(error.errno or 0)}: the metrics cannot be written", self._path
+                error.errno, f"{os.strerror(error.errno or 0)}: the metrics cannot be written", str(self._path)
             ) from None
         file.truncate()  # a line written again may have become shorter
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from libai.engine.log.writers import LogRecord, Writer
+from libai.utils.disk import naming
 from libai.utils.errors import UserError
 
 
@@ -66,15 +67,18 @@ class TensorBoardWriter(Writer):
     def close(self) -> None:
         if self._events is not None:
             events, self._events = self._events, None
-            events.close()
+            with naming(self._directory):
+                events.close()
 
     def _add(self, step: int, **content: Any) -> None:
         if self._events is None:
             self.begin()
         from tensorboardX.proto.event_pb2 import Event
 
-        self._events.write_event(Event(wall_time=time.time(), step=step, **content))
+        with naming(self._directory):
+            self._events.write_event(Event(wall_time=time.time(), step=step, **content))
 
     def _flush(self) -> None:
-        self._events.flush()
+        with naming(self._directory):
+            self._events.flush()
         self._last_flush = time.monotonic()

@@ -21,6 +21,7 @@ from libai.engine.loop.metrics import MAX_PENDING_RESULTS
 from libai.engine.loop.periods import EveryEpoch
 from libai.launch.stop import STOP
 from libai.oneflow_fixes.threads import quick_thread_switches
+from libai.utils.disk import is_full_disk
 from libai.utils.distributed import get_rank, get_world_size, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import phase, report_progress
@@ -334,8 +335,9 @@ class TrainerBase:
                 for call in self._hook_calls[point]:
                     try:
                         call()
-                    except Exception:
-                        logger.exception("a hook failed in %s, after training itself had failed", point)
+                    except Exception as error:
+                        if not is_full_disk(error) and not is_full_disk(error.__cause__):  # the same for all files
+                            logger.exception("a hook failed in %s, after training itself had failed", point)
 
     def run_step(self) -> None:
         """One iteration: fetch the micro-batches, update, keep the result for the next log point."""

@@ -1,0 +1,93 @@
+"""A disk that takes nothing more ends a run with one line, and the screen of a run may go away.
+
+The limit of `ulimit -f` stands for a full disk, so that an ordinary user can run this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import resource
+import shlex
+import sys
+from types import SimpleNamespace
+
+import jobs
+import pytest
+from conftest import HERE
+
+from libai.engine.log.tensorboard import TensorBoardWriter
+from libai.launch.guard import run_guarded
+from libai.utils.atomic import atomic_write_text
+from libai.utils.logging import reset_logging, setup_logging
+
+COMMAND = [sys.executable, jobs.TRAIN_NET, str(HERE / "user_config.py"), "train.train_iter=300"]
+
+
+@contextlib.contextmanager
+def small_files():
+    """Files of this process may have 2,000 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("blocks", [8, 20])
+def test_a_run_on_a_full_disk_ends_with_one_error(tmp_path, blocks):
+    limited = f"ulimit -f {blocks}; {shlex.join([*COMMAND, f'train.output_dir={tmp_path}'])} 2>&1 | cat; "
+    result = jobs.run(["bash", "-c", limited + "exit ${PIPESTATUS[0]}"])
+    errors = [line for line in result.stdout.splitlines() if line.startswith("error: ") and "cannot be" in line]
+    assert result.returncode == 1 and len(errors) == 1 and str(tmp_path) in errors[0], result
+    assert "Raise the limit of `ulimit -f`" in errors[0] and "Traceback" not in result.stdout, result
+    assert "Logging error" not in result.stdout, result
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("output", ["> /dev/full", "| true"])
+def test_a_run_goes_on_without_a_screen(tmp_path, output):
+    command = f"{shlex.join([*COMMAND[:-1], f'train.output_dir={tmp_path}'])} {output}; exit ${{PIPESTATUS[0]}}"
+    result = jobs.run(["bash", "-c", command])
+    assert result.returncode == 0 and "Logging error" not in result.stderr, result
+    (line,) = result.errors
+    assert line.startswith("warning: standard output cannot be written"), result
+    assert "done after 2 iterations" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_log_that_cannot_be_written_is_said_once(tmp_path, capfd):
+    logger = setup_logging(tmp_path, quiet=True)
+    with small_files(), contextlib.closing(SimpleNamespace(close=reset_logging)):
+        for number in range(100):
+            logger.info("%s %s", number, "x" * 100)
+        logger.warning("still here")
+    out, err = capfd.readouterr()
+    assert err.count(f"warning: {tmp_path}/log.txt cannot be written: File too large") == 1 and "Traceback" not in err
+    assert "still here" in out and logging.getLogger("libai").handlers == []
+
+
+def test_the_error_names_the_file(tmp_path, capfd):
+    writer = TensorBoardWriter(tmp_path / "tb")
+    with small_files():
+        assert run_guarded(lambda: atomic_write_text(tmp_path / "summary.json", "x" * 4000)) == 1
+        assert run_guarded(lambda: writer.write_text("config", "x" * 4000)) == 1
+    writer.close()
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.split(" cannot be written: File too large. ")[0] for line in lines] == [
+        f"error: {tmp_path}/summary.json",
+        f"error: {tmp_path}/tb",
+    ]
+
+
+def test_a_full_disk_names_the_space_that_is_left(tmp_path, capfd):
+    def fill():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "metrics.jsonl"))
+
+    assert run_guarded(fill) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert f"{tmp_path}/metrics.jsonl cannot be written: No space left on device, " in line
+    assert "are free there. Free space there, or set train.output_dir" in line

@@ -15,7 +15,7 @@ from parity_cases import BATCH, FAMILY_WEIGHT_BOUND, ITERATIONS, OPTIMIZERS, Cas
 
 from libai import scheduler as ours
 from libai.layers import Dropout
-from libai.models import BERT, GPT, MLP, ResMLP, ResNet, Swin, SwinV2, ViT
+from libai.models import BERT, GPT, ResMLP, ResNet, SwinV2, ViT
 from libai.optim import get_param_groups
 
 MOMENTUM = OPTIMIZERS["momentum"]
@@ -40,34 +40,13 @@ class HandMade:
 _WARM = {"max_iter": ITERATIONS, "warmup_iter": 5}
 
 SCHEDULES = {
-    "constant": lambda o: ours.WarmupConstantLR(o, **_WARM),
     "cosine": lambda o: ours.WarmupCosineLR(o, **_WARM, alpha=0.1),
-    "cosine_annealing": lambda o: ours.WarmupCosineAnnealingLR(o, **_WARM, eta_min=0.001),
-    "cosine_restarts": lambda o: ours.WarmupCosineAnnealingLR(o, **_WARM, cycle_iter=4, cycle_mult=2),
-    "multi_step": lambda o: ours.WarmupMultiStepLR(o, **_WARM, milestones=[8, 14]),
-    "every_step": lambda o: ours.WarmupStepLR(o, **_WARM, step_size=6, gamma=0.5),
-    "exponential": lambda o: ours.WarmupExponentialLR(o, **_WARM, gamma=0.9),
-    "polynomial": lambda o: ours.WarmupPolynomialLR(o, **_WARM, power=2.0),
-    "linear": lambda o: ours.WarmupLinearLR(o, **_WARM, warmup_method="constant"),
-    "inverse_sqrt": lambda o: ours.WarmupInverseSqrtLR(o, **_WARM),
-    "stable_decay": lambda o: ours.WarmupStableDecayLR(o, **_WARM, decay_ratio=0.4, decay_shape="sqrt"),
-    "per_epoch": lambda o: ours.WarmupExponentialLR(o, **_WARM, gamma=0.7, by="epoch", iters_per_epoch=3),
     "one_cycle": lambda o: ours.OneCycleLR(o, max_iter=ITERATIONS),
     "stock_lambda": lambda o: stock.LambdaLR(o, lambda step: 1 / (1 + step)),
-    "stock_cosine": lambda o: stock.CosineDecayLR(o, 15),
-    "stock_annealing": lambda o: stock.CosineAnnealingLR(o, 8),
-    "stock_restarts": lambda o: stock.CosineAnnealingWarmRestarts(o, 6),
-    "stock_step": lambda o: stock.StepLR(o, 5),
-    "stock_multi_step": lambda o: stock.MultiStepLR(o, [4, 9]),
-    "stock_exponential": lambda o: stock.ExponentialLR(o, 0.9),
-    "stock_constant": lambda o: stock.ConstantLR(o, 0.3, 6),
-    "stock_linear": lambda o: stock.LinearLR(o, 0.3, 1.0, 6),
-    "stock_polynomial": lambda o: stock.PolynomialLR(o, 15),
     "stock_warmup": lambda o: stock.WarmUpLR(stock.CosineDecayLR(o, 15), 0.1, 4, "linear", warmup_prefix=True),
     "stock_sequential": lambda o: stock.SequentialLR(
         o, [stock.ConstantLR(o, 0.5, 9), stock.ExponentialLR(o, 0.8)], [7]
     ),
-    "stock_chained": lambda o: stock.ChainedScheduler([stock.ExponentialLR(o, 0.9), stock.StepLR(o, 5)]),
     "hand_made": HandMade,
 }
 
@@ -109,17 +88,6 @@ class WithUnused(toy.Tagger):
         self.unused = nn.Linear(3, 3)
 
 
-class TwoLosses(toy.Tagger):
-    """Two losses over the same items, and a metric."""
-
-    def forward(self, x, y):
-        logits = self.b(flow.relu(self.a(x)))
-        counted = (y != -100).to(flow.float32)
-        penalty = ((logits * logits).mean(dim=1) * counted).sum() / counted.sum()
-        tag = nn.functional.cross_entropy(logits, y, ignore_index=-100)
-        return {"losses": {"tag": tag, "penalty": 0.1 * penalty}, "metrics": {"mean": logits.mean()}}
-
-
 class Normalized(toy.Classifier):
     """Batch normalization between its layers."""
 
@@ -153,10 +121,6 @@ def frozen_in_a_group(model: nn.Module) -> Any:
     return flow.optim.AdamW(freeze_first(model).parameters(), lr=0.01, weight_decay=0.1)
 
 
-def frozen_left_out(model: nn.Module) -> Any:
-    return flow.optim.AdamW(get_param_groups(freeze_first(model), weight_decay=0.1), lr=0.01)
-
-
 def groups_with(kind: str, first: dict[str, Any], second: dict[str, Any], **options: Any) -> Any:
     """An optimizer builder: the options of the two layers differ."""
     return lambda model: getattr(flow.optim, kind)(
@@ -164,24 +128,27 @@ def groups_with(kind: str, first: dict[str, Any], second: dict[str, Any], **opti
     )
 
 
-def layer_wise(model: nn.Module) -> Any:
-    groups = get_param_groups(model, weight_decay=0.1, layer_decay=0.6, blocks="blocks", base_lr=0.01)
-    assert len(groups) > 3
-    return flow.optim.AdamW(groups, lr=0.01, eps=1e-3)  # see _FAMILY
-
-
-def text_batches(ignored: float = 0.4) -> Any:
+def text_batches(ignored: float = 0.4, vocabulary: int = 64, length: int = 12) -> Any:
     def make() -> list[dict[str, np.ndarray]]:
         rng = np.random.RandomState(1)
         made = []
         for _ in range(ITERATIONS):
-            labels = rng.randint(0, 64, (8, 12))
-            labels[rng.rand(8, 12) < ignored] = -100
+            labels = rng.randint(0, vocabulary, (8, length))
+            labels[rng.rand(8, length) < ignored] = -100
             labels[:, 0] = 1
-            made.append({"input_ids": rng.randint(0, 64, (8, 12)), "labels": labels})
+            made.append({"input_ids": rng.randint(0, vocabulary, (8, length)), "labels": labels})
         return made
 
     return make
+
+
+def two_label_batches() -> list[dict[str, np.ndarray]]:
+    """Labels of tokens, of which the first samples have one that counts, and a label for each sample."""
+    made = text_batches()()
+    for batch in made:
+        batch["labels"][:4, 1:] = -100
+        batch["next_sentence_labels"] = batch["input_ids"][:, 0] % 2
+    return made
 
 
 def image_batches(classes: int = 10, seed: int = 2) -> list[dict[str, np.ndarray]]:
@@ -198,45 +165,33 @@ _TEXT: dict[str, Any] = {"optimizer": _FAMILY, "batches": text_batches(), "weigh
 _IMAGES: dict[str, Any] = {"optimizer": _FAMILY, "batches": image_batches, "weight_bound": FAMILY_WEIGHT_BOUND}
 
 VARIANTS: dict[str, Case] = {
-    "clip_not_in_force": Case(ADAMW, max_norm=1e3),
     "no_clip": Case(ADAMW, max_norm=None),
     "groups_of_rates_and_decay": Case(lambda m: flow.optim.AdamW(get_param_groups(m, weight_decay=0.1), lr=0.01)),
-    "groups_layer_wise": Case(
-        layer_wise, lambda: GPT(64, 12, 16, 2, 2), text_batches(), weight_bound=FAMILY_WEIGHT_BOUND
-    ),
     "groups_of_betas": Case(groups_with("AdamW", {"betas": (0.8, 0.9)}, {"betas": (0.95, 0.99)}, lr=0.01)),
-    "groups_of_eps": Case(groups_with("AdamW", {"eps": 1e-3}, {"eps": 1e-8}, lr=0.01)),
-    "groups_of_momentum": Case(groups_with("SGD", {"momentum": 0.9}, {"momentum": 0.5}, lr=0.05)),
-    "groups_with_and_without_momentum": Case(groups_with("SGD", {"momentum": 0.9}, {"momentum": 0.0}, lr=0.05)),
-    "groups_of_dampening": Case(
-        groups_with("SGD", {"dampening": 0.5}, {"nesterov": True, "dampening": 0.0}, lr=0.05, momentum=0.9)
-    ),
     "groups_of_correction": Case(
         groups_with("AdamW", {"do_bias_correction": True}, {"do_bias_correction": False}, lr=0.002)
     ),
-    "groups_of_alpha": Case(groups_with("RMSprop", {"alpha": 0.9}, {"alpha": 0.99}, lr=0.01)),
-    "groups_of_lr_decay": Case(groups_with("Adagrad", {"lr_decay": 0.1}, {"lr_decay": 0.0}, lr=0.05)),
-    "groups_of_rho": Case(groups_with("Adadelta", {"rho": 0.9}, {"rho": 0.5}, lr=1.0)),
     "frozen_in_a_group": Case(frozen_in_a_group),
-    "frozen_left_out": Case(frozen_left_out),
-    "frozen_momentum": Case(lambda m: flow.optim.SGD(freeze_first(m).parameters(), lr=0.05, momentum=0.9)),
     "unused_adamw": Case(ADAMW, WithUnused),
-    "unused_momentum": Case(grouped("SGD", 0.05, momentum=0.9), WithUnused),
     "tied": Case(ADAMW, Tied),
-    "two_losses": Case(ADAMW, TwoLosses),
+    "two_losses": Case(
+        model=lambda: BERT(64, 12, 16, 1, 2, predicts_next_sentence=True), **{**_TEXT, "batches": two_label_batches}
+    ),
+    # OneFlow 0.9.0's compiled accumulation writes weights that a backward pass still reads
+    # (docs/decisions/0007-graph-variables.md): without copies of them this case was 2e-4 off, differently in every run
+    "accumulation_without_clipping": Case(
+        grouped("SGD", 0.1), lambda: GPT(256, 32, 64, 3, 4), text_batches(0.0, 256, 32), max_norm=None
+    ),
     "dropout": Case(ADAMW, Dropped, parts_matter=True),
     "batch_norm": Case(_FAMILY, Normalized, lambda: toy.batches(ITERATIONS, size=BATCH), parts_matter=True),
     "gpt": Case(model=lambda: GPT(64, 12, 16, 1, 2), **_TEXT),
-    "bert": Case(model=lambda: BERT(64, 12, 16, 1, 2), **_TEXT),
     "vit": Case(model=lambda: ViT(8, 4, 1, 10, 16, 1, 2), **_IMAGES),
-    "swin": Case(model=lambda: Swin(8, 2, 1, 10, 8, (2, 1), (2, 2), window_size=2), **_IMAGES),
     # norms behind the branches amplify rounding: with the rate of the others the losses come 1e-6 apart
     "swinv2": Case(
         model=lambda: SwinV2(8, 2, 1, 10, 16, (2, 1), (2, 2), window_size=2),
         **{**_IMAGES, "optimizer": grouped("AdamW", 0.001, eps=1e-3)},
     ),
     "resmlp": Case(model=lambda: ResMLP(8, 2, 1, 10, 16, 2, layer_scale=0.1), **_IMAGES),
-    "mlp": Case(model=lambda: MLP(64, (32, 16), 10), **_IMAGES),
     # With the images of the others a ReLU is so near to zero that the last bit of a weight decides its side: the plain
     # loop itself, from weights nudged by one bit, ends 1.7e-3 apart (and 2e-6 with these).
     "resnet": Case(

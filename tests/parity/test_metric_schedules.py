@@ -10,7 +10,6 @@ from oneflow.optim.lr_scheduler import ReduceLROnPlateau
 from parity_cases import LOSS_BOUND
 
 from libai.engine.hooks import EvalHook, LRHook
-from libai.scheduler import load_scheduler_state, scheduler_state
 from libai.utils.errors import UserError
 
 PERIOD = 2
@@ -58,22 +57,7 @@ def test_a_plateau_schedule_is_stepped_by_evaluations_and_equals_a_plain_loop(mo
     np.testing.assert_allclose(losses, expected, rtol=LOSS_BOUND)
 
 
-def test_its_state_goes_through_a_checkpoint():
-    trainer, data = trainer_with("eager", [LRHook("eval/val/loss"), evaluation()])
-    trainer.train(0, 6)
-    saved = scheduler_state(trainer.lr_scheduler)
-    other, _ = trainer_with("eager", [LRHook("eval/val/loss")])
-    assert load_scheduler_state(other.lr_scheduler, saved) == []
-    assert other.lr_scheduler.best == 0.9 and other.lr_scheduler.num_bad_steps == 1
-
-
 def test_a_plateau_schedule_without_a_metric_is_refused(mode):
     trainer, _ = trainer_with(mode, [LRHook()])
     with pytest.raises(UserError, match="ReduceLROnPlateau lowers the rate by a metric.*eval_metric"):
         trainer.train(0, 2)
-
-
-def test_a_misspelt_metric_is_refused_with_those_that_there_are(mode):
-    trainer, _ = trainer_with(mode, [LRHook("eval/val/los"), evaluation()])
-    with pytest.raises(UserError, match="eval_metric=val/los is not measured.* gives val/loss.* Did you mean val/loss"):
-        trainer.train(0, 4)

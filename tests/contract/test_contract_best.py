@@ -41,6 +41,8 @@ def test_a_sign_says_which_way_the_metric_is_better(metric, choose, tmp_path):
     values = jobs.read_column(tmp_path, f"eval/{metric.lstrip('+-')}")
     best = choose(values, key=values.get)
     assert (result.metric, result.best, result.best_iter) == (metric.lstrip("+-"), values[best], best)
+    assert result.best_metrics[result.metric] == result.best and len(result.best_metrics) > 1
+    assert result.best_epoch == best / run.plan.iters_per_epoch and result.seconds > 0
 
 
 def test_train_returns_its_result_and_the_summary_has_it(mode, tmp_path):
@@ -56,6 +58,8 @@ def test_train_returns_its_result_and_the_summary_has_it(mode, tmp_path):
         "metric": "val/loss",
         "value": values[best],
         "iteration": best,
+        "epoch": result.best_epoch,
+        "metrics": result.best_metrics,
         "checkpoint": f"iter_{best:07d}",
     }
 

@@ -104,6 +104,8 @@ def _summary(run: Run) -> dict[str, Any]:
             "metric": result.metric,
             "value": result.best,
             "iteration": result.best_iter,
+            "epoch": result.best_epoch,
+            "metrics": result.best_metrics,
             "checkpoint": result.best_path and result.best_path.name,
         },
         "metrics": {**trainer.loop.metrics.latest, **_evaluated(run)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +24,9 @@ class TrainResult:
 
     status: "finished", "stopped" (by a hook, such as early stopping) or "failed" (`train.on_exception`). seconds: of
     training, in this process. iterations: updates since the beginning of the run. last_path: the newest checkpoint.
-    metric, best, best_iter, best_path: `train.evaluation.eval_metric`, its best value, the updates made until then and
-    its checkpoint. What does not exist is None.
+    metric, best, best_iter, best_epoch, best_path: `train.evaluation.eval_metric`, its best value, the updates and
+    passes over the data made until then, and its checkpoint. best_metrics: all metrics of that evaluation. What does
+    not exist is None.
     """
 
     status: str
@@ -35,6 +37,8 @@ class TrainResult:
     best: float | None = None
     best_iter: int | None = None
     best_path: Path | None = None
+    best_epoch: float | None = None
+    best_metrics: Mapping[str, float] | None = None
 
 
 def result_of(run: Run) -> TrainResult:
@@ -46,7 +50,10 @@ def result_of(run: Run) -> TrainResult:
         return TrainResult(*done)
     has_path = run.config.train.checkpointer.enabled and hook.best_iter is not None
     path = run.checkpointer.root / checkpoint.checkpoint_name(hook.best_iter or 0) if has_path else None
-    return TrainResult(*done, hook.metric.removeprefix("eval/"), hook.best, hook.best_iter, path)
+    iters_per_epoch = run.plan.iters_per_epoch
+    epoch = hook.best_iter / iters_per_epoch if hook.best_iter is not None and iters_per_epoch else None
+    metric = hook.metric.removeprefix("eval/")
+    return TrainResult(*done, metric, hook.best, hook.best_iter, path, epoch, hook.best_metrics or None)
 
 
 def load_best(run: Run) -> None:

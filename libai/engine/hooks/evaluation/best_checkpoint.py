@@ -21,6 +21,7 @@ class BestCheckpointHook(MetricHook):
         mode: whether the smallest ("min") or the largest ("max") value is the best one.
 
     Attributes: `metric`, `best`, its value, and `best_iter`, the updates made until then; None before there is one.
+    `best_metrics`: every metric of that evaluation, keyed `<dataset>/<name>`.
     """
 
     priority = 94
@@ -31,6 +32,7 @@ class BestCheckpointHook(MetricHook):
         self._sign = 1.0 if mode == "min" else -1.0
         self.best: float | None = None
         self.best_iter: int | None = None
+        self.best_metrics: dict[str, float] = {}
 
     def judge(self, value: float) -> None:
         if not math.isfinite(value):
@@ -39,15 +41,28 @@ class BestCheckpointHook(MetricHook):
             return  # of equal values the earlier one stays
         self.best = value
         self.best_iter = self.trainer.iter + 1
+        latest = self.trainer.storage.latest()
+        self.best_metrics = {
+            tag.removeprefix("eval/"): found
+            for tag, (found, at) in latest.items()
+            if tag.startswith("eval/") and at == self._last_iter
+        }
         if self._checkpointer is not None:
             self._checkpointer.save((self.metric, value))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "best_iter": self.best_iter, "last_iter": self._last_iter}
+        metrics = {name: value for name, value in self.best_metrics.items() if math.isfinite(value)}
+        return {
+            "best": self.best,
+            "best_iter": self.best_iter,
+            "best_metrics": metrics,
+            "last_iter": self._last_iter,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.best = state["best"]
         self.best_iter = state["best_iter"]
+        self.best_metrics = dict(state["best_metrics"])
         if self._checkpointer is not None and self.best_iter is not None:
             self._checkpointer.keep_best(self.best_iter)
         self._last_iter = state.get("last_iter")

@@ -1,14 +1,12 @@
 """Preparing once: by whoever comes first, in one step, and again when it is damaged."""
 
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 
 from libai.data import DataError
-from libai.data.loading.cache import default_cache_dir, prepare_once
+from libai.data.loading.cache import prepare_once
 
 
 def is_complete(folder):
@@ -17,28 +15,6 @@ def is_complete(folder):
 
 def write_done(folder):
     (folder / "done").write_text("x")
-
-
-def test_the_second_call_does_nothing(tmp_path):
-    calls = []
-
-    def write(folder):
-        calls.append(folder)
-        write_done(folder)
-
-    for _ in range(2):
-        assert prepare_once(tmp_path / "deep" / "data", is_complete, write) == tmp_path / "deep" / "data"
-    assert len(calls) == 1
-
-
-def test_the_folder_appears_by_one_rename(tmp_path):
-    inodes = []
-
-    def write(temporary):
-        inodes.append(temporary.stat().st_ino)
-        write_done(temporary)
-
-    assert prepare_once(tmp_path / "data", is_complete, write).stat().st_ino == inodes[0]
 
 
 def test_a_failing_writer_leaves_nothing(tmp_path):
@@ -82,29 +58,7 @@ def test_others_wait_and_never_see_half_of_it(tmp_path):
     assert len(calls) == 1 and seen == [["done", "first"]] * 4
 
 
-def test_several_processes_prepare_one_text_once(tmp_path):
-    for i in range(4):
-        (tmp_path / f"{i}.txt").write_text(f"text {i}" * 100)
-    program = (
-        "import sys, logging; logging.basicConfig(level=logging.INFO, stream=sys.stdout, format='%(message)s')\n"
-        "from libai.data import prepare_tokens\n"
-        f"print(prepare_tokens({str(tmp_path / '*.txt')!r}, cache_dir={str(tmp_path / 'cache')!r}))"
-    )
-    runs = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    outputs = [run.communicate(timeout=60)[0] for run in runs]
-    assert [run.returncode for run in runs] == [0, 0, 0]
-    assert len({output.splitlines()[-1] for output in outputs}) == 1
-    assert sum("text train: 3 files" in output for output in outputs) == 1, "one of them wrote"
-
-
 def test_a_place_that_cannot_be_written_is_explained(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(DataError, match="LIBAI_DATA_DIR"):
         prepare_once(tmp_path / "file" / "data", is_complete, write_done)
-
-
-def test_the_environment_moves_the_default(monkeypatch, tmp_path):
-    monkeypatch.setenv("LIBAI_DATA_DIR", str(tmp_path))
-    assert default_cache_dir() == tmp_path
-    monkeypatch.delenv("LIBAI_DATA_DIR")
-    assert default_cache_dir().parts[-2:] == (".cache", "libai")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import toy
 
-from libai.data import TokenDataset, build_train_loader, prepare_tokens
+from libai.data import build_train_loader
 
 SIZE = 4
 #: batches until reading has proved slow enough for the background thread, with room to spare
@@ -60,36 +60,11 @@ def read_during_steps(prefetch, mode, seconds):
     return seen
 
 
+@pytest.mark.e2e
 def test_the_next_batch_is_read_while_the_step_runs(mode):
     assert read_during_steps(2, mode, seconds=20) == [True] * 3
 
 
+@pytest.mark.e2e
 def test_without_prefetch_it_is_not(mode):
     assert read_during_steps(0, mode, seconds=0.2) == [False] * 3
-
-
-@pytest.fixture
-def tokens(tmp_path):
-    for number in range(12):
-        (tmp_path / f"{number}.txt").write_text(f"{number} words of a text that is long enough to cut " * 40)
-    folder = prepare_tokens(str(tmp_path / "*.txt"), cache_dir=tmp_path / "cache", validation_fraction=0.2)
-    return TokenDataset(folder, sequence_length=32)
-
-
-def test_windows_are_views_of_the_memory_map(tokens):
-    assert isinstance(tokens.tokens, np.memmap)
-    assert np.shares_memory(tokens._windows, tokens.tokens)
-
-
-def test_a_batch_becomes_a_tensor_without_another_copy(tokens):
-    """The gathered int64 rows are the tensor's memory: a change of the one is seen in the other."""
-    model = toy.Classifier()
-    loader = build_train_loader(tokens, micro_batch_size=SIZE, shuffle=False, prefetch=0)
-    trainer = toy.trainer_of("eager", model, loader, toy.optimizer_of("sgd", model))
-    array = next(loader)["input_ids"]
-    tensor = trainer.forward_pass.tensor(array)
-    array[0, 0] = 77
-    assert array.flags["C_CONTIGUOUS"] and tensor.numpy()[0, 0] == 77
-    copied = trainer.forward_pass.tensor(array.copy())
-    array[0, 0] = 78
-    assert copied.numpy()[0, 0] == 77

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from libai.data import DataError, DigitsDataset, SampleRandom, build_train_loader
+from libai.data import DataError, DigitsDataset, SampleRandom
 from libai.data.vision.images import stratified_split
 
 
@@ -20,28 +20,13 @@ def test_images_are_scaled_and_typed():
 
 def test_the_shipped_arrays_are_those_of_the_uci_test_set():
     images, labels = np.empty((1797, 1, 8, 8), np.float32), np.empty(1797, np.int64)
-    for split in ("train", "validation"):
-        part = DigitsDataset(split)
+    splits = [DigitsDataset(split) for split in ("train", "validation")]
+    assert sum(map(len, splits)) == 1797, "no image is in both"
+    for part in splits:
         images[part.indices], labels[part.indices] = part.images, part.labels
     # of `images * 16` and `target` of sklearn.datasets.load_digits, as bytes
     found = hashlib.sha256((images * 16).astype(np.uint8).tobytes() + labels.astype(np.uint8).tobytes()).hexdigest()
     assert found == "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_training_and_validation_are_disjoint_and_complete(seed):
-    train, validation = (DigitsDataset(split, seed=seed) for split in ("train", "validation"))
-    assert sorted([*train.indices, *validation.indices]) == list(range(1797))
-
-
-def test_every_class_has_its_share_in_validation():
-    train, validation = (np.bincount(DigitsDataset(split).labels) for split in ("train", "validation"))
-    assert np.abs(validation / (train + validation) - 0.2).max() < 0.005
-
-
-def test_the_split_depends_on_the_seed_alone():
-    assert np.array_equal(DigitsDataset(seed=1).indices, DigitsDataset(seed=1).indices)
-    assert not np.array_equal(DigitsDataset(seed=1).indices, DigitsDataset(seed=2).indices)
 
 
 def test_augmentation_is_off_by_default_and_shifts_by_at_most_a_pixel():
@@ -53,17 +38,6 @@ def test_augmentation_is_off_by_default_and_shifts_by_at_most_a_pixel():
     moved = np.array([not np.array_equal(a, b) for a, b in zip(batch["images"], augmented["images"])])
     assert 0.8 < moved.mean() < 0.97, "8 of the 9 shifts move something"
     assert np.array_equal(batch["labels"], augmented["labels"])
-    # A shift by one pixel keeps all of the ink except what leaves at the border.
-    assert (augmented["images"].sum((1, 2, 3)) <= batch["images"].sum((1, 2, 3)) + 1e-5).all()
-
-
-def test_the_train_loader_augments():
-    plain, shifted = (
-        next(build_train_loader(DigitsDataset(augment=augment), micro_batch_size=16)) for augment in (False, True)
-    )
-    assert np.array_equal(plain["labels"], shifted["labels"])
-    assert not np.array_equal(plain["images"], shifted["images"])
-    assert shifted["images"].flags.c_contiguous and shifted["images"].dtype == np.float32
 
 
 def test_an_unknown_split_is_refused():

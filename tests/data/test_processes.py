@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
-from worker_datasets import Ranked, Squares
+from worker_datasets import Squares
 
-from libai.data import DataError, SampleError, TokenDataset, build_eval_loader, build_train_loader, prepare_tokens
+from libai.data import DataError, SampleError, build_train_loader
 
 OPTIONS = {"micro_batch_size": 4, "num_workers": 2, "workers": "processes", "seed": 3}
 
@@ -57,20 +56,7 @@ def test_processes_read_the_same_samples_and_resume_exactly(loader):
     assert np.array_equal(next(resumed)["x"], next(plain)["x"])
 
 
-def test_an_evaluation_reads_by_processes_too():
-    loader = build_eval_loader(Squares(10), micro_batch_size=4, num_workers=2, workers="processes")
-    for _ in range(2):
-        assert np.concatenate([batch["x"] for batch, _ in loader]).tolist() == list(range(10))
-    loader._reader.close()
-
-
-def test_a_worker_is_outside_of_the_job(loader, monkeypatch):
-    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
-        monkeypatch.setenv(name, value)
-    batch = next(loader(Ranked(8), shuffle=False))
-    assert batch["x"].ravel().tolist() == [0, 1, 2, 3] and (batch["rank"] <= 1).all() and batch["group"].all()
-
-
+@pytest.mark.e2e
 def test_an_exception_in_a_worker_is_named_with_its_traceback(loader):
     reading = loader(Squares(raises_at=5), shuffle=False)
     next(reading)
@@ -80,6 +66,7 @@ def test_an_exception_in_a_worker_is_named_with_its_traceback(loader):
     assert reading.consumed_samples == 4, "the next call reads the same samples again"
 
 
+@pytest.mark.e2e
 def test_a_worker_that_dies_ends_the_iteration_with_its_signal(loader):
     reading = loader(Squares(dies_at=6), shuffle=False)
     next(reading)
@@ -91,14 +78,7 @@ def test_a_worker_that_dies_ends_the_iteration_with_its_signal(loader):
     assert next(reading)["x"].tolist() == [4, 5, 6, 7], "new workers, the same samples"
 
 
-def test_an_idle_worker_that_is_killed_is_noticed(loader):
-    reading = loader(Squares(), shuffle=False, prefetch=0)
-    next(reading)
-    os.kill(pids(reading)[1], signal.SIGKILL)
-    with pytest.raises(SampleError, match="has ended by SIGKILL"):
-        next(reading)
-
-
+@pytest.mark.e2e
 def test_workers_end_with_a_trainer_that_is_killed(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
@@ -119,19 +99,6 @@ def test_workers_end_with_a_trainer_that_is_killed(tmp_path):
     assert not any(map(is_alive, workers))
 
 
-def test_closing_does_not_wait_for_a_sample_that_takes_long(loader, monkeypatch):
-    import libai.data.loading.processes as module
-
-    monkeypatch.setattr(module, "_END_SECONDS", 0.1)
-    reading = loader(Squares(slow_at=1), shuffle=False)
-    workers = reading._steps._reader._workers
-    workers._start()
-    started = [process for process, _ in workers._workers]
-    workers._workers[0][1].send(np.array([1]))  # a read whose answer nobody waits for any more
-    workers.close()
-    assert all(process.returncode is not None for process in started)
-
-
 def test_a_dataset_that_cannot_be_sent_is_refused(loader):
     class Local(Squares):
         pass
@@ -140,14 +107,3 @@ def test_a_dataset_that_cannot_be_sent_is_refused(loader):
         next(loader(Local()))
     with pytest.raises(DataError, match="workers='fibres': samples are read by 'threads' or 'processes'"):
         loader(Squares(), workers="fibres")
-
-
-def test_token_files_are_mapped_in_the_workers_and_not_sent(tmp_path, loader):
-    import pickle
-
-    (tmp_path / "a.txt").write_text("some text " * 500)
-    (tmp_path / "b.txt").write_text("other text " * 50)
-    dataset = TokenDataset(prepare_tokens(str(tmp_path / "*.txt"), cache_dir=tmp_path / "cache"), 16, stride=8)
-    assert len(pickle.dumps(dataset)) < 1000 < dataset.tokens.nbytes
-    expected = next(loader(dataset, num_workers=0))
-    assert np.array_equal(next(loader(dataset))["input_ids"], expected["input_ids"])

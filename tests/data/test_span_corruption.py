@@ -45,24 +45,6 @@ def test_the_spans_and_the_rest_are_the_text() -> None:
         assert restored(sample) == Tokens()[index]["input_ids"].tolist()
 
 
-def test_a_batch_holds_its_samples_and_every_place_can_be_missing() -> None:
-    dataset = SpanCorruption(Tokens(), **SENTINELS)
-    indices = np.arange(200)
-    batch = dataset.get_batch(indices)
-    for name, rows in batch.items():
-        assert rows.dtype == np.int64
-        np.testing.assert_array_equal(rows, np.stack([dataset[int(i)][name] for i in indices]))
-    texts = [Tokens()[i]["input_ids"].tolist() for i in range(200)]
-    places = [text.index(row[1]) for text, row in zip(texts, batch["labels"].tolist())]
-    assert len(set(places)) > 15  # where the first span begins
-
-
-def test_the_seed_chooses_the_spans() -> None:
-    one, again, other = (SpanCorruption(Tokens(), **SENTINELS, seed=seed)[3]["labels"] for seed in (1, 1, 2))
-    np.testing.assert_array_equal(one, again)
-    assert not np.array_equal(one, other)
-
-
 def test_a_visit_has_other_spans_of_the_same_texts() -> None:
     dataset = SpanCorruption(Tokens(), **SENTINELS)
     batch = dataset.get_batch(np.arange(50))
@@ -70,13 +52,6 @@ def test_a_visit_has_other_spans_of_the_same_texts() -> None:
     assert (visit["labels"] != batch["labels"]).any(axis=1).all()
     for index in range(50):
         assert restored({name: rows[index] for name, rows in visit.items()}) == Tokens()[index]["input_ids"].tolist()
-
-
-@pytest.mark.parametrize("options, length", [({"noise_share": 0.5, "mean_span": 1.0}, 30), ({"noise_share": 0.01}, 1)])
-def test_shares_at_the_limits(options: dict[str, float], length: int) -> None:
-    dataset = SpanCorruption(Tokens(), **SENTINELS, **options)
-    assert dataset.num_missing == length
-    assert restored(dataset[0]) == Tokens()[0]["input_ids"].tolist()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from libai.data import BPETokenizer, ByteTokenizer, DataError, load_tokenizer
@@ -34,11 +33,6 @@ def test_every_text_comes_back_the_same(tokenizer, text):
     assert tokenizer.decode([*ids, tokenizer.end_of_document]) == text
 
 
-def test_files_are_encoded_like_their_text(tokenizer, files):
-    for path, ids in zip(files, tokenizer.encode_files(files)):
-        assert ids.tolist() == tokenizer.encode(path.read_bytes().decode())
-
-
 def test_saved_tokenizers_load_and_are_json(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     json.loads((tmp_path / "tokenizer.json").read_text())
@@ -46,22 +40,6 @@ def test_saved_tokenizers_load_and_are_json(tokenizer, tmp_path):
     assert type(loaded) is type(tokenizer)
     assert loaded.encode(TEXTS[0]) == tokenizer.encode(TEXTS[0])
     assert (loaded.vocab_size, loaded.end_of_document) == (tokenizer.vocab_size, tokenizer.end_of_document)
-
-
-def test_bpe_joins_what_is_frequent():
-    assert len(trained(300).encode(TEXTS[0])) < len(ByteTokenizer().encode(TEXTS[0])) / 2
-
-
-def test_bpe_encodes_bytes_that_it_never_saw():
-    tokenizer = trained(270)
-    assert tokenizer.decode(tokenizer.encode("Ωß\x00")) == "Ωß\x00"
-
-
-def test_bytes_that_are_not_utf8_are_kept_by_the_byte_tokenizer(tmp_path):
-    path = tmp_path / "latin1"
-    path.write_bytes(b"caf\xe9")
-    (ids,) = ByteTokenizer().encode_files([path])
-    assert ids.tolist() == [99, 97, 102, 0xE9] and ids.dtype == np.uint8
 
 
 def test_too_small_a_vocabulary_is_refused():

@@ -42,35 +42,6 @@ def test_every_layout_sees_the_same_global_batches(num_samples, seed, shuffle, i
     assert all(result == results[0] for result in results)
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    num_samples=st.integers(1, 12), ranks=st.sampled_from([1, 2, 4]), micro=st.integers(1, 3), seed=st.integers(0, 9)
-)
-def test_ranks_together_visit_every_sample_once_per_epoch(num_samples, ranks, micro, seed):
-    # A multiple of the length that the steps reach exactly: so many whole epochs.
-    steps = num_samples
-    batches, consumed = global_batches(num_samples, micro, ranks, 1, steps, seed=seed)
-    counts = np.bincount([x for batch in batches for x in batch], minlength=num_samples)
-    assert consumed == steps * ranks * micro
-    assert set(counts.tolist()) == {ranks * micro}
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    num_samples=st.integers(1, 40),
-    before=st.sampled_from([(4, 1, 2), (2, 2, 1), (1, 4, 1)]),
-    after=st.sampled_from([(4, 1, 1), (2, 2, 2), (1, 4, 2)]),
-    iterations=st.integers(1, 7),
-)
-def test_resume_in_mid_epoch_with_other_ranks_continues_the_stream(num_samples, before, after, iterations):
-    per_iteration = after[0] * after[1] * after[2]
-    _, consumed = global_batches(num_samples, *before, iterations)
-    resumed, _ = global_batches(num_samples, *after, 3, start=consumed)
-    reference = build_train_loader(numbers(num_samples), micro_batch_size=1)
-    stream = [x for batch in take(reference, consumed + 3 * per_iteration) for x in batch][consumed:]
-    assert resumed == [sorted(stream[i * per_iteration : (i + 1) * per_iteration]) for i in range(3)]
-
-
 PROOF = 5  # more micro-batches than it takes to prove that reading is slow
 
 
@@ -141,36 +112,6 @@ def test_reading_ahead_leaves_no_thread_behind():
     assert libai_threads() == [], "a dropped loader ends its thread"
 
 
-def test_a_single_slow_read_starts_no_thread(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr("libai.data.loading.read_ahead.time.perf_counter", lambda: clock[0])
-
-    class ColdStart(InMemoryDataset):
-        def get_batch(self, indices):
-            clock[0] += 0.1 if 0 in indices else 1e-5
-            return super().get_batch(indices)
-
-    loader = build_train_loader(ColdStart(x=np.arange(200)), micro_batch_size=4, prefetch=2, shuffle=False)
-    take(loader, 20)
-    assert libai_threads() == []
-
-
-def test_workers_share_one_micro_batch():
-    together = threading.Barrier(4)  # a worker goes on only when four are reading
-
-    class Waiting(SlowDataset):
-        def __getitem__(self, index):
-            if index % 2 == 0:
-                together.wait(60)
-            return super().__getitem__(index)
-
-    dataset = Waiting(8, seconds=0)
-    loader = build_train_loader(dataset, micro_batch_size=8, num_workers=4, prefetch=0, shuffle=False)
-    assert take(loader, 1) == [list(range(8))]
-    assert len(dataset.threads) == 4
-    loader.close()
-
-
 @pytest.mark.parametrize(("num_workers", "prefetch"), [(0, 0), (0, 2), (2, 2)])
 def test_a_failing_sample_is_named_where_its_batch_would_have_come(num_workers, prefetch):
     first = 3 * PROOF
@@ -208,11 +149,6 @@ def test_augmentation_follows_the_stream_not_the_layout():
     assert visits(2, 6, 3) == whole[6:]
     by_sample = {x: [noise for y, noise in whole[:10] if y == x] for x in range(5)}
     assert all(len(set(noise)) == 2 for noise in by_sample.values()), "two epochs, two different numbers"
-
-
-def test_a_dict_of_arrays_is_a_dataset():
-    loader = build_train_loader({"x": np.arange(4)}, micro_batch_size=4)
-    assert sorted(next(loader)["x"].tolist()) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

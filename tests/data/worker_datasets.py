@@ -40,13 +40,3 @@ class Words:
     def __getitem__(self, index):
         tokens = np.full(self.lengths[index], index + 1)
         return {"input_ids": tokens, "labels": tokens, "number": index}
-
-
-class Ranked(Squares):
-    """Tells what a worker knows of the job, with oneflow imported."""
-
-    def __getitem__(self, index):
-        import oneflow as flow
-
-        value = flow.tensor([index]).numpy()
-        return {"x": value, "rank": int(os.environ.get("WORLD_SIZE", "0")), "group": os.getpgrp() == os.getpid()}

@@ -5,12 +5,9 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from libai.layers.dropout import Dropout, DropPath
 from libai.layers.random import (
     SeededLayer,
     assign_layer_ids,
-    draws_randomness,
-    find_unseeded_dropouts,
     fold,
     random_context,
     random_int32,
@@ -58,21 +55,7 @@ def test_fold_is_fixed_for_ever():
     assert -(2**63) <= fold(2**70, -5) < 2**63
 
 
-def test_same_key_and_layer_give_the_same_bits():
-    assert (draw() == draw()).all()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"key": fold(0, 0, 1)}, {"key": fold(0, 1, 0)}, {"key": fold(1, 0, 0)}, {"layer_id": 2}, {"data_rank": 1}],
-    ids=["micro-batch", "iteration", "seed", "layer", "rank"],
-)
-def test_bits_differ_when_anything_differs(change):
-    a, b = uniform(draw()), uniform(draw(**change))
-    assert abs(z_of_correlation(a, b)) < 5
-
-
-@pytest.mark.parametrize("shape", [(64, 96), (8, 7, 33), (4, 2, 5, 9), (10,), (6, 1, 1), (3, 1)])
+@pytest.mark.parametrize("shape", [(64, 96), (4, 2, 5, 9), (10,), (3, 1)])
 def test_integer_key_tensor_key_and_graph_give_equal_bits(shape):
     like, key = flow.zeros(*shape), fold(3, 1, 4)
     expected = draw(key, shape=shape)
@@ -93,19 +76,6 @@ def test_global_tensors_get_the_bits_of_local_ones():
         assert (graph.numpy() == draw(key)).all()
 
 
-def test_a_graph_draws_new_bits_for_a_new_key():
-    graph, like = DrawGraph(), flow.zeros(*SHAPE)
-    keys = [fold(0, iteration, 0) for iteration in range(3)]
-    for key in keys:
-        assert (graph(like, flow.tensor([key], dtype=flow.int64)).numpy() == draw(key)).all()
-
-
-@pytest.mark.parametrize("shape", [(8, 33), (8, 5, 33), (8, 2, 3, 5), (8,), (8, 1, 1)])
-def test_ranks_together_draw_the_bits_of_one_process(shape):
-    parts = [draw(shape=(4, *shape[1:]), data_rank=rank) for rank in (0, 1)]
-    assert (np.concatenate(parts) == draw(shape=shape)).all()
-
-
 # --------------------------------------------------------------------------------- are they random
 
 
@@ -114,15 +84,6 @@ def test_each_of_the_high_bits_is_fair():
     for position in range(31, 15, -1):
         ones = int(((bits >> position) & 1).sum())
         assert abs(ones - bits.size / 2) / np.sqrt(bits.size / 4) < 5, position
-
-
-def test_values_are_uniform_chi_squared():
-    bits = np.stack([draw(fold(1, i, 0)) for i in range(40)]).ravel()
-    counts = np.bincount((bits.astype(np.int64) + 2**31) >> 22, minlength=1024)
-    expected = bits.size / 1024
-    chi2 = ((counts - expected) ** 2 / expected).sum()
-    # mean 1023, standard deviation sqrt(2 * 1023) = 45
-    assert abs(chi2 - 1023) < 5 * np.sqrt(2 * 1023)
 
 
 def neighbour_scores(bits):
@@ -176,13 +137,6 @@ def test_all_pairs_are_independent(samples):
     assert largest_score([draw(**sample) for sample in samples]) < 5
 
 
-def test_all_pairs_are_independent_negative_control():
-    # OneFlow's own dropout layers repeat one mask
-    layers = [nn.Dropout(0.5) for _ in range(4)]
-    masks = [(layer(flow.ones(*SHAPE)).numpy() - 1.0) * 2**31 / np.sqrt(3.0) for layer in layers]
-    assert largest_score(masks) > 50
-
-
 # -------------------------------------------------------------------------------- ids and contexts
 
 
@@ -198,20 +152,6 @@ def test_layer_ids_come_from_names_and_survive_a_layer_added_elsewhere():
     assert assign_layer_ids(small) == ["drop"]
     assert assign_layer_ids(large) == ["first", "drop"]
     assert small.drop.layer_id == large.drop.layer_id != large.first.layer_id
-
-
-def test_layers_differ_before_they_are_named():
-    assert Leaf().layer_id != Leaf().layer_id
-
-
-def test_contexts_nest_and_end():
-    with random_context(1):
-        outer = draw(2)
-        with pytest.raises(ZeroDivisionError), random_context(3):
-            raise ZeroDivisionError
-        inside = random_int32(flow.zeros(*SHAPE), SHAPE, 1).numpy()
-    assert (inside == draw(1)).all()
-    assert (outer == draw(2)).all()
 
 
 def test_plain_use_follows_manual_seed_and_never_repeats():
@@ -236,18 +176,3 @@ def test_plain_use_in_a_graph_is_refused():
 
     with pytest.raises(UserError, match="without a key.*random_context.*model.eval"):
         Plain()(flow.zeros(*SHAPE))
-
-
-def test_unseeded_dropouts_are_found():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1), Leaf())
-    assert find_unseeded_dropouts(model) == ["1"]
-
-
-@pytest.mark.parametrize(
-    ("layer", "draws"),
-    [(Dropout(0.1), True), (Dropout(0.0), False), (Dropout(1.0), False), (DropPath(0.2), True), (DropPath(0.0), False)],
-)
-def test_a_model_draws_if_a_layer_of_it_does(layer, draws):
-    assert draws_randomness(nn.Sequential(nn.Linear(2, 2), layer)) == draws
-    assert draws_randomness(nn.Sequential(Dropout(0.5), layer))
-    assert not draws_randomness(nn.Linear(2, 2))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from libai.config import LazyConfig, RunConfig, instantiate, load_config
@@ -62,7 +61,8 @@ def test_config_validates_and_decides_what_is_best(name: str) -> None:
 
 @pytest.mark.parametrize("mode", ["eager", pytest.param("graph", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name.endswith("_bpe") else []) for name in SMALL]
+    "name",
+    ["mlp_digits", *(pytest.param(name, marks=pytest.mark.e2e) for name in SMALL if name != "mlp_digits")],
 )
 def test_small_config_runs_dry(
     name: str, mode: str, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -78,39 +78,12 @@ def test_small_config_runs_dry(
         assert run.trainer.feed.peek()[0]["input_ids"].max() < table.weight.shape[0]
 
 
-@pytest.mark.parametrize("mode", ["eager", pytest.param("graph", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", CIFAR)
-def test_cifar_config_runs_dry(name: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    records = np.random.default_rng(0).integers(0, 10, (4, 1 + 3 * 32 * 32), np.uint8)
-    for file in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
-        records.tofile(tmp_path / file)
-    monkeypatch.chdir(tmp_path)
-    data = [f"dataloader.{part}.dataset.path={tmp_path}" for part in ("train", "test.val")]
-    sizes = ["train.train_micro_batch_size=2", "train.test_micro_batch_size=2", f"graph.enabled={mode == 'graph'}"]
-    run = Run(load(name, [*data, *sizes]))
-    run.dry_run()
-    assert run.lr_scheduler.get_last_lr()[0] < run.config.optim.lr
-
-
 @pytest.mark.parametrize("name", PUBLISHED_SIZE)
 def test_config_has_the_published_size(name: str) -> None:
     model = load(name).model
     published = dict(PUBLISHED[PUBLISHED_SIZE[name]])
     published.pop("max_seq_length", None)  # of which the config may take less
     assert {key: model[key] for key in published} == published
-
-
-def test_tokenizer_and_model_share_their_size() -> None:
-    run = load("gpt_stdlib_bpe", [FEW_MERGES])
-    assert run.model.vocab_size == run.dataloader.train.dataset.vocab_size == 300
-
-
-@pytest.mark.parametrize("name", CIFAR)
-def test_missing_files_are_asked_for(name: str, tmp_path: Path) -> None:
-    run = load(name, [f"dataloader.train.dataset.path={tmp_path}"])
-    assert instantiate(run.model).head.weight.shape[0] == 10
-    with pytest.raises(DataError, match="data_batch_1.bin.*which is empty.*cifar-10-binary.tar.gz"):
-        instantiate(run.dataloader.train, micro_batch_size=2)
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.endswith("_imagenet")])

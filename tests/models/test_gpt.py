@@ -109,35 +109,10 @@ def test_without_the_mask_the_last_token_does_change_them(model: GPT, input_ids:
     assert np.abs(first - second).max() > 0.1
 
 
-def test_tied_head_is_one_parameter(model: GPT, input_ids: np.ndarray) -> None:
+def test_tied_head_is_one_parameter(model: GPT) -> None:
     tables = [name for name, p in model.named_parameters() if VOCABULARY in p.shape]
     assert tables == ["token_embedding.weight"]
-    assert [name for name in model.state_dict() if "head" in name] == []
-    row = int(np.setdiff1d(np.arange(VOCABULARY), input_ids)[0])  # a token that does not occur in the input
-    before = model(flow.tensor(input_ids))["logits"].numpy()
-    model.token_embedding.weight.data[row] = 0.0
-    after = model(flow.tensor(input_ids))["logits"].numpy()
-    assert np.all(after[..., row] == 0) and np.any(before[..., row] != 0)
-
-
-def test_untied_head_is_a_parameter_of_its_own() -> None:
-    untied = GPT(VOCABULARY, LENGTH, HIDDEN, LAYERS, HEADS, tie_head=False)
-    assert tuple(untied.head.weight.shape) == (VOCABULARY, HIDDEN)
-
-
-def test_residual_projections_start_smaller() -> None:
-    flow.manual_seed(0)
-    gpt = GPT(64, 16, 40, num_layers=8, num_heads=4)
-    plain = gpt.blocks[0].mlp.up.weight.numpy().std()
-    assert plain == pytest.approx(0.1, rel=0.05)  # sqrt(2 / (5 * 40))
-    assert gpt.token_embedding.weight.numpy().std() == pytest.approx(0.1, rel=0.05)
-    for block in gpt.blocks:
-        for projection in (block.attention.out, block.mlp.down):
-            assert projection.weight.numpy().std() == pytest.approx(0.1 / 4, rel=0.05)  # sqrt(2 * 8 layers) = 4
-
-
-def test_causal_mask_is_not_in_the_checkpoint(model: GPT) -> None:
-    assert [name for name in model.state_dict() if "mask" in name] == []
+    assert [name for name in model.state_dict() if "head" in name or "mask" in name] == []
 
 
 def test_too_long_a_sequence_is_refused(model: GPT) -> None:

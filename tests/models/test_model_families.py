@@ -179,7 +179,10 @@ def test_first_loss_is_that_of_a_guess(family: Family) -> None:
         assert loss == pytest.approx(math.log(CLASSES), rel=0.05)
 
 
-@each_family
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(FAMILIES[name], marks=[] if name == "mlp" else pytest.mark.e2e, id=name) for name in FAMILIES],
+)
 def test_eager_and_graph_train_alike(family: Family) -> None:
     eager, graph = (losses_of_training(family, is_graph) for is_graph in (False, True))
     # the kernels are the same; a bound of a few units in the last place leaves room for another order of additions
@@ -194,27 +197,6 @@ def test_gradient_reaches_every_parameter(family: Family) -> None:
     without = [n for n, p in model.named_parameters() if p.grad is None or not np.any(p.grad.numpy())]
     # adding one number to all scores of a query leaves its softmax unchanged: a key bias has no gradient but rounding
     assert [name for name in without if not name.endswith("attention.k.bias")] == []
-
-
-@each_family
-def test_nothing_is_float64(family: Family) -> None:
-    model, batch = build(family), batch_of(family)
-    assert {p.dtype for p in model.parameters()} == {flow.float32}
-    assert flow.float64 not in {b.dtype for b in model.buffers()}
-    assert training_loss(model, batch).dtype == flow.float32
-    assert predict(model, batch)["logits"].dtype == flow.float32
-
-
-@each_family
-def test_weights_depend_on_the_seed_alone(family: Family) -> None:
-    flow.manual_seed(5)
-    flow.rand(3)  # draws before the model was built
-    after_draws = family.build().state_dict()
-    again = build(family, seed=5).state_dict()
-    other = build(family, seed=6)
-    for name, tensor in again.items():
-        np.testing.assert_array_equal(tensor.numpy(), after_draws[name].numpy())
-    assert all(np.any(p.numpy() != again[name].numpy()) for name, p in other.named_parameters() if p.ndim >= 2)
 
 
 @each_family
@@ -243,21 +225,17 @@ def test_plan_names_parameters_and_blocks_that_exist(family: Family) -> None:
     "build_with",
     [
         lambda p: GPT(VOCABULARY, LENGTH, 32, 1, 4, dropout=p),
-        lambda p: BERT(VOCABULARY, LENGTH, 32, 1, 4, dropout=p),
         lambda p: T5(VOCABULARY, LENGTH, hidden_size=32, num_layers=1, num_heads=4, inner_size=32, dropout=p),
         lambda p: ViT(8, 2, 1, CLASSES, 32, 1, 4, dropout=p),
-        lambda p: ViT(8, 2, 1, CLASSES, 32, 2, 4, drop_path=p),
         lambda p: SwinV2(8, 2, 1, CLASSES, 16, (2, 1), (2, 2), window_size=2, drop_path=p),
-        lambda p: ResMLP(8, 2, 1, CLASSES, 16, 1, layer_scale=0.1, drop_path=p),
-        lambda p: MLP(64, (32,), CLASSES, dropout=p),
     ],
-    ids=["gpt", "bert", "t5", "vit", "vit_drop_path", "swinv2_drop_path", "resmlp", "mlp"],
+    ids=["gpt", "t5", "vit", "swinv2_drop_path"],
 )
 def test_dropout_acts_in_training_and_not_in_evaluation(build_with: Callable[[float], Any]) -> None:
     def loss(p: float, training: bool) -> float:
         flow.manual_seed(1)
         model = build_with(p).train(training)
-        family = FAMILIES["gpt" if isinstance(model, (GPT, BERT, T5)) else "mlp"]
+        family = FAMILIES["gpt" if isinstance(model, (GPT, T5)) else "mlp"]
         return sum(value.item() for value in model(**batch_of(family))["losses"].values())
 
     assert loss(0.5, training=False) == loss(0.0, training=False)

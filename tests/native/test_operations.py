@@ -80,7 +80,7 @@ CASES = [
     *((f"{name} {name}_grad", function, (33, 1027)) for name, function in POINTWISE.items() if name != "exp"),
     ("exp exp_grad", flow.exp, (5, 7)),
     ("leaky_relu leaky_relu_grad", lambda x: F.leaky_relu(x, 0.1), (5, 33)),
-    *(("scalar_pow scalar_pow_grad", power(exponent), (9, 33)) for exponent in (2, 3.0, -0.5, 1.7)),
+    *(("scalar_pow scalar_pow_grad", power(exponent), (9, 33)) for exponent in (2, 3.0, -0.5)),
     ("sqrt sqrt_grad", lambda x: flow.sqrt(x * x + 0.1), (9, 33)),
     ("rsqrt rsqrt_grad", lambda x: flow.rsqrt(x * x + 0.1), (9, 33)),
     *(("where", where(*mask), (4, 5, 33), (4, 5, 33)) for mask in ((4, 5, 33), (4, 1, 33), (4, 5, 1))),
@@ -113,9 +113,8 @@ CASES = [
     ("broadcast_matmul broadcast_matmul_grad_b", matmul("b"), (5, 40, 48), (96, 48)),
     (_POOL, nn.AvgPool2d((3, 2), (2, 1), (1, 0)), _IMAGE),
     (_POOL, nn.AvgPool2d(3, 2, 1, count_include_pad=False), _IMAGE),
-    (_POOL, nn.AvgPool2d(3, 2, 1, divisor_override=5), _IMAGE),
     *((_ADAPTIVE, nn.AdaptiveAvgPool2d(size), _IMAGE) for size in ((1, 1), (12, 4))),
-    *(("reduce_sum", reduced("sum", axes), (5, 7, 9)) for axes in ((0,), (1,), (-1,), (0, 2))),
+    *(("reduce_sum", reduced("sum", axes), (5, 7, 9)) for axes in ((0,), (-1,), (0, 2))),
     ("reduce_sum", reduced("sum", (0, 1), True), (40, 3, 300)),
     ("reduce_sum_like", flow.mul, (5, 7, 9), (7, 1)),
     *(("broadcast_like", reduced("mean", axes), (5, 7, 9)) for axes in ((0,), (-1,), (0, 2))),
@@ -208,7 +207,6 @@ def test_comparisons_are_numpys(level, counted, name):
 PAIRS = [
     ((4, 5, 6), (5, 1)),
     ((2, 1, 3, 1, 5), (1, 4, 1, 6, 1)),
-    ((7,), ()),
     ((0, 3), (1, 3)),
 ]
 

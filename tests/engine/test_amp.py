@@ -92,6 +92,7 @@ def test_both_modes_scale_the_loss_alike():
     assert [loss for loss, _ in eager] == pytest.approx([loss for loss, _ in graph], rel=1e-6)
 
 
+@pytest.mark.e2e
 def test_an_overflow_leaves_weights_and_moments_as_they_were(mode):
     before = scaled(mode, LARGE, iterations=2)[0]
     after = scaled(mode, LARGE, overflows=(2,), iterations=3)[0]
@@ -103,6 +104,7 @@ def test_an_overflow_leaves_weights_and_moments_as_they_were(mode):
     assert (moved.model.a.weight.numpy() != before.model.a.weight.numpy()).any()
 
 
+@pytest.mark.e2e
 def test_a_static_scale_leaves_the_curve_as_it_is_and_no_update_out(mode):
     trainer, losses = scaled(mode, LossScaling(1024.0, growth_interval=None))
     assert losses == [[pytest.approx(loss, rel=1e-5), None] for loss, _ in scaled(mode, LossScaling(), amp=None)[1]]
@@ -119,6 +121,7 @@ def test_the_settings_reach_the_compiled_job():
     assert (policy.initial_loss_scale, policy.multiplier, policy.increment_period) == (1024.0, 4.0, 7)
 
 
+@pytest.mark.e2e
 def test_the_loss_scale_goes_from_mode_to_mode_and_back():
     """Also to eager training in float32, as CPU does it, which only keeps it."""
     _, expected = scaled("graph", LARGE, overflows=(2, 5), iterations=9)

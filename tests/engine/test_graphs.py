@@ -55,6 +55,7 @@ def test_each_group_has_its_rate_and_its_weight_decay(mode):
         assert np.array_equal(value, weights(trainer)[name]) == ("bias" in name)
 
 
+@pytest.mark.e2e
 def test_groups_decay_alike_in_both_modes():
     eager, graph = (make_trainer(mode, toy.batches(8), two_groups) for mode in ("eager", "graph"))
     undecayed = make_trainer("graph", toy.batches(8))
@@ -77,6 +78,7 @@ def test_the_returned_norm_is_that_of_a_hand_written_step(mode):
     assert trainer.fetch_metrics()["train/grad_norm"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("do_bias_correction", [True, False])
 def test_bias_corrections_equal_the_eager_ones(do_bias_correction):
     def adam(parameters, lr):

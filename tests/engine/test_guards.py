@@ -146,6 +146,7 @@ def test_one_line_names_the_change(caplog):
     assert expected in caplog.text
 
 
+@pytest.mark.e2e
 def test_what_changes_often_runs_op_by_op_and_one_line_says_why(caplog):
     with caplog.at_level(logging.WARNING, "libai.engine"):
         train("graph", "sgd", CHANGES["loss weight annealed"][0])
@@ -153,6 +154,7 @@ def test_what_changes_often_runs_op_by_op_and_one_line_says_why(caplog):
     assert "scale (1.1, now 1.2)" in line and "register_buffer" in line
 
 
+@pytest.mark.e2e
 def test_what_is_steady_again_is_compiled(monkeypatch, caplog):
     monkeypatch.setattr(guards, "STEADY_ITERS", 4)
     with caplog.at_level(logging.INFO, "libai.engine"):

@@ -178,6 +178,7 @@ def test_a_copy_that_cannot_be_put_back_is_refused():
     toy.trainer_of("eager", net, [], toy.optimizer_of("sgd", net), lr_scheduler=Bare())  # negative control
 
 
+@pytest.mark.e2e
 def test_a_run_that_is_always_bad_gives_up(mode):
     trainer = build(mode, data_with_a_bad_batch(30, range(3, 30)), "skip")
     fetch_every(trainer, 1)
@@ -185,6 +186,7 @@ def test_a_run_that_is_always_bad_gives_up(mode):
         trainer.train(0, 30)
 
 
+@pytest.mark.e2e
 def test_a_sound_run_is_not_touched_by_the_guard(mode):
     """The guarded curve equals the unguarded one bit for bit."""
     data = toy.batches(120)
@@ -196,6 +198,7 @@ def test_a_sound_run_is_not_touched_by_the_guard(mode):
     assert curves[0] == curves[1]
 
 
+@pytest.mark.e2e
 def test_a_copy_of_the_graphs_state_is_that_of_its_moment():
     """OneFlow orders launches of a graph and operations on its optimizer state in no way; large tensors show it."""
     flow.manual_seed(0)

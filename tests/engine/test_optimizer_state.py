@@ -28,7 +28,7 @@ def weights(trainer):
     return {name: parameter.numpy() for name, parameter in trainer.model.named_parameters()}
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.e2e)])
 def test_model_and_trainer_state_continue_bit_for_bit(mode, optimizer):
     """As detectron2's trainers are saved: the model's state and the trainer's."""
     whole, first = new_trainer(mode, optimizer), new_trainer(mode, optimizer)
@@ -43,6 +43,7 @@ def test_model_and_trainer_state_continue_bit_for_bit(mode, optimizer):
         np.testing.assert_array_equal(weights(second)[name], value, err_msg=name)
 
 
+@pytest.mark.e2e
 def test_the_state_of_one_mode_continues_in_the_other(mode):
     first = new_trainer(mode)
     first.train(0, 5)
@@ -57,6 +58,7 @@ def test_the_state_of_one_mode_continues_in_the_other(mode):
         np.testing.assert_allclose(weights(other)[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.e2e
 def test_a_state_without_the_optimizer_would_be_noticed(mode):
     """Negative control."""
     whole, first = new_trainer(mode), new_trainer(mode)
@@ -69,6 +71,7 @@ def test_a_state_without_the_optimizer_would_be_noticed(mode):
     assert any(np.abs(weights(second)[name] - value).max() > 1e-4 for name, value in weights(whole).items())
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_the_optimizer_shows_its_state_in_both_modes(optimizer):
     found = {}
@@ -83,6 +86,7 @@ def test_the_optimizer_shows_its_state_in_both_modes(optimizer):
         np.testing.assert_allclose(found["graph"][key], value, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.e2e
 def test_reading_the_state_does_not_change_training():
     one, other = new_trainer("graph"), new_trainer("graph")
     for trainer, reads in ((one, False), (other, True)):
@@ -94,6 +98,7 @@ def test_reading_the_state_does_not_change_training():
         np.testing.assert_array_equal(weights(other)[name], value)
 
 
+@pytest.mark.e2e
 def test_an_optimizer_shows_its_own_state_again_after_a_switch():
     trainer = new_trainer("graph")
     trainer.train(0, 3)

@@ -130,6 +130,7 @@ def test_a_graph_of_its_own_trains_as_the_eager_loop(optimizer):
     assert own.fetch_metrics() == pytest.approx(eager.fetch_metrics(), rel=1e-4)
 
 
+@pytest.mark.e2e
 def test_a_run_with_a_graph_of_its_own_continues_in_eager_mode():
     flow.manual_seed(0)
     model = toy.Classifier()
@@ -140,6 +141,7 @@ def test_a_run_with_a_graph_of_its_own_continues_in_eager_mode():
     np.testing.assert_allclose(weights(eager), weights(trained(EagerTrainer)), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.e2e
 def test_a_changed_rate_compiles_a_graph_of_its_own_again():
     def halve(trainer):
         for group in trainer.optimizer.param_groups:

@@ -48,6 +48,7 @@ def tuned(folder, source, *overrides):
     return run
 
 
+@pytest.mark.e2e
 def test_merged_weights_compute_what_the_run_does(tmp_path):
     source = FIXTURES / "qwen2"
     run = tuned(tmp_path, source)

@@ -173,6 +173,7 @@ def exported(target, arguments, folder, architecture=None):
     return json.loads((folder / "hf/config.json").read_text())
 
 
+@pytest.mark.e2e
 def test_an_exported_run_says_what_the_model_has_by_default(tmp_path):
     sizes = {"vocab_size": 32, "max_seq_length": 16}
     config = exported("libai.models.Llama", sizes, tmp_path / "llama")

@@ -33,7 +33,7 @@ def build(name):
     return model
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[pytest.param("gpt", marks=pytest.mark.e2e), "llama", "t5"])
 def model(request):
     return build(request.param)
 
@@ -95,6 +95,7 @@ def test_draws_follow_the_seed_and_are_equal_in_both_modes():
     assert draw(1) != draw(2)
 
 
+@pytest.mark.e2e
 def test_draws_of_a_prompt_do_not_depend_on_the_others():
     generator, options = Generator(build("gpt")), GenerationOptions(6, temperature=1.5, seed=1)
     together = generator.generate(PROMPTS, options)
@@ -103,6 +104,7 @@ def test_draws_of_a_prompt_do_not_depend_on_the_others():
     assert first == together[0] != second  # equal prompts are drawn apart
 
 
+@pytest.mark.e2e
 def test_draws_have_the_probabilities_of_the_model():
     model, prompt = build("gpt"), PROMPTS[0]
     options = GenerationOptions(1, temperature=2.0, top_k=4, top_p=0.9, seed=3)
@@ -124,6 +126,7 @@ def test_enough_beams_find_the_likeliest_continuation(name):
         assert tuple(tokens) == np.unravel_index(pairs.argmax(), pairs.shape)
 
 
+@pytest.mark.e2e
 def test_beams_are_equal_in_every_way_to_compute():
     model, options = build("llama"), GenerationOptions(8, num_beams=4, length_penalty=0.5, stop_token=10)
     one = Generator(model).generate(PROMPTS, options)

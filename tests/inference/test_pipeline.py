@@ -106,6 +106,7 @@ def test_all_end_tokens_of_a_folder_are_heeded(tmp_path, capsys):
     assert printed(capsys, str(folder), TEXTS[0], "--max-new-tokens=6") == f"{TEXTS[0]}{expected}\n"
 
 
+@pytest.mark.e2e
 def test_a_run_generates_with_the_tokenizer_of_its_data(run, capsys):
     pipeline = Pipeline(run)
     assert pipeline.tokenizer.stop_token == 256

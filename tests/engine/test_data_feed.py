@@ -26,15 +26,6 @@ class Counting:
         self.next = state["next"]
 
 
-@pytest.mark.parametrize("source", [Counting, lambda: list(range(20))])
-def test_who_looks_ahead_takes_nothing_away(source):
-    feed = DataFeed(source(), 2)
-    assert feed.take() == [0, 1]
-    assert feed.peek() == feed.peek() == [2, 3]
-    assert feed.read_ahead(3) == [[2, 3], [4, 5], [6, 7]]
-    assert [feed.take() for _ in range(4)] == [[2, 3], [4, 5], [6, 7], [8, 9]]
-
-
 def test_what_was_only_looked_at_is_unread_in_the_position():
     feed = DataFeed(Counting(), 2)
     feed.take()
@@ -43,13 +34,6 @@ def test_what_was_only_looked_at_is_unread_in_the_position():
     assert feed.loader.next == 4
     feed.go_to({"next": 7}, iteration=1)
     assert feed.take() == [7, 8]
-
-
-def test_a_loader_without_position_is_read_up_to_the_iteration():
-    feed = DataFeed(lambda: range(10), 2)
-    assert feed.position() is None
-    feed.go_to(None, iteration=3)
-    assert feed.take() == [6, 7]
 
 
 @pytest.mark.parametrize(("broken_at", "is_ahead"), [(2, False), (3, True)])

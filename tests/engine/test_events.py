@@ -55,12 +55,6 @@ def test_real_tensors_come_to_the_host_in_one_transfer(monkeypatch):
     assert len(transfers) == 3, "another dtype is another transfer"
 
 
-def test_integers_on_the_device_stay_exact():
-    big = 2**40 + 1
-    scalars = {name: flow.tensor(big + i, dtype=flow.int64) for i, name in enumerate("ab")}
-    assert fetched(scalars) == {"a": big, "b": big + 1}
-
-
 def test_a_tensor_of_several_elements_is_an_error_that_names_it():
     storage = EventStorage()
     storage.put_scalar("logits", flow.ones(3))

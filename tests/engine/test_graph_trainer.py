@@ -8,7 +8,6 @@ import pytest
 import toy
 
 from libai.engine.graph.build_errors import GraphBuildError
-from libai.engine.trainer.snapshot import Snapshot
 
 
 def run(mode, data, iterations, accumulation=1, prepare=False, **options):
@@ -48,29 +47,6 @@ def test_a_ragged_first_iteration_is_fine():
     expected, _ = run("eager", data, 3, accumulation=2)
     losses, _ = run("graph", data, 3, accumulation=2)
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
-
-
-def test_snapshot_and_restore_repeat_the_same_updates_bit_for_bit(mode):
-    data = toy.batches(6)
-    _, trainer = run(mode, data, 2)
-    saved = Snapshot.of(trainer)
-
-    def three():
-        return [trainer.collect([trainer.update([data[i]])])[0]["train/loss"] for i in range(3)]
-
-    first = three()
-    saved.restore(trainer)
-    assert three() == first
-    saved.restore(trainer)
-    assert three() == first
-
-
-def test_continuing_without_restoring_differs():
-    """Negative control of the test above."""
-    data = toy.batches(6)
-    _, trainer = run("graph", data, 2)
-    first, second = (trainer.collect([trainer.update([data[0]])])[0]["train/loss"] for _ in range(2))
-    assert first != second
 
 
 class Branching(toy.Classifier):

@@ -19,14 +19,6 @@ def test_rates_are_sums_over_summed_time():
     }
 
 
-def test_nothing_measured_gives_no_rates():
-    assert Throughput().rates() == {}
-    throughput = Throughput()
-    throughput.update(0.0, samples=4)  # a clock too coarse for the work
-    assert throughput.rates() == {}
-    assert throughput.summary()["samples"] == 4
-
-
 def test_one_update_may_stand_for_several_iterations():
     single, joined = Throughput(), Throughput()
     for _ in range(4):

@@ -15,7 +15,6 @@ from safetensors.numpy import load_file, save_file
 from libai.checkpoint import CheckpointError, copy_into, open_weights
 from libai.config import LazyCall, instantiate
 from libai.hf import export_folder, import_folder, load_pretrained, model_config
-from libai.hf.families.family import ratio_of
 from libai.hf.verify import compute
 from libai.layers import rotary_frequencies
 from libai.utils.errors import UserError
@@ -134,11 +133,6 @@ def test_the_folder_that_is_read_is_not_overwritten(tmp_path):
 def test_a_single_label_of_one_class_is_imported_when_asked_for(tmp_path):
     single = {"id2label": {"0": "score"}, "problem_type": "single_label_classification"}
     assert model_config(changed("bert_classifier", tmp_path / "bert", **single)).num_classes == 1
-
-
-def test_a_width_is_kept_whatever_the_ratio():
-    for hidden, inner in ((49, 1), (47, 48), (23, 61), (768, 3072), (192, 511)):
-        assert int(hidden * ratio_of(inner, hidden)) == inner
 
 
 def test_float16_files_are_read_exactly(tmp_path):

@@ -41,20 +41,13 @@ def cases() -> dict:
     from dataclasses import replace
 
     import mesh_cases
-    import mesh_models as mm
-    import oneflow as flow
-    from parity_cases import two_groups
 
     plain, clipped = mesh_cases.plain(), mesh_cases.CLIPPED
     frozen = replace(plain, model=partial(Frozen, tied=False), max_norm=clipped)
-    decayed = replace(plain, optimizer=lambda m: flow.optim.SGD(two_groups(m, 0.05), lr=0.05, momentum=0.9))
     return {
         "plain": plain,
-        "clipped": replace(plain, max_norm=clipped),
         "accumulated": replace(plain, accumulation=2, max_norm=clipped),
-        "decay of its own": decayed,
         "frozen": frozen,
-        "batch norm": replace(mesh_cases.FAMILIES["resnet"], batches=mm.image_batches),
     }
 
 

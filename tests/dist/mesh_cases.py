@@ -223,7 +223,6 @@ def _controls() -> Iterator[Planned]:
     yield control(
         "batch norm of one rank", case=replace(FAMILIES["resnet"], parts_matter=False), mesh=(2, 1, 1), mode="eager"
     )
-    yield control("no all-reduce behind row-parallel layers", mesh=(1, 2, 1), mode="eager", fault=_dropped_partial_sums)
 
 
 def _swapped_shards() -> AbstractContextManager[Any]:
@@ -259,18 +258,6 @@ def _batches_that_look_equal() -> AbstractContextManager[Any]:
     stack.enter_context(mock.patch.object(GlobalLayout, "lay_out_batch", laid_out))
     stack.enter_context(mock.patch.object(BatchScope, "resolve", lambda *_: None))  # which would refuse them
     return stack
-
-
-def _dropped_partial_sums() -> AbstractContextManager[Any]:
-    forward = flow.nn.Linear.forward
-
-    def without_sum(self: Any, x: Any) -> Any:
-        y = forward(self, x)
-        if y.is_global and y.sbp == (flow.sbp.partial_sum,):
-            y = y.to_local().to_global(placement=y.placement, sbp=flow.sbp.broadcast)
-        return y
-
-    return mock.patch.object(flow.nn.Linear, "forward", without_sum)
 
 
 # ---------------------------------------------------------------------------------------------------- running a case

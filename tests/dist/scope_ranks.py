@@ -49,7 +49,6 @@ def main(target: str) -> None:
     refusals(note)
     accumulation(note)
     evaluation(note)
-    single_samples(note)
     metrics(note)
 
 
@@ -119,16 +118,6 @@ def MeanLoss() -> Any:
     from libai.evaluation import MeanLossEvaluator
 
     return MeanLossEvaluator()
-
-
-def single_samples(note: Callable[[str, Any], None]) -> None:
-    """One sample on each rank cannot be exchanged there: the ranks put theirs together."""
-    import coupled_models as cm
-
-    expected = plain_loop(cm.BatchMean, size=get_world_size())
-    for mode in ("eager", "graph"):
-        losses = trained(cm.BatchMean, mode, size=get_world_size())[0]
-        note(f"single samples, {mode}", distance(losses, expected))
 
 
 def metrics(note: Callable[[str, Any], None]) -> None:

@@ -76,10 +76,6 @@ def test_evaluation_sees_the_batches_of_all_ranks(rows, mode):
     assert rows[f"evaluation, {mode}"] <= BOUND
 
 
-def test_one_sample_on_each_rank_is_enough_to_find_out(rows, mode):
-    assert rows[f"single samples, {mode}"] <= BOUND
-
-
 def test_metrics_are_those_of_one_process_or_their_difference_is_told(rows):
     for how in ("graph", "eager, global"):
         from_one_process, _, told = rows[f"metrics, {how}"]

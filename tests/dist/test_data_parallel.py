@@ -12,24 +12,10 @@ from oneflow import nn
 from libai.forward.contract import read_losses
 from libai.parallel.data_parallel import FlatReduction, OneFlowDDP, build_reduction
 from libai.utils.errors import UserError
-from libai.utils.sizes import cut_into_buckets
 
 SCRIPT = Path(__file__).with_name("reduce_on_two_ranks.py")
 
 pytestmark = pytest.mark.dist
-
-
-def sizes(parameters, max_bytes):
-    buckets = cut_into_buckets(parameters, lambda p: p.dtype, lambda p: p.numel() * p.element_size(), max_bytes)
-    return [[p.numel() for p in bucket] for bucket in buckets]
-
-
-def test_buckets_hold_one_dtype_and_no_more_than_their_bytes():
-    parameters = [nn.Parameter(flow.zeros(n)) for n in (3, 5, 20, 1)]
-    assert sizes(parameters, 40) == [[3, 5], [20], [1]]
-    assert sizes(parameters, 1000) == [[3, 5, 20, 1]]
-    wide = nn.Parameter(flow.zeros(2, dtype=flow.float64))
-    assert sizes([parameters[0], wide, parameters[3]], 1000) == [[3, 1], [2]]
 
 
 def test_auto_is_flat_on_cpu_and_ddp_can_be_chosen():

@@ -51,12 +51,12 @@ def dry_run(run: Run) -> None:
         copied = max(read_memory("VmRSS") - before, 0)  # the state to go back to, which a training does not hold
         done.append(f"one update (loss {_update(run):.4f})")
         seconds = _time_updates(run)
-        peak = all_reduce(np.array([read_memory("VmHWM") - copied]), "max").item()
         if run.config.train.checkpointer.enabled:
             done.append(f"a checkpoint written and read back ({format_bytes(_save_and_load(run))})")
         for name, loader in run.test_loaders.items() if run.config.train.evaluation.enabled else ():
             run.trainer.evaluate(loader, run.evaluators, name, max_batches=1)
             done.append(f"one evaluation batch of {name}")
+        peak = all_reduce(np.array([read_memory("VmHWM") - copied]), "max").item()
     if is_main_process():
         _report(run, peak, seconds)
         took = time.perf_counter() - began

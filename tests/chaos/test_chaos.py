@@ -33,13 +33,10 @@ def ended(code=0, stderr="", left_behind=(), has_begun=True):
         (ended(), None, GOOD, "survived"),
         (ended(1, "launch: rank 1 failed first"), ended(), GOOD, "clean error"),
         (ended(-signal.SIGKILL), ended(), GOOD, "clean error"),  # the launcher itself cannot say a last word
-        (ended(-signal.SIGHUP, has_begun=False), ended(), GOOD, "clean error"),
         (ended(-signal.SIGHUP), ended(), GOOD, "silent"),
         (ended(None), None, GOOD, "hang"),
         (ended(1, "error: x", [17]), None, GOOD, "hang"),
-        (ended(1, "error: x"), ended(None), GOOD, "hang"),
         (ended(1), ended(), GOOD, "silent"),
-        (ended(1, "libibverbs not available"), ended(), GOOD, "silent"),
         (ended(1, "error: x"), ended(2, "error: y"), GOOD, "silent"),
         (ended(), None, {1: 2.0}, "silent"),
         (ended(), None, {1: 2.0, 2: 1.1}, "silent"),
@@ -48,11 +45,3 @@ def ended(code=0, stderr="", left_behind=(), has_begun=True):
 )
 def test_the_judge_tells_good_ends_from_bad_ones(struck, resumed, losses, outcome):
     assert judge(struck, resumed, losses, GOOD).outcome == outcome
-
-
-def test_a_campaign_can_be_replayed_and_reaches_every_kind_of_fault():
-    faults = [draw(3, number) for number in range(300)]
-    assert faults == [draw(3, number) for number in range(300)]
-    assert faults != [draw(4, number) for number in range(300)]
-    assert {fault.kind for fault in faults} == {"hook", "write", "signal", "damage"}
-    assert {(fault.mode, fault.procs) for fault in faults} == {(m, p) for m in ("eager", "graph") for p in (1, 2)}

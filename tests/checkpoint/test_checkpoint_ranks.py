@@ -80,6 +80,7 @@ except BaseException:
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.launch
 def test_two_ranks_save_logical_tensors_and_agree_on_failures(tmp_path):
     job = tmp_path / "job.py"

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from libai import checkpoint
-from libai.checkpoint import background
 from libai.checkpoint.background import HostCopy
 from libai.checkpoint.safetensors_format import raw_bytes, to_raw
 from libai.checkpoint.shards import cut_shards
@@ -58,39 +57,3 @@ def test_the_copies_do_not_follow_the_tensors():
     flow._oneflow_internal.eager.Sync()
     assert all(np.array_equal(copies[name], before[name]) for name in tensors)
     assert tensors["float32"].numpy()[0, 0] == 1, "the control: the tensor itself has changed"
-
-
-def test_there_is_one_wait_for_all_tensors(monkeypatch):
-    waits, wait = [], background._wait
-    monkeypatch.setattr(background, "_wait", lambda: (waits.append(1), wait()))
-    shards = shards_of({str(i): flow.ones(100) * i for i in range(50)})
-
-    def numpy(tensor):
-        raise AssertionError("asking a tensor for its array waits for the device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(flow.Tensor, "numpy", numpy)
-        copies = HostCopy().take(shards)
-        with pytest.raises(AssertionError, match="waits for the device"):  # the control: a plain fetch does
-            next(iter(shards[0].entries.values())).fetch()
-    assert len(waits) == 1
-    assert sorted(copy[0] for copy in copies) == list(range(50))
-
-
-def test_the_memory_is_used_again():
-    host, tensor = HostCopy(), flow.zeros(1000)
-    first = take(host, {"a": tensor, "b": np.zeros(7, np.int8), "c": np.zeros(3)})
-    addresses = [array.ctypes.data for array in first.values()]
-    tensor += 1
-    second = take(host, {"a": tensor, "b": np.ones(7, np.int8), "c": np.ones(3)})
-    assert [array.ctypes.data for array in second.values()] == addresses
-    assert all((array == 1).all() for array in second.values())
-    assert all(address % 64 == 0 for address in np.diff(addresses))
-
-
-def test_other_shapes_or_dtypes_get_memory_of_their_own():
-    host = HostCopy()
-    for array in (np.zeros(3), np.zeros(4), np.ones(4, np.float32), np.ones((2, 2), np.float32)):
-        copy = take(host, {"a": array})["a"]
-        assert copy.shape == array.shape and copy.dtype == array.dtype and (copy == array).all()
-    assert host.take([]) == []

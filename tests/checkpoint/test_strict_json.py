@@ -33,22 +33,6 @@ def test_what_is_not_strict_json_is_refused(text, expected):
     assert expected in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ({"best": {"loss": float("nan")}}, "$.best.loss is nan"),
-        ({"a": [0, float("inf")]}, "$.a[1] is inf"),
-        ({"a": {3: "x"}}, "a key in $.a is 3 (int)"),
-        ({"a": object()}, "$.a is a object"),
-        ({"a": b"x"}, "$.a is a bytes"),
-    ],
-)
-def test_what_json_cannot_hold_is_refused_with_its_place(value, expected):
-    with pytest.raises(CheckpointError) as error:
-        dump_json(value, "state")
-    assert expected in str(error.value)
-
-
 def test_a_state_that_contains_itself_is_refused():
     state: dict = {}
     state["me"] = state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jobs
 import pytest
 
-pytestmark = pytest.mark.launch
+pytestmark = [pytest.mark.launch, pytest.mark.e2e]
 
 
 @pytest.fixture(scope="module")

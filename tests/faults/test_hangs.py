@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import time
-from pathlib import Path
-
 import jobs
 import pytest
 
 #: how long the start may take on a busy machine, where a test is about what comes later
 START = {f"LIBAI_STALL_TIMEOUT_{phase}": "300" for phase in ("IMPORT", "BUILD", "LOAD", "COMPILE", "EVALUATE", "SAVE")}
-pytestmark = pytest.mark.launch
+pytestmark = [pytest.mark.launch, pytest.mark.e2e]
 
 
 @pytest.fixture(scope="module")
@@ -41,46 +35,6 @@ def test_a_rank_that_never_comes_to_the_collective_is_found(folder, mode):
     assert "rank 1 after iteration 3 at File" in line and "user_models.py" in line and "in after_step" in line, line
     assert "LIBAI_STALL_TIMEOUT=<seconds> waits longer" in line
     assert "rank 1, innermost call first:" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_stopped_rank_is_named(folder):
-    command = ["bash", jobs.TRAIN_SH, jobs.TRAIN_NET, "user_config.py", "2", "graph.enabled=false"]
-    settings = [
-        "train.output_dir=stopped",
-        "train.train_iter=100000",
-        "train.extra_hooks=[{_target_: user_models.Slow}]",
-    ]
-    process = subprocess.Popen(
-        [*command, *settings],
-        cwd=folder,
-        env=jobs.clean_environment(LIBAI_STALL_TIMEOUT="5", **START),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        end = time.monotonic() + 90
-        while not (folder / "stopped" / "metrics.jsonl").exists():
-            assert time.monotonic() < end and process.poll() is None, process.communicate()
-            time.sleep(0.1)
-        os.kill(rank_of(process.pid, 1), signal.SIGSTOP)
-        output = process.communicate(timeout=60)[0]
-    finally:
-        if process.poll() is None:
-            process.kill()  # its ranks go with it
-    assert process.returncode == 1, output
-    assert "rank 1 after iteration" in output and "was stopped by a signal (SIGSTOP)" in output, output
-
-
-def rank_of(launcher: int, rank: int) -> int:
-    """The process id of a rank, a child of the launcher."""
-    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
-        if f"RANK={rank}" in Path(f"/proc/{child}/environ").read_text().split("\0"):
-            return int(child)
-    raise AssertionError(f"no rank {rank} among the children of {launcher}")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 USER_FILES = Path(__file__).parents[1] / "launch"
 CONFIG = "user_config.py"
-pytestmark = pytest.mark.launch
+pytestmark = [pytest.mark.launch, pytest.mark.e2e]
 
 
 @pytest.fixture

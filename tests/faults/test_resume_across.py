@@ -7,6 +7,8 @@ import json
 import jobs
 import pytest
 
+pytestmark = pytest.mark.e2e
+
 CONFIG = "configs/mlp_digits.py"
 SETTINGS = [
     "train.log_period=1",

@@ -9,6 +9,8 @@ import pytest
 
 from libai.launch.installation import LIBAI
 
+pytestmark = pytest.mark.e2e
+
 #: dropout, accumulation, loader threads; 2 x 24 of 1438 samples by the stop, so in the middle of an epoch
 HARD = [
     "model.dropout=0.2",
@@ -58,9 +60,3 @@ def test_what_a_resume_leaves_out_is_noticed(fault, noticed_in):
     assert (code, report["verdict"]) == (1, "broken"), report
     differing = {finding["what"]: finding["differing"] for finding in report["findings"]}
     assert differing[noticed_in] and differing["model tensors"], report
-
-
-def test_a_mistake_in_the_config_is_told_once():
-    done = jobs.run([*LIBAI, "verify-resume", "configs/mlp_digits.py", "train.trian_iter=3"])
-    assert done.returncode == 2
-    assert done.stderr.count("Did you mean train.train_iter?") == 1, done

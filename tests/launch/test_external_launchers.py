@@ -81,11 +81,6 @@ def test_the_place_is_found(environment, expected):
     assert found[:-1] == expected[:-1] and expected[-1] in (None, found[-1])
 
 
-def test_ranks_of_a_job_find_one_port_and_jobs_find_different_ones():
-    ports = {find_place(srun(rank, 4)).port for rank in range(4)} | {find_place(srun(0, 2, SLURM_JOB_ID="1")).port}
-    assert len(ports) == 2 and all(20000 <= port < 30000 for port in ports)
-
-
 @pytest.mark.parametrize(
     ("environment", "launcher", "rank"),
     [

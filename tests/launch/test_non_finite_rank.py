@@ -5,6 +5,8 @@ from __future__ import annotations
 import jobs
 import pytest
 
+pytestmark = pytest.mark.e2e
+
 CONFIG = """
 import numpy as np
 import oneflow as flow

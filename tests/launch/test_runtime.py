@@ -6,11 +6,9 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 
 import pytest
-from launched import is_running, wait_until
 
 from libai.launch import runtime
 from libai.utils.errors import UserError
@@ -56,21 +54,6 @@ def test_the_users_openblas_core_stays():
     assert result.stdout.strip() == "Nehalem"
 
 
-def test_prepare_environment_installs_one_finder():
-    before = len(sys.meta_path)
-    runtime.prepare_environment()
-    runtime.prepare_environment()
-    assert len(sys.meta_path) == before
-
-
-def test_looking_for_oneflow_does_not_wait_for_rank0():
-    result = run_python(
-        "import importlib.util, libai; print(importlib.util.find_spec('oneflow') is not None)",
-        RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(closed_port()),
-    )  # fmt: skip
-    assert result.returncode == 0 and result.stdout.strip() in ("True", "False")
-
-
 # ------------------------------------------------------------------------------------------ importing oneflow
 
 
@@ -91,6 +74,7 @@ def import_fake_oneflow(folder: Path, source: str, **environment: str) -> subpro
     return run_python(code, str(folder), **environment)
 
 
+@pytest.mark.e2e
 def test_ctrl_c_stays_pythons_when_oneflow_is_imported():
     """The native handler of oneflow 0.9.0 would end the process with 255, and nobody could stop what it has started."""
     code = """
@@ -148,11 +132,6 @@ def test_other_import_errors_inside_oneflow_keep_their_traceback(tmp_path):
     assert result.returncode == 1 and "a_module_that_is_not_there" in result.stderr and "Traceback" in result.stderr
 
 
-def test_explained_import_error_is_both_a_user_and_an_import_error():
-    error = runtime._oneflow_import_error("text")
-    assert isinstance(error, UserError) and isinstance(error, ImportError) and str(error) == "text"
-
-
 def test_missing_oneflow_is_one_line(monkeypatch):
     error = ModuleNotFoundError("No module named 'oneflow'", name="oneflow")
     text = runtime.explain_import_error(error)
@@ -181,13 +160,6 @@ def test_a_package_that_is_too_new_is_one_line(tmp_path, package, version, advic
     assert f"{package} {version} is installed" in result.stderr and f"pip install {advice}" in result.stderr
 
 
-def test_a_numpy_without_metadata_is_asked_for_its_version(tmp_path):
-    (tmp_path / "numpy.py").write_text("__version__ = '2.0.0'")
-    code = "import libai, numpy; from libai.launch import runtime; print(runtime.explain_versions())"
-    result = run_python(code, PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
-    assert result.stdout.startswith("numpy 2.0.0 is installed"), result
-
-
 def test_the_versions_here_are_no_error():
     assert runtime.explain_versions() is None
 
@@ -201,23 +173,6 @@ def closed_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_rank_above_0_waits_until_rank0_listens(monkeypatch):
-    server = socket.socket()
-    server.bind(("127.0.0.1", 0))
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
-    begun = threading.Event()
-
-    def listen():
-        begun.set()
-        server.listen()
-
-    threading.Timer(0.3, listen).start()
-    runtime.wait_for_rank0(limit_seconds=600)
-    assert begun.is_set()
-    server.close()
-
-
 def test_unreachable_rank0_is_named(tmp_path):
     port = closed_port()
     result = import_fake_oneflow(
@@ -228,14 +183,6 @@ def test_unreachable_rank0_is_named(tmp_path):
     assert f"rank 1 could not reach rank 0 at 127.0.0.1:{port} within 0.2 s" in result.stderr
 
 
-def test_rank0_does_not_wait_for_itself(tmp_path):
-    result = import_fake_oneflow(
-        tmp_path, "answer = 42",
-        RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(closed_port()),
-    )  # fmt: skip
-    assert result.stdout.strip() == "42"
-
-
 def test_a_rendezvous_that_never_ends_is_ended(tmp_path):
     environment = {"WORLD_SIZE": "2", "RANK": "0", "LIBAI_CONNECT_TIMEOUT": "0.3"}
     result = import_fake_oneflow(
@@ -244,30 +191,11 @@ def test_a_rendezvous_that_never_ends_is_ended(tmp_path):
     assert result.returncode == -signal.SIGALRM
 
 
-def test_the_alarm_is_off_after_the_rendezvous(tmp_path):
-    environment = {"WORLD_SIZE": "2", "RANK": "0", "LIBAI_CONNECT_TIMEOUT": "60"}
-    source = """if True:
-        import signal
-        read_alarm = lambda self=None: signal.getitimer(signal.ITIMER_REAL)[0]
-        assert read_alarm() > 0
-        answer = type("Later", (), {"__str__": lambda self: str(read_alarm())})()
-    """
-    result = import_fake_oneflow(tmp_path, source, **environment, LIBAI_FAILURE_DIR=str(tmp_path))
-    assert result.stdout.strip() == "0.0", result.stderr
-
-
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "inf", "nan"])
 def test_a_timeout_must_be_a_positive_number(monkeypatch, text):
     monkeypatch.setenv("LIBAI_CONNECT_TIMEOUT", text)
     with pytest.raises(UserError, match=f"LIBAI_CONNECT_TIMEOUT is '{text}'; it must be a number of seconds above 0"):
         runtime.connect_seconds()
-
-
-def test_hidden_rendezvous_variables_are_returned(monkeypatch):
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("MASTER_PORT", "1")
-    assert runtime.hide_rendezvous_environment()["RANK"] == "3"
-    assert "RANK" not in os.environ and "MASTER_PORT" not in os.environ
 
 
 # ------------------------------------------------------------------------------------------ living and dying
@@ -303,81 +231,15 @@ def test_a_user_error_is_its_text_alone():
     assert run_guarded(body).stderr == "error: train.lr=x is not a number\n"
 
 
-def test_other_ranks_leave_a_user_error_to_the_launcher(tmp_path):
-    body = "from libai.utils.errors import UserError; raise UserError('bad')"
-    result = run_guarded(body, RANK="1", WORLD_SIZE="2", LIBAI_FAILURE_DIR=str(tmp_path))
-    assert (result.returncode, result.stderr) == (2, "")
-    assert '"reason": "bad"' in (tmp_path / "rank_1.json").read_text()
-    # without a launcher that reads notes, silence would hide the mistake
-    assert run_guarded(body, RANK="1", WORLD_SIZE="2").stderr == "error: rank 1: bad\n"
-
-
 def test_a_failure_names_the_rank_and_shows_the_traceback():
     result = run_guarded("raise RuntimeError('boom')", RANK="1", WORLD_SIZE="2")
     assert result.stderr.startswith("rank 1 failed:\nTraceback") and result.stderr.endswith("RuntimeError: boom\n")
-
-
-def test_a_memory_error_without_text_says_what_it_is(tmp_path):
-    result = run_guarded("raise MemoryError", RANK="0", WORLD_SIZE="1", LIBAI_FAILURE_DIR=str(tmp_path))
-    assert result.returncode == 1
-    assert '"reason": "MemoryError: no memory was left"' in (tmp_path / "rank_0.json").read_text()
-    result = run_guarded("from libai.utils.errors import UserError; raise UserError('')")
-    assert result.stderr == "error: UserError\n"
-
-
-def test_exit_0_in_a_phase_of_a_run_is_a_failure_without_a_launcher_too():
-    inside = "from libai.utils.rank_notes import phase\nwith phase('train'): sys.exit(0)"
-    result = run_guarded(inside)
-    assert result.returncode == 1 and "sys.exit(0) was called at <string>:" in result.stderr, result.stderr
-    assert "while training: the run was not over" in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_a_failing_rank_of_a_job_skips_exit_handlers_that_could_hang():
     hanging = "atexit.register(time.sleep, 600); print('said'); raise RuntimeError('boom')"
     result = run_guarded(hanging, WORLD_SIZE="2")
     assert result.returncode == 1 and result.stdout == "said\n"
-
-
-def test_a_finished_rank_and_a_lone_process_run_their_exit_handlers():
-    register = "atexit.register(print, 'handler ran')"
-    assert "handler ran" in run_guarded(register, WORLD_SIZE="2").stdout
-    assert "handler ran" in run_guarded(f"{register}; raise RuntimeError", WORLD_SIZE="1").stdout
-
-
-def test_a_script_runs_as_if_python_had_started_it(tmp_path):
-    (tmp_path / "neighbour.py").write_text("word = 'found'")
-    script = tmp_path / "my script.py"
-    script.write_text("import sys, neighbour\nif __name__ == '__main__': print(neighbour.word, sys.argv[1:])")
-    code = "import os, sys; from libai.launch.guard import run_script; run_script([str(os.getppid()), *sys.argv[1:]])"
-    assert run_python(code, str(script), "a", "b").stdout == "found ['a', 'b']\n"
-
-
-def test_a_scripts_traceback_starts_in_the_script(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("1 / 0")
-    code = "import os, sys; from libai.launch.guard import run_script; run_script([str(os.getppid()), sys.argv[1]])"
-    lines = run_python(code, str(script)).stderr.splitlines()
-    assert lines[1] == f'  File "{script}", line 1, in <module>'
-
-
-def test_a_child_dies_with_its_parent():
-    child = "from libai.launch.guard import request_parent_death_signal as r; import os, time; r(os.getppid()); "
-    child += "print(os.getpid(), flush=True); time.sleep(60)"
-    parent = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', sys.argv[1]]); time.sleep(60)"
-    process = subprocess.Popen(
-        [sys.executable, "-c", parent, child],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    with process:
-        pid = int(process.stdout.readline())
-        assert is_running(pid)
-        process.kill()
-    assert wait_until(lambda: not is_running(pid))
-
-
-def test_a_child_whose_parent_is_gone_already_ends():
-    result = run_python("from libai.launch.guard import request_parent_death_signal as r; r(1 << 30); print('alive')")
-    assert result.returncode == -signal.SIGKILL and result.stdout == ""
 
 
 def test_runtime_uses_the_standard_library_only():

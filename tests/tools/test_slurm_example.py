@@ -72,11 +72,6 @@ def test_a_stopped_job_is_queued_again_and_resumes(slurm):
     assert calls[-1].endswith("| tools/train_net.py c.py 3 --resume")
 
 
-def test_a_failed_job_is_not_queued_again(slurm):
-    done, calls = slurm("c.py", code=1)
-    assert done.returncode == 1 and not any(call.startswith("requeue") for call in calls)
-
-
 def test_outside_of_slurm_it_says_so(slurm):
     done, calls = slurm("c.py", SLURM_JOB_ID="")
     assert done.returncode == 2 and "Start it with sbatch" in done.stderr and calls == []

@@ -47,37 +47,6 @@ def test_set_up_twice_prints_once_and_a_resumed_run_appends(tmp_path, capsys):
     assert [line[-3:] for line in (tmp_path / "log.txt").read_text().splitlines()] == ["one", "two"]
 
 
-def test_a_root_handler_does_not_double_the_lines(capsys):
-    root = logging.getLogger()
-    handler = logging.StreamHandler()
-    root.addHandler(handler)
-    try:
-        setup_logging(None, 0, 1).warning("once")
-    finally:
-        root.removeHandler(handler)
-    captured = capsys.readouterr()
-    assert (captured.out + captured.err).count("once") == 1
-
-
-def test_a_handler_of_the_user_survives(tmp_path):
-    logger, mine = logging.getLogger("libai"), logging.NullHandler()
-    logger.addHandler(mine)
-    before = list(logger.handlers)  # pytest's own, too, if an earlier test left the logger without propagation
-    try:
-        setup_logging(tmp_path, 0, 1)
-        assert logger.handlers != before
-        reset_logging()
-        assert logger.handlers == before
-        assert logger.propagate
-    finally:
-        logger.removeHandler(mine)
-
-
-def test_level_is_honoured(capsys):
-    setup_logging(None, 0, 1, level=logging.WARNING).info("quiet")
-    assert capsys.readouterr().out == ""
-
-
 def test_warn_once_warns_once_per_key(caplog):
     logger = logging.getLogger("libai.test")
     for _ in range(3):

@@ -5,7 +5,7 @@ import pytest
 
 from libai.utils import screen
 from libai.utils.logging import reset_logging, setup_logging
-from libai.utils.screen import coloured, fold, say
+from libai.utils.screen import fold, say
 
 
 class Terminal(io.StringIO):
@@ -50,14 +50,6 @@ def test_lines_fold_between_words(line, folded):
     assert fold(line, None) == line
 
 
-def test_levels_are_coloured_on_a_terminal_alone(open_terminal, monkeypatch):
-    terminal = open_terminal()
-    assert coloured("warning", terminal) == "\x1b[33mwarning\x1b[0m"
-    assert coloured("error", io.StringIO()) == "error"
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert coloured("error", terminal) == "error"
-
-
 def test_an_error_is_folded_and_a_traceback_is_not(open_terminal):
     terminal = open_terminal()
     say("error: " + "word " * 10 + "end")
@@ -85,11 +77,3 @@ def test_a_quiet_screen_shows_warnings_and_results(open_terminal, tmp_path):
     logging.getLogger("libai.engine").info("done", extra={"is_result": True})
     assert terminal.getvalue() == "\x1b[33mwarning\x1b[0m: careful\ndone\n"
     assert [line.split()[-1] for line in (tmp_path / "log.txt").read_text().splitlines()] == ["step", "careful", "done"]
-
-
-def test_a_notebook_gets_whole_plain_lines(open_terminal, monkeypatch):
-    stream = open_terminal()
-    assert screen.is_terminal(stream) and screen.columns(stream) == 40
-    monkeypatch.setenv("JPY_PARENT_PID", "1")  # of `!libai train` in a cell, whose output looks like a terminal
-    assert not screen.is_terminal(stream) and screen.columns(stream) is None
-    assert coloured("error", stream) == "error"

@@ -7,7 +7,7 @@ import oneflow as flow
 import pytest
 import toy
 
-from libai.utils.tensors import detached, fetch_scalars, is_on_cpu, local_part
+from libai.utils.tensors import detached, fetch_scalars
 
 VIEWS = {
     "slice": lambda x: x[2:5],
@@ -43,12 +43,6 @@ def test_scalars_come_as_float64_whatever_their_types():
     assert fetch_scalars([]) == []
 
 
-def test_scalars_that_are_views_are_fetched_as_they_are():
-    x = flow.tensor([1.0, 2.0, 3.0, 4.0])
-    assert [v.tolist() for v in fetch_scalars([x.unbind(0)[2], x.unbind(0)[1]])] == [[3.0], [2.0]]
-    assert [v.tolist() for v in fetch_scalars([x[2:], x[1:2].reshape(())])] == [[3.0, 4.0], [2.0]]
-
-
 class Parts(toy.Classifier):
     """Its loss and metrics are views of one tensor, as of a head that computes them together."""
 
@@ -69,21 +63,3 @@ def test_losses_and_metrics_that_are_views_are_logged_as_they_are(mode):
         logged.append(trainer.fetch_metrics())
     assert logged[1]["train/cls"] == pytest.approx(logged[0]["train/cls"], rel=1e-6)
     assert logged[1]["train/seven"] == 7.0
-
-
-def test_place_is_read_from_local_and_global_tensors():
-    x = flow.ones(2)
-    assert is_on_cpu(x)
-    assert is_on_cpu(x.to_global(flow.placement("cpu", [0]), flow.sbp.split(0)))
-
-
-def test_the_part_of_a_view_can_be_reshaped():
-    view = flow.arange(10).float()[5:]
-    assert local_part(view).reshape(-1).numpy().tolist() == [5, 6, 7, 8, 9]
-    assert local_part(view.to_global(flow.placement("cpu", [0]), flow.sbp.broadcast)).numpy().tolist() == [
-        5,
-        6,
-        7,
-        8,
-        9,
-    ]

@@ -14,9 +14,6 @@ from libai.models.blocks.outputs import classification_outputs
 from libai.utils.errors import UserError
 from libai.utils.sizes import check_sizes
 
-#: see `libai.models.text.gpt.GPT_PLAN`; pairs of layers would have to alternate axes, which two layers need not
-MLP_PLAN: dict[str, Any] = {"split": {}, "blocks": "layers"}
-
 
 class MLP(nn.Module):
     """A classifier of anything that flattens to `input_size` numbers.
@@ -28,7 +25,8 @@ class MLP(nn.Module):
         dropout: rate after each hidden layer.
     """
 
-    plan = MLP_PLAN
+    #: see `libai.models.GPT.plan`; pairs of layers would have to alternate axes, which two layers need not
+    plan: dict[str, Any] = {"split": {}, "blocks": "layers"}
 
     def __init__(
         self, input_size: int, hidden_sizes: Sequence[int] = (128, 128), num_classes: int = 10, dropout: float = 0.0

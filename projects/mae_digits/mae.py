@@ -19,13 +19,8 @@ from libai.models.blocks.transformer import (
 )
 from libai.utils.errors import UserError
 
-_ENCODER, _DECODER = plan_of_blocks("blocks"), plan_of_blocks("decoder_blocks")
-#: for tensor and pipeline ranks; the decoder, which needs the images again, is on the first stage
-MAE_PLAN = {
-    "split": {**_ENCODER["split"], **_DECODER["split"]},
-    "blocks": "blocks",
-    "divisible": [*_ENCODER["divisible"], *_DECODER["divisible"]],
-}
+_ENCODER = plan_of_blocks("blocks")
+_DECODER = plan_of_blocks("decoder_blocks")
 
 
 class PatchNoise(SeededLayer):
@@ -57,7 +52,12 @@ class MAE(nn.Module):
         activation, norm_eps: activation and epsilon of the blocks.
     """
 
-    plan = MAE_PLAN
+    #: For tensor and pipeline ranks; the decoder, which needs the images again, is on the first stage.
+    plan = {
+        "split": {**_ENCODER["split"], **_DECODER["split"]},
+        "blocks": "blocks",
+        "divisible": [*_ENCODER["divisible"], *_DECODER["divisible"]],
+    }
 
     def __init__(
         self,

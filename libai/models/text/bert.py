@@ -26,9 +26,6 @@ from libai.models.blocks.transformer import (
 )
 from libai.utils.sizes import check_sizes
 
-#: see `libai.models.text.gpt.GPT_PLAN`
-BERT_PLAN = plan_of_blocks("blocks")
-
 
 class BERTEncoder(nn.Module):
     """The embeddings and blocks that BERT's models share.
@@ -48,7 +45,8 @@ class BERTEncoder(nn.Module):
         has_pooler: a dense layer over the first token, which `pooled` reads.
     """
 
-    plan = BERT_PLAN
+    #: see `libai.models.GPT.plan`
+    plan = plan_of_blocks("blocks")
 
     def __init__(
         self,

@@ -20,9 +20,6 @@ from libai.models.blocks.transformer import (
 from libai.models.text.language_model import LanguageModel
 from libai.utils.sizes import check_sizes
 
-#: how a mesh lays this model out, see `libai.parallel.ParallelPlan`
-GPT_PLAN = plan_of_blocks("blocks")
-
 
 class GPT(LanguageModel):
     """A causal language model over token ids.
@@ -38,7 +35,8 @@ class GPT(LanguageModel):
         norm_eps: added to the variance in every norm.
     """
 
-    plan = GPT_PLAN
+    #: how a mesh lays this model out, see `libai.parallel.ParallelPlan`
+    plan = plan_of_blocks("blocks")
 
     def __init__(
         self,

@@ -32,9 +32,6 @@ from libai.utils.sizes import check_rate, check_sizes
 _SPLIT = {**ATTENTION_SPLIT, "mlp.gate.weight": 0, "mlp.up.weight": 0, "mlp.down.weight": 1}
 _MLP_BIAS_SPLIT = {"mlp.gate.bias": 0, "mlp.up.bias": 0}
 
-#: see `libai.models.text.gpt.GPT_PLAN`; a model with biases splits these too
-LLAMA_PLAN = plan_of_blocks("blocks", _SPLIT)
-
 
 class Llama(LanguageModel):
     """A causal language model over token ids.
@@ -54,7 +51,8 @@ class Llama(LanguageModel):
         activation: of the gates.
     """
 
-    plan = LLAMA_PLAN
+    #: see `libai.models.GPT.plan`; a model with biases splits these too
+    plan = plan_of_blocks("blocks", _SPLIT)
 
     def __init__(
         self,

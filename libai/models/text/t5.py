@@ -34,10 +34,6 @@ from libai.utils.sizes import check_rate, check_sizes
 _ENCODER_SPLIT = {**ATTENTION_SPLIT, "mlp.up.weight": 0, "mlp.down.weight": 1}
 _CROSS_SPLIT = {f"cross_{name}": axis for name, axis in ATTENTION_SPLIT.items()}
 
-#: see `libai.models.text.gpt.GPT_PLAN`; a model with gated units splits the gates too
-T5_ENCODER_PLAN = plan_of_blocks("blocks", _ENCODER_SPLIT)
-T5_PLAN = plan_of_blocks("blocks", {**_ENCODER_SPLIT, **_CROSS_SPLIT})
-
 
 class RelativeBias(nn.Module):
     """What heads add to their scores by the distance from query to key: a learned number for each bucket of distances.
@@ -99,7 +95,8 @@ class T5Encoder(nn.Module):
         num_decoder_layers: blocks of a decoder, which follow in `blocks`; `T5` has them.
     """
 
-    plan = T5_ENCODER_PLAN
+    #: see `libai.models.GPT.plan`; a model with gated units splits the gates too
+    plan = plan_of_blocks("blocks", _ENCODER_SPLIT)
 
     def __init__(
         self,
@@ -185,7 +182,7 @@ class T5(T5Encoder, LanguageModel):
         encoder: other arguments of `T5Encoder`.
     """
 
-    plan = T5_PLAN
+    plan = plan_of_blocks("blocks", {**_ENCODER_SPLIT, **_CROSS_SPLIT})
 
     def __init__(
         self,

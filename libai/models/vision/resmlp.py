@@ -15,13 +15,6 @@ from libai.models.blocks.patches import check_image, check_patches, patches_of
 from libai.models.blocks.transformer import MLP_SPLIT, RESIDUAL_PROJECTIONS, MLPBlock
 from libai.utils.sizes import check_rate, check_sizes
 
-#: see `libai.models.text.gpt.GPT_PLAN`
-RESMLP_PLAN: dict[str, Any] = {
-    "split": {f"blocks.*.{name}": axis for name, axis in MLP_SPLIT.items()},
-    "blocks": "blocks",
-    "last": ["norm", "head", "labels"],
-}
-
 
 class Affine(nn.Module):
     """`x * weight + bias` for each channel: what stands in for a norm."""
@@ -67,7 +60,12 @@ class ResMLP(nn.Module):
         drop_path: rate of skipping a branch, the same in all blocks.
     """
 
-    plan = RESMLP_PLAN
+    #: see `libai.models.GPT.plan`
+    plan: dict[str, Any] = {
+        "split": {f"blocks.*.{name}": axis for name, axis in MLP_SPLIT.items()},
+        "blocks": "blocks",
+        "last": ["norm", "head", "labels"],
+    }
 
     def __init__(
         self,

@@ -13,9 +13,6 @@ from libai.models.blocks.outputs import classification_outputs
 from libai.utils.errors import UserError
 from libai.utils.sizes import check_sizes
 
-#: see `libai.models.text.gpt.GPT_PLAN`; convolutions are not split, data parallelism is what suits this family
-RESNET_PLAN: dict[str, Any] = {"split": {}, "blocks": "blocks"}
-
 
 def _shortcut(num_in: int, num_out: int, stride: int) -> nn.Module:
     """A projection where the shape changes."""
@@ -53,7 +50,8 @@ class ResNet(nn.Module):
         stem: `"imagenet"` (7x7 stride 2, then pooling) or `"cifar"` (3x3 stride 1), which keeps small images whole.
     """
 
-    plan = RESNET_PLAN
+    #: see `libai.models.GPT.plan`; convolutions are not split: data parallelism suits this family
+    plan: dict[str, Any] = {"split": {}, "blocks": "blocks"}
 
     def __init__(
         self,

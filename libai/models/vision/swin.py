@@ -30,13 +30,6 @@ from libai.models.blocks.transformer import (
 from libai.utils.errors import UserError
 from libai.utils.sizes import check_sizes
 
-SWIN_PLAN = {**plan_of_blocks("blocks"), "last": ["norm", "head", "labels"]}
-#: keys of Swin V2 have no bias
-SWINV2_PLAN = {
-    **plan_of_blocks("blocks", {name: axis for name, axis in BLOCK_SPLIT.items() if name != "attention.k.bias"}),
-    "last": ["norm", "head", "labels"],
-}
-
 
 class WindowAttention(Attention):
     """Attention within square windows that tile a square map, with a learned bias for each relative position.
@@ -166,7 +159,8 @@ class Swin(nn.Module):
         drop_path: rate of skipping a branch in the last block; it rises linearly from 0 in the first.
     """
 
-    plan: dict[str, Any] = SWIN_PLAN
+    #: see `libai.models.GPT.plan`
+    plan: dict[str, Any] = {**plan_of_blocks("blocks"), "last": ["norm", "head", "labels"]}
     _attention: type[WindowAttention] = WindowAttention
     _block: type[Block] = Block
     _merging: type[PatchMerging] = PatchMerging
@@ -244,7 +238,10 @@ class Swin(nn.Module):
 class SwinV2(Swin):
     """Swin with norms behind the branches, scores by cosine and continuous biases of positions."""
 
-    plan = SWINV2_PLAN
+    plan = {
+        **plan_of_blocks("blocks", {name: axis for name, axis in BLOCK_SPLIT.items() if name != "attention.k.bias"}),
+        "last": ["norm", "head", "labels"],
+    }  # its keys have no bias
     _attention = CosineWindowAttention
     _block = ResPostNormBlock
     _merging = PatchMergingV2

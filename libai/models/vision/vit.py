@@ -21,9 +21,6 @@ from libai.models.blocks.transformer import (
 from libai.utils.errors import UserError
 from libai.utils.sizes import check_sizes
 
-#: see `libai.models.text.gpt.GPT_PLAN`
-VIT_PLAN = {**plan_of_blocks("blocks"), "last": ["norm", "head", "labels"]}
-
 
 class ViT(nn.Module):
     """A classifier of square images.
@@ -38,7 +35,8 @@ class ViT(nn.Module):
         pool: `"cls"` reads the class token, `"mean"` averages the patches and has no class token.
     """
 
-    plan = VIT_PLAN
+    #: see `libai.models.GPT.plan`
+    plan = {**plan_of_blocks("blocks"), "last": ["norm", "head", "labels"]}
 
     def __init__(
         self,

@@ -9,7 +9,6 @@ import toy
 from marks import slow_but
 
 from libai.engine.hooks import CallbackHook
-from libai.engine.run.modes import time_modes
 from libai.engine.trainer.switching import switch_trainer
 from libai.scheduler import WarmupCosineLR
 from libai.utils.errors import UserError
@@ -96,21 +95,3 @@ def test_a_hook_that_cannot_work_in_the_other_mode_stops_the_switch():
 def test_an_unknown_mode_is_refused():
     with pytest.raises(UserError, match="'lazy'.*eager or graph"):
         switch_trainer(build("eager", "sgd", toy.batches(1)), "lazy")
-
-
-@pytest.mark.e2e
-def test_timing_both_modes_disturbs_neither():
-    data = toy.batches(8)
-    expected = {}
-    for name in ("eager", "graph"):
-        trainer = build(name, "adamw", data)
-        expected[name] = toy.record_losses(trainer)
-        trainer.train(0, 8)
-    variants = {name: build(name, "adamw", data) for name in ("eager", "graph")}
-    variants["graph"].prepare()
-    seconds = time_modes(variants, data[:1])
-    assert set(seconds) == {"eager", "graph"} and all(value > 0 for value in seconds.values())
-    for name, trainer in variants.items():
-        losses = toy.record_losses(trainer)
-        trainer.train(0, 8)
-        assert losses == expected[name]

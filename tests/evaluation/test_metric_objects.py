@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from batches import evaluate
 
-from libai.evaluation import EvaluatorError, MetricEvaluator, evaluators_of, is_metric
+from libai.evaluation import EvaluatorError, MetricEvaluator, is_metric
 
 
 class RankCorrelation:
@@ -78,9 +78,3 @@ def test_a_metric_of_torch_gets_tensors_of_torch(monkeypatch):
             super().update(predictions.array, targets.array)
 
     assert judged(MetricEvaluator(OfTorch()), np.arange(4.0), np.arange(4.0))["OfTorch"] == pytest.approx(1)
-
-
-def test_each_data_set_has_its_evaluators():
-    evaluators = {"loss": 1, "val/top": 2, "other/top": 3}
-    assert evaluators_of(evaluators, "val") == {"loss": 1, "val/top": 2}
-    assert evaluators_of(evaluators, "third") == {"loss": 1}

@@ -77,8 +77,3 @@ def test_a_model_with_anything_else_in_it_is_computed_by_itself(library):
         cached, uncached = (Generator(model, uses_cache=uses).generate([[5, 7]]) for uses in (True, False))
         assert cached == uncached
     assert Generator(other).generate([[5, 7]]) != Generator(build("llama")).generate([[5, 7]])  # it matters
-
-
-def test_without_kernels_the_model_is_computed_by_itself(kernels_off):
-    assert not can_decode(build("gpt"), LAYOUT)
-    assert type(Generator(build("gpt"))._decoder) is CachedDecoder

@@ -1,7 +1,5 @@
 """Clipping by the global norm, against float64."""
 
-import math
-
 import numpy as np
 import oneflow as flow
 import pytest
@@ -94,12 +92,3 @@ def test_missing_gradients_are_skipped():
     assert parameters[0].grad is None
     parameters[1].grad = None
     assert clip_grad_norm(parameters, 0.1).numpy().item() == 0.0
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_norm_that_is_not_finite_shows(bad):
-    parameters = parameters_with_gradients((3,), (2,))
-    parameters[0].grad[1] = bad
-    norm = clip_grad_norm(parameters, 1.0).numpy().item()
-    assert not math.isfinite(norm)
-    assert not np.isfinite(parameters[0].grad.numpy()).all()

@@ -80,14 +80,6 @@ def test_a_pattern_on_the_second_name_of_a_tied_weight_counts():
     assert options["embedding.weight"]["weight_decay"] == 0.0
 
 
-def test_without_weight_decay_the_optimizers_own_value_stays():
-    groups = get_param_groups(Model())
-    optimizer = flow.optim.AdamW(groups, lr=0.1, weight_decay=0.3)
-    decays = {name: group["weight_decay"] for group in optimizer.param_groups for name in group["param_names"]}
-    assert decays["embedding.weight"] == 0.3
-    assert decays["scale"] == 0.0
-
-
 def test_layer_decay_by_depth():
     groups = get_param_groups(Model(num_blocks=2), layer_decay=0.5, base_lr=0.8)
     rates = {name: options.get("lr", 0.8) for name, options in options_by_name(groups).items()}

@@ -90,13 +90,6 @@ def test_same_rates_as_oneflow_with_and_without_warmup(kind, method):
     np.testing.assert_allclose(rates_of(ours, max_iter=MAX_ITER, **options), rates_of(theirs), rtol=1e-12)
 
 
-def test_annealing_is_oneflows_until_the_end_and_stays_there():
-    ours = rates_of(WarmupCosineAnnealingLR, max_iter=MAX_ITER, eta_min=0.01)
-    theirs = rates_of(lr_scheduler.CosineAnnealingLR, T_max=MAX_ITER, eta_min=0.01)
-    np.testing.assert_allclose(ours[: MAX_ITER + 1], theirs[: MAX_ITER + 1], rtol=1e-12)
-    np.testing.assert_allclose(ours[MAX_ITER:], 0.01)
-
-
 def test_constant_after_a_linear_warmup():
     rates = rates_of(WarmupConstantLR, max_iter=MAX_ITER, warmup_iter=4, warmup_factor=0.0)
     np.testing.assert_allclose(rates[:6], BASE_LR * np.array([0, 0.25, 0.5, 0.75, 1, 1]))

@@ -46,13 +46,6 @@ def test_a_range_of_rates_may_follow_find_lr(argv, asked):
     assert parse_args(argv).find_lr == asked
 
 
-def test_help_names_every_flag(capsys):
-    with pytest.raises(SystemExit) as caught:
-        parse_args(["--help"])
-    assert caught.value.code == 0
-    assert "--fast-dev-run" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("argv", "resume", "reset"),
     [

@@ -2,7 +2,7 @@ from typing import Any, Literal
 
 import pytest
 
-from libai.config.settings.coercion import Mismatch, accepts_text, coerce, expected, simple, type_name
+from libai.config.settings.coercion import Mismatch, coerce
 
 
 @pytest.mark.parametrize(
@@ -51,18 +51,3 @@ def test_what_fits_is_converted(value, kind, result):
 def test_what_does_not_fit_says_what_would(value, kind, text):
     with pytest.raises(Mismatch, match=f"^expected {text}"):
         coerce(value, kind)
-
-
-def test_types_are_named_for_people():
-    assert expected(int | None) == "a whole number or null"
-    assert type_name(Literal["a", "b"] | None) == '"a" | "b" | null'
-    assert type_name(float) == "float"
-
-
-def test_only_types_that_are_understood_count_as_simple():
-    assert simple(int | None) and simple(list[int]) and simple(Literal["a"])
-    assert not simple(object) and not simple(int | object) and not simple(Any)
-
-
-def test_text_is_seen_inside_a_union():
-    assert accepts_text(str | None) and not accepts_text(int | None)

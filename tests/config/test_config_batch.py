@@ -16,19 +16,6 @@ def test_any_two_sides_give_the_third(micro, steps, ranks):
     assert solve_batch_sizes(micro, whole.global_, steps, ranks) == whole
 
 
-@given(sizes | st.none(), sizes | st.none(), sizes | st.none(), sizes)
-def test_what_is_solved_always_multiplies_out(micro, total, steps, ranks):
-    try:
-        solved = solve_batch_sizes(micro, total, steps, ranks)
-    except ConfigError:
-        return
-    assert solved.micro * solved.accumulation * ranks == solved.global_
-    assert all(
-        given in (None, found)
-        for given, found in [(micro, solved.micro), (total, solved.global_), (steps, solved.accumulation)]
-    )
-
-
 def test_accumulation_defaults_to_one():
     assert solve_batch_sizes(4, None, None, 2) == BatchSizes(4, 1, 8)
     assert solve_batch_sizes(None, 8, None, 2) == BatchSizes(4, 1, 8)
@@ -67,11 +54,6 @@ def test_sizes_that_do_not_fit_are_explained(arguments, text):
     with pytest.raises(ConfigError) as caught:
         solve_batch_sizes(*arguments)
     assert str(caught.value) == text
-
-
-def test_data_parallel_size_takes_what_is_left():
-    assert solve_data_parallel_size(8, None, 2, 2) == 2
-    assert solve_data_parallel_size(4, 4, 1, 1) == 4
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ import sys
 import textwrap
 
 import pytest
-from omegaconf import OmegaConf
 
 from libai.config import ConfigError, LazyConfig, get_config, instantiate
 from libai.config.lazy import loader
@@ -70,12 +69,6 @@ def test_shipped_configs_are_found_by_name_and_by_import(folder):
     assert LazyConfig.load(path).train == {**get_config("common/train.py").train, "train_iter": 5}
 
 
-def test_configs_beside_the_file_come_before_the_shipped_ones(folder):
-    write(folder, "configs/common/train.py", "train = dict(train_iter=9)")
-    path = write(folder, "configs/exp.py", "from configs.common.train import train")
-    assert LazyConfig.load(path).train.train_iter == 9
-
-
 def test_edits_never_reach_another_load(folder):
     write(folder, "base.py", "from libai.config import defaults\ntrain = defaults('train')")
     write(folder, "plain_module.py", "from libai.config import defaults\ngraph = defaults('graph')")
@@ -88,13 +81,6 @@ def test_edits_never_reach_another_load(folder):
     assert LazyConfig.load(first).train.log_period == 20
 
 
-def test_two_imports_within_one_load_do_not_share(folder):
-    write(folder, "base.py", "train = dict(seed=1)")
-    write(folder, "a.py", "from .base import train\ntrain['seed'] = 2")
-    path = write(folder, "exp.py", "from .a import train as _edited\nfrom .base import train")
-    assert LazyConfig.load(path).train.seed == 1
-
-
 def test_modules_beside_the_file_can_be_imported_also_afterwards(folder):
     write(folder, "my_net.py", "class Net:\n    def __init__(self, width): self.width = width")
     path = write(
@@ -103,34 +89,6 @@ def test_modules_beside_the_file_can_be_imported_also_afterwards(folder):
     config = LazyConfig.load(path)
     assert config.model._target_ == "my_net.Net"
     assert instantiate(config.model).width == 3
-
-
-def test_objects_built_in_a_config_file_are_not_copied(folder):
-    write(folder, "part_module.py", "part = object()")
-    text = "from libai.config import LazyCall\nfrom part_module import part\nmodel = LazyCall(dict)(part=part)"
-    config = LazyConfig.load(write(folder, "exp.py", text))
-    assert config.model.part is sys.modules["part_module"].part
-
-
-def test_modules_of_the_same_name_beside_two_configs_are_kept_apart(folder):
-    for name, value in [("one", 1), ("two", 2)]:
-        write(folder, f"{name}/same_name.py", f"def value(): return {value}")
-        text = "from libai.config import LazyCall\nfrom same_name import value\nmodel = LazyCall(value)()"
-        config = LazyConfig.load(write(folder, f"{name}/exp.py", text))
-        assert instantiate(config.model) == value
-
-
-def test_classes_defined_in_a_config_file_work(folder):
-    text = """
-    from __future__ import annotations
-    import dataclasses
-    from libai.config import LazyCall
-    @dataclasses.dataclass
-    class Part:
-        width: int = 1
-    model = LazyCall(Part)(width=3)
-    """
-    assert instantiate(LazyConfig.load(write(folder, "exp_with_class.py", text)).model).width == 3
 
 
 @pytest.mark.parametrize(
@@ -199,14 +157,6 @@ def test_sections_can_be_asked_for(folder):
         LazyConfig.load(path, "grpah")
 
 
-def test_the_common_configs_hold_the_defaults_of_the_schema():
-    from libai.config import defaults
-
-    assert get_config("common/train.py").train == defaults("train")
-    assert get_config("common/graph.py").graph == defaults("graph")
-    assert OmegaConf.is_dict(get_config("common/optim.py").optim.params)
-
-
 def test_plain_dicts_of_imported_config_files_have_attributes(folder):
     """As in detectron2 and LiBai."""
     write(folder, "common/train.py", "train = dict(train_iter=10, amp=dict(enabled=False))")
@@ -237,12 +187,6 @@ def test_however_they_are_imported(folder, written):
     assert LazyConfig.load(path).train.train_iter == 5
     assert LazyConfig.load(folder / "base.py").train.train_iter == 10
     assert LazyConfig.load(path).train.train_iter == 5
-
-
-def test_dicts_of_modules_that_are_no_configs_stay_dicts(folder):
-    write(folder, "helpers.py", "COLOURS = {'red': 1}")
-    path = write(folder, "exp.py", "from helpers import COLOURS as _c\ntrain = dict(kind=type(_c).__name__)")
-    assert LazyConfig.load(path).train.kind == "dict"
 
 
 def test_an_attribute_of_a_dict_of_the_same_file_is_explained(folder):

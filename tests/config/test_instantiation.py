@@ -41,20 +41,6 @@ def test_inner_calls_are_made_first():
     assert isinstance(built.parts[0], Part)
 
 
-def test_containers_become_plain():
-    built = instantiate(LazyCall(Part)(width={"a": [1, 2]}))
-    assert type(built.width) is dict and type(built.width["a"]) is list
-
-
-def test_a_list_becomes_a_tuple_where_the_default_is_one():
-    assert instantiate(LazyCall(Part)(parts=[1, 2])).parts == (1, 2)
-
-
-def test_plain_dicts_and_lists_work_too():
-    built = instantiate([{"_target_": f"{__name__}.Part", "width": 3}, None])
-    assert built[0].width == 3 and built[1] is None
-
-
 def test_extra_arguments_override_complete_and_are_not_copied():
     model = object()
     whole = instantiate(LazyCall(Whole)(size=1, part=None), size=2, part=model)
@@ -73,11 +59,6 @@ def test_a_dotted_extra_without_its_target_is_explained():
         instantiate(LazyCall(takes)(), **{"params.model": 1})
     with pytest.raises(ConfigError, match=r"config.params has no _target_, so it cannot receive model"):
         instantiate(LazyCall(takes)(params={"a": 1}), **{"params.model": 1})
-
-
-def test_interpolations_reach_the_whole_config():
-    root = OmegaConf.create({"model": LazyCall(Part)(width="${train.size}"), "train": {"size": 7}})
-    assert instantiate(root.model).width == 7
 
 
 def test_built_objects_pass_through():

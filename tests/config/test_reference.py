@@ -14,8 +14,3 @@ def test_a_stale_page_would_be_noticed():
     text = PAGE.read_text(encoding="utf-8")
     stale = text.replace("`train.amp.enabled`", "`train.amp.on`")
     assert stale != text and reference.renew(stale) == text
-
-
-def test_every_key_has_a_row():
-    for key in ("train.output_dir", "train.dist.pipeline_parallel_size", "graph.on_build_error"):
-        assert f"| `{key}` |" in reference.tables()

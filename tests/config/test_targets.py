@@ -2,7 +2,7 @@ import collections
 
 import pytest
 
-from libai.config.lazy.instantiation import accepts, argument_kind, locate, path_of, unknown_arguments
+from libai.config.lazy.instantiation import locate, path_of, unknown_arguments
 from libai.config.settings.errors import ConfigError
 
 
@@ -20,12 +20,6 @@ def test_path_and_locate_are_inverse():
         path = path_of(target)
         assert path is not None
         assert locate(path) == target
-
-
-def test_the_shortest_public_path_is_taken():
-    from libai.config import LazyCall
-
-    assert path_of(LazyCall) == "libai.config.LazyCall"  # not libai.config.lazy.LazyCall
 
 
 def test_lambdas_and_local_functions_have_no_path():
@@ -54,15 +48,3 @@ def test_unknown_arguments_name_the_nearest():
     assert unknown_arguments(Part, ["width", "rate"], "model") == []
     (problem,) = unknown_arguments(Part, ["widht"], "model")
     assert problem.startswith("model.widht: ") and problem.endswith("Did you mean width?")
-
-
-def test_a_target_with_free_keywords_accepts_all():
-    assert accepts(dict, "anything")
-    assert not accepts(Part, "anything")
-
-
-def test_declared_types_come_from_annotation_or_default():
-    assert argument_kind(Part, "rate") is float
-    assert argument_kind(Part, "flag") is bool
-    assert argument_kind(Part, "scale") is None  # 1 may well become 0.5
-    assert argument_kind(Part, "name") is None

@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import ReadonlyConfigError
 
-from libai.config import ConfigError, LazyCall, LazyConfig, instantiate, validate
+from libai.config import ConfigError, LazyCall, instantiate, validate
 from libai.config.settings.coercion import OBJECTS
 
 
@@ -47,12 +47,6 @@ def test_nobody_can_write_into_a_run():
     with pytest.raises(ReadonlyConfigError):
         run.model.width = 3
     assert instantiate(run.model).width == 2
-
-
-def test_numbers_and_words_are_converted():
-    run = validate(config(train={"train_iter": 1e3, "clip_grad": {"max_norm": 1}}, graph={"enabled": "on"}))
-    assert run.train.train_iter == 1000 and type(run.train.train_iter) is int
-    assert run.train.clip_grad.max_norm == 1.0 and run.graph.enabled is True
 
 
 def test_interpolations_are_resolved():
@@ -154,15 +148,6 @@ def test_sections_can_be_optional():
     cfg = OmegaConf.create({"train": {"train_epoch": 1, "global_batch_size": 4}})
     assert validate(cfg, required=()).model is None
     assert len(problems(cfg)) == 1  # all three are missing: it is no config
-
-
-def test_a_built_object_may_stand_for_a_call():
-    cfg = config()
-    model, part = Net(5), object()
-    cfg.model, cfg.optim.inner = model, part
-    run = validate(LazyConfig.apply_overrides(cfg, ["train.seed=1"]))
-    assert instantiate(run.model) is model  # shared, not copied
-    assert instantiate(run.optim).inner is part
 
 
 def test_the_run_as_a_config_validates_to_the_same_run():

@@ -11,7 +11,8 @@ import pytest
 from contract_runs import weights
 
 from libai import checkpoint
-from libai.engine import hooks
+
+pytestmark = pytest.mark.e2e
 
 #: a rate so high that the loss rises and falls, so that the best evaluation is not the last one
 WILD = (
@@ -25,10 +26,6 @@ WILD = (
 
 def same(first, second):
     return all(np.array_equal(value, second[name]) for name, value in first.items())
-
-
-def best_hook(run):
-    return next(hook for hook in run.trainer.hooks if isinstance(hook, hooks.BestCheckpointHook))
 
 
 @pytest.mark.parametrize(
@@ -64,17 +61,6 @@ def test_train_returns_its_result_and_the_summary_has_it(mode, tmp_path):
     }
 
 
-def test_a_result_without_a_metric_has_no_best(mode, tmp_path):
-    result = contract_runs.make_run(tmp_path, mode).train()
-    assert (result.status, result.metric, result.best, result.best_path) == ("finished", None, None, None)
-    assert json.loads((tmp_path / "summary.json").read_text())["best"] is None
-
-
-def test_the_best_value_is_known_without_checkpoints(tmp_path):
-    result = contract_runs.make_run(tmp_path, "eager", *WILD, "train.checkpointer.enabled=false").train()
-    assert result.best is not None and (result.best_path, result.last_path) == (None, None)
-
-
 def test_the_model_has_the_best_weights_at_the_end(mode, tmp_path):
     run = contract_runs.make_run(tmp_path / "best", mode, *WILD, "train.load_best_at_end=true")
     result = run.train()
@@ -84,26 +70,6 @@ def test_the_model_has_the_best_weights_at_the_end(mode, tmp_path):
     assert not same(weights(run), weights(plain))
     last = checkpoint.load(result.last_path).tensors["model"]  # what a resume continues from is the last state
     assert all(np.array_equal(np.asarray(last[name]), value) for name, value in weights(plain).items())
-
-
-def test_with_averaged_weights_the_best_average_is_taken(mode, tmp_path):
-    average = ("train.ema.enabled=true", "train.ema.decay=0.5")
-    run = contract_runs.make_run(tmp_path, mode, *WILD, *average, "train.load_best_at_end=true")
-    result = run.train()
-    assert result.best_iter < 8
-    assert run.evaluate()["eval/val/loss"] == pytest.approx(result.best, rel=1e-6)
-
-
-def test_a_stopped_run_continues_from_its_last_weights_not_the_best(mode, tmp_path):
-    stop = ("train.evaluation.eval_mode=min", "train.evaluation.early_stop_patience=1")
-    run = contract_runs.make_run(tmp_path / "a", mode, *WILD, *stop, "train.load_best_at_end=true")
-    plain = contract_runs.make_run(tmp_path / "b", mode, *WILD, *stop)
-    for each in (run, plain):
-        assert each.train().status == "stopped"
-    assert not same(weights(run), weights(plain))
-    for each in (run, plain):
-        each.train()
-    assert jobs.read_column(tmp_path / "a") == jobs.read_column(tmp_path / "b")
 
 
 def test_links_lead_to_the_last_and_the_best_checkpoint(mode, tmp_path):
@@ -122,9 +88,3 @@ def test_links_lead_to_the_last_and_the_best_checkpoint(mode, tmp_path):
     (earlier,) = (tmp_path / "previous").iterdir()
     assert (earlier / "best").resolve() == (earlier / "checkpoints" / result.best_path.name).resolve()
     assert checkpoint.verify(earlier / "best") == []
-
-
-def test_what_stands_where_a_link_would_be_is_left_alone(tmp_path):
-    (tmp_path / "last").mkdir()
-    contract_runs.train(tmp_path, "eager")
-    assert (tmp_path / "last").is_dir() and not (tmp_path / "last").is_symlink()

@@ -10,10 +10,10 @@ import jobs
 import pytest
 
 from libai import checkpoint
-from libai.engine.loop.periods import EveryEpoch, is_due
 from libai.engine.setup.batch_plan import BatchPlan
-from libai.launch.stop import StoppedFromOutside
 from libai.utils.errors import UserError
+
+pytestmark = pytest.mark.e2e
 
 PERIODS = ("train.evaluation.eval_period", "train.checkpointer.period", "train.log_period")
 
@@ -29,28 +29,6 @@ def test_a_period_of_an_epoch_is_the_iteration_in_which_it_ends(mode, tmp_path):
     assert list(jobs.read_column(tmp_path)) == [6, 11, 12]
     saved = [checkpoint.iteration_of(path.name) for path in checkpoint.list_checkpoints(tmp_path / "checkpoints")]
     assert saved == [6, 11, 12]
-
-
-def test_evaluating_each_epoch_leaves_the_curve_as_it_is_after_a_resume(mode, tmp_path):
-    settings = ("train.evaluation.eval_period=epoch", "train.train_iter=12")
-    whole = contract_runs.train(tmp_path / "whole", mode, *settings)
-    half = contract_runs.make_run(tmp_path / "half", mode, *settings)
-    half.train(until=8)
-    contract_runs.train(tmp_path / "half", mode, *settings, resume=True)
-    for tag in ("train/loss", "eval/val/loss"):
-        values = jobs.read_column(tmp_path / "half", tag)
-        values.pop(8, None)  # `until` is an end, and is evaluated
-        expected = jobs.read_column(tmp_path / "whole", tag)
-        expected.pop(8, None)
-        assert values == expected
-    assert whole.trainer.completed_iters == 12
-
-
-@pytest.mark.parametrize(
-    ("samples", "due"), [(16, [2, 4, 6]), (8, [1, 2, 3, 4, 5, 6]), (3, [1, 2, 3, 4, 5, 6]), (20, [3, 5])]
-)
-def test_epochs_may_be_shorter_than_an_iteration(samples, due):
-    assert [completed for completed in range(1, 7) if is_due(EveryEpoch(samples, 8), completed)] == due
 
 
 def test_an_epoch_of_unknown_length_is_refused():
@@ -82,10 +60,3 @@ def test_overfitting_trains_on_the_same_batches_and_resumes_exactly(mode, tmp_pa
     resumed = contract_runs.train(tmp_path / "half", mode, *settings, resume=True)
     assert resumed.plan.samples_per_epoch == 16
     assert list(jobs.read_column(tmp_path / "half").values()) == losses
-
-
-def test_the_time_limit_saves_and_stops(mode, tmp_path):
-    run = contract_runs.make_run(tmp_path, mode, "train.max_seconds=1e-6")
-    with pytest.raises(StoppedFromOutside):
-        run.train()
-    assert run.trainer.status == "interrupted"

@@ -15,6 +15,8 @@ import train_net
 
 from libai.utils.errors import UserError
 
+pytestmark = pytest.mark.e2e
+
 CONFIG = str(jobs.ROOT / "configs" / "mlp_digits.py")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import signal
@@ -25,6 +24,8 @@ from libai.launch.guard import run_guarded
 from libai.utils.errors import OutputLostError, UserError
 from libai.utils.folder_lock import FolderLock, find_holder
 from libai.utils.rank_notes import JOB_VARIABLE
+
+pytestmark = pytest.mark.e2e
 
 
 def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -95,13 +96,6 @@ def test_a_checkpoint_of_another_run_is_neither_resumed_nor_pruned(tmp_path, cap
     assert names(tmp_path / "own") == ["iter_0000006", "iter_0000008"]
 
 
-def test_train_resume_in_a_config_acts_without_the_command_line(mode, tmp_path):
-    run_until(tmp_path, mode, 4)
-    config = validate(make_config(tmp_path, mode, "train.resume=true"))
-    assert Run(default_setup(config)).start_iter == 4
-    assert Run(default_setup(config), resume=False).start_iter == 0
-
-
 def test_a_failed_check_leaves_the_earlier_run_where_it_is(tmp_path):
     contract_runs.train(tmp_path, "eager")
     before = tree(tmp_path)
@@ -141,16 +135,6 @@ def test_a_move_that_was_cut_short_goes_on(tmp_path, monkeypatch):
     assert names(tmp_path / "previous" / first) == ["iter_0000004", "iter_0000008"] and names(tmp_path) == [
         "iter_0000001"
     ]
-
-
-def test_checkpoints_on_another_disk_stay_there(tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/checkpoints").symlink_to(tmp_path / "disk")
-    first = contract_runs.train(tmp_path / "out", "eager").folder.run_id
-    make_run(tmp_path / "out", "eager").train(1)
-    assert names(tmp_path / "out/previous" / first) == ["iter_0000004", "iter_0000008"]
-    assert (tmp_path / "disk/previous" / first / "iter_0000008").is_dir() and (tmp_path / "disk/iter_0000001").is_dir()
 
 
 def test_a_job_that_is_started_again_continues_its_own_run(tmp_path, monkeypatch):
@@ -225,38 +209,7 @@ def test_a_killed_job_leaves_no_lock_and_its_children_hold_none(tmp_path):
         os.kill(grandchild, signal.SIGKILL)
 
 
-def test_two_real_jobs_end_with_one_line_for_the_second(tmp_path):
-    lock = FolderLock(tmp_path)
-    done = jobs.train_net("configs/mlp_digits.py", f"train.output_dir={tmp_path}")
-    lock.release()
-    assert done.returncode == 2 and len(done.errors) == 1, done
-    assert done.errors[0].startswith(f"error: train.output_dir={tmp_path} is in use: process {os.getpid()}"), done
-    assert list(tmp_path.iterdir()) == []
-
-
 # ---------------------------------------------------------------------- looking without touching
-
-
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_dry_run_and_an_evaluation_touch_no_file_and_no_weight(mode, tmp_path, caplog, resume):
-    caplog.set_level(logging.INFO)
-    contract_runs.train(tmp_path / "plain", mode)
-    run_until(tmp_path / "out", mode, 4)
-    before = tree(tmp_path / "out")
-    run = default_setup(validate(make_config(tmp_path / "out", mode)), ["typed=1"], trains=False)
-    run = Run(run, resume=resume)
-    at_first = weights(run)
-    run.dry_run()
-    assert all(np.array_equal(a, b) for a, b in zip(at_first, weights(run)))
-    run.report_evaluation()
-    assert tree(tmp_path / "out") == before
-    passed = next(message for message in caplog.messages if message.startswith("dry run passed"))
-    for part in ("one update (loss 1.", "a checkpoint written and read back (", "one evaluation batch of other"):
-        assert part in passed
-    (length,) = [m for m in caplog.messages if m.startswith("length") and "dry run;" in m]
-    assert "a training would be 8 iterations" in length
-    run.train()  # nothing of the dry run is left in the trainer
-    assert jobs.read_column(tmp_path / "out") == pytest.approx(jobs.read_column(tmp_path / "plain"), rel=1e-7)
 
 
 class CountedSchedule:
@@ -269,21 +222,7 @@ class CountedSchedule:
         self.steps += 1
 
 
-class SavedSchedule(CountedSchedule):
-    """One that can be saved, without an attribute `optimizer`."""
-
-    def __init__(self, optimizer):
-        super().__init__(optimizer)
-        self._optimizer = self.__dict__.pop("optimizer")
-
-    def state_dict(self):
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state):
-        self.steps = state["steps"]
-
-
-class ArraySchedule(SavedSchedule):
+class ArraySchedule(CountedSchedule):
     def state_dict(self):
         return {"steps": self.steps, "table": np.ones(3)}
 
@@ -320,20 +259,6 @@ def test_a_schedule_that_cannot_be_saved_is_refused_before_anything_happens(mode
     assert tree(tmp_path) == before
 
 
-def test_without_checkpoints_a_schedule_needs_no_state(mode, tmp_path):
-    run = with_part(tmp_path, mode, "train.checkpointer.enabled=false", lr_scheduler=CountedSchedule)
-    run.dry_run()
-    assert run.lr_scheduler.steps == 0
-    run.train()
-    assert run.lr_scheduler.steps == 8
-
-
-def test_a_schedule_with_state_alone_is_resumed(mode, tmp_path):
-    with_part(tmp_path, mode, lr_scheduler=SavedSchedule).train(4)
-    resumed = with_part(tmp_path, mode, "train.resume=true", lr_scheduler=SavedSchedule)
-    assert (resumed.start_iter, resumed.lr_scheduler.steps) == (4, 4)
-
-
 def test_a_hook_whose_state_cannot_be_saved_is_refused_before_the_first_iteration(mode, tmp_path):
     run = make_run(tmp_path, mode)
     run.trainer.register_hooks([SetHook()])
@@ -361,48 +286,6 @@ def test_a_folder_that_is_lost_in_mid_run_ends_the_run(tmp_path, lose, period, c
     assert len(errors) == 1 and "was removed or renamed while" in errors[0], errors
     assert isinstance(run.trainer.loop.failure, OutputLostError) and not folder.exists()
     assert run.trainer.completed_iters == (2 if period == 1 else 4)
-
-
-def test_a_new_folder_of_the_same_name_is_not_taken_for_the_lost_one(tmp_path):
-    folder = tmp_path / "out"
-    run = make_run(folder, "eager", "train.log_period=1000", "train.evaluation.enabled=false")
-
-    def replace(trainer):
-        if trainer.iter == 1:
-            shutil.rmtree(folder)
-            folder.mkdir()
-
-    run.trainer.register_hooks([CallbackHook(before_step=replace)])
-    with pytest.raises(OutputLostError):
-        run.train()
-    assert list(folder.iterdir()) == []
-
-
-def test_a_symlinked_checkpoint_is_resumed(mode, tmp_path):
-    run_until(tmp_path / "out", mode, 4)
-    place = tmp_path / "out/checkpoints/iter_0000004"
-    place.rename(tmp_path / "far")
-    place.symlink_to("../../far")
-    assert checkpoint.verify(place) == []
-    resumed = make_run(tmp_path / "out", mode, "train.checkpointer.max_to_keep=1", resume=True)
-    assert resumed.start_iter == 4
-    resumed.train()
-    assert names(tmp_path / "out") == ["iter_0000008"] and not place.is_symlink()
-    assert (tmp_path / "far/manifest.json").is_file()  # the link was pruned, not what it led to
-
-
-@pytest.mark.parametrize("content", [b"", b"\x00\xff", b"[]", b'{"checkpoint": "../x", "metric": "a", "value": 1}'])
-def test_a_damaged_best_file_only_warns(tmp_path, caplog, content):
-    def damage(trainer):
-        (tmp_path / "checkpoints/best.json").write_bytes(content)
-
-    metric = ["train.evaluation.eval_metric=val/loss", "train.evaluation.eval_period=2", "train.checkpointer.period=1"]
-    run = make_run(tmp_path, "eager", *metric, "train.checkpointer.max_to_keep=1", "optim.lr=100.0")
-    run.trainer.register_hooks([CallbackHook(after_step=damage, priority=95, every=3)])
-    run.train()
-    assert any("best.json" in message for message in caplog.messages)
-    (best,) = [h.best_iter for h in run.trainer.hooks if hasattr(h, "best_iter")]
-    assert (tmp_path / f"checkpoints/iter_{best:07d}").is_dir()  # kept, though the file does not name it any more
 
 
 @pytest.mark.parametrize("async_save", ["true", "false"])
@@ -434,16 +317,6 @@ def test_a_folder_is_named_after_the_time_of_the_job(tmp_path, mode, monkeypatch
 
 
 # ---------------------------------------------------------------------- the banner
-
-
-def test_the_banner_names_hooks_and_processes(tmp_path, mode, capsys):
-    run = make_run(tmp_path, mode, "train.train_iter=1")
-    run.trainer.register_hooks([CallbackHook(), CallbackHook()])
-    run.train()
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if " " in line)
-    assert lines["processes"] == f"pid {os.getpid()}"
-    named = lines["hooks"].split(", ")
-    assert named[0] == "4 x CallbackHook" and {"RandomStateHook", "CheckpointHook", "WriterHook"} < set(named)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from libai import checkpoint
 from libai.checkpoint import CheckpointError
 from libai.utils.errors import UserError
 
+pytestmark = pytest.mark.e2e
+
 FEW = (
     "train.train_iter=2",
     "train.checkpointer.period=2",
@@ -93,22 +95,6 @@ def test_a_model_gives_itself_its_initial_weights(mode, tmp_path):
     assert not (weights(again)["a.weight"] == 0.5).all(), "the control: training has changed them"
 
 
-def test_a_built_model_is_given_initial_weights_once():
-    from types import SimpleNamespace
-
-    from libai.config.settings.schema import Train
-    from libai.engine.setup.build import build_model
-
-    model = OwnInitialWeights()
-    run = SimpleNamespace(model=model, train=Train())
-    assert (build_model(run).a.weight.numpy() == 0.5).all()
-    with flow.no_grad():
-        model.a.weight.fill_(2.0)
-    assert (build_model(run).a.weight.numpy() == 2.0).all(), (
-        "building again, as graph.enabled=auto does, changes nothing"
-    )
-
-
 # ------------------------------------------------------------------ resuming
 
 
@@ -173,16 +159,6 @@ def test_a_resume_leaves_out_optimizer_schedule_and_data(first, mode, tmp_path, 
     assert run.trainer.completed_iters == 8 and losses(tmp_path / "all")[5] != losses(tmp_path / "first")[5]
     state = checkpoint.load(tmp_path / "all" / "checkpoints" / "iter_0000008").state
     assert state["optimizer"]["step"] == 4 and state["trainer"]["data_loader"] == {"consumed_samples": 32}
-
-
-def test_an_optimizer_of_another_kind_goes_on_with_the_weights(first, mode, tmp_path):
-    path = str(tmp_path / "first" / "checkpoints" / "iter_0000004")
-    sgd = ("optim={_target_: oneflow.optim.SGD, params: {_target_: libai.optim.get_param_groups}, lr: 0.01}",)
-    with pytest.raises(UserError, match="--reset optimizer"):
-        contract_runs.make_run(tmp_path / "second", mode, *sgd, resume=path)
-    run = contract_runs.make_run(tmp_path / "second", mode, *sgd, resume=path, reset=["optimizer"])
-    run.train()
-    assert run.trainer.completed_iters == 8
 
 
 def test_reset_needs_a_resume_and_known_parts(mode, tmp_path):

@@ -73,15 +73,6 @@ def test_with_nothing_to_do_train_returns_at_once(mode, start):
     assert all(np.array_equal(before[name], p.numpy()) for name, p in trainer.model.named_parameters())
 
 
-def test_train_can_go_on_where_it_stopped(mode):
-    whole, parts = make_trainer(mode), make_trainer(mode)
-    expected, found = toy.record_losses(whole), toy.record_losses(parts)
-    whole.train(0, 4)
-    parts.train(0, 2)
-    parts.train(2, 4)
-    assert found == expected
-
-
 def test_zero_grad_before_forward_leaves_gradients_to_look_at():
     trainer, seen = make_trainer("eager", zero_grad_before_forward=True), []
     plain = make_trainer("eager")
@@ -110,22 +101,6 @@ def test_gradients_are_cleared_by_none_or_by_zeros():
     zeros, found = trained(False)
     assert {x for seen in nones for x in seen} == {None} and {x for seen in zeros for x in seen} == {False}
     assert all(np.array_equal(p, q) for p, q in zip(found, expected))
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_a_parameter_without_gradient_moves_only_when_gradients_are_zeros(set_to_none):
-    class ReachesBOnce(toy.Classifier):
-        num_calls = 0
-
-        def forward(self, x, y):
-            self.num_calls += 1
-            logits = self.b(flow.relu(self.a(x))) if self.num_calls == 1 else self.a(x)[:, :4]
-            return {"losses": {"cls": nn.functional.cross_entropy(logits, y)}}
-
-    trainer, seen = make_trainer("eager", model=ReachesBOnce(), zero_grad_set_to_none=set_to_none), []
-    trainer.register_hooks([CallbackHook(after_step=lambda t: seen.append(t.model.b.weight.numpy().copy()))])
-    trainer.train(0, 2)
-    assert np.array_equal(*seen) is set_to_none
 
 
 def test_a_model_left_in_eval_mode_is_noticed(mode):
@@ -240,15 +215,6 @@ def test_parameters_without_gradient_are_named_in_the_first_iteration(mode, capl
     caplog.clear()
     make_trainer(mode, model=TwoHeads()).train(0, 1)
     assert "no gradient" not in caplog.text  # negative control: the setting does it
-
-
-def test_looking_for_them_changes_nothing(mode, caplog):
-    plain, looking = make_trainer(mode), make_trainer(mode, detect_anomalous_params=True)
-    expected, found = toy.record_losses(plain), toy.record_losses(looking)
-    plain.train(0, 3)
-    looking.train(0, 3)
-    assert found == expected
-    assert "no gradient" not in caplog.text
 
 
 def test_the_same_lines_of_user_code_train_in_both_modes():

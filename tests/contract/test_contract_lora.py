@@ -8,10 +8,11 @@ import oneflow as flow
 import pytest
 from contract_runs import weights
 
-from libai.checkpoint import CheckpointError
 from libai.engine.hooks import CallbackHook
 from libai.layers import merge_lora
 from libai.utils.errors import UserError
+
+pytestmark = pytest.mark.e2e
 
 LORA = ("train.lora={patterns: ['a'], rank: 2, alpha: 4, dropout: 0.1, also_train: ['^b\\.bias$']}", "optim.lr=0.1")
 SHORT = ("train.evaluation.enabled=false", "train.rehearse=0")
@@ -49,16 +50,6 @@ def test_adapters_are_resumed_exactly(mode, tmp_path):
     assert resumed.start_iter == 4
     resumed.train()
     assert all(np.array_equal(array, weights(run)[name]) for name, array in weights(resumed).items())
-
-
-def test_a_base_is_loaded_without_adapters(mode, tmp_path):
-    base = contract_runs.make_run(tmp_path / "base", mode, *SHORT, "train.train_iter=2")
-    base.train()
-    loading = f"train.load_weight={tmp_path}/base/checkpoints/last"
-    run = contract_runs.make_run(tmp_path / "tuned", mode, *LORA, *SHORT, loading)
-    assert all(np.array_equal(weights(run)[name], array) for name, array in weights(base).items())
-    with pytest.raises(CheckpointError, match="mismatched: `a.weight`"):
-        contract_runs.make_run(tmp_path / "other", mode, *LORA, loading, "model.width=8")
 
 
 def test_a_merged_model_predicts_what_the_run_does(mode, tmp_path):
@@ -100,40 +91,3 @@ def test_an_adapter_whose_weight_is_read_directly_is_refused(mode, tmp_path, rea
         return
     with pytest.raises(UserError, match=rf"gives {found} an adapter, but .* computes with {found}\.weight directly"):
         run.train()
-
-
-class Deep(flow.nn.Module):
-    """A stem, two blocks and a head."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = flow.nn.Linear(8, 8)
-        self.blocks = flow.nn.ModuleList([flow.nn.Linear(8, 8) for _ in range(2)])
-        self.head = flow.nn.Linear(8, 4)
-
-    def forward(self, x, y):
-        x = self.stem(x)
-        for block in self.blocks:
-            x = flow.relu(block(x))
-        return {"losses": {"cls": flow.nn.functional.cross_entropy(self.head(x), y)}}
-
-
-def test_rates_fall_with_depth_in_both_modes(tmp_path):
-    words = (
-        "model._target_=test_contract_lora.Deep",
-        "optim.params={layer_decay: 0.5, base_lr: 0.01}",
-    )
-    curves = {}
-    for mode in ("eager", "graph"):
-        run = contract_runs.make_run(tmp_path / mode, mode, *words, *SHORT)
-        groups = run.optimizer.param_groups
-        rates = {name: group["initial_lr"] for group in groups for name in names_in(run, group)}
-        curves[mode] = losses(run)
-        expected = {"stem.weight": 0.00125, "blocks.0.weight": 0.0025, "blocks.1.weight": 0.005, "head.weight": 0.01}
-        assert {name: rates[name] for name in expected} == pytest.approx(expected)
-    np.testing.assert_allclose(curves["graph"], curves["eager"], rtol=1e-5)
-
-
-def names_in(run, group):
-    held = {id(parameter) for parameter in group.parameters}
-    return [name for name, parameter in run.model.named_parameters() if id(parameter) in held]

@@ -16,7 +16,7 @@ from libai.engine.loop.hook_base import StopTraining
 from libai.engine.loop.loss_guard import LossSpike
 from libai.utils.errors import UserError
 
-FEW = ("train.rehearse=0", "train.evaluation.enabled=false", "train.checkpointer.enabled=false")
+pytestmark = pytest.mark.e2e
 
 
 def records(folder):

@@ -14,9 +14,11 @@ from libai.config import LazyCall, LazyConfig, validate
 from libai.engine import DefaultTrainer, EagerTrainer, GraphTrainer, default_setup
 from libai.engine.hooks import HookBase
 from libai.engine.trainer.options import TrainOptions
-from libai.optim import Optimizers, export_state, get_param_groups
+from libai.optim import Optimizers, get_param_groups
 from libai.scheduler import WarmupConstantLR, WarmupCosineLR, WarmupLinearLR
 from libai.utils.errors import UserError
+
+pytestmark = pytest.mark.e2e
 
 TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
 
@@ -126,47 +128,6 @@ def test_several_optimizers_are_resumed_exactly(mode, tmp_path):
     assert resumed.start_iter == 4
     for name, value in weights(full).items():
         assert np.array_equal(weights(resumed)[name], value), name
-
-
-def test_several_optimizers_go_from_mode_to_mode(mode, tmp_path):
-    other = {"eager": "graph", "graph": "eager"}[mode]
-    full = make_run(tmp_path / "full", mode, lr_scheduler=None)
-    full.train()
-    half = make_run(tmp_path / "half", mode, lr_scheduler=None)
-    half.trainer.train(0, 4)
-    resumed = make_run(tmp_path / "half", other, lr_scheduler=None, resume=True)
-    resumed.train()
-    expected, found = (jobs.read_column(tmp_path / name) for name in ("full", "half"))
-    np.testing.assert_allclose([found[i] for i in (5, 6, 7, 8)], [expected[i] for i in (5, 6, 7, 8)], rtol=1e-5)
-    for name, value in weights(full).items():
-        np.testing.assert_allclose(weights(resumed)[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
-
-
-def test_groups_of_one_optimizer_may_differ_in_what_they_keep(mode):
-    model = toy.Classifier()
-    model.load_state_dict(start())
-    groups = [{"params": list(model.a.parameters()), "amsgrad": True}, {"params": list(model.b.parameters())}]
-    trainer = TRAINERS[mode](model, toy.batches(6), flow.optim.Adam(groups, lr=0.01), TrainOptions(max_grad_norm=0.1))
-    trainer.train(0, 6)
-    tensors, _ = trainer.optimizer_state.export()
-    assert [name for name in tensors if "max_exp" in name] == ["a.weight/max_exp_avg_sq", "a.bias/max_exp_avg_sq"]
-    other = toy.Classifier()
-    other.load_state_dict(start())
-    groups = [{"params": list(other.a.parameters()), "amsgrad": True}, {"params": list(other.b.parameters())}]
-    plain = EagerTrainer(other, toy.batches(6), flow.optim.Adam(groups, lr=0.01), TrainOptions(max_grad_norm=0.1))
-    plain.train(0, 6)
-    for name, value in other.state_dict().items():
-        np.testing.assert_allclose(model.state_dict()[name].numpy(), value.numpy(), rtol=1e-5, atol=1e-7, err_msg=name)
-
-
-def test_a_state_has_what_each_kind_keeps():
-    trainer = make_trainer("eager")
-    tensors, scalars = export_state(trainer.optimizer, trainer.model.named_parameters())
-    assert sorted(tensors) == sorted(
-        [f"a.{name}/{key}" for name in ("weight", "bias") for key in ("exp_avg", "exp_avg_sq")]
-        + [f"b.{name}/momentum_buf" for name in ("weight", "bias")]
-    )
-    assert scalars == {"step": 0}
 
 
 @pytest.mark.parametrize(

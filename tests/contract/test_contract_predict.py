@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import contract_runs
 import numpy as np
 import pytest
@@ -11,6 +9,8 @@ import pytest
 from libai.cli.commands import predict
 from libai.engine import Run
 from libai.utils.errors import UserError
+
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
@@ -34,30 +34,6 @@ def test_a_run_predicts_from_its_folder(run, mode):
     earlier = Run.load(run.output_dir, "iter_0000004").predict(batch)["logits"].numpy()
     latest = Run.load(run.output_dir, overrides=["train.ema.enabled=false"]).predict(batch)
     assert min(abs(expected - n).max() for n in (earlier, latest["logits"].numpy())) > 1e-4  # other weights
-
-
-def test_the_command_reads_and_writes_files(run, tmp_path, capsys):
-    batch = samples(7)
-    expected = run.predict(batch)["logits"].numpy()
-    np.savez(tmp_path / "in.npz", **batch)
-    rows = list(zip(batch["x"].tolist(), batch["y"].tolist()))
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"x": x, "y": y}) + "\n" for x, y in rows))
-    (tmp_path / "in.csv").write_text("x,y\n" + "".join(f'"{x}",{y}\n' for x, y in rows))
-    folder = str(run.output_dir)
-    for kind in ("npz", "jsonl", "csv"):
-        output = tmp_path / f"out.{kind}"
-        words = [folder, "-i", str(tmp_path / f"in.{kind}"), "-o", str(output), "--batch-size", "4"]
-        assert predict.run(words) == 0
-        if kind == "npz":
-            found = np.load(output)["logits"]
-        elif kind == "jsonl":
-            found = [json.loads(line)["logits"] for line in output.read_text().splitlines()]
-        else:
-            found = predict.read_columns(output)["logits"]
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    capsys.readouterr()
-    assert predict.run([folder, "--data", "other", "dataloader.test.other.dataset.count=3"]) == 0
-    assert len([json.loads(line) for line in capsys.readouterr().out.splitlines()]) == 3
 
 
 def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
@@ -92,10 +68,3 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         words = [str(tmp_path / word) if word in files else word for word in words]
         with pytest.raises(UserError, match=message):
             predict.run(words)
-
-
-def test_rows_of_different_shapes_are_a_clear_error():
-    parts = [{"scores": np.zeros((2, 3))}, {"scores": np.zeros((2, 4))}]
-    with pytest.raises(UserError, match=r"scores has rows of the shapes \(3,\) and \(4,\)"):
-        predict.join(parts)
-    assert predict.join(parts[:1])["scores"].shape == (2, 3)

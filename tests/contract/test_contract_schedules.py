@@ -12,8 +12,10 @@ import pytest
 from libai.config import LazyCall, LazyConfig, validate
 from libai.engine import DefaultTrainer, default_setup
 from libai.engine.hooks import CallbackHook
-from libai.scheduler import OneCycleLR, WarmupConstantLR, WarmupCosineLR, WarmupLinearLR, WarmupStepLR
+from libai.scheduler import WarmupConstantLR, WarmupCosineLR, WarmupLinearLR, WarmupStepLR
 from libai.utils.errors import UserError
+
+pytestmark = pytest.mark.e2e
 
 
 def make_run(output_dir, mode, *overrides, resume=False, **sections):
@@ -79,20 +81,6 @@ def test_the_momentum_follows_its_schedule_or_is_refused(mode, tmp_path):
     assert any(not np.array_equal(ends[0][name].numpy(), ends[1][name].numpy()) for name in start)
 
 
-def test_a_momentum_schedule_of_adam_is_resumed_exactly(tmp_path):
-    sections = {"momentum_scheduler": [LazyCall(WarmupConstantLR)(max_epoch=0.5), LazyCall(OneCycleLR)()]}
-    full = make_run(tmp_path / "full", "eager", **sections)
-    full.train()
-    first = make_run(tmp_path / "cut", "eager", **sections)
-    first.trainer.train(0, 4)
-    second = make_run(tmp_path / "cut", "eager", **sections, resume=True)
-    second.train()
-    assert second.optimizer.param_groups[0]["betas"] == full.optimizer.param_groups[0]["betas"]
-    assert second.optimizer.param_groups[0]["betas"][0] != 0.9
-    for name, weight in full.model.state_dict().items():
-        assert np.array_equal(weight.numpy(), second.model.state_dict()[name].numpy()), name
-
-
 @pytest.mark.parametrize(
     ("sections", "text"),
     [
@@ -134,22 +122,3 @@ def test_a_momentum_schedule_of_adam_is_resumed_exactly(tmp_path):
 def test_schedules_that_cannot_be_are_refused(sections, text, tmp_path):
     with pytest.raises(UserError, match=text):
         make_run(tmp_path, "eager", **sections)
-
-
-def test_a_list_of_schedules_is_checked_overridden_and_saved(tmp_path):
-    config = contract_runs.make_config(tmp_path, "eager")
-    config.lr_scheduler = [LazyCall(WarmupConstantLR)(max_iter=3), LazyCall(WarmupCosineLR)()]
-    config = LazyConfig.apply_overrides(config, ["lr_scheduler.1.alpha=0.5"])
-    LazyConfig.save(validate(config).to_config(), tmp_path / "config.yaml")
-    assert LazyConfig.load(tmp_path / "config.yaml").lr_scheduler[1].alpha == 0.5
-    config.lr_scheduler[1]["alhpa"] = 1
-    with pytest.raises(UserError, match=r"lr_scheduler\[1\].alhpa: .*Did you mean alpha"):
-        validate(config)
-    config.lr_scheduler = []
-    with pytest.raises(UserError, match=r"lr_scheduler=\[\] names no schedule"):
-        validate(config)
-    file = tmp_path / "parts.py"
-    file.write_text(
-        "from libai.config import LazyCall\nlr_scheduler = [LazyCall('libai.scheduler.WarmupConstantLR')(max_iter=3)]\n"
-    )
-    assert LazyConfig.load(file).lr_scheduler[0].max_iter == 3

@@ -18,6 +18,8 @@ from libai.engine import HookBase
 from libai.engine.hooks import CallbackHook
 from libai.launch.stop import StoppedFromOutside
 
+pytestmark = pytest.mark.e2e
+
 
 def evaluated_at(output_dir):
     lines = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
@@ -46,11 +48,6 @@ def test_the_profiler_writes_its_window(tmp_path, mode):
     steps = [calls for (_, _, name), (calls, *_) in profile.stats.items() if name == "run_step"]
     assert steps == [3]
     assert "function calls" in (tmp_path / "profile" / "profile_rank0.txt").read_text()
-
-
-def test_without_the_profiler_nothing_is_profiled(tmp_path, mode):
-    cr.train(tmp_path, mode, "train.train_iter=2")
-    assert not (tmp_path / "profile").exists()
 
 
 class OnMain(HookBase):

@@ -43,4 +43,4 @@ def test_a_test_that_is_gone_would_be_noticed():
     """Negative control."""
     row = "| A2 25 | once | works | run: `{}` |"
     assert missing_tests(row.format("test_that_is_gone")) == ["tests/contract/test_contract_run.py: test_that_is_gone"]
-    assert missing_tests(row.format("test_auto_scale_lr_reaches_the_schedule")) == []
+    assert missing_tests(row.format("test_the_final_evaluation_is_written")) == []

@@ -9,9 +9,10 @@ import pytest
 import toy
 
 from libai import checkpoint
-from libai.config import ConfigError, validate
 from libai.engine.hooks import CallbackHook
 from libai.utils.errors import UserError
+
+pytestmark = pytest.mark.e2e
 
 FAST = ("train.rehearse=0",)
 EMA = (*FAST, "train.ema={enabled: true, decay: 0.5}")
@@ -86,14 +87,6 @@ def test_averages_continue_in_the_other_mode(mode, tmp_path):
         np.testing.assert_allclose(found[name], array, atol=1e-5)
 
 
-def test_the_best_weights_come_with_their_averages(mode, tmp_path):
-    choice = "train.evaluation={eval_metric: val/loss, eval_mode: max}"  # the worst, so that it is not the last
-    run = contract_runs.train(tmp_path, mode, *EMA, choice, "train.load_best_at_end=true")
-    best = checkpoint.load(tmp_path / "checkpoints" / "iter_0000004")
-    assert run.trainer.forward_pass.average.updates == 4
-    assert equal(averages(run), {name: best.tensors["ema"][name] for name in best.tensors["ema"]})
-
-
 def test_an_update_that_is_left_out_does_not_reach_the_averages(mode, tmp_path):
     run = contract_runs.make_run(
         tmp_path, mode, *EMA, "train.non_finite=skip", "train.log_period=4", "train.evaluation.enabled=false"
@@ -143,17 +136,6 @@ def test_clipping_by_value_equals_a_plain_loop(mode, optimizer, accumulation):
     assert train(0.01) < 1e-5 < 1e-4 < train(1e9)
 
 
-def test_averages_are_in_saves_of_weights_alone_and_loaded_from_them(mode, tmp_path):
-    few = ("train.train_iter=3", "train.evaluation.enabled=false", "train.checkpointer.weights_only=true")
-    run = contract_runs.train(tmp_path, mode, *EMA, *few)
-    model = toy.Classifier()
-    checkpoint.load_weights(run.checkpointer.last_saved, model, group="average")
-    latest, averaged = parameters(run), averages(run)
-    for name, parameter in model.named_parameters():
-        assert np.array_equal(parameter.numpy(), averaged[name])
-    assert not np.array_equal(latest["a.weight"], averaged["a.weight"])
-
-
 @pytest.mark.parametrize("optim", ["AdamW", "SGD"])
 def test_frozen_parameters_stay_and_the_others_train(mode, optim, tmp_path):
     few = (*FAST, f"optim._target_=oneflow.optim.{optim}", "train.train_iter=2", "train.evaluation.enabled=false")
@@ -170,9 +152,3 @@ def test_freezing_nothing_and_everything_is_refused(mode, tmp_path):
         contract_runs.make_run(tmp_path, mode, "train.freeze=['a.wieght']")
     with pytest.raises(UserError, match="leaves none of the 4 parameters of Classifier to train"):
         contract_runs.make_run(tmp_path, mode, "train.freeze=['.']")
-
-
-def test_clipping_by_norm_and_by_value_is_refused(mode, tmp_path):
-    config = contract_runs.make_config(tmp_path, mode, "train.clip_grad={max_norm: 1.0, value: 0.1}")
-    with pytest.raises(ConfigError, match="max_norm clips by the norm"):
-        contract_runs.default_setup(validate(config))

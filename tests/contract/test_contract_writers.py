@@ -15,6 +15,8 @@ from libai.engine.hooks import WriterHook
 from libai.engine.run.default_hooks import _WRITERS
 from libai.utils.errors import UserError
 
+pytestmark = pytest.mark.e2e
+
 TRACKERS = ("wandb", "trackio")
 
 

@@ -17,6 +17,8 @@ from libai.layers import Dropout
 from libai.scheduler import scheduler_state
 from libai.utils.errors import UserError
 
+pytestmark = pytest.mark.e2e
+
 ITERS = 3
 
 

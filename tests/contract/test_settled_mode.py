@@ -16,6 +16,8 @@ from libai.engine.graph.build_errors import GraphBuildError
 from libai.engine.hooks import CallbackHook
 from libai.utils.errors import UserError
 
+pytestmark = pytest.mark.e2e
+
 
 class Branching(toy.Classifier):
     """Cannot be compiled: it branches on a value."""
@@ -80,23 +82,8 @@ def test_auto_with_an_eager_only_hook_trains_eagerly_and_says_why(tmp_path):
     )
 
 
-def test_auto_with_an_eager_only_hook_of_the_config(tmp_path, caplog):
-    caplog.set_level("INFO")
-    extra = "train.extra_hooks=[{_target_: test_settled_mode.EagerOnly}]"
-    _, summary, _ = run(tmp_path / "auto", "graph.enabled=auto", extra)
-    assert summary["mode"] == "eager" and "EagerOnly works in eager mode only" in summary["mode_reason"]
-    assert "EagerOnly works in eager mode only" in caplog.text
-
-
 class EagerOnly(CallbackHook):
     modes = ("eager",)
-
-
-def test_auto_with_a_graph_only_hook_stays_compiled(tmp_path):
-    _, summary, _ = run(
-        tmp_path / "auto", "graph.enabled=auto", before=lambda trainer: trainer.trainer.register_hooks([GraphOnly()])
-    )
-    assert summary["mode"] == "graph" and "GraphOnly works in graph mode only" in summary["mode_reason"]
 
 
 def test_auto_with_hooks_that_exclude_each_other_is_refused(tmp_path):
@@ -113,14 +100,6 @@ def test_a_mode_that_was_asked_for_refuses_the_hook_at_once(tmp_path):
     hook, _ = eager_only()
     with pytest.raises(UserError, match="uses after_backward, which cannot happen in graph mode"):
         run(tmp_path, "graph.enabled=true", before=lambda trainer: trainer.trainer.register_hooks([hook]))
-
-
-def test_a_loop_that_was_never_settled_does_not_skip_hooks_silently(tmp_path):
-    config = make_config(tmp_path, "eager", "graph.enabled=auto")
-    loop = Run(default_setup(validate(config))).trainer
-    loop.register_hooks([eager_only()[0]])
-    with pytest.raises(UserError, match="uses after_backward"):
-        loop.train(0, 1)
 
 
 def test_a_build_error_stops_the_run_by_default(tmp_path):

@@ -1,0 +1,199 @@
+"""What a config asks for happens in a run of both modes, or is refused before anything is built."""
+
+from __future__ import annotations
+
+import logging
+
+import contract_runs
+import jobs
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+from contract_runs import weights
+
+from libai.config import LazyConfig
+from libai.engine import HookBase, Run, hooks
+from libai.utils.errors import UserError
+
+pytestmark = pytest.mark.e2e
+
+
+class HookOfTheConfig(HookBase):
+    """Added by `train.extra_hooks`."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def after_step(self):
+        self.trainer.storage.put_scalar("train/from_hook", self.value)
+
+
+def test_two_evaluation_sets_are_kept_apart(mode, tmp_path):
+    """LiBai names results by the class of the dataset, so the last one wins (defect 10)."""
+    run = contract_runs.train(tmp_path, mode)
+    last = jobs.read_metrics(tmp_path)[-1]
+    assert last["eval/val/loss"] != last["eval/other/loss"]
+    for name, count, seed in (("val", 19, 1), ("other", 13, 2)):  # ragged: 19 = 8 + 8 + 3, 13 = 8 + 5
+        data = contract_runs.dataset(count, seed)
+        outputs = run.trainer.predict(data)
+        loss = outputs["losses"]["cls"].item()
+        top1 = float((outputs["logits"].numpy().argmax(1) == data["y"]).mean())
+        assert last[f"eval/{name}/loss"] == pytest.approx(loss, rel=1e-6)
+        assert last[f"eval/{name}/accuracy"] == pytest.approx(top1, rel=1e-6)
+
+
+def test_evaluation_is_tried_before_training(mode, tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "libai"):
+        run = contract_runs.make_run(tmp_path, mode, "train.num_sanity_eval_batches=1")
+        plain = contract_runs.train(tmp_path / "plain", mode)
+        run.train()
+    assert "evaluation works: tried on 1 batch(es) of val, other" in caplog.text
+    assert jobs.read_column(tmp_path) == jobs.read_column(tmp_path / "plain")
+    assert all(np.array_equal(a, b) for a, b in zip(weights(run).values(), weights(plain).values()))
+
+
+def test_a_mistake_in_the_evaluation_shows_before_the_first_iteration(mode, tmp_path):
+    run = contract_runs.make_run(tmp_path, mode, "train.num_sanity_eval_batches=1")
+    run.evaluators["top"].labels_key = "labels"
+    with pytest.raises(UserError, match="needs batch\\['labels'\\], and batch has \\['x', 'y'\\]"):
+        run.train()
+    assert run.trainer.completed_iters == 0
+
+
+def test_trying_an_evaluation_without_data_is_a_mistake(mode, tmp_path):
+    run = contract_runs.make_run(tmp_path, mode, "train.num_sanity_eval_batches=2", "~dataloader.test")
+    with pytest.raises(UserError, match="num_sanity_eval_batches=2 has no data.*dataloader.test"):
+        run.train()
+
+
+def test_an_evaluation_without_any_batch_says_so(mode, tmp_path):
+    run = contract_runs.make_run(tmp_path, mode)
+    with pytest.raises(UserError, match=r"evaluation dataset 'mine' \(list\) gave no batch"):
+        run.trainer.evaluate([], run.evaluators, "mine")
+
+
+def test_auto_scale_lr_counts_accumulation(mode, tmp_path):
+    """mmengine forgets the accumulation (FEATURES B5). 8 x 2 samples against 4: four times the rate."""
+    options = ("train.num_accumulation_steps=2", "train.train_iter=2", "~lr_scheduler")
+    scaled = ("train.auto_scale_lr.base_batch_size=4",)
+    contract_runs.train(tmp_path / "plain", mode, *options)
+    contract_runs.train(tmp_path / "scaled", mode, *options, *scaled)
+    assert jobs.read_column(tmp_path / "plain", "train/lr") == {1: 0.01, 2: 0.01}
+    assert jobs.read_column(tmp_path / "scaled", "train/lr") == {1: 0.04, 2: 0.04}
+
+
+def test_auto_scale_lr_reaches_the_schedule(mode, tmp_path):
+    scaled = ("train.auto_scale_lr.base_batch_size=4",)
+    contract_runs.train(tmp_path / "plain", mode)
+    contract_runs.train(tmp_path / "scaled", mode, *scaled)
+    plain, double = (jobs.read_column(tmp_path / name, "train/lr") for name in ("plain", "scaled"))
+    np.testing.assert_allclose(list(double.values()), 2 * np.array(list(plain.values())), rtol=1e-9)
+
+
+def test_extra_hooks_of_the_config_run(mode, tmp_path):
+    hook = "train.extra_hooks=[{_target_: test_contract_config.HookOfTheConfig, value: 7}]"
+    contract_runs.train(tmp_path, mode, "train.train_iter=2", hook)
+    assert jobs.read_column(tmp_path, "train/from_hook") == {1: 7.0, 2: 7.0}
+
+
+def test_anomalous_parameters_of_a_config_are_named(mode, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "libai"):
+        contract_runs.train(
+            tmp_path,
+            mode,
+            "model._target_=test_contract_loop.TwoHeads",
+            "train.detect_anomalous_params=true",
+            "train.train_iter=1",
+            "train.evaluation.enabled=false",
+        )
+    assert "spare.weight, spare.bias" in caplog.text
+
+
+def test_every_part_can_be_replaced_by_a_subclass(mode, tmp_path):
+    built = []
+
+    class Mine(Run):
+        @classmethod
+        def build_model(cls, run):
+            built.append("model")
+            return toy.Classifier(width=5).train()
+
+        @classmethod
+        def build_optimizer(cls, run, model):
+            built.append("optimizer")
+            return flow.optim.SGD(model.parameters(), lr=0.1)
+
+        @classmethod
+        def build_lr_scheduler(cls, run, optimizer, plan):
+            built.append("schedule")
+
+        @classmethod
+        def build_train_loader(cls, run, mesh, micro_batch_size, seed):
+            built.append("train loader")
+            return toy.batches(3)
+
+        @classmethod
+        def build_test_loaders(cls, run, mesh, micro_batch_size):
+            built.append("test loaders")
+            return {"mine": toy.batches(2)}
+
+        @classmethod
+        def build_evaluators(cls, run):
+            built.append("evaluators")
+            return Run.build_evaluators(run)
+
+        def build_writers(self):
+            built.append("writers")
+            return super().build_writers()
+
+    run = contract_runs.make_run(tmp_path, mode, "train.checkpointer.enabled=false", cls=Mine)
+    run.train()
+    assert sorted(built) == sorted(
+        ["model", "optimizer", "schedule", "train loader", "test loaders", "evaluators", "writers"]
+    )
+    assert run.model.a.weight.shape[0] == 5
+    assert "eval/mine/loss" in jobs.read_metrics(tmp_path)[-1]
+
+
+def test_the_config_that_ran_is_written_and_runs_again(mode, tmp_path):
+    contract_runs.train(tmp_path / "first", mode)
+    config = LazyConfig.load(tmp_path / "first" / "config.yaml")
+    config.train.output_dir = str(tmp_path / "second")
+    Run(contract_runs.default_setup(config)).train()
+    assert jobs.read_column(tmp_path / "first") == jobs.read_column(tmp_path / "second")
+
+
+def test_a_refusal_comes_before_anything_is_built(mode, tmp_path):
+    with pytest.raises(UserError, match="train.amp.enabled=true .fp16. cannot be honoured"):
+        contract_runs.make_run(tmp_path, mode, "train.amp.enabled=true", "model._target_=contract_runs.dataset")
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_wrong_model_target_is_explained(mode, tmp_path):
+    with pytest.raises(UserError, match="the config's `model` is a dict, not an oneflow.nn.Module"):
+        contract_runs.make_run(tmp_path, mode, "model={_target_: contract_runs.dataset, count: 3}")
+
+
+def test_a_misspelt_metric_ends_the_run_before_the_first_update(mode, tmp_path):
+    """It used to switch off best checkpoint and early stopping without a word."""
+    metric, nearest = {"eager": ("val/los", "val/loss"), "graph": ("val/acuracy", "val/accuracy")}[mode]
+    run = contract_runs.make_run(
+        tmp_path, mode, f"train.evaluation.eval_metric={metric}", "train.evaluation.early_stop_patience=1"
+    )
+    with pytest.raises(UserError, match=f"eval_metric={metric} is not measured.*Did you mean {nearest}"):
+        run.train()
+    assert run.trainer.completed_iters == 0
+
+
+def test_the_metric_of_an_evaluator_is_found(mode, tmp_path):
+    """Negative control; and looking for it changes nothing."""
+    plain = contract_runs.train(tmp_path / "plain", mode)
+    named = contract_runs.train(tmp_path / "named", mode, "train.evaluation.eval_metric=val/accuracy")
+    assert named.trainer.status == plain.trainer.status == "finished"
+    assert jobs.read_column(tmp_path / "named") == jobs.read_column(tmp_path / "plain")
+
+
+def test_a_deterministic_run_checks_its_model(mode, tmp_path):
+    run = contract_runs.train(tmp_path, mode, "train.deterministic=true")
+    assert any(isinstance(hook, hooks.DeterminismHook) for hook in run.trainer.hooks)

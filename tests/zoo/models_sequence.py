@@ -20,32 +20,6 @@ class LSTMClassifier(nn.Module):
         return {"losses": {"cls": F.cross_entropy(self.head(out[:, -1]), y)}}
 
 
-class GRUClassifier(nn.Module):
-    """A bidirectional GRU, averaged over time."""
-
-    def __init__(self):
-        super().__init__()
-        self.rnn = nn.GRU(6, 8, batch_first=True, bidirectional=True)
-        self.head = nn.Linear(16, 4)
-
-    def forward(self, steps, y):
-        out, _ = self.rnn(steps)
-        return {"losses": {"cls": F.cross_entropy(self.head(out.mean(dim=1)), y)}}
-
-
-class TimeFirstRNN(nn.Module):
-    """A plain RNN that wants time as the first axis."""
-
-    def __init__(self):
-        super().__init__()
-        self.rnn = nn.RNN(6, 12)
-        self.head = nn.Linear(12, 4)
-
-    def forward(self, steps, y):
-        _, hidden = self.rnn(steps.transpose(0, 1))
-        return {"losses": {"cls": F.cross_entropy(self.head(hidden[-1]), y)}}
-
-
 class UnrolledLSTM(nn.Module):
     """A cell in a Python loop; its initial state is made from the input."""
 
@@ -61,20 +35,6 @@ class UnrolledLSTM(nn.Module):
         for t in range(steps.shape[1]):
             hidden, memory = self.cell(steps[:, t], (hidden, memory))
         return {"losses": {"cls": F.cross_entropy(self.head(hidden), y)}}
-
-
-class GRUWithLearnedStart(nn.Module):
-    """A GRU whose initial state is a parameter."""
-
-    def __init__(self):
-        super().__init__()
-        self.rnn = nn.GRU(6, 12, batch_first=True)
-        self.start = nn.Parameter(flow.zeros(1, 1, 12))
-        self.head = nn.Linear(12, 4)
-
-    def forward(self, steps, y):
-        out, _ = self.rnn(steps, self.start.repeat(1, steps.shape[0], 1))
-        return {"losses": {"cls": F.cross_entropy(self.head(out[:, -1]), y)}}
 
 
 class HandmadeRecurrence(nn.Module):
@@ -179,30 +139,10 @@ class TinyDecoder(nn.Module):
         return (labels != -100).sum()
 
 
-class PooledAttention(nn.Module):
-    """A learned query looks at a masked sequence."""
-
-    def __init__(self):
-        super().__init__()
-        self.key, self.value = nn.Linear(6, 12), nn.Linear(6, 12)
-        self.query = nn.Parameter(flow.ones(12) * 0.1)
-        self.head = nn.Linear(12, 4)
-
-    def forward(self, steps, keep, y):
-        scores = (self.key(steps) * self.query).sum(dim=-1)
-        scores = flow.where(keep > 0, scores, flow.zeros_like(scores) - 1e4)
-        weights = F.softmax(scores, dim=1).unsqueeze(-1)
-        return {"losses": {"cls": F.cross_entropy(self.head((weights * self.value(steps)).sum(dim=1)), y)}}
-
-
 MODELS = {
     "lstm": (LSTMClassifier, "sequences"),
-    "gru_bidirectional": (GRUClassifier, "sequences"),
-    "rnn_time_first": (TimeFirstRNN, "sequences"),
     "lstm_cell_loop": (UnrolledLSTM, "sequences"),
-    "gru_learned_start": (GRUWithLearnedStart, "sequences"),
     "loop_of_variable_length": (HandmadeRecurrence, "sequences_of_two_lengths"),
     "translator": (Translator, "translations"),
     "tiny_decoder": (TinyDecoder, "texts"),
-    "pooled_attention": (PooledAttention, "masked_sequences"),
 }

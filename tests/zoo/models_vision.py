@@ -35,22 +35,6 @@ class UpsamplingAutoencoder(nn.Module):
         return {"losses": {"mse": F.mse_loss(self.up(self.down(images)), images)}}
 
 
-class SmallUNet(nn.Module):
-    """Features of the way down are joined to those of the way up."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 3, padding=1)
-        self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
-        self.last = nn.Conv2d(8, 1, 1)
-
-    def forward(self, images):
-        high = flow.relu(self.first(images))
-        low = flow.relu(self.second(F.max_pool2d(high, 2, 2)))
-        joined = flow.cat([high, self.up(low)], dim=1)
-        return {"losses": {"mse": F.mse_loss(self.last(joined), images * 0.5)}}
-
-
 class DepthwiseNet(nn.Module):
     """Grouped and pointwise convolutions, group normalization and average pooling."""
 
@@ -66,20 +50,6 @@ class DepthwiseNet(nn.Module):
         x = self.norm(self.point(self.depth(self.stem(images))))
         x = self.pool(flow.relu(x)).flatten(1)
         return {"losses": {"cls": F.cross_entropy(self.head(x), y)}}
-
-
-class WaveformNet(nn.Module):
-    """Dilated convolutions over one axis."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Conv1d(1, 6, 3, padding=1), nn.Conv1d(6, 6, 3, padding=2, dilation=2)
-        self.head = nn.Linear(6, 4)
-
-    def forward(self, images, y):
-        x = flow.relu(self.a(images.flatten(2)))
-        x = flow.relu(self.b(x))
-        return {"losses": {"cls": F.cross_entropy(self.head(x.max(dim=2)[0]), y)}}
 
 
 class PatchMixer(nn.Module):
@@ -130,30 +100,10 @@ class NormalizedConv(nn.Module):
         return {"losses": {"cls": F.cross_entropy(self.head(x.mean(dim=(2, 3))), y)}}
 
 
-class InstanceStyle(nn.Module):
-    """Per-image statistics made by hand, and a hard sigmoid gate."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.gate = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(6, 6, 1)
-        self.head = nn.Linear(6, 4)
-
-    def forward(self, images, y):
-        x = self.conv(images)
-        mean = x.mean(dim=(2, 3), keepdim=True)
-        scale = ((x - mean) ** 2).mean(dim=(2, 3), keepdim=True)
-        x = (x - mean) / flow.sqrt(scale + 1e-5)
-        x = x * flow.sigmoid(self.gate(x))
-        return {"losses": {"cls": F.cross_entropy(self.head(x.mean(dim=(2, 3))), y)}}
-
-
 MODELS = {
     "conv_skips": (SkipNet, "labelled_images"),
     "transposed_convolutions": (UpsamplingAutoencoder, "images"),
-    "unet": (SmallUNet, "images"),
     "depthwise": (DepthwiseNet, "labelled_images"),
-    "dilated_1d": (WaveformNet, "labelled_images"),
     "patch_mixer": (PatchMixer, "labelled_images"),
     "batch_norm": (NormalizedConv, "labelled_images"),
-    "instance_statistics": (InstanceStyle, "labelled_images"),
 }

@@ -14,7 +14,7 @@ from zoo_runs import BOUND, Cell, difference, expected, expected_of, optimizer_n
 pytestmark = pytest.mark.filterwarnings("ignore:.*is called in a nn.Graph, but not registered:UserWarning")
 
 TWINS = json.loads((Path(__file__).parent / "twins.json").read_text(encoding="utf-8"))["losses"]
-#: what the first command of a developer trains in both modes: one of each kind
+#: trained in both modes, one of each kind; tests/dist/test_zoo_meshes.py trains all on every mesh
 FAST = (
     "lstm",
     "translator",
@@ -28,9 +28,12 @@ FAST = (
     "variance_penalty",
     "domain_adversarial",
 )
+QUICK = ("translator", "variance_penalty")
 
 
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.e2e) for name in FAST]
+)
 def test_a_plain_model_trains_alike_in_both_modes(mode, name):
     for accumulation in (1, 2):
         cell = Cell(name, mode, accumulation=accumulation)
@@ -51,12 +54,14 @@ def _shrink_the_parameters(model: nn.Module) -> None:
             parameter.data.mul_(0.999)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", sorted(zoo()))
 def test_a_small_fault_in_any_model_is_seen(name):
     """Negative control: weights that shrink by a thousandth at each update."""
     assert difference(plain_loop(name, spoil=_shrink_the_parameters), expected(name)) > BOUND
 
 
+@pytest.mark.e2e
 def test_models_that_couple_their_samples_are_other_models_on_parts_of_a_batch():
     """Negative control: what `couples` says is so, and no other model without buffers does."""
     coupled = {
@@ -65,7 +70,3 @@ def test_models_that_couple_their_samples_are_other_models_on_parts_of_a_batch()
         if not list(model().buffers()) and difference(plain_loop(name, parts=2), expected(name)) > BOUND
     }
     assert coupled == {name for name, (model, _) in zoo().items() if hasattr(model, "couples")}
-
-
-def test_there_are_at_least_forty_models():
-    assert len(zoo()) >= 40

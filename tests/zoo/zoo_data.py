@@ -35,15 +35,9 @@ def _make(kind: str, rng: np.random.RandomState, iteration: int) -> Batch:
         return {"x": x}
     if kind == "pairs":
         return {"x": x, "near": x + 0.1 * _floats(rng, 8)}
-    if kind == "triplets":
-        return {"x": x, "near": x + 0.1 * _floats(rng, 8), "far": _floats(rng, 8)}
-    if kind == "noisy":
-        return {"x": x, "noise": _floats(rng, 4)}
     if kind == "columns":
         picked = np.stack([rng.permutation(8)[:3] for _ in range(SAMPLES)]).astype(np.int64)
         return {"x": x, "columns": picked, "y": y}
-    if kind == "skips":
-        return {"x": x, "kept": (rng.rand(SAMPLES, 3) < 0.7).astype(np.float32), "y": y}
     if kind == "clicks":
         city, shop = rng.randint(0, 10, SAMPLES).astype(np.int64), rng.randint(0, 7, SAMPLES).astype(np.int64)
         return {"x": x, "city": city, "shop": shop, "clicked": (rng.rand(SAMPLES) < 0.5).astype(np.float32)}
@@ -51,10 +45,6 @@ def _make(kind: str, rng: np.random.RandomState, iteration: int) -> Batch:
         return {"steps": _floats(rng, 5, 6), "y": y}
     if kind == "sequences_of_two_lengths":
         return {"steps": _floats(rng, 5 if iteration % 2 == 0 else 3, 6), "y": y}
-    if kind == "masked_sequences":
-        keep = (rng.rand(SAMPLES, 5) < 0.7).astype(np.int64)
-        keep[:, 0] = 1
-        return {"steps": _floats(rng, 5, 6), "keep": keep, "y": y}
     if kind == "texts":
         return _tokens(rng)
     if kind == "translations":

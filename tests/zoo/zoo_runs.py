@@ -33,23 +33,15 @@ MESHES = {
 
 
 _BODY_AND_HEAD = {"split": {"body.*": 0, "head.weight": 1}}
-_FIRST_AND_THIRD = {"split": {"layers.0.*": 0, "layers.2.weight": 1}}
-_TOWER = {"split": {"tower.0.*": 0, "tower.2.weight": 1}}
 #: plans given from outside, as a config gives them; other models carry their own or have none
 PLANS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(
-        ("frozen_body", "where_clamp", "centred", "squared_mean", "running_sum", "class_weights"), _BODY_AND_HEAD
-    ),
-    "gated_in_place": _BODY_AND_HEAD,
-    **dict.fromkeys(("range_observer", "learned_temperature"), {"split": {"body.*": 0}}),
-    **dict.fromkeys(("step_counter", "hard_examples", "focal_loss"), _FIRST_AND_THIRD),
-    **dict.fromkeys(("shared_tower", "contrastive", "halves"), _TOWER),
+    **dict.fromkeys(("frozen_body", "centred", "class_weights", "gated_in_place"), _BODY_AND_HEAD),
+    "range_observer": {"split": {"body.*": 0}},
+    "contrastive": {"split": {"tower.0.*": 0, "tower.2.weight": 1}},
     "activation_average": {"split": {**_BODY_AND_HEAD["split"], "average": 0}},
     "forward_hooks": {"split": {**_BODY_AND_HEAD["split"], "scale": 0}},
     "two_losses": {"split": {**_BODY_AND_HEAD["split"], "back.weight": 1}},
-    "mixture_density": {"split": {**_BODY_AND_HEAD["split"], "parts.weight": 1}},
     "wide_and_deep": {"split": {"deep.0.*": 0, "deep.2.weight": 1}},
-    "soft_experts": {"split": {"experts.*": 0, "head.weight": 1}},
     "conv_skips": {"blocks": "blocks"},
     "highway_shared": {"blocks": "layers"},
 }

@@ -1,7 +1,5 @@
 """Changes in place that one mode would get wrong: refused before the first update, or as harmless as they look."""
 
-from contextlib import nullcontext
-
 import numpy as np
 import oneflow as flow
 import oneflow.nn.functional as F
@@ -72,18 +70,6 @@ def relu_then_add(h, x):
     return h
 
 
-def sigmoid_then_add(h, x):
-    h = flow.sigmoid(h)
-    twice = h * 2
-    h.add_(1)
-    return h + twice
-
-
-def input_changed(h, x):
-    x += 1
-    return h * x.mean(dim=1, keepdim=True)
-
-
 def product_then_zeroed(h, x):
     square = h * h
     h[:, :2] = 0
@@ -95,8 +81,6 @@ def product_then_zeroed(h, x):
     ("between", "line"),
     [
         (relu_then_add, "`h += 1`"),
-        (sigmoid_then_add, "`h.add_(1)`"),
-        (input_changed, "`x += 1`"),
         (product_then_zeroed, "`h[:, :2] = 0`"),
     ],
 )
@@ -124,13 +108,6 @@ def residual(h, x):
     return F.relu(b, inplace=True)
 
 
-def clamped(h, x):
-    h = h * 1
-    h.clamp_(-0.5, 0.5)
-    h[:, 0] = 0
-    return h
-
-
 def into_new(h, x):
     out = flow.zeros_like(h)
     out[:, :4] = h[:, 4:]
@@ -139,26 +116,9 @@ def into_new(h, x):
 
 
 @both_modes
-@pytest.mark.parametrize("between", [relu_in_place, residual, clamped, into_new])
+@pytest.mark.parametrize("between", [relu_in_place, residual, into_new])
 def test_a_change_in_place_that_no_derivative_reads_trains_as_the_plain_loop_does(mode, between):
     np.testing.assert_allclose(losses_of(mode, Net(between)), plain_loop(Net(between)), rtol=1e-6)
-
-
-class NormalizesItsInput(Net):
-    def __init__(self):
-        super().__init__(relu_in_place)
-        self.register_buffer("count", flow.zeros(1))  # so that both modes try the forward before they train
-
-    def forward(self, x, y):
-        self.count += 1
-        x -= 0.5
-        x *= 2.0
-        return super().forward(x, y)
-
-
-@both_modes
-def test_trials_leave_a_batch_as_it_was_that_forward_changes(mode):
-    np.testing.assert_allclose(losses_of(mode, NormalizesItsInput()), plain_loop(NormalizesItsInput()), rtol=1e-6)
 
 
 def through_view(h, x):
@@ -167,20 +127,11 @@ def through_view(h, x):
     return h
 
 
-def through_transpose(h, x):
-    h = h * 1
-    h.transpose(0, 1)[0] = 1
-    return h
-
-
-@pytest.mark.parametrize(
-    ("between", "line"), [(through_view, "`h.view(-1, 4).mul_(2)`"), (through_transpose, "`h.transpose(0, 1)[0] = 1`")]
-)
-def test_a_graph_is_refused_that_loses_a_change_through_a_view(between, line):
+def test_a_graph_is_refused_that_loses_a_change_through_a_view():
     with pytest.raises(UserError, match="the loss 'cls' of the first batch is .* compiled and .* op by op") as error:
-        losses_of("graph", Net(between))
-    assert f"loses ({__file__}:" in str(error.value) and line in str(error.value)
-    np.testing.assert_allclose(losses_of("eager", Net(between)), plain_loop(Net(between)), rtol=1e-6)
+        losses_of("graph", Net(through_view))
+    assert f"loses ({__file__}:" in str(error.value) and "`h.view(-1, 4).mul_(2)`" in str(error.value)
+    np.testing.assert_allclose(losses_of("eager", Net(through_view)), plain_loop(Net(through_view)), rtol=1e-6)
 
 
 class LeansOnTheMode(flow.autograd.Function):
@@ -203,13 +154,10 @@ OPTIMIZERS = {
     "sgd": lambda parameters: flow.optim.SGD(parameters, lr=0.1, weight_decay=0.1),
     "momentum": lambda parameters: flow.optim.SGD(parameters, lr=0.0, momentum=0.9),
     "adamw": lambda parameters: flow.optim.AdamW(parameters, lr=1e-3),
-    "lamb": lambda parameters: flow.optim.LAMB(parameters, lr=1e-3),
-    "adagrad": lambda parameters: flow.optim.Adagrad(parameters, lr=1e-3),
-    "rmsprop": lambda parameters: flow.optim.RMSprop(parameters, lr=1e-3),
-    "adadelta": lambda parameters: flow.optim.Adadelta(parameters, lr=1e-3),
 }
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [*((name, {}) for name in OPTIMIZERS), ("adamw", {"max_grad_norm": 100.0}), ("sgd", {"num_accumulation_steps": 3})],
@@ -224,18 +172,6 @@ def test_a_graph_is_refused_whose_gradients_are_others(optimizer, options):
     with pytest.raises(UserError, match="the gradient of first.* differs by about .* % compiled and op by op"):
         train(gradient_of_the_mode)
     train(relu_in_place)
-
-
-def test_gradients_are_compared_where_training_goes_on():
-    """The state that a graph starts from is that of the updates before it."""
-    for between in (relu_in_place, gradient_of_the_mode):
-        model, _ = build(Net(between))
-        optimizer = flow.optim.Adam(model.parameters(), lr=1e-3)
-        EagerTrainer(model, batches(), optimizer, device="cpu").train(0, 2)
-        trainer = GraphTrainer(model, batches(), optimizer, device="cpu")
-        refused = pytest.raises(UserError, match="the gradient of first")
-        with refused if between is gradient_of_the_mode else nullcontext():
-            trainer.train(0, 2)
 
 
 def test_no_first_step_is_compared_where_that_is_left_out():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import oneflow as flow
-import oneflow.nn.functional as F
 import pytest
 import toy
 from oneflow import nn
 
 from libai.forward.flops import FlopCounter
-from libai.models import GPT, ResNet, ViT
+from libai.models import ResNet, ViT
 
 X = (2, 5, 6)  # samples, positions, features
 
@@ -34,14 +33,9 @@ def flops_of(function, *layers, shape=X):
     "function, expected",
     [
         (lambda x: x @ flow.ones(6, 3), 2 * 5 * 6 * 3),
-        (lambda x: flow.matmul(x, flow.ones(3, 6), transpose_b=True), 2 * 5 * 6 * 3),
         (lambda x: flow.matmul(x, x, transpose_a=True), 2 * 6 * 5 * 6),
         (lambda x: flow.bmm(x, x.transpose(1, 2)), 2 * 5 * 6 * 5),
-        (lambda x: flow.baddbmm(flow.ones(1, 5, 5), x, x.transpose(1, 2)), 2 * 5 * 6 * 5),
-        (lambda x: flow.mm(x.reshape(10, 6), flow.ones(6, 4)), 2 * 5 * 6 * 4),
         (lambda x: flow.einsum("bik,bjk->bij", x, x), 2 * 5 * 5 * 6),
-        (lambda x: flow.einsum("... k, k n -> ... n", x, flow.ones(6, 3)), 2 * 5 * 6 * 3),
-        (lambda x: flow.tensordot(x, flow.ones(5, 6, 3), dims=2), 2 * 5 * 6 * 3),
         (lambda x: flow.relu(x + 1) * x, 0),
     ],
 )
@@ -49,47 +43,17 @@ def test_products_of_matrices(function, expected):
     assert flops_of(function) == expected
 
 
-def test_a_matrix_from_the_left():
-    assert flops_of(lambda x: flow.ones(7, 5) @ x) == 2 * 7 * 5 * 6
-
-
 @pytest.mark.parametrize(
     "layer, shape, expected",
     [
         (nn.Linear(6, 3), X, 2 * 5 * 6 * 3),
-        (nn.Conv1d(5, 4, 3), X, 2 * (4 * 4) * 5 * 3),
         (nn.Conv2d(4, 8, 3, padding=1, groups=2), (2, 4, 5, 5), 2 * (8 * 25) * 2 * 9),
         (nn.ConvTranspose2d(4, 8, 3, stride=2), (2, 4, 5, 5), 2 * (4 * 25) * 8 * 9),
         (nn.LSTM(6, 7, num_layers=2, batch_first=True), X, 2 * 5 * 4 * 7 * ((6 + 7) + (7 + 7))),
-        (nn.GRU(6, 7, batch_first=True, bidirectional=True), X, 2 * 5 * 3 * 7 * (6 + 7) * 2),
     ],
 )
 def test_layers(layer, shape, expected):
     assert flops_of(lambda x, layer: layer(x), layer, shape=shape) == expected
-
-
-def test_a_cell_of_a_recurrent_network():
-    hidden = flow.zeros(2, 7), flow.zeros(2, 7)
-    assert flops_of(lambda x, cell: cell(x, hidden), nn.LSTMCell(6, 7), shape=(2, 6)) == 2 * 4 * 7 * (6 + 7)
-
-
-def test_a_gpt_has_six_per_weight_and_position_and_attention():
-    """Kaplan et al. 2020 (arXiv:2001.08361, section 2.1), and the products with keys and values."""
-    vocabulary, length, hidden, layers = 11, 7, 12, 2
-    counter, gpt = FlopCounter(), GPT(vocabulary, length, hidden, layers, 3)
-    counter.watching(gpt)(input_ids=flow.zeros(2, length, dtype=flow.int64))
-    weights = 12 * hidden**2 * layers + vocabulary * hidden
-    assert 3 * counter.per_sample == 6 * weights * length + layers * 12 * hidden * length**2
-
-
-def test_operations_are_put_back():
-    before = flow._C.matmul, flow.matmul, flow.Tensor.__matmul__, F.conv2d
-    counter = FlopCounter()
-    with counter.counting():
-        assert flow.matmul is not before[1]
-    assert (flow._C.matmul, flow.matmul, flow.Tensor.__matmul__, F.conv2d) == before
-    flow.ones(2, 2) @ flow.ones(2, 2)
-    assert counter.total == 0
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -104,7 +68,7 @@ def test_a_trainer_knows_the_flops_of_a_sample(mode, accumulation):
     assert trainer.loop.flops.of_update == 3 * 2 * (8 * 16 + 16 * 4)
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "build, published",
     [

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import re
 
 import numpy as np
 import oneflow as flow
 import pytest
-from marks import slow_but
 from oneflow import nn
 from toy import record_losses, trainer_of
 
@@ -18,15 +16,10 @@ from libai.utils.errors import UserError
 WAYS = {
     "copy_": lambda m, v: m.average.copy_(m.average * 0.9 + v),
     "add_": lambda m, v: m.average.add_(v),
-    "mul_": lambda m, v: m.average.mul_(0.9).add_(v, alpha=0.5),
     "slice": lambda m, v: m.average.__setitem__(slice(None), m.average * 0.8 + v),
-    "row": lambda m, v: m.average.__setitem__(1, v[1]),
     "assign": lambda m, v: setattr(m, "average", m.average * 0.9 + v),
-    "augmented": lambda m, v: setattr(m, "average", m.average.__iadd__(v)),
     "data": lambda m, v: setattr(m.average, "data", m.average * 0.9 + v),
-    "through data": lambda m, v: m.average.data.mul_(0.9).add_(v),
     "through detach": lambda m, v: m.average.detach().copy_(v),
-    "zero_": lambda m, v: m.average.zero_().add_(v),
 }
 
 
@@ -95,6 +88,7 @@ def assert_same_buffers(one, other):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("way", "accumulation"), [*((way, 2) for way in WAYS), ("copy_", 1), ("assign", 1)])
 def test_a_buffer_that_forward_changes_is_as_in_a_plain_loop(mode, way, accumulation):
     reference, model = built(lambda: Averaging(way)), built(lambda: Averaging(way))
@@ -103,15 +97,6 @@ def test_a_buffer_that_forward_changes_is_as_in_a_plain_loop(mode, way, accumula
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert_same_buffers(model, reference)
     assert int(model.count.numpy()[0]) == 8
-
-
-def test_the_buffer_matters(mode):
-    """The control: with a buffer that stays as it is, the losses of the same model are others."""
-    still, moving = built(lambda: Averaging("add_")), built(lambda: Averaging("add_"))
-    WAYS["nothing"] = lambda m, v: None
-    still.way = "nothing"
-    assert max(abs(np.subtract(trained(mode, still, data(8))[0], trained(mode, moving, data(8))[0]))) > 1e-2
-    del WAYS["nothing"]
 
 
 def test_buffers_are_carried_over_switches(mode):
@@ -126,16 +111,6 @@ def test_buffers_are_carried_over_switches(mode):
     assert_same_buffers(model, reference)
 
 
-def test_a_step_of_another_shape_keeps_the_buffers():
-    batches = data(6)
-    batches[2] = {"x": batches[2]["x"][:3]}
-    reference, model = built(lambda: Averaging("assign")), built(lambda: Averaging("assign"))
-    expected = plain_loop(reference, batches)
-    losses, _ = trained("graph", model, batches)
-    np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    assert_same_buffers(model, reference)
-
-
 # ------------------------------------------------------------------------------------------------- hooks
 
 
@@ -145,43 +120,17 @@ class Hooked(nn.Module):
         self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 1)
         if kind == "forward":
             self.a.register_forward_hook(lambda module, args, output: flow.tanh(output) * 2.0)
-        elif kind == "pre":
-            self.b.register_forward_pre_hook(lambda module, args: (args[0] + module.bias.mean(),))
         elif kind == "weight_norm":
             nn.utils.weight_norm(self.a)
-        elif kind == "spectral":
-            self.a.register_buffer("u", flow.ones(4))
-            self.a.register_forward_pre_hook(_divide_by_largest_singular_value)
-            self.a.original = nn.Parameter(self.a.weight.clone())
-            del self.a._parameters["weight"]
-            self.a.weight = self.a.original.detach().clone()
-        elif kind == "method":
-            self.a.register_forward_hook(self._doubled)
         elif kind == "closure":
             self.scale = nn.Parameter(flow.ones(4) * 2.0)
             self.a.register_forward_hook(lambda module, args, output: output * self.scale)
         elif kind in CARRIERS:
             self.scale = nn.Parameter(flow.ones(4) * 2.0)
             self.a.register_forward_hook(CARRIERS[kind](self))
-        elif kind == "top":
-            self.register_forward_hook(
-                lambda m, args, out: {"losses": {"mse": out["losses"]["mse"] + 0.1 * m.a.weight.pow(2).sum()}}
-            )
-
-    def _doubled(self, module, args, output):
-        assert isinstance(module, nn.Linear)
-        return output * 2.0 + self.b.bias
 
     def forward(self, x):
         return {"losses": {"mse": (self.b(self.a(x)) - 1.0).pow(2).mean()}}
-
-
-def _divide_by_largest_singular_value(module, args):
-    with flow.no_grad():
-        v = nn.functional.normalize(flow.matmul(module.original.detach().transpose(0, 1), module.u), dim=0)
-        module.u.copy_(nn.functional.normalize(flow.matmul(module.original.detach(), v), dim=0))
-    sigma = (module.u.clone().unsqueeze(0) * flow.matmul(module.original, v).unsqueeze(0)).sum()
-    module.weight = module.original / sigma
 
 
 class Scales:
@@ -194,46 +143,30 @@ class Scales:
         return output * self.model.scale
 
 
-def _scale_bound(scale, module, args, output):
-    return output * scale
-
-
 def _in_a_closure(scale):
     return lambda module, args, output: output * scale
-
-
-def _in_a_list(model):
-    models = [model]
-    return lambda module, args, output: output * models[0].scale
-
-
-def _as_a_default(scale):
-    return lambda module, args, output, scale=scale: output * scale
 
 
 #: how a hook may hold a parameter, or a module that has it
 CARRIERS = {
     "parameter": lambda model: _in_a_closure(model.scale),
-    "list": _in_a_list,
-    "partial": lambda model: functools.partial(_scale_bound, model.scale),
-    "default": lambda model: _as_a_default(model.scale),
     "object": Scales,
 }
-KINDS = ["forward", "pre", "weight_norm", "spectral", "method", "closure", "top", *CARRIERS]
+KINDS = ["forward", "weight_norm", "closure", *CARRIERS]
 
 
-@pytest.mark.parametrize("kind", slow_but(KINDS, "forward", "spectral", "closure", "object"))
+@pytest.mark.e2e
+@pytest.mark.parametrize("kind", KINDS)
 def test_module_hooks_run_once_in_both_modes(mode, kind):
     reference, model = built(lambda: Hooked(kind)), built(lambda: Hooked(kind))
     expected = plain_loop(reference, data(10))
-    losses, trainer = trained(mode, model, data(10))
+    losses, _ = trained(mode, model, data(10))
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     without, _ = trained(mode, built(lambda: Hooked("none")), data(10))
     assert max(abs(np.subtract(without, losses))) > 1e-3  # the control: the hook is no formality
-    evaluated = trainer.predict(data(1)[0])["losses"]["mse"].numpy()
-    np.testing.assert_allclose(evaluated, reference.eval()(flow.tensor(data(1)[0]["x"]))["losses"]["mse"].numpy(), 1e-5)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("kind", ["closure", *CARRIERS])
 def test_what_is_tried_on_a_copy_leaves_no_gradient_in_a_parameter_that_a_hook_holds(kind):
     expected = plain_loop(built(lambda: Hooked(kind)), data(10), accumulation=2)
@@ -253,7 +186,7 @@ class Remembers(nn.Module):
         super().__init__()
         self.kind = kind
         self.layer = nn.Linear(3, 1)
-        self.calls, self.seen, self.last, self.scale, self.mask = 0, [], flow.zeros(1), None, None
+        self.calls, self.last, self.scale, self.mask = 0, flow.zeros(1), None, None
         if kind == "hook":
             counts = [0]
             self.layer.register_forward_hook(lambda m, a, o: counts.__setitem__(0, counts[0] + 1))
@@ -262,8 +195,6 @@ class Remembers(nn.Module):
         loss = (self.layer(x) ** 2).mean()
         if self.kind == "counter":
             self.calls += 1
-        elif self.kind == "list":
-            self.seen.append(x.shape[0])
         elif self.kind == "tensor":
             self.last = self.last * 0.9 + loss.detach()
             loss = loss + self.last.sum()
@@ -291,7 +222,6 @@ class Remembers(nn.Module):
     ("kind", "named"),
     [
         ("counter", "self.calls += 1"),
-        ("list", "self.seen.append"),
         ("tensor", "self.last = "),
         ("first batch", "self.scale = "),
         ("global", "the global STEPS"),
@@ -365,6 +295,7 @@ class CountsEvaluations(Averaging):
         return {"losses": {"mse": (self.head(self.body(x)) * self.average.clone().mean()).mean()}}
 
 
+@pytest.mark.e2e
 def test_buffers_that_an_evaluation_changes(mode):
     reference, model = built(lambda: CountsEvaluations("add_")), built(lambda: CountsEvaluations("add_"))
     _, trainer = trained(mode, model, data(1))

@@ -9,7 +9,7 @@ import toy
 from oneflow import nn
 
 from libai.evaluation import MeanLossEvaluator
-from libai.forward.contract import ModelContractError, as_batch_dict, read_losses, total_loss
+from libai.forward.contract import ModelContractError, as_batch_dict, read_losses
 
 
 class Net(nn.Module):
@@ -23,13 +23,6 @@ class Anything(nn.Module):
 
 
 SCALAR, VECTOR = flow.tensor(2.0), flow.ones(3)
-
-
-def test_losses_and_metrics_are_split():
-    outputs = {"losses": {"a": SCALAR, "b": SCALAR}, "metrics": {"acc": SCALAR}, "logits": VECTOR}
-    losses, metrics = read_losses(outputs, Net())
-    assert list(losses) == ["a", "b"] and list(metrics) == ["acc"]
-    assert total_loss(losses).item() == 4.0
 
 
 @pytest.mark.parametrize(
@@ -66,6 +59,7 @@ class Returns(nn.Module):
         return {**forms, "structured": {"losses": {"one": one, "other": other}}}[self._form]
 
 
+@pytest.mark.e2e
 def test_all_forms_train_and_evaluate_alike(mode):
     found = []
     for form in ("structured", "flat", "bare", "scalar"):
@@ -77,11 +71,6 @@ def test_all_forms_train_and_evaluate_alike(mode):
         evaluated = trainer.evaluate(batches, {"loss": MeanLossEvaluator()})["eval/val/loss"]
         found.append([trainer.fetch_metrics()["train/loss"], evaluated])
     np.testing.assert_allclose(found[1:], found[:1] * 3, rtol=1e-6)
-
-
-@pytest.mark.parametrize("metrics", [{}, {"metrics": None}])
-def test_metrics_may_be_left_out(metrics):
-    assert read_losses({"losses": {"a": SCALAR}, **metrics}, Net())[1] == {}
 
 
 @pytest.mark.parametrize(

@@ -40,10 +40,6 @@ class Overwrites(nn.Module):
             self.scale = self.scale + m
             h = h / self.read()
             self.scale += 1.0
-        elif self.way == "there and back":
-            self.scale.mul_(self.factor)
-            h = h * self.read()
-            self.scale.div_(self.factor)
         elif self.way == "frozen parameter":
             h = h / self.read()
             self.teacher.data.mul_(self.factor)
@@ -55,28 +51,22 @@ class Overwrites(nn.Module):
 
 OVERWRITES = {
     "mul_": lambda model, m: model.scale.mul_(model.factor),
-    "add_": lambda model, m: model.scale.add_(m),
     "copy_": lambda model, m: model.scale.copy_(model.scale * 0.9 + m),
-    "slice": lambda model, m: model.scale.__setitem__(slice(None), model.scale * 0.9 + m),
-    "row": lambda model, m: model.scale.__setitem__(1, m[1] + 1.0),
-    "augmented": lambda model, m: setattr(model, "scale", model.scale.__imul__(model.factor)),
-    "through data": lambda model, m: model.scale.data.mul_(model.factor),
     "through detach": lambda model, m: model.scale.detach().add_(m),
     "data": lambda model, m: setattr(model.scale, "data", model.scale * 0.9 + m),
-    "fill_": lambda model, m: model.scale.fill_(3.0),
     "view": lambda model, m: model.scale.view(3, 1).mul_(0.9),
-    "both": lambda model, m: model.scale.add_(m).view(3, 1).mul_(0.9),
     "function": lambda model, m: nn.functional.relu(model.scale.sub_(1.5), inplace=True),
 }
 #: what no stand-in can follow; the gradient depends on it
-REFUSED = ("view", "both", "function")
+REFUSED = ("view", "function")
 
 
-RIGHT = [way for way in OVERWRITES if way not in REFUSED] + ["several", "there and back", "frozen parameter"]
+RIGHT = [way for way in OVERWRITES if way not in REFUSED] + ["several", "frozen parameter"]
 
 
 @pytest.mark.parametrize(
-    ("mode", "way"), [*(("eager", way) for way in RIGHT), *(("graph", way) for way in ("mul_", "several"))]
+    ("mode", "way"),
+    [("graph", "several"), *(pytest.param("eager", way, marks=pytest.mark.e2e) for way in RIGHT)],
 )
 def test_backward_reads_what_forward_has_read(mode, way):
     reference, model = built(lambda: Overwrites(way, copies=True)), built(lambda: Overwrites(way))
@@ -129,6 +119,7 @@ class Overwriting(Overwrites):
         return h * self.read()
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("way", ["assign", "in place"])
 def test_blocks_whose_activations_are_computed_again_change_buffers_once(mode, way):
     reference, model = built(lambda: Blocks(way, copies=True)), built(lambda: Blocks(way))
@@ -147,13 +138,3 @@ def test_a_view_from_before_a_change(mode):
     expected = plain_loop(built(lambda: Overwrites("old view")), data(4))
     losses, _ = trained(mode, built(lambda: Overwrites("old view")), data(4))
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
-
-
-def test_a_step_of_another_shape_reads_what_forward_has_read():
-    batches = data(6)
-    batches[2] = {"x": batches[2]["x"][:3]}
-    reference, model = built(lambda: Overwrites("mul_", copies=True)), built(lambda: Overwrites("mul_"))
-    expected = plain_loop(reference, batches)
-    losses, _ = trained("graph", model, batches)
-    np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    assert_same_buffers(model, reference)

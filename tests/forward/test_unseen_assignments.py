@@ -55,9 +55,3 @@ def test_oneflow_itself_computes_another_gradient(monkeypatch):
     model = Assigns(is_seen=False)
     model(flow.ones(2, 3))["losses"]["mse"].backward()
     assert np.count_nonzero(model.layer.bias.grad.numpy()) == 3
-
-
-def test_without_gradients_it_is_allowed():
-    h = flow.zeros(2, 3)
-    h[:, flow.tensor([0, 2])] = 1.0
-    assert h.numpy().tolist() == [[1.0, 0.0, 1.0]] * 2

@@ -107,6 +107,7 @@ def test_a_stock_graph_that_would_clip_otherwise_takes_no_part(tmp_path):
     assert "graph-stock took no part" in result.stdout
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from libai.benchmark.cases import Request, find_mode, make_cases, without_folders
+from libai.benchmark.cases import Request, find_mode, make_cases
 from libai.config import ConfigError
 from libai.utils.errors import UserError
 
@@ -39,12 +39,6 @@ def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_micro_batch(
     assert not any(word.startswith("train.global_batch_size") for e in weak.variants for word in e.command)
 
 
-def test_each_number_of_processes_has_a_probe_of_rounding_that_is_not_measured():
-    (case,) = cases_of(modes=("eager",), processes=(1, 2))
-    assert [probe.name for probe in case.probes] == ["perturbed x1", "perturbed x2"]
-    assert not {"perturbed x1", "perturbed x2"} & {spec.name for spec in case.variants}
-
-
 def test_processes_get_the_settings_of_their_mode():
     variable = "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD"
     assert find_mode("eager").environment("cpu", {}) == {variable: "0"}
@@ -56,13 +50,6 @@ def test_processes_get_the_settings_of_their_mode():
     assert stock == {variable: None, "OPENBLAS_CORETYPE": None, "LIBAI_OPENBLAS": "bundled", "LIBAI_NATIVE": "0"}
 
 
-def test_a_command_gets_the_config_and_the_overrides():
-    (case,) = cases_of("model.dropout=0.0", modes=("eager",), commands={"mine": ("python", "mine.py")})
-    mine = case.variants[-1]
-    assert mine.command[:4] == ("python", "mine.py", CONFIG, "model.dropout=0.0")
-    assert mine.environment["PYTHONPATH"].startswith(str(ROOT))
-
-
 def test_a_name_may_be_taken_only_once():
     with pytest.raises(UserError, match="two variants have one name"):
         cases_of(modes=("eager",), commands={"eager": ("true",)})
@@ -71,11 +58,6 @@ def test_a_name_may_be_taken_only_once():
 def test_a_wrong_override_is_found_before_anything_starts():
     with pytest.raises(ConfigError, match="model.hiden_sizes"):
         cases_of("model.hiden_sizes=[4]")
-
-
-def test_reports_hold_no_folders_of_a_machine():
-    assert without_folders("data.path=/somewhere/else/file.bin") == "data.path=.../file.bin"
-    assert without_folders("configs/mlp_digits.py") == "configs/mlp_digits.py"
 
 
 def test_python_in_a_command_is_the_interpreter_of_the_benchmark(monkeypatch):

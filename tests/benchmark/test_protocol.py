@@ -38,10 +38,3 @@ def test_a_variant_that_cannot_be_built_says_so_instead_of_ready():
         raise protocol.Unavailable("not here")
 
     assert answers({"command": "run"}, build=build) == [{"event": "unavailable", "reason": "not here"}]
-
-
-def test_lines_without_a_message_are_ignored():
-    assert protocol.decode("loading weights ...\n") is None
-    assert protocol.decode('{"epoch": 1}\n') is None
-    assert protocol.decode("{oops\n") is None
-    assert protocol.decode(protocol.encode({"event": "done", "seconds": 1.5})) == {"event": "done", "seconds": 1.5}

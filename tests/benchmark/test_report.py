@@ -55,15 +55,6 @@ def test_noise_break_even_and_scaling_are_told(report):
     assert scaling["efficiency"]["median"] == pytest.approx(0.8)
 
 
-def test_a_figure_that_is_missing_has_a_reason(report):
-    for c in report["cases"][0]["variants"]:
-        if c["unavailable"]:
-            continue
-        figures = ["samples_per_s", "tokens_per_s", "flops_per_s", "cpu_seconds", "data_share"]
-        for figure in figures + ["peak_share"] * (not c["is_peak"]):
-            assert (figure in c) != (figure in c["missing"]), (c["name"], figure)
-
-
 def test_the_table_shows_every_variant_and_the_notes_the_rest(report):
     text = text_of(report)
     for c in report["cases"][0]["variants"]:
@@ -79,26 +70,6 @@ def test_the_table_shows_every_variant_and_the_notes_the_rest(report):
 
 def text_of(report) -> str:
     return "\n".join(line for title, lines in tables.to_sections(report) for line in [title, *lines])
-
-
-def test_a_report_without_a_twin_says_that_noise_is_unknown():
-    report = planted.report_of(planted.planted("eager", TIMES))
-    assert any("Noise: not measured" in line for line in tables.case_notes(report["cases"][0], 2))
-
-
-def test_a_busy_machine_is_told():
-    report = planted.report_of(planted.planted("eager", TIMES), loads=(1.0, 9.0))
-    notes = tables.case_notes(report["cases"][0], cores=2)
-    assert any("busy with other work" in line for line in notes)
-    assert not any("busy with other work" in line for line in tables.case_notes(report["cases"][0], cores=16))
-
-
-def test_losses_that_diverge_by_rounding_are_told(report):
-    case = report["cases"][0]
-    diverged = {"variants": ["eager", "raw-graph"], "iteration": 7, "difference": 3.4e-3, "allowed": 0.03}
-    (note,) = (line for line in tables.case_notes({**case, "rounding": diverged}, 2) if "rounding" in line)
-    assert "diverge by 3.4e-03 in iteration 7" in note and "makes 3.0e-03 there" in note
-    assert not any("rounding" in line for line in tables.case_notes(case, 2))
 
 
 def test_the_page_has_the_machine_and_every_case(report, tmp_path):

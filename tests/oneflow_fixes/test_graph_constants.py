@@ -10,6 +10,8 @@ from oneflow import nn
 
 from libai.oneflow_fixes.job import passes
 
+pytestmark = pytest.mark.e2e
+
 
 class TwoLosses(toy.Classifier):
     """Means over different shapes, one of them a metric as well."""

@@ -12,6 +12,8 @@ from oneflow import nn
 from libai.models import GPT, MLP, ViT
 from libai.oneflow_fixes.job import passes
 
+pytestmark = pytest.mark.e2e
+
 
 class ReshapedWeight(toy.Classifier):
     """Idle operations on a weight, on an input, and on what only an output reads."""

@@ -9,7 +9,7 @@ from oneflow import nn
 from libai.oneflow_fixes.job import passes
 from libai.oneflow_fixes.job.job_edit import JobEdit
 
-pytestmark = pytest.mark.usefixtures("library")
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("library")]
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from marks import slow_but
 
 from libai.oneflow_fixes.job import passes
 from libai.oneflow_fixes.job.job_edit import JobEdit
-from libai.oneflow_fixes.job.updates import MAX_NUMBERS, join_updates
 
 OPTIMIZERS = {
     "sgd": ("sgd", lambda p: flow.optim.SGD(p, lr=0.1)),
@@ -24,7 +23,7 @@ OPTIMIZERS = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("library")
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("library")]
 
 
 def trained(build, max_norm=0.05, accumulation=1):
@@ -80,20 +79,6 @@ def test_the_comparison_would_see_another_bound():
     assert not np.array_equal(trained(build, 0.05)[0][0], trained(build, 0.051)[0][0])
 
 
-@pytest.mark.parametrize("build", [lambda p: flow.optim.AdamW(p, amsgrad=True), flow.optim.LAMB])
-def test_other_updates_stay_single(build):
-    _, ops = trained(build)
-    assert not any(kind.startswith("multi_tensor") for kind in ops)
-
-
 def test_oneflows_own_kernels_get_single_updates(kernels_off):
     _, ops = trained(OPTIMIZERS["adamw"][1])
     assert ops["adam_update"] == ops["scalar_mul_by_tensor"] == 4
-
-
-def test_large_parameters_stay_apart(monkeypatch):
-    """They are updated by several cores at once."""
-    assert MAX_NUMBERS > 64
-    monkeypatch.setattr(passes, "join_updates", lambda job: join_updates(job, max_numbers=20))
-    _, ops = trained(OPTIMIZERS["adamw"][1])
-    assert (ops["adam_update"], ops["multi_tensor_adam_update"]) == (2, 1)

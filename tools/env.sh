@@ -171,7 +171,7 @@ install() {
 
 if ! has "$core"; then
   choose_python
-  require_disk 6000   # 5.2 GB at most, measured: the downloads lie beside the unpacked packages until pip is done
+  require_disk 6500   # 5.7 GB seen while installing: the downloads lie beside the unpacked packages until pip is done
   rm -rf "$downloads" "$venv" && mkdir -p "$downloads" "$venv" && : > "$venv/.made-by-libai"
   say "making $venv with $("$base" --version) and oneflow 0.9.0"
   "$base" -m venv "$venv" >> "$log" 2>&1 || die "'$base -m venv' failed: $(tail -1 "$log") (On Debian and Ubuntu install python3.10-venv.)"

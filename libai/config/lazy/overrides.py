@@ -118,6 +118,8 @@ def _parse(text: str) -> _Change:
     name, equals, raw = text.partition("=")
     if text.startswith("-"):
         raise ConfigError(f"{text}: overrides are written key=value, without dashes: {text.lstrip('-')}")
+    if equals and text.startswith("~"):
+        raise ConfigError(f"{text}: a setting is removed without a value: {name}")
     if not equals and not text.startswith("~"):
         raise ConfigError(f"{text}: expected key=value, without spaces (to remove a setting: ~{text}).")
     mapping = None
@@ -273,11 +275,6 @@ def _delete(config: DictConfig, change: _Change) -> None:
         if schema.find(change.key) is not None:
             return  # not set, so its default holds already
         raise ConfigError(_unknown(config, change))
-    value = change.value
-    if value is not None and _raw_item(parent, name) != value:
-        raise ConfigError(
-            f"{change.text}: {change.key} is {_format(_raw_item(parent, name))}. To remove it: ~{change.key}"
-        )
     with flag_override(parent, ["struct", "readonly"], [False, False]):
         del parent[int(name) if isinstance(parent, ListConfig) else name]
 

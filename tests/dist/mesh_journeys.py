@@ -30,10 +30,19 @@ def leg(folder: Path, mesh: tuple[int, int, int], mode: str) -> list[float]:
 
     from libai.data import build_train_loader
     from libai.engine.trainer.checkpointer import TrainerCheckpointer
+    from libai.parallel import Mesh
 
     case = replace(plain(dropout=0.1), max_norm=CLIPPED)
     samples = {name: _joined(name) for name in mm.token_batches(1)[0]}
-    loader = build_train_loader(mm.Samples(samples), micro_batch_size=16, shuffle=False)
+    # the ranks of one data-parallel rank read the same samples
+    where = Mesh(*mesh)
+    loader = build_train_loader(
+        mm.Samples(samples),
+        micro_batch_size=16,
+        shuffle=False,
+        data_rank=where.data_rank,
+        num_data_ranks=where.data,
+    )
     trainer = build_trainer(Planned("journey", case, mesh, mode), loader)
     checkpointer = TrainerCheckpointer(trainer, folder)
     start = checkpointer.resume() or 0

@@ -10,7 +10,6 @@ from typing import Any
 from unittest import mock
 
 import oneflow as flow
-import toy
 from parity_cases import OPTIMIZERS, Case
 from parity_variants import ADAMW, MOMENTUM, SCHEDULES, VARIANTS, MeanOfMeans
 
@@ -60,7 +59,6 @@ def controls() -> Iterator[Planned]:
     yield control("mean of the ranks' means", whole, ("eager",), _no_trial_of_scope, trained_case=averaged)
     quarters = whole.with_(accumulation=2)
     yield control("mean of micro-batch means", quarters, trained_case=quarters.with_(model=MeanOfMeans))
-    yield control("ranks that read the same samples", whole, fault=_same_samples)
     yield control(
         "gradients of zeros for unreached parameters",
         VARIANTS["unused_adamw"],
@@ -81,15 +79,6 @@ def controls() -> Iterator[Planned]:
 def _no_trial_of_scope() -> AbstractContextManager[Any]:
     """Without it the model is found to mix its samples, and computed right with global tensors."""
     return mock.patch.object(BatchScope, "resolve", lambda *_: None)
-
-
-def _same_samples() -> AbstractContextManager[Any]:
-    def first_half(batch: Any, parts: int) -> Any:
-        pieces = split(batch, parts)
-        return [pieces[0]] * parts
-
-    split = toy.split
-    return mock.patch.object(toy, "split", first_half)
 
 
 @contextmanager

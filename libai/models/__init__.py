@@ -1,5 +1,6 @@
 """Model families as plain modules: no parallel code and no config object inside; a mesh reads their `plan`."""
 
+from libai.models.custom_graph import CustomGraph
 from libai.models.mlp import MLP
 from libai.models.text.bert import BERT, BERTClassifier, BERTEmbedder
 from libai.models.text.gpt import GPT

@@ -10,7 +10,6 @@ import toy
 
 from libai.config import LazyCall, LazyConfig, defaults
 from libai.engine.hooks import CallbackHook
-from libai.engine.setup.build import loss_scaling
 from libai.engine.setup.support import amp_dtype, check_supported
 from libai.engine.trainer import model_trainer
 from libai.engine.trainer.switching import switch_trainer
@@ -111,14 +110,6 @@ def test_a_static_scale_leaves_the_curve_as_it_is_and_no_update_out(mode):
     if mode == "graph":
         train_conf = trainer.graph._full_job_proto.job_conf.train_conf
         assert train_conf.loss_scale_factor == 1024.0 and not train_conf.HasField("dynamic_loss_scale_policy")
-
-
-def test_the_settings_reach_the_compiled_job():
-    words = ("train.amp.init_scale=1024", "train.amp.growth_factor=4")
-    config = run_config("true", "fp16", *words, "train.amp.growth_interval=7")
-    trainer, _ = scaled("graph", loss_scaling(config), iterations=1)
-    policy = trainer.graph._full_job_proto.job_conf.train_conf.dynamic_loss_scale_policy
-    assert (policy.initial_loss_scale, policy.multiplier, policy.increment_period) == (1024.0, 4.0, 7)
 
 
 @pytest.mark.e2e

@@ -133,13 +133,6 @@ def test_global_generators_go_on_where_they_were(mode, tmp_path):
     assert len(set(whole)) == 6
 
 
-def test_without_the_saved_state_the_draws_differ(tmp_path, monkeypatch):
-    """Negative control."""
-    monkeypatch.setattr(RandomStateHook, "load_state_dict", lambda *_: None)
-    whole = draws_of(tmp_path / "whole", [(0, 6)])
-    assert draws_of(tmp_path / "legs", [(0, 3), (3, 6)]) != whole
-
-
 def test_a_damaged_checkpoint_is_skipped_and_an_empty_folder_is_an_error(tmp_path, caplog):
     trainer = make()
     trainer.register_hooks([CheckpointHook(TrainerCheckpointer(trainer, tmp_path), period=2)])

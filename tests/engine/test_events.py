@@ -43,18 +43,6 @@ def fetched(scalars):
     return {name: value for name, (value, _) in storage.latest().items()}
 
 
-def test_real_tensors_come_to_the_host_in_one_transfer(monkeypatch):
-    tensors = {f"loss{i}": (flow.ones(2, 2) * i).sum() for i in range(4)}
-    tensors["with_grad"] = (flow.ones(1, requires_grad=True) * 7).sum()
-    tensors["one_element"] = flow.full((1, 1), 9.0)
-    transfers, original = [], flow.Tensor.numpy
-    monkeypatch.setattr(flow.Tensor, "numpy", lambda self: transfers.append(1) or original(self))
-    assert fetched(tensors) == {f"loss{i}": 4.0 * i for i in range(4)} | {"with_grad": 7.0, "one_element": 9.0}
-    assert len(transfers) == 1
-    fetched({"count": flow.tensor(3, dtype=flow.int64), **tensors})
-    assert len(transfers) == 3, "another dtype is another transfer"
-
-
 def test_a_tensor_of_several_elements_is_an_error_that_names_it():
     storage = EventStorage()
     storage.put_scalar("logits", flow.ones(3))

@@ -32,17 +32,6 @@ def assert_same_weights(a, b, rtol=1e-5):
         np.testing.assert_allclose(weights(b)[name], value, rtol=rtol, atol=1e-7, err_msg=name)
 
 
-def test_each_group_has_its_rate_and_its_weight_decay(mode):
-    def groups(model):
-        return two_groups(model, lr=0.0)
-
-    trainer = make_trainer(mode, toy.batches(3), groups)
-    before = weights(trainer)
-    trainer.train(0, 3)
-    for name, value in before.items():
-        assert np.array_equal(value, weights(trainer)[name]) == ("bias" in name)
-
-
 @pytest.mark.e2e
 def test_groups_decay_alike_in_both_modes():
     eager, graph = (make_trainer(mode, toy.batches(8), two_groups) for mode in ("eager", "graph"))

@@ -9,7 +9,6 @@ from libai.engine.hooks import CallbackHook, CheckpointHook, EvalHook, Iteration
 from libai.engine.log.writers import Writer
 from libai.engine.loop.trainer_base import StopTraining
 from libai.engine.loop.training_clock import TrainingClock
-from libai.engine.trainer.switching import switch_trainer
 
 
 class Recording(Writer):
@@ -129,20 +128,6 @@ def test_a_run_that_stops_between_two_log_points_counts_all_its_iterations(mode)
         clock, mode, CallbackHook(after_step=clock.pass_by(1.0)), CallbackHook(after_step=stop), period=4
     )
     assert (timer.throughput.total_iters, counted(timer)) == (5, 6.0)
-
-
-@pytest.mark.e2e
-def test_a_change_of_mode_is_no_time_of_training(mode):
-    """Neither the rebuilding nor the iterations before it are lost or counted twice."""
-    clock = FakeTime()
-    pause = CallbackHook(after_step=lambda trainer: trainer.loop.pause() if trainer.iter == 5 else None)
-    trainer, timer, _ = run_by(clock, mode, CallbackHook(after_step=clock.pass_by(1.0)), pause, iters=12, period=20)
-    clock.pass_by(50.0)()
-    other = switch_trainer(trainer, {"eager": "graph", "graph": "eager"}[mode])
-    clock.pass_by(50.0)()
-    other.train(other.iter, other.max_iter)
-    assert other.status == "finished" and other.mode != mode
-    assert (timer.throughput.total_iters, counted(timer), timer.first_seconds) == (10, 12.0, 2.0)
 
 
 # ------------------------------------------------------------------------------------------- the clock itself

@@ -11,7 +11,6 @@ import toy
 from oneflow import nn
 
 from libai.data import build_eval_loader
-from libai.engine.loop.metrics import StepResult, to_numbers
 from libai.evaluation import Evaluator, MeanLossEvaluator
 from libai.utils.errors import UserError
 
@@ -95,9 +94,3 @@ def test_uint16_tokens_are_taken(mode):
     """OneFlow 0.9.0 has no uint16; memory-mapped token files have."""
     batch = {"x": np.array([[65535]], np.uint16), "y": np.zeros(1)}
     assert make_trainer(mode).forward_pass.to_device(batch)["x"].dtype == flow.int32
-
-
-def test_a_loss_that_a_micro_batch_lacks_is_0_there():
-    losses = [{"a": flow.tensor(1.0)}, {"a": flow.tensor(3.0), "b": flow.tensor(4.0)}, {"a": flow.tensor(5.0)}]
-    (numbers,) = to_numbers([StepResult.of(losses, [{}, {}, {}], [0.25, 0.5, 0.25])], ranks_see_parts=False)
-    assert numbers == {"train/loss": 5.0, "train/a": 3.0, "train/b": 2.0}

@@ -10,9 +10,7 @@ from oneflow import nn
 
 from libai.engine import NonFiniteLoss
 from libai.engine.hooks import CallbackHook
-from libai.engine.trainer.snapshot import Snapshot
 from libai.scheduler import WarmupCosineLR
-from libai.utils.errors import UserError
 
 
 class Log(nn.Module):
@@ -167,17 +165,6 @@ def test_without_the_copy_the_error_still_names_the_iteration(mode):
         trainer.train(0, 8)
 
 
-def test_a_copy_that_cannot_be_put_back_is_refused():
-    class Bare:
-        def step(self):
-            pass
-
-    net = toy.Classifier()
-    with pytest.raises(UserError, match="keeps_copy=True undoes updates.*Give the schedule state_dict"):
-        toy.trainer_of("eager", net, [], toy.optimizer_of("sgd", net), lr_scheduler=Bare(), keeps_copy=True)
-    toy.trainer_of("eager", net, [], toy.optimizer_of("sgd", net), lr_scheduler=Bare())  # negative control
-
-
 @pytest.mark.e2e
 def test_a_run_that_is_always_bad_gives_up(mode):
     trainer = build(mode, data_with_a_bad_batch(30, range(3, 30)), "skip")
@@ -196,24 +183,3 @@ def test_a_sound_run_is_not_touched_by_the_guard(mode):
         curves.append(toy.record_losses(trainer))
         trainer.train(0, 120)
     assert curves[0] == curves[1]
-
-
-@pytest.mark.e2e
-def test_a_copy_of_the_graphs_state_is_that_of_its_moment():
-    """OneFlow orders launches of a graph and operations on its optimizer state in no way; large tensors show it."""
-    flow.manual_seed(0)
-    net = Wide()
-    trainer = toy.trainer_of("graph", net, toy.batches(40), toy.optimizer_of("adamw", net))
-    trainer.train(0, 2)
-    for batch in toy.batches(8, seed=1):
-        expected = {name: t.numpy().copy() for name, t in trainer.optimizer_state.export()[0].items()}
-        copied = Snapshot.of(trainer)
-        first = trainer.update([batch])  # must not write into what is being copied
-        copied.restore(trainer)
-        second = trainer.update([batch])  # must not read what is being written back
-        copied.restore(trainer)
-        for name, tensor in trainer.optimizer_state.export()[0].items():
-            assert np.array_equal(tensor.numpy(), expected[name]), name
-        losses = [trainer.collect([result])[0]["train/loss"] for result in (first, second)]
-        assert losses[0] == losses[1]
-        trainer.update([batch])

@@ -81,14 +81,6 @@ def test_a_failure_in_the_background_is_raised_once_at_the_next_call(tmp_path, m
     assert checkpoint.verify(tmp_path / "iter_0000003") == []
 
 
-def test_retention_runs_after_each_write(tmp_path):
-    checkpointer = AsyncCheckpointer(tmp_path, after_write=lambda path: checkpoint.prune(path.parent, 2))
-    for iteration in range(5):
-        checkpointer.save(iteration, {"model": {}}, {})
-    checkpointer.close()
-    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["iter_0000003", "iter_0000004"]
-
-
 def test_what_cannot_be_saved_is_refused_on_the_spot(tmp_path):
     checkpointer = AsyncCheckpointer(tmp_path)
     with pytest.raises(CheckpointError, match=r"\$\.x is nan"):

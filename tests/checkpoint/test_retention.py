@@ -41,7 +41,6 @@ def test_damaged_ones_are_skipped_with_their_reasons(root):
     ("arguments", "left"),
     [
         ({"max_to_keep": 2}, [4, 5]),
-        ({"max_to_keep": 9}, [1, 2, 3, 4, 5]),
         ({"max_to_keep": None}, [1, 2, 3, 4, 5]),
         ({"max_to_keep": 1, "protect": ["iter_0000003"]}, [3, 5]),
     ],

@@ -86,13 +86,6 @@ def test_a_hostile_file_is_an_error(name, tmp_path):
         open_safetensors(path)
 
 
-def test_control_the_same_reader_takes_a_good_file(tmp_path):
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(_file({"a": _entry([1], [0, 4]), "b": _entry([], [4, 8])}, np.array([1, 2], "<f4").tobytes()))
-    loaded = open_safetensors(path)
-    assert loaded["a"].tolist() == [1] and loaded["b"] == 2
-
-
 @given(st.binary(max_size=200))
 def test_no_bytes_at_all_give_another_error(data):
     for content in (data, _file(data)):

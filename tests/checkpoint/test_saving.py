@@ -43,15 +43,6 @@ def test_arrays_of_any_memory_layout_are_saved_by_value(tmp_path):
         assert np.array_equal(loaded[name], array), name
 
 
-def test_saving_an_iteration_again_replaces_it(tmp_path):
-    for value in (1.0, 2.0):
-        checkpoint.save(tmp_path, 7, {"model": {"a": np.full(3, value)}}, {"value": value})
-    assert [path.name for path in tmp_path.iterdir()] == ["iter_0000007"]
-    loaded = checkpoint.load(tmp_path / "iter_0000007")
-    assert loaded.state == {"value": 2.0} and loaded.tensors["model"]["a"][0] == 2.0
-    assert loaded.verify() == []
-
-
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

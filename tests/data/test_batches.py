@@ -70,15 +70,6 @@ def test_a_failing_get_batch_names_the_samples():
         BatchReader(InMemoryDataset(x=np.zeros(3))).read(np.array([0, 9]))
 
 
-def test_a_user_error_in_the_dataset_stays_one():
-    class Picky(ListDataset):
-        def __getitem__(self, index):
-            raise DataError("file gone")
-
-    with pytest.raises(DataError, match="sample 0 of Picky failed: file gone"):
-        BatchReader(Picky(1)).read(np.arange(1))
-
-
 @pytest.mark.parametrize(
     ("arrays", "text"),
     [({}, "no arrays"), ({"x": np.zeros(3), "y": np.zeros(2)}, r"'x': \(3,\), 'y': \(2,\)"), ({"x": 3}, "first axis")],

@@ -17,17 +17,6 @@ def write_done(folder):
     (folder / "done").write_text("x")
 
 
-def test_a_failing_writer_leaves_nothing(tmp_path):
-    def write(folder):
-        write_done(folder)
-        raise RuntimeError("stopped")
-
-    with pytest.raises(RuntimeError, match="stopped"):
-        prepare_once(tmp_path / "data", is_complete, write)
-    assert [path.name for path in tmp_path.iterdir()] == [".data.lock"]
-    assert is_complete(prepare_once(tmp_path / "data", is_complete, write_done)), "the lock was released"
-
-
 def test_damaged_data_and_leftovers_of_a_killed_process_are_replaced(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "half").write_text("x")

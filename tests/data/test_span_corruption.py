@@ -36,15 +36,6 @@ def restored(sample: dict[str, np.ndarray]) -> list[int]:
     return [t for token in inputs for t in (spans[token] if token >= 1000 else [token])]
 
 
-def test_the_spans_and_the_rest_are_the_text() -> None:
-    dataset = SpanCorruption(Tokens(), **SENTINELS)
-    assert (dataset.num_missing, dataset.num_spans) == (9, 3)
-    for index in range(len(dataset)):
-        sample = dataset[index]
-        assert sample["input_ids"].shape == (60 - 9 + 3 + 1,) and sample["labels"].shape == (9 + 3 + 1,)
-        assert restored(sample) == Tokens()[index]["input_ids"].tolist()
-
-
 def test_a_visit_has_other_spans_of_the_same_texts() -> None:
     dataset = SpanCorruption(Tokens(), **SENTINELS)
     batch = dataset.get_batch(np.arange(50))

@@ -37,16 +37,6 @@ def documents_of(folder, split):
     return {name: bytes(tokens[start : end - 1].astype(np.uint8)) for name, start, end in cuts}
 
 
-def test_a_copied_file_cannot_be_in_both(corpus, cache):
-    for i in range(20):
-        (corpus / f"copy{i}.txt").write_bytes((corpus / "0.txt").read_bytes())
-    (corpus / "empty.txt").write_text("")
-    folder = prepare_tokens(f"{corpus}/**/*.txt", validation_fraction=0.5, cache_dir=cache)
-    train, validation = documents_of(folder, "train"), documents_of(folder, "validation")
-    assert len(train) + len(validation) == 20
-    assert not set(train.values()) & set(validation.values())
-
-
 def test_changed_files_and_options_are_prepared_anew(corpus, cache):
     folders = [prepare_tokens(f"{corpus}/**/*.txt", cache_dir=cache)]
     folders.append(prepare_tokens(f"{corpus}/**/*.txt", validation_fraction=0.3, cache_dir=cache))

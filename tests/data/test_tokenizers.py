@@ -9,14 +9,6 @@ from libai.data import BPETokenizer, ByteTokenizer, DataError, load_tokenizer
 TEXTS = ["def f(x):\r\n\treturn x  # é 漢字\n", "", " leading space\n\n"]
 
 
-@pytest.fixture
-def files(tmp_path):
-    paths = [tmp_path / f"{i}.txt" for i in range(3)]
-    for path, text in zip(paths, TEXTS):
-        path.write_bytes(text.encode() * 20)
-    return paths
-
-
 def trained(vocab_size):
     return BPETokenizer.train([text * 20 for text in TEXTS], vocab_size)
 

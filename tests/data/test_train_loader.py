@@ -1,6 +1,5 @@
 """The training loader: the same global batches for any layout, exact resume, errors at the right place."""
 
-import threading
 import time
 
 import numpy as np
@@ -19,14 +18,12 @@ def take(loader, count):
     return [next(loader)["x"].tolist() for _ in range(count)]
 
 
-def global_batches(num_samples, micro, ranks, accumulation, iterations, start=0, **options):
+def global_batches(num_samples, micro, ranks, accumulation, iterations, **options):
     """Per iteration the samples of all ranks and micro-steps, sorted."""
     loaders = [
         build_train_loader(numbers(num_samples), micro_batch_size=micro, data_rank=r, num_data_ranks=ranks, **options)
         for r in range(ranks)
     ]
-    for loader in loaders:
-        loader.load_state_dict({"consumed_samples": start})
     batches = []
     for _ in range(iterations):
         batches.append(sorted(x for _ in range(accumulation) for loader in loaders for x in next(loader)["x"].tolist()))
@@ -46,11 +43,11 @@ PROOF = 5  # more micro-batches than it takes to prove that reading is slow
 
 
 class SlowDataset:
-    """Slow enough for the loader to read ahead after `PROOF` batches, and remembers what was read, by which threads."""
+    """Slow enough for the loader to read ahead after `PROOF` batches, and remembers what was read."""
 
     def __init__(self, count, seconds=0.02, broken=()):
         self.count, self.seconds, self.broken = count, seconds, set(broken)
-        self.read, self.threads = [], set()
+        self.read = []
 
     def __len__(self):
         return self.count
@@ -58,14 +55,9 @@ class SlowDataset:
     def __getitem__(self, index):
         time.sleep(self.seconds)
         self.read.append(index)
-        self.threads.add(threading.current_thread().name)
         if index in self.broken:
             raise OSError("disk gone")
         return {"x": index}
-
-
-def libai_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("libai-")]
 
 
 @pytest.mark.parametrize(("num_workers", "prefetch"), [(0, 0), (0, 3), (3, 0), (3, 2)])
@@ -97,21 +89,6 @@ def test_only_delivered_batches_count_as_consumed():
     loader.close()
 
 
-def test_reading_ahead_leaves_no_thread_behind():
-    loader = build_train_loader(SlowDataset(10), micro_batch_size=1, prefetch=2)
-    take(loader, PROOF)
-    assert len(libai_threads()) == 1
-    loader.close()
-    assert libai_threads() == []
-    take(loader, PROOF)
-    assert len(libai_threads()) == 1, "iterating again starts again"
-    del loader
-    deadline = time.monotonic() + 60
-    while libai_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert libai_threads() == [], "a dropped loader ends its thread"
-
-
 @pytest.mark.parametrize(("num_workers", "prefetch"), [(0, 0), (0, 2), (2, 2)])
 def test_a_failing_sample_is_named_where_its_batch_would_have_come(num_workers, prefetch):
     first = 3 * PROOF
@@ -126,12 +103,6 @@ def test_a_failing_sample_is_named_where_its_batch_would_have_come(num_workers, 
     again = [x - first for batch in take(loader, 2) for x in batch]
     assert again == [6, 7, 8, 9, 10, 11], "the same samples are read again, none is skipped"
     loader.close()
-
-
-def test_a_micro_batch_larger_than_the_dataset_wraps():
-    loader = build_train_loader(numbers(3), micro_batch_size=8, shuffle=False)
-    assert take(loader, 2) == [[0, 1, 2, 0, 1, 2, 0, 1], [2, 0, 1, 2, 0, 1, 2, 0]]
-    assert loader.samples_per_epoch == 3
 
 
 def test_augmentation_follows_the_stream_not_the_layout():

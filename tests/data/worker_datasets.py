@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import numpy as np
 
 
 class Squares:
-    """`x` is the index and `y` its square; some samples end the process, raise, or take long."""
+    """`x` is the index and `y` its square; some samples end the process or raise."""
 
-    def __init__(self, count=40, dies_at=None, raises_at=None, slow_at=None):
-        self.count, self.dies_at, self.raises_at, self.slow_at = count, dies_at, raises_at, slow_at
+    def __init__(self, count=40, dies_at=None, raises_at=None):
+        self.count, self.dies_at, self.raises_at = count, dies_at, raises_at
 
     def __len__(self):
         return self.count
@@ -23,8 +22,6 @@ class Squares:
             os.kill(os.getpid(), signal.SIGKILL)
         if index == self.raises_at:
             raise KeyError("no such file")
-        if index == self.slow_at:
-            time.sleep(60)
         return {"x": np.float32(index), "y": index * index, "pid": os.getpid()}
 
 

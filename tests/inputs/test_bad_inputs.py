@@ -117,13 +117,6 @@ def test_help_behind_config_and_procs_is_shown(worker):
 
 
 @pytest.mark.e2e
-def test_a_reader_that_has_seen_enough_is_no_error(worker):
-    command = f"bash {jobs.TRAIN_SH} {jobs.TRAIN_NET} user_config.py 1 --print-config | true; exit ${{PIPESTATUS[0]}}"
-    result = jobs.run(["bash", "-c", command], cwd=worker.folder)
-    assert result.returncode == 0 and not result.errors, result
-
-
-@pytest.mark.e2e
 @pytest.mark.launch
 @pytest.mark.parametrize(
     "override, text",

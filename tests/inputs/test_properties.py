@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from libai import checkpoint
-from libai.checkpoint.manifest import checkpoint_name
 from libai.config import ConfigError, LazyCall, LazyConfig, defaults, solve_batch_sizes, validate
 from libai.config.settings.coercion import OBJECTS
 from libai.config.settings.schema import all_paths
-from libai.data import ByteTokenizer, DataError
 from libai.data.loading.sampling import DataLayout, SampleStream
-from libai.data.text.token_files import open_tokens, read_index, write_token_files
 
 pytestmark = pytest.mark.e2e
 
@@ -146,89 +138,3 @@ def test_batch_sizes_multiply_out_or_are_refused(micro, total, steps, ranks):
     assert solved.micro * solved.accumulation * ranks == solved.global_
     for given_size, found in ((micro, solved.micro), (total, solved.global_), (steps, solved.accumulation)):
         assert given_size in (None, found)
-
-
-# ---------------------------------------------------------------------------------------------------- checkpoints
-
-
-@drawn(40)
-@given(
-    st.sets(st.integers(1, 40), min_size=1, max_size=6),
-    st.none() | st.integers(1, 5),
-    st.data(),
-)
-def test_pruning_keeps_what_it_promises(tmp_path, iterations, max_to_keep, data):
-    root = tmp_path / "root"
-    shutil.rmtree(root, ignore_errors=True)
-    for iteration in sorted(iterations):
-        checkpoint.save(root, iteration, {"model": {"a": np.zeros(1, np.float32)}}, {})
-    damaged = data.draw(st.sets(st.sampled_from(sorted(iterations)), max_size=3))
-    for iteration in damaged:
-        (root / checkpoint_name(iteration) / "trainer.json").unlink()
-    protected = data.draw(st.sampled_from(sorted(iterations)))
-    checkpoint.prune(root, max_to_keep, protect=[checkpoint_name(protected)])
-    left = {checkpoint.iteration_of(path.name) for path in checkpoint.list_checkpoints(root)}
-    newest = sorted(iterations)[-max_to_keep:] if max_to_keep else sorted(iterations)
-    sound = iterations - damaged
-    must_stay = {*newest, protected, *([max(sound)] if sound else iterations)}
-    assert left == must_stay
-
-
-NAMES = st.text(st.sampled_from(list("iter_0123456789.best tmp~-é")), min_size=1, max_size=14)
-
-
-# ---------------------------------------------------------------------------------------------------- token files
-
-
-def written(folder: Path, documents: list[bytes]) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    sources = []
-    for number, content in enumerate(documents):
-        (folder / f"source{number}").write_bytes(content)
-        sources.append((f"source{number}", folder / f"source{number}"))
-    write_token_files(folder, ByteTokenizer(), {"train": sources})
-    return folder
-
-
-DOCUMENTS = st.lists(st.binary(max_size=30), min_size=1, max_size=4)
-
-
-@drawn(60)
-@given(DOCUMENTS)
-def test_token_files_are_read_back(tmp_path, documents):
-    folder = written(tmp_path / "tokens", documents)
-    tokens = open_tokens(folder, "train", read_index(folder))
-    expected = [token for document in documents for token in (*document.decode("utf-8", "replace").encode(), 256)]
-    assume(all(document.decode("utf-8", "replace").encode() == document for document in documents))
-    assert tokens.tolist() == expected
-
-
-@drawn(80)
-@given(DOCUMENTS, st.data())
-def test_damaged_token_files_are_refused(tmp_path, documents, data):
-    folder = written(tmp_path / "tokens", documents)
-    file = folder / "train.bin"
-    content = bytearray(file.read_bytes())
-    at = data.draw(st.integers(0, len(content) - 1))
-    if data.draw(st.booleans()):
-        content[at] ^= data.draw(st.integers(1, 255))
-        file.write_bytes(content)
-        message = "is damaged"
-    else:
-        file.write_bytes(content[:at])
-        message = "has .* bytes where"
-    with pytest.raises(DataError, match=message):
-        open_tokens(folder, "train", read_index(folder))
-
-
-@drawn(80)
-@given(st.data())
-def test_a_damaged_index_is_refused_or_says_the_same(tmp_path, data):
-    folder = written(tmp_path / "tokens", [b"abc", b"de"])
-    file, sound = folder / "index.json", read_index(folder)
-    content = bytearray(file.read_bytes())
-    at = data.draw(st.integers(0, len(content) - 1))
-    file.write_bytes(content[:at] if data.draw(st.booleans()) else content[:at] + b"\xff" + content[at + 1 :])
-    with pytest.raises(DataError):
-        assert read_index(folder) != sound

@@ -21,11 +21,6 @@ class Net(nn.Module):
         return {"losses": {"cls": nn.functional.cross_entropy(self.b(self.a(x)), y)}}
 
 
-class TypedNet(Net):
-    def __init__(self, width: int = 4, name: str = "net"):
-        super().__init__(width)
-
-
 class NoParameters(nn.Module):
     def forward(self, x, y):
         return {"losses": {"cls": x.mean()}}
@@ -83,12 +78,6 @@ class NoForward(nn.Module):
     def __init__(self):
         super().__init__()
         self.a = nn.Linear(8, 4)
-
-
-class IntegerWeights(Net):
-    def __init__(self):
-        super().__init__()
-        self.register_parameter("steps", nn.Parameter(flow.zeros(2, dtype=flow.int64), requires_grad=False))
 
 
 class NotAModule:
@@ -171,10 +160,6 @@ def text():
 
 def numbers():
     return [1, 2, 3]
-
-
-def texts():
-    return ["a", "b"]
 
 
 def unequal():

@@ -33,11 +33,11 @@ def compared(capsys, *words) -> list[list[str]]:
 
 
 class Page(HTMLParser):
-    """The text of a page, what it refers to, and its curves; every element that is opened is closed."""
+    """The text of a page, and what it refers to; every element that is opened is closed."""
 
     def __init__(self, path):
         super().__init__()
-        self.words, self.links, self.strokes, self._open = [], [], [], []
+        self.words, self.links, self._open = [], [], []
         self.feed(path.read_text())
         assert self._open == []
 
@@ -50,9 +50,6 @@ class Page(HTMLParser):
 
     def handle_startendtag(self, tag, attributes):
         self.handle_starttag(tag, attributes)
-        found = dict(attributes)
-        if "stroke-dasharray" in found:
-            self.strokes.append((found["d"], found["stroke"], found["stroke-dasharray"]))
         self._open.pop()
 
     def handle_endtag(self, tag):
@@ -105,16 +102,6 @@ def test_the_page_holds_everything_and_refers_to_nothing(tmp_path):
     for word in ("train/loss", "iteration", f" {a}", "<script>alert(1)</script>", "finished"):
         assert word in found.words, word
     assert "nan" not in page.read_text()
-
-
-def test_equal_curves_are_seen_as_two(tmp_path):
-    runs = [make_run(tmp_path / name, losses=[1.0 / (i + 1) for i in range(4000)]) for name in "ab"]
-    page = tmp_path / "page.html"
-    compare.run([*runs, "-o", str(page)])
-    (first, *style), (second, *other) = Page(page).strokes[-2:]
-    assert first == second and style != other
-    assert style[1] == "none" and other[1] == "7 5"  # the dashes leave the line below visible
-    assert len(page.read_text()) < 60_000  # a long curve is thinned
 
 
 @pytest.mark.parametrize(

@@ -1,30 +1,15 @@
 """`libai.launch` and `tools/train.sh`: what is asked for, what the ranks get, and that they end together."""
 
 import re
-import subprocess
 import time
 
 import pytest
-from launched import ROOT, Script, make_environment
+from launched import Script
 
 from libai.launch import request
 from libai.utils.errors import UserError
 
 # ------------------------------------------------------------------------------------------- the command line
-
-
-@pytest.mark.parametrize(
-    "arguments", [[], ["tools/train_net.py"], ["tools/train_net.py", "configs/x.py"], ["a.py", "b.py", "two"]]
-)
-def test_wrong_words_are_one_error_before_anything_is_set_up(arguments, tmp_path):
-    # no environment may be made for this: VENV would be
-    command = ["bash", str(ROOT / "tools" / "train.sh"), *arguments]
-    environment = {**make_environment(), "NO_VENV": "0", "VENV": str(tmp_path / "venv")}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
-    assert result.returncode == 2 and result.stdout == ""
-    assert result.stderr.startswith("error: ") and result.stderr.count("error:") == 1
-    assert "FILE CONFIG PROCS" in result.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 def read_job(script: Script, processes: str = "2", **environment: str):
@@ -35,18 +20,14 @@ def read_job(script: Script, processes: str = "2", **environment: str):
     ("processes", "environment", "text"),
     [
         ("0", {}, "PROCS is '0'; it must be the number of processes on this machine"),
-        ("-1", {}, "PROCS is '-1'"),
         ("2", {"NODE": "two"}, "NODE is 'two'; it must be the number of machines"),
         ("2", {"NODE": "2"}, "NODE=2 and NODE_RANK='': each machine needs its own number, 0 (the one at ADDR) to 1"),
         ("2", {"NODE": "2", "NODE_RANK": "2"}, "NODE=2 and NODE_RANK='2'"),
         ("2", {"NODE": "2", "NODE_RANK": "0"}, "NODE=2 with ADDR=127.0.0.1: that is every machine's own address"),
-        ("2", {"NODE": "2", "NODE_RANK": "0", "ADDR": "localhost"}, "with ADDR=localhost: that is every"),
         ("2", {"NODE": "2", "NODE_RANK": "0", "ADDR": "no.invalid"}, "ADDR=no.invalid cannot be resolved"),
         ("2", {"NODE": "2", "NODE_RANK": "0", "ADDR": "192.0.2.1"}, "ADDR=192.0.2.1 is not an address of this machine"),
         ("2", {"ADDR": "192.0.2.1"}, "ADDR=192.0.2.1 is not an address of this machine, and with NODE=1 all processes"),
-        ("2", {"ADDR": "no.invalid"}, "ADDR=no.invalid cannot be resolved"),
         ("2", {"PORT": "abc"}, "PORT is 'abc'; it must be a whole number from 1 to 65535"),
-        ("2", {"PORT": "70000"}, "PORT is '70000'"),
     ],
 )
 def test_what_cannot_be_is_one_error(script, processes, environment, text):
@@ -202,13 +183,6 @@ def test_a_killed_rank_ends_the_job_and_is_named(script):
 
 
 @pytest.mark.e2e
-def test_ranks_that_ignore_sigterm_are_killed(script):
-    program = script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif rank == 1: sys.exit(1)\ntime.sleep(60)")
-    assert program.run().returncode == 1
-    assert program.survivors() == []
-
-
-@pytest.mark.e2e
 def test_what_a_rank_has_started_ends_with_a_failed_job(script):
     program = script("""
         import subprocess
@@ -248,20 +222,6 @@ def test_ranks_do_not_outlive_a_killed_launcher(script):
     process.kill()
     process.communicate()
     assert program.survivors() == []
-
-
-# ------------------------------------------------------------------------------------------------- preflight
-
-
-@pytest.mark.e2e
-def test_a_misspelt_key_costs_one_line_and_no_rank(tmp_path):
-    words = ["tools/train_net.py", "configs/mlp_digits.py", "2", "train.trian_iter=5"]
-    command = ["bash", str(ROOT / "tools" / "train.sh"), *words]
-    result = subprocess.run(command, cwd=tmp_path, env=make_environment(), capture_output=True, text=True, timeout=60)
-    said = [line for line in result.stderr.splitlines() if "train_iter" in line]
-    assert result.returncode == 2 and len(said) == 1 and said[0].startswith("error: train.trian_iter")
-    assert "Traceback" not in result.stderr and "launch:" not in result.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------------------------------------- with oneflow

@@ -33,13 +33,10 @@ def same(first, second):
 )
 def test_a_sign_says_which_way_the_metric_is_better(metric, choose, tmp_path):
     """fastNLP's `-loss`. What is best does not depend on the mode; the next test has both."""
-    run = contract_runs.make_run(tmp_path, "eager", *WILD, f"train.evaluation.eval_metric={metric}")
-    result = run.train()
+    result = contract_runs.make_run(tmp_path, "eager", *WILD, f"train.evaluation.eval_metric={metric}").train()
     values = jobs.read_column(tmp_path, f"eval/{metric.lstrip('+-')}")
     best = choose(values, key=values.get)
     assert (result.metric, result.best, result.best_iter) == (metric.lstrip("+-"), values[best], best)
-    assert result.best_metrics[result.metric] == result.best and len(result.best_metrics) > 1
-    assert result.best_epoch == best / run.plan.iters_per_epoch and result.seconds > 0
 
 
 def test_train_returns_its_result_and_the_summary_has_it(mode, tmp_path):
@@ -77,14 +74,3 @@ def test_links_lead_to_the_last_and_the_best_checkpoint(mode, tmp_path):
     for name, path in (("last", result.last_path), ("best", result.best_path)):
         assert (tmp_path / name).is_symlink() and (tmp_path / name).resolve() == path.resolve()
         assert checkpoint.verify(tmp_path / name) == []
-
-    again = contract_runs.make_run(tmp_path, mode, f"train.load_weight={tmp_path}/best", "train.train_iter=1")
-    assert same(
-        {name: np.asarray(t) for name, t in checkpoint.load(result.best_path).tensors["model"].items()},
-        weights(again),
-    )
-    again.train()  # the earlier run is moved aside, with its links; this one has no metric
-    assert (tmp_path / "last").resolve().name == "iter_0000001" and not (tmp_path / "best").is_symlink()
-    (earlier,) = (tmp_path / "previous").iterdir()
-    assert (earlier / "best").resolve() == (earlier / "checkpoints" / result.best_path.name).resolve()
-    assert checkpoint.verify(earlier / "best") == []

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from libai.config import ConfigError
-from libai.data import SampleError
-from libai.engine.hooks import CallbackHook
 
 pytestmark = pytest.mark.e2e
 
@@ -21,20 +19,6 @@ def test_worker_processes_give_the_same_curve_and_resume_exactly(mode, tmp_path)
     contract_runs.make_run(tmp_path / "half", mode, *PROCESSES).trainer.train(0, 4)
     contract_runs.train(tmp_path / "half", mode, *PROCESSES, resume=True)
     assert jobs.read_column(tmp_path / "half") == jobs.read_column(tmp_path / "plain")
-
-
-def test_a_worker_that_dies_ends_the_run_with_its_reason(mode, tmp_path):
-    run = contract_runs.make_run(tmp_path, mode, *PROCESSES, "dataloader.train.prefetch=0")
-
-    def kill(trainer):
-        if trainer.iter == 2:
-            workers = run.train_loader._steps._reader._workers._workers
-            workers[0][0].kill()
-
-    run.trainer.register_hooks([CallbackHook(after_step=kill)])
-    with pytest.raises(SampleError, match="a worker process that reads InMemoryDataset has ended by SIGKILL"):
-        run.train()
-    assert run.trainer.status == "failed"
 
 
 class MeanTopScore:

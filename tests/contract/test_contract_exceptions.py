@@ -6,9 +6,7 @@ import contract_runs
 import jobs
 import pytest
 
-from libai.cli import train_net
 from libai.config import ConfigError, validate
-from libai.engine import Run, TrainResult
 from libai.engine.hooks import CallbackHook
 from libai.utils.errors import UserError
 
@@ -49,14 +47,6 @@ def test_a_run_that_returns_after_a_failure_saves_says_so_and_resumes(mode, tmp_
     assert "planted" in (tmp_path / "failing" / "log.txt").read_text()
     contract_runs.train(tmp_path / "failing", mode, *SHORT, resume=True)
     assert jobs.read_column(tmp_path / "failing") == jobs.read_column(tmp_path / "plain")
-
-
-@pytest.mark.parametrize(("status", "code"), [("failed", 1), ("finished", 0)])
-def test_the_training_command_tells_a_failure_by_its_exit_code(status, code, tmp_path, monkeypatch):
-    monkeypatch.setattr(Run, "train", lambda self: TrainResult(status, 1.0, 3))
-    config = str(jobs.ROOT / "configs" / "mlp_digits.py")
-    monkeypatch.setattr("sys.argv", ["train_net.py", config, f"train.output_dir={tmp_path}"])
-    assert train_net.main() == code
 
 
 def test_by_default_and_for_a_users_mistake_the_error_rises(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import toy
 
-from libai.engine.run.find_lr import LRCurve, find_lr, find_lr_of_run
+from libai.engine.run.find_lr import find_lr, find_lr_of_run
 from libai.engine.trainer.options import TrainOptions
 from libai.utils.errors import UserError
 
@@ -52,35 +52,6 @@ def test_it_stops_when_the_loss_diverges(mode):
     assert 1e-3 < curve.valley < curve.lrs[-1]
     with pytest.raises(UserError, match=r"diverged after \d updates.*Begin below 1e\+08"):
         find_lr(trainer, 1e8, 1e12, 20)
-
-
-def test_the_groups_keep_their_ratio(mode):
-    """The second group has half the rate of the first; the schedule, which would change both, stands still."""
-    model = toy.Classifier()
-    optimizer = toy.optimizer_of("sgd", model)
-    rates = []
-
-    class Schedule:
-        def step(self):
-            raise AssertionError("the schedule moved")
-
-    trainer = toy.trainer_of(mode, model, toy.batches(12), optimizer, lr_scheduler=Schedule())
-    trainer.prepare()
-    update = trainer.update
-    trainer.update = lambda batches: rates.append([g["lr"] for g in optimizer.param_groups]) or update(batches)
-    curve = find_lr(trainer, 1e-4, 1e-2, 10)
-    assert [first for first, _ in rates] == pytest.approx(curve.lrs)
-    assert [first / second for first, second in rates] == pytest.approx([2.0] * 10)
-
-
-def test_suggestions_of_a_known_curve():
-    """A loss that falls as a sigmoid of the logarithm and then rises: steepest is its middle."""
-    lrs = np.geomspace(1e-6, 1.0, 61)
-    position = np.log10(lrs)
-    losses = 1 / (1 + np.exp(4 * (position + 3))) + np.where(position > -1, position + 1, 0.0)
-    curve = LRCurve(lrs.tolist(), losses.tolist(), has_diverged=False)
-    assert curve.steepest == pytest.approx(1e-3, rel=0.2)
-    assert 1e-4 < curve.valley < 1e-2
 
 
 def test_what_cannot_be_is_refused(mode):

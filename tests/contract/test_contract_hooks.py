@@ -146,17 +146,6 @@ def test_after_train_runs_for_every_hook_when_training_fails(mode, caplog):
     assert "a hook failed in after_train" in caplog.text
 
 
-def test_hook_state_is_saved_and_restored(mode):
-    trainer = make_trainer(mode)
-    trainer.register_hooks([Counter()])
-    trainer.train(0, 3)
-    other, hook = make_trainer(mode), Counter()
-    other.register_hooks([hook])
-    other.load_state_dict(trainer.state_dict())
-    assert hook.count == 3
-    assert other.iter == other.completed_iters == 3
-
-
 def test_state_of_a_hook_that_is_gone_is_a_warning(mode, caplog):
     trainer = make_trainer(mode)
     trainer.register_hooks([Counter()])
@@ -175,16 +164,3 @@ def test_two_hooks_of_one_class_both_keep_their_state(mode):
     other.register_hooks(hooks)
     other.load_state_dict(trainer.state_dict())
     assert [hook.count for hook in hooks] == [2, 20]
-
-
-def test_a_hook_of_plain_functions(mode):
-    trainer, seen = make_trainer(mode), []
-    hook = CallbackHook(
-        before_train=lambda t: seen.append("begin"),
-        after_step=lambda t: seen.append(t.iter),
-        after_train=lambda t: seen.append(t.status),
-        every=2,
-    )
-    trainer.register_hooks([hook])
-    trainer.train(0, 4)
-    assert seen == ["begin", 1, 3, "finished"]

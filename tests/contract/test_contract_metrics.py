@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 
 import contract_runs
 import jobs
@@ -14,9 +13,8 @@ import toy
 from oneflow import nn
 
 from libai.engine import NonFiniteLoss
-from libai.engine.hooks import CheckpointHook, WriterHook
+from libai.engine.hooks import WriterHook
 from libai.engine.log.writers import AsyncWriter, Writer
-from libai.engine.loop.metrics import MAX_PENDING_RESULTS
 
 
 class TwoLosses(nn.Module):
@@ -33,16 +31,15 @@ class TwoLosses(nn.Module):
 
 
 class Recording(Writer):
-    """Keeps the records and the name of the thread that wrote them."""
+    """Keeps the records."""
 
     def __init__(self, fails_at=None):
-        self.records, self.threads, self.fails_at = [], set(), fails_at
+        self.records, self.fails_at = [], fails_at
 
     def write(self, record):
         if record.iter == self.fails_at:
             raise OSError("disk full")
         self.records.append(record)
-        self.threads.add(threading.current_thread().name)
 
 
 def make_trainer(mode, loader=None, model=None, optimizer="adamw", **options):
@@ -77,24 +74,6 @@ def test_every_component_is_differentiated_whatever_its_name(mode):
     assert np.abs(trainer.model.a.weight.numpy() - before).max() > 1e-4
 
 
-def test_the_same_config_makes_the_same_iterations_in_both_modes(tmp_path):
-    """LiBai made 40 iterations eagerly for 10 compiled ones under accumulation (defect 3)."""
-    options = ("train.num_accumulation_steps=2", "train.train_iter=6")
-    rows, checkpoints = {}, {}
-    for mode in ("eager", "graph"):
-        run = contract_runs.train(tmp_path / mode, mode, *options)
-        rows[mode] = jobs.read_metrics(tmp_path / mode)
-        checkpoints[mode] = sorted(p.name for p in (tmp_path / mode / "checkpoints").glob("iter_*"))
-        assert run.train_loader.consumed_samples == 6 * 2 * 8
-    keys = ("train/lr", "train/loss", "eval/val/loss", "eval/other/loss", "eval/val/accuracy")
-    assert [r["iter"] for r in rows["eager"]] == [r["iter"] for r in rows["graph"]] == [1, 2, 3, 4, 5, 6]
-    assert checkpoints["eager"] == checkpoints["graph"] == ["iter_0000004", "iter_0000006"]
-    for eager, graph in zip(rows["eager"], rows["graph"]):
-        assert {k: eager[k] for k in keys if k in eager} == pytest.approx(
-            {k: graph[k] for k in keys if k in graph}, rel=1e-5
-        )
-
-
 # ------------------------------------------------------------------------------------------- the finite check
 
 
@@ -107,40 +86,6 @@ def test_a_loss_that_is_not_finite_names_its_first_iteration(mode):
     assert caught.value.iteration == 4
     assert math.isnan(caught.value.losses["train/loss"])
     assert trainer.status == "failed"
-
-
-def test_results_are_checked_from_time_to_time_without_log_points(mode):
-    data = toy.batches(1)
-    trainer = make_trainer(mode, [poison(data[0])])
-    with pytest.raises(NonFiniteLoss, match="iteration 1 "):
-        trainer.train(0, 100 * MAX_PENDING_RESULTS)
-    assert trainer.iter < MAX_PENDING_RESULTS
-
-
-class Saves:
-    """Counts what a checkpoint hook asks for, behind the check that every checkpointer makes."""
-
-    def __init__(self, trainer):
-        self.trainer, self.saved = trainer, []
-
-    def save(self):
-        self.trainer.check_finite()
-        self.saved.append(self.trainer.completed_iters)
-
-    def check(self):
-        pass
-
-    close = wait = check_can_save = check
-
-
-def test_corrupted_weights_are_never_saved(mode):
-    data = toy.batches(8)
-    trainer = make_trainer(mode, data[:4] + [poison(data[4])] + data[5:])
-    saves = Saves(trainer)
-    trainer.register_hooks([CheckpointHook(saves, period=2)])
-    with pytest.raises(NonFiniteLoss, match="iteration 5 "):
-        trainer.train(0, 8)
-    assert saves.saved == [2, 4]
 
 
 # ------------------------------------------------------------------------------------------- writing
@@ -156,14 +101,6 @@ def test_metrics_are_fetched_only_at_log_points(mode, monkeypatch):
     trainer.train(0, 10)
     assert fetched == [4, 4, 2]  # and the last iteration is always written
     assert [record.iter for record in writer.records] == [4, 8, 10]
-
-
-def test_metrics_can_be_written_in_a_thread(mode):
-    trainer, writer = make_trainer(mode), Recording()
-    trainer.register_hooks([WriterHook([AsyncWriter(writer)], period=1)])
-    trainer.train(0, 3)
-    assert [record.iter for record in writer.records] == [1, 2, 3]
-    assert writer.threads == {"async-Recording"}
 
 
 def test_an_error_of_the_writing_thread_ends_the_run(mode):

@@ -57,20 +57,13 @@ def spike_lines(caplog):
 
 
 def test_a_sudden_loss_is_named(mode, caplog):
-    hook = LossSpikeHook(20)
-    trainer = build(mode, spiky([40]), hook)
+    trainer = build(mode, spiky([40]), LossSpikeHook(20))
     with caplog.at_level(logging.WARNING, "libai.engine"):
         trainer.train(0, 60)
     (line,) = spike_lines(caplog)
     assert line.startswith("the loss of iteration 41 is") and "left out" not in line
     assert trainer.storage.get("train/loss_spikes")[0] == 1
     assert_same_weights(trainer, by_hand(mode, spiky([40]), range(60)))
-    state = hook.state_dict()
-    assert (state["count"], state["in_a_row"], len(state["recent"])) == (1, 0, 60)
-    resumed = LossSpikeHook(20)
-    resumed.load_state_dict(state)
-    resumed.trainer = trainer
-    assert resumed.state_dict() == state
 
 
 def test_updates_of_loss_spikes_are_left_out(mode, caplog):
@@ -98,9 +91,8 @@ def test_a_loss_spike_ends_training_with_the_weights_before_it(mode):
     assert_same_weights(trainer, by_hand(mode, spiky([25]), range(25)))
 
 
-@pytest.mark.parametrize("action", ["skip", "rollback"])
-def test_loss_spikes_in_a_row_end_training(mode, action):
-    trainer = build(mode, spiky([20, 21, 25, *range(31, 60)]), LossSpikeHook(1, action=action))
+def test_loss_spikes_in_a_row_end_training(mode):
+    trainer = build(mode, spiky([20, 21, 25, *range(31, 60)]), LossSpikeHook(1, action="skip"))
     with pytest.raises(LossSpike, match=r"iteration 41 is .*10 losses in a row were spikes"):
         trainer.train(0, 60)
 

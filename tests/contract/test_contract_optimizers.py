@@ -88,16 +88,6 @@ def test_several_optimizers_equal_a_plain_loop(mode, max_norm):
     assert trainer.optimizer_state.export()[1]["step"] == 8
 
 
-def test_one_norm_clips_the_gradients_of_all_optimizers():
-    found = {}
-    for mode in TRAINERS:
-        trainer = make_trainer(mode, max_grad_norm=0.05, num_accumulation_steps=2)
-        trainer.train(0, 4)
-        found[mode] = {name: value.numpy() for name, value in trainer.model.state_dict().items()}
-    for name, value in found["eager"].items():
-        np.testing.assert_allclose(found["graph"][name], value, rtol=1e-5, atol=1e-7, err_msg=name)
-
-
 def test_each_optimizer_follows_its_schedule(mode, tmp_path):
     parts = [LazyCall(WarmupConstantLR)(max_iter=4), LazyCall(WarmupLinearLR)()]
     run = make_run(tmp_path, mode, "train.warmup_ratio=0.25", lr_scheduler={"head": parts, "body": None})
@@ -112,9 +102,7 @@ def test_each_optimizer_follows_its_schedule(mode, tmp_path):
     *body, head = np.transpose(rates)
     assert head == pytest.approx([0.0001, 0.05005, 0.1, 0.1, 0.1, 0.075, 0.05, 0.025])
     assert all((rate == 0.01).all() for rate in body)
-    logged = {name: list(jobs.read_column(tmp_path, f"train/lr{name}").values()) for name in ("", "/head", "/body")}
-    assert logged["/head"] == pytest.approx(head) and logged["/body"] == pytest.approx([0.01] * 8)
-    assert logged[""] == pytest.approx([max(0.01, rate) for rate in head])
+    assert list(jobs.read_column(tmp_path, "train/lr/head").values()) == pytest.approx(head)
 
 
 def test_several_optimizers_are_resumed_exactly(mode, tmp_path):

@@ -3,9 +3,7 @@ time limit, preparation."""
 
 from __future__ import annotations
 
-import json
 import pstats
-from types import SimpleNamespace
 
 import contract_runs as cr
 import pytest
@@ -13,22 +11,10 @@ import toy
 from oneflow.optim import SGD
 
 import libai.engine.loop.trainer_base as trainer_module
-import libai.launch.stop as stop_module
 from libai.engine import HookBase
 from libai.engine.hooks import CallbackHook
-from libai.launch.stop import StoppedFromOutside
 
 pytestmark = pytest.mark.e2e
-
-
-def evaluated_at(output_dir):
-    lines = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
-    return sorted({line["iter"] for line in lines if any(tag.startswith("eval/") for tag in line)})
-
-
-def test_the_end_of_a_run_is_evaluated(tmp_path, mode):
-    cr.train(tmp_path, mode, "train.train_iter=6")
-    assert evaluated_at(tmp_path) == [4, 6]
 
 
 @pytest.mark.parametrize(("eval_iter", "count"), [("1", 2), ("null", 5)])
@@ -68,20 +54,6 @@ def test_a_hook_for_the_main_rank_is_left_out_on_the_others(mode, monkeypatch, i
     trainer.register_hooks([OnMain(), CallbackHook(after_step=lambda t: everywhere.append(t.iter))])
     trainer.train(0, 2)
     assert (OnMain.ran, everywhere) == (expected, [0, 1])
-
-
-@pytest.mark.parametrize(("limit", "iterations"), [("2.5", 3), ("null", 8)])
-def test_the_time_limit_saves_and_stops_between_two_iterations(tmp_path, mode, monkeypatch, limit, iterations):
-    run = cr.make_run(tmp_path, mode, f"train.max_seconds={limit}")
-    # each iteration takes a second of this clock
-    monkeypatch.setattr(stop_module, "time", SimpleNamespace(monotonic=lambda: run.trainer.completed_iters))
-    if limit == "null":
-        run.train()
-    else:
-        with pytest.raises(StoppedFromOutside, match="75"):  # the exit code of what can be resumed
-            run.train()
-    assert run.trainer.completed_iters == iterations
-    assert (tmp_path / "checkpoints" / f"iter_{iterations:07d}").is_dir()
 
 
 def test_preparation_is_done_once_and_a_graph_compiles_once(tmp_path, mode, monkeypatch):

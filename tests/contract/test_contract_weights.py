@@ -59,21 +59,15 @@ def test_averaged_weights_are_evaluated_and_swapped_back(mode, tmp_path):
     assert run.evaluate() == metrics
 
 
-def test_averages_are_saved_verified_and_resumed_exactly(mode, tmp_path):
+def test_averages_are_saved_and_resumed_exactly(mode, tmp_path):
     whole = contract_runs.train(tmp_path / "whole", mode, *EMA)
     run = contract_runs.make_run(tmp_path / "parts", mode, *EMA)
     run.train(until=4)
     resumed = contract_runs.train(tmp_path / "parts", mode, *EMA, resume=True)
     assert resumed.start_iter == 4 and resumed.trainer.forward_pass.average.updates == 8
     assert equal(averages(resumed), averages(whole)) and equal(parameters(resumed), parameters(whole))
-    path = resumed.checkpointer.last_saved
-    saved = checkpoint.load(path)
+    saved = checkpoint.load(resumed.checkpointer.last_saved)
     assert equal({name: saved.tensors["ema"][name] for name in saved.tensors["ema"]}, averages(whole))
-    file = path / "ema.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    assert any("ema.safetensors" in problem for problem in checkpoint.verify(path))
 
 
 def test_averages_continue_in_the_other_mode(mode, tmp_path):
@@ -87,34 +81,13 @@ def test_averages_continue_in_the_other_mode(mode, tmp_path):
         np.testing.assert_allclose(found[name], array, atol=1e-5)
 
 
-def test_an_update_that_is_left_out_does_not_reach_the_averages(mode, tmp_path):
-    run = contract_runs.make_run(
-        tmp_path, mode, *EMA, "train.non_finite=skip", "train.log_period=4", "train.evaluation.enabled=false"
-    )
-    take = run.trainer.feed.take
-
-    def with_a_bad_batch():
-        batches = take()
-        if run.trainer.iter == 2:
-            batches[0]["x"] = np.full_like(batches[0]["x"], np.nan)
-        return batches
-
-    run.trainer.feed.take = with_a_bad_batch
-    run.train()
-    assert (
-        all(np.isfinite(array).all() for array in averages(run).values())
-        and run.trainer.forward_pass.average.updates == 7
-    )
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_clipping_by_value_equals_a_plain_loop(mode, optimizer, accumulation):
+def test_clipping_by_value_equals_a_plain_loop(mode, accumulation):
     def train(limit):
         flow.manual_seed(1)
         model, plain = toy.Classifier(), toy.Classifier()
         plain.load_state_dict(model.state_dict())
-        batches, stepping = toy.batches(4), toy.optimizer_of(optimizer, plain)
+        batches, stepping = toy.batches(4), toy.optimizer_of("adamw", plain)
         for batch in batches:
             plain(**{name: flow.tensor(array) for name, array in batch.items()})["losses"]["cls"].backward()
             for parameter in plain.parameters():
@@ -126,7 +99,7 @@ def test_clipping_by_value_equals_a_plain_loop(mode, optimizer, accumulation):
             mode,
             model,
             parts,
-            toy.optimizer_of(optimizer, model),
+            toy.optimizer_of("adamw", model),
             max_grad_value=0.01,
             num_accumulation_steps=accumulation,
         )
@@ -136,9 +109,8 @@ def test_clipping_by_value_equals_a_plain_loop(mode, optimizer, accumulation):
     assert train(0.01) < 1e-5 < 1e-4 < train(1e9)
 
 
-@pytest.mark.parametrize("optim", ["AdamW", "SGD"])
-def test_frozen_parameters_stay_and_the_others_train(mode, optim, tmp_path):
-    few = (*FAST, f"optim._target_=oneflow.optim.{optim}", "train.train_iter=2", "train.evaluation.enabled=false")
+def test_frozen_parameters_stay_and_the_others_train(mode, tmp_path):
+    few = (*FAST, "train.train_iter=2", "train.evaluation.enabled=false")
     run = contract_runs.make_run(tmp_path, mode, *few, "train.freeze=['^a\\.', 'b\\.bias']")
     before = parameters(run)
     run.train()

@@ -5,14 +5,11 @@ from __future__ import annotations
 import importlib.util
 
 import contract_runs
-import jobs
 import pytest
 import tracker_stand_ins
 
-from libai.config import schema
 from libai.engine import Writer
 from libai.engine.hooks import WriterHook
-from libai.engine.run.default_hooks import _WRITERS
 from libai.utils.errors import UserError
 
 pytestmark = pytest.mark.e2e
@@ -93,21 +90,6 @@ def test_a_writer_of_the_user_knows_its_run(mode, tmp_path):
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_a_writer_that_fails_ends_the_run_and_the_summary_says_so(mode, tmp_path):
-    class Failing(MyWriter):
-        def write(self, record):
-            if record.iter == 3:
-                raise OSError("disk full")
-
-    run = contract_runs.make_run(tmp_path, mode, "train.writers=[jsonl]")
-    failing = Failing(None)
-    next(hook for hook in run.trainer.hooks if isinstance(hook, WriterHook))._writers.append(failing)
-    with pytest.raises(OSError, match="disk full"):
-        run.train()
-    assert failing.calls == ["begin", "failed", "close"]
-    assert [line["iter"] for line in jobs.read_metrics(tmp_path)] == [1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("writers", "told"),
     [
@@ -121,7 +103,3 @@ def test_a_writer_that_fails_ends_the_run_and_the_summary_says_so(mode, tmp_path
 def test_what_is_no_writer_is_refused(writers, told, tmp_path):
     with pytest.raises(UserError, match=told):
         contract_runs.make_run(tmp_path, "eager", f"train.writers={writers}")
-
-
-def test_every_name_of_the_schema_has_its_writer():
-    assert tuple(_WRITERS) == schema.WRITERS

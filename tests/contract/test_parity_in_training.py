@@ -12,7 +12,7 @@ from contract_runs import make_config, make_run, train
 from oneflow import nn
 
 from libai.config import LazyCall, validate
-from libai.engine import GraphTrainer, Run, default_setup
+from libai.engine import Run, default_setup
 from libai.engine.graph.graphs import StepInputs
 from libai.engine.hooks import ShadowUpdateHook
 from libai.engine.trainer import model_trainer
@@ -110,19 +110,6 @@ def test_another_training_ends_before_its_first_update(mode, tmp_path):
     assert not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-class Shifted(toy.Classifier):
-    """The losses differ between the modes, and their sum does not."""
-
-    def forward(self, x, y):
-        loss, shift = super().forward(x, y)["losses"]["cls"], 0.5 if is_tracing() else 0.0
-        return {"losses": {"cls": loss + shift, "other": loss.detach() * 0 - shift}}
-
-
-def test_each_loss_is_compared_and_not_their_sum_alone(tmp_path):
-    with pytest.raises(UserError, match="the loss 'other' is 0 in eager mode and -0.5 in graph mode"):
-        curve(tmp_path, "eager", "run", "train.rehearse=1", model=Shifted)
-
-
 class Branching(toy.Classifier):
     def forward(self, x, y):
         return super().forward(x if x.sum() > 0 else -x, y)
@@ -149,37 +136,11 @@ def test_the_shadow_update_sees_a_wrong_step(tmp_path, monkeypatch):
 
 def test_the_shadow_update_refuses_another_precision(monkeypatch):
     monkeypatch.setattr(model_trainer, "AMP_DEVICES", ("cpu",))
-    trainer = toy.trainer_of("graph", *two_parts(), amp="fp16")
+    model = toy.Classifier()
+    trainer = toy.trainer_of("graph", model, toy.batches(2), toy.optimizer_of("sgd", model), amp="fp16")
     trainer.register_hooks([ShadowUpdateHook(1)])
     with pytest.raises(UserError, match=r"repeats the update op by op in float32, and amp=fp16 computes in fp16"):
         trainer.train(0, 1)
-
-
-def two_parts():
-    model = toy.Classifier()
-    return model, toy.batches(2), toy.optimizer_of("sgd", model)
-
-
-def test_a_failure_of_the_other_mode_is_no_refusal(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(GraphTrainer, "update", lambda self, batches: {}["planted"])
-    with pytest.raises(KeyError, match="planted"):
-        curve(tmp_path, "eager", "run", "train.rehearse=2")
-    assert "eager mode, which would train, is not to blame: what follows is from graph mode" in caplog.text
-    assert "nothing to compare with" not in caplog.text
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
-
-
-def test_the_module_is_named_in_a_resumed_run_too(mode, tmp_path):
-    def run_of(is_wrong, *overrides):
-        config = make_config(tmp_path, mode, NO_EVALUATION, *overrides)
-        config.model = LazyCall(Wrong)(is_wrong=is_wrong)
-        return Run(default_setup(validate(config)), resume=is_wrong)
-
-    run_of(False).train(until=3)
-    with pytest.raises(UserError, match="another training") as raised:
-        run_of(True, "train.rehearse=2").train()
-    assert "In iteration 4 the loss" in str(raised.value), raised.value
-    assert "it begins in middle (forward: its inputs are equal" in str(raised.value), raised.value
 
 
 def test_a_resumed_run_is_checked_where_it_stands(mode, tmp_path):

@@ -1,4 +1,4 @@
-"""The negative controls of `libai verify-resume`: each changes the one thing that it names, and is noticed."""
+"""The negative controls of `libai verify-resume`: each is noticed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import toy
 from libai.cli.commands.verify_resume import FAULTS
 from libai.config import validate
 from libai.engine import default_setup
-from libai.engine.hooks import RandomStateHook
 from libai.engine.verify.resume import Rehearsal, compare, is_exact, job_overrides
 from libai.launch.stop import StoppedFromOutside
 from libai.layers import Dropout
-from libai.scheduler import scheduler_state
 from libai.utils.errors import UserError
 
 pytestmark = pytest.mark.e2e
@@ -53,31 +51,10 @@ def straight(tmp_path_factory):
     return folder
 
 
-def parts(run):
-    """What a resume gives back, by the name of the control that changes it."""
-    optimizer, _ = run.trainer.optimizer_state.export()
-    (hook,) = [hook for hook in run.trainer.hooks if isinstance(hook, RandomStateHook)]
-    return {
-        "rng": hook._restored,
-        "seed": run.trainer.options.seed,
-        "scheduler": (scheduler_state(run.lr_scheduler), [group["lr"] for group in run.optimizer.param_groups]),
-        "sample": run.train_loader.state_dict(),
-        "weights": {name: value.numpy().tobytes() for name, value in run.model.state_dict().items()},
-        "optimizer": {
-            name: np.asarray(value).tobytes() for name, value in run.trainer.optimizer_state.export()[0].items()
-        },
-        "iteration": run.trainer.completed_iters,
-    }
-
-
 @pytest.mark.parametrize("fault", [None, *FAULTS])
-def test_a_control_changes_its_one_thing_and_is_noticed(fault, straight, tmp_path):
+def test_a_control_is_noticed(fault, straight, tmp_path):
     first_half(tmp_path)
-    whole = parts(rehearse(tmp_path, resume=True))
-    run = rehearse(tmp_path, resume=True, fault=fault)
-    changed = [name for name, value in parts(run).items() if value != whole[name]]
-    assert changed == ([fault] if fault else [])
-    run.train()
+    rehearse(tmp_path, resume=True, fault=fault).train()
     findings = compare(straight, tmp_path, ITERS)
     assert is_exact(findings) is (fault is None), findings
 

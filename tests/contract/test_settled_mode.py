@@ -95,13 +95,6 @@ def test_auto_with_hooks_that_exclude_each_other_is_refused(tmp_path):
         )
 
 
-def test_a_mode_that_was_asked_for_refuses_the_hook_at_once(tmp_path):
-    """Negative control."""
-    hook, _ = eager_only()
-    with pytest.raises(UserError, match="uses after_backward, which cannot happen in graph mode"):
-        run(tmp_path, "graph.enabled=true", before=lambda trainer: trainer.trainer.register_hooks([hook]))
-
-
 def test_a_build_error_stops_the_run_by_default(tmp_path):
     with pytest.raises(GraphBuildError, match="if x.sum"):
         run(tmp_path / "run", "graph.enabled=true", model=Branching)

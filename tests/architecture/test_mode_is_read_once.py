@@ -71,9 +71,3 @@ def test_few_places_read_the_mode():
 def test_another_reader_would_be_counted(line):
     """Negative control."""
     assert readers(line) == 1
-
-
-def test_asking_a_trainer_is_not_reading_the_config():
-    assert (
-        readers("if trainer.mode == 'graph': pass\nrun.graph.enabled = True\nraise E('set graph.enabled=false')") == 0
-    )

@@ -26,23 +26,3 @@ def test_trainers_show_few_members(mode):
 @pytest.mark.parametrize("part", ["feed", "loop", "forward_pass", "optimizer_state", "_guard"])
 def test_what_a_trainer_is_made_of_shows_few_members(mode, part):
     assert len(public_members(getattr(trainer_of(mode), part))) <= MOST_MEMBERS
-
-
-def test_members_of_bases_and_instances_count():
-    """Negative control."""
-
-    class Base:
-        inherited = 1
-
-        def method(self): ...
-
-    class Derived(Base):
-        _private = 2
-
-        def __init__(self):
-            self.own, self._hidden = 3, 4
-
-        @property
-        def computed(self): ...
-
-    assert public_members(Derived()) == {"inherited", "method", "own", "computed"}

@@ -109,13 +109,6 @@ def test_the_own_model_trains_alike_in_both_modes(folder):
     assert_same_curve(folder / "eager", folder / "graph")
 
 
-def test_the_own_model_is_short_and_needs_no_libai():
-    source = file_shown("README.md", "`my_model.py`")
-    assert "libai" not in source
-    lines = source[source.index("class") :].strip().splitlines()
-    assert len(lines) <= 20
-
-
 @pytest.mark.e2e
 def test_the_hook_of_the_docs_runs(folder):
     result = train(folder, "hook", "train.extra_hooks=[{_target_: my_hooks.PrintLoss, every: 20}]")

@@ -8,7 +8,6 @@ import toy
 from oneflow import nn
 
 from libai.forward.flops import FlopCounter
-from libai.models import ResNet, ViT
 
 X = (2, 5, 6)  # samples, positions, features
 
@@ -48,7 +47,6 @@ def test_products_of_matrices(function, expected):
     [
         (nn.Linear(6, 3), X, 2 * 5 * 6 * 3),
         (nn.Conv2d(4, 8, 3, padding=1, groups=2), (2, 4, 5, 5), 2 * (8 * 25) * 2 * 9),
-        (nn.ConvTranspose2d(4, 8, 3, stride=2), (2, 4, 5, 5), 2 * (4 * 25) * 8 * 9),
         (nn.LSTM(6, 7, num_layers=2, batch_first=True), X, 2 * 5 * 4 * 7 * ((6 + 7) + (7 + 7))),
     ],
 )
@@ -66,20 +64,3 @@ def test_a_trainer_knows_the_flops_of_a_sample(mode, accumulation):
     assert trainer.loop.flops.of_update is None
     trainer.train(0, 2)
     assert trainer.loop.flops.of_update == 3 * 2 * (8 * 16 + 16 * 4)
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize(
-    "build, published",
-    [
-        # GFLOPS of torchvision's table of weights, which counts a multiplication and an addition as one
-        (lambda: ResNet(num_classes=1000), 1.81e9),
-        (lambda: ViT(224, 16, 3, 1000, 768, 12, 12), 17.56e9),
-    ],
-    ids=["ResNet-18", "ViT-B/16"],
-)
-def test_published_counts(build, published):
-    counter = FlopCounter()
-    with flow.no_grad():
-        counter.watching(build())(images=flow.zeros(1, 3, 224, 224))
-    assert counter.per_sample / 2 == pytest.approx(published, rel=5e-3)

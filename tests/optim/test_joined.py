@@ -64,17 +64,6 @@ def test_updates_are_those_of_single_operations(library, name, missing):
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_comparison_would_see_another_coefficient(library):
-    """A negative control."""
-
-    def otherwise(optimizer, parameters):
-        JoinedUpdates(optimizer).step(norm_and_coefficient(parameters, 0.51)[1])
-
-    found, _ = trained(OPTIMIZERS["sgd"], otherwise)
-    expected, _ = trained(OPTIMIZERS["sgd"], one_by_one)
-    assert not np.array_equal(found[0], expected[0])
-
-
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
 def test_the_norm_shows_what_is_not_finite(library, bad):
     parameter, other = nn.Parameter(flow.zeros(40)), nn.Parameter(flow.zeros(40))

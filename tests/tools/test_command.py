@@ -55,7 +55,6 @@ def test_every_subcommand_has_help(name, capsys):
     [
         (["trian", "mlp_digits"], "trian: no such command. Did you mean train?"),
         (["train"], "no config is named. `libai train --help` lists"),
-        (["parity"], "no config is named. `libai train --help` lists"),
         (["verify-resume"], "no config is named. `libai train --help` lists"),
         (["benchmark"], "no config is named. `libai train --help` lists"),
         (["predict"], "the following arguments are required: RUN."),

@@ -15,7 +15,6 @@ import contextlib
 import functools
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -121,12 +120,10 @@ def finish(process: subprocess.Popen, folder: Path) -> Job:
 def processes_of(folder: Path) -> list[int]:
     """Processes that a job of this folder has started and that still run."""
     mark, found = f"CHAOS_RUN={folder}".encode(), []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-                if state != "Z" and mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in environment.read_bytes().split(b"\0"):  # that of a zombie is empty
+                found.append(int(environment.parent.name))
     return found
 
 
@@ -154,7 +151,7 @@ def new_folder() -> Path:
 def reference(mode: str, procs: int) -> Losses:
     """The losses of a run without a fault."""
     folder = new_folder()
-    undisturbed = Fault(-1, 0, mode, procs, "none", {})
+    undisturbed = Fault(-1, mode, procs, "none", {})
     job = finish(start(folder, undisturbed, planted=False), folder)
     losses = read_losses(folder)
     if job.code != 0 or len(losses) != 12:
@@ -186,11 +183,7 @@ def _signal_later(process: subprocess.Popen, fault: Fault, folder: Path) -> None
         _wait_for_iteration(process, folder, details["iteration"])
     time.sleep(details["delay"])
     pid = process.pid if details["target"] == "launcher" else _rank(process.pid, details["target"])
-    if pid is None:
-        return
-    _send(pid, signal.Signals[details["signal"]])
-    if "again_after" in details:
-        time.sleep(details["again_after"])
+    if pid is not None:
         _send(pid, signal.Signals[details["signal"]])
 
 
@@ -223,7 +216,7 @@ def damage_newest(fault: Fault, folder: Path) -> None:
     if fault.details["how"] == "remove":
         path.unlink()
     elif fault.details["how"] == "flip":
-        data[at] ^= 1 << random.Random(fault.seed).randrange(8)
+        data[at] ^= 1
         path.write_bytes(data)
     else:
         path.write_bytes(data[:at] if fault.details["how"] == "truncate" else b"")

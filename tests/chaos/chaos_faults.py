@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 POINTS = ("before_train", "before_step", "after_step", "after_train")
@@ -20,7 +20,6 @@ class Fault:
     """
 
     number: int
-    seed: int
     mode: str
     procs: int
     kind: str
@@ -30,10 +29,6 @@ class Fault:
         details = " ".join(f"{key}={value}" for key, value in self.details.items())
         return f"#{self.number} {self.mode} x{self.procs} {self.kind} {details}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """For a log."""
-        return asdict(self)
-
 
 def draw(seed: int, number: int) -> Fault:
     """Fault `number` of the campaign with this seed."""
@@ -41,7 +36,7 @@ def draw(seed: int, number: int) -> Fault:
     mode, procs = rng.choice(("eager", "graph")), rng.choice((1, 2))
     kind = rng.choices(("hook", "write", "signal", "damage"), weights=(8, 4, 6, 3))[0]
     details = {"hook": _hook, "write": _write, "signal": _signal, "damage": _damage}[kind](rng, procs)
-    return Fault(number, seed, mode, procs, kind, details)
+    return Fault(number, mode, procs, kind, details)
 
 
 def _hook(rng: random.Random, procs: int) -> dict[str, Any]:
@@ -63,15 +58,12 @@ def _write(rng: random.Random, procs: int) -> dict[str, Any]:
 
 
 def _signal(rng: random.Random, procs: int) -> dict[str, Any]:
-    """A signal to the launcher or a rank at a random moment, perhaps a second one soon after."""
+    """A signal to the launcher or a rank at a random moment."""
     names = [s.name for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)]
     target = rng.choice(("launcher", "launcher", *range(procs)))
     name = rng.choice(names) if target == "launcher" else rng.choice(("SIGKILL", "SIGSTOP", "SIGSEGV"))
     # seconds since the start: in the middle of imports, of building, of compiling, or of the iterations
-    details = {"target": target, "signal": name, "iteration": rng.randrange(-1, 11), "delay": rng.random() * 1.5}
-    if target == "launcher" and name in ("SIGTERM", "SIGHUP") and rng.random() < 0.5:
-        details["again_after"] = rng.choice((0.01, 0.05, 0.3, 1.0))
-    return details
+    return {"target": target, "signal": name, "iteration": rng.randrange(-1, 11), "delay": rng.random() * 1.5}
 
 
 def _damage(rng: random.Random, procs: int) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import oneflow as flow
 from oneflow import nn
@@ -70,14 +68,14 @@ class PlainModel(nn.Module):
         "divisible": ["layers.*.attention.num_heads"],
     }
 
-    def __init__(self, layers: int = 2, tied: bool = True, dropout: float = 0.0, source_ops: bool = False):
+    def __init__(self, tied: bool = True, dropout: float = 0.0, source_ops: bool = False):
         super().__init__()
         self.tokens = nn.Embedding(VOCAB, WIDTH)
         self.positions = nn.Embedding(LENGTH, WIDTH)
         self.source_ops = source_ops
         if not source_ops:
             self.register_buffer("numbers", flow.arange(LENGTH), persistent=False)
-        self.layers = nn.ModuleList([PlainBlock(WIDTH, 2, dropout, source_ops) for _ in range(layers)])
+        self.layers = nn.ModuleList([PlainBlock(WIDTH, 2, dropout, source_ops) for _ in range(2)])
         self.norm = nn.LayerNorm(WIDTH)
         self.head = None if tied else nn.Linear(WIDTH, VOCAB, bias=False)
 
@@ -99,11 +97,12 @@ class PlainModel(nn.Module):
         return (labels != -100).sum()
 
 
-def token_batches(count: int = ITERATIONS, size: int = 16, seed: int = 0) -> list[dict[str, np.ndarray]]:
+def token_batches() -> list[dict[str, np.ndarray]]:
     """Batches for `PlainModel` of which about 40 % of the labels are ignored, unequally many in each sample."""
-    rng = np.random.RandomState(seed)
+    size = 16
+    rng = np.random.RandomState(0)
     made = []
-    for _ in range(count):
+    for _ in range(ITERATIONS):
         ids = rng.randint(0, VOCAB, (size, LENGTH))
         labels = (ids + 1) % VOCAB
         labels[rng.rand(size, LENGTH) < rng.rand(size, 1) * 0.8] = -100
@@ -126,22 +125,10 @@ def bert_batches() -> list[dict[str, np.ndarray]]:
     ]
 
 
-def image_batches(count: int = ITERATIONS, size: int = 16) -> list[dict[str, np.ndarray]]:
+def image_batches() -> list[dict[str, np.ndarray]]:
     """Images of 8 x 8 and one label for each."""
     rng = np.random.RandomState(1)
     return [
-        {"images": rng.randn(size, 1, 8, 8).astype(np.float32), "labels": rng.randint(0, 4, size)} for _ in range(count)
+        {"images": rng.randn(16, 1, 8, 8).astype(np.float32), "labels": rng.randint(0, 4, 16)}
+        for _ in range(ITERATIONS)
     ]
-
-
-class Samples:
-    """One batch as a dataset."""
-
-    def __init__(self, batch: dict[str, np.ndarray]):
-        self._batch = batch
-
-    def __len__(self) -> int:
-        return len(next(iter(self._batch.values())))
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: array[index] for name, array in self._batch.items()}

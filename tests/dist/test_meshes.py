@@ -27,16 +27,9 @@ def rows_of(tmp_path_factory):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_mesh_trains_evaluates_and_predicts_as_one_process_does(rows_of, world):
-    rows = [row for row in rows_of(world) if not row["is_control"]]
+    rows = rows_of(world)
     assert [described(row) for row in rows if not is_right(row)] == []
     assert all(row["end"] != row["first"] for row in rows)  # what is not trained is easily equal
-
-
-def test_every_fault_made_on_purpose_is_seen(rows_of):
-    controls = [row for row in rows_of(2) if row["is_control"]]
-    assert len(controls) == 6
-    # measured 4e-2 to 3e-1
-    assert [described(row) for row in controls if row["loss"] < 100 * LOSS_BOUND] == []
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +61,9 @@ def test_switching_the_mode_on_a_mesh_continues_the_curve(journeys):
 
 
 def test_a_bad_batch_is_skipped_on_a_mesh_as_if_it_had_not_been_there(journeys):
-    differences, culprits = journeys["skip"]["differences"], journeys["skip"]["culprits"]
+    differences = journeys["skip"]["differences"]
     assert len(differences) == 6
-    assert {name: value for name, value in differences.items() if value > LOSS_BOUND} == {}
-    assert set(map(tuple, culprits.values())) == {(4,)}
+    assert {name: value for name, value in differences.items() if not value <= LOSS_BOUND} == {}  # nor NaN
 
 
 def test_batch_statistics_that_are_split_or_of_one_rank_are_refused(journeys):

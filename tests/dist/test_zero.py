@@ -32,14 +32,10 @@ def rows(measured) -> dict[tuple[str, str], dict]:
 
 
 def test_every_run_equals_one_plain_process(rows):
-    runs = [row for row in rows.values() if not row["is_control"]]
+    runs = rows.values()
     assert {row["mode"] for row in runs if row["name"].startswith("zero")} == {"eager", "graph"}
-    assert len(runs) == 13
+    assert len(runs) == 11
     assert [row for row in runs if not row["is_rounding"]] == []
-
-
-def test_masks_that_change_between_the_passes_would_be_seen(rows):
-    assert not rows["masks drawn anew", "eager"]["is_rounding"]
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
@@ -48,11 +44,6 @@ def test_two_ranks_hold_half_of_parameters_and_state_each(rows, stage, mode):
     held = rows[f"zero {stage}", mode]["bytes"]
     assert held["parameters"] == held["planned"] == held["whole"] // 2
     assert held["state"] == 2 * held["parameters"]  # AdamW keeps two tensors for each
-
-
-def test_without_zero_each_rank_holds_everything(rows):
-    held = rows["recomputed", "eager"]["bytes"]
-    assert held["parameters"] == held["whole"] and held["state"] == 2 * held["whole"]
 
 
 def test_stage_3_does_not_keep_whole_weights_for_the_backward_pass(measured):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import oneflow as flow
 import pytest
-from oneflow import nn
 
 from libai.layers.dropout import Dropout
 from libai.layers.random import fold, random_context
@@ -37,25 +36,3 @@ def test_one_operation_gives_the_bits_of_the_formula(level, counted, stock, shap
     for one, other, formula in zip(found, of_a_tensor, expected):
         np.testing.assert_array_equal(one, formula)
         np.testing.assert_array_equal(other, formula)
-
-
-def test_a_graph_has_one_operation_for_each_mask(library, counted):
-    layers = nn.Sequential(Dropout(0.2), Dropout(0.4))
-
-    class Graph(nn.Graph):
-        def __init__(self):
-            super().__init__()
-            self.layers = layers
-
-        def build(self, x, key):
-            with random_context(key):
-                return self.layers(x)
-
-    graph, x = Graph(), flow.randn(8, 40)
-    for number in (1, 2):
-        found = graph(x, flow.tensor([fold(number)])).numpy()
-        with random_context(fold(number)):
-            np.testing.assert_array_equal(found, layers(x).numpy())
-    kinds = [op.user_conf.op_type_name for op in graph._full_job_proto.net.op if op.HasField("user_conf")]
-    assert kinds.count("quantization") == 2
-    counted("quantization")

@@ -77,8 +77,7 @@ _LAYER_NORM = "layer_norm layer_norm_grad"
 _BATCH_NORM = "normalization normalization_grad"
 #: operations, function, shapes of its inputs
 CASES = [
-    *((f"{name} {name}_grad", function, (33, 1027)) for name, function in POINTWISE.items() if name != "exp"),
-    ("exp exp_grad", flow.exp, (5, 7)),
+    *((f"{name} {name}_grad", function, (33, 1027)) for name, function in POINTWISE.items()),
     ("leaky_relu leaky_relu_grad", lambda x: F.leaky_relu(x, 0.1), (5, 33)),
     *(("scalar_pow scalar_pow_grad", power(exponent), (9, 33)) for exponent in (2, 3.0, -0.5)),
     ("sqrt sqrt_grad", lambda x: flow.sqrt(x * x + 0.1), (9, 33)),
@@ -111,7 +110,6 @@ CASES = [
     ("batch_matmul", matmul("b"), (2, 3, 33, 32), (2, 3, 40, 32)),
     ("broadcast_matmul", matmul(), (2, 1, 50, 60), (3, 60, 90)),
     ("broadcast_matmul broadcast_matmul_grad_b", matmul("b"), (5, 40, 48), (96, 48)),
-    (_POOL, nn.AvgPool2d((3, 2), (2, 1), (1, 0)), _IMAGE),
     (_POOL, nn.AvgPool2d(3, 2, 1, count_include_pad=False), _IMAGE),
     *((_ADAPTIVE, nn.AdaptiveAvgPool2d(size), _IMAGE) for size in ((1, 1), (12, 4))),
     *(("reduce_sum", reduced("sum", axes), (5, 7, 9)) for axes in ((0,), (-1,), (0, 2))),
@@ -281,10 +279,6 @@ def test_nan_and_inf_reach_what_sees_them_and_nothing_else(level):
     found, expected = flow.matmul(flow.tensor(a), flow.tensor(b)).numpy(), a.astype(np.float64) @ b
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
-    x = random(50, 3)
-    x[4, 1] = np.nan
-    found = nn.BatchNorm1d(3)(flow.tensor(x)).numpy()
-    assert np.isnan(found[:, 1]).all() and np.isfinite(found[:, [0, 2]]).all()
 
 
 def test_what_a_kernel_cannot_do_stays_oneflows(library):
@@ -343,16 +337,15 @@ def test_maxima_are_oneflows_with_their_places_bit_for_bit(library, counted, sto
 
 
 def test_layer_norm_has_gradients_of_gradients(library, counted):
-    """As of the formula in float64, which OneFlow differentiates: of the squares of all gradients, and once more."""
+    """As of the formula in float64, which OneFlow differentiates: of the squares of all gradients."""
 
     def penalties(norm, x):
         x = x.requires_grad_()
         parameters = list(norm.parameters())
         out = norm(x)
         first = flow.autograd.grad((out * out * out).sum(), [x, *parameters], create_graph=True)
-        second = flow.autograd.grad(sum((g * g).sum() for g in first), [x, *parameters], create_graph=True)
-        third = flow.autograd.grad(sum((g * g).sum() for g in second), [x, *parameters])
-        return [[g.numpy() for g in grads] for grads in (first, second, third)]
+        second = flow.autograd.grad(sum((g * g).sum() for g in first), [x, *parameters])
+        return [[g.numpy() for g in grads] for grads in (first, second)]
 
     norm = nn.LayerNorm((4, 5), eps=1e-2)
     for parameter, seed in zip(norm.parameters(), (5, 6)):
@@ -361,53 +354,6 @@ def test_layer_norm_has_gradients_of_gradients(library, counted):
     found = penalties(norm, x)
     counted("layer_norm_grad")
     expected = penalties(norm.to(flow.float64), x.detach().to(flow.float64))
-    for order, tolerance in enumerate((1e-5, 1e-4, 1e-3)):  # each multiplies and adds up what came before
+    for order, tolerance in enumerate((1e-5, 1e-4)):  # each multiplies and adds up what came before
         for f, e in zip(found[order], expected[order]):
             np.testing.assert_allclose(f, e, rtol=0, atol=tolerance * np.abs(e).max())
-
-
-class Network(nn.Module):
-    """A layer of every kind, one of them twice: the second product of its gradient adds to the first."""
-
-    def __init__(self):
-        super().__init__()
-        self.convolution, self.batch_norm = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6)
-        self.pool, self.layer_norm = nn.MaxPool2d(2), nn.LayerNorm(24)
-        self.linear = nn.Linear(24, 24, bias=False)
-
-    def forward(self, x):
-        x = self.pool(self.batch_norm(self.convolution(x)))
-        x = self.layer_norm(x.permute(0, 2, 1, 3).flatten(2).mean(1).reshape(-1, 24) * 1.0)
-        return flow.square(self.linear(self.linear(x))).sum()
-
-
-def test_a_compiled_update_is_that_of_eager_mode(library, counted):
-    def trained(is_graph):
-        flow.manual_seed(0)
-        model, x = Network(), flow.tensor(random(4, 3, 8, 8))
-        optimizer = flow.optim.SGD(model.parameters(), lr=1e-3)
-
-        class Graph(nn.Graph):
-            def __init__(self):
-                super().__init__()
-                self.model = model
-                self.add_optimizer(optimizer)
-
-            def build(self, x):
-                loss = self.model(x)
-                loss.backward()
-                return loss
-
-        if is_graph:
-            Graph()(x)
-        else:
-            model(x).backward()
-            optimizer.step()
-        return {name: tensor.numpy() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
-
-    eager, before = trained(False), library.calls()
-    graph, after = trained(True), library.calls()
-    for op in ("conv2d", "conv_filter_grad", "normalization_grad", "max_pool_2d_grad", "layer_norm_grad", "matmul"):
-        assert after[op] > before[op], op
-    for name, tensor in eager.items():
-        np.testing.assert_allclose(graph[name], tensor, rtol=1e-5, atol=1e-6, err_msg=name)

@@ -15,7 +15,6 @@ from libai.optim import norm_and_coefficient
 OPTIMIZERS = {
     "sgd": ("sgd_update", partial(flow.optim.SGD, weight_decay=0.1)),
     "momentum": ("momentum_update", partial(flow.optim.SGD, momentum=0.9, weight_decay=0.1)),
-    "dampening": ("momentum_update", partial(flow.optim.SGD, momentum=0.9, dampening=0.3)),
     "nesterov": ("momentum_update", partial(flow.optim.SGD, momentum=0.9, nesterov=True)),
     "adam": ("adam_update", partial(flow.optim.Adam, weight_decay=0.1)),
     "adamw": ("adam_update", partial(flow.optim.AdamW, weight_decay=0.1)),

@@ -38,9 +38,6 @@ def main(target: str) -> None:
         expected = plain_loop(build)
         for mode in ("eager", "graph"):
             note(f"{name}, {mode}", outcome(lambda b=build, m=mode, e=expected: distance(trained(b, m)[0], e)))
-    for name, build in cm.UNCOUPLED.items():
-        losses, trainer = trained(build, "eager")
-        note(f"{name}, stays local", [distance(losses, plain_loop(build)), bool(trainer.forward_pass.layout.is_global)])
     rank_scope(note)
     refusals(note)
     metrics(note)

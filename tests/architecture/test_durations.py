@@ -5,19 +5,64 @@ from __future__ import annotations
 import duration
 import pytest
 
+pytest_plugins = ["pytester"]
 QUIET = duration.REFERENCE_SECONDS
+
+TESTS = """
+import time
+import pytest
+
+
+def burn(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_short():
+    burn(0.01)
+
+
+def test_waiting_costs_no_processor_time():
+    time.sleep(LONG)
+
+
+def test_long():
+    burn(LONG)
+
+
+@pytest.mark.e2e
+def test_long_and_marked():
+    burn(LONG)
+"""
 
 
 @pytest.mark.parametrize(
     "wall, processor, calibration, markers, is_refused",
     [
-        (1.5, 1.5, QUIET, set(), True),
+        (1.6, 1.6, QUIET, set(), True),
+        (1.4, 1.4, QUIET, set(), False),
         (0.9, 1.8, QUIET, set(), False),  # two threads
         (9.0, 0.9, QUIET, set(), False),  # a busy machine
         (2.5, 2.5, 3 * QUIET, set(), False),  # a slow machine
-        (1.5, 1.5, QUIET / 3, set(), True),  # a fast machine has no tighter limit than a second
+        (5.0, 5.0, 3 * QUIET, set(), True),
+        (1.6, 1.6, QUIET / 3, set(), True),  # a fast machine has no tighter limit than a second
+        (0.9, 0.9, QUIET / 3, set(), False),
         (9.0, 9.0, QUIET, {"e2e"}, False),
     ],
 )
 def test_slow_and_busy_machines_fail_nothing(wall, processor, calibration, markers, is_refused):
     assert bool(duration.too_long(wall, processor, calibration, markers)) == is_refused
+
+
+@pytest.mark.e2e
+def test_the_failure_names_the_marker(pytester, monkeypatch):
+    # a limit and tests in proportion to this machine, whatever its speed
+    monkeypatch.setattr(duration, "SECONDS", 0.02)
+    monkeypatch.setattr(duration, "REFERENCE_SECONDS", duration.calibration_seconds())
+    pytester.makeini("[pytest]\nmarkers = e2e")
+    pytester.makepyfile(TESTS.replace("LONG", "0.3"))
+    result = pytester.inline_run(plugins=[duration.DurationLimit()])
+    failed = {report.nodeid.rpartition("::")[2]: str(report.longrepr) for report in result.getfailures()}
+    assert list(failed) == ["test_long"]
+    assert "mark it `@pytest.mark.e2e`" in failed["test_long"]

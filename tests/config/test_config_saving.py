@@ -34,6 +34,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.e2e
 @settings(deadline=None, max_examples=60)
 @given(values)
 def test_saved_and_loaded_is_equal(value):

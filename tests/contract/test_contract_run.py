@@ -59,6 +59,7 @@ def test_training_stops_early_when_the_metric_stalls(mode, tmp_path):
     assert (tmp_path / "checkpoints" / f"iter_{run.trainer.completed_iters:07d}").is_dir()
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.e2e), 2])
 def test_a_resumed_run_continues_the_curve_and_the_data(mode, tmp_path, accumulation):
     """LiBai starts again at sample 0 (defect 1). 8 samples of 44: epochs end in the middle of micro-batches."""
@@ -77,6 +78,7 @@ def test_a_resumed_run_continues_the_curve_and_the_data(mode, tmp_path, accumula
     assert resumed.train_loader.consumed_samples == whole.train_loader.consumed_samples == 8 * 8 * accumulation
 
 
+@pytest.mark.promise
 def test_changing_the_mode_at_resume_keeps_the_optimizer_state(mode, tmp_path):
     """LiBai drops Adam's moments without a word (defect 4)."""
     whole = contract_runs.train(tmp_path / "whole", mode)

@@ -20,6 +20,7 @@ from libai.layers import Dropout
 from libai.oneflow_fixes.internals import is_tracing
 from libai.utils.errors import UserError
 
+pytestmark = pytest.mark.e2e
 NO_EVALUATION = "train.evaluation.enabled=false"
 
 

@@ -8,6 +8,7 @@ from mesh_launch import LIMIT, LOSS_BOUND, described, is_right, launch
 pytestmark = [pytest.mark.launch, pytest.mark.timeout(LIMIT[4] + 60)]
 
 
+@pytest.mark.promise
 def test_two_meshes_train_as_one_process_does_in_both_modes(tmp_path):
     rows = launch("mesh_ranks.py", 4, tmp_path, str(tmp_path / "rows.json"), "quick")
     trained = {row["name"]: row for row in rows if not row["is_control"]}

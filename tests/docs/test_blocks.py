@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import jobs
 import numpy as np
 import oneflow as flow
+import pytest
 from hf_folders import with_tokenizer
 from omegaconf import OmegaConf
 from oneflow import nn
@@ -172,6 +173,7 @@ def test_data_of_other_samples(tmp_path, monkeypatch):
     assert made["bert"][0]["input_ids"].shape == made["pairs"][0]["token_type_ids"].shape == (512,)
 
 
+@pytest.mark.e2e
 def test_parity():
     batches = [{"x": np.ones((2, 4), dtype=np.float32) * i} for i in range(1, 4)]
     made = run(block("parity"), MyModel=Net, my_batches=batches, flow=flow)

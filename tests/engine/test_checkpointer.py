@@ -127,6 +127,7 @@ def draws_of(folder, legs, mode="eager"):
     return drawn
 
 
+@pytest.mark.e2e
 def test_global_generators_go_on_where_they_were(mode, tmp_path):
     whole = draws_of(tmp_path / "whole", [(0, 6)], mode)
     assert draws_of(tmp_path / "legs", [(0, 3), (3, 6)], mode) == whole

@@ -28,6 +28,7 @@ def weights(trainer):
     return {name: parameter.numpy() for name, parameter in trainer.model.named_parameters()}
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.e2e)])
 def test_model_and_trainer_state_continue_bit_for_bit(mode, optimizer):
     """As detectron2's trainers are saved: the model's state and the trainer's."""

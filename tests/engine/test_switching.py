@@ -45,6 +45,7 @@ def other(mode):
     return {"eager": "graph", "graph": "eager"}[mode]
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("optimizer_name", slow_but(OPTIMIZERS, "adamw"))
 def test_there_and_back_again_continues_the_curve(mode, optimizer_name):
     data = toy.batches(12, ignored=0.4)

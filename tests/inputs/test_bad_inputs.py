@@ -16,6 +16,7 @@ def check(result, texts):
         assert text in result.stderr, result
 
 
+@pytest.mark.e2e
 def test_the_config_itself_trains(worker):
     """Control: nothing below fails for another reason than its own mistake."""
     result = worker.ask("user_config.py", "train.output_dir=control")
@@ -77,6 +78,7 @@ def test_a_bug_in_the_users_forward_keeps_its_traceback(worker):
     assert result.returncode == 1 and "KeyError: 'missing'" in result.stderr and "in forward" in result.stderr, result
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "arguments, texts",
     [

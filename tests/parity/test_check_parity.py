@@ -49,6 +49,7 @@ def check(build_model, build_optimizer=None, *, batches=None, num_iters=3, **opt
 # ---------------------------------------------------------------------------------------- sound models
 
 
+@pytest.mark.promise
 def test_a_sound_model_is_the_same_training():
     report = check(toy.Classifier, lambda model: toy.optimizer_of("adamw", model), batches=toy.batches(3))
     assert (report.verdict, report.module, report.findings, report.notes) == ("same", None, (), ()), report

@@ -35,6 +35,7 @@ def expected(name: str) -> Result:
     return expected_of(CASES[name])
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("name", MARKED)
 def test_both_modes_equal_a_plain_loop_over_full_batches(mode, name):
     right = expected(name)
@@ -43,6 +44,7 @@ def test_both_modes_equal_a_plain_loop_over_full_batches(mode, name):
     assert right.losses[0] != right.losses[-1]  # it has learned something, so that there was something to compare
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("name", ["dropout", pytest.param("batch_norm", marks=pytest.mark.e2e)])
 def test_each_mode_is_bitwise_equal_to_itself(mode, name):
     first, second = (trained(VARIANTS[name].with_(accumulation=2), mode) for _ in range(2))

@@ -31,6 +31,7 @@ FAST = (
 QUICK = ("translator", "variance_penalty")
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.e2e) for name in FAST]
 )

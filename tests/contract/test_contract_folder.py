@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import contract_runs
@@ -254,3 +255,24 @@ def test_the_banner_of_a_resumed_run_says_what_is_left(tmp_path):
     assert describe_length(resumed) == "8 iterations, from 5 on; log every 1, evaluate every 4, save at the end"
     resumed.train()
     assert "nothing is left to do" in describe_length(make_run(tmp_path, "eager", resume=True))
+
+
+def test_a_killed_job_leaves_no_lock_and_its_children_hold_none(tmp_path):
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        lock = FolderLock(tmp_path)  # noqa: F841 (held until the kill)
+        grandchild = os.fork()
+        if grandchild == 0:
+            os.write(write, str(os.getpid()).encode())
+            signal.pause()
+        os.waitpid(grandchild, 0)
+        os._exit(0)
+    grandchild = int(os.read(read, 20))
+    assert find_holder(tmp_path)["pid"] == child
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    try:
+        FolderLock(tmp_path).release()
+    finally:
+        os.kill(grandchild, signal.SIGKILL)

@@ -70,3 +70,15 @@ def test_an_adapter_whose_weight_is_read_directly_is_refused(mode, tmp_path):
     words = ("model._target_=test_contract_lora.Direct", "train.lora.patterns=['.']")
     with pytest.raises(UserError, match=r"gives b an adapter, but .* computes with b\.weight directly"):
         contract_runs.make_run(tmp_path, mode, *words, *SHORT, "train.train_iter=2").train()
+
+
+@pytest.mark.e2e
+def test_adapters_are_resumed_exactly(mode, tmp_path):
+    run = contract_runs.make_run(tmp_path / "one", mode, *LORA, *SHORT)
+    run.train()
+    cut = contract_runs.make_run(tmp_path / "two", mode, *LORA, *SHORT)
+    cut.train(until=4)
+    resumed = contract_runs.make_run(tmp_path / "two", mode, *LORA, *SHORT, resume=True)
+    assert resumed.start_iter == 4
+    resumed.train()
+    assert all(np.array_equal(array, weights(run)[name]) for name, array in weights(resumed).items())

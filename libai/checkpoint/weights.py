@@ -64,7 +64,7 @@ def _first(lines: list[str]) -> list[str]:
 
 
 def load_weights(
-    source: str | Path,
+    source: str | Path | Mapping[str, Any],
     target: Any,
     revise_keys: Iterable[Sequence[str]] | None = None,
     strict: bool = True,
@@ -75,7 +75,8 @@ def load_weights(
 
     Args:
         source: a checkpoint folder, a folder of checkpoints (the newest that verifies; `…/best` works), a
-            `.safetensors` file, or a folder or `.index.json` of Hugging Face shards.
+            `.safetensors` file, or a folder or `.index.json` of Hugging Face shards; or the tensors or full arrays
+            themselves, by name, such as a `state_dict()`.
         target: a module, or a mapping name -> shape (or `TensorSpec`) to get the report alone.
         revise_keys: pairs `(regular expression, replacement)`, applied with `re.sub` in order to every name on disk; a
             name that becomes empty is dropped.
@@ -86,15 +87,21 @@ def load_weights(
 
     Floating dtypes are converted to the model's, other kinds must agree. Collective when the module has global tensors.
     """
-    tensors = open_weights(source, group)
-    on_disk, idle = _map_names(tensors, _rules(revise_keys), str(source))
+    tensors: Mapping[str, Any]
+    if isinstance(source, Mapping):
+        tensors = {str(name): _full_array(value) for name, value in source.items()}
+        origin = "the given tensors"
+    else:
+        tensors = open_weights(source, group)
+        origin = tensors.origin.name
+    on_disk, idle = _map_names(tensors, _rules(revise_keys), origin)
     named = _named_tensors(target)
     wanted = {
         name: _spec_of(value)
         for name, value in (named if named is not None else target).items()
         if name in on_disk or optional is None or not optional.search(name)
     }
-    report = _compare(tensors.origin.name, {name: tensors.spec(old) for name, old in on_disk.items()}, wanted)
+    report = _compare(origin, {name: _spec_in(tensors, old) for name, old in on_disk.items()}, wanted)
     report.idle_patterns.extend(idle)
     if strict and not report.is_exact:
         remedy = "`train.load_weight` with `strict=false` takes what fits; its `revise_keys` renames tensors."
@@ -117,9 +124,7 @@ def copy_into(module: Any, tensors: Mapping[str, np.ndarray], source: str = "ten
     named = _named_tensors(module)
     if named is None:
         raise TypeError(f"expected a module, found {type(module).__name__}")
-    specs = {
-        name: tensors.spec(name) if isinstance(tensors, TensorGroup) else _spec_of(tensors[name]) for name in tensors
-    }
+    specs = {name: _spec_in(tensors, name) for name in tensors}
     report = _compare(source, specs, {name: _spec_of(tensor) for name, tensor in named.items()}, exact_dtype=True)
     if not report.is_exact:
         raise CheckpointError(str(report))
@@ -159,7 +164,9 @@ def _rules(revise_keys: Iterable[Sequence[str]] | None) -> list[tuple[str, str]]
     return [(pattern, replacement) for pattern, replacement in rules]
 
 
-def _map_names(tensors: TensorGroup, rules: Sequence[tuple[str, str]], source: str) -> tuple[dict[str, str], list[str]]:
+def _map_names(
+    tensors: Iterable[str], rules: Sequence[tuple[str, str]], source: str
+) -> tuple[dict[str, str], list[str]]:
     """New name -> name on disk, and the expressions that no name has."""
     mapped: dict[str, str] = {}
     fits = dict.fromkeys((pattern for pattern, _ in rules), 0)
@@ -223,6 +230,20 @@ def _spec_of(value: Any) -> TensorSpec:
         return value
     dtype = str(value.dtype).removeprefix("oneflow.") if hasattr(value, "dtype") else ""
     return TensorSpec(dtype, tuple(int(size) for size in getattr(value, "shape", value)))
+
+
+def _spec_in(tensors: Mapping[str, Any], name: str) -> TensorSpec:
+    return tensors.spec(name) if isinstance(tensors, TensorGroup) else _spec_of(tensors[name])
+
+
+def _full_array(value: Any) -> np.ndarray:
+    """Return a tensor or array as the full array. Collective for a global tensor."""
+    if getattr(value, "is_global", False):
+        import oneflow as flow
+
+        value = value.to_global(placement=value.placement, sbp=flow.sbp.broadcast)
+        value = value.to_global(placement=flow.placement.all(value.placement.type), sbp=flow.sbp.broadcast).to_local()
+    return value.numpy() if hasattr(value, "numpy") else np.asarray(value)
 
 
 def _copy(tensor: Any, array: np.ndarray) -> None:

@@ -170,3 +170,16 @@ def test_tied_weights_stay_tied(tmp_path):
     checkpoint.load_weights(path, other)
     assert other.a.weight is other.b.weight
     assert np.array_equal(other.a.weight.numpy(), net.a.weight.numpy())
+
+
+def test_weights_are_taken_from_a_dict_as_from_a_file():
+    """mmengine's `load_model_state_dict`."""
+    source, target = nn.Linear(3, 2), nn.Linear(3, 2)
+    found = {f"module.{name}": tensor for name, tensor in source.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"the given tensors(?s:.*)module\.weight"):
+        checkpoint.load_weights(found, target)
+    report = checkpoint.load_weights(found, target, revise_keys=[(r"^module\.", "")])
+    assert report.is_exact
+    np.testing.assert_array_equal(target.weight.numpy(), source.weight.numpy())
+    arrays = {"weight": np.zeros((2, 3), "float32"), "bias": np.ones(2, "float32")}
+    assert checkpoint.load_weights(arrays, target).is_exact and target.bias.numpy().tolist() == [1.0, 1.0]

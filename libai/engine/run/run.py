@@ -315,10 +315,11 @@ class Run:
         self.checkpointer.load(path or require_checkpoint(self.checkpointer.root, self.folder.owns), reset)
         self.start_iter = self.trainer.completed_iters
 
-    def load_weights(self, path: str, *args: Any, **kwargs: Any) -> None:
+    def load_weights(self, source: str | Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         """Take the model's weights, and nothing else, from elsewhere; arguments as in `checkpoint.load_weights`.
 
         Adapters that are not there keep their initial weights."""
-        report = checkpoint.load_weights(path, self.model, *args, **{"optional": ADAPTER, **kwargs})
+        report = checkpoint.load_weights(source, self.model, *args, **{"optional": ADAPTER, **kwargs})
         if is_main_process():
-            logger.info("loaded weights from %s: %s", path, report)
+            origin = source if isinstance(source, str) else "the given tensors"
+            logger.info("loaded weights from %s: %s", origin, report)

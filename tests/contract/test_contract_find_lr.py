@@ -22,6 +22,7 @@ def state_of(trainer) -> dict[str, np.ndarray]:
     return {**state, "scalars": np.array([*scalars.values(), *rates, trainer.iter, trainer.lr_scheduler.last_step])}
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("rewinds", [True, pytest.param(False, marks=pytest.mark.e2e)])
 def test_everything_is_as_before(mode, rewinds, tmp_path):
     """Also after updates, in the state, in the next losses, and if the loader cannot go back."""

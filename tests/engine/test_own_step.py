@@ -231,6 +231,7 @@ def plain_gan(batches):
     return np.concatenate([parameter.numpy().reshape(-1) for parameter in model.parameters()])
 
 
+@pytest.mark.promise
 def test_two_losses_in_turn_train_as_a_plain_loop(mode):
     batches = gan_batches(12)
     trainer = gan(mode, batches)

@@ -122,6 +122,7 @@ class Clocked(nn.Module):
         return x * (1 + time.perf_counter() % 1.0)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     "layer, text",
     [

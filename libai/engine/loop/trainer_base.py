@@ -99,6 +99,8 @@ class TrainerBase:
         self.loop = LoopState()
         #: what is done about a loss that is not finite
         self._guard = LossGuard()
+        #: `prepare` has been called, and the loader is still the same
+        self._is_prepared = False
 
     # ------------------------------------------------------------------ what a subclass gives
 
@@ -152,6 +154,8 @@ class TrainerBase:
         read ahead from the old loader is dropped. Every rank must call it, in the same iteration.
         """
         self.feed._reset(builder)
+        if self.status != "running":
+            self._is_prepared = False
 
     if not TYPE_CHECKING:  # a checker would take every name for known
 
@@ -339,11 +343,16 @@ class TrainerBase:
                         if not is_full_disk(error) and not is_full_disk(error.__cause__):  # the same for all files
                             logger.exception("a hook failed in %s, after training itself had failed", point)
 
+    def prepare(self) -> None:
+        """Do once, before the first update, everything that needs the data. Called by the first `run_step`, or earlier
+        by whoever wants it done; later calls do nothing. Collective."""
+        self._is_prepared = True
+
     def run_step(self) -> None:
         """One iteration: fetch the micro-batches, update, keep the result for the next log point."""
+        if not self._is_prepared:
+            self.prepare()
         micro_batches = self.feed.take()
-        if self.iter == self.start_iter:
-            self._inspect_first(micro_batches)
         self._guard.before_update(self.iter, micro_batches)
         self.loop.result = result = self._as_result(self.update(micro_batches))
         self.loop.metrics.pending.append((self.iter, result))
@@ -355,9 +364,6 @@ class TrainerBase:
 
     def _check_first_step(self) -> None:
         """Called once per `train`, after the first iteration, whatever made it: for checks of its outcome."""
-
-    def _inspect_first(self, micro_batches: list[Any]) -> None:
-        """Called once per `train`, before the first update, with its micro-batches: for checks that need real data."""
 
     # ------------------------------------------------------------------ metrics and the finite check
 

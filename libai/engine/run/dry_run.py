@@ -45,6 +45,7 @@ def dry_run(run: Run) -> None:
         for line in parameter_table(run.model):
             logger.info("%s", line)
     began = time.perf_counter()
+    run.trainer.prepare()
     done = []
     before = read_memory("VmRSS")
     with undone(run.trainer):
@@ -101,7 +102,6 @@ def _update(run: Run) -> float:
     """Update the weights once; the loss."""
     trainer = run.trainer
     micro_batches = trainer.feed.peek()
-    trainer._inspect_first(micro_batches)
     (numbers,) = trainer.collect([trainer.update(micro_batches)])
     if not math.isfinite(numbers["train/loss"]):
         raise NonFiniteLoss(trainer.completed_iters + 1, numbers, updated=True)

@@ -125,8 +125,6 @@ def _losses(trainer: ModelTrainer, lrs: np.ndarray, batches: Iterator[list[Any]]
             for group, rate in zip(groups, rates):
                 group["lr"] = float(lr) * (rate / largest if max(rates) else 1.0)
             trainer.iter = before + number  # random masks follow from it
-            if not number:
-                trainer._inspect_first(micro_batches)
             try:
                 (numbers,) = trainer.collect([trainer.update(micro_batches)])
             except NonFiniteLoss:

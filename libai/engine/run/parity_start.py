@@ -108,7 +108,7 @@ def _losses_of(trained: Any, batches: Batches) -> list[dict[str, float]]:
     live: ModelTrainer = trained.trainer
     if not isinstance(live, GraphTrainer):
         twin = _twin(trained, trained.config, live.mode, batches)
-        twin._inspect_first(list(batches[0]))
+        twin.prepare()
         return _train(twin, live.completed_iters, batches)
     live.prepare()
     before, iteration = Snapshot.of(live), live.iter
@@ -127,7 +127,6 @@ def _twin_or_reason(trained: Any, mode: str, batches: Batches) -> tuple[ModelTra
     for step in (  # the ranks agree after each: in the next one they would wait for each other
         lambda: check_supported(run, mode, trained.mesh.device),
         lambda: twins.append(_twin(trained, run, mode, batches)),
-        lambda: twins[0]._inspect_first(list(batches[0])),
         lambda: twins[0].prepare(),
     ):
         reason = None

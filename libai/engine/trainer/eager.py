@@ -193,8 +193,8 @@ class EagerTrainer(ModelTrainer):
         if self._max_held:
             self._held += batches
 
-    def _inspect_first(self, micro_batches: list[Any]) -> None:
-        super()._inspect_first(micro_batches)
+    def _build_step(self, micro_batches: list[Any]) -> None:
+        """See `ModelTrainer._build_step`: an op-by-op update needs nothing but the answer to where its state is."""
         self._check_state_of_forward(micro_batches[0])
         is_on_cpu = self.forward_pass.device == "cpu"
         self._max_held = MAX_HELD_BYTES // max(1, num_bytes(micro_batches[0])) if is_on_cpu else 0

@@ -217,18 +217,22 @@ class GraphTrainer(ModelTrainer):
 
     @phase("compile")
     def prepare(self) -> None:
-        """Compile for the next iteration's batch without making an update. Collective.
+        """See `ModelTrainer.prepare`; compiles. The state of a trainer that could not be compiled is as before."""
+        super().prepare()
 
-        Raises `GraphBuildError` on every rank when any rank cannot compile; the trainer's state is as before.
-        """
+    def _examine_forward(self, micro_batches: list[Any]) -> None:
+        """See `ModelTrainer._examine_forward`. Comes before others try the batch, because it checks the indices."""
+        if self._own_graph is None:
+            self.forward_pass.effects_of_forward(micro_batches[0])
+
+    def _build_step(self, micro_batches: list[Any]) -> None:
+        """See `ModelTrainer._build_step`. The first update builds it where these micro-batches have several shapes."""
         if self.graph is not None:
             return
         if self._own_graph is not None:
-            self._own_graph.compile(self, self.to_device(self.feed.peek()[0]))
+            self._own_graph.compile(self, self.to_device(micro_batches[0]))
             return
-        self.forward_pass.effects_of_forward(self.feed.peek()[0])  # before others try the batch: it checks the indices
-        self.forward_pass.batch_scope.resolve(self, self.feed.peek())
-        batches = [as_batch_dict(batch, self.model) for batch in self.feed.peek()]
+        batches = [as_batch_dict(batch, self.model) for batch in micro_batches]
         if not self._is_ragged(batches):
             self._build(batches)
 

@@ -155,21 +155,38 @@ class ModelTrainer(TrainerBase):
                 "are not in the model: it was built for another model object. Build it from model.parameters()."
             )
 
-    # ------------------------------------------------------------------ the first iteration
+    # ------------------------------------------------------------------ what happens once
 
-    def _inspect_first(self, micro_batches: list[Any]) -> None:
-        """See `TrainerBase._inspect_first`: counts tokens, refuses adapters without effect, and names the parameters
-        without gradient when asked to."""
+    def prepare(self) -> None:
+        """See `TrainerBase.prepare`: everything that a trainer finds out, refuses and builds with the micro-batches of
+        the next iteration, which will still get them. Makes no update. Collective.
+
+        Raises on every rank when any rank cannot train; in graph mode `GraphBuildError` when it cannot compile.
+        """
+        if self._is_prepared:
+            return
+        micro_batches = self.feed.peek()
         if self.forward_pass.average is not None:
             self.forward_pass.average.begin()
         self.feed.items_per_iter = self._count_tokens(micro_batches)
         self._refuse_equal_batches(micro_batches)
+        # the model as it is written, before it is laid out as global tensors or compiled
+        self._examine_forward(micro_batches)
         self.forward_pass.batch_scope.resolve(self, micro_batches)
-        if self.options.undoes_updates:
-            self.prepare()  # a copy of the state from before compilation could not be put back
         refuse_direct_reads(self.model, partial(self.forward_pass.find_reached_parameters, micro_batches[0]))
-        if not self.options.detect_anomalous_params:
-            return
+        if self.options.detect_anomalous_params:
+            self._name_unreached_parameters(micro_batches)
+        self._build_step(micro_batches)
+        super().prepare()
+
+    def _examine_forward(self, micro_batches: list[Any]) -> None:
+        """Find out what forward changes beside its outputs, where this mode must know it before anything else."""
+
+    def _build_step(self, micro_batches: list[Any]) -> None:
+        """Bring the trainer into the form in which it makes updates: the last part of `prepare`."""
+        raise NotImplementedError(f"{type(self).__name__} must define _build_step")
+
+    def _name_unreached_parameters(self, micro_batches: list[Any]) -> None:
         reached = self.forward_pass.find_reached_parameters(micro_batches[0])
         names = [name for name, p in self.model.named_parameters() if p.requires_grad and name not in reached]
         if names and is_main_process():
@@ -233,9 +250,6 @@ class ModelTrainer(TrainerBase):
         num_samples = len(next(iter(batch.values())))
         local = self.forward_pass.layout.local_output
         return map_tensors(outputs, lambda tensor: local(tensor, num_samples, replicated, everywhere))
-
-    def prepare(self) -> None:
-        """Do ahead of the first update what can be done ahead; graph mode compiles. Collective."""
 
     def state_dict(self) -> dict[str, Any]:
         """See `TrainerBase.state_dict`; also the state of optimizer, loss scale and schedule. Collective.

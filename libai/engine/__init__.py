@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from libai.config.settings.other_names import member_meant
 from libai.engine import hooks
 from libai.engine.graph.graphs import EvalGraph, TrainGraph
 from libai.engine.log.events import EventStorage, get_event_storage
@@ -23,20 +24,10 @@ from libai.forward.contract import ModelContractError
 #: the name of a run in detectron2 and LiBai
 DefaultTrainer = Run
 
-#: names of detectron2 and LiBai -> what to import here
-_ELSEWHERE = {
-    "SimpleTrainer": "EagerTrainer",
-    "AMPTrainer": "EagerTrainer or GraphTrainer, with amp='fp16'",
-    "GraphBase": "GraphTrainer, which compiles any module, or takes train_graph=MyGraph",
-    "Trainer": "EagerTrainer, GraphTrainer or Run",
-    "DefaultPredictor": "libai.inference.Pipeline",
-    "default_argument_parser": "libai.config.parse_args",
-    "launch": "tools/train.sh, or python -m libai.launch",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name in _ELSEWHERE:
+    hint = member_meant(name)
+    if hint.startswith((" Use libai.", " Use tools/")):
         # an AttributeError would lose this text in `from libai.engine import ...`
-        raise ImportError(f"libai.engine has no {name}: use {_ELSEWHERE[name]} (docs/members.md).")
+        raise ImportError(f"libai.engine has no {name}.{hint}")
     raise AttributeError(f"module 'libai.engine' has no attribute {name!r}")

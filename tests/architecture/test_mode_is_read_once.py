@@ -18,7 +18,7 @@ READERS = {
     # before there is a run: what is refused, the banner of a tool
     "libai/config/combinations.py": 1,
     "libai/config/arguments.py": 2,
-    "libai/config/settings/errors.py": 1,
+    "libai/config/settings/other_names.py": 1,
     "libai/engine/setup/support.py": 1,
 }
 #: here a run is one of the two that are compared

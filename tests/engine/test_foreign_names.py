@@ -1,19 +1,113 @@
-"""Names of other trainers, as users type them in Python: the error says what they are called here."""
+"""Names of other trainers, as users type them: each error says what they are called here."""
 
 from __future__ import annotations
 
 import importlib
+import pydoc
+import re
 
+import jobs
 import pytest
 import toy
 
-from libai.engine import EagerTrainer, EventStorage, GraphTrainer, get_event_storage
+from libai.config import load_config
+from libai.config.settings import other_names, schema
+from libai.config.settings.errors import ConfigError
+from libai.engine import EagerTrainer, EventStorage, GraphTrainer, Run, get_event_storage
 from libai.utils.errors import UserError
+
+CONFIG = str(jobs.ROOT / "configs/mlp_digits.py")
+#: what the error contains -> names that the founding documents and today's trainers have, as `train.NAME`
+SETTINGS = {
+    "mean train.log_period?": "gather_metric_period print_every logging_steps log_every_n_steps log_iter",
+    "mean train.train_iter?": "max_iter n_steps max_steps",
+    "mean train.train_epoch?": "n_epochs max_epochs num_train_epochs NUM_EPOCHS epoch",
+    "train.train_micro_batch_size": "batch_size_per_gpu per_device_train_batch_size local_batch_size BATCH_SIZE",
+    "mean train.test_micro_batch_size?": "dev_batch_size per_device_eval_batch_size",
+    "mean train.num_accumulation_steps?": "update_every accumulative_counts accumulate_grad_batches "
+    "gradient_accumulation_steps",
+    "mean train.output_dir": "work_dir save_path log_path cp_save_path experiment_name timestamp default_root_dir",
+    "mean train.evaluation.eval_period?": "validate_every val_interval eval_steps val_check_interval eval_strategy",
+    "mean train.evaluation.eval_metric?": "metric_key metric_for_best_model",
+    "mean train.evaluation.evaluators?": "metrics compute_metrics",
+    "mean train.evaluation.eval_iter?": "limit_val_batches",
+    "mean train.checkpointer.period?": "save_every save_steps snapshot_epoch",
+    "mean train.checkpointer.max_to_keep?": "save_total_limit save_top_k",
+    "mean train.checkpointer.weights_only?": "only_params save_optimizer",
+    "mean train.load_weight.path?": "load_from pretrain_weights",
+    "mean train.load_weight.revise_keys?": "revise_keys",
+    "mean train.resume?": "resume_from_checkpoint ckpt_path",
+    "mean train.load_best_at_end?": "load_best_model load_best_model_at_end",
+    "mean train.extra_hooks?": "callbacks_all callbacks_master custom_hooks",
+    "mean train.auto_scale_lr.base_batch_size?": "base_batch_size",
+    "mean train.zero_grad_set_to_none?": "set_grad_to_none",
+    "train.amp.dtype=fp16": "fp16 precision test_use_fp16",
+    "train.amp.dtype=bf16": "bf16",
+    "mean train.amp.init_scale": "grad_scaler gradscaler",
+    "as train/loss_scale": "log_grad_scaler",
+    "mean train.seed, train.deterministic": "randomness",
+    "mean train.clip_grad.max_norm": "gradient_clip_val max_grad_norm gradient_clip_algorithm",
+    "mean train.dist or train.zero_optimization?": "strategy plugin",
+    "mean train.dist.sync_batch_norm?": "sync_bn sync_batchnorm",
+    "mean train.zero_optimization.stage": "fsdp deepspeed data_parallel_shard_degree",
+    "mean train.activation_checkpoint.enabled?": "recompute_grad gradient_checkpointing",
+    "mean train.ema.decay?": "ema_decay",
+    "mean train.writers?": "use_vdl report_to enable_wandb",
+    "mean graph.enabled?": "compile to_static torch_compile",
+    "mean lr_scheduler?": "param_scheduler param_schedulers lr_scheduler_type",
+    "mean optim?": "optim_wrapper optimizer",
+    "mean optim.lr?": "lr learning_rate",
+    "mean dataloader.train": "train_data train_dataloader data_loader num_workers",
+    "mean dataloader.test?": "dev_data val_dataloader",
+    "--reset optimizer,schedule,data": "resume_optimizer resume_param_scheduler save_param_scheduler",
+    "Processes are PROCS": "mp_cfg dist_cfg env_kwargs resource_limit",
+    "processes is PROCS": "devices num_gpus world_size num_gpus_per_node",
+    "launcher take care": "launcher backend init_method local_rank nccl_port",
+    "OneFlow's own default": "cudnn_benchmark rdma_enabled enable_use_compute_stream",
+    "belongs to another DDP": "find_unused_parameters broadcast_buffers bucket_cap_mb static_graph device_ids "
+    "process_group",
+    "--quiet": "use_tqdm test_use_tqdm log_level log_file",
+    "A run starts at 0": "start_iter start_epoch",
+    "max_epoch or max_iter": "by_epoch begin end",
+    "sampler and cuts it over the ranks; nothing is dropped": "sampler test_sampler drop_last indices",
+    "part of the model": "loss label_smoothing_factor",
+    "run.checkpointer.extra": "callback extra_ckpt",
+    "NumPy arrays": "map_location",
+    "run.model": "dispatch_kwargs",
+    "In Python it is trainer.": "reset_data_loader write_metrics register_hooks run_step train_step",
+    "LiBai's; there is nothing to set here. Every": "consumed_train_samples consumed_valid_samples",
+    "LiBai's; there is nothing to set here. The plan": "pipeline_num_layers",
+    "LiBai's; there is nothing to set here. Stages": "custom_pipeline_stage_id",
+    "LiBai's; there is nothing to set here. graph": "train_graph eval_graph global_mode",
+    "gradient_reduction": "nccl_fusion_threshold_mb nccl_fusion_max_ops",
+}
+CASES = [(name, expected) for expected, names in SETTINGS.items() for name in names.split()]
 
 
 def build(cls, *arguments, **settings):
     model = toy.Classifier()
     return cls(model, toy.batches(2), toy.optimizer_of("sgd", model), *arguments, **settings)
+
+
+def test_a_setting_of_another_trainer_says_what_it_is_here():
+    with pytest.raises(ConfigError) as error:
+        load_config(CONFIG, [*(f"train.{name}=1" for name, _ in CASES), "train.nonsense=1"])
+    said = {text.partition(":")[0].removeprefix("train."): text for text in error.value.problems}
+    assert [name for name, expected in CASES if expected not in said[name]] == []
+    assert "docs/config.md lists them" in said["nonsense"] and len(CASES) > 140
+
+
+def test_what_the_table_names_exists(mode):
+    trainer = build({"eager": EagerTrainer, "graph": GraphTrainer}[mode])
+    owners = {"trainer": trainer, "run": Run(load_config(CONFIG, ["train.train_iter=1"])), "Run": Run}
+    named = re.findall(r"(?<![./])\btrain\.[a-z_.]+", " ".join([*other_names._SETTINGS, *other_names._SENTENCES]))
+    assert [key for key in named if schema.find(key.rstrip(".")) is None and key != "train.sh"] == []
+    for answer in other_names._MEMBERS:
+        owner, *path = re.match(r"[\w.]+", answer)[0].split(".")
+        if owner in owners:
+            assert all(hasattr(owners[owner], name) for name in path[:1]), answer
+        else:
+            assert owner == "tools" or pydoc.locate(".".join([owner, *path])) is not None, answer
 
 
 @pytest.mark.parametrize("cls", [EagerTrainer, GraphTrainer])
@@ -22,6 +116,9 @@ def build(cls, *arguments, **settings):
     [
         ("update_every", "Did you mean num_accumulation_steps"),
         ("gather_metric_period", "In a config it is train.log_period"),
+        ("gradient_clip_val", r"Did you mean max_grad_norm\?"),
+        ("fsdp", r"Did you mean zero_stage\?"),
+        ("callbacks", r"train.extra_hooks; .* In Python it is trainer.register_hooks\(\)"),
         ("max_grad_nrm", "Did you mean max_grad_norm"),
         ("find_unused_parameters", "nothing to set here"),
         ("nonsense", "It takes num_accumulation_steps, mesh"),
@@ -42,19 +139,33 @@ def test_a_fourth_positional_argument_gets_a_sentence():
         build(EagerTrainer, 20)
 
 
-def test_an_attribute_of_another_trainer_says_what_does_it_here(mode):
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("write_metrics", r"Use trainer.fetch_metrics\(\)"),
+        ("train_step", r"Use trainer.update\(\)"),
+        ("work_dir", "Use run.output_dir"),
+        ("rank", r"Use libai.utils.distributed.get_rank\(\)"),
+        ("gather_metric_period", "In a config it is train.log_period"),
+        ("use_tqdm", "The progress bar"),
+    ],
+)
+def test_an_attribute_of_another_trainer_says_what_does_it_here(mode, name, expected):
     trainer = build({"eager": EagerTrainer, "graph": GraphTrainer}[mode])
-    with pytest.raises(AttributeError, match=r"has no attribute 'write_metrics'. Use fetch_metrics\(\)"):
-        trainer.write_metrics  # noqa: B018
-    with pytest.raises(AttributeError, match="has no attribute 'nonsense'.$"):
-        trainer.nonsense  # noqa: B018
-    assert not hasattr(trainer, "train_step") and trainer.data_loader is trainer.feed.loader
+    for owner in (trainer, object.__new__(Run)):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'. {expected}"):
+            getattr(owner, name)
+        with pytest.raises(AttributeError, match="has no attribute 'nonsense'.$"):
+            owner.nonsense  # noqa: B018
+    assert trainer.data_loader is trainer.feed.loader
 
 
-@pytest.mark.parametrize("name", ["SimpleTrainer", "AMPTrainer", "GraphBase"])
+@pytest.mark.parametrize("name", ["SimpleTrainer", "AMPTrainer", "GraphBase", "DistTrainer", "BaseStrategy", "Trainer"])
 def test_a_class_of_another_trainer_says_what_to_import(name):
-    with pytest.raises(ImportError, match=f"no {name}: use .*Trainer"):
+    with pytest.raises(ImportError, match=f"no {name}. Use .*(Trainer|Run)"):
         getattr(importlib.import_module("libai.engine"), name)
+    with pytest.raises(AttributeError):
+        getattr(importlib.import_module("libai.engine"), "Nothing")  # noqa: B009
 
 
 def test_scalars_take_the_iteration_as_in_detectron2():

@@ -24,7 +24,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from libai.config.lazy.instantiation import TARGET
 from libai.config.settings.coercion import OBJECTS, copy_config, to_nodes
-from libai.config.settings.errors import ConfigError, did_you_mean, is_foreign, meant
+from libai.config.settings.errors import ConfigError, did_you_mean
+from libai.config.settings.other_names import is_foreign, meant
 from libai.config.settings.schema import LAZY_SECTIONS, SCHEDULES, SECTIONS
 from libai.launch.installation import shipped_config, shipped_configs
 from libai.launch.request import is_file

@@ -19,7 +19,8 @@ from libai.config.lazy.instantiation import TARGET, accepts, argument_kind, desc
 from libai.config.lazy.odd_characters import odd_character, plain
 from libai.config.settings import schema
 from libai.config.settings.coercion import Mismatch, accepts_text, coerce, copy_config, kind_of, to_nodes
-from libai.config.settings.errors import ConfigError, did_you_mean, meant
+from libai.config.settings.errors import ConfigError, did_you_mean
+from libai.config.settings.other_names import meant
 
 
 @dataclass(frozen=True)

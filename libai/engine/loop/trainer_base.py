@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from libai.config.settings.other_names import member_meant
 from libai.engine.log.events import EventStorage
 from libai.engine.loop.check_parts import check_iterations
 from libai.engine.loop.data_feed import DataFeed
@@ -29,28 +30,6 @@ from libai.utils.sizes import is_size
 
 logger = logging.getLogger("libai.engine")
 
-#: names that other trainers have -> what does it here
-ATTRIBUTES = {
-    "write_metrics": "fetch_metrics()",
-    "_write_metrics": "fetch_metrics()",
-    "run_iter": "run_step()",
-    "cfg": "Run.config",
-    "train_step": "update()",
-    "val_step": "evaluate()",
-    "test_step": "predict()",
-    "step": "iter",
-    "n_steps": "max_iter",
-    "epoch": "completed_iters and BatchPlan.iters_per_epoch",
-    "rank": "libai.utils.distributed.get_rank()",
-    "is_master": "libai.utils.distributed.is_main_process()",
-    "grad_scaler": "options.loss_scaling",
-    "model_engine": "model",
-    "work_dir": "Run.output_dir",
-    "save_checkpoint": "TrainerCheckpointer.save()",
-    "load_checkpoint": "TrainerCheckpointer.load()",
-    "resume_or_load": "Run(resume=...)",
-    "build_hooks": "register_hooks()",
-}
 #: the question of all ranks whether a hook on the main rank wants to stop
 _STOP_OF_MAIN = "stop of the main rank"
 #: how long a thread waits for the interpreter's lock before it asks for it
@@ -161,9 +140,7 @@ class TrainerBase:
 
         def __getattr__(self, name: str) -> Any:
             """Called for a name that is not here: say what it is called, if another trainer has it."""
-            meant = ATTRIBUTES.get(name)
-            hint = f" Use {meant} (docs/members.md)." if meant else ""
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{hint}")
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{member_meant(name)}")
 
     def _call_hooks(self, point: str) -> None:
         """Run every hook that does something at `point`, one of `HOOK_POINTS`."""

@@ -12,12 +12,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import oneflow as flow
 
 from libai import checkpoint
 from libai.config import RunConfig, batch_sizes_of, combinations, validate
+from libai.config.settings.other_names import member_meant
 from libai.engine.hooks import IterationTimer
 from libai.engine.hooks.evaluation.eval_metric import chosen_metric, look_for
 from libai.engine.log.console import bar_while_preparing, format_eval_lines
@@ -146,6 +147,11 @@ class Run:
     def startup(self) -> StartupTimes:
         """How long this process took to import, to build and, once it has, to compile."""
         return StartupTimes(self._import_seconds, self._build_seconds, self.compile_seconds)
+
+    if not TYPE_CHECKING:  # a checker would take every name for known
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{member_meant(name)}")
 
     # ------------------------------------------------------------------ parts, each overridable
 

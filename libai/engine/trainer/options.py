@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from libai.config.settings.errors import did_you_mean, sentence_for, setting_meant
+from libai.config.settings.errors import did_you_mean
+from libai.config.settings.other_names import argument_meant
 from libai.optim import LossScaling
 from libai.parallel import Mesh, ParallelPlan
 from libai.parallel.data_parallel import Reduction
@@ -90,18 +91,10 @@ class TrainOptions:
         for name in settings:
             if name in names:
                 continue
-            setting = setting_meant(name)
-            here = setting.rpartition(".")[2]
             if name in _OF_ONE_MODE:
                 hint = f" It is an argument of {_OF_ONE_MODE[name]}."
-            elif sentence_for(name):
-                hint = f" {sentence_for(name)}"
-            elif here in names:
-                hint = f" Did you mean {here}?"
-            elif setting:
-                hint = f" In a config it is {setting}; without one see docs/library.md."
             else:
-                hint = did_you_mean(name, names)
+                hint = argument_meant(name, names) or did_you_mean(name, names)
             raise UserError(f"{owner} takes no argument {name!r}.{hint} It takes {', '.join(names)}.")
         return replace(options or cls(), **settings)
 

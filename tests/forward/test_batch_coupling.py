@@ -13,7 +13,7 @@ from oneflow import nn
 from oneflow.nn import functional as F
 
 from libai.engine import EagerTrainer, GraphTrainer
-from libai.forward.batch_coupling import CannotTell, Trial, find_coupling, find_odd_metrics
+from libai.forward.batch_coupling import CannotTell, Trial, find_coupling
 from libai.layers import Dropout
 from libai.parallel import LocalLayout, Mesh
 from libai.utils.errors import UserError
@@ -32,18 +32,6 @@ def look(model: nn.Module, batch: dict[str, np.ndarray], find=find_coupling):
         return float(len(next(iter(one.values()))))
 
     return find(Trial(model, LocalLayout(Mesh())), tensors, count)
-
-
-@pytest.mark.parametrize("name", cm.COUPLED)
-def test_every_kind_of_coupling_is_seen(name):
-    assert look(cm.build(cm.COUPLED[name])[0], cm.batches(1)[0]) is not None
-
-
-def test_metrics_that_are_no_means_are_told_from_means():
-    model = cm.build(cm.Metered)[0]
-    assert look(model, cm.batches(1)[0]) is None
-    assert look(model, cm.batches(1)[0], find_odd_metrics) == ["sum", "largest", "std", "count"]
-    assert look(cm.build(cm.CountedMetric)[0], cm.batches(1)[0], find_odd_metrics) == ["of samples"]
 
 
 def test_the_module_that_mixes_is_named():

@@ -1,0 +1,127 @@
+"""Trains planted faults on the ranks of one job and writes how each came out.
+
+python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/fault_ranks.py RESULT.json
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(folder) for folder in (TESTS.parent, TESTS, TESTS / "parity", TESTS / "dist")]
+
+import coupled_models as cm  # noqa: E402
+import faults  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One planted thing on two data-parallel ranks and its verdict there; `parts`: 2 where each rank is by itself."""
+
+    fault: faults.Fault
+    mode: str
+    verdict: str
+    named: str = ""
+    today: str = ""
+    parts: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def cells() -> dict[str, Cell]:
+    found: dict[str, Cell] = {}
+    eager_ranks = {"gradient_reduction": "global"}
+    for name, model in {**cm.COUPLED, **cm.UNCOUPLED}.items():
+        for mode in ("eager", "graph"):
+            found[f"{name}, {mode}"] = Cell(faults.Fault(model), mode, "right")
+    for name, culprit in (("contrastive", "Contrastive"), ("experts", "balance (SoftBalance)")):
+        fault = faults.Fault(cm.COUPLED[name])
+        by_rank = {"batch_scope": "rank"}
+        found[f"{name}, each rank, eager"] = Cell(fault, "eager", "right", parts=2, options=by_rank)
+        found[f"{name}, each rank, graph"] = Cell(fault, "graph", "refused", culprit, options=by_rank)
+    mean = faults.Fault(cm.BatchMean)
+    for reduction in ("flat", "ddp"):
+        found[f"mean, {reduction}"] = Cell(mean, "eager", "refused", options={"gradient_reduction": reduction})
+    found["mean, each rank, global"] = Cell(mean, "eager", "refused", options={**eager_ranks, "batch_scope": "rank"})
+    for mode in ("eager", "graph"):
+        found[f"kernel of one rank, {mode}"] = Cell(
+            faults.Fault(cm.KernelOfOneRank), mode, "refused", "KernelOfOneRank"
+        )
+    found["metrics, eager"] = Cell(faults.Fault(cm.Metered), "eager", "warned", "'largest'")
+    found["metrics, graph"] = Cell(faults.Fault(cm.Metered), "graph", "right")
+    for name in faults.LOST + faults.KEPT:
+        fault = faults.FAULTS[name]
+        found[f"{name}, eager"] = Cell(fault, "eager", "right")
+        found[f"{name}, graph"] = Cell(fault, "graph", fault.graph)
+        found[f"{name}, global"] = Cell(fault, "eager", fault.graph, options=eager_ranks)
+    found["a part of a buffer, eager"] = Cell(faults.FAULTS["a part of a buffer"], "eager", "right", today="refused")
+    plain = faults.Fault(cm.UNCOUPLED["plain"])
+    found["plain, each rank, graph"] = Cell(plain, "graph", "right", options={"batch_scope": "rank"})
+    for name in ("buffer, copy_", "buffer, assign", "buffer, through detach", "hook of an object with a module"):
+        for mode in ("eager", "graph"):
+            found[f"{name}, {mode}"] = Cell(faults.FAULTS[name], mode, "right")
+    found["attribute, eager"] = Cell(faults.FAULTS["an average in an attribute"], "eager", "refused", "middle.last")
+    return found
+
+
+def outcome(cell: Cell) -> str:
+    """Return `right`, or `warned: …`, `wrong: …`, `refused: …` or `late: …` with what was found."""
+    from toy import record_losses, split
+
+    from libai.engine import EagerTrainer, GraphTrainer
+    from libai.parallel import Mesh
+    from libai.utils.distributed import all_reduce, get_rank
+    from libai.utils.errors import UserError
+
+    fault = cell.fault
+    model, optimizer = faults.build(fault)
+    data = faults.batches(faults.UPDATES * fault.accumulation)
+    mine = [split(batch, 2)[get_rank()] for batch in data]
+    trainers = {"eager": EagerTrainer, "graph": GraphTrainer}
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("libai").addHandler(handler)
+    try:
+        trainer = trainers[cell.mode](
+            model,
+            mine,
+            optimizer,
+            mesh=Mesh.of_this_job("cpu"),
+            device="cpu",
+            num_accumulation_steps=fault.accumulation,
+            **cell.options,
+        )
+        losses = record_losses(trainer)
+        trainer.train(0, faults.UPDATES)
+    except UserError as error:
+        return f"refused: {error}"
+    finally:
+        logging.getLogger("libai").removeHandler(handler)
+    expected, state = faults.plain_loop(fault, cell.parts)
+    apart = max(faults.distance(losses, expected), faults.distance_of_states(faults.state_of(model), state))
+    apart = float(all_reduce(apart, "max"))
+    if apart > 1e-5:
+        return f"wrong: {apart:.1e}"
+    return f"warned: {' '.join(lines)}" if cell.verdict == "warned" and lines else "right"
+
+
+def main(target: str) -> None:
+    from libai.utils.distributed import get_rank
+
+    rows = {}
+    for name, cell in cells().items():
+        rows[name] = outcome(cell)
+        if get_rank() == 0:
+            print(name, rows[name], flush=True)
+            Path(target).write_text(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    from ranks import run_rank
+
+    run_rank(main, sys.argv[1])

@@ -1,0 +1,219 @@
+"""Faults in changes in place, through views, and in what differs while a graph is traced."""
+
+from __future__ import annotations
+
+import oneflow as flow
+import oneflow.nn.functional as F
+from planting import LATE, WIDTH, plant
+
+from libai.oneflow_fixes.internals import is_tracing
+
+# ------------------------------------------------------------------------------------------------- changes in place
+
+
+@plant("refused", "right", today={"graph": "refused"})
+def a_relu_that_is_added_to(self, h, x):
+    h = F.relu(h, inplace=True)
+    h += 1
+    return h
+
+
+@plant("refused", "right", today={"graph": "refused"})
+def a_sigmoid_that_is_added_to(self, h, x):
+    h = flow.sigmoid(h)
+    h += 1
+    return h
+
+
+@plant("refused", "right", today={"graph": "refused"})
+def an_input_that_is_changed(self, h, x):
+    out = self.inner(h)
+    h *= 2
+    return out + h
+
+
+@plant("refused", "right", today={"graph": "refused"})
+def a_square_whose_root_is_zeroed(self, h, x):
+    square = h * h
+    h[:, :2] = 0
+    return square + h
+
+
+@plant("refused", "refused")
+def an_assignment_without_a_gradient(self, h, x):
+    h = h * 1.0
+    h[:, flow.tensor([0, 2])] = 0.5
+    return h
+
+
+@plant("right", "refused")
+def an_assignment_with_a_gradient(self, h, x):
+    h = h * 1.0
+    h[flow.arange(12), flow.arange(12) % WIDTH] = 0.5
+    return h
+
+
+@plant()
+def a_relu_in_place(self, h, x):
+    return F.relu(h, inplace=True)
+
+
+@plant()
+def a_residual_in_place(self, h, x):
+    """The sum keeps its terms, of which its derivative needs the shapes only."""
+    a = F.relu(h)
+    b = a + h
+    h *= 2.0
+    return F.relu(b, inplace=True)
+
+
+@plant()
+def a_clamp_in_place(self, h, x):
+    h = h * 1.0
+    h.clamp_(-0.5, 0.5)
+    return h
+
+
+@plant()
+def a_tensor_filled_by_parts(self, h, x):
+    out = flow.zeros_like(h)
+    out[:, :4] = h[:, 4:]
+    out[:, 4:] = h[:, :4]
+    return out
+
+
+class LeansOnTheMode(flow.autograd.Function):
+    """Another gradient while a graph is traced."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * (1.05 if grad.is_lazy else 1)
+
+
+def _leaning(self, h, x):
+    return LeansOnTheMode.apply(h)
+
+
+for _name, _facts in {
+    "momentum": {},
+    "decay": {"accumulation": 3},
+    "rate of zero": {},
+    "adamw": {"options": {"max_grad_norm": 100.0}},
+}.items():
+    plant("right", "refused", name=f"gradient of the mode, {_name}", optimizer=_name, today=LATE, **_facts)(_leaning)
+
+
+@plant("right", "refused", today=LATE)
+def a_layer_detached_in_graphs(self, h, x):
+    return h.detach() if is_tracing() else h
+
+
+@plant("right", "refused", today=LATE)
+def a_buffer_that_counts_twice_in_graphs(self, h, x):
+    self.count += 2 if is_tracing() else 1
+    return h / (1 + self.count.to(flow.float32))
+
+
+# ------------------------------------------------------------------------------------------------- views
+
+#: names of changes that a view of the same memory sees in local tensors, and not in graphs or in global tensors
+LOST: list[str] = []
+#: names of changes that have the same result everywhere
+KEPT: list[str] = []
+
+
+def view(names: list[str], graph: str):
+    """Add the function below, with an `h` whose memory is its own, to the list and its name to `names`."""
+
+    def add(change):
+        def forward(self, h, x):
+            return change(self, h * 1)
+
+        name = change.__name__.replace("_", " ")
+        plant("right", graph, name=name, today=LATE if graph == "refused" else {})(forward)
+        names.append(name)
+        return change
+
+    return add
+
+
+@view(LOST, "refused")
+def the_whole_through_a_view(m, h):
+    h.view(-1, 4).mul_(2)
+    return h
+
+
+@view(LOST, "refused")
+def an_item_of_a_transpose(m, h):
+    h.transpose(0, 1)[1].mul_(2)
+    return h
+
+
+@view(LOST, "refused")
+def the_base_of_a_chunk(m, h):
+    first, second = h.chunk(2, 1)
+    first.mul_(2)
+    return h
+
+
+@view(LOST, "refused")
+def a_view_of_a_view(m, h):
+    h.view(-1, 4)[:, 0].mul_(0.5)
+    return h
+
+
+@view(LOST, "refused")
+def a_function_in_place(m, h):
+    rectified = F.relu(h.flatten(), inplace=True)
+    return h + rectified.view(-1, WIDTH)
+
+
+@view(LOST, "refused")
+def an_older_view(m, h):
+    older = h.view(-1, 4)
+    h += 1
+    return older.view(-1, WIDTH)
+
+
+@view(LOST, "refused")
+def two_views_that_overlap(m, h):
+    left, right = h[:, :6], h[:, 2:]
+    left.mul_(2)
+    return flow.cat([right, h[:, :2]], 1)
+
+
+@view(LOST, "refused")
+def a_part_of_a_buffer(m, h):
+    m.scale.view(2, 4)[0].mul_(0.9)
+    return h * m.scale.clone()
+
+
+@view(KEPT, "right")
+def chunks_that_meet_again(m, h):
+    first, second = h.chunk(2, 1)
+    first.mul_(2)
+    return flow.cat([first, second], 1)
+
+
+@view(KEPT, "right")
+def a_view_that_takes_the_place(m, h):
+    h = h.view(-1, 4)
+    h.mul_(2)
+    return h.view(-1, WIDTH)
+
+
+@view(KEPT, "right")
+def elements_by_index(m, h):
+    h[:, 1] = 0.5
+    return h
+
+
+@view(KEPT, "right")
+def what_was_detached(m, h):
+    shift = h.detach().clone()
+    shift.mul_(2)
+    return h + shift

@@ -1,0 +1,295 @@
+"""Faults in what Python keeps or reads: attributes, globals, random numbers, clocks, and hooks."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+from planting import SCALES, STEPS, WIDTH, plant, with_a_norm
+
+# ------------------------------------------------------------------------------------------------- Python state
+
+
+@plant(today={"graph": "refused"})
+def an_attribute_that_counts(self, h, x):
+    self.calls += 1
+    return h
+
+
+@plant(today={"graph": "refused"})
+def a_list_that_grows(self, h, x):
+    self.seen.append(1.0)
+    return h
+
+
+@plant(today={"graph": "refused"})
+def a_global_that_counts(self, h, x):
+    STEPS[0] += 1
+    return h
+
+
+@plant(today={"graph": "refused"})
+def a_measured_time_in_an_attribute(self, h, x):
+    started = time.perf_counter()
+    h = self.inner(h)
+    self.last = time.perf_counter() - started
+    return h
+
+
+@plant("right", "refused", named="middle")
+def a_counter_that_branches(self, h, x):
+    self.calls += 1
+    return h * 2 if self.calls > 2 else h
+
+
+@plant("right", "refused", named="middle")
+def a_counter_with_a_late_effect(self, h, x):
+    self.calls += 1
+    return h * 2 if self.calls > 1000 else h
+
+
+@plant("right", "refused", named="middle")
+def a_list_that_is_read(self, h, x):
+    self.seen.append(self.seen[-1] * 0.5)
+    return h * self.seen[-1]
+
+
+@plant("right", "refused", named="middle")
+def an_average_in_an_attribute(self, h, x):
+    mean = h.detach().mean()
+    self.last = mean if self.last is None else self.last * 0.9 + mean
+    return h + self.last
+
+
+@plant("right", "refused", named="middle")
+def the_scale_of_the_first_batch(self, h, x):
+    if self.last is None:
+        self.last = x.std().detach()
+    return h * self.last
+
+
+@plant("right", "refused")
+def a_global_of_the_first_batch(self, h, x):
+    if "scale" not in SCALES:
+        SCALES["scale"] = h.detach().abs().mean()
+    return h / SCALES["scale"]
+
+
+def _counting():
+    calls = 0
+
+    def scale(h):
+        nonlocal calls
+        calls += 1
+        return h * (1 + 0.1 * calls)
+
+    return scale
+
+
+def _with_a_counter(layer):
+    layer.rescale = _counting()
+
+
+@plant("right", "refused", setup=_with_a_counter)
+def a_closure_that_counts(self, h, x):
+    return self.rescale(h)
+
+
+@plant("right", "refused", named="middle", setup=with_a_norm)
+def a_layer_that_toggles(self, h, x):
+    h = self.norm(h)
+    self.norm.train(not self.norm.training)
+    return h
+
+
+@plant("right", "refused")
+def a_number_of_numpy(self, h, x):
+    return h * float(np.random.rand())
+
+
+@plant("right", "refused")
+def a_number_of_python(self, h, x):
+    return h * (1 + random.random())
+
+
+@plant("right", "refused")
+def a_coin(self, h, x):
+    return h * 2 if random.random() < 0.5 else h
+
+
+@plant("trains", "refused")
+def a_number_of_the_system(self, h, x):
+    return h * (1 + random.SystemRandom().random())
+
+
+@plant("trains", "refused")
+def a_clock_in_the_loss(self, h, x):
+    return h * (1 + time.perf_counter() % 1.0)
+
+
+@plant("refused", "refused", named="middle.inner.weight")
+def a_parameter_clamped_in_forward(self, h, x):
+    h = self.inner(h)
+    self.inner.weight.data.clamp_(-0.01, 0.01)
+    return h
+
+
+@plant("right", "refused")
+def a_branch_on_a_value(self, h, x):
+    return h * 2 if h.sum() > 0 else h
+
+
+@plant()
+def an_attribute_written_before_it_is_read(self, h, x):
+    self.last = x.mean().detach()
+    return h + self.last
+
+
+@plant()
+def a_cached_mask(self, h, x):
+    if self.last is None:
+        self.last = flow.ones(WIDTH) * 2.0
+    return h * self.last
+
+
+@plant()
+def a_clock_that_only_measures(self, h, x):
+    started = time.perf_counter()
+    self.count += 1
+    h = h / (1 + self.count.to(flow.float32))
+    assert time.perf_counter() >= started
+    return h
+
+
+def _forever():
+    number = 0
+    while True:
+        number += 1
+        yield float(number)
+
+
+def _with_a_lock(layer):
+    layer.lock = threading.Lock()
+
+
+def _with_a_generator(layer):
+    layer.lock = _forever()
+
+
+@plant(setup=_with_a_lock)
+def a_lock(self, h, x):
+    with self.lock:
+        return h
+
+
+@plant(setup=_with_a_lock, today={"graph": "refused"})
+def a_lock_and_a_counter(self, h, x):
+    self.calls += 1
+    return h
+
+
+@plant("trains", "refused", setup=_with_a_generator)
+def a_generator(self, h, x):
+    return h * next(self.lock)
+
+
+# ------------------------------------------------------------------------------------------------- hooks
+
+
+def _bound(layer):
+    """A hook that holds a parameter in a closure, as an argument, or in an object."""
+    gain = layer.gain
+    return lambda module, args, output: output * gain
+
+
+class _Scales:
+    def __init__(self, layer):
+        self.layer = layer
+
+    def __call__(self, module, args, output):
+        return output * self.layer.gain
+
+
+def _scaled_by(gain):
+    def hook(module, args, output):
+        return output * gain
+
+    return hook
+
+
+def _counts_calls(calls):
+    return lambda module, args, output: calls.append(1)
+
+
+#: name -> the forward hook of the inner layer
+HOOKS = {
+    "of a function": lambda layer: lambda module, args, output: flow.tanh(output) * 2.0,
+    "with a parameter in a closure": _bound,
+    "with a parameter as an argument": lambda layer: _scaled_by(layer.gain),
+    "with a module in a closure": lambda layer: lambda module, args, output: output * layer.gain,
+    "of an object with a module": _Scales,
+    "of a method": lambda layer: _Scales(layer).__call__,
+}
+
+
+def _inner(self, h, x):
+    return self.inner(h)
+
+
+def _hooked(hook):
+    return lambda layer: layer.inner.register_forward_hook(hook(layer))
+
+
+for _name, _hook in HOOKS.items():
+    plant(name=f"hook {_name}", setup=_hooked(_hook))(_inner)
+plant(name="hook of weight norm", setup=lambda layer: nn.utils.weight_norm(layer.inner))(_inner)
+plant(
+    name="hook before forward",
+    setup=lambda layer: layer.inner.register_forward_pre_hook(lambda module, args: (flow.tanh(args[0]) + 0.1,)),
+)(_inner)
+plant(name="hook that counts", setup=_hooked(lambda layer: _counts_calls([])), today={"graph": "refused"})(_inner)
+
+
+def _hook_of_gradients(hook):
+    return lambda layer: layer.inner.weight.register_hook(hook)
+
+
+def _count_steps(grad):
+    STEPS[0] += 1
+
+
+def _growing():
+    calls = []
+
+    def hook(grad):
+        calls.append(1)
+        return grad * (1.0 + len(calls))
+
+    return hook
+
+
+def _with_a_hook_that_remembers(layer):
+    layer.inner.weight.register_hook(_growing())
+
+
+plant(name="gradient hook", setup=_hook_of_gradients(lambda grad: grad * 2.0), accumulation=2)(_inner)
+plant(name="gradient hook that counts", setup=_hook_of_gradients(_count_steps), today={"graph": "refused"})(_inner)
+plant("right", "refused", name="gradient hook that remembers", setup=_with_a_hook_that_remembers)(_inner)
+
+
+@plant(accumulation=2, today={"graph": "refused"})
+def a_gradient_hook_of_an_activation(self, h, x):
+    h = self.inner(h)
+    h.register_hook(lambda grad: grad * 2.0)
+    return h
+
+
+@plant(today={"graph": "refused"})
+def a_gradient_hook_of_an_activation_that_counts(self, h, x):
+    h = self.inner(h)
+    h.register_hook(_count_steps)
+    return h

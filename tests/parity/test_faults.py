@@ -1,0 +1,55 @@
+"""Every planted fault trains as the plain loop does or is refused before the first update, in both modes."""
+
+from __future__ import annotations
+
+import faults
+import numpy as np
+import pytest
+import toy
+
+from libai.utils.errors import UserError
+
+
+def outcome(fault: faults.Fault, mode: str, **options) -> str:
+    """Return `right`, or `wrong: …` or `refused: …` with what was found."""
+    model, optimizer = faults.build(fault)
+    before = faults.state_of(model)
+    data = faults.batches(faults.UPDATES * fault.accumulation)
+    options = {"num_accumulation_steps": fault.accumulation, **fault.options, **options}
+    trainer = toy.trainer_of(mode, model, data, optimizer, **options)
+    losses = toy.record_losses(trainer)
+    try:
+        trainer.train(0, faults.UPDATES)
+    except UserError as error:
+        has_moved = any(not np.array_equal(value, before[name]) for name, value in faults.state_of(model).items())
+        return f"late: {error}" if has_moved else f"refused: {error}"
+    expected, state = faults.plain_loop(fault)
+    apart = max(faults.distance(losses, expected), faults.distance_of_states(faults.state_of(model), state))
+    return "right" if apart <= 1e-5 else f"wrong: {apart:.1e}"
+
+
+def cases():
+    """All faults in both modes; in the first command those that are refused, and every fourth of the others."""
+    for number, (name, fault) in enumerate(faults.FAULTS.items()):
+        for mode in ("eager", "graph"):
+            is_quick = getattr(fault, mode) == "refused" or number % 4 == 0
+            yield pytest.param(name, mode, marks=[] if is_quick else pytest.mark.e2e)
+
+
+@pytest.mark.parametrize(("name", "mode"), list(cases()))
+def test_a_planted_fault_has_its_verdict(name, mode):
+    fault = faults.FAULTS[name]
+    found = outcome(fault, mode)
+    verdict = getattr(fault, mode)
+    if verdict == "trains":
+        assert not found.startswith("refused"), found
+        return
+    assert found.partition(":")[0] in (verdict, fault.today.get(mode)), found
+    if verdict == "refused" and not found.startswith("late"):
+        assert fault.named in found
+
+
+def test_a_fault_that_nobody_looks_for_is_seen_as_wrong():
+    """The control: without the check of the first step the gradient is another one."""
+    fault = faults.FAULTS["gradient of the mode, momentum"]
+    assert outcome(fault, "graph", check_first_step=False).startswith("wrong")

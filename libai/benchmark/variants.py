@@ -174,7 +174,9 @@ class RawVariant(OneFlowVariant):
             self._model, parts.optimizer(self._model), parts.sizes.accumulation, run.train.clip_grad, parts.mesh
         )
         ema = run.train.ema
-        self._average = WeightAverage(self._model, ema.decay) if ema.enabled else None
+        self._average = WeightAverage(ema.decay) if ema.enabled else None
+        if self._average is not None:
+            self._average.begin(self._model)
         self._num_ranks = parts.mesh.size
 
     def facts(self) -> dict[str, Any]:

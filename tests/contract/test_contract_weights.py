@@ -9,7 +9,8 @@ import pytest
 import toy
 
 from libai import checkpoint
-from libai.engine.hooks import CallbackHook
+from libai.engine.hooks import CallbackHook, EMAHook
+from libai.engine.trainer.checkpointer import TrainerCheckpointer
 from libai.utils.errors import UserError
 
 pytestmark = pytest.mark.e2e
@@ -22,8 +23,12 @@ def parameters(run):
     return {name: parameter.numpy().copy() for name, parameter in run.model.named_parameters()}
 
 
+def ema_of(run):
+    return next(hook for hook in run.trainer.hooks if isinstance(hook, EMAHook))
+
+
 def averages(run):
-    return {name: tensor.numpy().copy() for name, tensor in run.trainer.forward_pass.average.export()[0].items()}
+    return {name: tensor.numpy().copy() for name, tensor in ema_of(run).average.tensors.items()}
 
 
 def equal(first, second):
@@ -52,7 +57,7 @@ def test_averaged_weights_are_evaluated_and_swapped_back(mode, tmp_path):
     weights, averaged = parameters(run), averages(run)
     metrics = run.evaluate()
     assert equal(parameters(run), weights) and equal(averages(run), averaged)
-    run.trainer.forward_pass.average = None
+    run.trainer.hooks.remove(ema_of(run))
     assert run.evaluate() != metrics
     for name, parameter in run.model.named_parameters():
         parameter.data.copy_(flow.tensor(averaged[name]))
@@ -64,7 +69,7 @@ def test_averages_are_saved_and_resumed_exactly(mode, tmp_path):
     run = contract_runs.make_run(tmp_path / "parts", mode, *EMA)
     run.train(until=4)
     resumed = contract_runs.train(tmp_path / "parts", mode, *EMA, resume=True)
-    assert resumed.start_iter == 4 and resumed.trainer.forward_pass.average.updates == 8
+    assert resumed.start_iter == 4 and ema_of(resumed).average.updates == 8
     assert equal(averages(resumed), averages(whole)) and equal(parameters(resumed), parameters(whole))
     saved = checkpoint.load(resumed.checkpointer.last_saved)
     assert equal({name: saved.tensors["ema"][name] for name in saved.tensors["ema"]}, averages(whole))
@@ -79,6 +84,29 @@ def test_averages_continue_in_the_other_mode(mode, tmp_path):
     found = averages(run)
     for name, array in averages(whole).items():
         np.testing.assert_allclose(found[name], array, atol=1e-5)
+
+
+def test_two_averages_without_a_config_are_saved_and_continue(mode, tmp_path):
+    def make():
+        flow.manual_seed(0)
+        model = toy.Classifier()
+        trainer = toy.trainer_of(mode, model, toy.batches(8), toy.optimizer_of("adamw", model))
+        hooks = [EMAHook(0.2), EMAHook(0.9)]
+        trainer.register_hooks(hooks)
+        return trainer, hooks, TrainerCheckpointer(trainer, tmp_path)
+
+    whole, of_whole, _ = make()
+    whole.train(0, 6)
+    first, _, checkpointer = make()
+    first.train(0, 3)
+    checkpointer.save()
+    second, of_second, checkpointer = make()
+    assert checkpointer.resume() == 3
+    second.train(3, 6)
+    for one, other in zip(of_whole, of_second):
+        assert one.average.updates == other.average.updates == 6
+        assert all(np.array_equal(one.tensors()[name], other.tensors()[name]) for name in one.tensors())
+    assert not np.allclose(of_whole[0].tensors()["a.weight"], of_whole[1].tensors()["a.weight"], atol=1e-4)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

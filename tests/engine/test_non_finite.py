@@ -9,7 +9,7 @@ import toy
 from oneflow import nn
 
 from libai.engine import NonFiniteLoss
-from libai.engine.hooks import CallbackHook
+from libai.engine.hooks import CallbackHook, EMAHook
 from libai.scheduler import WarmupCosineLR
 
 
@@ -77,7 +77,15 @@ def build(mode, data, policy="raise", model=Fragile, **options):
     optimizer = toy.optimizer_of("adamw", net)
     schedule = WarmupCosineLR(optimizer, max_iter=len(data), warmup_iter=2)
     return toy.trainer_of(
-        mode, net, data, optimizer, lr_scheduler=schedule, max_grad_norm=1.0, non_finite=policy, **options
+        mode,
+        net,
+        data,
+        optimizer,
+        lr_scheduler=schedule,
+        max_grad_norm=1.0,
+        non_finite=policy,
+        ema_decay=0.8,
+        **options,
     )
 
 
@@ -92,8 +100,15 @@ def fetch_every(trainer, period):
     return seen
 
 
+def average_of(trainer):
+    return next(hook for hook in trainer.hooks if isinstance(hook, EMAHook))
+
+
 def weights(trainer):
-    return [p.numpy().copy() for p in trainer.model.parameters()]
+    """Return the weights and the averages of them, which an update that is undone must not reach either."""
+    average = average_of(trainer).average
+    assert average.updates
+    return [p.numpy().copy() for p in [*trainer.model.parameters(), *average.tensors.values()]]
 
 
 def test_the_first_bad_module_is_named_and_the_weights_are_those_before(mode):
@@ -113,9 +128,15 @@ def test_the_first_bad_module_is_named_and_the_weights_are_those_before(mode):
 def test_skip_equals_a_run_that_never_made_that_update(mode):
     data = data_with_a_bad_batch(20, [6, 13])
     expected = build(mode, data)
+    average = average_of(expected)
     for i, batch in enumerate(data):
         expected.iter = i
-        expected._step_schedule() if i in (6, 13) else expected.update([batch])
+        if i in (6, 13):
+            expected._step_schedule()
+        else:
+            average.before_step()
+            expected.update([batch])
+            average.after_step()
     trainer = build(mode, data, "skip")
     seen = fetch_every(trainer, 5)
     trainer.train(0, 20)

@@ -14,3 +14,4 @@ from libai.engine.hooks.metrics.profiler import ProfilerHook
 from libai.engine.hooks.metrics.writer import WriterHook
 from libai.engine.hooks.random_state import RandomStateHook
 from libai.engine.loop.hook_base import HookBase
+from libai.engine.trainer.ema import EMAHook

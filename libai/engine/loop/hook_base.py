@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from libai.engine.loop.loss_guard import NonFiniteLoss
@@ -106,6 +107,19 @@ class HookBase:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
 
+    def tensors(self) -> dict[str, Any]:
+        """The hook's own tensors by name, for checkpoints. A hook with tensors follows the weights: when updates are
+        undone, its state and tensors are put back, and `after_step` is called for each update that is made again."""
+        return {}
+
+    def load_tensors(self, tensors: Mapping[str, Any]) -> None:
+        """Take back copies of what `tensors` gave, after `load_state_dict`; also when the parameters of the model have
+        been laid out anew."""
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Give what evaluations and predictions run in, such as other weights for the model."""
+        return nullcontext()
+
     def check_mode(self, mode: str) -> None:
         """Raise `UserError` when this hook cannot work in a trainer of `mode`."""
         name = type(self).__name__
@@ -152,5 +166,19 @@ class HookBase:
         return call
 
     def overrides(self, point: str) -> bool:
-        """True when this hook does something at `point`, one of `HOOK_POINTS`."""
+        """True when this hook does something at `point`, one of `HOOK_POINTS`, or overrides another method."""
         return getattr(type(self), point) is not getattr(HookBase, point)
+
+
+def keyed(hooks: Iterable[HookBase]) -> list[tuple[str, HookBase]]:
+    """Return the hooks with the keys of their states: the second `EvalHook` is `EvalHook-2`, so that both keep theirs.
+
+    >>> [key for key, hook in keyed([HookBase(), HookBase()])]
+    ['HookBase', 'HookBase-2']
+    """
+    seen: dict[str, int] = {}
+    found = []
+    for hook in hooks:
+        seen[hook.state_key] = number = seen.get(hook.state_key, 0) + 1
+        found.append((hook.state_key if number == 1 else f"{hook.state_key}-{number}", hook))
+    return found

@@ -15,7 +15,7 @@ from libai.config.settings.other_names import member_meant
 from libai.engine.log.events import EventStorage
 from libai.engine.loop.check_parts import check_iterations
 from libai.engine.loop.data_feed import DataFeed
-from libai.engine.loop.hook_base import EPOCH_POINTS, HOOK_POINTS, HookBase, Interrupted, StopTraining
+from libai.engine.loop.hook_base import EPOCH_POINTS, HOOK_POINTS, HookBase, Interrupted, StopTraining, keyed
 from libai.engine.loop.loop_state import LoopState
 from libai.engine.loop.loss_guard import LossGuard
 from libai.engine.loop.metrics import MAX_PENDING_RESULTS
@@ -173,6 +173,7 @@ class TrainerBase:
         self.feed, self.storage, self.loop = old.feed, old.storage, old.loop
         self.iter, self.start_iter, self.completed_iters = old.iter, old.start_iter, old.completed_iters
         self.max_iter, self.status = old.max_iter, old.status
+        self.hooks = []  # a hook of the same kind that the options asked for has no state
         self.register_hooks(old.hooks)
 
     def _run(self, has_begun: bool) -> None:
@@ -298,7 +299,7 @@ class TrainerBase:
         self.iter = self.storage.iter = self.start_iter
 
     def _after_step_keys(self) -> list[str]:
-        return [key for key, hook in self._keyed_hooks() if hook.overrides("after_step")]
+        return [key for key, hook in keyed(self.hooks) if hook.overrides("after_step")]
 
     def _raise_if_stopping(self) -> None:
         """Raise `Interrupted` when the ranks have agreed to stop; for long work between two iterations."""
@@ -371,7 +372,7 @@ class TrainerBase:
         position = self.feed.position()
         if position is not None:
             state["data_loader"] = position
-        state["hooks"] = {key: value for key, hook in self._keyed_hooks() if (value := hook.state_dict())}
+        state["hooks"] = {key: value for key, hook in keyed(self.hooks) if (value := hook.state_dict())}
         self.fetch_metrics()
         state["metrics"] = self.loop.metrics.state_dict(self.completed_iters)
         if self.loop.unfinished_hooks:
@@ -388,18 +389,9 @@ class TrainerBase:
         self.loop.events = state.get("events")
         self.loop.unfinished_hooks = list(state.get("unfinished_hooks", []))
         self.loop.metrics.load_state_dict(self.iter, state.get("metrics", {}))
-        hooks = dict(self._keyed_hooks())
+        hooks = dict(keyed(self.hooks))
         for key, value in state.get("hooks", {}).items():
             if key in hooks:
                 hooks[key].load_state_dict(value)
             elif is_main_process():
                 logger.warning("the checkpoint holds state of hook %s, which is not registered: dropped", key)
-
-    def _keyed_hooks(self) -> list[tuple[str, HookBase]]:
-        """Hooks with unique state keys: the second `EvalHook` becomes `EvalHook#2`, so that both keep their state."""
-        seen: dict[str, int] = {}
-        keyed = []
-        for hook in self.hooks:
-            seen[hook.state_key] = number = seen.get(hook.state_key, 0) + 1
-            keyed.append((hook.state_key if number == 1 else f"{hook.state_key}#{number}", hook))
-        return keyed

@@ -67,4 +67,4 @@ def load_best(run: Run) -> None:
             logger.warning("no evaluation gave a finite %s: the model keeps its last weights", best.metric)
         return
     run.load_weights(str(best.best_path))
-    run.checkpointer.load_average(checkpoint.load(best.best_path))  # the best value is that of the average
+    run.checkpointer.load_tensors_of_hooks(checkpoint.load(best.best_path))  # the best value is that of the average

@@ -13,6 +13,7 @@ from libai import __version__, checkpoint
 from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, on_rank_0
 from libai.checkpoint.shards import cut_shards
 from libai.checkpoint.strict_json import dump_json
+from libai.engine.loop.hook_base import HookBase, keyed
 from libai.engine.loop.trainer_base import TrainerBase
 from libai.scheduler import load_scheduler_state, scheduler_state
 from libai.utils.atomic import point_link
@@ -32,8 +33,8 @@ RESETTABLE = ("optimizer", "schedule", "data")
 class TrainerCheckpointer:
     """Saves and resumes one `ModelTrainer` in `root` (`root/iter_0000200/`, format in docs/checkpoints.md).
 
-    Holds: model, average of its weights, optimizer, schedule, iteration, data position, hook states, the mode that
-    wrote it, versions.
+    Holds: model, optimizer, schedule, iteration, data position, states and tensors of hooks, the mode that wrote it,
+    versions.
 
     Args:
         trainer: its `completed_iters` names a checkpoint.
@@ -173,9 +174,14 @@ class TrainerCheckpointer:
             optimizer = trainer_state.pop("optimizer")
             tensors["optimizer"] = optimizer["tensors"]
             state = {**self._state(trainer_state), "optimizer": optimizer["scalars"]}
-        if trainer.forward_pass.average is not None:
-            tensors["ema"], state["ema"] = trainer.forward_pass.average.export()
+        for group, hook in self._hooks_with_tensors():
+            if of_hook := hook.tensors():
+                tensors[group] = of_hook
         return tensors, state
+
+    def _hooks_with_tensors(self) -> list[tuple[str, HookBase]]:
+        """`(group of tensors in a checkpoint, hook)`."""
+        return [(key, hook) for key, hook in keyed(self.trainer.hooks) if hook.overrides("tensors")]
 
     def _state(self, trainer_state: Mapping[str, Any]) -> dict[str, Any]:
         scheduler = self.trainer.lr_scheduler
@@ -285,9 +291,9 @@ class TrainerCheckpointer:
             trainer.optimizer_state.load(saved.tensors.get("optimizer", {}), saved.state["optimizer"])
         if "schedule" not in reset:
             self._load_schedule(saved.state["lr_scheduler"])
-        self.load_average(saved)
         state = saved.state["trainer"]
         trainer.load_state_dict({**state, "data_loader": {}} if "data" in reset else state)
+        self.load_tensors_of_hooks(saved)
         self.extra = dict(saved.state.get("extra", {}))
         return saved
 
@@ -303,18 +309,12 @@ class TrainerCheckpointer:
         lines = [f"  {part:<10} {rows[part][0]} -> {rows[part][1]}" for part in RESETTABLE if part in reset]
         return "\n".join(["reset (checkpoint -> this run):", *lines])
 
-    def load_average(self, saved: checkpoint.Checkpoint) -> None:
-        """Take back the average of the weights, where this run keeps one. Collective when parameters are global."""
-        average = self.trainer.forward_pass.average
-        if average is not None:
-            average.load(self.trainer.model, saved.tensors.get("ema", {}), saved.state.get("ema", {}))
-        if (average is None) == ("ema" in saved.state) and is_main_process():
-            logger.warning(
-                "the checkpoint has %s average of the weights, and train.ema.enabled=%s: %s",
-                "no" if average else "an",
-                "true" if average else "false",
-                "it begins with the weights of the checkpoint" if average else "it is left out from here on",
-            )
+    def load_tensors_of_hooks(self, saved: checkpoint.Checkpoint) -> None:
+        """Give hooks their tensors back, such as the average of the weights. Collective when parameters are global."""
+        for group, hook in self._hooks_with_tensors():
+            hook.load_tensors(saved.tensors.get(group, {}))
+            if group not in saved.tensors and is_main_process():
+                logger.warning("the checkpoint has no tensors of %s, which begins again", type(hook).__name__)
 
     def _load_schedule(self, saved: Mapping[str, Any] | None) -> None:
         scheduler = self.trainer.lr_scheduler

@@ -83,19 +83,16 @@ class EagerTrainer(ModelTrainer):
 
     def _use_global_tensors(self) -> None:
         """See `ModelTrainer._use_global_tensors`. Training continues as if `gradient_reduction` had been "global"."""
-        state = self.optimizer_state.export()
-        averages = None if self.forward_pass.average is None else self.forward_pass.average.export()
-        self.optimizer.zero_grad(set_to_none=True)
-        if self._reduction is not None and self._reduction.leaves_hooks:
-            renew_parameters(self.model, self.optimizer)
-        self.forward_pass.layout = parallelize(self.model, self._model_plan, self.mesh)
-        self.options, self._reduction = replace(self.options, gradient_reduction="global"), None
-        self._forward, self._parameters = self.model, self._trained_parameters()
-        self._set_to_none = self._choose_set_to_none()
-        self.optimizer_state.load(*state)
-        if self.forward_pass.average is not None and averages is not None:
-            self.forward_pass.average.load(self.model, *averages)
-        self._guard.forget()
+        with self._parameters_laid_out_anew():
+            self.optimizer.zero_grad(set_to_none=True)
+            if self._reduction is not None and self._reduction.leaves_hooks:
+                renew_parameters(self.model, self.optimizer)
+            self.forward_pass.layout = parallelize(self.model, self._model_plan, self.mesh)
+            self.options = replace(self.options, gradient_reduction="global")
+            self._reduction = None
+            self._forward = self.model
+            self._parameters = self._trained_parameters()
+            self._set_to_none = self._choose_set_to_none()
 
     @classmethod
     def _needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:

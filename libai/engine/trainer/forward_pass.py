@@ -30,7 +30,6 @@ from libai.utils.tensors import detached
 
 if TYPE_CHECKING:
     from libai.engine.trainer.model_trainer import ModelTrainer
-    from libai.optim import WeightAverage
 
 logger = logging.getLogger("libai.engine")
 
@@ -48,7 +47,6 @@ class ForwardPass:
         counts_items: whether the model says over how many items its losses average.
         index_check: refuses ids and labels that the model has no row for.
         effects: what forward changes beside its losses, once that was tried.
-        average: of the weights, with which the model is evaluated; None without `options.ema_decay`.
         evaluated: the dataset and the number of the batch that is being evaluated.
     """
 
@@ -62,7 +60,6 @@ class ForwardPass:
         self.counts_items = hasattr(self.model, "num_loss_items")
         self.index_check = IndexCheck(self.model)
         self.effects: Effects | None = None
-        self.average: WeightAverage | None = None
         self.evaluated: tuple[str, int] | None = None
         #: what the loss is multiplied by before the backward pass
         self.loss_scale: float | None = None

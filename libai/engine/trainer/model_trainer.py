@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from libai.engine.loop.check_parts import check_arguments, check_metrics, check_
 from libai.engine.loop.loop_state import LoopState
 from libai.engine.loop.metrics import StepResult, to_numbers
 from libai.engine.loop.trainer_base import TrainerBase
+from libai.engine.trainer.ema import EMAHook
 from libai.engine.trainer.forward_pass import Batch, ForwardPass
 from libai.engine.trainer.non_finite import NonFiniteGuard
 from libai.engine.trainer.optimizer_state import OptimizerState
@@ -29,7 +30,7 @@ from libai.forward.contract import as_batch_dict, read_losses, structured
 from libai.layers.lora import refuse_direct_reads
 from libai.layers.random import find_unseeded_dropouts
 from libai.oneflow_fixes.internals import wait_for_device
-from libai.optim import Optimizers, WeightAverage
+from libai.optim import Optimizers
 from libai.parallel import Layout, LocalLayout, Mesh, ParallelPlan, parallelize, recompute_in_backward
 from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
@@ -103,7 +104,7 @@ class ModelTrainer(TrainerBase):
         self._model_plan = ParallelPlan.of(model, options.plan)
         self.forward_pass.layout = layout or self._lay_out()
         if options.ema_decay is not None:
-            self.forward_pass.average = WeightAverage(self.model, options.ema_decay)
+            self.register_hooks([EMAHook(options.ema_decay)])
         refuse_split_statistics(self.model)
         self._check_optimizer()
         self._warn_of_stock_dropout()
@@ -124,6 +125,17 @@ class ModelTrainer(TrainerBase):
     def _use_global_tensors(self) -> None:
         """Lay a model that data-parallel ranks hold as local replicas out as global tensors. Collective."""
         raise NotImplementedError(f"{type(self).__name__} has no local replicas")
+
+    @contextmanager
+    def _parameters_laid_out_anew(self) -> Iterator[None]:
+        """The block lays out the parameters anew; the optimizer's state and the tensors of hooks follow. Collective."""
+        state = self.optimizer_state.export()
+        tensors = [(hook, hook.tensors()) for hook in self.hooks if hook.overrides("tensors")]
+        yield
+        self.optimizer_state.load(*state)
+        for hook, of_hook in tensors:
+            hook.load_tensors(of_hook)
+        self._guard.forget()
 
     def _recomputed_blocks(self) -> list[str]:
         """Names of the modules that activation checkpointing was asked for. Raises `UserError` when no plan has any."""
@@ -166,8 +178,6 @@ class ModelTrainer(TrainerBase):
         if self._is_prepared:
             return
         micro_batches = self.feed.peek()
-        if self.forward_pass.average is not None:
-            self.forward_pass.average.begin()
         self.feed.items_per_iter = self._count_tokens(micro_batches)
         self._refuse_equal_batches(micro_batches)
         # the model as it is written, before it is laid out as global tensors or compiled
@@ -301,9 +311,7 @@ class ModelTrainer(TrainerBase):
         return rates
 
     def _finish_update(self) -> None:
-        """What follows an update of the weights: their average takes them in, and the schedule advances."""
-        if self.forward_pass.average is not None:
-            self.forward_pass.average.update()
+        """What follows an update of the weights: the schedule advances."""
         self._step_schedule()
 
     def _step_schedule(self) -> None:
@@ -349,11 +357,16 @@ class ModelTrainer(TrainerBase):
         The model is in training mode again afterwards. Raises `Interrupted` between two batches when the ranks have
         agreed to stop.
         """
-        with self.loop.not_training(), self._averaged_weights():
+        with self.loop.not_training(), self._contexts_of_hooks():
             return self._evaluate(loader, evaluators, dataset, max_batches)
 
-    def _averaged_weights(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.forward_pass.average is None else self.forward_pass.average.swapped_in()
+    def _contexts_of_hooks(self) -> ExitStack:
+        """Enter what hooks want evaluations to run in."""
+        stack = ExitStack()
+        for hook in self.hooks:
+            if hook.overrides("evaluating"):
+                stack.enter_context(hook.evaluating())
+        return stack
 
     def _evaluate(
         self, loader: Iterable[Any], evaluators: Mapping[str, Any], dataset: str, max_batches: int | None
@@ -411,7 +424,7 @@ class ModelTrainer(TrainerBase):
         self.model.eval()
         try:
             batch = self.forward_pass.name_inputs(batch)
-            with self._watch_indices([batch]), self._averaged_weights():
+            with self._watch_indices([batch]), self._contexts_of_hooks():
                 return self._eval_batch(self.forward_pass.to_device(batch), everywhere=True)
         finally:
             self.model.train(was_training)

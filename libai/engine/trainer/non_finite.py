@@ -131,6 +131,7 @@ class NonFiniteGuard(LossGuard):
                 before.restore(trainer)
                 culprit, diagnosis = iteration, find_first_non_finite(trainer, micro_batches)
                 break
+            self._let_hooks_follow()
         else:
             # the repetition was clean: the loss depends on something that is not part of the state
             diagnosis = "it did not happen again when the updates were repeated, so the forward is not deterministic"
@@ -155,7 +156,14 @@ class NonFiniteGuard(LossGuard):
             trainer.iter = iteration
             self._batches.append((iteration, micro_batches))
             results.append((iteration, trainer.update(micro_batches)))
+            self._let_hooks_follow()
         return results
+
+    def _let_hooks_follow(self) -> None:
+        """Call the hooks that follow the weights after an update that was made again."""
+        for hook in self._trainer.hooks:
+            if hook.overrides("tensors"):
+                hook.after_step()
 
     def _note(self, culprit: int, diagnosis: str) -> None:
         self.bad_iterations.append(culprit + 1)

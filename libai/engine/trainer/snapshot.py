@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import oneflow as flow
 
+from libai.engine.loop.hook_base import HookBase
 from libai.scheduler import load_scheduler_state, scheduler_state
 from libai.utils.distributed import barrier
 from libai.utils.seeding import generators_kept
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that an update changes, copied on the device: weights, buffers, their average, optimizer, schedule.
+    """Everything that an update changes, copied on the device: weights, buffers, optimizer, schedule, and the hooks
+    that have tensors, which follow the weights.
 
-    Data position and hooks are not in it.
+    Data position and other hooks are not in it.
     """
 
     tensors: list[flow.Tensor]
@@ -31,7 +33,7 @@ class Snapshot:
     learning_rates: list[float]
     schedule: dict[str, Any] | None
     lrs: dict[str, float]
-    average: Any
+    hooks: list[tuple[HookBase, dict[str, Any], dict[str, flow.Tensor]]]
 
     @classmethod
     def of(cls, trainer: ModelTrainer) -> Snapshot:
@@ -45,7 +47,11 @@ class Snapshot:
                 learning_rates=[group["lr"] for group in optimizer.param_groups],
                 schedule=None if scheduler is None else scheduler_state(scheduler, optimizer),
                 lrs=trainer._lrs,
-                average=None if trainer.forward_pass.average is None else trainer.forward_pass.average.copy(),
+                hooks=[
+                    (hook, hook.state_dict(), {name: tensor.clone() for name, tensor in hook.tensors().items()})
+                    for hook in trainer.hooks
+                    if hook.overrides("tensors")
+                ],
             )
 
     def restore(self, trainer: ModelTrainer) -> None:
@@ -55,8 +61,9 @@ class Snapshot:
             for tensor, copied in zip(_module_tensors(trainer.model), self.tensors):
                 tensor.copy_(copied)
             trainer.optimizer_state.put_back(self.optimizer)
-            if trainer.forward_pass.average is not None:
-                trainer.forward_pass.average.put_back(self.average)
+            for hook, state, tensors in self.hooks:
+                hook.load_state_dict(state)
+                hook.load_tensors(tensors)
         optimizer._state["step"] = self.step
         if self.schedule is not None:
             load_scheduler_state(trainer.lr_scheduler, self.schedule, optimizer)

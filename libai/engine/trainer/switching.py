@@ -33,7 +33,7 @@ def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer
     train_options = replace(old.options, amp=None, gradient_reduction="auto")
     old.check_finite()
     tensors, scalars = old.optimizer_state.export()
-    averages = None if old.forward_pass.average is None else old.forward_pass.average.export()
+    tensors_of_hooks = [(hook, hook.tensors()) for hook in old.hooks if hook.overrides("tensors")]
     for hook in old.hooks:
         hook.check_mode(mode)
     layout = old.forward_pass.layout
@@ -55,8 +55,8 @@ def switch_trainer(old: ModelTrainer, mode: str, **options: Any) -> ModelTrainer
         **options,
     )
     new.optimizer_state.load(tensors, scalars)
-    if new.forward_pass.average is not None and averages is not None:
-        new.forward_pass.average.load(new.model, *averages)
     new._adopt_state(old)
+    for hook, of_hook in tensors_of_hooks:
+        hook.load_tensors(of_hook)
     new.forward_pass.batch_scope.adopt_findings(old.forward_pass.batch_scope)
     return new

@@ -5,6 +5,7 @@ This package knows tensors by name and a JSON state; it knows nothing of trainer
 
 from libai.checkpoint.background import AsyncCheckpointer
 from libai.checkpoint.convert import convert, diff
+from libai.checkpoint.durable import remove_leftovers
 from libai.checkpoint.errors import CheckpointError, CheckpointWriteError
 from libai.checkpoint.manifest import checkpoint_name, iteration_of
 from libai.checkpoint.reader import Checkpoint, TensorGroup, load, verify

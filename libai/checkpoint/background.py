@@ -7,7 +7,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import numpy as np
 
 from libai.checkpoint.errors import CheckpointError, CheckpointWriteError
 from libai.checkpoint.manifest import checkpoint_name
-from libai.checkpoint.safetensors_format import DTYPES, TensorSpec
 from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, memory_error, on_rank_0, prepare, write_checkpoint
-from libai.checkpoint.shards import Entry, Shard, cut_shards
+from libai.checkpoint.shards import Entry, cut_shards
+from libai.checkpoint.tensor_files import TensorSpec
 from libai.utils.distributed import is_main_process
 
 _ALIGNMENT_BYTES = 64
@@ -64,16 +63,11 @@ class AsyncCheckpointer:
         """
         start = time.perf_counter()
         on_rank_0(self._finish)
-        shards = cut_shards(tensors, self._shard_bytes)
+        shards, entries = cut_shards(tensors, self._shard_bytes)
         state_bytes = on_rank_0(lambda: prepare(self.root, iteration, shards, state))
-        on_rank_0(lambda: self._copy.reserve(shards))  # no memory: every rank must know before the gathers
-        arrays = self._copy.take(shards)
+        on_rank_0(lambda: self._copy.reserve(entries))  # no memory: every rank must know before the gathers
+        arrays = self._copy.take(entries)
         if is_main_process():
-            # the write must not hold on to the caller's tensors: their memory is his again
-            shards = [
-                replace(shard, entries={name: Entry(entry.spec, lambda: None) for name, entry in shard.entries.items()})
-                for shard in shards
-            ]
             arguments = (self.root, iteration, shards, iter(arrays), state_bytes or b"")
             self._thread = threading.Thread(target=self._write, args=arguments, name=checkpoint_name(iteration))
             self._thread.start()
@@ -118,14 +112,6 @@ class AsyncCheckpointer:
             self._failure.__cause__ = error
 
 
-@dataclass
-class _Slot:
-    """The place of one tensor in the block. `tensor`: the same memory for OneFlow, made when it is first needed."""
-
-    array: np.ndarray
-    tensor: Any = None
-
-
 class HostCopy:
     """One copy of all tensors of a save in the host memory of rank 0, whose memory the next copy uses again.
 
@@ -134,71 +120,66 @@ class HostCopy:
     """
 
     def __init__(self) -> None:
-        self._specs: list[tuple[str, str, TensorSpec]] = []
-        self._slots: list[_Slot] = []
+        self._specs: list[TensorSpec] = []
+        self._arrays: list[np.ndarray] = []
+        #: the same memory for OneFlow, by index, made when it is first needed
+        self._tensors: dict[int, Any] = {}
 
-    def take(self, shards: list[Shard]) -> list[np.ndarray]:
-        """Copy all tensors; their arrays in file order on rank 0, `[]` elsewhere. Collective for global tensors.
+    def take(self, entries: list[Entry]) -> list[np.ndarray]:
+        """Copy all tensors; their arrays on rank 0, `[]` elsewhere. Collective for global tensors.
 
         The tensors may change when this returns. The arrays are valid until the next `take`. A bfloat16 tensor becomes
         the float32 array of the same values.
         """
-        entries = [entry for shard in shards for entry in shard.entries.values()]
-        self.reserve(shards)
-        if not is_main_process():
-            for entry in entries:
-                (entry.local or entry.fetch)()  # take part in the gathers
-            return []
+        self.reserve(entries)
         gathered = 0
-        for slot, entry in zip(self._slots, entries):
+        for index, entry in enumerate(entries):
+            value = entry.get()
+            if is_main_process():
+                self._copy(index, value)
             gathered += entry.spec.num_bytes if entry.is_gathered else 0
-            _copy(slot, entry)
             if gathered > _MAX_GATHERED_BYTES:
-                _wait()
+                self._wait()
                 gathered = 0
-        if any(entry.local is not None for entry in entries):
-            _wait()
-        return [slot.array for slot in self._slots]
+        self._wait()
+        return self._arrays
 
     def free(self) -> None:
         """Give the memory back, once nobody uses the arrays any more."""
-        self._specs, self._slots = [], []
+        self._specs, self._arrays, self._tensors = [], [], {}
 
-    def reserve(self, shards: list[Shard]) -> None:
+    def reserve(self, entries: list[Entry]) -> None:
         """Make room for the copy on rank 0, which is kept when the next one looks the same. Raises `MemoryError`."""
-        specs = [(shard.group, name, entry.spec) for shard in shards for name, entry in shard.entries.items()]
+        specs = [entry.spec for entry in entries]
         if specs == self._specs or not is_main_process():
             return
         self.free()  # before the new block is made, so that there are never two
-        num_bytes = [math.prod(spec.shape) * _dtype(spec).itemsize for _, _, spec in specs]
-        aligned = [-(-count // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for count in num_bytes]
+        dtypes = [np.dtype(np.float32) if spec.dtype == "bfloat16" else spec.raw_dtype for spec in specs]
+        sizes = [math.prod(spec.shape) * dtype.itemsize for spec, dtype in zip(specs, dtypes)]
+        aligned = [-(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for size in sizes]
         block = np.empty(sum(aligned), np.uint8)
-        for (_, _, spec), count, begin in zip(specs, num_bytes, itertools.accumulate(aligned, initial=0)):
-            self._slots.append(_Slot(block[begin : begin + count].view(_dtype(spec)).reshape(spec.shape)))
+        begins = itertools.accumulate(aligned, initial=0)
+        for spec, dtype, size, begin in zip(specs, dtypes, sizes, begins):
+            self._arrays.append(block[begin : begin + size].view(dtype).reshape(spec.shape))
         self._specs = specs
 
+    def _copy(self, index: int, value: Any) -> None:
+        """Copy one tensor, or have OneFlow do it: then it is there after `_wait`."""
+        array = self._arrays[index]
+        if isinstance(value, np.ndarray):
+            np.copyto(array, value)
+            return
+        import oneflow as flow
 
-def _copy(slot: _Slot, entry: Entry) -> None:
-    """Copy one tensor into its slot, or have OneFlow do it: then it is there after `_wait`."""
-    if entry.local is None:
-        np.copyto(slot.array, entry.fetch())
-        return
-    import oneflow as flow
+        if value.device.type != "cpu" or value.dtype == flow.bfloat16:  # numpy has no bfloat16
+            np.copyto(array, value.numpy())
+            return
+        if index not in self._tensors:
+            self._tensors[index] = flow.from_numpy(array)
+        flow._C.assign_local_tensor(self._tensors[index], value)
 
-    tensor = entry.local()
-    if tensor.device.type != "cpu" or tensor.dtype == flow.bfloat16:  # numpy has no bfloat16
-        np.copyto(slot.array, tensor.numpy())
-        return
-    if slot.tensor is None:
-        slot.tensor = flow.from_numpy(slot.array)
-    flow._C.assign_local_tensor(slot.tensor, tensor)
+    def _wait(self) -> None:
+        if self._tensors:
+            from libai.oneflow_fixes.internals import wait_for_device
 
-
-def _wait() -> None:
-    from libai.oneflow_fixes.internals import wait_for_device
-
-    wait_for_device()
-
-
-def _dtype(spec: TensorSpec) -> np.dtype:
-    return np.dtype(np.float32 if spec.dtype == "bfloat16" else DTYPES[spec.dtype][1])
+            wait_for_device()

@@ -1,21 +1,21 @@
-"""Copies of checkpoints in another form, and the differences between two. Tensor by tensor: memory stays small."""
+"""Copies of checkpoints in another form, and the differences between two."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from libai.checkpoint.durable import DurableFile
+from libai.checkpoint.durable import finish_file
 from libai.checkpoint.errors import CheckpointError, os_reason
 from libai.checkpoint.reader import Checkpoint, TensorGroup
-from libai.checkpoint.safetensors_format import FLOATING, TensorSpec, build_header, raw_bytes, to_raw
 from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, save
 from libai.checkpoint.shards import Entry, stored_entry
+from libai.checkpoint.tensor_files import FLOATING, TensorSpec, write_tensors
 from libai.utils.atomic import fsync_dir
 
 
@@ -38,84 +38,85 @@ def convert(
 
     Raises `CheckpointError`, also when `target` exists already.
     """
-    target = Path(target)
+    is_file = Path(target).suffix == ".safetensors"
+    target = Path(target) if is_file else Path(target, source.path.name)
     dropped = set(drop)
-    unknown = sorted(dropped - set(source.tensors))
-    if unknown:
-        raise CheckpointError(f"drop={unknown[0]!r}: {source.path} has the groups {', '.join(source.tensors)}.")
+    for name in [*sorted(dropped), *(["model"] if is_file else [])]:
+        if name not in source.tensors:
+            raise CheckpointError(f"drop={name!r}: {source.path} has the groups {', '.join(source.tensors)}.")
     if dtype is not None and dtype not in FLOATING:
         raise CheckpointError(f"dtype={dtype!r}: weights are cast to one of {', '.join(FLOATING)}.")
-    if target.suffix == ".safetensors":
-        return _write_single_file(source, target, dtype)
-    if (target / source.path.name).exists():
-        raise CheckpointError(f"{target / source.path.name} exists already. Choose another folder.")
-    tensors = {
-        name: _entries(group, dtype if name == "model" else None)
-        for name, group in source.tensors.items()
-        if name not in dropped
-    }
-    return save(target, source.iteration, tensors, source.state, shard_bytes=shard_bytes)
+    if target.exists():
+        raise CheckpointError(f"{target} exists already. Choose another name.")
+    groups = {name: group for name, group in source.tensors.items() if name not in dropped}
+    tensors = {name: _entries(group, dtype if name == "model" else None) for name, group in groups.items()}
+    if is_file:
+        _write_single_file(target, tensors["model"])
+        return target
+    return save(target.parent, source.iteration, tensors, source.state, shard_bytes=shard_bytes)
 
 
 def diff(a: Checkpoint, b: Checkpoint, tolerance: float = 0.0) -> dict[str, str]:
-    """What differs between two checkpoints: place -> description, `{}` when they hold the same.
+    """Return the differences between two checkpoints: place -> description, `{}` when they hold the same.
 
     Tensors are compared bit by bit (so NaN equals NaN), or up to an absolute `tolerance`.
     """
     differences = {}
     if a.iteration != b.iteration:
         differences["iteration"] = f"{a.iteration} and {b.iteration}"
-    for group in sorted(set(a.tensors) | set(b.tensors)):
-        if group not in a.tensors or group not in b.tensors:
-            differences[group] = f"only in {a.path if group in a.tensors else b.path}"
-            continue
-        of_a, of_b = a.tensors[group], b.tensors[group]
-        for name in sorted(set(of_a) | set(of_b)):
-            found = _tensor_difference(of_a, of_b, name, tolerance, (a.path, b.path))
-            if found:
-                differences[f"{group}/{name}"] = found
-    _state_differences(a.state, b.state, "state", differences)
+    tensors_of_a, tensors_of_b = _all_tensors(a), _all_tensors(b)
+    for name in sorted({**tensors_of_a, **tensors_of_b}):
+        if name not in tensors_of_a or name not in tensors_of_b:
+            differences[name] = f"only in {a.path if name in tensors_of_a else b.path}"
+        elif found := _tensor_difference(tensors_of_a[name], tensors_of_b[name], tolerance):
+            differences[name] = found
+    state_of_a, state_of_b = _flat(a.state, "state"), _flat(b.state, "state")
+    for place in sorted({**state_of_a, **state_of_b}):
+        if place not in state_of_a or place not in state_of_b:
+            differences[place] = f"only in the {'first' if place in state_of_a else 'second'}"
+        elif state_of_a[place] != state_of_b[place]:
+            differences[place] = f"{str(state_of_a[place])[:80]} and {str(state_of_b[place])[:80]}"
     return differences
 
 
 def _entries(group: TensorGroup, dtype: str | None) -> dict[str, Entry]:
-    return {name: stored_entry(group, name, _cast(group.spec(name), dtype)) for name in group}
+    entries = {}
+    for name in group:
+        spec = group.spec(name)
+        if dtype is not None and spec.dtype in FLOATING:
+            spec = TensorSpec(dtype, spec.shape)
+        entries[name] = stored_entry(group, name, spec)
+    return entries
 
 
-def _cast(spec: TensorSpec, dtype: str | None) -> TensorSpec:
-    return TensorSpec(dtype, spec.shape) if dtype and spec.dtype in FLOATING else spec
-
-
-def _write_single_file(source: Checkpoint, target: Path, dtype: str | None) -> Path:
-    if "model" not in source.tensors:
-        raise CheckpointError(f"{source.path} has no tensors called 'model'; it has {', '.join(source.tensors)}.")
-    if target.exists():
-        raise CheckpointError(f"{target} exists already. Choose another name.")
-    entries = _entries(source.tensors["model"], dtype)
+def _write_single_file(target: Path, entries: Mapping[str, Entry]) -> None:
     temporary = target.with_name(f".{target.name}-{secrets.token_hex(6)}")
     try:
-        with DurableFile(temporary) as file:
-            file.write(build_header({name: entry.spec for name, entry in entries.items()}))
-            for entry in entries.values():
-                file.write(raw_bytes(to_raw(entry.fetch(), entry.spec.dtype)))
-            file.finish()
+        specs = {name: entry.spec for name, entry in entries.items()}
+        write_tensors(temporary, specs, {name: entry.array() for name, entry in entries.items()})
+        finish_file(temporary)
         os.replace(temporary, target)
         fsync_dir(target.parent)
     except OSError as error:
         raise CheckpointError(f"{target} could not be written: {os_reason(error)}.") from error
     finally:
         temporary.unlink(missing_ok=True)
-    return target
 
 
-def _tensor_difference(
-    a: TensorGroup, b: TensorGroup, name: str, tolerance: float, paths: tuple[Path, Path]
-) -> str | None:
-    if name not in a or name not in b:
-        return f"only in {paths[0] if name in a else paths[1]}"
-    if a.spec(name) != b.spec(name):
-        return f"{a.spec(name).dtype} {a.spec(name).shape} and {b.spec(name).dtype} {b.spec(name).shape}"
-    x, y = a[name], b[name]
+def _all_tensors(checkpoint: Checkpoint) -> dict[str, tuple[TensorGroup, str]]:
+    """Return group and name of every tensor by `group/name`."""
+    tensors = {}
+    for group, named in checkpoint.tensors.items():
+        tensors.update({f"{group}/{name}": (named, name) for name in named})
+    return tensors
+
+
+def _tensor_difference(a: tuple[TensorGroup, str], b: tuple[TensorGroup, str], tolerance: float) -> str | None:
+    (group_a, name), (group_b, _) = a, b
+    spec_a, spec_b = group_a.spec(name), group_b.spec(name)
+    if spec_a != spec_b:
+        return f"{spec_a.dtype} {spec_a.shape} and {spec_b.dtype} {spec_b.shape}"
+    x, y = group_a[name], group_b[name]
     if x.tobytes() == y.tobytes():
         return None
     distance = np.abs(x.astype(np.float64) - y.astype(np.float64))
@@ -125,12 +126,11 @@ def _tensor_difference(
     return f"{int((distance != 0).sum())} of {x.size} values differ, by at most {largest:.6g}"
 
 
-def _state_differences(a: Any, b: Any, where: str, differences: dict[str, str]) -> None:
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in sorted(set(a) | set(b)):
-            if key not in a or key not in b:
-                differences[f"{where}.{key}"] = f"only in the {'first' if key in a else 'second'}"
-            else:
-                _state_differences(a[key], b[key], f"{where}.{key}", differences)
-    elif a != b:
-        differences[where] = f"{str(a)[:80]} and {str(b)[:80]}"
+def _flat(value: Any, place: str) -> dict[str, Any]:
+    """Return the values of nested dicts by their place."""
+    if not isinstance(value, dict) or not value:
+        return {place: value}
+    leaves = {}
+    for key, item in value.items():
+        leaves.update(_flat(item, f"{place}.{key}"))
+    return leaves

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from libai.utils.errors import UserError
 
 
@@ -17,5 +21,14 @@ class CheckpointWriteError(CheckpointError):
 
 
 def os_reason(error: OSError) -> str:
-    """What the operating system said, without the errno and the path repeated."""
+    """Return the reason that the operating system gave, without the errno and the path repeated."""
     return error.strerror or str(error) or type(error).__name__
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn an `OSError` of the block, which reads `path`, into a `CheckpointError`."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {os_reason(error)}.") from None

@@ -1,45 +1,65 @@
 """Reading checkpoints and safetensors files: lazily, without executing anything, never handing out damaged data.
 
-Only JSON and raw numbers are parsed. Every tensor of a checkpoint is compared with its own digest when it is read, so a
-bit that flips after `verify`, or a folder that is replaced while it is read, is an error and not a wrong weight.
+Each file of a checkpoint is compared with its digest when a tensor of it is first read, and again when it has changed
+since: damage after `verify`, or a folder that is replaced while it is read, is an error and not a wrong weight.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
-import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from libai.checkpoint.errors import CheckpointError, os_reason
-from libai.checkpoint.manifest import MANIFEST, STATE, Manifest, TensorRecord, iteration_of, parse_manifest
-from libai.checkpoint.safetensors_format import DTYPES, Slot, TensorSpec, from_raw, raw_bytes, read_header
-from libai.checkpoint.strict_json import MAX_JSON_BYTES, parse_json
+from libai.checkpoint.durable import FileRecord, digest
+from libai.checkpoint.errors import CheckpointError, reading
+from libai.checkpoint.manifest import MANIFEST, STATE, Manifest, group_of, iteration_of, parse_manifest
+from libai.checkpoint.strict_json import parse_json
+from libai.checkpoint.tensor_files import Slot, TensorSpec, open_file, read_slots, read_tensor
 
-_CHUNK_BYTES = 1024 * 1024
+
+@dataclass(frozen=True)
+class _Folder:
+    """A folder whose files are compared with their records (none: foreign files) when they are opened."""
+
+    path: Path
+    records: Mapping[str, FileRecord] = field(default_factory=dict)
+    _checked: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a file of the folder. Raises `CheckpointError` when its bytes are not what was written."""
+        file = open_file(self.path / name)
+        status = os.fstat(file.fileno())
+        stamp = (status.st_ino, status.st_mtime_ns)
+        if name in self.records and self._checked.get(name) != stamp:
+            with reading(self.path / name):
+                found = digest(file)
+            if found != self.records[name].sha256:
+                file.close()
+                raise CheckpointError(f"{file.name} is damaged: its bytes do not match the digest in {MANIFEST}.")
+            file.seek(0)
+            self._checked[name] = stamp
+        return file
 
 
 @dataclass(frozen=True)
 class _Located:
-    """A tensor on disk: file, place in it, and the digest its data must have (None: unknown, a foreign file)."""
+    """The place of one tensor on disk."""
 
-    path: Path
+    folder: _Folder
+    file: str
     slot: Slot
-    sha256: str | None
 
 
 class TensorGroup(Mapping[str, np.ndarray]):
     """Tensors by name, each read from disk when it is asked for and not kept.
 
-    bfloat16 comes as the float32 array of the same values (numpy has no bfloat16); `spec(name)` tells the dtype stored.
-    `origin`: the checkpoint folder or file. Raises `CheckpointError` when a tensor cannot be read or does not match
-    its digest.
+    bfloat16 comes as the float32 array of the same values (numpy has no bfloat16); `spec(name)` has the dtype stored.
+    `origin`: the checkpoint folder or file. Raises `CheckpointError` when a tensor cannot be read or its file is
+    damaged.
     """
 
     def __init__(self, origin: Path, tensors: Mapping[str, _Located]):
@@ -47,7 +67,7 @@ class TensorGroup(Mapping[str, np.ndarray]):
         self._tensors = dict(sorted(tensors.items()))
 
     def replaced_by(self, other: TensorGroup) -> TensorGroup:
-        """These tensors, with those of `other` in the place of its names."""
+        """Return these tensors, with those of `other` in the place of its names."""
         return TensorGroup(self.origin, {**self._tensors, **other._tensors})
 
     def __iter__(self) -> Iterator[str]:
@@ -56,28 +76,16 @@ class TensorGroup(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         return len(self._tensors)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors  # the default would read the tensor
+
     def __getitem__(self, name: str) -> np.ndarray:
         tensor = self._tensors[name]
-        spec = tensor.slot.spec
-        what = f"{tensor.path}: tensor {name!r}"
-        raw = np.empty(spec.shape, DTYPES[spec.dtype][1])
-        view = raw_bytes(raw)
-        with open_regular(tensor.path) as file:
-            file.seek(tensor.slot.offset)
-            try:
-                num_read = file.readinto(view)
-            except OSError as error:
-                raise CheckpointError(f"{tensor.path} cannot be read: {os_reason(error)}.") from None
-        if num_read < len(view):
-            raise CheckpointError(f"{what} is cut short: the file ends before its data do.")
-        if tensor.sha256 is not None and hashlib.sha256(view).hexdigest() != tensor.sha256:
-            raise CheckpointError(
-                f"{what} is damaged: its data do not match the digest in {MANIFEST}. Use another checkpoint."
-            )
-        return from_raw(raw, spec.dtype)
+        with tensor.folder.open(tensor.file) as file:
+            return read_tensor(file, tensor.slot)
 
     def spec(self, name: str) -> TensorSpec:
-        """Logical dtype and shape, without reading data."""
+        """Return logical dtype and shape, without reading data."""
         return self._tensors[name].slot.spec
 
     def __repr__(self) -> str:
@@ -95,7 +103,6 @@ class Checkpoint:
     iteration: int
     state: dict[str, Any]
     tensors: Mapping[str, TensorGroup]
-    manifest: Manifest
 
     def verify(self, deep: bool = True) -> list[str]:
         """See `libai.checkpoint.verify`."""
@@ -109,52 +116,51 @@ def load(path: str | Path) -> Checkpoint:
     """
     path = Path(path)
     manifest = read_manifest(path)
-    slots = {}
+    folder = _Folder(path, manifest.files)
+    groups: dict[str, dict[str, _Located]] = {}
     for name, record in manifest.files.items():
-        with open_regular(path / name) as file:
+        with open_file(path / name) as file:
             num_bytes = os.fstat(file.fileno()).st_size
-            if num_bytes != record.num_bytes:
-                raise CheckpointError(f"{path / name} has {num_bytes} bytes, {record.num_bytes} were written.")
-            if name.endswith(".safetensors"):
-                slots[name] = read_header(file, num_bytes, str(path / name))
-    state_bytes = _read_json_file(path / STATE)
-    if hashlib.sha256(state_bytes).hexdigest() != manifest.files[STATE].sha256:
-        raise CheckpointError(f"{path / STATE} is damaged: it does not match its digest in {MANIFEST}.")
-    state = parse_json(state_bytes, str(path / STATE))
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path / STATE} holds a {type(state).__name__}, expected an object.")
-    tensors = {group: _locate(path, group, records, slots) for group, records in manifest.tensors.items()}
-    return Checkpoint(path, manifest.iteration, state, tensors, manifest)
+        if num_bytes != record.num_bytes:
+            raise CheckpointError(f"{path / name} has {num_bytes} bytes, {record.num_bytes} were written.")
+        group = group_of(name)
+        if group is not None:
+            groups.setdefault(group, {}).update(_located(folder, name))
+    with folder.open(STATE) as file:
+        state = parse_json(file.read(), str(path / STATE))
+    tensors = {group: TensorGroup(path, located) for group, located in groups.items()}
+    return Checkpoint(path, manifest.iteration, state, tensors)
 
 
 def verify(path: str | Path, deep: bool = True) -> list[str]:
-    """Every problem of the checkpoint folder `path`, `[]` when it can be trusted.
+    """Return every problem of the checkpoint folder `path`, `[]` when it can be trusted.
 
     `deep` reads all data and compares digests; without it only the manifest, the state, headers and sizes are checked.
     """
     path = Path(path)
-    try:
-        manifest = read_manifest(path)
-    except CheckpointError as error:
-        return [str(error)]
     problems = []
-    if deep:
-        problems += [p for name, file in manifest.files.items() if (p := _compare_digest(path / name, file.sha256))]
-    if not problems:
-        try:
+    try:
+        files = read_manifest(path).files
+        folder = _Folder(path, files)
+        for name in files if deep else ():
+            try:
+                folder.open(name).close()
+            except CheckpointError as error:
+                problems.append(str(error))
+        if not problems:
             load(path)
-        except CheckpointError as error:
-            problems.append(str(error))
+    except CheckpointError as error:
+        problems.append(str(error))
     return problems
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of the checkpoint folder `path`, compared with the folder's name."""
+    """Return the manifest of the checkpoint folder `path`, compared with the folder's name."""
     if not path.is_dir():
         raise CheckpointError(
             f"{path} is not a checkpoint folder: it {'is a file' if path.exists() else 'does not exist'}."
         )
-    manifest = parse_manifest(_read_json_file(path / MANIFEST), str(path / MANIFEST))
+    manifest = parse_manifest(_read(path / MANIFEST), str(path / MANIFEST))
     named = iteration_of(path.name)
     if named is not None and named != manifest.iteration:
         raise CheckpointError(f"{path} is the checkpoint of iteration {manifest.iteration} under another name.")
@@ -162,81 +168,31 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def open_safetensors(path: str | Path) -> TensorGroup:
-    """The tensors of a single safetensors file, from libai or from elsewhere. Raises `CheckpointError`."""
+    """Open the tensors of a single safetensors file, from libai or from elsewhere. Raises `CheckpointError`."""
     path = Path(path)
-    with open_regular(path) as file:
-        slots = read_header(file, os.fstat(file.fileno()).st_size, str(path))
-    return TensorGroup(path, {name: _Located(path, slot, None) for name, slot in slots.items()})
+    return TensorGroup(path, _located(_Folder(path.parent), path.name))
 
 
 def open_sharded(index: str | Path) -> TensorGroup:
-    """The tensors of a Hugging Face style `….safetensors.index.json` beside its shards. Raises `CheckpointError`."""
+    """Open the tensors of a `….safetensors.index.json` beside its shards. Raises `CheckpointError`."""
     index = Path(index)
-    content = parse_json(_read_json_file(index), str(index))
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise CheckpointError(f"{index} has no weight_map from tensor names to files.")
+    weight_map = parse_json(_read(index), str(index)).get("weight_map")
+    if not isinstance(weight_map, dict) or any(Path(str(file)).name != file for file in weight_map.values()):
+        raise CheckpointError(f"{index} has no weight_map from tensor names to files beside it.")
     located: dict[str, _Located] = {}
     for file in sorted(set(weight_map.values())):
-        if Path(file).name != file or file in ("", ".", ".."):
-            raise CheckpointError(f"{index} refers to {file[:80]!r}; only files beside it are read.")
-        shard = open_safetensors(index.parent / file)
-        located |= {name: shard._tensors[name] for name in shard if weight_map.get(name) == file}
+        shard = _located(_Folder(index.parent), file)
+        located |= {name: place for name, place in shard.items() if weight_map.get(name) == file}
     absent = sorted(set(weight_map) - set(located))
     if absent:
         raise CheckpointError(f"{index} places {absent[0]!r} in {weight_map[absent[0]]}, which does not hold it.")
     return TensorGroup(index, located)
 
 
-def open_regular(path: Path) -> io.BufferedReader:
-    """Open a regular file for reading. Refuses links (they may lead anywhere) and pipes (they may wait for ever)."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if path.is_symlink():
-            raise CheckpointError(f"{path} is a symbolic link; a checkpoint consists of regular files only.") from None
-        raise CheckpointError(f"{path} cannot be read: {os_reason(error)}.") from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CheckpointError(f"{path} is not a regular file.")
-    return os.fdopen(descriptor, "rb")
+def _located(folder: _Folder, file: str) -> dict[str, _Located]:
+    return {name: _Located(folder, file, slot) for name, slot in read_slots(folder.path / file).items()}
 
 
-def _locate(
-    path: Path, group: str, records: Mapping[str, TensorRecord], slots: Mapping[str, Mapping[str, Slot]]
-) -> TensorGroup:
-    located = {}
-    for name, record in records.items():
-        slot = slots.get(record.file, {}).get(name)
-        if slot is None or slot.spec != record.spec:
-            found = "not there" if slot is None else f"{slot.spec.dtype} {slot.spec.shape}"
-            raise CheckpointError(
-                f"{path / record.file}: {group} tensor {name!r} is {found}, {MANIFEST} says {record.spec.dtype} "
-                f"{record.spec.shape}."
-            )
-        located[name] = _Located(path / record.file, slot, record.sha256)
-    return TensorGroup(path, located)
-
-
-def _compare_digest(path: Path, sha256: str) -> str | None:
-    """The problem of one file, None when its bytes are what was written."""
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(_CHUNK_BYTES))
-    try:
-        with open_regular(path) as file:
-            while count := file.readinto(buffer):
-                digest.update(buffer[:count])
-    except CheckpointError as error:
-        return str(error)
-    except OSError as error:
-        return f"{path} cannot be read: {os_reason(error)}."
-    is_same = digest.hexdigest() == sha256
-    return None if is_same else f"{path} is damaged: its bytes do not match the digest in {MANIFEST}."
-
-
-def _read_json_file(path: Path) -> bytes:
-    with open_regular(path) as file:
-        try:
-            return file.read(MAX_JSON_BYTES + 1)  # parse_json refuses what is too long
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {os_reason(error)}.") from None
+def _read(path: Path) -> bytes:
+    with open_file(path) as file, reading(path):
+        return file.read()

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from libai.checkpoint.durable import remove_directory, remove_leftovers
-from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, os_reason
+from libai.checkpoint.durable import remove_directory, restore_replaced
+from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, os_reason, reading
 from libai.checkpoint.manifest import BEST, STATE, iteration_of
-from libai.checkpoint.reader import open_regular, verify
+from libai.checkpoint.reader import verify
 from libai.checkpoint.strict_json import dump_json, parse_json
 from libai.utils.atomic import atomic_write_bytes, read_json
 from libai.utils.logging import warn_once
@@ -43,17 +43,16 @@ def list_checkpoints(root: str | Path) -> list[Path]:
 
 
 def find_latest(
-    root: str | Path, deep: bool = True, among: Among | None = None, tidies: bool = True
+    root: str | Path, deep: bool = True, among: Among | None = None
 ) -> tuple[Path | None, list[tuple[Path, str]]]:
     """The newest checkpoint in `root` that verifies, and those newer than it that do not, each with the reason.
 
     `(None, skipped)` when there is none. Reads every byte of the candidates (see `verify`), so in a job of several
     ranks let rank 0 ask and tell the others. `among`: which checkpoints are looked at, such as those of one run.
-    `tidies=False` changes nothing in `root`; else what dead processes left is cleared first.
+    A checkpoint that a dying process had moved aside, to replace it, is put back first.
     """
     root = Path(root)
-    if tidies:
-        remove_leftovers(root)  # also puts back a checkpoint that a dying process had moved aside
+    restore_replaced(root)
     skipped: list[tuple[Path, str]] = []
     for path in reversed([path for path in list_checkpoints(root) if among is None or among(path)]):
         problems = verify(path, deep)
@@ -117,16 +116,13 @@ def read_best(root: str | Path) -> Best | None:
     file = Path(root) / BEST
     if not file.exists():
         return None
-    try:
-        with open_regular(file) as stream:
-            content = parse_json(stream.read(1 << 20), str(file))
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {os_reason(error)}. Delete it to forget the best.") from None
-    name = content.get("checkpoint") if isinstance(content, dict) else None
-    if not isinstance(name, str) or iteration_of(name) is None or not isinstance(content.get("value"), (int, float)):
+    with reading(file):
+        content = parse_json(file.read_bytes(), str(file))
+    name, value = content.get("checkpoint"), content.get("value")
+    if not isinstance(name, str) or iteration_of(name) is None or not isinstance(value, (int, float)):
         raise CheckpointError(f"{file} does not name a checkpoint, a metric and a value. Delete it to forget the best.")
     path = file.parent / name
-    return Best(path, str(content.get("metric")), float(content["value"])) if path.is_dir() else None
+    return Best(path, str(content.get("metric")), float(value)) if path.is_dir() else None
 
 
 def _readable_best(root: Path) -> Best | None:

@@ -1,8 +1,7 @@
-"""Saving: cut into files by shapes alone, stream tensor by tensor into a work directory, publish it by one rename."""
+"""Saving: cut into files by shapes alone, fetch and write shard by shard into a new folder, rename it once."""
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,25 +9,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from libai.checkpoint.durable import (
-    DurableFile,
-    FileRecord,
-    WorkDirectory,
-    make_directory,
-    remove_leftovers,
-    write_file,
-)
+from libai.checkpoint.durable import FileRecord, fault_point, finish_file, make_directory, new_folder, write_file
 from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, os_reason
-from libai.checkpoint.manifest import MANIFEST, STATE, Manifest, TensorRecord, checkpoint_name, index_name
-from libai.checkpoint.safetensors_format import build_header, raw_bytes, to_raw
+from libai.checkpoint.manifest import MANIFEST, STATE, Manifest, checkpoint_name, index_name
 from libai.checkpoint.shards import Shard, cut_shards
 from libai.checkpoint.strict_json import dump_json
+from libai.checkpoint.tensor_files import write_tensors
 from libai.utils.disk import free_space, is_full_disk
 from libai.utils.distributed import is_main_process, result_of_rank_0
 from libai.utils.sizes import format_bytes
 
 T = TypeVar("T")
-DEFAULT_SHARD_BYTES = 256 * 1000 * 1000
+DEFAULT_SHARD_BYTES = 64 * 1000 * 1000
 
 
 def save(
@@ -43,15 +35,15 @@ def save(
 
     `tensors`: group -> name -> oneflow tensor (local or global), numpy array or `TensorGroup`; `state`: JSON values.
     Collective: every rank of a job calls it with the same names. Global tensors are gathered one at a time, local ones
-    are taken from rank 0, and rank 0 writes. Beyond the tensors themselves a save needs memory for one of them.
-    An existing checkpoint of that iteration is replaced in one step.
+    are taken from rank 0, and rank 0 writes. Beyond the tensors themselves a save needs memory for one shard of
+    those that are not in the host memory of rank 0. An existing checkpoint of that iteration is replaced.
 
     Raises `CheckpointError` on every rank alike, and `CheckpointWriteError` when the system would not take it; then
     nothing in `root` has changed.
     """
-    shards = cut_shards(tensors, shard_bytes)
+    shards, entries = cut_shards(tensors, shard_bytes)
     state_bytes = on_rank_0(lambda: prepare(root, iteration, shards, state))
-    arrays = fetch_all(shards)
+    arrays = (entry.array() for entry in entries)
     if not is_main_process():
         for _ in arrays:  # take part in the gathers
             pass
@@ -88,7 +80,7 @@ def memory_error(error: BaseException) -> CheckpointWriteError:
 def prepare(root: str | Path, iteration: int, shards: list[Shard], state: Mapping[str, Any]) -> bytes:
     """Check on rank 0 what can be known before any data move (arguments, permission, space); the bytes of the state.
 
-    Also clears what dead processes left in `root`. Raises `CheckpointError`.
+    Raises `CheckpointError`.
     """
     root = Path(root)
     if isinstance(iteration, bool) or not isinstance(iteration, int) or not 0 <= iteration < 10**15:
@@ -99,7 +91,6 @@ def prepare(root: str | Path, iteration: int, shards: list[Shard], state: Mappin
     num_bytes = sum(shard.num_bytes for shard in shards) + len(state_bytes)
     try:
         make_directory(root)
-        remove_leftovers(root)
         free = shutil.disk_usage(root).free
     except OSError as error:
         raise _write_error(root, iteration, num_bytes, error) from error
@@ -112,24 +103,17 @@ def prepare(root: str | Path, iteration: int, shards: list[Shard], state: Mappin
     return state_bytes
 
 
-def fetch_all(shards: list[Shard]) -> Iterator[Any]:
-    """The arrays of all shards in file order, fetched one at a time. Every rank must run it to its end."""
-    for shard in shards:
-        for entry in shard.entries.values():
-            yield entry.fetch()
-
-
 def write_checkpoint(
     root: str | Path, iteration: int, shards: list[Shard], arrays: Iterator[np.ndarray], state_bytes: bytes
 ) -> Path:
     """Write what `prepare` allowed, on rank 0 alone. Uses up `arrays` in any case: other ranks wait in its gathers."""
-    root = Path(root)
+    final = Path(root) / checkpoint_name(iteration)
     try:
-        with WorkDirectory(root, checkpoint_name(iteration)) as work:
-            _fill(work.path, iteration, shards, arrays, state_bytes)
-            return work.publish()
+        with new_folder(final) as work:
+            _fill(work, iteration, shards, arrays, state_bytes)
+        return final
     except OSError as error:
-        raise _write_error(root, iteration, sum(shard.num_bytes for shard in shards), error) from error
+        raise _write_error(final.parent, iteration, sum(shard.num_bytes for shard in shards), error) from error
     finally:
         for _ in arrays:
             pass
@@ -137,27 +121,21 @@ def write_checkpoint(
 
 def _fill(folder: Path, iteration: int, shards: list[Shard], arrays: Iterator[np.ndarray], state_bytes: bytes) -> None:
     files: dict[str, FileRecord] = {}
-    tensors: dict[str, dict[str, TensorRecord]] = {}
     for shard in shards:
-        records = tensors.setdefault(shard.group, {})
-        with DurableFile(folder / shard.file) as file:
-            file.write(build_header({name: entry.spec for name, entry in shard.entries.items()}))
-            for name, entry in shard.entries.items():
-                view = raw_bytes(to_raw(next(arrays), entry.spec.dtype))
-                file.write(view)
-                records[name] = TensorRecord(entry.spec, shard.file, hashlib.sha256(view).hexdigest())
-            files[shard.file] = file.finish()
-    for group, records in tensors.items():
-        if len({record.file for record in records.values()}) > 1:
-            files[index_name(group)] = write_file(folder / index_name(group), _index(records))
+        write_tensors(folder / shard.file, shard.specs, {name: next(arrays) for name in shard.specs})
+        fault_point(f"write {shard.file}")
+        files[shard.file] = finish_file(folder / shard.file)
+    for group in {shard.group: None for shard in shards if shard.file != f"{shard.group}.safetensors"}:
+        files[index_name(group)] = write_file(folder / index_name(group), _index(shards, group))
     files[STATE] = write_file(folder / STATE, state_bytes)
-    write_file(folder / MANIFEST, Manifest(iteration, files, tensors).dump())
+    write_file(folder / MANIFEST, Manifest(iteration, files).dump())
 
 
-def _index(records: Mapping[str, TensorRecord]) -> bytes:
-    """`….safetensors.index.json`, by which other libraries find the shard of a tensor."""
-    total = sum(record.spec.num_bytes for record in records.values())
-    weight_map = {name: record.file for name, record in records.items()}
+def _index(shards: list[Shard], group: str) -> bytes:
+    """Return `….safetensors.index.json`, by which other libraries find the shard of a tensor."""
+    own = [shard for shard in shards if shard.group == group]
+    weight_map = {name: shard.file for shard in own for name in shard.specs}
+    total = sum(shard.num_bytes for shard in own)
     return dump_json({"metadata": {"total_size": total}, "weight_map": weight_map}, "index")
 
 

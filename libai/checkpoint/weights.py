@@ -14,7 +14,7 @@ from libai.checkpoint.errors import CheckpointError
 from libai.checkpoint.manifest import MANIFEST, index_name
 from libai.checkpoint.reader import TensorGroup, load, open_safetensors, open_sharded
 from libai.checkpoint.retention import resolve
-from libai.checkpoint.safetensors_format import FLOATING, TensorSpec
+from libai.checkpoint.tensor_files import FLOATING, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def copy_into(module: Any, tensors: Mapping[str, np.ndarray], source: str = "ten
     report = _compare(source, specs, {name: _spec_of(tensor) for name, tensor in named.items()}, exact_dtype=True)
     if not report.is_exact:
         raise CheckpointError(str(report))
-    for name, tensor in named.items():
+    for name, tensor in sorted(named.items()):  # in the order of the shards
         _copy(tensor, tensors[name])
 
 

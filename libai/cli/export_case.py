@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from libai.checkpoint.safetensors_format import TensorSpec
+from libai.checkpoint.tensor_files import TensorSpec
 from libai.config import load_config, target_of
 from libai.config.lazy.instantiation import describe
 from libai.launch.guard import guarded_main

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from libai.checkpoint import TensorGroup, open_weights
-from libai.checkpoint.safetensors_format import TensorSpec
+from libai.checkpoint.tensor_files import TensorSpec
 from libai.hf.families.registry import family_of
 from libai.hf.families.rules import SAME, match
 from libai.hf.files import CONFIG, read_json, read_run_config, write_json, write_safetensors

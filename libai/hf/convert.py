@@ -13,7 +13,7 @@ import numpy as np
 from oneflow import nn
 
 from libai.checkpoint import CheckpointError, WeightsReport, copy_into, open_weights
-from libai.checkpoint.safetensors_format import TensorSpec
+from libai.checkpoint.tensor_files import TensorSpec
 from libai.config import LazyCall, instantiate, locate
 from libai.hf.adapters import without_adapters
 from libai.hf.families.family import Family
@@ -22,7 +22,6 @@ from libai.hf.families.rules import match
 from libai.hf.files import (
     CONFIG,
     INDEX,
-    WEIGHTS,
     Pretrained,
     has_weights,
     read_config,
@@ -32,7 +31,6 @@ from libai.hf.files import (
     write_folder,
     write_json,
     write_like,
-    write_safetensors,
 )
 from libai.models.blocks.init import without_initial_values
 from libai.utils.errors import UserError
@@ -70,7 +68,7 @@ def import_folder(folder: str | Path, out: str | Path, **arguments: Any) -> Weig
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     specs = {name: imported.spec(name) for name in sorted(imported)}
-    write_safetensors(out / WEIGHTS, specs, imported.__getitem__)
+    write_folder(out, specs, imported.__getitem__)
     shutil.copyfile(source.folder / CONFIG, out / CONFIG)
     return imported.report
 

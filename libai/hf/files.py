@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import safe_open
 
 from libai.checkpoint import CheckpointError, TensorGroup
+from libai.checkpoint.errors import reading
 from libai.checkpoint.reader import open_safetensors
-from libai.checkpoint.safetensors_format import TensorSpec, build_header, raw_bytes, to_raw
+from libai.checkpoint.shards import Entry, cut_shards
 from libai.checkpoint.strict_json import parse_json
+from libai.checkpoint.tensor_files import HUGGING_FACE, TensorSpec, write_tensors
 from libai.hf.families.family import Family
 from libai.hf.families.registry import family_of
 from libai.utils.errors import UserError
@@ -23,22 +25,6 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000
-#: the order in which the package safetensors writes tensors: by dtype, then by name
-_DTYPES = [
-    "uint64",
-    "int64",
-    "float64",
-    "float32",
-    "uint32",
-    "int32",
-    "bfloat16",
-    "float16",
-    "uint16",
-    "int16",
-    "int8",
-    "uint8",
-    "bool",
-]
 
 
 @dataclass(frozen=True)
@@ -83,14 +69,9 @@ class Pretrained(Mapping[str, np.ndarray]):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises `CheckpointError`."""
-    try:
-        content = parse_json(path.read_bytes(), str(path))
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, expected an object.")
-    return content
+    """Return the object in a JSON file. Raises `CheckpointError`."""
+    with reading(path):
+        return parse_json(path.read_bytes(), str(path))
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -129,8 +110,7 @@ def read_folder(folder: str | Path) -> Pretrained:
                 f"{folder} has {pickled[0]} and no {WEIGHTS}. Only safetensors are read, because a pickled file can "
                 "execute code. Convert it: load it with transformers where you trust it, and call save_pretrained."
             )
-    # a download cache holds links, which `open_safetensors` does not follow
-    groups = {file: open_safetensors(Path(os.path.realpath(folder / file))) for file in files}
+    groups = {file: open_safetensors(folder / file) for file in files}
     held = {name: file for file, group in groups.items() for name in group}
     if weight_map is not None and held != weight_map:
         wrong = sorted(held.items() ^ weight_map.items())[0][0]
@@ -138,42 +118,33 @@ def read_folder(folder: str | Path) -> Pretrained:
     return Pretrained(folder, config, architecture, family, groups)
 
 
-def write_safetensors(path: Path, specs: Mapping[str, TensorSpec], fetch: Callable[[str], np.ndarray]) -> None:
-    """Write tensors in the order of `specs`, one at a time in memory."""
-    _write(path, build_header(specs), specs, fetch)
+def write_safetensors(
+    path: Path,
+    specs: Mapping[str, TensorSpec],
+    fetch: Callable[[str], np.ndarray],
+    metadata: Mapping[str, str] = HUGGING_FACE,
+) -> None:
+    """Write tensors as one file."""
+    write_tensors(path, specs, {name: fetch(name) for name in specs}, metadata)
 
 
 def write_like(path: Path, like: Path, group: TensorGroup, fetch: Callable[[str], np.ndarray]) -> None:
-    """Write tensors with the names, types, order and header of the file `like`, whose tensors are `group`."""
-    with open(os.path.realpath(like), "rb") as file:
-        prefix = file.read(8)
-        header = prefix + file.read(int.from_bytes(prefix, "little"))
-    entries = json.loads(header[8:])
-    entries.pop("__metadata__", None)
-    order = sorted(entries, key=lambda name: entries[name]["data_offsets"])
-    _write(path, header, {name: group.spec(name) for name in order}, fetch)
+    """Write tensors with the names, types and metadata of the file `like`, whose tensors are `group`."""
+    with safe_open(like, "numpy") as file:
+        metadata = file.metadata() or {}
+    write_safetensors(path, {name: group.spec(name) for name in group}, fetch, metadata)
 
 
 def write_folder(folder: Path, specs: Mapping[str, TensorSpec], fetch: Callable[[str], np.ndarray]) -> None:
     """Write tensors as `transformers` does: one file, or shards and their index beyond `SHARD_BYTES`."""
-    ordered = sorted(specs, key=lambda name: (_DTYPES.index(specs[name].dtype), name))
-    shards: list[list[str]] = [[]]
-    used = 0
-    for name in ordered:
-        if shards[-1] and used + specs[name].num_bytes > SHARD_BYTES:
-            shards.append([])
-            used = 0
-        shards[-1].append(name)
-        used += specs[name].num_bytes
-    if len(shards) == 1:
-        return write_safetensors(folder / WEIGHTS, {name: specs[name] for name in ordered}, fetch)
-    weight_map = {}
-    for number, names in enumerate(shards, 1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        write_safetensors(folder / file, {name: specs[name] for name in names}, fetch)
-        weight_map.update(dict.fromkeys(names, file))
-    metadata = {"total_size": sum(spec.num_bytes for spec in specs.values())}
-    write_json(folder / INDEX, {"metadata": metadata, "weight_map": weight_map})
+    entries = {name: Entry(spec, lambda: None) for name, spec in specs.items()}
+    shards, _ = cut_shards({"model": entries}, SHARD_BYTES)
+    for shard in shards:
+        write_safetensors(folder / shard.file, shard.specs, fetch)
+    if len(shards) > 1:
+        weight_map = {name: shard.file for shard in shards for name in shard.specs}
+        metadata = {"total_size": sum(shard.num_bytes for shard in shards)}
+        write_json(folder / INDEX, {"metadata": metadata, "weight_map": weight_map})
 
 
 def read_run_config(weights: Path) -> dict[str, Any]:
@@ -193,12 +164,3 @@ def read_run_config(weights: Path) -> dict[str, Any]:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """As `transformers` writes it."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _write(path: Path, header: bytes, specs: Mapping[str, TensorSpec], fetch: Callable[[str], np.ndarray]) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    with open(partial, "wb") as file:
-        file.write(header)
-        for name, spec in specs.items():
-            file.write(raw_bytes(to_raw(fetch(name), spec.dtype)))
-    os.replace(partial, path)

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from libai.checkpoint import CheckpointError
-from libai.checkpoint.safetensors_format import TensorSpec
+from libai.checkpoint.tensor_files import TensorSpec
 from libai.hf.families.registry import FAMILIES
 from libai.hf.files import CONFIG, write_folder, write_json
 

@@ -13,7 +13,7 @@ PROCESS_WIDE = ("sched_setaffinity", "sched_setparam", "sched_setscheduler", "se
 #: file -> what it uses of the system, not of OneFlow
 ELSEWHERE = {
     "launch/guard.py": {"ctypes"},  # prctl: a rank ends with its launcher
-    "checkpoint/durable.py": {"ctypes"},  # renameat2
+    "checkpoint/tensor_files.py": {"ctypes"},  # numpy's address of an array, for the package safetensors
 }
 
 

@@ -56,13 +56,13 @@ def main(root):
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
-    to_raw, saving.to_raw = saving.to_raw, fail
+    write_tensors, saving.write_tensors = saving.write_tensors, fail
     for save in (lambda: checkpoint.save(root, 4, {"model": tensors}, {}), lambda: _save_in_background(root, tensors)):
         try:
             save()
         except checkpoint.CheckpointError as error:
             print(f"rank {get_rank()} was told: {error}", flush=True)
-    saving.to_raw = to_raw
+    saving.write_tensors = write_tensors
     checkpoint.save(root, 5, {"model": tensors}, {})  # the ranks still agree
 
 def _save_in_background(root, tensors):

@@ -1,66 +1,49 @@
-"""Directories that appear whole; leftovers of the dead are cleared, the work of the living is not."""
-
-import errno
-import os
+"""Folders that appear whole; what dead processes have left is cleared, or put back."""
 
 import pytest
 
-from libai.checkpoint import durable
-from libai.checkpoint.durable import WorkDirectory, remove_leftovers, write_file
+from libai.checkpoint.durable import new_folder, remove_leftovers, restore_replaced
 
 
 def _names(root):
     return sorted(path.name for path in root.iterdir())
 
 
-def _publish(root, name, content):
-    with WorkDirectory(root, name) as work:
-        write_file(work.path / "x", content)
-        return work.publish()
+@pytest.mark.parametrize("what_was_there", [None, "folder", "link"])
+def test_a_folder_appears_whole_in_place_of_what_was_there(tmp_path, what_was_there):
+    final, elsewhere = tmp_path / "iter_0000001", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if what_was_there == "folder":
+        final.mkdir()
+        (final / "old").touch()
+    elif what_was_there == "link":
+        final.symlink_to(elsewhere)
+    before = _names(tmp_path)
+    with new_folder(final) as work:
+        (work / "x").write_text("new")
+        assert [name for name in _names(tmp_path) if not name.startswith(".saving-")] == before
+    assert [path.name for path in final.iterdir()] == ["x"]
+    assert _names(tmp_path) == ["elsewhere", "iter_0000001"] and _names(elsewhere) == []
 
 
-def test_nothing_is_visible_before_publish(tmp_path):
-    with WorkDirectory(tmp_path, "iter_0000001") as work:
-        write_file(work.path / "x", b"1")
-        assert all(name.startswith(".saving-") for name in _names(tmp_path))
-        work.publish()
-        assert _names(tmp_path) == ["iter_0000001"]
-
-
-@pytest.mark.parametrize("has_exchange", [True, False])
-def test_publishing_replaces_what_was_there(tmp_path, monkeypatch, has_exchange):
-    def refuse(a, b):
-        raise OSError(errno.EINVAL, "no exchange here")
-
-    if not has_exchange:
-        monkeypatch.setattr(durable, "_exchange", refuse)
-    _publish(tmp_path, "iter_0000001", b"old")
-    final = _publish(tmp_path, "iter_0000001", b"new")
-    assert (final / "x").read_bytes() == b"new"
+def test_a_failure_leaves_nothing_and_what_was_there(tmp_path):
+    (tmp_path / "iter_0000001").mkdir()
+    with pytest.raises(RuntimeError), new_folder(tmp_path / "iter_0000001"):
+        raise RuntimeError
     assert _names(tmp_path) == ["iter_0000001"]
 
 
-def test_the_work_of_a_living_process_is_left_alone(tmp_path):
-    with WorkDirectory(tmp_path, "iter_0000001") as work:
-        assert remove_leftovers(tmp_path) == []
-        assert work.path.is_dir()
+def test_what_dead_processes_have_left_is_cleared(tmp_path):
+    for name in ("keep", ".saving-iter_0000003-a", ".deleting-iter_0000001-a", ".replaced-iter_0000002-a", ".hidden"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "iter_0000002").mkdir()
+    remove_leftovers(tmp_path)
+    assert _names(tmp_path) == [".hidden", "iter_0000002", "keep"]
 
 
-def test_the_work_of_a_dead_process_is_cleared(tmp_path):
-    (tmp_path / "keep").mkdir()
-    child = os.fork()
-    if child == 0:  # leaves without any clean-up, as after kill -9
-        WorkDirectory(tmp_path, "iter_0000001")
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert len(_names(tmp_path)) == 2
-    assert len(remove_leftovers(tmp_path)) == 1
-    assert _names(tmp_path) == ["keep"]
-
-
-def test_a_checkpoint_moved_aside_by_a_dead_process_is_put_back(tmp_path):
+def test_a_checkpoint_whose_replacement_never_came_is_put_back(tmp_path):
     aside = tmp_path / ".replaced-iter_0000001-abcdef"
     aside.mkdir()
     (aside / "x").write_bytes(b"old")
-    remove_leftovers(tmp_path)
+    restore_replaced(tmp_path)
     assert (tmp_path / "iter_0000001" / "x").read_bytes() == b"old"

@@ -68,7 +68,7 @@ _MEMORY = """
 import os, sys, threading
 import numpy as np
 from libai import checkpoint
-from libai.checkpoint.safetensors_format import TensorSpec
+from libai.checkpoint.tensor_files import TensorSpec
 from libai.checkpoint.shards import Entry
 
 MB = 1_000_000
@@ -92,7 +92,7 @@ before = resident_bytes()
 threading.Thread(target=watch).start()
 try:
     if what == "control":
-        everything = [np.array(source.fetch()) for source in entries.values()]
+        everything = [np.array(source.get()) for source in entries.values()]
     path = checkpoint.save(root, 1, {"model": entries}, {}, shard_bytes=shard)
     if what == "load":
         assert checkpoint.verify(path) == []
@@ -111,8 +111,9 @@ def _peak_in_shards(tmp_path, what: str) -> float:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("what", ["save", "load"])
-def test_memory_stays_below_one_shard_for_a_model_of_ten(tmp_path, what):
-    assert _peak_in_shards(tmp_path, what) < 1.0
+def test_memory_is_that_of_one_shard_for_a_model_of_ten(tmp_path, what):
+    # a shard of what is fetched to be saved, and the buffer of its digest; a single tensor of what is loaded
+    assert _peak_in_shards(tmp_path, what) < 1.5
 
 
 @pytest.mark.e2e

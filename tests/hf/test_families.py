@@ -11,7 +11,7 @@ import pytest
 
 from libai.checkpoint import CheckpointError
 from libai.checkpoint.reader import open_safetensors
-from libai.checkpoint.safetensors_format import TensorSpec
+from libai.checkpoint.tensor_files import TensorSpec
 from libai.hf import export_folder, import_folder, model_config
 from libai.hf.families.registry import family_of
 from libai.hf.files import write_safetensors

@@ -203,7 +203,7 @@ def build_parser() -> Parser:
     conversion.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="cast floating tensors")
     conversion.add_argument("--drop", action="append", default=[], metavar="GROUP", help="leave out, e.g. optimizer")
     conversion.add_argument("--merge", action="store_true", help="one file per group")
-    conversion.add_argument("--shard-mb", type=float, default=256.0, help="size of a shard (default 256)")
+    conversion.add_argument("--shard-mb", type=float, default=64.0, help="size of a shard (default 64)")
     pruning = command("prune", _prune)
     pruning.add_argument("root", help="folder of checkpoints, or of a run")
     pruning.add_argument("--max-to-keep", type=int, required=True, help="newest checkpoints that stay")

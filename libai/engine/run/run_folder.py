@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from libai import checkpoint
-from libai.checkpoint.durable import remove_leftovers
 from libai.checkpoint.manifest import STATE
 from libai.engine.run.earlier_runs import ENV_FILE, RUN_FILE, find_run, move_aside, move_newer_aside
 from libai.engine.trainer import checkpointer
@@ -46,7 +45,6 @@ def prepare_output_dir(path: Path) -> None:
         raise _unwritable(path, error) from None
     if (holder := find_holder(path)) is not None:
         raise FolderInUseError(describe_holder(path, holder))
-    remove_leftovers(path / "checkpoints")  # also puts back a checkpoint that a dying process had moved aside
 
 
 class RunFolder:
@@ -169,6 +167,7 @@ class RunFolder:
             )
 
     def _start(self, contents: Callable[[], Mapping[str, str]]) -> None:
+        checkpoint.remove_leftovers(self.root)  # the folder is ours, so whoever left them is dead
         earlier = find_run(self.path)
         if self._names is not None and self.checkpoint is not None:
             move_newer_aside(self.path, self.run_id, self._names, self.checkpoint.name)
@@ -228,13 +227,13 @@ def _recorded_run(path: Path, written: int) -> str | None:
 
 
 def find_checkpoint(root: Path, run_id: str) -> Path | None:
-    """The newest checkpoint of run `run_id` in `root` that verifies. Changes nothing; for rank 0.
+    """The newest checkpoint of run `run_id` in `root` that verifies. For rank 0.
 
     What is passed over is named in the log: damaged ones with the reason, and those of other runs.
     """
-    foreign = [path for path in checkpoint.list_checkpoints(root) if not is_of_run(path, run_id)]
     try:
-        path, skipped = checkpoint.find_latest(root, among=lambda path: path not in foreign, tidies=False)
+        path, skipped = checkpoint.find_latest(root, among=lambda path: is_of_run(path, run_id))
+        foreign = [path for path in checkpoint.list_checkpoints(root) if not is_of_run(path, run_id)]
     except OSError as error:
         raise UserError(f"checkpoints in {root} cannot be read: {error}") from None
     for bad, reason in skipped:

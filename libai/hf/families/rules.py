@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libai.checkpoint.safetensors_format import TensorSpec
+from libai.checkpoint.tensor_files import TensorSpec
 from libai.utils.errors import UserError
 
 Arrays = Sequence[np.ndarray]

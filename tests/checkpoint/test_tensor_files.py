@@ -1,7 +1,8 @@
-"""The container, held against the safetensors package in both directions, and against hostile headers."""
+"""Files of tensors: exact for every dtype, readable by others, and an error for every invalid header."""
 
-import io
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +14,11 @@ from safetensors.numpy import load_file, save_file
 from libai import checkpoint
 from libai.checkpoint.errors import CheckpointError
 from libai.checkpoint.reader import open_safetensors
-from libai.checkpoint.safetensors_format import DTYPES, TensorSpec, read_header
+from libai.checkpoint.tensor_files import CODES, TensorSpec, read_slots, write_tensors
 
-ARRAYS = {
-    dtype: np.arange(6).reshape(2, 3).astype(numpy_dtype)
-    for dtype, (_, numpy_dtype) in DTYPES.items()
-    if dtype != "bfloat16"
-} | {"scalar": np.array(3.5), "empty": np.zeros((0, 4), np.float32), "name with . and ü": np.ones(3)}
+NUMBERS = np.arange(6).reshape(2, 3)
+ARRAYS = {dtype: NUMBERS.astype(dtype) for dtype in CODES if dtype != "bfloat16"}
+ARRAYS |= {"scalar": np.array(3.5), "empty": np.zeros((0, 4), np.float32), "name with . and ü": np.ones(3)}
 
 
 def test_the_safetensors_package_reads_what_we_write(tmp_path):
@@ -39,16 +38,25 @@ def test_we_read_what_the_safetensors_package_writes(tmp_path):
 
 
 def test_bfloat16_is_written_as_such(tmp_path):
-    from libai.checkpoint.shards import Entry
-
     values = np.array([1.5, -2.25, 3e38], np.float32)
-    entry = Entry(TensorSpec("bfloat16", (3,)), lambda: values)
-    path = checkpoint.save(tmp_path, 1, {"model": {"x": entry}}, {})
-    with safe_open(path / "model.safetensors", "np") as file:
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, {"x": TensorSpec("bfloat16", (3,))}, {"x": values})
+    with safe_open(path, "np") as file:
         assert file.get_slice("x").get_dtype() == "BF16"
-    read = checkpoint.load(path).tensors["model"]["x"]
+    read = open_safetensors(path)["x"]
     assert read.dtype == np.float32 and np.array_equal(read[:2], values[:2])
     assert abs(read[2] / values[2] - 1) <= 2**-8  # half a unit in the last of 8 significant bits
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_a_file_has_the_permissions_of_any_new_file(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        write_tensors(tmp_path / "x.safetensors", {}, {})
+        (tmp_path / "other").touch()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def _file(header: object, data: bytes = b"", length: int | None = None) -> bytes:
@@ -75,6 +83,8 @@ HOSTILE = {
     "data after the last tensor": _file({"a": _entry([1], [0, 4])}, b"0000 and a payload"),
     "absurd shape": _file({"a": _entry([2**62, 2**62], [0, 4])}, b"0000"),
     "unknown dtype": _file({"a": _entry([1], [0, 4], "PICKLE")}, b"0000"),
+    "dtype that numpy lacks": _file({"a": _entry([1], [0, 1], "F8_E4M3")}, b"0"),
+    "too many dimensions": _file({"a": _entry([1] * 40, [0, 4])}, b"0000"),
 }
 
 
@@ -86,10 +96,22 @@ def test_a_hostile_file_is_an_error(name, tmp_path):
         open_safetensors(path)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("bytes")
+
+
 @given(st.binary(max_size=200))
-def test_no_bytes_at_all_give_another_error(data):
+def test_no_bytes_at_all_give_another_error(folder, data):
     for content in (data, _file(data)):
+        (folder / "x.safetensors").write_bytes(content)
         try:
-            read_header(io.BytesIO(content), len(content), "file")
+            read_slots(folder / "x.safetensors")
         except CheckpointError:
             continue
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match="x.safetensors is not a regular file"):
+        open_safetensors(tmp_path / "x.safetensors")

@@ -1,0 +1,156 @@
+"""Files of tensors, written and checked by the package `safetensors` (huggingface.co/docs/safetensors).
+
+numpy has no bfloat16: its bits travel as uint16, and callers see the float32 array of the same values.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import safetensors
+
+from libai.checkpoint.errors import CheckpointError, reading
+
+#: logical dtype, also the name in numpy -> name in a header
+CODES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+FLOATING = ("float64", "float32", "float16", "bfloat16")
+_LOGICAL = {code: name for name, code in CODES.items()}
+_MAX_DIMENSIONS = 32  # of numpy 1.x
+HUGGING_FACE = {"format": "pt"}  # metadata that `transformers` expects
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Logical dtype and shape of one tensor, as in `("bfloat16", (10, 768))`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def raw_dtype(self) -> np.dtype:
+        """The type of the raw data in a file."""
+        return np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the raw data in a file."""
+        return math.prod(self.shape) * self.raw_dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a tensor's raw data: `num_bytes` of its spec from byte `offset` of the file."""
+
+    spec: TensorSpec
+    offset: int
+
+
+def write_tensors(
+    path: Path,
+    specs: Mapping[str, TensorSpec],
+    arrays: Mapping[str, np.ndarray],
+    metadata: Mapping[str, str] = HUGGING_FACE,
+) -> None:
+    """Write a new file. Raises `OSError`. Arrays that have the dtype and order of the file already are not copied."""
+    raw = {name: _to_raw(arrays[name], spec) for name, spec in specs.items()}
+    described = {
+        name: safetensors.TensorSpec(
+            dtype=spec.dtype, shape=spec.shape, data_ptr=raw[name].ctypes.data, data_len=raw[name].nbytes
+        )
+        for name, spec in specs.items()
+    }
+    # The package writes a private file and renames it: take the permissions that a new file has.
+    path.touch()
+    mode = path.stat().st_mode & 0o777
+    try:
+        safetensors.serialize_file(described, path, metadata=dict(metadata) or None)
+    except safetensors.SafetensorError as error:
+        path.unlink()
+        code = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) if code else error from None
+    path.chmod(mode)
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file, or a link to one, for reading. Raises `CheckpointError`."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise CheckpointError(f"{path} is not a regular file.")
+    with reading(path):
+        return open(path, "rb")
+
+
+def read_slots(path: Path) -> dict[str, Slot]:
+    """Return the place of every tensor of a safetensors file, by name.
+
+    Raises `CheckpointError` unless the header is valid and its tensors cover the data exactly.
+    """
+    with open_file(path) as file, reading(path):
+        try:
+            with safetensors.safe_open(path, "numpy"):  # checks all of it
+                pass
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        except (safetensors.SafetensorError, ValueError) as error:
+            raise CheckpointError(f"{path} is not a valid safetensors file: {error}.") from None
+    header.pop("__metadata__", None)
+    slots = {}
+    for name, entry in header.items():
+        code, shape = entry["dtype"], tuple(entry["shape"])
+        if code not in _LOGICAL or len(shape) > _MAX_DIMENSIONS:
+            raise CheckpointError(
+                f"{path}: tensor {name[:80]!r} is {code} with {len(shape)} dimensions; up to {_MAX_DIMENSIONS} of "
+                f"{', '.join(_LOGICAL)} can be read."
+            )
+        slots[name] = Slot(TensorSpec(_LOGICAL[code], shape), 8 + length + entry["data_offsets"][0])
+    return slots
+
+
+def read_tensor(file: BinaryIO, slot: Slot) -> np.ndarray:
+    """Read one tensor. Raises `CheckpointError`."""
+    raw = np.empty(slot.spec.shape, slot.spec.raw_dtype)
+    path = Path(file.name)
+    with reading(path):
+        file.seek(slot.offset)
+        num_read = file.readinto(raw.reshape(-1).view(np.uint8).data)  # type: ignore[attr-defined]
+    if num_read < raw.nbytes:
+        raise CheckpointError(f"{path} is cut short: it ends before the data of a tensor do.")
+    if slot.spec.dtype == "bfloat16":
+        return (raw.astype(np.uint32) << 16).view(np.float32)
+    return raw
+
+
+def _to_raw(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
+    """Return `array` as contiguous raw data in the machine's (little-endian) order; no copy when it is that already."""
+    if spec.dtype == "bfloat16" and array.dtype != np.uint16:
+        return _round_to_bfloat16(array)
+    return np.ascontiguousarray(array, dtype=spec.raw_dtype)
+
+
+def _round_to_bfloat16(array: np.ndarray) -> np.ndarray:
+    """Return the upper halves of float32 bits, rounded to nearest even; NaN stays NaN."""
+    bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return np.where(is_nan, (bits >> 16) | 0x40, rounded).astype(np.uint16)

@@ -50,7 +50,7 @@ OVERWRITES = {
 #: through another tensor that shares the memory of the buffer, which PyTorch refuses too
 SHARED = {
     "view": lambda m, v: m.scale.view(WIDTH, 1).mul_(0.9),
-    "function": lambda m, v: F.relu(m.scale.sub_(0.1), inplace=True),
+    "function": lambda m, v: flow._C.leaky_relu(m.scale.sub_(1.1), 0.5, True),
 }
 
 

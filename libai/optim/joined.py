@@ -107,15 +107,16 @@ class _Kind(NamedTuple):
 
 
 def _adam(group: Any, decay: str) -> _Kind:
+    corrects = group["do_bias_correction"]  # OneFlow's own step would go on with the corrections of the last one
     options = {
         "learning_rate": group["lr"],
-        "bias_correction1": group["bias_correction1"],
-        "bias_correction2": group["bias_correction2"],
+        "bias_correction1": group["bias_correction1"] if corrects else 1.0,
+        "bias_correction2": group["bias_correction2"] if corrects else 1.0,
         decay: group["weight_decay"],
         "beta1": group["betas"][0],
         "beta2": group["betas"][1],
         "epsilon": group["eps"],
-        "do_bias_correction": group["do_bias_correction"],
+        "do_bias_correction": corrects,
         "amsgrad": False,
     }
     state = {"m": "exp_avg", "v": "exp_avg_sq"}

@@ -19,11 +19,15 @@ def final_weights(mode, optimizer, change):
     return np.concatenate([full_tensor(one).numpy().reshape(-1) for one in trainer.model.parameters()])
 
 
+#: of the changes that have no setter, those that depend on the layout
+SOME = ("a global", "a new buffer", "new data of a parameter")
 rank = flow.env.get_rank()
 all_batches = cases.batches()
 cases.batches = lambda: all_batches[rank::2] * 2  # other samples on each rank
 compared = 0
 for name, (change, _) in cases.CHANGES.items():
+    if name in cases.HIDDEN and name not in SOME:
+        continue
     for optimizer in cases.OPTIMIZERS:
         eager = final_weights("eager", optimizer, change)
         graph = final_weights("graph", optimizer, change)

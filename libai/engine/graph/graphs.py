@@ -19,7 +19,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.graph.gradient_hooks import watch_gradient_hooks
-from libai.engine.graph.guards import Reads
+from libai.engine.graph.reads import Reads
 from libai.engine.graph.traced_state import TracedState, refuse_in_backward
 from libai.engine.graph.tracing import tracing
 from libai.forward.contract import read_losses, total_loss, weighted_total

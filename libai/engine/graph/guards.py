@@ -1,11 +1,13 @@
 """Guards of a compiled graph: what was compiled in as a constant, and what to do when it changes.
 
-A graph is fixed to more than shapes: to the plain Python attributes of modules that forward reads (`self.training`
-among them), to the settings of parameter groups but the rate, and to which parameters need a gradient. Writes to any of
-these are counted (`libai.oneflow_fixes.writes`); only after one are the values compared with those compiled.
+A graph is fixed to more than shapes: to the Python values that forward reads (attributes of modules, `self.training`
+among them, globals, closures, attributes of classes, and what lists, dicts and objects hold), to the settings of
+parameter groups but the rate, to which parameters there are and which need a gradient, and to the code itself.
 
-Not guarded, because no write to them is seen: attributes of classes, closures, globals, and the insides of lists, dicts
-and other objects that a module holds. A schedule of such a number belongs in a buffer, which is an input of the graph.
+Writes to attributes of modules and settings of groups are counted (`libai.oneflow_fixes.writes`); only after one are
+the values compared with those compiled. The rest is compared before every step, in some microseconds.
+
+Not guarded: what lists, dicts, arrays and tensors of more than 256 entries hold.
 """
 
 from __future__ import annotations
@@ -16,35 +18,18 @@ from typing import Any, Literal
 import oneflow as flow
 from oneflow import nn
 
-from libai.oneflow_fixes.writes import INPUTS, count_writes
+from libai.engine.graph.reads import Contents, Identity, Reads, is_plain, is_users
+from libai.forward.python_state import cell_value, hooks_of
+from libai.oneflow_fixes.writes import INPUTS, count_new_data, count_writes, watch_attributes
+from libai.optim.state import like_parameter
+from libai.parallel import named_tensors
 from libai.utils.errors import UserError
 
 #: a value that changes again within this many iterations is not worth another compilation
 STEADY_ITERS = 50
-_PLAIN = (bool, int, float, str, type(None))
+#: attributes that are compared before every step, at 50 ns each, although writes to them are counted
+_MOST_ATTRIBUTES = 50
 Decision = Literal["compiled", "recompile", "eager"]
-
-
-def is_plain(value: Any) -> bool:
-    """Return whether `value` is a number, a truth value, a text, None, or a tuple of these."""
-    if isinstance(value, tuple):
-        return all(is_plain(item) for item in value)
-    return isinstance(value, _PLAIN)
-
-
-class Reads:
-    """The plain attributes of modules that a forward read while it was traced."""
-
-    def __init__(self) -> None:
-        #: (module, attribute); a list keeps the modules alive, whose ids are the keys of `_known`
-        self.attributes: list[tuple[nn.Module, str]] = []
-        self._known: set[tuple[int, str]] = set()
-
-    def add(self, module: nn.Module, name: str, value: Any) -> None:
-        """Remember that `module.name` was read, if its value is plain."""
-        if (id(module), name) not in self._known and is_plain(value):
-            self._known.add((id(module), name))
-            self.attributes.append((module, name))
 
 
 class Guards:
@@ -70,6 +55,12 @@ class Guards:
             (".".join(filter(None, (paths.get(id(module), type(module).__name__), name))), module, name)
             for module, name in reads.attributes
         ]
+        watch_attributes(name for _, _, name in self._attributes)
+        self._variables = list(reads.variables())
+        self._cells = list(reads.cells())
+        self._buffers = [
+            (module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()
+        ]
         self._compiled = self._last_seen = self._now()
         self._count = count_writes()
         self._changed_at: dict[str, int] = {}
@@ -82,7 +73,7 @@ class Guards:
         `differences` describes what made a decision other than "compiled".
         """
         count = count_writes()
-        if count != self._count or not self._inputs:  # writes to inputs are not counted
+        if count != self._count or not self._inputs or self._has_unseen_change():  # writes to inputs are not counted
             self._count = count
             self._compare(iteration)
         elif not self._differs:
@@ -92,7 +83,18 @@ class Guards:
         steady = all(iteration - self._changed_at[name] >= STEADY_ITERS for name in self._differs)
         return "recompile" if self._is_first or steady else "eager"
 
+    def _has_unseen_change(self) -> bool:
+        """Return whether something has changed whose writes are not counted."""
+        for owner, key, value in self._known_variables:
+            if owner.get(key) is not value:
+                return True
+        for cell, value in self._known_cells:
+            if cell_value(cell) is not value:
+                return True
+        return self._contents.differ()
+
     def _compare(self, iteration: int) -> None:
+        self._keep_buffers()
         now = self._now()
         changed = _differing(self._last_seen, now)
         if changed:
@@ -125,18 +127,65 @@ class Guards:
         more = len(self._differs) - len(shown)
         return ", ".join(shown) + (f" and {more} more" if more else "")
 
+    def _keep_buffers(self) -> None:
+        """Give a buffer that was replaced by another tensor its value instead: the graph knows the old one."""
+        for module, name, buffer in self._buffers:
+            now = module._buffers.get(name)
+            if now is buffer or now is None or buffer is None or tuple(now.shape) != tuple(buffer.shape):
+                continue
+            with flow.no_grad():
+                buffer.copy_(like_parameter(now, buffer))
+            module._buffers[name] = buffer
+
     def _now(self) -> dict[str, Any]:
-        values = {path: getattr(module, name, None) for path, module, name in self._attributes}
-        if self._optimizer is None:
-            return values
-        for name, parameter in self._model.named_parameters():
-            values[f"{name}.requires_grad"] = parameter.requires_grad
-        for index, group in enumerate(self._optimizer.param_groups):
+        self._contents = contents = Contents()
+        for path, module, name in self._attributes:
+            contents.add(path, getattr(module, name, None))
+        self._known_variables = [(owner, key, owner.get(key)) for _, owner, key in self._variables]
+        for description, owner, key in self._variables:
+            contents.add(description, owner.get(key))
+        self._known_variables += self._attributes_of_user()
+        self._known_cells = [(cell, cell_value(cell)) for _, cell in self._cells]
+        for description, cell in self._cells:
+            contents.add(description, cell_value(cell))
+        for path, module in self._model.named_modules():
+            self._add_code(path, module)
+        values = contents.values
+        for name, tensor in named_tensors(self._model):
+            values[name] = Identity(tensor)
+            values[f"the data of {name}"] = count_new_data(tensor)
+            if self._optimizer is not None:
+                values[f"{name}.requires_grad"] = tensor.requires_grad
+        if self._optimizer is not None:
+            self._add_groups(self._optimizer.param_groups)
+        return values
+
+    def _attributes_of_user(self) -> list[tuple[dict[str, Any], str, Any]]:
+        """Attributes that may be written past `__setattr__`; some, for `training` is read of every module."""
+        chosen = [(vars(module), name) for _, module, name in self._attributes if is_users(type(module).__module__)]
+        return [(owner, name, owner.get(name)) for owner, name in chosen[:_MOST_ATTRIBUTES]]
+
+    def _add_code(self, path: str, module: nn.Module) -> None:
+        """Add what a call of `module` runs: its class, a forward of its own, its hooks."""
+        contents, label = self._contents, path or type(module).__name__
+        for cls in type(module).__mro__:
+            contents.add(cls.__name__, cls)
+        contents.values[f"the class of {label}"] = Identity(type(module))
+        for name, value in vars(module).items():  # it may hide a method
+            if callable(value):
+                contents.values[f"{label}.{name}"] = Identity(value)
+        hooks = tuple(Identity(hook) for hook in hooks_of(module))
+        contents.values[f"the forward hooks of {label}"] = hooks
+
+    def _add_groups(self, groups: list[Any]) -> None:
+        values = self._contents.values
+        for index, group in enumerate(groups):
             for key, value in group._options.items():
                 if key not in self._inputs and is_plain(value):
                     values[f'param_groups[{index}]["{key}"]'] = value
-            values[f"the parameters of param_groups[{index}]"] = tuple(id(one) for one in group.parameters)
-        return values
+            values[f"the parameters of param_groups[{index}]"] = tuple(map(Identity, group.parameters))
+        for live in (groups, *(group._parameters for group in groups)):
+            self._contents.watched.append((live, list(live)))
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -23,7 +23,7 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.nn.graph.proxy import LazyBuilder, ProxyModule, ProxyParameterDict, ProxyParameterList, ProxyTensor
 
-from libai.engine.graph.guards import Reads
+from libai.engine.graph.reads import Reads
 from libai.forward.python_state import hooks_of
 from libai.forward.rebinding import rebound
 from libai.oneflow_fixes.wrapping import replaced, unwrap_forward, wrap_forward
@@ -31,8 +31,8 @@ from libai.oneflow_fixes.wrapping import replaced, unwrap_forward, wrap_forward
 
 @contextlib.contextmanager
 def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
-    """The context in which the forward of a graph's `proxy` of the model is traced; `reads` receives the plain
-    attributes that it reads."""
+    """The context in which the forward of a graph's `proxy` of the model is traced; `reads` receives the Python
+    values that it reads."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         # flow.ones and its kin are modules inside of OneFlow 0.9, and a graph warns of each
@@ -47,6 +47,7 @@ def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
         get_missing = functools.partialmethod(_get_missing, reads)
         own = ((ProxyModule, "__setattr__", set_attribute), (ProxyModule, "__getattr__", get_missing))
         stack.enter_context(replaced(*own, *_REPLACEMENTS))
+        stack.enter_context(reads.following(proxy.to(nn.Module)))
         yield
 
 

@@ -14,7 +14,8 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.graph.build_errors import explain_build_error
-from libai.engine.graph.guards import Guards, Reads
+from libai.engine.graph.guards import Guards
+from libai.engine.graph.reads import Reads
 from libai.engine.graph.tracing import tracing
 from libai.engine.loop.metrics import StepResult
 from libai.oneflow_fixes.compiled_graph import garbage_kept

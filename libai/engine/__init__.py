@@ -9,7 +9,7 @@ from libai.engine.log.events import EventStorage, get_event_storage
 from libai.engine.log.throughput import Throughput
 from libai.engine.log.writers import LogRecord, RunInfo, Writer
 from libai.engine.loop.hook_base import HookBase
-from libai.engine.loop.loss_guard import NonFiniteLoss
+from libai.engine.loop.metrics import NonFiniteLoss
 from libai.engine.loop.trainer_base import StopTraining, TrainerBase
 from libai.engine.parity.check import check_parity
 from libai.engine.parity.report import ParityReport

@@ -58,9 +58,12 @@ class Counter(HookBase):
 
 def test_hook_points_are_called_in_the_documented_order(mode):
     trainer, calls = make_trainer(mode), []
-    trainer.register_hooks([Recorder(calls)])
+    reading = CallbackHook(before_update=lambda t: calls.append(f"before_update {len(t.feed.batches)}"))
+    trainer.register_hooks([Recorder(calls), reading])
     trainer.train(0, 2)
-    assert calls == ["before_train", "before_step 0", "after_step 0", "before_step 1", "after_step 1", "after_train"]
+    first = ["before_step 0", "before_update 1", "after_step 0"]
+    second = ["before_step 1", "before_update 1", "after_step 1"]
+    assert calls == ["before_train", *first, *second, "after_train"]
 
 
 def test_after_backward_sees_complete_unclipped_gradients_in_eager_mode():

@@ -13,7 +13,7 @@ import toy
 
 from libai.engine.hooks import CallbackHook, LossSpikeHook
 from libai.engine.loop.hook_base import StopTraining
-from libai.engine.loop.loss_guard import LossSpike
+from libai.engine.trainer.bad_losses import LossSpike
 from libai.utils.errors import UserError
 
 pytestmark = pytest.mark.e2e

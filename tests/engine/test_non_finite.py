@@ -9,7 +9,7 @@ import toy
 from oneflow import nn
 
 from libai.engine import NonFiniteLoss
-from libai.engine.hooks import CallbackHook, EMAHook
+from libai.engine.hooks import BadLossHook, CallbackHook, EMAHook
 from libai.scheduler import WarmupCosineLR
 
 
@@ -100,13 +100,13 @@ def fetch_every(trainer, period):
     return seen
 
 
-def average_of(trainer):
-    return next(hook for hook in trainer.hooks if isinstance(hook, EMAHook))
+def hook_of(trainer, kind):
+    return next(hook for hook in trainer.hooks if isinstance(hook, kind))
 
 
 def weights(trainer):
     """Return the weights and the averages of them, which an update that is undone must not reach either."""
-    average = average_of(trainer).average
+    average = hook_of(trainer, EMAHook).average
     assert average.updates
     return [p.numpy().copy() for p in [*trainer.model.parameters(), *average.tensors.values()]]
 
@@ -128,7 +128,7 @@ def test_the_first_bad_module_is_named_and_the_weights_are_those_before(mode):
 def test_skip_equals_a_run_that_never_made_that_update(mode):
     data = data_with_a_bad_batch(20, [6, 13])
     expected = build(mode, data)
-    average = average_of(expected)
+    average = hook_of(expected, EMAHook)
     for i, batch in enumerate(data):
         expected.iter = i
         if i in (6, 13):
@@ -140,7 +140,7 @@ def test_skip_equals_a_run_that_never_made_that_update(mode):
     trainer = build(mode, data, "skip")
     seen = fetch_every(trainer, 5)
     trainer.train(0, 20)
-    assert trainer._guard.bad_iterations == [7, 14]
+    assert hook_of(trainer, BadLossHook).bad_iterations == [7, 14]
     assert trainer.optimizer._state["step"] == 18
     for now, then in zip(weights(trainer), weights(expected)):
         assert np.array_equal(now, then)
@@ -153,7 +153,7 @@ def test_rollback_drops_the_updates_since_the_last_good_state(mode):
     trainer = build(mode, data, "rollback")
     fetch_every(trainer, 4)
     trainer.train(0, 12)
-    assert trainer.status == "finished" and trainer._guard.bad_iterations == [7]
+    assert trainer.status == "finished" and hook_of(trainer, BadLossHook).bad_iterations == [7]
     # the copy was made before iteration 1 (fewer than MIN_ITERS_BETWEEN_COPIES since), so iterations 1 to 8 are gone
     assert trainer.optimizer._state["step"] == 4
     assert all(np.isfinite(w).all() for w in weights(trainer))

@@ -9,9 +9,9 @@ from libai.engine.hooks.evaluation.early_stop import EarlyStopHook
 from libai.engine.hooks.evaluation.evaluate import EvalHook
 from libai.engine.hooks.lr import LRHook
 from libai.engine.hooks.metrics.iteration_timer import IterationTimer
-from libai.engine.hooks.metrics.monitor import LossSpikeHook
 from libai.engine.hooks.metrics.profiler import ProfilerHook
 from libai.engine.hooks.metrics.writer import WriterHook
 from libai.engine.hooks.random_state import RandomStateHook
 from libai.engine.loop.hook_base import HookBase
+from libai.engine.trainer.bad_losses import BadLossHook, LossSpikeHook
 from libai.engine.trainer.ema import EMAHook

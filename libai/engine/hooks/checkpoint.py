@@ -6,7 +6,7 @@ import logging
 
 from libai.checkpoint import CheckpointError
 from libai.engine.loop.hook_base import HookBase
-from libai.engine.loop.loss_guard import NonFiniteLoss
+from libai.engine.loop.metrics import NonFiniteLoss
 from libai.engine.loop.periods import Period, is_due
 from libai.engine.trainer.checkpointer import TrainerCheckpointer
 from libai.utils.distributed import get_world_size

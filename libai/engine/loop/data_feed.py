@@ -163,3 +163,16 @@ class DataFeed:
                 "smaller than one micro-batch, or a generator that can be read only once. Give an iterable that can "
                 "be started again."
             ) from None
+
+
+def num_bytes(batch: Any) -> int:
+    """Bytes of the arrays and tensors of a batch, of those at its top level."""
+    values: Iterable[Any]
+    if type(batch) is dict or isinstance(batch, Mapping):  # asking for Mapping runs Python code
+        values = batch.values()
+    else:
+        values = batch if isinstance(batch, (list, tuple)) else [batch]
+    total = 0
+    for value in values:  # it runs in every iteration: no generator
+        total += value.nbytes if isinstance(value, np.ndarray) else 8 * getattr(value, "numel", int)()
+    return total

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from libai.engine.loop.loss_guard import NonFiniteLoss
+from libai.engine.loop.metrics import NonFiniteLoss
 from libai.utils.errors import UserError, first_line
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("libai.engine")
 
-STEP_POINTS = ("before_step", "after_backward", "after_step")
+STEP_POINTS = ("before_step", "before_update", "after_backward", "after_step")
 EPOCH_POINTS = ("before_epoch", "after_epoch")
 HOOK_POINTS = (
     *("before_train", "after_train", *STEP_POINTS, *EPOCH_POINTS),
@@ -42,6 +42,8 @@ class HookBase:
         for iter in range(start_iter, max_iter):
             before_epoch()        # where a pass over the data begins in this iteration
             before_step()
+            ...micro-batches are read...
+            before_update()       # trainer.feed.batches holds them
             ...forward, backward...
             after_backward()      # eager mode only: a compiled step has no such moment
             ...clip, optimizer step, zero, schedule...
@@ -74,6 +76,9 @@ class HookBase:
 
     def before_step(self) -> None:
         """Called before each iteration, before its data is read."""
+
+    def before_update(self) -> None:
+        """Called when the micro-batches of an iteration are in `trainer.feed.batches`, before the update."""
 
     def after_backward(self) -> None:
         """Called when the gradients of an iteration are complete, before they are clipped and applied; eager only."""

@@ -31,6 +31,7 @@ class LoopState:
             starts.
         events: state of the `EventStorage` from a checkpoint, until training begins.
         flops: of the first forward.
+        generation: how often the state was replaced by anything but an update; an older copy of it cannot be put back.
         unfinished_hooks: the keys of the hooks whose `after_step` was cut short.
     """
 
@@ -47,6 +48,7 @@ class LoopState:
         self.events: Mapping[str, Any] | None = None
         self.unfinished_hooks: list[str] = []
         self.flops = FlopCounter()
+        self.generation = 0
 
     def pause(self) -> None:
         """Leave the loop after the present iteration, without `after_train`; the trainer's `status` is then "paused".

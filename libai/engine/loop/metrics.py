@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import oneflow as flow
 
-from libai.engine.loop.loss_guard import LossGuard, LossSpikes
 from libai.utils.distributed import all_reduce
 from libai.utils.tensors import fetch_scalars
 
@@ -100,35 +99,33 @@ def _shares_on_host(results: Sequence[StepResult]) -> list[dict[str, list[float]
     return [{"": next(iter(shares.values())), **shares} for shares in on_host]
 
 
-class PendingMetrics:
-    """Results that wait for a log point, and the numbers of the iteration that was fetched last.
+class NonFiniteLoss(FloatingPointError):
+    """A loss became NaN or infinite; `.iteration` (1 = after the first update) and `.losses` say where and which."""
 
-    Attributes:
-        pending: `(0-based iteration, what its update has returned)`.
-        latest: the numbers fetched last, keyed by tag.
-        spikes: judges finite losses, where that was asked for.
+    #: the tools print its text without a traceback, which would tell nothing more
+    explains_itself = True
+
+    def __init__(self, iteration: int, losses: Mapping[str, float], updated: bool, diagnosis: str = ""):
+        self.iteration, self.losses, self.diagnosis = iteration, dict(losses), diagnosis
+        effect = (
+            "The update was made before this was seen, so the weights in memory are corrupted; no checkpoint holds them"
+            if updated
+            else "The update was not made, the weights are those of the iteration before"
+        )
+        found = f"iteration {iteration} is not finite: {dict(losses)}. {f'{diagnosis}. ' if diagnosis else ''}"
+        super().__init__(
+            f"{found}{effect}. Lower the learning rate, clip the gradients (train.clip_grad.max_norm), or leave such "
+            "updates out (train.non_finite=skip), which also names the first bad module."
+        )
+
+
+class LossPolicy:
+    """What a loop does about a loss that is bad: not finite, or a spike. This one ends training.
+
+    `spikes`: judges finite losses, where that was asked for: a `LossSpikes` of `libai.engine.trainer.bad_losses`.
     """
 
-    def __init__(self) -> None:
-        self.pending: list[tuple[int, Any]] = []
-        self.latest: Mapping[str, float] = {}
-        self.spikes: LossSpikes | None = None
-        self._completed = 0
-
-    def fetch(self, collect: Callable[[list[Any]], list[dict[str, float]]], guard: LossGuard) -> None:
-        """Let `collect` turn all results into numbers, and `guard` act on the first whose loss is bad."""
-        if not self.pending:
-            return
-        results, self.pending = self.pending, []
-        numbers = collect([result for _, result in results])
-        bad = self.first_bad([iteration for iteration, _ in results], numbers)
-        if bad is None:
-            guard.all_finite()
-            if self.spikes is not None:
-                self.spikes.all_good()
-        else:
-            numbers[-1] = guard.resolve(results[bad][0], numbers[bad], numbers[-1])
-        self._completed, self.latest = results[-1][0] + 1, numbers[-1]
+    spikes: Any = None
 
     def first_bad(self, iterations: Sequence[int], numbers: Sequence[Mapping[str, float]]) -> int | None:
         """The index of the first loss that is not finite, or is a spike whose update must be undone."""
@@ -137,6 +134,45 @@ class PendingMetrics:
             if not math.isfinite(loss) or (self.spikes is not None and self.spikes.judge(iteration + 1, loss)):
                 return index
         return None
+
+    def all_good(self) -> None:
+        """Called when all losses up to now have been found good."""
+        if self.spikes is not None:
+            self.spikes.all_good()
+
+    def on_bad_loss(self, iteration: int, losses: Mapping[str, float], latest: dict[str, float]) -> dict[str, float]:
+        """Called for the first iteration (0-based) whose loss is bad; raises, or returns the numbers to log
+        for the latest iteration in place of `latest`. Collective."""
+        raise NonFiniteLoss(iteration + 1, losses, updated=True)
+
+
+class PendingMetrics:
+    """Results that wait for a log point, and the numbers of the iteration that was fetched last.
+
+    Attributes:
+        pending: `(0-based iteration, what its update has returned)`.
+        latest: the numbers fetched last, keyed by tag.
+        policy: acts on bad losses.
+    """
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[int, Any]] = []
+        self.latest: Mapping[str, float] = {}
+        self.policy = LossPolicy()
+        self._completed = 0
+
+    def fetch(self, collect: Callable[[list[Any]], list[dict[str, float]]]) -> None:
+        """Let `collect` turn all results into numbers, and the policy act on the first whose loss is bad."""
+        if not self.pending:
+            return
+        results, self.pending = self.pending, []
+        numbers = collect([result for _, result in results])
+        bad = self.policy.first_bad([iteration for iteration, _ in results], numbers)
+        if bad is None:
+            self.policy.all_good()
+        else:
+            numbers[-1] = self.policy.on_bad_loss(results[bad][0], numbers[bad], numbers[-1])
+        self._completed, self.latest = results[-1][0] + 1, numbers[-1]
 
     def of(self, completed_iters: int) -> dict[str, float]:
         """The numbers fetched last when they are those after `completed_iters` updates; otherwise none."""

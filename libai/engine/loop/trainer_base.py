@@ -17,7 +17,6 @@ from libai.engine.loop.check_parts import check_iterations
 from libai.engine.loop.data_feed import DataFeed
 from libai.engine.loop.hook_base import EPOCH_POINTS, HOOK_POINTS, HookBase, Interrupted, StopTraining, keyed
 from libai.engine.loop.loop_state import LoopState
-from libai.engine.loop.loss_guard import LossGuard
 from libai.engine.loop.metrics import MAX_PENDING_RESULTS
 from libai.engine.loop.periods import EveryEpoch
 from libai.launch.stop import STOP
@@ -76,8 +75,6 @@ class TrainerBase:
         self.hooks: list[HookBase] = []
         self._hook_calls: dict[str, list[Callable[[], None]]] = {point: [] for point in HOOK_POINTS}
         self.loop = LoopState()
-        #: what is done about a loss that is not finite
-        self._guard = LossGuard()
         #: `prepare` has been called, and the loader is still the same
         self._is_prepared = False
 
@@ -171,6 +168,7 @@ class TrainerBase:
     def _adopt_state(self, old: TrainerBase) -> None:
         """Stand where `old` stands: its iteration, loader, hooks and events. `old` must not be used any more."""
         self.feed, self.storage, self.loop = old.feed, old.storage, old.loop
+        self.loop.generation += 1
         self.iter, self.start_iter, self.completed_iters = old.iter, old.start_iter, old.completed_iters
         self.max_iter, self.status = old.max_iter, old.status
         self.hooks = []  # a hook of the same kind that the options asked for has no state
@@ -331,7 +329,8 @@ class TrainerBase:
         if not self._is_prepared:
             self.prepare()
         micro_batches = self.feed.take()
-        self._guard.before_update(self.iter, micro_batches)
+        for call in self._hook_calls["before_update"]:
+            call()
         self.loop.result = result = self._as_result(self.update(micro_batches))
         self.loop.metrics.pending.append((self.iter, result))
         self.feed.is_ahead = False
@@ -351,7 +350,7 @@ class TrainerBase:
         Fetches everything since the last call in one go and raises `NonFiniteLoss` for the first iteration whose loss
         is not finite. Collective; free when called again in the same iteration. Empty before the first iteration.
         """
-        self.loop.metrics.fetch(self.collect, self._guard)
+        self.loop.metrics.fetch(self.collect)
         return self.loop.metrics.of(self.completed_iters)
 
     #: batches evaluated in this process; only tells that an evaluation is under way

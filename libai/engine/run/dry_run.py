@@ -15,10 +15,10 @@ import numpy as np
 
 from libai import checkpoint
 from libai.engine.log.throughput import memory_gb
-from libai.engine.loop.loss_guard import NonFiniteLoss
+from libai.engine.loop.metrics import NonFiniteLoss
 from libai.engine.run.report import describe_length, start_banner
 from libai.engine.setup.summary import parameter_table
-from libai.engine.trainer.snapshot import undone
+from libai.engine.trainer.snapshot import rolled_back
 from libai.utils.distributed import all_reduce, any_rank, broadcast_object, is_main_process
 from libai.utils.sizes import format_bytes
 
@@ -48,7 +48,7 @@ def dry_run(run: Run) -> None:
     run.trainer.prepare()
     done = []
     before = read_memory("VmRSS")
-    with undone(run.trainer):
+    with rolled_back(run.trainer):
         copied = max(read_memory("VmRSS") - before, 0)  # the state to go back to, which a training does not hold
         done.append(f"one update (loss {_update(run):.4f})")
         seconds = _time_updates(run)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from libai.engine.loop.loss_guard import NonFiniteLoss
-from libai.engine.trainer.snapshot import undone
+from libai.engine.loop.metrics import NonFiniteLoss
+from libai.engine.trainer.snapshot import rolled_back
 from libai.scheduler import initial_lrs
 from libai.utils.atomic import atomic_write_text
 from libai.utils.distributed import is_main_process
@@ -98,7 +98,7 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
     trainer.prepare()
     lrs = np.geomspace(lowest, highest, num_iters)
     tried: list[float] = []
-    with undone(trainer), _data_put_back(trainer.feed, num_iters) as batches:
+    with rolled_back(trainer), _data_put_back(trainer.feed, num_iters) as batches:
         trainer.lr_scheduler = None
         for loss in _losses(trainer, lrs, batches):
             tried.append(loss)

@@ -106,7 +106,6 @@ class TrainerCheckpointer:
             if iteration != self._last_saved_iter or self.last_saved is None:
                 self.last_saved = self._save(iteration, best)
                 self._last_saved_iter = iteration
-                trainer._guard.forget()  # "rollback" goes back no further than it would in a resumed run
                 self.num_saves += 1
                 trainer._call_hooks("after_save")
             elif best is not None:

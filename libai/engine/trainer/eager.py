@@ -12,10 +12,10 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.graph.traced_state import note_in_eager, refuse_in_eager
+from libai.engine.loop.data_feed import num_bytes
 from libai.engine.loop.metrics import StepResult
 from libai.engine.trainer.forward_pass import Batch
 from libai.engine.trainer.model_trainer import ModelTrainer
-from libai.engine.trainer.non_finite import num_bytes
 from libai.engine.trainer.optimizer_state import OptimizerState
 from libai.forward.contract import read_losses
 from libai.forward.effects import PythonState, own_buffers, with_line

@@ -209,7 +209,7 @@ class GraphTrainer(ModelTrainer):
     def _forget_graph(self) -> None:
         """Be as before the graph was compiled, with the optimizer state that it has."""
         state = self.optimizer_state.export()
-        self._guard.forget()  # its copy names the variables of the old graph
+        self.loop.generation += 1  # a copy of the state names the variables of the old graph
         self.graph = None
         self.optimizer._state["step"] = 0  # the state comes from `state`, not from the optimizer
         self.optimizer_state = self._new_optimizer_state()

@@ -21,9 +21,9 @@ from libai.engine.loop.check_parts import check_arguments, check_metrics, check_
 from libai.engine.loop.loop_state import LoopState
 from libai.engine.loop.metrics import StepResult, to_numbers
 from libai.engine.loop.trainer_base import TrainerBase
+from libai.engine.trainer.bad_losses import BadLossHook
 from libai.engine.trainer.ema import EMAHook
 from libai.engine.trainer.forward_pass import Batch, ForwardPass
-from libai.engine.trainer.non_finite import NonFiniteGuard
 from libai.engine.trainer.optimizer_state import OptimizerState
 from libai.engine.trainer.options import TrainOptions
 from libai.forward.contract import as_batch_dict, read_losses, structured
@@ -95,7 +95,7 @@ class ModelTrainer(TrainerBase):
         self._batch_norms = batch_norms(model)
         self.forward_pass = ForwardPass(self, device)
         if options.undoes_updates:
-            self._guard = NonFiniteGuard(self)
+            self.register_hooks([BadLossHook(options.non_finite, lr_scheduler)])
         if options.zero_stage and self.mesh.data == 1 and is_main_process():
             logger.warning(
                 "ZeRO (stage %d) saves nothing here: one data-parallel rank has nobody to share with",
@@ -135,7 +135,7 @@ class ModelTrainer(TrainerBase):
         self.optimizer_state.load(*state)
         for hook, of_hook in tensors:
             hook.load_tensors(of_hook)
-        self._guard.forget()
+        self.loop.generation += 1
 
     def _recomputed_blocks(self) -> list[str]:
         """Names of the modules that activation checkpointing was asked for. Raises `UserError` when no plan has any."""
@@ -280,7 +280,7 @@ class ModelTrainer(TrainerBase):
             self.optimizer_state.load(state["optimizer"]["tensors"], state["optimizer"]["scalars"])
         if self.lr_scheduler is not None and "lr_scheduler" in state:
             load_scheduler_state(self.lr_scheduler, state["lr_scheduler"], self.optimizer)
-        self._guard.forget()
+        self.loop.generation += 1
 
     def _clear_gradients(self) -> None:
         """Forget all gradients, as this mode needs it before its next update."""
@@ -404,7 +404,6 @@ class ModelTrainer(TrainerBase):
         finally:
             self.forward_pass.evaluated = None
             self.model.train(was_training)
-            self._guard.forget()  # what follows an evaluation (a plateau schedule) could not be repeated
         metrics: dict[str, float] = {}
         for name, evaluator in evaluators.items():
             total = sums[name] if self.mesh.is_single else reduce_sums(sums[name])

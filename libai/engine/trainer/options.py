@@ -41,7 +41,7 @@ class TrainOptions:
         loss_scaling: with fp16.
         gradient_reduction: how eager data-parallel ranks average their gradients, see `EagerTrainer`.
         detect_anomalous_params: log the trainable parameters that the first iteration's losses do not reach.
-        non_finite: "raise", "skip" or "rollback", see `libai.engine.trainer.non_finite`.
+        non_finite: "raise", "skip" or "rollback", see `libai.engine.trainer.bad_losses`.
         keeps_copy: keep a second copy of the state on the device, so that with "raise" a bad update can be undone and
             explained; "skip" and "rollback" keep one anyway.
         ema_decay: keep an exponential moving average of the weights with this decay, with which the model is evaluated;

@@ -77,7 +77,7 @@ def _module_tensors(model: flow.nn.Module) -> list[flow.Tensor]:
 
 
 @contextmanager
-def undone(trainer: ModelTrainer) -> Iterator[None]:
+def rolled_back(trainer: ModelTrainer) -> Iterator[None]:
     """Put the state of `trainer`, and of the generators of Python and NumPy, back at the end of the block.
 
     Within it the schedule is a copy, which may be replaced. Collective.

@@ -1,111 +1,91 @@
-"""The line protocol between a benchmark and one variant, as a variant speaks it. Standard library only.
+"""The line protocol between the benchmark and one variant, and the clock of every variant. Standard library only.
 
-A variant reads JSON objects, one per line, from standard input and answers each with one line on standard output. It
-says `{"event": "ready", ...facts}` first. Then, as often as it is asked:
+A variant is a program that reads JSON objects from standard input, one a line, and answers each with one line on
+standard output. It first writes `{"event": "ready", "samples_per_iter": ...}`, with the global batch size. Then, until
+its input ends,
 
-    {"command": "run", "iterations": 20, "losses": true}   make so many iterations, as fast as it can
-    {"command": "quit"}                                    leave; so does the end of standard input
+    {"iterations": 20, "losses": true}
 
-to which it answers `{"event": "done", ...}`, or `{"event": "unavailable", "reason": TEXT}` where it cannot, also
-instead of "ready". The fields of an answer to `run`:
+is answered by `{"event": "done", ...}` with these fields:
 
-    seconds         of all iterations together, with the device idle before and after
-    losses          with `"losses": true` one per iteration, in full precision; else []
-    cpu_seconds     [before, after]: processor time of all its processes since they started    (may be left out)
-    data_seconds    the part of `seconds` that was spent waiting for data                      (may be left out)
-    run_cpu_seconds processor time of all its processes within `seconds`                       (may be left out)
-    peak_rss_bytes  the largest resident memory of all its processes so far, added up          (may be left out)
-    device_bytes    memory in use on the device; null on CPU                                   (may be left out)
+    seconds         time of all iterations together, with the device idle before and after
+    losses          the loss of each iteration in full precision if asked for, else []
+    cpu_seconds     processor time of all its processes within `seconds`               (optional)
+    peak_rss_bytes  largest resident memory of all its processes so far, added up      (optional)
+    tokens_per_iter tokens of one iteration                                            (optional)
 
-Facts of "ready", all optional: `mode`, `device`, `processes`, `parameters`, `global_batch_size` (samples per
-iteration), `tokens_per_iter`, `flops_per_iter`, `settings` (text about how its process was set up), `rss_bytes`.
-While it waits for a line it must not use the processor. Lines on standard output that are no JSON object are ignored.
+A variant that cannot do what it is asked answers `{"event": "unavailable", "reason": TEXT}` and ends. Other lines on
+standard output are ignored. A variant that waits for a line must not use the processor.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 READY, DONE, UNAVAILABLE = "ready", "done", "unavailable"
 
 
 class Unavailable(Exception):
-    """Raised by a variant that cannot do what it is asked; the text says why and is shown in the report."""
-
-
-def encode(message: Mapping[str, Any]) -> str:
-    """One line with its newline."""
-    return json.dumps(message, separators=(",", ":")) + "\n"
-
-
-def decode(line: str) -> dict[str, Any] | None:
-    """The message in a line, or None when it holds none (a library has printed something)."""
-    if not line.lstrip().startswith("{"):
-        return None
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) and {"event", "command"} & set(message) else None
+    """A variant cannot do what it is asked; the report shows the text."""
 
 
 class Variant:
-    """What `serve` serves: subclass it and define `run`; see the module for the fields."""
+    """A training that `serve` can measure: set `samples_per_iter` and define `iterate`."""
 
-    def facts(self) -> dict[str, Any]:
-        """The fields of the answer "ready"."""
-        return {}
+    samples_per_iter: int
+
+    def iterate(self, count: int, losses: bool) -> list[float]:
+        """Make `count` iterations and wait until they are done; the loss of each if asked, else []."""
+        raise NotImplementedError(f"{type(self).__name__} must define iterate(count, losses)")
+
+    def begin(self) -> None:
+        """Called right before the clock starts."""
+
+    def finish(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a line; called after the clock has stopped."""
+        return answer
 
     def run(self, iterations: int, losses: bool) -> dict[str, Any]:
-        """Make `iterations` iterations; the fields of the answer."""
-        raise NotImplementedError(f"{type(self).__name__} must define run(iterations, losses)")
+        """Return the answer to a line. Without losses, one more iteration brings data and code into the caches."""
+        if not losses:
+            self.iterate(1, losses=False)
+        self.begin()
+        start = time.perf_counter()
+        cpu_start = time.process_time()
+        found = self.iterate(iterations, losses)
+        seconds = time.perf_counter() - start
+        cpu_seconds = time.process_time() - cpu_start
+        # VmHWM and not getrusage: Linux lets a new process inherit the ru_maxrss of the one that started it
+        peak = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]
+        answer = {"seconds": seconds, "cpu_seconds": cpu_seconds, "losses": found, "peak_rss_bytes": int(peak) * 1024}
+        return self.finish(answer)
 
 
 def serve(build: Callable[[], Variant], lines: Iterable[str], reply: Callable[[Mapping[str, Any]], object]) -> None:
-    """Build a variant and answer `lines` until one says quit or there are no more."""
+    """Build a variant and answer `lines` until there are no more."""
     try:
         variant = build()
-        reply({"event": READY, **variant.facts()})
+        reply({"event": READY, "samples_per_iter": variant.samples_per_iter})
+        for line in lines:
+            reply({"event": DONE, **variant.run(**json.loads(line))})
     except Unavailable as reason:
         reply({"event": UNAVAILABLE, "reason": str(reason)})
-        return
-    for line in lines:
-        message = decode(line)
-        if message is None or message["command"] == "quit":
-            return
-        try:
-            reply({"event": DONE, **_answer(variant, message)})
-        except Unavailable as reason:
-            reply({"event": UNAVAILABLE, "reason": str(reason)})
+
+
+def take_stdout() -> TextIO:
+    """Return standard output for answers; from now on everything that libraries print goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
 
 
 def serve_stdio(build: Callable[[], Variant]) -> None:
-    """`serve` on standard input and output, for a variant of one process."""
-
-    def reply(message: Mapping[str, Any]) -> None:
-        sys.stdout.write(encode(message))
-        sys.stdout.flush()
-
-    serve(build, iter(sys.stdin.readline, ""), reply)
-
-
-def _answer(variant: Variant, message: Mapping[str, Any]) -> dict[str, Any]:
-    if message["command"] == "run":
-        return variant.run(int(message["iterations"]), bool(message.get("losses")))
-    raise Unavailable(f"there is no command {message['command']!r}")
-
-
-def resources_of_this_process() -> dict[str, Any]:
-    """`cpu_seconds` (one number), `peak_rss_bytes` and `rss_bytes` of this process; Linux."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
-    # VmHWM and not getrusage: Linux lets a new process inherit the ru_maxrss of the one that started it
-    return {
-        "cpu_seconds": time.process_time(),
-        "peak_rss_bytes": int(status["VmHWM"].split()[0]) * 1024,
-        "rss_bytes": int(status["VmRSS"].split()[0]) * 1024,
-    }
+    """Serve a variant of one process on standard input and output."""
+    answers = take_stdout()
+    serve(build, iter(sys.stdin.readline, ""), lambda message: print(json.dumps(message), file=answers, flush=True))

@@ -1,84 +1,86 @@
 """Write down a config's training for programs without OneFlow: `python -m libai.cli.export_case FOLDER CONFIG`.
 
-`case.json` holds the model's class and arguments, the optimizer's settings per parameter, clipping and accumulation;
-`weights.safetensors` the initial weights; `batches.safetensors` the first micro-batches, `<number>/<argument of
-forward>`. Where `libai.hf` knows the model, `transformers/` holds it as a Hugging Face folder, and `case.json`
-the names that our parameters have there. `libai/benchmark/pytorch/torch_training.py` trains from it.
+`model/` holds the model with its initial weights as a Hugging Face folder; `batches.npz` the first micro-batches, one
+array for each argument of forward, (micro-batches, samples, …); `case.json` the optimizer's settings, clipping and
+accumulation. The benchmark's variants of other libraries (libai/benchmark/others) train from it.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
+from libai.benchmark.variants import load_measured
 from libai.checkpoint.tensor_files import TensorSpec
-from libai.config import load_config, target_of
+from libai.config import target_of
 from libai.config.lazy.instantiation import describe
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
 
+_GROUP_SETTINGS = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov")
+
 
 def run(arguments: Sequence[str]) -> int:
     parser = Parser(prog="python -m libai.cli.export_case", description=__doc__)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="made if it does not exist")
-    parser.add_argument("config", metavar="CONFIG", help="a config file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for training")
-    parser.add_argument("--batches", type=int, default=64, metavar="N", help="micro-batches to write (default 64)")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write, made if it does not exist")
+    parser.add_config()
+    parser.add_argument("--iterations", type=int, default=64, metavar="N", help="iterations of data (default 64)")
     args = parser.parse_intermixed_args(arguments)
-    if args.batches < 1:
-        raise UserError(f"--batches={args.batches}: there is nothing to train on. Write at least 1.")
-    export(args.folder, args.config, args.overrides, args.batches)
+    if args.iterations < 1:
+        raise UserError(f"--iterations={args.iterations}: there is nothing to train on. Write at least 1.")
+    export(args.folder, args.config, args.overrides, args.iterations)
     return 0
 
 
-def export(folder: Path, config: str, overrides: list[str], num_batches: int) -> None:
-    """Write the three files. The weights are those that `Run` starts with, the batches its first ones."""
-    run: Any = load_config(config, overrides)
-    if run.lr_scheduler is not None:
-        raise UserError(
-            "lr_scheduler is set, and a schedule is no part of an exported case. Export with lr_scheduler=null."
-        )
+def export(folder: Path, config: str, overrides: Sequence[str], iterations: int) -> None:
+    """Write the three. The weights are those that `Run` starts with, the batches its first ones."""
+    run: Any = load_measured(config, overrides)
     if run.train.ema.enabled:
-        raise UserError("train.ema is no part of an exported case. Export with train.ema.enabled=false.")
+        raise UserError("train.ema.enabled=true cannot be exported: other libraries keep no average. Set it to false.")
+    if run.train.clip_grad.value is not None:
+        raise UserError("train.clip_grad.value cannot be exported: other libraries clip by the norm. Set it to null.")
+    for rate in ("dropout", "drop_path"):
+        if run.model.get(rate):
+            raise UserError(f"model.{rate}={run.model[rate]} cannot be exported: its masks would differ. Set it to 0.")
 
     from libai.engine.setup.parts import Parts
     from libai.parallel import Mesh
 
-    parts, clip = Parts.of(run, Mesh()), run.train.clip_grad
-    batches = list(itertools.islice(parts.loader, num_batches))
+    parts = Parts.of(run, Mesh())
+    steps = parts.sizes.accumulation
+    batches = list(itertools.islice(parts.loader, iterations * steps))
     model = parts.model()
     optimizer = parts.optimizer(model)
 
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    case = {
-        "config": config,
-        "model": {"class": describe(target_of(run.model)), "arguments": _arguments(run.model)},
-        "optimizer": {"class": type(optimizer).__name__, "groups": [_group(g, names) for g in optimizer.param_groups]},
-        "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
-        "max_grad_norm": clip.max_norm,
-        "max_grad_value": clip.value,
-        "num_accumulation_steps": parts.sizes.accumulation,
-        "micro_batch_size": parts.sizes.micro,
-    }
     folder.mkdir(parents=True, exist_ok=True)
-    case["transformers"] = _export_to_transformers(folder, case["model"], model)
+    if type(optimizer).__name__ not in ("AdamW", "Adam", "SGD"):
+        raise UserError(f"optimizer {type(optimizer).__name__} cannot be exported. Choose AdamW, Adam or SGD.")
+    names, exported = _export_model(folder / "model", run.model, model)
+    groups, group_of = _groups_of(model, optimizer, names)
+    clip = run.train.clip_grad
+    case = {
+        **exported,
+        "optimizer": type(optimizer).__name__,
+        "groups": groups,
+        "group_of": group_of,
+        "max_grad_norm": clip.max_norm,
+        "num_accumulation_steps": steps,
+        "samples_per_iter": parts.plan.global_batch_size,
+    }
     (folder / "case.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
-    save_file({name: p.numpy() for name, p in model.named_parameters()}, folder / "weights.safetensors")
-    arrays = {f"{i}/{key}": np.ascontiguousarray(v) for i, batch in enumerate(batches) for key, v in batch.items()}
-    save_file(arrays, folder / "batches.safetensors")
+    np.savez(folder / "batches.npz", **{name: np.stack([batch[name] for batch in batches]) for name in batches[0]})
 
 
-def _export_to_transformers(folder: Path, described: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Write `transformers/`; returns the names that tensors and inputs have there, or why there is no such folder."""
+def _export_model(folder: Path, section: Any, model: Any) -> tuple[dict[str, list[str]], dict[str, Any]]:
+    """Write the Hugging Face folder; returns name of a file -> our names, and its architecture and inputs."""
     from omegaconf import OmegaConf
 
     from libai.hf import export_folder
@@ -86,36 +88,55 @@ def _export_to_transformers(folder: Path, described: dict[str, Any], model: Any)
     from libai.hf.families.rules import match
     from libai.hf.files import read_json
 
-    arguments, tensors = described["arguments"], {name: t.numpy() for name, t in model.state_dict().items()}
-    is_roberta = described["class"].endswith(".BERT") and arguments.get("padding_token") is not None
-    architecture = "RobertaForMaskedLM" if is_roberta else None
-    target = folder / "transformers"
+    target = describe(target_of(section))
+    tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    architecture = None
+    if target.endswith(".BERT") and section.get("padding_token") is not None:
+        architecture = "RobertaForMaskedLM"
     with tempfile.TemporaryDirectory() as scratch:
-        OmegaConf.save({"model": {"_target_": described["class"], **arguments}}, Path(scratch, "config.yaml"))
+        described: Any = OmegaConf.to_container(section, resolve=True)
+        described["_target_"] = target
+        OmegaConf.save({"model": described}, Path(scratch, "config.yaml"))
         save_file(tensors, Path(scratch, "model.safetensors"))
         try:
-            export_folder(scratch, target, architecture=architecture)
+            export_folder(scratch, folder, architecture=architecture)
         except UserError as error:
-            return {"reason": str(error).replace(scratch, "the case")}
-    config = read_json(target / "config.json")
-    _, family = family_of(config)
+            text = str(error).replace(scratch, "the config")
+            raise UserError(f"the model is not one of `transformers`: {text}") from None
+    config = read_json(folder / "config.json")
+    architecture, family = family_of(config)
     specs = {name: TensorSpec(str(array.dtype), array.shape) for name, array in tensors.items()}
-    names = {theirs: found.ours for theirs, found in match(family.rules_for(config), specs).items()}
-    return {"names": names, "inputs": {ours: theirs for theirs, ours in family.inputs.items()}}
+    found = match(family.rules_for(config), specs)
+    names = {family.written_name(theirs): list(one.ours) for theirs, one in found.items()}
+    inputs = {ours: theirs for theirs, ours in family.inputs.items()}
+    return names, {"architecture": architecture, "inputs": inputs}
 
 
-def _arguments(section: Any) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
-    plain: Any = OmegaConf.to_container(section, resolve=True)
-    return {name: value for name, value in plain.items() if name != "_target_"}
-
-
-def _group(group: Any, names: dict[int, str]) -> dict[str, Any]:
-    keys = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov")
-    settings = {key: group[key] for key in keys if key in group}
-    return {"parameters": [names[id(parameter)] for parameter in group.parameters], **settings}
+def _groups_of(
+    model: Any, optimizer: Any, names: Mapping[str, Sequence[str]]
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Return the settings of the optimizer's groups, and name of a file -> number of its group; frozen ones lack."""
+    ours = {id(parameter): name for name, parameter in model.named_parameters()}
+    settings = []
+    number_of = {}
+    for number, group in enumerate(optimizer.param_groups):
+        settings.append({name: group[name] for name in _GROUP_SETTINGS if name in group})
+        number_of.update({ours[id(parameter)]: number for parameter in group.parameters})
+    group_of: dict[str, int] = {}
+    for theirs, parts in names.items():
+        numbers = {number_of.get(part) for part in parts}
+        if len(numbers) > 1:
+            raise UserError(
+                f"{', '.join(parts)} are in different groups of the optimizer, and {theirs} of `transformers` holds "
+                "them all."
+            )
+        (common,) = numbers
+        if common is not None:
+            group_of[theirs] = common
+    return settings, group_of
 
 
 if __name__ == "__main__":
+    import sys
+
     guarded_main(lambda: run(sys.argv[1:]))

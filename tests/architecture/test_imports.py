@@ -34,7 +34,7 @@ FLOORS = (
     ("engine.hooks",),
     ("engine.run",),
     ("engine",),  # its __init__.py, which gives users their names
-    ("engine.verify", "benchmark", "benchmark.pytorch", "hf.families"),
+    ("engine.verify", "benchmark", "benchmark.others", "hf.families"),
     ("hf",),
     ("inference",),
     ("cli",),

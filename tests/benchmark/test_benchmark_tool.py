@@ -1,4 +1,4 @@
-"""tools/benchmark.py with real variants: both modes, two processes, stock variants, refusals and exit codes."""
+"""tools/benchmark.py with real variants: both modes, two processes, one and two ranks, refusals and exit codes."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ def variants_of(folder: Path) -> dict:
 
 @pytest.mark.e2e
 def test_modes_and_hand_written_loops_compute_the_same_and_are_reported(tmp_path):
+    """A config with early stopping, whose evaluation the benchmark itself switches off."""
     result = benchmark(
         CONFIG,
-        *("optim.params=null", "train.clip_grad.max_norm=0.5", "train.num_accumulation_steps=2", "model.dropout=0.2"),
-        *("--modes", "eager,graph,raw-eager-sync,raw-graph", "--no-twin", "--output", str(tmp_path), *QUICK),
+        *("optim.params=null", "train.clip_grad.max_norm=0.5", "train.num_accumulation_steps=2"),
+        *("train.evaluation.eval_metric=val/accuracy", "train.evaluation.early_stop_patience=3"),
+        *("--modes", "eager,graph,raw-eager,raw-graph,graph-1", "--output", str(tmp_path), *QUICK),
     )
     assert result.returncode == 0, result
     found = variants_of(tmp_path)
-    assert set(found) == {"eager", "graph", "raw-eager-sync", "raw-graph", "gemm"}
+    assert set(found) == {"eager", "graph", "raw-eager", "raw-graph", "graph-1", "eager (again)"}
     for name, variant in found.items():
         assert variant["unavailable"] is None, (name, variant)
         assert len(variant["blocks"]) == 2 and min(variant["blocks"]) > 0
         assert variant["peak_rss_bytes"] > 50 * 2**20
-        if name != "gemm":
-            assert variant["losses"] == pytest.approx(found["eager"]["losses"], rel=1e-5)  # dropout has the same masks
-            assert 0 < variant["data_share"]["median"] < 0.9
+        assert variant["losses"] == pytest.approx(found["eager"]["losses"], rel=1e-5)
     # each iteration has another loss, so that the check has something to see
     assert len(set(found["eager"]["losses"])) == 4
-    assert found["graph"]["build_seconds"] < found["graph"]["first_seconds"] < found["graph"]["launch_seconds"]
-    for file in ("report.md", "report.json"):
+    assert found["graph"]["first_seconds"] < found["graph"]["launch_seconds"]
+    assert "The trainer: eager takes" in result.stdout and "Noise: " in result.stdout
+    for file in ("report.md", "report.json", "report.svg"):
         text = (tmp_path / file).read_text()
         assert str(tmp_path) not in text and str(jobs.ROOT) not in text
 
@@ -56,55 +57,42 @@ def test_modes_and_hand_written_loops_compute_the_same_and_are_reported(tmp_path
 def test_one_and_two_processes_are_interleaved(tmp_path):
     result = benchmark(
         CONFIG,
-        *("--modes", "eager,raw-graph", "--procs", "1,2", "--scaling", "strong", "--no-twin", "--no-peak"),
-        *("train.train_micro_batch_size=8", "optim.params=null", "--output", str(tmp_path), *QUICK),
+        *("--modes", "eager,raw-eager,raw-graph", "--procs", "1,2", "optim.params=null"),
+        *("train.train_micro_batch_size=8", "--output", str(tmp_path), *QUICK),
     )
     assert result.returncode == 0, result
     found = variants_of(tmp_path)
-    assert {name: c["processes"] for name, c in found.items()} == {
-        "eager x1": 1,
-        "raw-graph x1": 1,
-        "eager x2": 2,
-        "raw-graph x2": 2,
-    }
-    # strong scaling: the same global batch, and so the same losses whatever the number of processes
-    assert {c["facts"]["global_batch_size"] for c in found.values()} == {8}
+    assert {"eager x1", "eager x2", "raw-eager x2", "raw-graph x2"} < set(found)
+    # the same global batch, and so the same losses whatever the number of processes
+    assert {variant["samples_per_iter"] for variant in found.values()} == {8}
     for variant in found.values():
         assert variant["losses"] == pytest.approx(found["eager x1"]["losses"], rel=1e-4)
-        # one that spins while it waits would use a core or more for each process
-        assert variant.get("idle_share", 0.0) < 0.5
-    assert "idle_share" in found["eager x1"]
-    (case,) = json.loads((tmp_path / "report.json").read_text())["cases"]
-    assert [row["kind"] for row in case["scaling"]] == ["strong", "strong"]
 
 
 @pytest.mark.e2e
 def test_a_variant_of_another_training_is_refused(tmp_path):
     planted = f"slept={sys.executable} {HERE / 'sleeper.py'} --batch 8 --loss 3.0"
-    result = benchmark(
-        CONFIG,
-        *("--modes", "eager", "--variant", planted, "--no-twin", "--no-peak"),
-        *("--output", str(tmp_path), *QUICK),
-    )
+    result = benchmark(CONFIG, *("--modes", "eager", "--variant", planted, "--output", str(tmp_path), *QUICK))
     assert result.returncode == 1, result
-    assert "slept were to train alike" in result.stderr and "compute different things" in result.stderr
+    assert "eager and slept train differently" in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "report.json").exists()
 
 
 @pytest.mark.e2e
-def test_a_stock_graph_that_would_clip_otherwise_takes_no_part(tmp_path):
+def test_variants_that_cannot_train_this_take_no_part(tmp_path):
+    """A stock graph that would clip otherwise, and another library that has no such model."""
     result = benchmark(
         CONFIG,
-        *("--modes", "eager-stock,graph-stock", "train.clip_grad.max_norm=0.5", "--no-twin", "--no-peak"),
+        *("--modes", "stock-eager,stock-graph,torch", "--python", sys.executable, "train.clip_grad.max_norm=0.5"),
         *("--output", str(tmp_path), *QUICK),
     )
     assert result.returncode == 0, result
     found = variants_of(tmp_path)
-    assert found["eager-stock"]["unavailable"] is None
-    assert found["eager-stock"]["environment"]["OPENBLAS_CORETYPE"] is None
-    assert "optim.params=null makes one group" in found["graph-stock"]["unavailable"]
-    assert "graph-stock took no part" in result.stdout
+    assert found["stock-eager"]["unavailable"] is None
+    assert "optim.params=null makes one group" in found["stock-graph"]["unavailable"]
+    assert "libai.hf knows none for this class" in found["torch"]["unavailable"]
+    assert "stock-graph took no part" in result.stdout
 
 
 @pytest.mark.e2e
@@ -112,11 +100,12 @@ def test_a_stock_graph_that_would_clip_otherwise_takes_no_part(tmp_path):
     ("arguments", "words"),
     [
         ([], "no config is named"),
-        ([CONFIG, "--modes", "eagre"], "no such mode. There are: eager, graph"),
+        ([CONFIG, "--modes", "eagre"], "is not a mode. There are: eager, graph"),
         ([CONFIG, "--procs", "0"], "whole numbers of at least 1"),
-        ([CONFIG, "--procs", "1,1"], "each once"),
+        ([CONFIG, "--procs", "1,1"], "two variants have one name"),
         ([CONFIG, "--rounds", "1"], "at least 2"),
         ([CONFIG, "--variant", "torch"], "write NAME=COMMAND"),
+        ([CONFIG, "--python", "no-such-python"], "there is no such program"),
         ([CONFIG, "optim.lrr=1"], "optim.lr"),
         ([CONFIG, "--round", "3"], "Did you mean --rounds?"),
     ],
@@ -142,7 +131,7 @@ def test_ended_from_outside_it_leaves_no_process_and_no_file(tmp_path):
         "    print(children('sleeper.py')[0], flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "threading.Thread(target=end, daemon=True).start()\n"
-        f"sys.argv = {[TOOL, CONFIG, '--modes', 'eager', '--no-twin', '--no-peak']!r}\n"
+        f"sys.argv = {[TOOL, CONFIG, '--modes', 'eager']!r}\n"
         f"sys.argv += {['--variant', sleeper, '--output', str(tmp_path)]!r}\n"
         "import runpy\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"

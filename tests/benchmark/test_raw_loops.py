@@ -12,9 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "contract"))
 import contract_runs
 
-from libai.benchmark.cases import MODES
 from libai.benchmark.protocol import Unavailable
-from libai.benchmark.variants import RawVariant
+from libai.benchmark.worker import RawVariant
 from libai.config import LazyCall, validate
 from libai.engine import Run, default_setup
 from libai.engine.hooks import CallbackHook
@@ -30,30 +29,29 @@ def several():
     }
 
 
-def config_of(folder, mode, *overrides, optim=None):
-    config = contract_runs.make_config(folder, mode, *COMMON, *overrides)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "optim", "refused"),
+    [
+        (("train.clip_grad.value=0.01",), None, {"graph": "by value"}),
+        (("train.clip_grad={max_norm: 0.01}",), None, {"graph": "by its own norm"}),
+        (("train.freeze=['^a']", "train.num_accumulation_steps=2"), None, {}),
+        (("train.ema={enabled: true}",), None, {"eager": "average of the weights", "graph": "average of the weights"}),
+        ((), several(), {}),
+    ],
+    ids=["value", "norm", "frozen", "average", "several"],
+)
+def test_a_hand_written_loop_trains_alike_or_is_refused(mode, overrides, optim, refused, tmp_path):
+    config = contract_runs.make_config(tmp_path, mode, *COMMON, *overrides)
     if optim is not None:
         config.optim = optim
-    return default_setup(validate(config))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("overrides, optim", [
-    (("train.clip_grad.value=0.01",), None),
-    (("train.clip_grad={max_norm: 0.01}",), None),
-    (("train.freeze=['^a']", "train.ema={enabled: true, decay: 0.9}"), None),
-    ((), several()),
-], ids=["value", "norm", "frozen-ema", "several"])  # fmt: skip
-def test_a_hand_written_loop_trains_alike_or_is_refused(mode, overrides, optim, tmp_path):
-    config = config_of(tmp_path, mode, *overrides, optim=optim)
-    if mode == "graph" and "clip_grad" in str(overrides):
-        with pytest.raises(Unavailable, match="clip"):
-            RawVariant(config, MODES["raw-graph"])
+    config = default_setup(validate(config))
+    if mode in refused:
+        with pytest.raises(Unavailable, match=refused[mode]):
+            RawVariant(config, mode == "graph")
         return
-    raw = RawVariant(config, MODES[f"raw-{mode}"])
-    found = raw.iterate(5, losses=True)
+    found = RawVariant(config, mode == "graph").iterate(5, losses=True)
     run, losses = Run(config), []
     run.trainer.register_hooks([CallbackHook(after_step=lambda t: losses.append(t.fetch_metrics()["train/loss"]))])
     run.train()
     np.testing.assert_allclose(found, losses[:5], rtol=1e-5)
-    assert (raw._average is not None) == config.train.ema.enabled

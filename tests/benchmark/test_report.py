@@ -1,79 +1,97 @@
-"""The report: every figure with its spread or a reason, the table and its notes, and the page."""
+"""The report: drift cancels in pairs, noise is not a difference, break-even, and the page made from the JSON."""
 
 from __future__ import annotations
 
-import planted
+import json
+from xml.dom import minidom
+
+import numpy as np
 import pytest
 
-from libai.benchmark import tables
+from libai.benchmark import page
+from libai.benchmark.measure import Measured, Outcome
+from libai.benchmark.report import break_even, describe_case, noise_floor, paired_ratio, verdict_of
+from libai.benchmark.variants import VariantSpec
 
-TIMES = [0.010, 0.011, 0.0105, 0.0102]
+TIMES = [0.010, 0.011, 0.0105, 0.0102, 0.0104]
 
 
-def scaled(factor: float) -> list[float]:
+def planted(name, seconds, first=1.0, twin_of=None, **fields):
+    """A variant as if it had been measured."""
+    spec = VariantSpec(name, ("true",), twin_of=twin_of)
+    return Measured(spec, samples_per_iter=8, first_seconds=first, blocks=list(seconds), **fields)
+
+
+def scaled(factor):
     return [factor * seconds for seconds in TIMES]
 
 
+def drifting(scale, seed, rounds=20):
+    """A variant on a machine that gets three times slower in the course of the run."""
+    noise = 0.01 * np.random.default_rng(seed).standard_normal(rounds)
+    return planted("drifting", scale * np.linspace(1.0, 3.0, rounds) * (1 + noise))
+
+
 @pytest.fixture
-def report():
-    """Both modes, a twin, a peak, a variant that took no part, two processes."""
-    flops = {"facts": {"flops_per_iter": 10**7, "tokens_per_iter": 512}}
-    graph = planted.planted("graph", scaled(0.5), "graph", first=1.5, **flops)
-    graph.facts["build_seconds"] = 1.2
-    absent = planted.planted("raw-graph", [], "raw-graph")
-    absent.unavailable = "it clips otherwise"
-    eager = planted.planted("eager", TIMES, **flops, cpu_blocks=TIMES)
-    return planted.report_of(
-        eager,
-        graph,
-        absent,
-        planted.planted("eager (again)", scaled(1.01), twin_of="eager", **flops),
-        planted.planted("gemm", scaled(1.0), "gemm", is_peak=True, facts={"flops_per_iter": 10**8}),
-        planted.planted("eager x2", scaled(1.25), processes=2, facts={"global_batch_size": 16}),
-    )
+def case():
+    """Both modes, a loop, a twin, and a variant that took no part."""
+    eager = planted("eager", TIMES, tokens_per_iter=512, cpu_blocks=TIMES, peak_rss_bytes=2**28)
+    graph = planted("graph", scaled(0.5), first=1.5)
+    absent = planted("raw-graph", [], unavailable="it clips otherwise")
+    twin = planted("eager (again)", scaled(1.01), twin_of="eager")
+    everyone = [eager, graph, planted("raw-eager", scaled(1.001)), absent, twin]
+    return describe_case("sleep.py", Outcome(everyone, [0.5]), cores=2)
 
 
-def variant(report, name):
-    return next(c for c in report["cases"][0]["variants"] if c["name"] == name)
+def test_drift_that_both_see_cancels_and_a_twin_is_not_different():
+    one, twin, faster = drifting(1.0, 1), drifting(1.0, 2), drifting(0.9, 3)
+    floor = noise_floor(paired_ratio(twin, one))
+    assert 0 < floor < 0.03
+    assert paired_ratio(faster, one)["median"] == pytest.approx(0.9, rel=0.02)
+    assert verdict_of(paired_ratio(faster, one), floor) == "faster"
+    assert verdict_of(paired_ratio(one, faster), floor) == "slower"
+    assert verdict_of(paired_ratio(twin, one), floor) == "within noise"
 
 
-def test_rates_follow_from_times(report):
-    eager = variant(report, "eager")
-    assert eager["samples_per_s"]["median"] == pytest.approx(8 / eager["step_seconds"]["median"], rel=1e-3)
-    assert eager["tokens_per_s"]["median"] == pytest.approx(512 / eager["step_seconds"]["median"], rel=1e-3)
-    # the same time as the peak's product, with a tenth of its operations
-    assert eager["peak_share"]["median"] == pytest.approx(0.1)
-    assert variant(report, "graph")["ratio"]["median"] == pytest.approx(0.5)
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (0.75, "pays off after 5 iterations"),
+        (1.3, "(slower), so it does not"),
+        (0.99, "(within noise), so it does not"),
+    ],
+)
+def test_compilation_pays_off_when_faster_steps_have_made_up_for_it(step, words):
+    # 1.25 s more before the steady iterations, 0.25 s less in each of them: 2 + 4 * 0.75 == 1 + 4 * 1
+    graph, eager = planted("graph", [step] * 5, first=2.0), planted("eager", [1.0] * 5)
+    assert words in break_even(graph, eager, 0.02)
 
 
-def test_noise_break_even_and_scaling_are_told(report):
-    case = report["cases"][0]
-    assert case["noise"]["1"]["floor"] == pytest.approx(0.01, rel=0.01)
-    assert case["break_even"][0]["iterations"] == round((1.5 - 1.0 + 0.5 * 0.01035) / (0.5 * 0.01035) + 0.5)
-    (scaling,) = case["scaling"]
-    assert scaling["kind"] == "weak"
-    assert scaling["efficiency"]["median"] == pytest.approx(0.8)
+def test_a_case_has_ratios_verdicts_and_notes(case):
+    rows = {row["name"]: row for row in case["variants"]}
+    assert rows["graph"]["ratio"]["median"] == pytest.approx(0.5)
+    assert [rows[name]["verdict"] for name in ("eager", "graph", "raw-eager")] == ["", "faster", "within noise"]
+    notes = "\n".join(case["notes"])
+    assert "raw-graph took no part: it clips otherwise." in notes
+    assert "The trainer: eager takes 0.999 ±0.0% times as long as raw-eager (within noise)." in notes
+    assert "Noise: 1.0% between two interleaved runs of eager" in notes and "pays off after" in notes
+    assert "Too noisy" not in notes
 
 
-def test_the_table_shows_every_variant_and_the_notes_the_rest(report):
-    text = text_of(report)
-    for c in report["cases"][0]["variants"]:
-        assert c["name"] in text
-    assert "0.5 ±" in text
-    assert "raw-graph took no part: it clips otherwise." in text
-    assert "flops_per_s n/a for eager x2: no trainer took part that counts them." in text
-    assert "waiting for data: eager 0.40%, graph 0.40%, eager (again) 0.40%, eager x2 0.40%." in text
-    assert "Break-even: graph pays off after" in text
-    heads = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len({len(line) for line in heads[:7]}) == 1, "columns stand in line on a screen"
+@pytest.mark.parametrize(("twin", "load"), [(1.2, 0.5), (1.0, 9.0)])
+def test_a_noisy_machine_is_said(twin, load):
+    everyone = [planted("eager", TIMES), planted("eager (again)", scaled(twin), twin_of="eager")]
+    assert "Too noisy to decide anything" in describe_case("sleep.py", Outcome(everyone, [load]), cores=2)["notes"][-1]
 
 
-def text_of(report) -> str:
-    return "\n".join(line for title, lines in tables.to_sections(report) for line in [title, *lines])
-
-
-def test_the_page_has_the_machine_and_every_case(report, tmp_path):
-    tables.write_page(report, tmp_path / "report.md")
-    page = (tmp_path / "report.md").read_text()
-    assert "A smoke run of 2 rounds" in page and "* Machine: a CPU, 2 cores" in page
-    assert "## sleep.py\n\n| variant " in page and "Noise with 1 process(es)" in page
+def test_page_and_picture_are_made_from_the_json(case):
+    settings = {"rounds": 2, "block_seconds": 0.1}
+    report = {"command": "libai benchmark", "machine": {"cpu": "a CPU"}, "settings": settings, "cases": [case]}
+    report = json.loads(json.dumps(report))
+    text = page.to_page(report, "report.svg")
+    assert "A smoke run" in text and "* Machine: cpu a CPU" in text and "](report.svg)" in text
+    assert "| eager | 10.4 ±" in text and "| graph | 5.2 ±" in text and "| raw-graph |" not in text
+    assert "tokens/s" in text and f"{512 / 0.0104:,.0f}" in text
+    bars = minidom.parseString(page.to_picture(report)).getElementsByTagName("rect")
+    widths = [float(bar.getAttribute("width")) for bar in bars[1:]]
+    assert len(widths) == 4 and widths[1] == pytest.approx(widths[0] / 2, abs=0.1)

@@ -1,4 +1,4 @@
-"""The case that is written for other frameworks, and the PyTorch variant as far as it can be seen without PyTorch."""
+"""The case that is written for other frameworks, and the variants of those as far as they can be seen here."""
 
 from __future__ import annotations
 
@@ -13,34 +13,45 @@ from safetensors.numpy import load_file
 from libai.cli import export_case
 from libai.utils.errors import UserError
 
-SETTINGS = ["lr_scheduler=null", "train.train_micro_batch_size=4"]
+SETTINGS = ["train.train_micro_batch_size=4"]
 
 
 CONFIG = str(jobs.ROOT / "configs" / "vit_digits.py")
 
 
 def test_a_case_holds_what_a_run_starts_with(tmp_path):
-    assert export_case.run([str(tmp_path), CONFIG, *SETTINGS, "--batches", "3"]) == 0
+    assert export_case.run([str(tmp_path), CONFIG, *SETTINGS, "--iterations", "3"]) == 0
     case = json.loads((tmp_path / "case.json").read_text())
-    weights = load_file(tmp_path / "weights.safetensors")
-    batches = load_file(tmp_path / "batches.safetensors")
-    assert case["model"]["class"].endswith("ViT") and case["model"]["arguments"]["hidden_size"] == 48
-    named = [name for group in case["optimizer"]["groups"] for name in group["parameters"]]
-    assert sorted(named) == sorted(weights)
-    assert {group["weight_decay"] for group in case["optimizer"]["groups"]} == {0.05, 0.0}
-    assert set(batches) == {f"{i}/{key}" for i in range(3) for key in ("images", "labels")}
-    assert case["transformers"]["inputs"] == {"images": "pixel_values"}
-    assert (tmp_path / "transformers" / "model.safetensors").exists()
-    assert batches["0/images"].shape == (4, 1, 8, 8) and not np.array_equal(batches["0/images"], batches["1/images"])
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    batches = np.load(tmp_path / "batches.npz")
+    assert set(case["group_of"]) == set(weights)
+    by_group = [group["weight_decay"] for group in case["groups"]]
+    assert sorted(by_group) == [0.0, 0.05]
+    assert by_group[case["group_of"]["classifier.weight"]] == 0.05
+    assert case["architecture"] == "ViTForImageClassification" and case["inputs"] == {"images": "pixel_values"}
+    assert batches["images"].shape == (3, 4, 1, 8, 8) and batches["labels"].shape == (3, 4)
+    assert not np.array_equal(batches["images"][0], batches["images"][1])
+
+
+def test_frozen_parameters_are_in_no_group(tmp_path):
+    export_case.export(tmp_path, CONFIG, [*SETTINGS, "train.freeze=['^head']"], 1)
+    case = json.loads((tmp_path / "case.json").read_text())
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    assert set(weights) - set(case["group_of"]) == {"classifier.weight", "classifier.bias"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [([], "lr_scheduler is set"), ([*SETTINGS, "--batches", "0"], "--batches=0: there is nothing to train on")],
+    [
+        (["train.ema.enabled=true"], "train.ema.enabled=true cannot be exported"),
+        (["model.dropout=0.1"], "model.dropout=0.1 cannot be exported"),
+        (["train.clip_grad={value: 1, max_norm: null}"], "train.clip_grad.value cannot be exported"),
+        (["--iterations", "0"], "--iterations=0: there is nothing to train on"),
+    ],
 )
-def test_what_cannot_be_exported_is_refused(tmp_path, arguments, text):
+def test_a_training_that_cannot_be_exported_is_refused(tmp_path, arguments, text):
     with pytest.raises(UserError, match=text):
-        export_case.run([str(tmp_path / "case"), CONFIG, *arguments])
+        export_case.run([str(tmp_path / "case"), CONFIG, *SETTINGS, *arguments])
     assert not (tmp_path / "case").exists()
 
 
@@ -49,7 +60,7 @@ def test_an_exported_case_has_the_learning_rates_of_its_run(tmp_path):
     for name, scaling in (("plain", []), ("scaled", ["train.auto_scale_lr={base_batch_size: 8}"])):
         export_case.export(tmp_path / name, CONFIG, [*SETTINGS, *scaling], 1)
     cases = [json.loads((tmp_path / name / "case.json").read_text()) for name in ("plain", "scaled")]
-    plain, scaled = ([group["lr"] for group in case["optimizer"]["groups"]] for case in cases)
+    plain, scaled = ([group["lr"] for group in case["groups"]] for case in cases)
     assert scaled == pytest.approx([rate / 2 for rate in plain]) and all(plain)
 
 
@@ -61,7 +72,8 @@ def imported(source):
     return {name.partition(".")[0] for name in names}
 
 
-def test_the_torch_variant_imports_neither_libai_nor_oneflow():
-    sources = (jobs.ROOT / "libai" / "benchmark" / "pytorch").glob("*.py")
+def test_other_libraries_import_neither_libai_nor_oneflow():
+    folder = jobs.ROOT / "libai" / "benchmark"
+    sources = [*(folder / "others").glob("*.py"), folder / "protocol.py"]
     found = set().union(*(imported(source.read_text()) for source in sources))
-    assert "torch" in found and not found & {"libai", "oneflow"}
+    assert {"torch", "jax"} <= found and not found & {"libai", "oneflow"}

@@ -1,29 +1,36 @@
-"""Measure variants of configs, interleaved: both modes, plain OneFlow loops, PyTorch, and commands of your own."""
+"""Measure variants of configs, interleaved: both modes, plain OneFlow loops, PyTorch, JAX, and commands of your own.
+
+Each variant is a process of its own. Nothing is reported unless all losses agree. The results are printed and written
+to report.json, report.md and report.svg."""
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from libai.benchmark.cases import Request, find_mode, make_cases, without_folders
 from libai.benchmark.measure import Settings, measure
-from libai.benchmark.report import describe_case, make_report
+from libai.benchmark.protocol import take_stdout
+from libai.benchmark.report import describe_case
+from libai.benchmark.variants import ONE_THREAD, OTHER_MODES, VariantSpec, load_measured, make_variants
 from libai.launch.guard import guarded_main
-from libai.launch.installation import PACKAGE, ROOT
+from libai.launch.installation import ROOT
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
+from libai.utils.tables import format_table
 
-_TORCH_VARIANT = os.path.join(PACKAGE, "benchmark", "pytorch", "torch_training.py")
+_DEFAULT_MODES = "eager,graph,raw-eager,raw-graph"
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -39,86 +46,84 @@ def _work(arguments: Sequence[str]) -> int:
     for name in ("--worker", "--config-file", "--folder"):
         parser.add_argument(name, required=True)
     args = parser.parse_intermixed_args(arguments)
-    mode = find_mode(args.worker)
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # output of the model or of a library must not mix with the protocol
-    if mode.is_stock:
+    answers = take_stdout()
+    if args.worker.startswith("stock-"):
         os.environ.pop("OPENBLAS_CORETYPE", None)  # `import libai` has set it; oneflow is not imported yet
-    from libai.benchmark.variants import serve_ranks
-    from libai.config import load_config
+    from libai.benchmark.worker import serve_ranks
     from libai.utils.distributed import get_world_size
 
-    config = load_config(args.config_file, args.overrides, get_world_size())
-    serve_ranks(config, mode, Path(args.folder), answers)
+    config = load_measured(args.config_file, args.overrides, get_world_size())
+    serve_ranks(config, args.worker, Path(args.folder), answers)
     return 0
 
 
 def _benchmark(arguments: Sequence[str]) -> int:
-    from libai.benchmark.tables import to_sections, write_page
+    from libai.benchmark.page import to_page, to_picture, to_rows
     from libai.utils.atomic import atomic_write_text
 
     args = _parser().parse_intermixed_args(arguments)
     settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
-    cases = make_cases(_request(args))
+    configs = [word for word in args.words if "=" not in word and not word.startswith(("~", "+"))]
+    overrides = [word for word in args.words if word not in configs]
+    if not configs:
+        raise UserError("no config is named. `libai train --help` lists the shipped ones.")
+    specs = {config: _variants(args, config, overrides) for config in configs}
     output = _make_folder(args.output)
 
     # a plain SIGTERM would leave the variants' folders in the temporary directory
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     machine = _describe_machine()
-    described = []
-    for number, case in enumerate(cases, start=1):
+    cases = []
+    for config in configs:
+        title = " ".join(map(without_folders, [config, *overrides]))
+        say = partial(print, f"{title}:", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="libai-benchmark-") as folder:
-            say = partial(print, f"[{number}/{len(cases)}] {case.title}:", file=sys.stderr, flush=True)
-            described.append(describe_case(case, measure(case, Path(folder), settings, say)))
-    command = shlex.join(["libai", "benchmark", *map(without_folders, arguments)])
-    report = make_report(described, settings, command, machine)
-
+            outcome = measure(specs[config], Path(folder), settings, say, [config, *overrides])
+        cases.append(describe_case(title, outcome, machine["cores"]))
+        print("\n".join([title, "", format_table(to_rows(cases[-1]), right=range(1, 9)), "", *cases[-1]["notes"], ""]))
+    command = " ".join(["libai benchmark", *map(without_folders, arguments)])
+    report = {"command": command, "machine": machine, "settings": asdict(settings), "cases": cases}
     atomic_write_text(output / "report.json", json.dumps(report, indent=1) + "\n")
-    write_page(report, output / "report.md")
-    for title, lines in to_sections(report):
-        print("\n".join([f"{title}\n", *lines, ""]))
-    print(f"report.json and report.md are in {output}")
+    atomic_write_text(output / "report.svg", to_picture(report))
+    atomic_write_text(output / "report.md", to_page(report, "report.svg"))
+    print(f"report.md, report.svg and report.json are in {output}")
     return 0
 
 
-def _request(args: argparse.Namespace) -> Request:
-    configs = tuple(word for word in args.words if "=" not in word and not word.startswith(("~", "+")))
-    overrides = tuple(word for word in args.words if word not in configs)
-    if not configs:
-        raise UserError("no config is named. `libai train --help` lists the shipped ones.")
-    return Request(
-        configs=configs,
-        overrides=overrides,
-        modes=_listed(args.modes),
-        processes=tuple(_positive("--procs", text) for text in _listed(args.procs)),
-        scaling=args.scaling,
-        peak=not args.no_peak,
-        twin=not args.no_twin,
-        commands=_commands(args),
-    )
+def without_folders(word: str) -> str:
+    """Return a word of the command line for a report: an absolute path keeps its last part only."""
+    name, equals, value = word.rpartition("=")
+    if not os.path.isabs(value):
+        return word
+    inside = Path(value).is_relative_to(ROOT)
+    shown = os.path.relpath(value, ROOT) if inside else f".../{Path(value).name}"
+    return f"{name}{equals}{shown}"
 
 
-def _commands(args: argparse.Namespace) -> dict[str, tuple[str, ...]]:
-    commands: dict[str, tuple[str, ...]] = {}
+def _variants(args: argparse.Namespace, config: str, overrides: Sequence[str]) -> list[VariantSpec]:
+    """Return the variants that the command line asks for."""
+    modes = _listed(args.modes or _DEFAULT_MODES)
+    python = args.python and shutil.which(args.python)
+    if args.python and not python:
+        raise UserError(f"--python {args.python}: there is no such program. Name a Python that has PyTorch or JAX.")
+    if python and not args.modes:
+        modes += [*OTHER_MODES, *(mode + ONE_THREAD for mode in OTHER_MODES)]
+    processes = _listed(args.procs)
+    if not all(text.isdecimal() and int(text) for text in processes):
+        raise UserError(f"--procs {args.procs}: it takes whole numbers of at least 1, such as 1,2.")
+    if not modes or not processes:
+        raise UserError("--modes and --procs need at least one value each.")
+    commands = {}
     for text in args.variant:
-        name, equals, command = text.partition("=")
-        if not (name and equals and command.strip()):
+        name, _, command = text.partition("=")
+        if not (name and command.strip()):
             raise UserError(f"--variant {text}: write NAME=COMMAND, a command that speaks the line protocol.")
-        commands[name] = tuple(shlex.split(command))
-    if args.torch_python is not None:
-        commands["torch"] = (args.torch_python, _TORCH_VARIANT)
-        commands["torch-1"] = ("env", "OMP_NUM_THREADS=1", *commands["torch"])
-    return commands
+        commands[name] = shlex.split(command)
+    return make_variants(config, overrides, modes, [int(text) for text in processes], python, commands)
 
 
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _positive(flag: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"{flag} names {text!r}; it takes whole numbers of at least 1, such as 1,2.")
-    return int(text)
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _make_folder(path: Path) -> Path:
@@ -132,26 +137,22 @@ def _make_folder(path: Path) -> Path:
 def _parser() -> Parser:
     parser = Parser(prog="libai benchmark", description=__doc__)
     add = parser.add_argument
+    others = ", ".join(OTHER_MODES)
     add("words", nargs="*", metavar="CONFIG... key=value...", help="config files, and settings for all of them")
-    add("--modes", default="eager,graph,raw-eager,raw-graph", help="variants (default %(default)s)")
-    add("--procs", default="1", metavar="N,...", help="processes of each variant (default 1)")
-    add("--scaling", choices=("weak", "strong"), default="weak", help="with --procs: what stays (default weak)")
+    add("--modes", metavar="MODE,...", help=f"variants (default {_DEFAULT_MODES}, and with --python {others})")
+    add("--procs", default="1", metavar="N,...", help="ranks that share the global batch (default 1)")
+    add("--python", metavar="PATH", help="a Python with PyTorch or JAX")
     add("--variant", action="append", default=[], metavar="NAME=COMMAND", help="a command that speaks the protocol")
-    add("--torch-python", metavar="PATH", help="a Python with PyTorch: variants torch, and torch-1 on one thread")
     for field in fields(Settings):
         about = field.metadata["help"] + " (default %(default)s)"
-        add(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default, help=about)
-    add("--no-peak", action="store_true", help="do not measure a matrix product")
-    add("--no-twin", action="store_true", help="do not repeat the first variant: no noise floor")
+        kind: Any = type(field.default)
+        add(f"--{field.name.replace('_', '-')}", type=kind, default=field.default, metavar="N", help=about)
     add("--output", type=Path, default=Path("bench"), metavar="FOLDER", help="folder of the report (default bench)")
     return parser
 
 
 def _describe_machine() -> dict[str, Any]:
-    """CPU, memory, versions, the commit, and the load average before anything was started.
-
-    No host names and no paths, since reports are shown around.
-    """
+    """Return CPU, memory, versions, commit and date: no host names and no paths, since reports are shown around."""
     from libai.launch.facts import collect_env, git_state
 
     facts = collect_env()
@@ -165,7 +166,7 @@ def _describe_machine() -> dict[str, Any]:
         "devices": [device["name"] for device in facts["cuda"]["devices"]],
         "oneflow": oneflow["version"],
         "commit": commit,
-        "load": ", ".join(f"{value:.2f}" for value in os.getloadavg()),
+        "date": datetime.date.today().isoformat(),
     }
 
 

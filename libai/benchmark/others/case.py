@@ -1,0 +1,66 @@
+"""Train with another library what `libai.cli.export_case` wrote, as a variant: `PYTHON case.py FOLDER MODE`.
+
+`torch_loop.py` and `jax_loop.py` beside this file define `build(folder, mode)` for the modes of their names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# last, so that a file of that folder hides no module of the interpreter
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from protocol import Unavailable, Variant, serve_stdio
+
+Batch = dict[str, np.ndarray]
+
+
+class CaseVariant(Variant):
+    """A variant that trains the case in `folder`: one iteration is `update(micro_batches)`."""
+
+    def __init__(self, folder: Path):
+        self.model_folder = folder / "model"
+        self.case: dict[str, Any] = json.loads((folder / "case.json").read_text(encoding="utf-8"))
+        self.samples_per_iter = self.case["samples_per_iter"]
+        # argument of forward -> (micro-batches, samples, ...)
+        self._data = dict(np.load(folder / "batches.npz"))
+        self._next = 0
+
+    def update(self, micro_batches: list[Batch]) -> Any:
+        """Make one update and return its loss, for which `float` waits."""
+        raise NotImplementedError(f"{type(self).__name__} must define update(micro_batches)")
+
+    def iterate(self, count: int, losses: bool) -> list[float]:
+        """See `Variant.iterate`. The batches of the case are used in turn, again and again."""
+        found = []
+        for number in range(count):
+            micro_batches = [self._next_batch() for _ in range(self.case["num_accumulation_steps"])]
+            loss = self.update(micro_batches)
+            if losses or number == count - 1:
+                found.append(float(loss))
+        return found if losses else []
+
+    def _next_batch(self) -> Batch:
+        number = self._next
+        self._next += 1
+        # a data loader hands out fresh memory as well
+        return {name: array[number % len(array)].copy() for name, array in self._data.items()}
+
+
+def build(folder: Path, mode: str) -> Variant:
+    """Return the variant of a mode."""
+    try:
+        library = importlib.import_module(f"{mode.partition('-')[0]}_loop")
+    except ImportError as error:
+        raise Unavailable(f"its Python lacks a package ({error})") from None
+    return library.build(folder, mode)
+
+
+if __name__ == "__main__":
+    serve_stdio(lambda: build(Path(sys.argv[1]), sys.argv[2]))

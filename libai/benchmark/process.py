@@ -1,0 +1,110 @@
+"""A variant as a process of its own: started, asked with a time limit, and ended with all that it has started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from libai.benchmark.protocol import UNAVAILABLE, Unavailable
+from libai.benchmark.variants import VariantSpec
+from libai.utils.errors import EXIT_USER_MISTAKE
+from libai.utils.rank_notes import RENDEZVOUS_VARIABLES
+
+#: a variant that gives no answer for so long is ended
+ANSWER_SECONDS = 600.0
+#: from the end of its input to SIGTERM, and from there to SIGKILL
+LEAVE_SECONDS = 5.0
+
+
+class VariantFailed(RuntimeError):
+    """A variant ended or hung where an answer was due; the text holds the end of what it wrote."""
+
+    explains_itself = True
+
+
+class VariantProcess:
+    """A started variant, in a session of its own and without a launcher's variables.
+
+    Args:
+        command: the words of `spec` with all places filled in.
+        log: file for standard error.
+    """
+
+    def __init__(self, spec: VariantSpec, command: Sequence[str], log: Path):
+        self._name = spec.name
+        self._log = log
+        self.started = time.perf_counter()
+        environment = {**os.environ, **dict.fromkeys(RENDEZVOUS_VARIABLES), **spec.environment}
+        with open(log, "wb") as errors:
+            self._process = subprocess.Popen(
+                command,
+                env={name: value for name, value in environment.items() if value is not None},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+
+    def run(self, iterations: int, losses: bool = False) -> dict[str, Any]:
+        """Let the variant make iterations and return its answer. Raises `VariantFailed` and `Unavailable`."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the answer says why
+            self._process.stdin.write(json.dumps({"iterations": iterations, "losses": losses}) + "\n")
+            self._process.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """Return the next answer. Raises `VariantFailed` and `Unavailable`."""
+        assert self._process.stdout is not None
+        watch = threading.Timer(ANSWER_SECONDS, self._signal, [signal.SIGKILL])
+        watch.start()
+        try:
+            for line in self._process.stdout:
+                with contextlib.suppress(ValueError, TypeError, KeyError):  # printed by a library
+                    message = json.loads(line)
+                    if message["event"] == UNAVAILABLE:
+                        raise Unavailable(message["reason"])
+                    return message
+        finally:
+            is_late = not watch.is_alive()
+            watch.cancel()
+        raise self._failure(f"gave no answer within {ANSWER_SECONDS:g} s" if is_late else "ended")
+
+    def _signal(self, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signum)
+
+    def _failure(self, event: str) -> Exception:
+        """Return the error to raise: `Unavailable` for a mistake of the user that the variant has explained."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(LEAVE_SECONDS)
+        code = self._process.poll()
+        text = self._log.read_text(errors="replace")
+        mistakes = [line for line in text.splitlines() if line.startswith("error: ")]
+        if code == EXIT_USER_MISTAKE and mistakes:
+            return Unavailable(mistakes[-1].removeprefix("error: "))
+        return VariantFailed(f"variant {self._name} {event} with exit code {code}. It wrote last:\n{text[-4000:]}")
+
+    def close(self) -> None:
+        """Let the variant leave, or end it with all that it has started."""
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LEAVE_SECONDS)
+                break
+            self._signal(signum)
+        process.wait()
+        process.stdout.close()

@@ -1,1 +1,0 @@
-"""Runs in an environment with torch, numpy, safetensors and transformers, importing neither libai nor oneflow."""

@@ -1,0 +1,162 @@
+"""The variants of ours: the trainers and the hand-written loops, in a job whose ranks all call `serve_ranks`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import oneflow as flow
+
+from libai.benchmark.protocol import Unavailable, Variant, serve
+from libai.benchmark.raw_loops import RawEager, RawGraph
+from libai.engine import HookBase, Run, default_setup
+from libai.engine.setup.parts import Parts
+from libai.launch.guard import leave_at_once
+from libai.layers.random import draws_randomness
+from libai.oneflow_fixes.internals import wait_for_device
+from libai.parallel import Mesh
+from libai.utils.distributed import (
+    all_reduce,
+    barrier,
+    default_device,
+    gather_objects,
+    get_rank,
+    get_world_size,
+    is_main_process,
+)
+from libai.utils.seeding import seed_everything
+
+
+class OneFlowVariant(Variant):
+    """A variant on all ranks of a job."""
+
+    def begin(self) -> None:
+        """See `Variant.begin`. Collective."""
+        barrier()
+
+    def finish(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """See `Variant.finish`: the time of the slowest rank, the sum of what they used. Collective."""
+        wait_for_device()  # the last update, or it would take a core from the variant that comes next
+        ranks = gather_objects(answer)
+        total = {name: sum(rank[name] for rank in ranks) for name in ("cpu_seconds", "peak_rss_bytes")}
+        return {**answer, "seconds": max(rank["seconds"] for rank in ranks), **total}
+
+
+class _Pause(HookBase):
+    """Leaves the loop after iteration `until`, and records losses if that is asked."""
+
+    priority = 100
+    until = 0
+    losses: list[float] | None = None
+
+    def after_step(self) -> None:
+        if self.losses is not None:
+            self.losses.append(self.trainer.fetch_metrics()["train/loss"])
+        if self.trainer.completed_iters >= self.until:
+            self.trainer.loop.pause()
+
+
+class TrainerVariant(OneFlowVariant):
+    """`Run` as `libai train` runs it, with its loader, hooks and writers."""
+
+    def __init__(self, config: Any):
+        default_setup(config)
+        self._run = Run(config)
+        self._pause = _Pause()
+        self._run.trainer.register_hooks([self._pause])
+        self.samples_per_iter = self._run.plan.global_batch_size
+
+    def iterate(self, count: int, losses: bool) -> list[float]:
+        """See `Variant.iterate`; the first call compiles."""
+        trainer = self._run.trainer
+        self._pause.until = trainer.completed_iters + count
+        self._pause.losses = [] if losses else None
+        if trainer.status == "created":
+            seed_everything(self._run.seed)
+            self._run.resolve_mode()
+            trainer.train(0, 2**31)  # it is only ever paused
+        else:
+            trainer.train(trainer.iter, trainer.max_iter)
+        return self._pause.losses or []
+
+    def finish(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """See `Variant.finish`."""
+        return {**super().finish(answer), "tokens_per_iter": self._run.trainer.feed.items_per_iter}
+
+
+class RawVariant(OneFlowVariant):
+    """A hand-written loop over the config's model, data and optimizer, in either mode."""
+
+    def __init__(self, config: Any, is_graph: bool):
+        dist = config.train.dist
+        if dist.tensor_parallel_size * dist.pipeline_parallel_size > 1 or config.train.ema.enabled:
+            raise Unavailable("a hand-written loop has neither tensor and pipeline ranks nor an average of the weights")
+        self._device = default_device(config.train.device)
+        parts = Parts.of(config, Mesh.of_this_job(self._device))
+        self._loader = iter(parts.loader)
+        self._accumulation = parts.sizes.accumulation
+        self.samples_per_iter = parts.plan.global_batch_size
+        model = parts.model().to(self._device)
+        if draws_randomness(model):
+            raise Unavailable("a hand-written loop draws other dropout masks; set the rates to 0")
+        # the loss of a graph over global tensors is that of the global batch already
+        self._mean_over = 1 if is_graph else parts.mesh.size
+        loop = RawGraph if is_graph else RawEager
+        self._loop = loop(model, parts.optimizer, self._accumulation, config.train.clip_grad, parts.mesh)
+
+    def iterate(self, count: int, losses: bool) -> list[float]:
+        """See `Variant.iterate`."""
+        found = []
+        for number in range(count):
+            loss = self._loop.update([self._next_batch() for _ in range(self._accumulation)])
+            if losses or number == count - 1:  # the last one waits for the device, on every rank
+                found.append(float(loss.numpy().mean()))
+        if not losses:
+            return []
+        return (all_reduce(np.array(found)) / self._mean_over).tolist() if self._mean_over > 1 else found
+
+    def _next_batch(self) -> dict[str, flow.Tensor]:
+        tensors = {}
+        for name, value in next(self._loader).items():
+            tensor = value if isinstance(value, flow.Tensor) else flow.from_numpy(np.ascontiguousarray(value))
+            tensors[name] = tensor.to(self._device)
+        return tensors
+
+
+def serve_ranks(config: Any, mode: str, folder: Path, answers: TextIO) -> None:
+    """Answer the controller through rank 0 until it has no more lines, then end. `folder`: scratch space."""
+
+    def build() -> Variant:
+        return TrainerVariant(config) if mode in ("eager", "graph") else RawVariant(config, "graph" in mode)
+
+    def reply(message: Mapping[str, Any]) -> None:
+        if is_main_process():
+            print(json.dumps(message), file=answers, flush=True)
+
+    serve(build, _lines(folder), reply)
+    leave_at_once(0)  # OneFlow's own exit handlers wait for the other ranks
+
+
+def _lines(folder: Path) -> Iterator[str]:
+    """Yield the controller's lines on every rank: rank 0 reads them and passes them on through named pipes.
+
+    Not through OneFlow: its scheduler spins while a broadcast is in flight, and waiting must cost nothing.
+    """
+    pipes = [folder / f"turn_{rank}" for rank in range(1, get_world_size())]
+    if is_main_process():
+        for pipe in pipes:
+            os.mkfifo(pipe)
+    barrier()
+    if not is_main_process():
+        yield from pipes[get_rank() - 1].open()
+        return
+    others = [pipe.open("w", buffering=1) for pipe in pipes]
+    for line in iter(sys.stdin.readline, ""):
+        for other in others:
+            other.write(line)
+        yield line

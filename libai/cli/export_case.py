@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from libai.benchmark.variants import load_measured
 from libai.checkpoint.tensor_files import TensorSpec
 from libai.config import target_of
-from libai.config.lazy.instantiation import describe
+from libai.config.instantiation import describe
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser

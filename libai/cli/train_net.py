@@ -9,7 +9,7 @@ import os
 import sys
 
 from libai.config import Args, load_config, parse_args
-from libai.config.lazy.lazy_config import to_yaml
+from libai.config.lazy_config import to_yaml
 from libai.launch.guard import guarded_main
 from libai.launch.startup import seconds_since_process_start
 from libai.utils.distributed import get_world_size, is_main_process

@@ -5,9 +5,9 @@ Importing this package does not import oneflow; a config file may.
 
 from libai.config.arguments import Args, parse_args
 from libai.config.batch import BatchSizes, batch_sizes_of, solve_batch_sizes, solve_data_parallel_size
-from libai.config.lazy.instantiation import fill_unset, instantiate, locate, target_of
-from libai.config.lazy.lazy_config import LazyCall, LazyConfig, get_config
-from libai.config.lazy.overrides import format_override
+from libai.config.instantiation import fill_unset, instantiate, locate, target_of
+from libai.config.lazy_config import LazyCall, LazyConfig, get_config
+from libai.config.overrides import format_override
 from libai.config.settings import schema
 from libai.config.settings.errors import ConfigError
 from libai.config.settings.schema import defaults

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from libai.config.lazy.lazy_config import LazyConfig
+from libai.config.lazy_config import LazyConfig
 from libai.config.settings.errors import ConfigError, did_you_mean
 from libai.config.settings.other_names import meant
 from libai.config.validation import load_config

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from libai.config.lazy.instantiation import describe, target_of
+from libai.config.instantiation import describe, target_of
 from libai.config.settings.errors import ConfigError
 
 MODULE, OPTIMIZER, SCHEDULE = "a module", "an optimizer", "a schedule"

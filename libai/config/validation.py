@@ -6,34 +6,29 @@ Device and mode are not judged here: what a mode cannot honour is refused by the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from libai.config import kinds
-from libai.config.batch import batch_sizes_of, solve_data_parallel_size
-from libai.config.combinations import refused
+from libai.config.combinations import impossible_sizes, refused
+from libai.config.instantiation import (
+    TARGET,
+    items_of,
+    kinds_of_arguments,
+    read_item,
+    target_of,
+    unknown_arguments,
+)
 from libai.config.kinds import wrong_kind
-from libai.config.lazy.instantiation import TARGET, target_of, unknown_arguments
-from libai.config.lazy.lazy_config import LazyConfig
+from libai.config.lazy_config import LazyConfig
+from libai.config.overrides import format_override
 from libai.config.settings import schema
-from libai.config.settings.coercion import OBJECTS, Mismatch, copy_config, to_nodes
+from libai.config.settings.coercion import OBJECTS, PLAIN, Mismatch, coerce, copy_config, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean, hint
-from libai.utils.errors import first_line
-
-#: lazy section of one call → what it must give
-_KIND = {
-    "model": kinds.MODULE,
-    "optim": kinds.OPTIMIZER,
-    "lr_scheduler": kinds.SCHEDULE,
-    "momentum_scheduler": kinds.SCHEDULE,
-}
 
 
 @dataclass(frozen=True)
@@ -56,16 +51,21 @@ class RunConfig:
         return {False: "eager", True: "graph", "auto": "auto"}[self.graph.enabled]
 
     def to_config(self) -> DictConfig:
-        """Everything as one plain config with all defaults filled in; loading it again gives the same run."""
-        sections = {name: _resolved(getattr(self, name)) for name in schema.LAZY_SECTIONS}
-        for name in schema.TYPED_SECTIONS:
-            sections[name] = to_nodes(_plain_section(getattr(self, name)))
+        """Return everything as one plain config with all defaults filled in; loading it again gives the same run."""
+        sections = {name: _plain(getattr(self, name)) for name in (*schema.LAZY_SECTIONS, *schema.TYPED_SECTIONS)}
         return OmegaConf.create(sections, flags=OBJECTS)
 
 
+def _plain(value: Any) -> Any:
+    """Return a writable copy of a section with its interpolations resolved."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return to_nodes(OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value)
+
+
 def load_config(path: str | Path, overrides: Sequence[str] = (), world_size: int = 1) -> RunConfig:
-    """The config in a file, with `overrides` of the command line, checked for a run of `world_size` processes."""
-    return validate(LazyConfig.apply_overrides(LazyConfig.load(path), list(overrides)), world_size)
+    """Return the config in a file, with `overrides` applied, checked for a run of `world_size` processes."""
+    return validate(LazyConfig.apply_overrides(LazyConfig.load(path), overrides), world_size)
 
 
 def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model", "optim", "dataloader")) -> RunConfig:
@@ -73,23 +73,23 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
 
     The config itself is not changed. `required`: lazy sections that must be there. Raises one `ConfigError` that
     lists all problems: unknown keys, wrong types, values out of range, arguments that a target does not take, and
-    combinations that cannot be. Imports the targets.
+    combinations that cannot be. Imports the targets, unless that takes seconds and something is wrong already.
     """
     if not isinstance(config, DictConfig):
         raise ConfigError(f"validate takes what LazyConfig.load returns, found {type(config).__name__}.")
     config = copy_config(config)
     problems = [
-        f"{name} is not a section of a config ({', '.join(schema.SECTIONS)})."
-        f"{hint(name, schema.SECTIONS)}"
-        " The name of a helper variable starts with an underscore."
+        f"{name}: no such setting.{hint(name, schema.SECTIONS)} The sections are {', '.join(schema.SECTIONS)}; in a "
+        "file, the name of a helper variable starts with an underscore."
         for name in map(str, config)
         if name not in schema.SECTIONS
     ]
-    train_problems: list[str] = []
-    train: schema.Train = _read(schema.Train, config, "train", train_problems)
-    problems += train_problems
+    train: schema.Train = _read(schema.Train, config, "train", problems)
     graph: schema.Graph = _read(schema.Graph, config, "graph", problems)
-    lazy = {name: _attempt(partial(config.get, name), name, problems) for name in schema.LAZY_SECTIONS}
+    is_typed_sound = not problems
+    lazy: dict[str, Any] = {}
+    for name in schema.LAZY_SECTIONS:
+        lazy[name] = _read_item(config, name, name, problems) if name in config.keys() else None  # noqa: SIM118
     missing = [name for name in required if lazy[name] is None]
     if len(missing) > 2:
         raise ConfigError(
@@ -100,238 +100,192 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
         f"{name} is missing: {schema.LAZY_SECTIONS[name]} Add `{name} = LazyCall(...)(...)` to the config."
         for name in missing
     ]
-    for name in schema.LAZY_SECTIONS:
-        problems += _check_section(name, lazy[name])
-    problems += _check_evaluators(train.evaluation.evaluators, lazy["dataloader"])
-    problems += _check_calls(train.extra_hooks, "train.extra_hooks", kinds.HOOK)
-    problems += _check_writers(train.writers)
-    if not train_problems:  # a number that could not be read would make more mistakes than there are
-        problems += _impossible_sizes(train, world_size)
+    if is_typed_sound:  # a number that could not be read would make more mistakes than there are
+        problems += impossible_sizes(train, world_size)
+    if not problems or "oneflow" in sys.modules:
+        _check_lazy(lazy, train, problems)
+    run = RunConfig(train=train, graph=graph, **lazy)
     if not problems:
-        problems += refused(RunConfig(train=train, graph=graph, **lazy))
+        problems += refused(run)
     if problems:
         raise ConfigError(problems)
+    _freeze(config)
     tensor = train.dist.tensor_parallel_size or 1
     pipeline = train.dist.pipeline_parallel_size or 1
     dist = dataclasses.replace(train.dist, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
-    train = dataclasses.replace(train, dist=dist)
-    _freeze(config)
-    return RunConfig(train=train, graph=graph, **lazy)
+    return dataclasses.replace(run, train=dataclasses.replace(train, dist=dist))
 
 
-def _attempt(read: Callable[[], Any], path: str, problems: list[str]) -> Any:
-    """The value that `read` gets out of a config; an interpolation that fails becomes a problem and None."""
+def _freeze(node: Any) -> None:
+    """Make `node` and all below it read-only; one by one, as the nodes of a `LazyCall` have no flags of a parent."""
+    if OmegaConf.is_config(node):
+        node._set_flag("readonly", True)
+        for key, _ in items_of(node, ""):
+            _freeze(node._get_node(key))
+
+
+def _read_item(config: Any, key: Any, path: str, problems: list[str]) -> Any:
+    """Return a value of a config; one that cannot be read becomes a problem and None."""
     try:
-        return read()
-    except OmegaConfBaseException as error:
-        problems.append(
-            f"{path} takes its value from another setting, which cannot be read ({first_line(error).rstrip('.')}). Set "
-            f"{path} itself, or restore what it refers to."
-        )
+        return read_item(config, key, path)
+    except ConfigError as error:
+        problems += error.problems
         return None
 
 
 def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
-    """The schema class `cls` filled from the section at `path`; keys that are absent or wrong keep their defaults."""
+    """Return the schema class `cls` filled from the section at `path`; what is absent or wrong keeps its default."""
     name = path.rpartition(".")[2]
-    node = _attempt(partial(parent.get, name), path, problems)
-    if node is None:
-        if name in parent.keys():  # noqa: SIM118  `in parent` is false for ???
-            problems.append(f"{path}=null: a section cannot be null. Remove it, or set {path}.key=value.")
+    if name not in parent.keys():  # noqa: SIM118  `in parent` is false for ???
         return cls()
-    if isinstance(node, str) and hasattr(cls, "text_key"):
-        return cls(**{cls.text_key: node})
-    keys = {key.rpartition(".")[2]: key for key in schema.below(path)}
-    if not isinstance(node, DictConfig):
-        problems.append(f"{path}={node!r}: expected a section. Set {', '.join(list(keys.values())[:3])}.")
+    before = len(problems)
+    node = _read_item(parent, name, path, problems)
+    text_key = getattr(cls, "text_key", None)
+    if isinstance(node, str) and text_key:
+        node = {text_key: node}
+    settings = schema.below(path)
+    if not isinstance(node, (dict, DictConfig)):
+        if len(problems) == before:
+            problems.append(
+                f"{format_override(path, node)}: expected a section. Set {', '.join(settings[:3])}, or remove it."
+            )
         return cls()
-    unknown = [f"{path}.{name!s}" for name in node if name not in keys]
-    problems += [f"{where}: no such setting.{hint(where, schema.all_paths())}" for where in unknown]
     values: dict[str, Any] = {}
-    for name, where in keys.items():
-        if name not in node.keys():  # noqa: SIM118  `in node` is false for ???
-            continue
-        key = schema.find(where)
-        assert key is not None
-        if isinstance(key, type):
-            values[name] = _read(key, node, where, problems)
-            continue
-        if OmegaConf.is_missing(node, name):
-            problems.append(_left_open(where))
-            continue
-        before = len(problems)
-        value = _attempt(partial(node.__getitem__, name), where, problems)
-        if isinstance(value, (DictConfig, ListConfig)):
-            with suppress(OmegaConfBaseException):  # an interpolation that fails is told with its place below
-                problems += map(_left_open, sorted(OmegaConf.missing_keys(value)))
-        if len(problems) > before:
-            continue
-        try:
-            values[name] = key.fit(value)
-        except Mismatch as error:
-            problems.append(f"{where}={value!r}: {error}.")
+    for key, where in items_of(node, path):
+        setting: Any = schema.find(where)
+        if setting is None:
+            problems.append(
+                f"{where}: no such setting."
+                + (hint(where, schema.all_paths()) or f" The keys of {path} are fixed; docs/config.md lists them.")
+            )
+        elif isinstance(setting, type):
+            values[key] = _read(setting, node, where, problems)
+        else:
+            before = len(problems)
+            value = _read_item(node, key, where, problems)
+            _check_below(value, where, problems)
+            if len(problems) > before:
+                continue
+            try:
+                values[key] = setting.fit(value)
+            except Mismatch as error:
+                default = (
+                    f" (default {format_override('', setting.default)[1:]})"
+                    if setting.default not in (None, "")
+                    else ""
+                )
+                problems.append(f"{format_override(where, value)}: {error}{default}.")
     return cls(**values)
 
 
-def _impossible_sizes(train: schema.Train, world_size: int) -> Iterator[str]:
-    """Lengths, meshes and batch sizes that cannot be, and what needs one process."""
-    if train.on_exception == "return" and world_size > 1:
-        yield (
-            f"train.on_exception=return cannot be kept by {world_size} processes: a rank that failed would leave the "
-            "others waiting for it. Remove it, or use one process."
+def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str]) -> None:
+    """Check everything that must be a LazyCall, a built object or null, and all that is below it."""
+    dataloader: Any = lazy["dataloader"]
+    evaluators = train.evaluation.evaluators
+    if not isinstance(dataloader, (DictConfig, type(None))):
+        problems.append(
+            f"{format_override('dataloader', dataloader)}: expected a section with {schema.LAZY_SECTIONS['dataloader']}"
         )
-    dist = train.dist
-    if not train.train_iter and not train.train_epoch:
-        yield "train.train_iter and train.train_epoch are both 0, so nothing would be trained. Set one of them."
-    tensor, pipeline = dist.tensor_parallel_size or 1, dist.pipeline_parallel_size or 1
-    try:
-        replicas = solve_data_parallel_size(world_size, dist.data_parallel_size, tensor, pipeline)
-        batch_sizes_of(train, replicas)
-    except ConfigError as error:
-        yield from error.problems
-
-
-def _left_open(path: str) -> str:
-    return f"{path} is '???': the config leaves its value to you. Add {path}=value."
-
-
-def _check_section(name: str, node: Any) -> list[str]:
-    if node is None:
-        return []
-    if name in schema.SCHEDULES and isinstance(node, ListConfig):
-        empty = [f"{name}=[] names no schedule. Set it to null, or add one."]
-        return _check_calls(node, name, kinds.SCHEDULE) if node else empty
-    if name in ("optim", "lr_scheduler") and isinstance(node, DictConfig) and node and TARGET not in node:
-        lists = {key: item for key, item in node.items() if name == "lr_scheduler" and isinstance(item, ListConfig)}
-        problems = []
-        for key, item in lists.items():
-            problems += _check_calls(item, f"{name}.{key!s}", kinds.SCHEDULE)
-        return problems + _check_calls({key: item for key, item in node.items() if key not in lists}, name, _KIND[name])
-    if name != "dataloader":
-        return [] if _is_built(node) else _check_calls({name: node}, "", _KIND[name])
-    if not isinstance(node, DictConfig):
-        return [f"dataloader={node!r}: expected a section with {schema.LAZY_SECTIONS['dataloader']}"]
-    problems = [
-        f"dataloader.{key}: no such setting; a dataloader has train and test."
-        + did_you_mean(f"dataloader.{key}", ["dataloader.train", "dataloader.test"])
-        for key in map(str, node)
+    loaders = dict(dataloader.items_ex(resolve=False)) if isinstance(dataloader, DictConfig) else {}
+    problems += [
+        f"dataloader.{key!s}: no such setting; a dataloader has train and test."
+        + did_you_mean(f"dataloader.{key!s}", ["dataloader.train", "dataloader.test"])
+        for key in loaders
         if key not in ("train", "test")
     ]
-    test = node.get("test")
-    if node.get("train") is not None:
-        problems += _check_calls({"train": node.train}, "dataloader", kinds.LOADER)
+    loaders = {key: _read_item(dataloader, key, f"dataloader.{key!s}", problems) for key in loaders}
+    test = loaders.get("test")
     if isinstance(test, ListConfig) or (isinstance(test, DictConfig) and TARGET in test):
-        return [*problems, 'dataloader.test names its datasets: write dataloader.test = {"val": LazyCall(...)(...)}.']
-    return problems + (_check_calls(test, "dataloader.test", kinds.LOADER) if test is not None else [])
-
-
-def _check_evaluators(evaluators: Any, dataloader: Any) -> list[str]:
-    test = dataloader.get("test") if isinstance(dataloader, DictConfig) else None
-    datasets = list(map(str, test)) if isinstance(test, DictConfig) else []
-    calls = calls_by_dataset(evaluators)
-    named = {name.partition("/")[0] for name in calls if "/" in name}
-    problems = [
-        f"train.evaluation.evaluators.{name} names no {TARGET} and no dataset of dataloader.test "
-        f"({', '.join(datasets)}). Write LazyCall(Target)(argument=value), or the name of a dataset."
-        for name in sorted(named - set(datasets))
-    ]
-    return problems or _check_calls(calls, "train.evaluation.evaluators", kinds.EVALUATOR)
-
-
-def _check_writers(writers: Any) -> list[str]:
-    names = [writer for writer in writers if isinstance(writer, str)]
-    problems = [
+        problems.append(
+            'dataloader.test names its datasets: expected a section, dataloader.test = {"val": LazyCall(...)(...)}.'
+        )
+        test = None
+    for name, section in evaluators.items():
+        if isinstance(section, Mapping) and TARGET not in section and str(name) not in (test or {}):
+            problems.append(
+                f"train.evaluation.evaluators.{name!s} names no {TARGET} and no dataset of dataloader.test "
+                f"({', '.join(map(str, test or {}))}). Write LazyCall(Target)(argument=value), or a dataset's name."
+            )
+    names = [writer for writer in train.writers if isinstance(writer, str)]
+    problems += [
         f"train.writers names {name!r}: expected {', '.join(schema.WRITERS)}, or LazyCall(Writer)(argument=value)."
         f"{did_you_mean(name, schema.WRITERS)}"
         for name in names
         if name not in schema.WRITERS
     ]
     problems += [f"train.writers names {name} twice. Remove one." for name in set(names) if names.count(name) > 1]
-    calls = [None if isinstance(writer, str) else writer for writer in writers]
-    return problems or _check_calls(calls, "train.writers")
+    writers = [None if isinstance(writer, str) else writer for writer in train.writers]
+    # path, node, what the calls must give, and how many levels of names or lists may be above a call
+    for path, section, kind, depth in (
+        ("model", lazy["model"], "a module", 0),
+        ("optim", lazy["optim"], "an optimizer", 1),
+        ("lr_scheduler", lazy["lr_scheduler"], "a schedule", 2),
+        ("momentum_scheduler", lazy["momentum_scheduler"], "a schedule", 1),
+        ("dataloader.train", loaders.get("train"), "a loader", 0),
+        ("dataloader.test", test or None, "a loader", 1),
+        ("train.evaluation.evaluators", evaluators or None, "an evaluator", 2),
+        ("train.extra_hooks", train.extra_hooks or None, "a hook", 1),
+        ("train.writers", writers or None, "", 1),
+    ):
+        for where, node in _calls(section, path, depth, problems):
+            if isinstance(node, Mapping) and TARGET in node:
+                wrong = wrong_kind(node, kind, where)
+                problems += wrong
+                if not wrong:
+                    _check_below(node, where, problems, with_targets=True)
+            elif isinstance(node, (str, int, float, list, Mapping, ListConfig)):
+                problems.append(
+                    f"{where} names no {TARGET}: expected a section, LazyCall(Target)(argument=value), "
+                    f"found {format_override('', node)[1:]}."
+                )
+
+
+def _calls(node: Any, path: str, depth: int, problems: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the path and node of each call in a section of at most `depth` levels."""
+    is_section = isinstance(node, (list, ListConfig)) or (isinstance(node, Mapping) and TARGET not in node)
+    if not (depth and is_section and len(node)):
+        yield path, node
+        return
+    for key, where in items_of(node, path):
+        yield from _calls(_read_item(node, key, where, problems), where, depth - 1, problems)
+
+
+def _check_below(node: Any, path: str, problems: list[str], with_targets: bool = False) -> None:
+    """Check that everything below `node` can be read; with targets, that they exist and take their arguments.
+
+    Values are converted to what the target declares, as 1 to 1.0 or "off" to False.
+    """
+    if not isinstance(node, (list, Mapping, ListConfig)):
+        return
+    kinds: dict[str, Any] = {}
+    if with_targets and isinstance(node, Mapping) and TARGET in node:
+        try:
+            target = target_of(node)
+            assert target is not None
+            problems += unknown_arguments(target, [str(key) for key in node if key != TARGET], path)
+            kinds = kinds_of_arguments(target)
+        except ConfigError as error:
+            problems += [f"{path}: {problem}" for problem in error.problems]
+    for key, where in items_of(node, path):
+        value = _read_item(node, key, where, problems)
+        is_plain = isinstance(value, (*PLAIN, list, dict, ListConfig, DictConfig))
+        if key in kinds and is_plain and not (isinstance(value, Mapping) and TARGET in value):
+            try:
+                converted = coerce(value, kinds[key])
+            except Mismatch as error:
+                problems.append(f"{format_override(where, value)}: {error}.")
+                continue
+            if converted is not value:
+                node[key] = converted
+        _check_below(value, where, problems, with_targets)
 
 
 def calls_by_dataset(evaluators: Any) -> dict[str, Any]:
-    """Name → LazyCall; `<dataset>/<name>` for what stands below the name of a dataset."""
+    """Return name -> LazyCall; `<dataset>/<name>` for what is below the name of a dataset."""
     found: dict[str, Any] = {}
     for name, section in ((str(name), evaluators[name]) for name in evaluators):
-        if isinstance(section, (dict, DictConfig)) and TARGET not in section:
+        if isinstance(section, Mapping) and TARGET not in section:
             found.update({f"{name}/{inner!s}": section[inner] for inner in section})
         else:
             found[name] = section
     return found
-
-
-def _check_calls(container: Any, path: str, kind: str = "") -> list[str]:
-    """Problems of the calls in a mapping or list whose every entry must be a LazyCall, a built object or null.
-
-    `kind`: what the calls must give, see `libai.config.kinds`.
-    """
-    keys = list(container) if isinstance(container, (dict, DictConfig)) else range(len(container))
-    problems: list[str] = []
-    for key in keys:
-        where = f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}".lstrip(".")
-        if isinstance(container, (DictConfig, ListConfig)) and OmegaConf.is_missing(container, key):
-            problems.append(_left_open(where))
-            continue
-        value = container[key]
-        if value is None or _is_built(value):
-            continue
-        if not isinstance(value, (dict, DictConfig)) or TARGET not in value:
-            problems.append(f"{where} names no {TARGET}. Write LazyCall(Target)(argument=value), or add {TARGET}.")
-        else:
-            problems += (wrong_kind(value, kind, where) if kind else []) or _check_arguments(value, where)
-    return problems
-
-
-def _is_built(value: Any) -> bool:
-    return not isinstance(value, (str, int, float, list, dict, DictConfig, ListConfig))
-
-
-def _check_arguments(node: Any, path: str) -> list[str]:
-    """Problems of a node and everything below it: targets that do not exist, arguments that they do not take."""
-    problems: list[str] = []
-    if isinstance(node, (DictConfig, dict)):
-        if TARGET in node:
-            try:
-                target = target_of(node)
-                assert target is not None
-                problems += unknown_arguments(target, [str(key) for key in node if key != TARGET], path)
-            except ConfigError as error:
-                problems += [f"{path}: {problem}" for problem in error.problems]
-        for key in node:
-            problems += _check_below(node, key, f"{path}.{key!s}")
-    elif isinstance(node, (ListConfig, list)):
-        for index in range(len(node)):
-            problems += _check_below(node, index, f"{path}[{index}]")
-    return problems
-
-
-def _check_below(node: Any, key: Any, path: str) -> list[str]:
-    if isinstance(node, (DictConfig, ListConfig)) and OmegaConf.is_missing(node, key):
-        return [_left_open(path)]
-    problems: list[str] = []
-    value = _attempt(partial(node.__getitem__, key), path, problems)
-    return problems or _check_arguments(value, path)
-
-
-def _plain_section(section: Any) -> dict[str, Any]:
-    return {
-        field.name: _plain_section(value) if dataclasses.is_dataclass(value) else _resolved(value)
-        for field in dataclasses.fields(section)
-        for value in [getattr(section, field.name)]
-    }
-
-
-def _resolved(value: Any) -> Any:
-    """A writable copy of a lazy section with its interpolations resolved."""
-    return to_nodes(OmegaConf.to_container(value, resolve=True)) if OmegaConf.is_config(value) else value
-
-
-def _freeze(node: Any) -> None:
-    """Make `node` and all below it read-only; one by one, as OmegaConf leaves flags of its own in nested configs."""
-    if isinstance(node, (DictConfig, ListConfig)):
-        node._set_flag("readonly", True)
-        keys: Iterable[Any] = node.keys() if isinstance(node, DictConfig) else range(len(node))
-        for key in keys:
-            _freeze(node._get_node(key))

@@ -16,7 +16,6 @@ FLOORS = (
     ("native", "config.settings"),
     ("oneflow_fixes",),
     ("oneflow_fixes.global_tensors", "launch"),
-    ("config.lazy",),
     ("data.loading",),
     ("data.text", "data.vision"),
     ("data",),

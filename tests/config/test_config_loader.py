@@ -3,8 +3,7 @@ import textwrap
 
 import pytest
 
-from libai.config import ConfigError, LazyConfig, get_config, instantiate
-from libai.config.lazy import loader
+from libai.config import ConfigError, LazyConfig, get_config, instantiate, loader
 
 
 @pytest.fixture
@@ -103,7 +102,7 @@ def test_modules_beside_the_file_can_be_imported_also_afterwards(folder):
         ("import nex_to", 1, "No module named 'nex_to'. Did you mean next_to?"),
         ("from next_to import Nett", 1, "cannot import name 'Nett' from 'next_to'"),
         ("from .nex_to import Net", 1, "nex_to.py does not exist. Did you mean next_to.py?"),
-        ("from .nowhere.next_to import Net", 1, "neither does the folder"),
+        ("from .nowhere.next_to import Net", 1, "nowhere.py does not exist"),
         ("from . import nex_to", 1, "nex_to.py does not exist. Did you mean next_to.py?"),
         ("import math\nmath.sqroot", 2, "has no attribute 'sqroot'. Did you mean sqrt?"),
         ("from libai.config import LazyCall\nmodel = LazyCall(dict)(1)", 2, "got 1 positional argument(s)"),

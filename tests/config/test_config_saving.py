@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from libai.config import ConfigError, LazyCall, LazyConfig, instantiate
-from libai.config.lazy import loader
-from libai.config.lazy.lazy_config import to_yaml
+from libai.config import ConfigError, LazyCall, LazyConfig, instantiate, loader
+from libai.config.lazy_config import to_yaml
 from libai.config.settings.coercion import OBJECTS
 
 

@@ -2,7 +2,7 @@ import collections
 
 import pytest
 
-from libai.config.lazy.instantiation import locate, path_of, unknown_arguments
+from libai.config.instantiation import locate, path_of, unknown_arguments
 from libai.config.settings.errors import ConfigError
 
 
@@ -47,4 +47,4 @@ def test_locate_says_what_is_wrong(path, text):
 def test_unknown_arguments_name_the_nearest():
     assert unknown_arguments(Part, ["width", "rate"], "model") == []
     (problem,) = unknown_arguments(Part, ["widht"], "model")
-    assert problem.startswith("model.widht: ") and problem.endswith("Did you mean width?")
+    assert problem.startswith("model.widht: ") and problem.endswith("Did you mean model.width?")

@@ -59,15 +59,23 @@ def test_interpolations_are_resolved():
     [
         ({"train": {"trian_iter": 5}}, "train.trian_iter: no such setting. Did you mean train.train_iter?"),
         ({"train": {"amp": {"enable": True}}}, "train.amp.enable: no such setting. Did you mean train.amp.enabled?"),
-        ({"train": {"train_iter": "abc"}}, "train.train_iter='abc': expected a whole number >= 0."),
-        ({"train": {"log_period": 0}}, "train.log_period=0: expected a whole number >= 1 or epoch."),
-        ({"train": {"warmup_ratio": 1.0}}, "train.warmup_ratio=1.0: expected a number >= 0 and < 1."),
+        ({"train": {"train_iter": "abc"}}, "train.train_iter='abc': expected a whole number >= 0 (default 0)."),
+        ({"train": {"log_period": 0}}, "train.log_period=0: expected a whole number >= 1 or epoch (default 20)."),
+        ({"train": {"warmup_ratio": 1.0}}, "train.warmup_ratio=1.0: expected a number >= 0 and < 1 (default 0.0)."),
         (
             {"train": {"amp": True}},
-            "train.amp=True: expected a section. Set train.amp.enabled, train.amp.dtype, train.amp.init_scale.",
+            "train.amp=true: expected a section. Set train.amp.enabled, train.amp.dtype, train.amp.init_scale, or "
+            "remove it.",
         ),
-        ({"train": {"amp": None}}, "train.amp=null: a section cannot be null. Remove it, or set train.amp.key=value."),
-        ({"train": {"output_dir": " "}}, "train.output_dir=' ': expected the name of a folder, found nothing."),
+        (
+            {"train": {"amp": None}},
+            "train.amp=null: expected a section. Set train.amp.enabled, train.amp.dtype, train.amp.init_scale, or "
+            "remove it.",
+        ),
+        (
+            {"train": {"output_dir": " "}},
+            "train.output_dir=' ': expected the name of a folder, found nothing (default 'out/run').",
+        ),
         ({"train": {"seed": "???"}}, "train.seed is '???': the config leaves its value to you. Add train.seed=value."),
         (
             {"train": {"writers": ["???"]}},
@@ -82,8 +90,11 @@ def test_interpolations_are_resolved():
             "train.seed takes its value from another setting, which cannot be read (Interpolation key 'no.such' not "
             "found). Set train.seed itself, or restore what it refers to.",
         ),
-        ({"train": {"non_finite": "ignore"}}, "train.non_finite='ignore': expected raise or skip or rollback."),
-        ({"graph": {"enabled": "flase"}}, "graph.enabled='flase': expected true, false or auto."),
+        (
+            {"train": {"non_finite": "ignore"}},
+            "train.non_finite='ignore': expected raise or skip or rollback (default 'raise').",
+        ),
+        ({"graph": {"enabled": "flase"}}, "graph.enabled='flase': expected true, false or auto (default false)."),
         (
             {"train": {"train_iter": 0}},
             "train.train_iter and train.train_epoch are both 0, so nothing would be trained. Set one of them.",
@@ -95,12 +106,14 @@ def test_interpolations_are_resolved():
         ),
         (
             {"train": {"extra_hooks": [{"period": 3}]}},
-            "train.extra_hooks[0] names no _target_. Write LazyCall(Target)(argument=value), or add _target_.",
+            "train.extra_hooks[0] names no _target_: expected a section, LazyCall(Target)(argument=value), found "
+            "{period: 3}.",
         ),
         (
             {"grpah": {"enabled": True}},
-            "grpah is not a section of a config (model, optim, lr_scheduler, momentum_scheduler, dataloader, train, "
-            "graph). Did you mean graph? The name of a helper variable starts with an underscore.",
+            "grpah: no such setting. Did you mean graph? The sections are model, optim, lr_scheduler, "
+            "momentum_scheduler, dataloader, train, graph; in a file, the name of a helper variable starts with an "
+            "underscore.",
         ),
         (
             {"model": None},
@@ -109,7 +122,7 @@ def test_interpolations_are_resolved():
         ),
         (
             {"model": {"width": 3}},
-            "model names no _target_. Write LazyCall(Target)(argument=value), or add _target_.",
+            "model names no _target_: expected a section, LazyCall(Target)(argument=value), found {width: 3}.",
         ),
         (
             {"dataloader": {"trian": LazyCall(Net)()}},
@@ -117,7 +130,7 @@ def test_interpolations_are_resolved():
         ),
         (
             {"dataloader": {"test": [LazyCall(Net)()]}},
-            'dataloader.test names its datasets: write dataloader.test = {"val": LazyCall(...)(...)}.',
+            'dataloader.test names its datasets: expected a section, dataloader.test = {"val": LazyCall(...)(...)}.',
         ),
     ],
 )
@@ -128,7 +141,7 @@ def test_each_mistake_has_its_text(sections, text):
 def test_arguments_of_nested_targets_are_checked():
     nested = LazyCall(Net)(inner=[LazyCall(Net)(widht=3)])
     (problem,) = problems(config(model=nested))
-    assert problem.startswith("model.inner[0].widht: ") and problem.endswith("Did you mean width?")
+    assert problem.startswith("model.inner[0].widht: ") and problem.endswith("Did you mean model.inner[0].width?")
     (problem,) = problems(config(model={"_target_": "collections.Countre"}))
     assert problem.startswith("model: 'collections.Countre': ") and problem.endswith("Did you mean Counter?")
 

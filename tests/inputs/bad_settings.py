@@ -36,7 +36,7 @@ OVERRIDES = {
     "train.seed =3": ("the key has a space", "Did you mean train.seed=3?"),
     # letters that look like those of a key
     "train.s\N{CYRILLIC SMALL LETTER IE}ed=3": ("CYRILLIC SMALL LETTER IE", "Did you mean train.seed=3?"),
-    "model.wi\N{CYRILLIC SMALL LETTER DE}th=3": ("CYRILLIC SMALL LETTER DE", "Did you mean model.width?"),
+    "model.wi\N{CYRILLIC SMALL LETTER DE}th=3": ("CYRILLIC SMALL LETTER DE", "Did you mean model.width=3?"),
     "\N{FULLWIDTH LATIN SMALL LETTER T}rain.seed=3": ("FULLWIDTH", "Did you mean train.seed=3?"),
     "train.se\N{ZERO WIDTH SPACE}ed=3": ("an invisible character (U+200B", "Did you mean train.seed=3?"),
     "train.seed\N{FULLWIDTH EQUALS SIGN}3": ("FULLWIDTH EQUALS SIGN", "Did you mean train.seed=3?"),
@@ -183,7 +183,7 @@ OVERRIDES = {
     "optim.betas=[2,3]": ("optim.betas=[2, 3]: expected two numbers",),
     "optim.betas=[0.9,nan]": ("optim.betas=[0.9, nan]: expected two numbers",),
     "optim.betas=[0.9,0.99,0.999]": ("optim.betas=[0.9, 0.99, 0.999]: expected two numbers",),
-    "optim={_target_: oneflow.optim.SGD, lr: x}": ("optim.lr=x: expected a finite number",),
+    "optim={_target_: oneflow.optim.SGD, lr: x}": ("optim.lr='x': expected a number",),
     "optim={_target_: oneflow.optim.SGD, lr: 0.1, momentum: 2}": ("optim.momentum=2", ">= 0 and <= 1"),
     "optim.params={_target_: libai.optim.get_param_groups, weight_decay: nan}": ("optim.params.weight_decay=nan",),
     "optim.params={_target_: libai.optim.get_param_groups, overrides: {a: {lr_mult: -1}}}": (
@@ -191,8 +191,8 @@ OVERRIDES = {
     ),
     "optim={one: {_target_: oneflow.optim.SGD, lr: -1}}": ("optim.one",),
     "model.width=a": (WHOLE,),
-    "model.width=1.5": (WHOLE,),
-    "model.width=nan": (WHOLE,),
+    "model.width=1.5": ("model.width", "needs whole numbers >= 1"),
+    "model.width=nan": ("model.width", "needs whole numbers >= 1"),
     "dataloader.train.shuffle=maybe": ("true or false",),
     "dataloader.train.num_workers=abc": (WHOLE,),
     "dataloader.train.num_workers=1.5": (WHOLE, "nearest: 2"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from libai.config import LazyConfig, instantiate
-from libai.config.lazy.instantiation import TARGET, target_of, unknown_arguments
+from libai.config.instantiation import TARGET, target_of, unknown_arguments
 from libai.models.blocks.init import without_initial_values
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -9,7 +9,7 @@ import copy
 import math
 import numbers
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -21,17 +21,26 @@ OBJECTS = {"allow_objects": True}
 """OmegaConf flags under which a config may hold any Python object."""
 
 PLAIN = (bool, int, float, str, bytes, Path, type(None))
-"""What OmegaConf holds and YAML knows by itself."""
+"""Types that OmegaConf holds and YAML can write."""
 
 _TRUTH_WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
-_UNIONS = (Union, types.UnionType)
 _WORDS: dict[Any, str] = {
     bool: "true or false",
+    int: "a whole number",
+    float: "a number",
     str: "text",
     list: "a list such as [1,2]",
     tuple: "a list such as [1,2]",
     dict: "a section such as {name: value}",
     type(None): "null",
+}
+#: types whose values are taken as they are
+_HELD: dict[Any, Any] = {
+    str: str,
+    list: (list, tuple, ListConfig),
+    tuple: (list, tuple, ListConfig),
+    dict: (Mapping, DictConfig),
+    type(None): type(None),
 }
 
 
@@ -50,7 +59,7 @@ class Bounds:
     infinite: bool = False
 
     def broken_by(self, value: Any) -> bool:
-        """True when `value` is a number outside the limits (NaN is outside of any)."""
+        """Return True if `value` is a number outside the limits (NaN is outside of any)."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
         inside = (
@@ -66,109 +75,95 @@ class Bounds:
         return " and ".join(f"{sign} {limit:.12g}" for sign, limit in limits.items() if limit is not None)
 
 
+def members_of(kind: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the type itself.
+
+    >>> members_of(int | None), members_of(str)
+    ((<class 'int'>, <class 'NoneType'>), (<class 'str'>,))
+    """
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
 def coerce(value: Any, kind: Any) -> Any:
     """Return `value` as `kind`, or raise `Mismatch` saying what was expected.
 
     >>> coerce(1e3, int), coerce("off", bool), coerce(None, int | None), coerce(1, float)
     (1000, False, None, 1.0)
     """
-    origin = get_origin(kind) or kind
-    if origin in _UNIONS:
-        members = get_args(kind)
-        if type(value) in members:  # an exact fit comes before a conversion: 1 is not true for int | bool
-            return value
-        for member in members:
-            try:
-                return coerce(value, member)
-            except Mismatch:
-                continue
-    elif origin is Any or (origin in (None, type(None)) and value is None):
+    members = members_of(kind)
+    # an exact fit comes before a conversion: 1 is not true for int | bool; but 1e3 is a whole number
+    if type(value) in members and not (int in members and isinstance(value, float)):
         return value
-    elif origin is Literal:
-        if any(value == choice and type(value) is type(choice) for choice in get_args(kind)):
+    for member in members:
+        origin = get_origin(member) or member
+        if origin is Any or isinstance(value, _HELD.get(origin, ())):
             return value
-    elif origin is bool:
-        if isinstance(value, int) and value in (0, 1):
-            return bool(value)
-        if isinstance(value, str) and value.lower() in _TRUTH_WORDS:
-            return _TRUTH_WORDS[value.lower()]
-    elif origin is int:
-        is_whole = isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer())
-        if is_whole and not isinstance(value, bool):
-            return int(value)
-    elif origin is float:
-        if isinstance(value, numbers.Real) and not isinstance(value, bool):
-            return float(value)
-    elif origin is str:
-        if isinstance(value, str):
+        if origin is Literal and any(value == choice and type(value) is type(choice) for choice in get_args(member)):
             return value
-    elif origin in (list, tuple):
-        if isinstance(value, (Sequence, ListConfig)) and not isinstance(value, (str, bytes)):
-            return value
-    elif origin is dict and isinstance(value, (Mapping, DictConfig)):
-        return value
-    raise Mismatch(f"expected {expected(kind)}{_nearest_whole(value, kind)}")
+        converted = _converted(value, origin)
+        if converted is not None:
+            return converted
+    nearest = ""
+    if int in members and isinstance(value, float) and math.isfinite(value):
+        nearest = f" (nearest: {round(value)})"
+    raise Mismatch(f"expected {expected(kind)}{nearest}")
 
 
-def _nearest_whole(value: Any, kind: Any) -> str:
-    """` (nearest: 2)` for a number that is not whole, where it must be."""
-    kinds = get_args(kind) if get_origin(kind) in _UNIONS else (kind,)
-    if int in kinds and isinstance(value, float) and math.isfinite(value):
-        return f" (nearest: {round(value)})"
-    return ""
+def _converted(value: Any, kind: Any) -> bool | int | float | None:
+    """Return `value` as a truth value or number; None if it is not one."""
+    if kind is bool and isinstance(value, str):
+        return _TRUTH_WORDS.get(value.lower())
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number:
+        return None
+    if kind is bool and value in (0, 1):
+        return bool(value)
+    if kind is int and (isinstance(value, numbers.Integral) or float(value).is_integer()):
+        return int(value)
+    return float(value) if kind is float else None
 
 
 def expected(kind: Any, limits: str = "") -> str:
-    """What to tell the user about `kind`, whose numbers have `limits`: `a whole number >= 1 or null`."""
-    origin = get_origin(kind) or kind
-    if origin in _UNIONS:
-        names = [name for member in get_args(kind) for name in expected(member, limits).split(" or ")]
-        return " or ".join([", ".join(names[:-1]), names[-1]])
-    if origin is Literal:
-        return " or ".join(map(str, get_args(kind)))
-    if origin in (int, float):
-        return f"a {'whole ' if origin is int else ''}number {limits}".strip()
-    return _WORDS.get(origin, "anything")
+    """Describe `kind`, whose numbers have `limits`, for an error: `a whole number >= 1 or null`."""
+    names: list[str] = []
+    for member in members_of(kind):
+        origin = get_origin(member) or member
+        if origin is Literal:
+            names += map(str, get_args(member))
+        elif origin in (int, float):
+            names.append(f"{_WORDS[origin]} {limits}".strip())
+        else:
+            names += _WORDS.get(origin, "anything").split(" or ")
+    if len(members_of(kind)) == 1:
+        return " or ".join(names)
+    return " or ".join([", ".join(names[:-1]), names[-1]])
 
 
 def type_name(kind: Any) -> str:
-    """How the reference writes `kind`: `int | null`."""
-    origin = get_origin(kind) or kind
-    if origin in _UNIONS:
-        return " | ".join(map(type_name, get_args(kind)))
-    if origin is Literal:
-        return " | ".join(f'"{choice}"' for choice in get_args(kind))
-    return {Any: "any", type(None): "null"}.get(kind) or str(getattr(origin, "__name__", kind))
+    """Write `kind` as the reference does: `int | null`."""
+    names = []
+    for member in members_of(kind):
+        origin = get_origin(member) or member
+        if origin is Literal:
+            names += [f'"{choice}"' for choice in get_args(member)]
+        else:
+            names.append({Any: "any", type(None): "null"}.get(member) or str(getattr(origin, "__name__", member)))
+    return " | ".join(names)
 
 
-def simple(annotation: Any) -> bool:
-    """True when `coerce` understands `annotation` wholly, so that it may be held against a value."""
-    origin = get_origin(annotation) or annotation
-    if origin in _UNIONS:
-        return all(map(simple, get_args(annotation)))
-    return origin in (Literal, None, int, float, *_WORDS)
-
-
-def kind_of(value: Any) -> Any:
-    """The type that a replacement of `value` should have; Any when `value` tells nothing (null, objects).
-
-    >>> kind_of(3), kind_of(None)
-    (<class 'int'>, typing.Any)
-    """
-    if isinstance(value, (ListConfig, list, tuple)):
-        return list
-    if isinstance(value, (DictConfig, Mapping)):
-        return dict
-    return type(value) if type(value) in (bool, int, float, str) else Any
+def is_simple(annotation: Any) -> bool:
+    """Return True if `coerce` understands `annotation` wholly, so that a value can be compared with it."""
+    origins = [get_origin(member) or member for member in members_of(annotation)]
+    return all(origin is Literal or origin in _WORDS for origin in origins)
 
 
 def accepts_text(kind: Any) -> bool:
-    """True when text is one of the things that `kind` allows."""
-    return kind is str or (get_origin(kind) in _UNIONS and any(map(accepts_text, get_args(kind))))
+    """Return True if text is one of the things that `kind` allows."""
+    return str in members_of(kind)
 
 
 def to_nodes(value: Any) -> Any:
-    """`value` with every object that OmegaConf would refuse or take apart (a dataclass, say) put into a node."""
+    """Return `value` with every object that OmegaConf would refuse or take apart (a dataclass, say) put into a node."""
     if isinstance(value, dict):
         return {key: to_nodes(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -177,7 +172,7 @@ def to_nodes(value: Any) -> Any:
 
 
 def copy_config(config: Any) -> Any:
-    """A copy of a config (or of a dict or list of them) that shares the objects in it: a built model is not copied."""
+    """Copy a config (or a dict or list of them), sharing the objects in it: a built model is not copied."""
     return copy.deepcopy(config, {id(held): held for held in _objects(config)})
 
 

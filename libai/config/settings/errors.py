@@ -24,7 +24,7 @@ def _likeness(word: str, other: str) -> float:
     return difflib.SequenceMatcher(None, word.lower(), other.lower()).ratio()
 
 
-def nearest(word: str, choices: Iterable[str]) -> list[str]:
+def nearest(word: str, choices: Iterable[str], at_least: float = 0.75) -> list[str]:
     """Return the choices that `word` may be a misspelling of, best first, at most two; empty when nothing is close.
 
     Of dotted keys the last names must be alike too, not only the section that they share. A choice that ends in the
@@ -43,7 +43,7 @@ def nearest(word: str, choices: Iterable[str]) -> list[str]:
         if not parent or _likeness(name, choice.rpartition(".")[2]) >= 0.65
     }
     best = max(scores.values(), default=0.0)
-    if best >= 0.75:
+    if best >= at_least:
         close = [choice for choice, score in scores.items() if score >= best - 0.02]
         return sorted(close, key=lambda choice: -scores[choice])[:2]
     if not parent:
@@ -52,9 +52,9 @@ def nearest(word: str, choices: Iterable[str]) -> list[str]:
     return sorted(same_name, key=lambda choice: choice.count("."))[:2]
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
+def did_you_mean(word: str, choices: Iterable[str], at_least: float = 0.75) -> str:
     """` Did you mean a or b?`, or the empty string, to be appended to a sentence."""
-    close = nearest(word, choices)
+    close = nearest(word, choices, at_least)
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 

@@ -15,7 +15,7 @@ import oneflow as flow
 
 from libai import __version__
 from libai.config import fill_unset
-from libai.config.lazy.lazy_config import to_yaml
+from libai.config.lazy_config import to_yaml
 from libai.engine.run.result import result_of
 from libai.launch.facts import collect_env, git_state
 from libai.native.kernels import kernels_in_use

@@ -14,7 +14,7 @@ import oneflow as flow
 from omegaconf import DictConfig, ListConfig
 
 from libai.config import fill_unset, instantiate
-from libai.config.lazy.instantiation import TARGET, accepts, describe, target_of
+from libai.config.instantiation import TARGET, accepts, describe, target_of
 from libai.config.settings.errors import did_you_mean
 from libai.config.validation import calls_by_dataset
 from libai.engine.loop.check_parts import (

@@ -11,8 +11,8 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from libai.config.lazy import loader, overrides
-from libai.config.lazy.instantiation import TARGET, describe, keyword_names, path_of
+from libai.config import loader, overrides
+from libai.config.instantiation import TARGET, describe, keyword_names, path_of
 from libai.config.settings import schema
 from libai.config.settings.coercion import OBJECTS, PLAIN, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean

@@ -1,1 +1,0 @@
-"""Lazy configs: Python files whose `LazyCall`s note calls, overrides of them, and `instantiate`, which makes them."""

@@ -16,8 +16,7 @@ from libai.checkpoint.retention import (
     mark_best,
     prune,
     read_best,
-    recorded_run,
     resolve,
 )
 from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, save
-from libai.checkpoint.weights import WeightsReport, copy_into, load_weights, open_weights
+from libai.checkpoint.weights import WeightsReport, load_weights, open_weights

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from libai.checkpoint.errors import CheckpointError, CheckpointWriteError
-from libai.checkpoint.manifest import checkpoint_name
-from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, memory_error, on_rank_0, prepare, write_checkpoint
-from libai.checkpoint.shards import Entry, cut_shards
+from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, Plan, on_rank_0, plan_save, write_checkpoint
+from libai.checkpoint.shards import Entry
 from libai.checkpoint.tensor_files import TensorSpec
 from libai.utils.distributed import is_main_process
 
-_ALIGNMENT_BYTES = 64
-# How much of what was gathered from other ranks may wait to be copied: it is needed on top of the block.
-_MAX_GATHERED_BYTES = 64 * 1000 * 1000
+# How much may wait to be copied: what was gathered from other ranks needs memory of its own until then.
+_MAX_WAITING_BYTES = 64 * 1000 * 1000
 
 
 class AsyncCheckpointer:
@@ -52,8 +47,8 @@ class AsyncCheckpointer:
         self.last_path: Path | None = None
         self._shard_bytes = shard_bytes
         self._after_write = after_write
-        self._thread: threading.Thread | None = None
-        self._failure: Exception | None = None
+        self._executor = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[None] | None = None
         self._copy = HostCopy()
 
     def save(self, iteration: int, tensors: Mapping[str, Mapping[str, Any]], state: Mapping[str, Any]) -> Path:
@@ -62,21 +57,18 @@ class AsyncCheckpointer:
         Collective: every rank calls it. Waits for the previous save first and raises its failure, on every rank alike.
         """
         start = time.perf_counter()
-        on_rank_0(self._finish)
-        shards, entries = cut_shards(tensors, self._shard_bytes)
-        state_bytes = on_rank_0(lambda: prepare(self.root, iteration, shards, state))
-        on_rank_0(lambda: self._copy.reserve(entries))  # no memory: every rank must know before the gathers
+        self.finish()
+        plan, entries = plan_save(self.root, iteration, tensors, state, self._shard_bytes)
+        on_rank_0(lambda: self._reserve(plan, entries))  # no memory: every rank must know before the gathers
         arrays = self._copy.take(entries)
         if is_main_process():
-            arguments = (self.root, iteration, shards, iter(arrays), state_bytes or b"")
-            self._thread = threading.Thread(target=self._write, args=arguments, name=checkpoint_name(iteration))
-            self._thread.start()
+            self._pending = self._executor.submit(self._write, plan, arrays)
         self.stall_seconds = time.perf_counter() - start
-        return self.root / checkpoint_name(iteration)
+        return plan.path
 
     def check(self) -> None:
         """Raise the failure of a finished write, if there is one, on rank 0. Costs nothing; call it every iteration."""
-        if self._thread is None or not self._thread.is_alive():
+        if self._pending is not None and self._pending.done():
             self._finish()
 
     def finish(self) -> None:
@@ -89,33 +81,27 @@ class AsyncCheckpointer:
         self._copy.free()
 
     def _finish(self) -> None:
-        """Wait for the thread and raise what it failed with, once."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        """Wait for the write in flight and raise what it failed with, once."""
+        pending = self._pending
+        self._pending = None
+        if pending is not None:
+            pending.result()
 
-    def _write(self, *arguments: Any) -> None:
-        try:
-            self.last_path = write_checkpoint(*arguments)
-            if self._after_write is not None:
-                self._after_write(self.last_path)
-        except CheckpointError as error:
-            self._failure = error
-        except MemoryError as error:
-            self._failure = memory_error(error)
-        except Exception as error:  # whatever it is, the training thread must learn of it
-            text = f"writing a checkpoint in the background failed: {type(error).__name__}: {error}"
-            self._failure = CheckpointWriteError(text)
-            self._failure.__cause__ = error
+    def _reserve(self, plan: Plan, entries: list[Entry]) -> None:
+        with plan.explained():
+            self._copy.reserve(entries)
+
+    def _write(self, plan: Plan, arrays: list[np.ndarray]) -> None:
+        write_checkpoint(plan, iter(arrays))
+        self.last_path = plan.path
+        if self._after_write is not None:
+            self._after_write(plan.path)
 
 
 class HostCopy:
     """One copy of all tensors of a save in the host memory of rank 0, whose memory the next copy uses again.
 
-    Fresh pages cost more than the copy, and one block needs the fewest of them. OneFlow copies its own CPU tensors: to
+    Fresh pages cost more than the copy. OneFlow copies its own CPU tensors: to
     ask each of them for its array would wait for the device once per tensor, a time slice each on a busy machine.
     """
 
@@ -132,15 +118,15 @@ class HostCopy:
         the float32 array of the same values.
         """
         self.reserve(entries)
-        gathered = 0
+        waiting = 0
         for index, entry in enumerate(entries):
             value = entry.get()
             if is_main_process():
                 self._copy(index, value)
-            gathered += entry.spec.num_bytes if entry.is_gathered else 0
-            if gathered > _MAX_GATHERED_BYTES:
+            waiting += entry.spec.num_bytes
+            if waiting > _MAX_WAITING_BYTES:
                 self._wait()
-                gathered = 0
+                waiting = 0
         self._wait()
         return self._arrays
 
@@ -153,14 +139,9 @@ class HostCopy:
         specs = [entry.spec for entry in entries]
         if specs == self._specs or not is_main_process():
             return
-        self.free()  # before the new block is made, so that there are never two
-        dtypes = [np.dtype(np.float32) if spec.dtype == "bfloat16" else spec.raw_dtype for spec in specs]
-        sizes = [math.prod(spec.shape) * dtype.itemsize for spec, dtype in zip(specs, dtypes)]
-        aligned = [-(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for size in sizes]
-        block = np.empty(sum(aligned), np.uint8)
-        begins = itertools.accumulate(aligned, initial=0)
-        for spec, dtype, size, begin in zip(specs, dtypes, sizes, begins):
-            self._arrays.append(block[begin : begin + size].view(dtype).reshape(spec.shape))
+        self.free()  # before the new memory is taken, so that there are never two copies
+        for spec in specs:
+            self._arrays.append(np.empty(spec.shape, "float32" if spec.dtype == "bfloat16" else spec.dtype))
         self._specs = specs
 
     def _copy(self, index: int, value: Any) -> None:

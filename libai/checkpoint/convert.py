@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +12,7 @@ from libai.checkpoint.durable import finish_file
 from libai.checkpoint.errors import CheckpointError, os_reason
 from libai.checkpoint.reader import Checkpoint, TensorGroup
 from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, save
-from libai.checkpoint.shards import Entry, stored_entry
+from libai.checkpoint.shards import Entry
 from libai.checkpoint.tensor_files import FLOATING, TensorSpec, write_tensors
 from libai.utils.atomic import fsync_dir
 
@@ -40,20 +38,34 @@ def convert(
     """
     is_file = Path(target).suffix == ".safetensors"
     target = Path(target) if is_file else Path(target, source.path.name)
-    dropped = set(drop)
-    for name in [*sorted(dropped), *(["model"] if is_file else [])]:
-        if name not in source.tensors:
-            raise CheckpointError(f"drop={name!r}: {source.path} has the groups {', '.join(source.tensors)}.")
+    for group in [*drop, "model"] if is_file else drop:
+        if group not in source.tensors:
+            raise CheckpointError(f"drop={group!r}: {source.path} has the groups {', '.join(source.tensors)}.")
     if dtype is not None and dtype not in FLOATING:
         raise CheckpointError(f"dtype={dtype!r}: weights are cast to one of {', '.join(FLOATING)}.")
     if target.exists():
         raise CheckpointError(f"{target} exists already. Choose another name.")
-    groups = {name: group for name, group in source.tensors.items() if name not in dropped}
-    tensors = {name: _entries(group, dtype if name == "model" else None) for name, group in groups.items()}
-    if is_file:
-        _write_single_file(target, tensors["model"])
-        return target
-    return save(target.parent, source.iteration, tensors, source.state, shard_bytes=shard_bytes)
+    kept: dict[str, Any] = {group: tensors for group, tensors in source.tensors.items() if group not in set(drop)}
+    if "model" in kept:
+        kept["model"] = {name: _cast(kept["model"], name, dtype) for name in kept["model"]}
+    if not is_file:
+        return save(target.parent, source.iteration, kept, source.state, shard_bytes=shard_bytes)
+    entries = kept["model"]
+    try:
+        specs = {name: entry.spec for name, entry in entries.items()}
+        write_tensors(target, specs, {name: entry.array() for name, entry in entries.items()})
+        finish_file(target)
+        fsync_dir(target.parent)
+    except OSError as error:
+        raise CheckpointError(f"{target} could not be written: {os_reason(error)}.") from error
+    return target
+
+
+def _cast(group: TensorGroup, name: str, dtype: str | None) -> Entry:
+    spec = group.spec(name)
+    if dtype is not None and spec.dtype in FLOATING:
+        spec = TensorSpec(dtype, spec.shape)
+    return Entry(spec, lambda: group[name])
 
 
 def diff(a: Checkpoint, b: Checkpoint, tolerance: float = 0.0) -> dict[str, str]:
@@ -61,76 +73,53 @@ def diff(a: Checkpoint, b: Checkpoint, tolerance: float = 0.0) -> dict[str, str]
 
     Tensors are compared bit by bit (so NaN equals NaN), or up to an absolute `tolerance`.
     """
+    of_a, of_b = _contents(a), _contents(b)
     differences = {}
-    if a.iteration != b.iteration:
-        differences["iteration"] = f"{a.iteration} and {b.iteration}"
-    tensors_of_a, tensors_of_b = _all_tensors(a), _all_tensors(b)
-    for name in sorted({**tensors_of_a, **tensors_of_b}):
-        if name not in tensors_of_a or name not in tensors_of_b:
-            differences[name] = f"only in {a.path if name in tensors_of_a else b.path}"
-        elif found := _tensor_difference(tensors_of_a[name], tensors_of_b[name], tolerance):
-            differences[name] = found
-    state_of_a, state_of_b = _flat(a.state, "state"), _flat(b.state, "state")
-    for place in sorted({**state_of_a, **state_of_b}):
-        if place not in state_of_a or place not in state_of_b:
-            differences[place] = f"only in the {'first' if place in state_of_a else 'second'}"
-        elif state_of_a[place] != state_of_b[place]:
-            differences[place] = f"{str(state_of_a[place])[:80]} and {str(state_of_b[place])[:80]}"
+    for place in dict.fromkeys([*of_a, *of_b]):
+        if place not in of_a or place not in of_b:
+            differences[place] = f"only in {a.path if place in of_a else b.path}"
+            continue
+        x, y = of_a[place], of_b[place]
+        if isinstance(x, _Stored):
+            text = _tensor_difference(x, y, tolerance)
+        else:
+            text = "" if x == y else f"{str(x)[:80]} and {str(y)[:80]}"
+        if text:
+            differences[place] = text
     return differences
 
 
-def _entries(group: TensorGroup, dtype: str | None) -> dict[str, Entry]:
-    entries = {}
-    for name in group:
-        spec = group.spec(name)
-        if dtype is not None and spec.dtype in FLOATING:
-            spec = TensorSpec(dtype, spec.shape)
-        entries[name] = stored_entry(group, name, spec)
-    return entries
+class _Stored(NamedTuple):
+    group: TensorGroup
+    name: str
 
 
-def _write_single_file(target: Path, entries: Mapping[str, Entry]) -> None:
-    temporary = target.with_name(f".{target.name}-{secrets.token_hex(6)}")
-    try:
-        specs = {name: entry.spec for name, entry in entries.items()}
-        write_tensors(temporary, specs, {name: entry.array() for name, entry in entries.items()})
-        finish_file(temporary)
-        os.replace(temporary, target)
-        fsync_dir(target.parent)
-    except OSError as error:
-        raise CheckpointError(f"{target} could not be written: {os_reason(error)}.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+def _contents(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return everything in a checkpoint by its place, tensors unread."""
+    places: dict[str, Any] = {"iteration": checkpoint.iteration}
+    for group, tensors in checkpoint.tensors.items():
+        places.update({f"{group}/{name}": _Stored(tensors, name) for name in tensors})
+    _collect(checkpoint.state, "state", places)
+    return places
 
 
-def _all_tensors(checkpoint: Checkpoint) -> dict[str, tuple[TensorGroup, str]]:
-    """Return group and name of every tensor by `group/name`."""
-    tensors = {}
-    for group, named in checkpoint.tensors.items():
-        tensors.update({f"{group}/{name}": (named, name) for name in named})
-    return tensors
+def _collect(value: Any, place: str, places: dict[str, Any]) -> None:
+    if not isinstance(value, dict):
+        places[place] = value
+        return
+    for key, item in sorted(value.items()):
+        _collect(item, f"{place}.{key}", places)
 
 
-def _tensor_difference(a: tuple[TensorGroup, str], b: tuple[TensorGroup, str], tolerance: float) -> str | None:
-    (group_a, name), (group_b, _) = a, b
-    spec_a, spec_b = group_a.spec(name), group_b.spec(name)
-    if spec_a != spec_b:
-        return f"{spec_a.dtype} {spec_a.shape} and {spec_b.dtype} {spec_b.shape}"
-    x, y = group_a[name], group_b[name]
+def _tensor_difference(a: _Stored, b: _Stored, tolerance: float) -> str:
+    of_a, of_b = a.group.spec(a.name), b.group.spec(b.name)
+    if of_a != of_b:
+        return f"{of_a.dtype} {of_a.shape} and {of_b.dtype} {of_b.shape}"
+    x, y = a.group[a.name], b.group[b.name]
     if x.tobytes() == y.tobytes():
-        return None
+        return ""
     distance = np.abs(x.astype(np.float64) - y.astype(np.float64))
     largest = float(distance.max())
     if tolerance and largest <= tolerance:  # a NaN is never within it
-        return None
+        return ""
     return f"{int((distance != 0).sum())} of {x.size} values differ, by at most {largest:.6g}"
-
-
-def _flat(value: Any, place: str) -> dict[str, Any]:
-    """Return the values of nested dicts by their place."""
-    if not isinstance(value, dict) or not value:
-        return {place: value}
-    leaves = {}
-    for key, item in value.items():
-        leaves.update(_flat(item, f"{place}.{key}"))
-    return leaves

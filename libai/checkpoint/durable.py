@@ -15,9 +15,8 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from libai.utils.atomic import fsync_dir
 
@@ -38,11 +37,10 @@ def fault_point(name: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-@dataclass(frozen=True)
-class FileRecord:
+class FileRecord(NamedTuple):
     """Size and SHA-256 of a finished file."""
 
-    num_bytes: int
+    bytes: int
     sha256: str
 
 

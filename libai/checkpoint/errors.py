@@ -26,7 +26,7 @@ def os_reason(error: OSError) -> str:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path | str) -> Iterator[None]:
     """Turn an `OSError` of the block, which reads `path`, into a `CheckpointError`."""
     try:
         yield

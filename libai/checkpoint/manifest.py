@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 from libai.checkpoint.durable import FileRecord
 from libai.checkpoint.errors import CheckpointError
@@ -19,7 +17,6 @@ STATE = "trainer.json"
 BEST = "best.json"
 FORMAT = {"format": "libai-checkpoint", "format_version": 2}
 GROUP_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,60}")
-_ITERATION = re.compile(r"iter_([0-9]{7,15})")
 _SHARD = re.compile(r"(.+?)(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 
 
@@ -34,8 +31,9 @@ def iteration_of(name: str) -> int | None:
     >>> iteration_of("iter_0000200"), iteration_of("iter_best"), iteration_of("iter_00000200")
     (200, None, None)
     """
-    match = _ITERATION.fullmatch(name)
-    return int(match[1]) if match and checkpoint_name(int(match[1])) == name else None
+    digits = name.removeprefix("iter_")
+    is_one = digits.isdecimal() and checkpoint_name(int(digits)) == name
+    return int(digits) if is_one else None
 
 
 def shard_name(group: str, index: int, num_shards: int) -> str:
@@ -60,33 +58,21 @@ def index_name(group: str) -> str:
     return f"{group}.safetensors.index.json"
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """The parsed `manifest.json`. `files`: name -> size and digest."""
-
-    iteration: int
-    files: Mapping[str, FileRecord]
-
-    def dump(self) -> bytes:
-        """Return the bytes of `manifest.json`."""
-        files = {name: {"bytes": file.num_bytes, "sha256": file.sha256} for name, file in self.files.items()}
-        return dump_json({**FORMAT, "iteration": self.iteration, "files": files}, MANIFEST)
+def dump_manifest(iteration: int, files: Mapping[str, FileRecord]) -> bytes:
+    """Return the bytes of `manifest.json`."""
+    return dump_json(
+        {**FORMAT, "iteration": iteration, "files": {name: files[name]._asdict() for name in files}}, MANIFEST
+    )
 
 
-def parse_manifest(data: bytes, what: str) -> Manifest:
-    """Return the manifest in `data`. Raises `CheckpointError` for a damaged or foreign one."""
+def parse_manifest(data: bytes, what: str) -> tuple[int, dict[str, FileRecord]]:
+    """Return iteration and files from the bytes of `manifest.json`. Raises `CheckpointError` for a foreign one."""
     body = parse_json(data, what)
     found = {key: body.get(key) for key in FORMAT}
     if found != FORMAT:
         raise CheckpointError(f"{what} says {str(found)[:80]}, this libai reads {FORMAT}.")
     try:
-        files = {name: FileRecord(entry["bytes"], entry["sha256"]) for name, entry in body["files"].items()}
-        manifest = Manifest(body["iteration"], files)
+        files = {name: FileRecord(**entry) for name, entry in body["files"].items()}
+        return body["iteration"], {STATE: files[STATE], **files}
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{what} lacks a part: {error!r}.") from None
-    if STATE not in files:
-        raise CheckpointError(f"{what} does not list {STATE}.")
-    outside = [name for name in files if Path(name).name != name]
-    if outside:
-        raise CheckpointError(f"{what} lists the file {outside[0][:80]!r}; only files in its own folder are read.")
-    return manifest

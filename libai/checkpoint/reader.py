@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,18 +16,18 @@ import numpy as np
 
 from libai.checkpoint.durable import FileRecord, digest
 from libai.checkpoint.errors import CheckpointError, reading
-from libai.checkpoint.manifest import MANIFEST, STATE, Manifest, group_of, iteration_of, parse_manifest
+from libai.checkpoint.manifest import MANIFEST, STATE, group_of, iteration_of, parse_manifest
 from libai.checkpoint.strict_json import parse_json
 from libai.checkpoint.tensor_files import Slot, TensorSpec, open_file, read_slots, read_tensor
 
 
-@dataclass(frozen=True)
 class _Folder:
     """A folder whose files are compared with their records (none: foreign files) when they are opened."""
 
-    path: Path
-    records: Mapping[str, FileRecord] = field(default_factory=dict)
-    _checked: dict[str, tuple[int, int]] = field(default_factory=dict)
+    def __init__(self, path: Path, records: Mapping[str, FileRecord] | None = None):
+        self.path = path
+        self.records = records or {}
+        self._checked: dict[str, tuple[int, int]] = {}
 
     def open(self, name: str) -> BinaryIO:
         """Open a file of the folder. Raises `CheckpointError` when its bytes are not what was written."""
@@ -35,23 +35,20 @@ class _Folder:
         status = os.fstat(file.fileno())
         stamp = (status.st_ino, status.st_mtime_ns)
         if name in self.records and self._checked.get(name) != stamp:
-            with reading(self.path / name):
+            with reading(file.name):
                 found = digest(file)
             if found != self.records[name].sha256:
                 file.close()
                 raise CheckpointError(f"{file.name} is damaged: its bytes do not match the digest in {MANIFEST}.")
-            file.seek(0)
             self._checked[name] = stamp
+        file.seek(0)
         return file
 
-
-@dataclass(frozen=True)
-class _Located:
-    """The place of one tensor on disk."""
-
-    folder: _Folder
-    file: str
-    slot: Slot
+    def slots(self, name: str) -> dict[str, Slot]:
+        """Return the place of every tensor in a file of the folder, by name. Raises `CheckpointError`."""
+        if Path(name).name != name:
+            raise CheckpointError(f"{self.path} names the file {name[:80]!r}; only files in its own folder are read.")
+        return read_slots(self.path / name)
 
 
 class TensorGroup(Mapping[str, np.ndarray]):
@@ -62,34 +59,32 @@ class TensorGroup(Mapping[str, np.ndarray]):
     damaged.
     """
 
-    def __init__(self, origin: Path, tensors: Mapping[str, _Located]):
+    def __init__(self, origin: Path, folder: _Folder, slots: Mapping[str, Slot]):
         self.origin = origin
-        self._tensors = dict(sorted(tensors.items()))
+        self._folder = folder
+        self._slots = dict(sorted(slots.items()))
 
     def replaced_by(self, other: TensorGroup) -> TensorGroup:
-        """Return these tensors, with those of `other` in the place of its names."""
-        return TensorGroup(self.origin, {**self._tensors, **other._tensors})
+        """Return these tensors, with those of `other`, of the same checkpoint, in the place of its names."""
+        return TensorGroup(self.origin, self._folder, {**self._slots, **other._slots})
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
+        return iter(self._slots)
 
     def __len__(self) -> int:
-        return len(self._tensors)
+        return len(self._slots)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._tensors  # the default would read the tensor
+        return name in self._slots  # the default would read the tensor
 
     def __getitem__(self, name: str) -> np.ndarray:
-        tensor = self._tensors[name]
-        with tensor.folder.open(tensor.file) as file:
-            return read_tensor(file, tensor.slot)
+        slot = self._slots[name]
+        with self._folder.open(slot.file) as file:
+            return read_tensor(file, slot)
 
     def spec(self, name: str) -> TensorSpec:
         """Return logical dtype and shape, without reading data."""
-        return self._tensors[name].slot.spec
-
-    def __repr__(self) -> str:
-        return f"TensorGroup({len(self)} tensors)"
+        return self._slots[name].spec
 
 
 @dataclass(frozen=True)
@@ -104,32 +99,26 @@ class Checkpoint:
     state: dict[str, Any]
     tensors: Mapping[str, TensorGroup]
 
-    def verify(self, deep: bool = True) -> list[str]:
-        """See `libai.checkpoint.verify`."""
-        return verify(self.path, deep)
-
 
 def load(path: str | Path) -> Checkpoint:
     """Open the checkpoint folder `path`; every rank may do so, no collective is involved.
 
     Raises `CheckpointError` when anything that can be seen without reading all data is wrong.
     """
-    path = Path(path)
-    manifest = read_manifest(path)
-    folder = _Folder(path, manifest.files)
-    groups: dict[str, dict[str, _Located]] = {}
-    for name, record in manifest.files.items():
-        with open_file(path / name) as file:
+    iteration, folder = _open_folder(Path(path))
+    groups: dict[str, dict[str, Slot]] = {}
+    for name, record in folder.records.items():
+        with open_file(folder.path / name) as file:
             num_bytes = os.fstat(file.fileno()).st_size
-        if num_bytes != record.num_bytes:
-            raise CheckpointError(f"{path / name} has {num_bytes} bytes, {record.num_bytes} were written.")
+        if num_bytes != record.bytes:
+            raise CheckpointError(f"{file.name} has {num_bytes} bytes, {record.bytes} were written.")
         group = group_of(name)
         if group is not None:
-            groups.setdefault(group, {}).update(_located(folder, name))
+            groups.setdefault(group, {}).update(folder.slots(name))
     with folder.open(STATE) as file:
-        state = parse_json(file.read(), str(path / STATE))
-    tensors = {group: TensorGroup(path, located) for group, located in groups.items()}
-    return Checkpoint(path, manifest.iteration, state, tensors)
+        state = parse_json(file.read(), file.name)
+    tensors = {group: TensorGroup(folder.path, folder, slots) for group, slots in groups.items()}
+    return Checkpoint(folder.path, iteration, state, tensors)
 
 
 def verify(path: str | Path, deep: bool = True) -> list[str]:
@@ -137,12 +126,10 @@ def verify(path: str | Path, deep: bool = True) -> list[str]:
 
     `deep` reads all data and compares digests; without it only the manifest, the state, headers and sizes are checked.
     """
-    path = Path(path)
     problems = []
     try:
-        files = read_manifest(path).files
-        folder = _Folder(path, files)
-        for name in files if deep else ():
+        _, folder = _open_folder(Path(path))
+        for name in folder.records if deep else ():
             try:
                 folder.open(name).close()
             except CheckpointError as error:
@@ -154,43 +141,37 @@ def verify(path: str | Path, deep: bool = True) -> list[str]:
     return problems
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Return the manifest of the checkpoint folder `path`, compared with the folder's name."""
+def _open_folder(path: Path) -> tuple[int, _Folder]:
+    """Return iteration and files of the checkpoint folder `path`, whose name is compared with its manifest."""
     if not path.is_dir():
         raise CheckpointError(
             f"{path} is not a checkpoint folder: it {'is a file' if path.exists() else 'does not exist'}."
         )
-    manifest = parse_manifest(_read(path / MANIFEST), str(path / MANIFEST))
-    named = iteration_of(path.name)
-    if named is not None and named != manifest.iteration:
-        raise CheckpointError(f"{path} is the checkpoint of iteration {manifest.iteration} under another name.")
-    return manifest
+    iteration, files = parse_manifest(_read(path / MANIFEST), str(path / MANIFEST))
+    if iteration_of(path.name) not in (None, iteration):
+        raise CheckpointError(f"{path} is the checkpoint of iteration {iteration} under another name.")
+    return iteration, _Folder(path, files)
 
 
 def open_safetensors(path: str | Path) -> TensorGroup:
     """Open the tensors of a single safetensors file, from libai or from elsewhere. Raises `CheckpointError`."""
     path = Path(path)
-    return TensorGroup(path, _located(_Folder(path.parent), path.name))
+    folder = _Folder(path.parent)
+    return TensorGroup(path, folder, folder.slots(path.name))
 
 
 def open_sharded(index: str | Path) -> TensorGroup:
     """Open the tensors of a `….safetensors.index.json` beside its shards. Raises `CheckpointError`."""
     index = Path(index)
     weight_map = parse_json(_read(index), str(index)).get("weight_map")
-    if not isinstance(weight_map, dict) or any(Path(str(file)).name != file for file in weight_map.values()):
-        raise CheckpointError(f"{index} has no weight_map from tensor names to files beside it.")
-    located: dict[str, _Located] = {}
-    for file in sorted(set(weight_map.values())):
-        shard = _located(_Folder(index.parent), file)
-        located |= {name: place for name, place in shard.items() if weight_map.get(name) == file}
-    absent = sorted(set(weight_map) - set(located))
-    if absent:
-        raise CheckpointError(f"{index} places {absent[0]!r} in {weight_map[absent[0]]}, which does not hold it.")
-    return TensorGroup(index, located)
-
-
-def _located(folder: _Folder, file: str) -> dict[str, _Located]:
-    return {name: _Located(folder, file, slot) for name, slot in read_slots(folder.path / file).items()}
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index} has no weight_map from tensor names to files.")
+    folder = _Folder(index.parent)
+    shards = {file: folder.slots(str(file)) for file in sorted(set(weight_map.values()))}
+    for name, file in weight_map.items():
+        if name not in shards[file]:
+            raise CheckpointError(f"{index} places {name!r} in {file}, which does not hold it.")
+    return TensorGroup(index, folder, {name: shards[file][name] for name, file in weight_map.items()})
 
 
 def _read(path: Path) -> bytes:

@@ -7,17 +7,16 @@ an evaluation; `resolve` understands `…/last` and `…/best` as names.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from libai.checkpoint.durable import remove_directory, restore_replaced
 from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, os_reason, reading
-from libai.checkpoint.manifest import BEST, STATE, iteration_of
+from libai.checkpoint.manifest import BEST, iteration_of
 from libai.checkpoint.reader import verify
 from libai.checkpoint.strict_json import dump_json, parse_json
-from libai.utils.atomic import atomic_write_bytes, read_json
+from libai.utils.atomic import atomic_write_bytes
 from libai.utils.logging import warn_once
 
 logger = logging.getLogger("libai.checkpoint")
@@ -42,9 +41,7 @@ def list_checkpoints(root: str | Path) -> list[Path]:
     return sorted(found, key=lambda path: iteration_of(path.name) or 0)
 
 
-def find_latest(
-    root: str | Path, deep: bool = True, among: Among | None = None
-) -> tuple[Path | None, list[tuple[Path, str]]]:
+def find_latest(root: str | Path, among: Among | None = None) -> tuple[Path | None, list[tuple[Path, str]]]:
     """The newest checkpoint in `root` that verifies, and those newer than it that do not, each with the reason.
 
     `(None, skipped)` when there is none. Reads every byte of the candidates (see `verify`), so in a job of several
@@ -55,7 +52,7 @@ def find_latest(
     restore_replaced(root)
     skipped: list[tuple[Path, str]] = []
     for path in reversed([path for path in list_checkpoints(root) if among is None or among(path)]):
-        problems = verify(path, deep)
+        problems = verify(path)
         if not problems:
             return path, skipped
         skipped.append((path, "; ".join(problems)))
@@ -101,12 +98,9 @@ def mark_best(root: str | Path, path: str | Path, metric: str, value: float) -> 
     root, path = Path(root), Path(path)
     if iteration_of(path.name) is None or not (root / path.name).is_dir():
         raise CheckpointError(f"{path.name} cannot be marked as best: it is no checkpoint in {root}.")
-    if not math.isfinite(value):
-        raise CheckpointError(f"{path.name} cannot be marked as best: its {metric} is {value}.")
+    best = dump_json({"checkpoint": path.name, "metric": metric, "value": float(value)}, BEST)
     try:
-        atomic_write_bytes(
-            root / BEST, dump_json({"checkpoint": path.name, "metric": metric, "value": float(value)}, BEST)
-        )
+        atomic_write_bytes(root / BEST, best)
     except OSError as error:
         raise CheckpointWriteError(f"{root / BEST} could not be written: {os_reason(error)}.") from error
 
@@ -132,13 +126,6 @@ def _readable_best(root: Path) -> Best | None:
         text = f"{error} Until the next best checkpoint is marked, nothing is kept for being the best."
         warn_once(logger, f"best of {root}: {error}", text)
         return None
-
-
-def recorded_run(path: Path) -> str | None:
-    """Return the id of the run that wrote the checkpoint `path`, None if it names none or is damaged."""
-    facts = read_json(path / STATE).get("facts")
-    run_id = facts.get("run_id") if isinstance(facts, dict) else None
-    return run_id if isinstance(run_id, str) else None
 
 
 def resolve(path: str | Path) -> Path:

@@ -1,18 +1,20 @@
-"""Saving: cut into files by shapes alone, fetch and write shard by shard into a new folder, rename it once."""
+"""Saving: planned by shapes alone, fetched and written shard by shard into a new folder, which is renamed once."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from libai.checkpoint.durable import FileRecord, fault_point, finish_file, make_directory, new_folder, write_file
+from libai.checkpoint.durable import fault_point, finish_file, make_directory, new_folder, write_file
 from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, os_reason
-from libai.checkpoint.manifest import MANIFEST, STATE, Manifest, checkpoint_name, index_name
-from libai.checkpoint.shards import Shard, cut_shards
+from libai.checkpoint.manifest import MANIFEST, STATE, checkpoint_name, dump_manifest, group_of, index_name
+from libai.checkpoint.shards import Entry, Shard, cut_shards
 from libai.checkpoint.strict_json import dump_json
 from libai.checkpoint.tensor_files import write_tensors
 from libai.utils.disk import free_space, is_full_disk
@@ -21,6 +23,42 @@ from libai.utils.sizes import format_bytes
 
 T = TypeVar("T")
 DEFAULT_SHARD_BYTES = 64 * 1000 * 1000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One checkpoint that can be written: its files of tensors, and the bytes of the state (on rank 0)."""
+
+    root: Path
+    iteration: int
+    shards: list[Shard]
+    state: bytes
+
+    @property
+    def path(self) -> Path:
+        """The folder that it becomes."""
+        return self.root / checkpoint_name(self.iteration)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors and of the state."""
+        return sum(shard.num_bytes for shard in self.shards) + len(self.state)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Name the checkpoint in what the system refuses in the block: `CheckpointWriteError`."""
+        try:
+            yield
+        except (OSError, MemoryError) as error:
+            reason = "not enough free memory (train.checkpointer.async_save=false needs no copy of the weights)"
+            if isinstance(error, OSError):
+                space = free_space(self.root) if is_full_disk(error) else ""
+                reason = f"{error.filename or self.root}: {os_reason(error)}{space}"
+            raise CheckpointWriteError(
+                f"checkpoint {self.path.name} ({format_bytes(self.num_bytes)}) could not be written: {reason}. Earlier "
+                f"checkpoints in {self.root} are untouched. Make space or permission there, or choose another "
+                "train.output_dir."
+            ) from error
 
 
 def save(
@@ -41,109 +79,78 @@ def save(
     Raises `CheckpointError` on every rank alike, and `CheckpointWriteError` when the system would not take it; then
     nothing in `root` has changed.
     """
-    shards, entries = cut_shards(tensors, shard_bytes)
-    state_bytes = on_rank_0(lambda: prepare(root, iteration, shards, state))
+    plan, entries = plan_save(root, iteration, tensors, state, shard_bytes)
     arrays = (entry.array() for entry in entries)
     if not is_main_process():
         for _ in arrays:  # take part in the gathers
             pass
-    on_rank_0(lambda: write_checkpoint(root, iteration, shards, arrays, state_bytes or b""))
-    return Path(root) / checkpoint_name(iteration)
+    on_rank_0(lambda: write_checkpoint(plan, arrays))
+    return plan.path
 
 
-def on_rank_0(work: Callable[[], T]) -> T | None:
-    """Run `work` on rank 0; its result there, None elsewhere. What it raises rises on every rank: the other ranks get
-    a `CheckpointError`, or a `CheckpointWriteError` when it was no mistake in the arguments. Collective."""
-    results: list[T] = []
+def plan_save(
+    root: str | Path,
+    iteration: int,
+    tensors: Mapping[str, Mapping[str, Any]],
+    state: Mapping[str, Any],
+    shard_bytes: int,
+) -> tuple[Plan, list[Entry]]:
+    """Check what can be known before any data move (arguments, permission, space); return the plan and its tensors.
 
-    def keep() -> None:
-        try:
-            results.append(work())
-        except MemoryError as error:
-            raise memory_error(error) from error
-
-    result_of_rank_0(keep, CheckpointError, CheckpointWriteError)
-    return results[0] if results else None
-
-
-def memory_error(error: BaseException) -> CheckpointWriteError:
-    """The error for a save that `error`, which says nothing itself, has ended."""
-    failure = CheckpointWriteError(
-        "a checkpoint could not be written: this machine has not enough free memory for it (MemoryError). Earlier "
-        "checkpoints are untouched. train.checkpointer.async_save=false needs no copy of the weights; or make the "
-        "model or the batch smaller."
-    )
-    failure.__cause__ = error
-    return failure
-
-
-def prepare(root: str | Path, iteration: int, shards: list[Shard], state: Mapping[str, Any]) -> bytes:
-    """Check on rank 0 what can be known before any data move (arguments, permission, space); the bytes of the state.
-
-    Raises `CheckpointError`.
+    Collective. Raises `CheckpointError` on every rank alike.
     """
-    root = Path(root)
     if isinstance(iteration, bool) or not isinstance(iteration, int) or not 0 <= iteration < 10**15:
         raise CheckpointError(f"iteration={iteration!r}: a checkpoint is numbered by a whole number from 0.")
     if not isinstance(state, Mapping):
         raise CheckpointError(f"state is a {type(state).__name__}, expected a dict of JSON values.")
-    state_bytes = dump_json(dict(state), STATE)
-    num_bytes = sum(shard.num_bytes for shard in shards) + len(state_bytes)
-    try:
-        make_directory(root)
-        free = shutil.disk_usage(root).free
-    except OSError as error:
-        raise _write_error(root, iteration, num_bytes, error) from error
-    if free < num_bytes:
+    shards, entries = cut_shards(tensors, shard_bytes)
+    plan = Plan(Path(root), iteration, shards, b"")
+    return on_rank_0(lambda: _checked(replace(plan, state=dump_json(dict(state), STATE)))) or plan, entries
+
+
+def _checked(plan: Plan) -> Plan:
+    with plan.explained():
+        make_directory(plan.root)
+        free = shutil.disk_usage(plan.root).free
+    if free < plan.num_bytes:
         raise CheckpointWriteError(
-            f"checkpoint {checkpoint_name(iteration)} needs {format_bytes(num_bytes)} and {root} has "
+            f"checkpoint {plan.path.name} needs {format_bytes(plan.num_bytes)} and {plan.root} has "
             f"{format_bytes(free)} free. Nothing was written. Free space, or keep fewer checkpoints "
             "(train.checkpointer.max_to_keep)."
         )
-    return state_bytes
+    return plan
 
 
-def write_checkpoint(
-    root: str | Path, iteration: int, shards: list[Shard], arrays: Iterator[np.ndarray], state_bytes: bytes
-) -> Path:
-    """Write what `prepare` allowed, on rank 0 alone. Uses up `arrays` in any case: other ranks wait in its gathers."""
-    final = Path(root) / checkpoint_name(iteration)
+def on_rank_0(work: Callable[[], T]) -> T | None:
+    """Run `work` on rank 0; return its result there, None elsewhere. What it raises rises on every rank: the other
+    ranks get a `CheckpointError`, or a `CheckpointWriteError` when it was no mistake in the arguments. Collective."""
+    results: list[T] = []
+    result_of_rank_0(lambda: results.append(work()), CheckpointError, CheckpointWriteError)
+    return results[0] if results else None
+
+
+def write_checkpoint(plan: Plan, arrays: Iterator[np.ndarray]) -> None:
+    """Write what was planned, on rank 0 alone. Uses up `arrays` in any case: other ranks wait in its gathers."""
     try:
-        with new_folder(final) as work:
-            _fill(work, iteration, shards, arrays, state_bytes)
-        return final
-    except OSError as error:
-        raise _write_error(final.parent, iteration, sum(shard.num_bytes for shard in shards), error) from error
+        with plan.explained(), new_folder(plan.path) as work:
+            _fill(work, plan, arrays)
     finally:
         for _ in arrays:
             pass
 
 
-def _fill(folder: Path, iteration: int, shards: list[Shard], arrays: Iterator[np.ndarray], state_bytes: bytes) -> None:
-    files: dict[str, FileRecord] = {}
-    for shard in shards:
+def _fill(folder: Path, plan: Plan, arrays: Iterator[np.ndarray]) -> None:
+    files = {}
+    places: dict[str, dict[str, str]] = {}
+    for shard in plan.shards:
         write_tensors(folder / shard.file, shard.specs, {name: next(arrays) for name in shard.specs})
         fault_point(f"write {shard.file}")
         files[shard.file] = finish_file(folder / shard.file)
-    for group in {shard.group: None for shard in shards if shard.file != f"{shard.group}.safetensors"}:
-        files[index_name(group)] = write_file(folder / index_name(group), _index(shards, group))
-    files[STATE] = write_file(folder / STATE, state_bytes)
-    write_file(folder / MANIFEST, Manifest(iteration, files).dump())
-
-
-def _index(shards: list[Shard], group: str) -> bytes:
-    """Return `….safetensors.index.json`, by which other libraries find the shard of a tensor."""
-    own = [shard for shard in shards if shard.group == group]
-    weight_map = {name: shard.file for shard in own for name in shard.specs}
-    total = sum(shard.num_bytes for shard in own)
-    return dump_json({"metadata": {"total_size": total}, "weight_map": weight_map}, "index")
-
-
-def _write_error(root: Path, iteration: int, num_bytes: int, error: OSError) -> CheckpointWriteError:
-    where = error.filename or root
-    space = free_space(root) if is_full_disk(error) else ""
-    return CheckpointWriteError(
-        f"checkpoint {checkpoint_name(iteration)} ({format_bytes(num_bytes)}) could not be written: {where}: "
-        f"{os_reason(error)}{space}. Earlier checkpoints in {root} are untouched. Make space or permission there, or "
-        "choose another train.output_dir."
-    )
+        places.setdefault(group_of(shard.file) or "", {}).update(dict.fromkeys(shard.specs, shard.file))
+    for group, weight_map in places.items():
+        if len(set(weight_map.values())) > 1:  # by the index other libraries find the shard of a tensor
+            total = sum(shard.num_bytes for shard in plan.shards if group_of(shard.file) == group)
+            index = dump_json({"metadata": {"total_size": total}, "weight_map": weight_map}, "index")
+            files[index_name(group)] = write_file(folder / index_name(group), index)
+    files[STATE] = write_file(folder / STATE, plan.state)
+    write_file(folder / MANIFEST, dump_manifest(plan.iteration, files))

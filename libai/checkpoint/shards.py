@@ -6,7 +6,7 @@ data, so that a whole save can be planned first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from libai.checkpoint.errors import CheckpointError
 from libai.checkpoint.manifest import GROUP_NAME, shard_name
 from libai.checkpoint.reader import TensorGroup
-from libai.checkpoint.tensor_files import CODES, TensorSpec
+from libai.checkpoint.tensor_files import CODES, TensorSpec, spec_of
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,10 @@ class Entry:
 
     get: returns it on rank 0, as a numpy array or a full local oneflow tensor, without a wait for the device. For a
         global tensor it is collective: every rank calls it, ranks other than 0 get None.
-    is_gathered: `get` brings it together from other ranks, which needs memory of its own.
     """
 
     spec: TensorSpec
     get: Callable[[], Any]
-    is_gathered: bool = False
 
     def array(self) -> Any:
         """Return the tensor as a numpy array on rank 0, without a copy where it is in host memory already."""
@@ -42,7 +40,6 @@ class Entry:
 class Shard:
     """One file of a save: its name and its tensors, in file order."""
 
-    group: str
     file: str
     specs: Mapping[str, TensorSpec]
 
@@ -58,8 +55,6 @@ def cut_shards(tensors: Mapping[str, Mapping[str, Any]], shard_bytes: int) -> tu
     The order is the same on every rank, so that collective gathers meet. Raises `CheckpointError` for what cannot be
     saved.
     """
-    if shard_bytes < 1:
-        raise CheckpointError(f"shard_bytes={shard_bytes}: a shard must hold something. The default is 64 MB.")
     shards = []
     entries = []
     for group in sorted(tensors):
@@ -67,67 +62,40 @@ def cut_shards(tensors: Mapping[str, Mapping[str, Any]], shard_bytes: int) -> tu
             raise CheckpointError(f"a tensor group cannot be called {group!r}: letters, digits, - and _ only.")
         parts: list[dict[str, TensorSpec]] = [{}]
         used = 0
-        for name, entry in sorted(_entries_of(group, tensors[group])):
+        for name in sorted(tensors[group]):
+            entry = _entry_of(tensors[group], name, group)
             if parts[-1] and used + entry.spec.num_bytes > shard_bytes:
                 parts.append({})
                 used = 0
             parts[-1][name] = entry.spec
             used += entry.spec.num_bytes
             entries.append(entry)
-        shards += [Shard(group, shard_name(group, i, len(parts)), part) for i, part in enumerate(parts)]
+        shards += [Shard(shard_name(group, i, len(parts)), part) for i, part in enumerate(parts)]
     return shards, entries
 
 
-def _entries_of(group: str, tensors: Mapping[str, Any]) -> Iterator[tuple[str, Entry]]:
-    for name in tensors:
-        if not isinstance(name, str) or not name or name == "__metadata__":
-            raise CheckpointError(f"{group}: a tensor cannot be called {name!r}; a non-empty text is needed.")
-        if isinstance(tensors, TensorGroup):
-            yield name, stored_entry(tensors, name, tensors.spec(name))
-        elif isinstance(tensors[name], Entry):
-            yield name, tensors[name]
-        else:
-            yield name, _entry_of(tensors[name], f"{group}: {name}")
-
-
-def stored_entry(group: TensorGroup, name: str, spec: TensorSpec) -> Entry:
-    """Return the entry of a tensor of another checkpoint, to be saved as `spec`."""
-    return Entry(spec, partial(group.__getitem__, name))
-
-
-def _entry_of(tensor: Any, what: str) -> Entry:
+def _entry_of(tensors: Mapping[str, Any], name: str, group: str) -> Entry:
+    if name == "__metadata__":
+        raise CheckpointError(f"{group}: a tensor cannot be called {name!r}, which safetensors files use themselves.")
+    if isinstance(tensors, TensorGroup):
+        return Entry(tensors.spec(name), partial(tensors.__getitem__, name))
+    tensor = tensors[name]
+    if isinstance(tensor, Entry):
+        return tensor
     is_array = isinstance(tensor, (np.ndarray, np.generic))
     if not is_array and not hasattr(tensor, "is_global"):
         raise CheckpointError(
-            f"{what} is a {type(tensor).__name__}, expected a oneflow tensor or a numpy array. Numbers and text belong "
-            "into `state`."
+            f"{group}: {name} is a {type(tensor).__name__}, expected a oneflow tensor or a numpy array. Numbers and "
+            "text belong into `state`."
         )
-    dtype = str(tensor.dtype.newbyteorder("=") if is_array else tensor.dtype).removeprefix("oneflow.")
-    if dtype not in CODES:
+    spec = spec_of(tensor)
+    if spec.dtype not in CODES:
         raise CheckpointError(
-            f"{what} has the dtype {dtype}, which safetensors cannot hold. Known: {', '.join(CODES)}."
+            f"{group}: {name} has the dtype {spec.dtype}, which safetensors cannot hold. Known: {', '.join(CODES)}."
         )
-    spec = TensorSpec(dtype, tuple(int(size) for size in tensor.shape))
     if is_array:
         return Entry(spec, partial(np.asarray, tensor))
-    if not tensor.is_global:
-        return Entry(spec, tensor.detach)
-    return Entry(spec, partial(_gather, tensor), _is_spread(tensor))
-
-
-def _is_split(tensor: Any) -> bool:
-    import oneflow as flow
-
-    return any(sbp != flow.sbp.broadcast for sbp in tensor.sbp)
-
-
-def _is_on_rank_0(tensor: Any) -> bool:
-    return 0 in np.ravel(tensor.placement.ranks)
-
-
-def _is_spread(tensor: Any) -> bool:
-    """Return True if rank 0 does not hold all of a global tensor."""
-    return _is_split(tensor) or not _is_on_rank_0(tensor)
+    return Entry(spec, partial(_gather, tensor) if tensor.is_global else tensor.detach)
 
 
 def _gather(tensor: Any) -> Any:
@@ -138,8 +106,8 @@ def _gather(tensor: Any) -> Any:
     from libai.utils.tensors import replicated
 
     tensor = tensor.detach()
-    if _is_split(tensor):
+    if any(sbp != flow.sbp.broadcast for sbp in tensor.sbp):
         tensor = replicated(tensor)
-    if not _is_on_rank_0(tensor):  # e.g. a later pipeline stage: hand it over to rank 0
+    if 0 not in np.ravel(tensor.placement.ranks):  # e.g. a later pipeline stage: hand it over to rank 0
         tensor = tensor.to_global(placement=flow.placement(tensor.placement.type, [0]), sbp=flow.sbp.broadcast)
     return tensor.to_local() if is_main_process() else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from libai.checkpoint.errors import CheckpointError
@@ -30,30 +31,30 @@ def dump_json(value: Any, what: str) -> bytes:
     are not strings, objects.
     """
     try:
-        _check(value, what, "$")
-        return json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode("utf-8")
+        wrong = next(_wrong_parts(value, "$"), None)
+        if wrong is not None:
+            raise CheckpointError(f"{what}: {wrong}")
+        return json.dumps(value, indent=1, sort_keys=True).encode("utf-8")
     except RecursionError:
         raise CheckpointError(f"{what} is nested too deep for JSON, or contains itself.") from None
 
 
-def _check(value: Any, what: str, where: str) -> None:
+def _wrong_parts(value: Any, where: str) -> Iterator[str]:
     if isinstance(value, float) and not math.isfinite(value):
-        raise CheckpointError(f"{what}: {where} is {value}, and JSON has no such number. Save null or text instead.")
-    if value is None or isinstance(value, (str, int, float)):
-        return
-    if isinstance(value, (list, tuple)):
+        yield f"{where} is {value}, and JSON has no such number. Save null or text instead."
+    elif isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
-            _check(item, what, f"{where}[{i}]")
-        return
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            f"{what}: {where} is a {type(value).__name__}, which JSON cannot hold. Use numbers, text, lists and dicts; "
-            "arrays belong into `tensors`."
+            yield from _wrong_parts(item, f"{where}[{i}]")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                yield (
+                    f"a key in {where} is {key!r} ({type(key).__name__}); JSON would turn it into text, so it would "
+                    "not come back as it was. Use str keys."
+                )
+            yield from _wrong_parts(item, f"{where}.{str(key)[:80]}")
+    elif value is not None and not isinstance(value, (str, int, float)):
+        yield (
+            f"{where} is a {type(value).__name__}, which JSON cannot hold. Use numbers, text, lists and dicts; arrays "
+            "belong into `tensors`."
         )
-    for key, item in value.items():
-        if not isinstance(key, str):
-            raise CheckpointError(
-                f"{what}: a key in {where} is {key!r} ({type(key).__name__}); JSON would turn it into text, so it "
-                "would not come back as it was. Use str keys."
-            )
-        _check(item, what, f"{where}.{key[:80]}")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import safetensors
@@ -59,12 +59,20 @@ class TensorSpec:
         return math.prod(self.shape) * self.raw_dtype.itemsize
 
 
+def spec_of(tensor: Any) -> TensorSpec:
+    """Return dtype and shape of a numpy array or a oneflow tensor."""
+    is_array = isinstance(tensor, (np.ndarray, np.generic))
+    dtype = tensor.dtype.newbyteorder("=") if is_array else tensor.dtype
+    return TensorSpec(str(dtype).removeprefix("oneflow."), tuple(int(size) for size in tensor.shape))
+
+
 @dataclass(frozen=True)
 class Slot:
-    """The place of a tensor's raw data: `num_bytes` of its spec from byte `offset` of the file."""
+    """The place of a tensor's raw data: `num_bytes` of its spec from byte `offset` of a file in the same folder."""
 
-    spec: TensorSpec
+    file: str
     offset: int
+    spec: TensorSpec
 
 
 def write_tensors(
@@ -117,25 +125,21 @@ def read_slots(path: Path) -> dict[str, Slot]:
     header.pop("__metadata__", None)
     slots = {}
     for name, entry in header.items():
-        code, shape = entry["dtype"], tuple(entry["shape"])
-        if code not in _LOGICAL or len(shape) > _MAX_DIMENSIONS:
-            raise CheckpointError(
-                f"{path}: tensor {name[:80]!r} is {code} with {len(shape)} dimensions; up to {_MAX_DIMENSIONS} of "
-                f"{', '.join(_LOGICAL)} can be read."
-            )
-        slots[name] = Slot(TensorSpec(_LOGICAL[code], shape), 8 + length + entry["data_offsets"][0])
+        spec = TensorSpec(_LOGICAL.get(entry["dtype"], entry["dtype"]), tuple(entry["shape"]))
+        if spec.dtype not in CODES or len(spec.shape) > _MAX_DIMENSIONS:
+            raise CheckpointError(f"{path}: numpy cannot hold the {spec.dtype} {spec.shape} of tensor {name[:80]!r}.")
+        slots[name] = Slot(path.name, 8 + length + entry["data_offsets"][0], spec)
     return slots
 
 
 def read_tensor(file: BinaryIO, slot: Slot) -> np.ndarray:
-    """Read one tensor. Raises `CheckpointError`."""
+    """Read one tensor from the open file it is in. Raises `CheckpointError`."""
     raw = np.empty(slot.spec.shape, slot.spec.raw_dtype)
-    path = Path(file.name)
-    with reading(path):
+    with reading(file.name):
         file.seek(slot.offset)
         num_read = file.readinto(raw.reshape(-1).view(np.uint8).data)  # type: ignore[attr-defined]
     if num_read < raw.nbytes:
-        raise CheckpointError(f"{path} is cut short: it ends before the data of a tensor do.")
+        raise CheckpointError(f"{file.name} is cut short: it ends before the data of a tensor do.")
     if slot.spec.dtype == "bfloat16":
         return (raw.astype(np.uint32) << 16).view(np.float32)
     return raw
@@ -150,7 +154,7 @@ def _to_raw(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
 
 def _round_to_bfloat16(array: np.ndarray) -> np.ndarray:
     """Return the upper halves of float32 bits, rounded to nearest even; NaN stays NaN."""
-    bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
+    values = np.ascontiguousarray(array, dtype=np.float32)
+    bits = values.view(np.uint32)
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
-    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    return np.where(is_nan, (bits >> 16) | 0x40, rounded).astype(np.uint16)
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)

@@ -14,7 +14,10 @@ from libai.checkpoint.errors import CheckpointError
 from libai.checkpoint.manifest import MANIFEST, index_name
 from libai.checkpoint.reader import TensorGroup, load, open_safetensors, open_sharded
 from libai.checkpoint.retention import resolve
-from libai.checkpoint.tensor_files import FLOATING, TensorSpec
+from libai.checkpoint.tensor_files import FLOATING, TensorSpec, spec_of
+
+#: lines of one kind in a report
+_MOST_LINES = 8
 
 
 @dataclass(frozen=True)
@@ -22,10 +25,10 @@ class WeightsReport:
     """How the tensors of a file fit a module. `mismatched`: name -> (spec on disk, spec in the model)."""
 
     source: str
-    loaded: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
-    mismatched: dict[str, tuple[TensorSpec, TensorSpec]] = field(default_factory=dict)
+    loaded: list[str]
+    missing: list[str]
+    unexpected: list[str]
+    mismatched: dict[str, tuple[TensorSpec, TensorSpec]]
     idle_patterns: list[str] = field(default_factory=list)  #: expressions of revise_keys that fit no name
 
     @property
@@ -34,7 +37,7 @@ class WeightsReport:
         return not (self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
-        """A line of counts, then one for each tensor that does not fit, up to eight of each kind:
+        """Return a line of counts, then one for each tensor that does not fit, up to eight of each kind:
 
         checkpoint `iter_0000500`: 12 tensors fit, 1 missing, 1 unexpected, 1 mismatched.
           missing: `tail.bias` is in the model, not on disk.
@@ -44,212 +47,150 @@ class WeightsReport:
         return self.text()
 
     def text(self, remedy: str = "") -> str:
-        """The report with `remedy`, a sentence, behind the counts."""
+        """Return the report with `remedy`, a sentence, after the counts."""
         counts = f"{len(self.missing)} missing, {len(self.unexpected)} unexpected, {len(self.mismatched)} mismatched"
-        head = f"checkpoint `{self.source}`: {len(self.loaded)} tensors fit, {counts}. {remedy}".rstrip()
-        missing = [f"  missing: `{name}` is in the model, not on disk." for name in self.missing]
-        unexpected = [f"  unexpected: `{name}` is on disk, not in the model." for name in self.unexpected]
-        mismatched = [f"  mismatched: `{name}` is {_both(*specs)}." for name, specs in self.mismatched.items()]
-        idle = [f"  {pattern!r} of revise_keys fits no name on disk." for pattern in self.idle_patterns]
-        return "\n".join([head, *_first(missing), *_first(unexpected), *_first(mismatched), *_first(idle)])
-
-
-#: lines of one kind in a report
-_MOST_LINES = 8
-
-
-def _first(lines: list[str]) -> list[str]:
-    more = len(lines) - _MOST_LINES
-    return lines if more <= 1 else [*lines[:_MOST_LINES], f"  and {more} more."]
+        lines = [f"checkpoint `{self.source}`: {len(self.loaded)} tensors fit, {counts}. {remedy}".rstrip()]
+        for kind in (
+            [f"missing: `{name}` is in the model, not on disk." for name in self.missing],
+            [f"unexpected: `{name}` is on disk, not in the model." for name in self.unexpected],
+            [f"mismatched: `{name}` is {_difference(*specs)}." for name, specs in self.mismatched.items()],
+            [f"{pattern!r} of revise_keys fits no name on disk." for pattern in self.idle_patterns],
+        ):
+            if len(kind) > _MOST_LINES + 1:
+                kind[_MOST_LINES:] = [f"and {len(kind) - _MOST_LINES} more."]
+            lines += [f"  {line}" for line in kind]
+        return "\n".join(lines)
 
 
 def load_weights(
     source: str | Path | Mapping[str, Any],
-    target: Any,
+    module: Any,
     revise_keys: Iterable[Sequence[str]] | None = None,
     strict: bool = True,
     group: str = "model",
     optional: re.Pattern[str] | None = None,
 ) -> WeightsReport:
-    """Copy the weights in `source` into `target` and report how they fit.
+    """Copy the weights in `source` into the parameters and buffers of `module` and report how they fit.
 
     Args:
         source: a checkpoint folder, a folder of checkpoints (the newest that verifies; `…/best` works), a
             `.safetensors` file, or a folder or `.index.json` of Hugging Face shards; or the tensors or full arrays
             themselves, by name, such as a `state_dict()`.
-        target: a module, or a mapping name -> shape (or `TensorSpec`) to get the report alone.
         revise_keys: pairs `(regular expression, replacement)`, applied with `re.sub` in order to every name on disk; a
             name that becomes empty is dropped.
         strict: raise `CheckpointError` with the report unless it `is_exact`; nothing has been copied then. Otherwise
             copy what fits, and raise when nothing does.
         group: which tensors of a checkpoint to take.
-        optional: finds the names of tensors that the source may lack; the target keeps its own.
+        optional: finds the names of tensors that the source may lack; the module keeps its own.
 
     Floating dtypes are converted to the model's, other kinds must agree. Collective when the module has global tensors.
     """
-    tensors: Mapping[str, Any]
     if isinstance(source, Mapping):
-        tensors = {str(name): _full_array(value) for name, value in source.items()}
+        tensors = source
         origin = "the given tensors"
     else:
         tensors = open_weights(source, group)
         origin = tensors.origin.name
-    on_disk, idle = _map_names(tensors, _rules(revise_keys), origin)
-    named = _named_tensors(target)
+    names, idle = _revise(tensors, revise_keys or (), origin)
+    on_disk = {new: _spec_in(tensors, name) for new, name in names.items()}
+    targets = dict(module.state_dict())  # tied ones under each name
     wanted = {
-        name: _spec_of(value)
-        for name, value in (named if named is not None else target).items()
+        name: spec_of(tensor)
+        for name, tensor in targets.items()
         if name in on_disk or optional is None or not optional.search(name)
     }
-    report = _compare(origin, {name: _spec_in(tensors, old) for name, old in on_disk.items()}, wanted)
-    report.idle_patterns.extend(idle)
+    report = _compare(origin, on_disk, wanted, idle)
     if strict and not report.is_exact:
         remedy = "`train.load_weight` with `strict=false` takes what fits; its `revise_keys` renames tensors."
         raise CheckpointError(report.text(remedy))
-    if named is not None and wanted and not report.loaded:
+    if wanted and not report.loaded:
         raise CheckpointError(report.text("Nothing fits: is it one of this model? `revise_keys` renames tensors."))
-    if named is not None:
-        for name in report.loaded:
-            _copy(named[name], tensors[on_disk[name]])
+    for name in report.loaded:
+        _copy(targets[name], tensors[names[name]])
     return report
 
 
-def copy_into(module: Any, tensors: Mapping[str, np.ndarray], source: str = "tensors") -> None:
-    """Set every parameter and buffer of `module`, local or global, to the full array of its name, in place.
-
-    Every rank passes the same full arrays. Raises `CheckpointError`, before anything is copied, unless names, shapes
-    and dtypes agree (bfloat16 tensors take float32 arrays, float32 ones float16). `source` names the origin in the
-    error.
-    """
-    named = _named_tensors(module)
-    if named is None:
-        raise TypeError(f"expected a module, found {type(module).__name__}")
-    specs = {name: _spec_in(tensors, name) for name in tensors}
-    report = _compare(source, specs, {name: _spec_of(tensor) for name, tensor in named.items()}, exact_dtype=True)
-    if not report.is_exact:
-        raise CheckpointError(str(report))
-    for name, tensor in sorted(named.items()):  # in the order of the shards
-        _copy(tensor, tensors[name])
-
-
 def open_weights(source: str | Path, group: str = "model") -> TensorGroup:
-    """The tensors of `source` (see `load_weights`), lazily; "average": the model's, those that `train.ema` averages in
-    place of the latest. Raises `CheckpointError`."""
+    """Open the tensors of `source` (see `load_weights`), lazily; "average": the model's, those that `train.ema`
+    averages in place of the latest. Raises `CheckpointError`."""
     if group == "average":
         return open_weights(source).replaced_by(open_weights(source, "ema"))
     path = Path(source)
-    if path.is_file() or (path.is_symlink() and not path.is_dir()):
+    if path.is_file():
         return open_sharded(path) if path.name.endswith(".index.json") else open_safetensors(path)
     path = resolve(path)
     if (path / MANIFEST).exists():
-        checkpoint = load(path)
-        if group not in checkpoint.tensors:
-            raise CheckpointError(f"{path} has no tensors called {group!r}; it has {', '.join(checkpoint.tensors)}.")
-        return checkpoint.tensors[group]
-    for name, opener in ((index_name(group), open_sharded), (f"{group}.safetensors", open_safetensors)):
-        if (path / name).exists():
-            return opener(path / name)
+        groups = load(path).tensors
+        if group not in groups:
+            raise CheckpointError(f"{path} has no tensors called {group!r}; it has {', '.join(groups)}.")
+        return groups[group]
+    if (path / index_name(group)).exists():
+        return open_sharded(path / index_name(group))
+    if (path / f"{group}.safetensors").exists():
+        return open_safetensors(path / f"{group}.safetensors")
     raise CheckpointError(f"{path} holds neither {MANIFEST} nor {group}.safetensors nor {index_name(group)}.")
 
 
-def _rules(revise_keys: Iterable[Sequence[str]] | None) -> list[tuple[str, str]]:
-    """What renames tensors, as pairs `(expression, replacement)`."""
-    rules = list(revise_keys or [])
+def _revise(tensors: Iterable[str], rules: Iterable[Sequence[str]], source: str) -> tuple[dict[str, str], list[str]]:
+    """Return new name -> name on disk, and the expressions that fit no name."""
+    revised = {name: name for name in tensors}
+    idle = []
     for rule in rules:
         if isinstance(rule, str) or len(rule) != 2 or not all(isinstance(text, str) for text in rule):
             raise CheckpointError(
                 f"revise_keys has {rule!r}, not a pair of texts. Write [[expression, replacement], ...], such as "
                 "[['^module\\.', '']]."
             )
-    return [(pattern, replacement) for pattern, replacement in rules]
-
-
-def _map_names(
-    tensors: Iterable[str], rules: Sequence[tuple[str, str]], source: str
-) -> tuple[dict[str, str], list[str]]:
-    """New name -> name on disk, and the expressions that no name has."""
-    mapped: dict[str, str] = {}
-    fits = dict.fromkeys((pattern for pattern, _ in rules), 0)
-    for name in tensors:
-        new = name
-        for pattern, replacement in rules:
-            try:
-                new, count = re.subn(pattern, replacement, new)
-                fits[pattern] += count
-            except (re.error, IndexError) as error:
-                raise CheckpointError(
-                    f"{pattern!r}: {replacement!r} of revise_keys is no regular expression: {error}."
-                ) from None
-        if new in mapped:
-            raise CheckpointError(f"{source}: revise_keys gives both `{mapped[new]}` and `{name}` the name `{new}`.")
+        pattern, replacement = rule
+        try:
+            if not any(re.search(pattern, new) for new in revised.values()):
+                idle.append(pattern)
+            revised = {name: re.sub(pattern, replacement, new) for name, new in revised.items()}
+        except (re.error, IndexError) as error:
+            raise CheckpointError(
+                f"{pattern!r}: {replacement!r} of revise_keys is no regular expression: {error}."
+            ) from None
+    names: dict[str, str] = {}
+    for name, new in revised.items():
+        if new in names:
+            raise CheckpointError(f"{source}: revise_keys gives both `{names[new]}` and `{name}` the name `{new}`.")
         if new:
-            mapped[new] = name
-    return mapped, [pattern for pattern, count in fits.items() if count == 0]
+            names[new] = name
+    return names, idle
 
 
 def _compare(
-    source: str, on_disk: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec], exact_dtype: bool = False
+    source: str, on_disk: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec], idle: list[str]
 ) -> WeightsReport:
-    report = WeightsReport(
-        source,
-        missing=sorted(set(wanted) - set(on_disk)),
-        unexpected=sorted(set(on_disk) - set(wanted)),
-    )
+    missing, unexpected = sorted(set(wanted) - set(on_disk)), sorted(set(on_disk) - set(wanted))
+    report = WeightsReport(source, [], missing, unexpected, {}, idle)
     for name in sorted(set(wanted) & set(on_disk)):
         disk, model = on_disk[name], wanted[name]
-        if disk.shape == model.shape and _dtypes_fit(disk.dtype, model.dtype, exact_dtype):
+        is_floating = disk.dtype in FLOATING and model.dtype in FLOATING
+        if disk.shape == model.shape and (disk.dtype == model.dtype or is_floating):
             report.loaded.append(name)
         else:
             report.mismatched[name] = (disk, model)
     return report
 
 
-def _dtypes_fit(disk: str, model: str, exact: bool) -> bool:
-    if not model or disk == model:  # no dtype: the caller gave only shapes
-        return True
-    if exact:
-        return (disk, model) in (("float32", "bfloat16"), ("float16", "float32"))
-    return disk in FLOATING and model in FLOATING
-
-
-def _both(disk: TensorSpec, model: TensorSpec) -> str:
-    """The difference in words: shapes when they differ, else dtypes."""
+def _difference(disk: TensorSpec, model: TensorSpec) -> str:
     if disk.shape != model.shape:
         return f"{disk.shape} on disk, {model.shape} in the model"
     return f"{disk.dtype} on disk, {model.dtype} in the model"
 
 
-def _named_tensors(target: Any) -> dict[str, Any] | None:
-    """Parameters and persistent buffers by name (tied ones under each name); None when `target` is not a module."""
-    state_dict = getattr(target, "state_dict", None)
-    return dict(state_dict()) if callable(state_dict) else None
-
-
-def _spec_of(value: Any) -> TensorSpec:
-    if isinstance(value, TensorSpec):
-        return value
-    dtype = str(value.dtype).removeprefix("oneflow.") if hasattr(value, "dtype") else ""
-    return TensorSpec(dtype, tuple(int(size) for size in getattr(value, "shape", value)))
-
-
 def _spec_in(tensors: Mapping[str, Any], name: str) -> TensorSpec:
-    return tensors.spec(name) if isinstance(tensors, TensorGroup) else _spec_of(tensors[name])
+    return tensors.spec(name) if hasattr(tensors, "spec") else spec_of(tensors[name])
 
 
-def _full_array(value: Any) -> np.ndarray:
-    """Return a tensor or array as the full array. Collective for a global tensor."""
-    if getattr(value, "is_global", False):
-        import oneflow as flow
-
-        value = value.to_global(placement=value.placement, sbp=flow.sbp.broadcast)
-        value = value.to_global(placement=flow.placement.all(value.placement.type), sbp=flow.sbp.broadcast).to_local()
-    return value.numpy() if hasattr(value, "numpy") else np.asarray(value)
-
-
-def _copy(tensor: Any, array: np.ndarray) -> None:
-    """Write a full array into one oneflow tensor, keeping its memory, device, placement and layout."""
+def _copy(tensor: Any, value: Any) -> None:
+    """Write a full value into one oneflow tensor, keeping its memory, device, placement and layout."""
     import oneflow as flow
 
+    from libai.utils.tensors import full_tensor
+
+    array = np.asarray(full_tensor(value).numpy() if isinstance(value, flow.Tensor) else value)
     if tensor.is_global:
         full = flow.tensor(array, placement=tensor.placement, sbp=tensor.sbp)
     else:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from oneflow import nn
 
-from libai.checkpoint import CheckpointError, WeightsReport, copy_into, open_weights
+from libai.checkpoint import CheckpointError, WeightsReport, load_weights, open_weights
 from libai.checkpoint.tensor_files import TensorSpec
 from libai.config import LazyCall, instantiate, locate
 from libai.hf.adapters import without_adapters
@@ -53,7 +53,7 @@ def load_pretrained(folder: str | Path, **arguments: Any) -> nn.Module:
     source, config = read_folder(folder), model_config(folder, **arguments)
     imported = _Imported(source, config)
     model = instantiate(config)
-    copy_into(model, imported, str(folder))
+    load_weights(imported, model)
     return model
 
 

@@ -25,7 +25,7 @@ from libai.parallel.mesh import Mesh
 from libai.parallel.plan import ParallelPlan, ShardingPlan, TensorLayout
 from libai.parallel.recompute import recompute_in_backward
 from libai.parallel.zero import compute_with_full_parameters
-from libai.utils.tensors import replicated
+from libai.utils.tensors import full_tensor
 from libai.utils.tree import map_tensors, tensors_in
 
 Batch = dict[str, flow.Tensor]
@@ -316,12 +316,3 @@ def localize(module: nn.Module) -> None:
 
 def _localized(tensor: flow.Tensor) -> flow.Tensor:
     return full_tensor(tensor) if tensor.is_global else tensor
-
-
-def full_tensor(tensor: flow.Tensor) -> flow.Tensor:
-    """A local copy of all of a tensor on every rank. Collective for a global one."""
-    tensor = tensor.detach()
-    if not tensor.is_global:
-        return tensor.clone()
-    everyone = flow.placement.all(tensor.placement.type)
-    return replicated(tensor).to_global(placement=everyone, sbp=flow.sbp.broadcast).to_local().clone()

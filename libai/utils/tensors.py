@@ -36,6 +36,15 @@ def replicated(tensor: flow.Tensor) -> flow.Tensor:
     return tensor.to_global(placement=tensor.placement, sbp=[flow.sbp.broadcast] * len(tensor.sbp))
 
 
+def full_tensor(tensor: flow.Tensor) -> flow.Tensor:
+    """A local copy of all of a tensor on every rank. Collective for a global one."""
+    tensor = tensor.detach()
+    if not tensor.is_global:
+        return tensor.clone()
+    everyone = flow.placement.all(tensor.placement.type)
+    return replicated(tensor).to_global(placement=everyone, sbp=flow.sbp.broadcast).to_local().clone()
+
+
 def local_part(tensor: flow.Tensor) -> flow.Tensor:
     """The part of a tensor that this rank holds, without its history."""
     return detached(tensor.to_local() if tensor.is_global else tensor)
@@ -71,8 +80,7 @@ def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
         if joined.dtype in (flow.float16, flow.bfloat16, flow.bool):  # NumPy has no bfloat16, and `cat` no bool
             joined = joined.to(flow.float32)
         if joined.is_global:
-            everyone = flow.placement.all(joined.placement.type)
-            joined = replicated(joined).to_global(placement=everyone, sbp=flow.sbp.broadcast).to_local()
+            joined = full_tensor(joined)
         host = joined.numpy().astype(np.float64).reshape(-1)
         ends = np.cumsum([part.numel() for part in parts]).tolist()
         for index, start, end in zip(group, [0, *ends], ends):

@@ -70,7 +70,7 @@ def test_a_failure_in_the_background_is_raised_once_at_the_next_call(tmp_path, m
     with monkeypatch.context() as patch:
         patch.setattr(background, "write_checkpoint", fail)
         checkpointer.save(1, {"model": {}}, {})
-        checkpointer._thread.join()
+        checkpointer._pending.exception()  # wait for it
     with pytest.raises(CheckpointError, match="disk on fire"):
         {"check": checkpointer.check, "close": checkpointer.close, "save": lambda: checkpointer.save(2, {}, {})}[
             where

@@ -294,10 +294,10 @@ def evaluate(plan: Planned, trainer: Any) -> tuple[dict[str, float], np.ndarray]
 
 def evaluate_alone(plan: Planned, tensors: dict[str, np.ndarray], mesh: Mesh) -> tuple[dict[str, float], np.ndarray]:
     """The same by hand: the whole dataset in one batch, on local tensors."""
-    from libai.checkpoint import copy_into
+    from libai.checkpoint import load_weights
 
     model, _, _ = plan.case.build()
-    copy_into(model, {name: tensors[name] for name in model.state_dict()})
+    load_weights({name: tensors[name] for name in model.state_dict()}, model)
     model.eval()
     data = eval_data(plan)
     arguments = {name: flow.from_numpy(array) for name, array in data.items() if name != "labels"}

@@ -64,7 +64,7 @@ def test_every_failing_call_gives_a_clear_error_and_no_damage(root, tmp_path_fac
             with pytest.raises(CheckpointError) as error:
                 checkpoint.save(root, iteration, TENSORS, {"n": 2})
             assert os.strerror(code) in str(error.value)
-            assert f"checkpoint iter_000000{iteration} (39.06 KiB) could not be written" in str(error.value)
+            assert f"checkpoint iter_000000{iteration} (39.07 KiB) could not be written" in str(error.value)
             assert "Earlier checkpoints" in str(error.value)
             _assert_untouched(root)
     assert total == {1: 12, 2: 10}[iteration]  # a replaced one is moved aside

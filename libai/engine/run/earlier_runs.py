@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from libai.checkpoint import iteration_of, list_checkpoints, recorded_run
-from libai.checkpoint.manifest import MANIFEST
+from libai.checkpoint import iteration_of, list_checkpoints
+from libai.checkpoint.manifest import MANIFEST, STATE
 from libai.utils.atomic import read_json
 
 logger = logging.getLogger("libai.engine")
@@ -53,6 +53,13 @@ def find_run(folder: Path) -> str | None:
         if isinstance(run_id, str) and _is_plain(run_id):
             return run_id
     return None
+
+
+def recorded_run(path: Path) -> str | None:
+    """Return the id of the run that wrote the checkpoint `path`, None if it names none or is damaged."""
+    facts = read_json(path / STATE).get("facts")
+    run_id = facts.get("run_id") if isinstance(facts, dict) else None
+    return run_id if isinstance(run_id, str) else None
 
 
 def move_aside(folder: Path, run_id: str) -> Path:

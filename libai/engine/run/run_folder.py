@@ -21,7 +21,7 @@ from typing import Any
 
 from libai import checkpoint
 from libai.checkpoint.manifest import STATE
-from libai.engine.run.earlier_runs import ENV_FILE, RUN_FILE, find_run, move_aside, move_newer_aside
+from libai.engine.run.earlier_runs import ENV_FILE, RUN_FILE, find_run, move_aside, move_newer_aside, recorded_run
 from libai.engine.trainer import checkpointer
 from libai.utils.atomic import atomic_write_text, read_json
 from libai.utils.distributed import barrier, get_rank, result_of_rank_0
@@ -223,7 +223,7 @@ def is_of_run(path: Path, run_id: str) -> bool:
 @lru_cache(maxsize=10_000)
 def _recorded_run(path: Path, written: int) -> str | None:
     """`recorded_run`, read once per checkpoint: retention asks after every save."""
-    return checkpoint.recorded_run(path)
+    return recorded_run(path)
 
 
 def find_checkpoint(root: Path, run_id: str) -> Path | None:

@@ -72,10 +72,8 @@ def end(folder: Path) -> dict[str, Any]:
 
 
 def switch(folder: Path) -> dict[str, Any]:
-    """`switch_trainer` there and back on each mesh: the largest relative difference of a loss. Collective."""
+    """`switch_to` there and back on each mesh: the largest relative difference of a loss. Collective."""
     from mesh_cases import CLIPPED, Planned, build_trainer, expected_of, plain, record
-
-    from libai.engine.trainer.switching import switch_trainer
 
     differences = {}
     for mesh, mode in (((1, 2, 1), "eager"), ((1, 2, 1), "graph"), ((1, 1, 2), "eager"), ((1, 1, 2), "graph")):
@@ -84,9 +82,9 @@ def switch(folder: Path) -> dict[str, Any]:
         trainer = build_trainer(plan)
         lines = record(trainer)
         trainer.train(0, LEG)
-        trainer = switch_trainer(trainer, "graph" if mode == "eager" else "eager")
+        trainer.switch_to("graph" if mode == "eager" else "eager")
         trainer.train(LEG, 2 * LEG)
-        trainer = switch_trainer(trainer, mode)
+        trainer.switch_to(mode)
         trainer.train(2 * LEG, 3 * LEG)
         differences[f"{mesh} {mode}"] = _difference(lines, expected_of(plan).losses)
     return {"differences": differences}

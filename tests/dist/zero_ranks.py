@@ -28,7 +28,7 @@ from parity_cases import Case, Difference, Result, compare, grouped, plain_loop 
 from libai.engine import EagerTrainer, GraphTrainer  # noqa: E402
 from libai.engine.trainer.checkpointer import TrainerCheckpointer  # noqa: E402
 from libai.engine.hooks import CallbackHook  # noqa: E402
-from libai.engine.trainer.switching import TRAINERS, switch_trainer  # noqa: E402
+from libai.engine.trainer.model_trainer import TRAINERS  # noqa: E402
 from libai.models import GPT  # noqa: E402
 from libai.parallel import Mesh, named_tensors, full_tensor  # noqa: E402
 from libai.utils.distributed import all_reduce, barrier, broadcast_object, get_rank, get_world_size  # noqa: E402
@@ -104,7 +104,7 @@ def trained(plan: Planned, mode: str) -> tuple[Result, Any]:
     if plan.then is not None:
         mode, options = plan.then
         if options is None:
-            trainer = switch_trainer(trainer, mode)
+            trainer.switch_to(mode)
         else:
             trainer = _resumed(trainer, trainer_of(plan, mode, options))
             trainer.register_hooks([CallbackHook(after_step=note)])

@@ -12,7 +12,6 @@ from libai.config import LazyCall, LazyConfig, defaults
 from libai.engine.hooks import CallbackHook
 from libai.engine.setup.support import amp_dtype, check_supported
 from libai.engine.trainer import model_trainer
-from libai.engine.trainer.switching import switch_trainer
 from libai.optim import LossScaling
 from libai.utils.errors import UserError
 
@@ -118,9 +117,9 @@ def test_the_loss_scale_goes_from_mode_to_mode_and_back():
     _, expected = scaled("graph", LARGE, overflows=(2, 5), iterations=9)
     for amp in ("fp16", None):
         trainer, seen = scaled("graph", LARGE, overflows=(2, 5), iterations=3)
-        trainer = switch_trainer(trainer, "eager", amp=amp)
+        trainer.switch_to("eager", amp=amp)
         trainer.train(3, 6)
-        trainer = switch_trainer(trainer, "graph", amp="fp16", loss_scaling=LARGE)
+        trainer.switch_to("graph", amp="fp16", loss_scaling=LARGE)
         trainer.train(6, 9)
         scales = [scale for _, scale in seen]
         if amp:

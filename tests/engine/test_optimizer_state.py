@@ -7,7 +7,6 @@ import oneflow as flow
 import pytest
 import toy
 
-from libai.engine.trainer.switching import switch_trainer
 from libai.optim import export_state
 from libai.scheduler import WarmupCosineLR
 from libai.utils.errors import UserError
@@ -103,9 +102,9 @@ def test_reading_the_state_does_not_change_training():
 def test_an_optimizer_shows_its_own_state_again_after_a_switch():
     trainer = new_trainer("graph")
     trainer.train(0, 3)
-    eager = switch_trainer(trainer, "eager")
-    assert "state_dict" not in vars(eager.optimizer)
-    assert eager.optimizer.state_dict()["state"][0]["exp_avg"].numpy().any()
+    trainer.switch_to("eager")
+    assert "state_dict" not in vars(trainer.optimizer)
+    assert trainer.optimizer.state_dict()["state"][0]["exp_avg"].numpy().any()
 
 
 def test_exporting_state_that_is_in_a_graph_is_refused():

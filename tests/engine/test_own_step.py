@@ -13,7 +13,6 @@ import toy
 from oneflow import nn
 
 from libai.engine import EagerTrainer, GraphTrainer, TrainerBase, hooks
-from libai.engine.trainer.switching import switch_trainer
 from libai.models import MLP, CustomGraph, custom_graph
 from libai.scheduler import WarmupCosineLR
 from libai.utils.errors import UserError
@@ -147,11 +146,11 @@ def test_the_example_of_the_library_trains_with_and_without_a_trainer():
 def test_a_run_with_a_graph_of_its_own_continues_in_eager_mode():
     flow.manual_seed(0)
     model = toy.Classifier()
-    graph = GraphTrainer(model, BATCHES, toy.optimizer_of("sgd", model), train_graph=OwnGraph)
-    graph.train(0, 6)
-    eager = switch_trainer(graph, "eager")
-    eager.train(6, 12)
-    np.testing.assert_allclose(weights(eager), weights(trained(EagerTrainer)), rtol=1e-5, atol=1e-7)
+    trainer = GraphTrainer(model, BATCHES, toy.optimizer_of("sgd", model), train_graph=OwnGraph)
+    trainer.train(0, 6)
+    trainer.switch_to("eager")
+    trainer.train(6, 12)
+    np.testing.assert_allclose(weights(trainer), weights(trained(EagerTrainer)), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.e2e

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import oneflow as flow
 import pytest
 import toy
 from marks import slow_but
 
+from libai.engine import EagerTrainer
 from libai.engine.hooks import CallbackHook
-from libai.engine.trainer.switching import switch_trainer
 from libai.scheduler import WarmupCosineLR
 from libai.utils.errors import UserError
 
@@ -56,9 +59,9 @@ def test_there_and_back_again_continues_the_curve(mode, optimizer_name):
     trainer = build(mode, optimizer_name, data)
     losses = toy.record_losses(trainer)
     trainer.train(0, 4)
-    trainer = switch_trainer(trainer, other(mode))
+    trainer.switch_to(other(mode))
     trainer.train(4, 8)
-    trainer = switch_trainer(trainer, mode)
+    trainer.switch_to(mode)
     trainer.train(8, 12)
     assert trainer.optimizer._state["step"] == 12
     # measured: 0 for most, up to 3e-7 where float32 sums are ordered otherwise
@@ -78,7 +81,7 @@ def test_forgetting_the_optimizer_state_would_be_noticed():
     for parameter in trainer.model.parameters():
         trainer.optimizer._state[parameter] = {}
     trainer.optimizer._state["step"] = 0
-    trainer = switch_trainer(trainer, "graph")
+    trainer.switch_to("graph")
     trainer.train(4, 12)
     assert np.max(np.abs(np.array(losses) / expected - 1)) > 1e-4
 
@@ -88,11 +91,34 @@ def test_a_hook_that_cannot_work_in_the_other_mode_stops_the_switch():
     trainer.register_hooks([CallbackHook(after_backward=lambda t: None)])
     trainer.train(0, 2)
     with pytest.raises(UserError, match="after_backward"):
-        switch_trainer(trainer, "graph")
+        trainer.switch_to("graph")
     trainer.train(2, 4)
     assert trainer.status == "finished"
 
 
 def test_an_unknown_mode_is_refused():
     with pytest.raises(UserError, match="'lazy'.*eager or graph"):
-        switch_trainer(build("eager", "sgd", toy.batches(1)), "lazy")
+        build("eager", "sgd", toy.batches(1)).switch_to("lazy")
+
+
+def test_a_trainer_with_methods_of_its_own_is_not_switched():
+    class Own(EagerTrainer):
+        def run_step(self):
+            super().run_step()
+
+    model = toy.Classifier()
+    trainer = Own(model, toy.batches(1), toy.optimizer_of("sgd", model))
+    with pytest.raises(UserError, match="Own cannot switch to graph mode.*own methods"):
+        trainer.switch_to("graph")
+
+
+def test_a_switch_leaves_nothing_of_the_mode_before():
+    trainer = build("graph", "adamw", toy.batches(2))
+    trainer.train(0, 1)
+    graph = weakref.ref(trainer.graph)
+    trainer.switch_to("eager")
+    gc.collect()
+    assert graph() is None and type(trainer) is EagerTrainer
+    eager = build("eager", "adamw", toy.batches(2))
+    eager.train(0, 1)
+    assert vars(trainer).keys() == vars(eager).keys()

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import toy
 
-from libai.engine.trainer.switching import switch_trainer
-
 sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
 import faults
 
@@ -28,7 +26,7 @@ def test_buffers_are_carried_over_switches(mode):
     losses = toy.record_losses(trainer)
     trainer.train(0, 2)
     for target in (other, mode):
-        trainer = switch_trainer(trainer, target)
+        trainer.switch_to(target)
         trainer.train(trainer.iter, trainer.iter + 1)
     expected, state = faults.plain_loop(faults.FAULTS["buffer, assign"])
     assert faults.distance(losses, expected) < 1e-5

@@ -1,4 +1,4 @@
-"""What belongs to a run of the loop and not to one trainer: a trainer that continues in another mode is handed it."""
+"""What the loop keeps besides its iterations: stops, time, results; the same in every mode."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ class LoopState:
         result: what the latest update gave, on the device: a `StepResult`.
         epoch: how many iterations a pass over the data takes, where that is known.
         failure: what `train` raised, when it failed.
-        is_mode_final: false while another trainer may still replace this one: hooks are then judged when training
-            starts.
+        is_mode_final: false while the mode may still change: hooks are then judged when training starts.
         events: state of the `EventStorage` from a checkpoint, until training begins.
         flops: of the first forward.
         generation: how often the state was replaced by anything but an update; an older copy of it cannot be put back.
@@ -53,7 +52,7 @@ class LoopState:
     def pause(self) -> None:
         """Leave the loop after the present iteration, without `after_train`; the trainer's `status` is then "paused".
 
-        Meant for `after_step`. `train` continues, in this trainer or in one that `switch_trainer` gives.
+        Meant for `after_step`. `train` continues, in this mode or, after `switch_to`, in the other.
         """
         self.is_pausing = True
 

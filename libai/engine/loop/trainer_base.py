@@ -50,7 +50,7 @@ class TrainerBase:
         status: "created", "running", "paused", "finished", "stopped" (by a hook), "interrupted" (from outside, see
             `libai.launch.stop`) or "failed".
         feed: gives the micro-batches.
-        loop: what another trainer that continues the run is handed; stops, pauses and time.
+        loop: stops, pauses, time, and results that nobody has fetched yet.
     """
 
     mode: ClassVar[str] = "base"
@@ -164,15 +164,6 @@ class TrainerBase:
                 self.storage.load_state_dict(self.loop.events)
                 self.loop.events, self.storage.iter = None, start_iter
         self._run(has_begun)
-
-    def _adopt_state(self, old: TrainerBase) -> None:
-        """Stand where `old` stands: its iteration, loader, hooks and events. `old` must not be used any more."""
-        self.feed, self.storage, self.loop = old.feed, old.storage, old.loop
-        self.loop.generation += 1
-        self.iter, self.start_iter, self.completed_iters = old.iter, old.start_iter, old.completed_iters
-        self.max_iter, self.status = old.max_iter, old.status
-        self.hooks = []  # a hook of the same kind that the options asked for has no state
-        self.register_hooks(old.hooks)
 
     def _run(self, has_begun: bool) -> None:
         if not self.loop.is_mode_final:

@@ -120,19 +120,16 @@ def _losses(trainer: ModelTrainer, lrs: np.ndarray, batches: Iterator[list[Any]]
     groups, rates = trainer.optimizer.param_groups, initial_lrs(trainer.optimizer)
     largest = max(rates) or 1.0
     before = trainer.iter
-    try:
-        for number, (lr, micro_batches) in enumerate(zip(lrs, batches)):
-            for group, rate in zip(groups, rates):
-                group["lr"] = float(lr) * (rate / largest if max(rates) else 1.0)
-            trainer.iter = before + number  # random masks follow from it
-            try:
-                (numbers,) = trainer.collect([trainer.update(micro_batches)])
-            except NonFiniteLoss:
-                yield math.nan
-                return
-            yield numbers["train/loss"]
-    finally:
-        trainer.iter = before
+    for number, (lr, micro_batches) in enumerate(zip(lrs, batches)):
+        for group, rate in zip(groups, rates):
+            group["lr"] = float(lr) * (rate / largest if max(rates) else 1.0)
+        trainer.iter = before + number  # random masks follow from it
+        try:
+            (numbers,) = trainer.collect([trainer.update(micro_batches)])
+        except NonFiniteLoss:
+            yield math.nan
+            return
+        yield numbers["train/loss"]
 
 
 @contextmanager

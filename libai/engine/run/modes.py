@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,12 +22,11 @@ from libai.engine.setup import build
 from libai.engine.setup.support import check_supported
 from libai.engine.trainer.batch_scope import BatchScopeError
 from libai.engine.trainer.graph import GraphTrainer
-from libai.engine.trainer.model_trainer import ModelTrainer
-from libai.engine.trainer.snapshot import Snapshot
-from libai.engine.trainer.switching import TRAINERS, switch_trainer
+from libai.engine.trainer.model_trainer import TRAINERS, ModelTrainer
+from libai.engine.trainer.snapshot import rolled_back
 from libai.utils.distributed import all_reduce, is_main_process
 from libai.utils.errors import UserError
-from libai.utils.seeding import generators_kept, seed_everything
+from libai.utils.seeding import seed_everything
 
 if TYPE_CHECKING:
     from libai.engine.run.run import Run
@@ -75,7 +75,7 @@ def resolve(run: Run) -> None:
         return
     try:
         run.trainer.prepare()
-        if run.trainer.graph is not None:  # kept here: a switch to eager mode drops the trainer
+        if run.trainer.graph is not None:  # kept here: a switch to eager mode drops the graph
             run.compile_seconds = run.trainer.graph.build_seconds
     except (GraphBuildError, BatchScopeError) as error:
         if run.config.mode != "auto" and run.config.graph.on_build_error != "eager":
@@ -133,16 +133,15 @@ def time_modes(variants: dict[str, ModelTrainer], micro_batches: list[Any]) -> d
     Every variant is left as it was: its state is restored bit for bit, and so are the random generators of Python
     and NumPy. Collective; all ranks get the same numbers. Call `prepare()` on graph trainers first.
     """
-    with generators_kept():
-        snapshots = {name: Snapshot.of(trainer) for name, trainer in variants.items()}
+    with ExitStack() as stack:
+        for trainer in variants.values():
+            stack.enter_context(rolled_back(trainer))
         best = dict.fromkeys(variants, float("inf"))
         for trainer in variants.values():
             _time_block(trainer, micro_batches, updates=1)
         for _ in range(BLOCKS):
             for name, trainer in variants.items():
                 best[name] = min(best[name], _time_block(trainer, micro_batches, UPDATES_PER_BLOCK))
-        for name, trainer in variants.items():
-            snapshots[name].restore(trainer)
     slowest = all_reduce(np.array(list(best.values())), "max")
     return dict(zip(best, slowest.tolist()))
 
@@ -160,8 +159,7 @@ def switch(run: Run, mode: str, reason: str) -> None:
         return
     before = run.trainer.mode
     check_supported(run.config, mode, run.mesh.device)
-    run.trainer = switch_trainer(run.trainer, mode, **build.mode_options(run.config, mode, run.mesh.device))
-    run.checkpointer.trainer = run.trainer
+    run.trainer.switch_to(mode, **build.mode_options(run.config, mode, run.mesh.device))
     run.mode_reason = run.checkpointer.mode_facts["mode_reason"] = reason
     if is_main_process():
         logger.info(

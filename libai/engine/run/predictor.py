@@ -12,8 +12,8 @@ from libai import checkpoint
 from libai.config import load_config
 from libai.engine.run.modes import UNDECIDED, first_mode
 from libai.engine.setup import build
+from libai.engine.trainer.model_trainer import TRAINERS
 from libai.engine.trainer.options import TrainOptions
-from libai.engine.trainer.switching import TRAINERS
 from libai.parallel import Layout, Mesh
 from libai.utils.distributed import default_device, get_world_size
 from libai.utils.errors import UserError
@@ -61,7 +61,7 @@ class Predictor:
         asked, reason = first_mode(config, default_device(config.train.device))
         self.mode = mode or ("eager" if reason == UNDECIDED else asked)
         if self.mode not in TRAINERS:
-            raise UserError(f"mode={mode!r}: a model predicts in {' or '.join(TRAINERS)} mode.")
+            raise UserError(f"mode={mode!r}: a model predicts in {' or '.join(sorted(TRAINERS))} mode.")
         self.checkpoint = checkpoint.resolve(folder / "checkpoints" / which)
         self.mesh = build.build_mesh(config, default_device(config.train.device))
         seed_everything(config.train.seed or 0)

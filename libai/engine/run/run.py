@@ -35,8 +35,7 @@ from libai.engine.run.run_folder import RunFolder, require_checkpoint, saved_see
 from libai.engine.setup import build
 from libai.engine.setup.batch_plan import BatchPlan
 from libai.engine.trainer.checkpointer import TrainerCheckpointer
-from libai.engine.trainer.model_trainer import ModelTrainer
-from libai.engine.trainer.switching import TRAINERS
+from libai.engine.trainer.model_trainer import TRAINERS, ModelTrainer
 from libai.launch.startup import StartupTimes
 from libai.launch.stop import STOP, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
 from libai.layers.lora import ADAPTER
@@ -258,7 +257,7 @@ class Run:
         Between two calls of `train` it acts at once; from a hook, after the present iteration. Collective.
         """
         if mode not in TRAINERS:
-            raise UserError(f"switch_mode({mode!r}): a run trains in {' or '.join(TRAINERS)} mode.")
+            raise UserError(f"switch_mode({mode!r}): a run trains in {' or '.join(sorted(TRAINERS))} mode.")
         if self.trainer.status == "running":
             if mode != self.trainer.mode:
                 self._next_mode = mode

@@ -32,9 +32,8 @@ from libai.engine.setup.freezing import freeze
 from libai.engine.setup.layer_sizes import checked_sizes
 from libai.engine.setup.overfit import RepeatedBatches
 from libai.engine.setup.support import amp_dtype
-from libai.engine.trainer.model_trainer import ModelTrainer
+from libai.engine.trainer.model_trainer import TRAINERS, ModelTrainer
 from libai.engine.trainer.options import TrainOptions
-from libai.engine.trainer.switching import TRAINERS
 from libai.layers import add_lora, synchronize_batch_norms
 from libai.optim import LossScaling, Optimizers, auto_scale_lr, get_param_groups
 from libai.parallel import Mesh

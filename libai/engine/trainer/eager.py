@@ -15,7 +15,7 @@ from libai.engine.graph.traced_state import note_in_eager, refuse_in_eager
 from libai.engine.loop.data_feed import num_bytes
 from libai.engine.loop.metrics import StepResult
 from libai.engine.trainer.forward_pass import Batch
-from libai.engine.trainer.model_trainer import ModelTrainer
+from libai.engine.trainer.model_trainer import TRAINERS, ModelTrainer
 from libai.engine.trainer.optimizer_state import OptimizerState
 from libai.forward.contract import read_losses
 from libai.forward.effects import PythonState, own_buffers, with_line
@@ -54,8 +54,13 @@ class EagerTrainer(ModelTrainer):
         **kwargs: Any,
     ):
         super().__init__(model, *args, **kwargs)
+        self._start_mode(zero_grad_before_forward=zero_grad_before_forward, zero_grad_set_to_none=zero_grad_set_to_none)
+
+    def _begin_mode(self, zero_grad_before_forward: bool = False, zero_grad_set_to_none: bool | None = None) -> None:
+        """See `ModelTrainer._begin_mode`."""
         self._scaler = LossScaler(self.optimizer, self.options.loss_scaling) if self.options.amp == "fp16" else None
-        self._zero_grad_before_forward, self._wants_none = zero_grad_before_forward, zero_grad_set_to_none
+        self._zero_grad_before_forward = zero_grad_before_forward
+        self._wants_none = zero_grad_set_to_none
         self.optimizer_state = OptimizerState(self.model, self.optimizer)
         vars(self.optimizer).pop("state_dict", None)  # a graph that had the state before has left its own
         self._held: list[Batch] = []
@@ -72,6 +77,11 @@ class EagerTrainer(ModelTrainer):
         # the first optimizer update must not meet gradients of whatever the user tried before
         self.optimizer.zero_grad(set_to_none=True)
 
+    def _end_mode(self) -> None:
+        """See `ModelTrainer._end_mode`."""
+        if self._reduction is not None and self._reduction.leaves_hooks:
+            renew_parameters(self.model, self.optimizer)
+
     def _choose_set_to_none(self) -> bool:
         may_be_none = self._reduction is None or self._reduction.set_to_none
         if self._wants_none and not may_be_none:
@@ -85,8 +95,7 @@ class EagerTrainer(ModelTrainer):
         """See `ModelTrainer._use_global_tensors`. Training continues as if `gradient_reduction` had been "global"."""
         with self._parameters_laid_out_anew():
             self.optimizer.zero_grad(set_to_none=True)
-            if self._reduction is not None and self._reduction.leaves_hooks:
-                renew_parameters(self.model, self.optimizer)
+            self._end_mode()
             self.forward_pass.layout = parallelize(self.model, self._model_plan, self.mesh)
             self.options = replace(self.options, gradient_reduction="global")
             self._reduction = None
@@ -247,3 +256,6 @@ class EagerTrainer(ModelTrainer):
 
     def _clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=self._set_to_none)
+
+
+TRAINERS["eager"] = EagerTrainer

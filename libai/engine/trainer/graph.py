@@ -22,7 +22,7 @@ from libai.engine.graph.memory import warn_if_too_large
 from libai.engine.graph.traced_state import refuse_in_graph, refuse_untried, same_buffers, write_buffers
 from libai.engine.loop.metrics import Shares, StepResult
 from libai.engine.trainer.forward_pass import Batch, map_shares
-from libai.engine.trainer.model_trainer import ModelTrainer
+from libai.engine.trainer.model_trainer import TRAINERS, ModelTrainer
 from libai.engine.trainer.optimizer_state import GraphOptimizerState
 from libai.engine.trainer.own_graph import MakeGraph, OwnGraph, refuse_options
 from libai.forward.contract import as_batch_dict
@@ -75,8 +75,6 @@ class GraphTrainer(ModelTrainer):
 
     mode = "graph"
     optimizer_state: GraphOptimizerState
-    #: the micro-batches of an iteration are traced one behind the other; OneFlow accumulates otherwise
-    _in_turn = False
     _switch_seconds = math.inf  # its operations run without the interpreter; to switch more often only costs (0009)
 
     def __init__(
@@ -94,19 +92,34 @@ class GraphTrainer(ModelTrainer):
                 f"{type(self).__name__}.update replaces the compiled step, which then never runs. Give the trainer a "
                 "graph of your own (train_graph=MyGraph), or write the update for an EagerTrainer."
             )
+        self._refuse_parts()
+        self._start_mode(auto_parallel=auto_parallel, check_first_step=check_first_step, train_graph=train_graph)
+
+    def _refuse_parts(self) -> None:
+        """See `ModelTrainer._refuse_parts`."""
         refuse_own_update(self.optimizer)
-        self._own_graph = None if train_graph is None else OwnGraph(train_graph)
-        if self._own_graph is not None:
-            refuse_options(self)
         if getattr(self.lr_scheduler, "momentum_factor", None) is not None:
             raise UserError(
                 "a schedule of the momentum cannot be honoured in graph mode: a compiled update of OneFlow 0.9 holds "
                 "the momentum as a constant. Leave momentum_scheduler out, or use EagerTrainer (graph.enabled=false)."
             )
+
+    def _begin_mode(
+        self, auto_parallel: bool = False, check_first_step: bool = True, train_graph: MakeGraph | None = None
+    ) -> None:
+        """See `ModelTrainer._begin_mode`."""
+        self.graph = None
+        self._own_graph = None if train_graph is None else OwnGraph(train_graph)
+        if self._own_graph is not None:
+            refuse_options(self)
         self._auto_parallel = auto_parallel
         groups = self.optimizer.param_groups
         self._corrects_bias = any("betas" in group for group in groups)
         self._step_inputs = self._make_step_inputs(self.options.num_accumulation_steps)
+        #: the micro-batches of an iteration are traced one behind the other; OneFlow accumulates otherwise
+        self._in_turn = False
+        #: the graph has a random key as input; dropout probabilities are compiled in, also those of 0
+        self._takes_key = False
         #: the buffers that forward changes, known when the graph is compiled
         self._changing: tuple[str, ...] = ()
         self._weighted = self.forward_pass.counts_items and self.options.num_accumulation_steps > 1
@@ -274,11 +287,6 @@ class GraphTrainer(ModelTrainer):
         seed = self.options.seed
         return flow.from_numpy(np.array([fold(seed, self.iter, micro) for micro in micro_batches], np.int64))
 
-    @functools.cached_property
-    def _takes_key(self) -> bool:
-        """Whether the graph has a random key as input; dropout probabilities are compiled in, also those of 0."""
-        return draws_randomness(self.model)
-
     def _is_ragged(self, batches: Sequence[dict[str, Any]]) -> bool:
         """True when the micro-batches differ in shape from each other or from those that the graph was compiled for."""
         expected = self._shapes or _shapes(batches[0])
@@ -303,6 +311,7 @@ class GraphTrainer(ModelTrainer):
                 "frozen then. Call model.train() first."
             )
         start = time.perf_counter()
+        self._takes_key = draws_randomness(self.model)
         effects = self.forward_pass.effects_of_forward(batches[0])
         refuse_in_graph(self.model, effects)
         if effects.buffers:
@@ -412,6 +421,9 @@ class GraphTrainer(ModelTrainer):
         if "loss_scale" in (state := self.optimizer_state.loss_scale()):
             numbers[-1]["train/loss_scale"] = state["loss_scale"]
         return numbers
+
+
+TRAINERS["graph"] = GraphTrainer
 
 
 def signature(batch: Mapping[str, Any]) -> Signature:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,7 @@ from libai.layers.lora import refuse_direct_reads
 from libai.layers.random import find_unseeded_dropouts
 from libai.oneflow_fixes.internals import wait_for_device
 from libai.optim import Optimizers
-from libai.parallel import Layout, LocalLayout, Mesh, ParallelPlan, parallelize, recompute_in_backward
+from libai.parallel import Layout, LocalLayout, Mesh, ParallelPlan, localize, parallelize, recompute_in_backward
 from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import default_device, gather_objects, is_main_process
@@ -43,6 +44,8 @@ from libai.utils.tree import map_tensors
 logger = logging.getLogger("libai.engine")
 #: where OneFlow 0.9 computes in lower precision; tests of what is compiled add the CPU
 AMP_DEVICES = ("cuda",)
+#: mode -> the trainer of that mode; the modules of the trainers enter themselves
+TRAINERS: dict[str, type[ModelTrainer]] = {}
 
 
 class ModelTrainer(TrainerBase):
@@ -93,7 +96,6 @@ class ModelTrainer(TrainerBase):
         self._schedule_needs_metric = needs_metric(lr_scheduler)
         self._lrs = self._current_lrs()
         self._batch_norms = batch_norms(model)
-        self.forward_pass = ForwardPass(self, device)
         if options.undoes_updates:
             self.register_hooks([BadLossHook(options.non_finite, lr_scheduler)])
         if options.zero_stage and self.mesh.data == 1 and is_main_process():
@@ -101,13 +103,79 @@ class ModelTrainer(TrainerBase):
                 "ZeRO (stage %d) saves nothing here: one data-parallel rank has nobody to share with",
                 options.zero_stage,
             )
-        self._model_plan = ParallelPlan.of(model, options.plan)
-        self.forward_pass.layout = layout or self._lay_out()
         if options.ema_decay is not None:
             self.register_hooks([EMAHook(options.ema_decay)])
+        self._model_plan = ParallelPlan.of(model, options.plan)
+        self._take_layout(layout)
+
+    def _take_layout(self, layout: Layout | None) -> None:
+        """Train the model as it is laid out; None: lay it out as this mode needs it."""
+        self.forward_pass = ForwardPass(self, self.loop.device)
+        self.forward_pass.layout = layout or self._lay_out()
         refuse_split_statistics(self.model)
         self._check_optimizer()
         self._warn_of_stock_dropout()
+
+    def _start_mode(self, **settings: Any) -> None:
+        """Get what an update in this mode needs, and remember it for `switch_to`. `settings`: those of one mode."""
+        known = set(vars(self))
+        self._begin_mode(**settings)
+        self._names_of_mode = set(vars(self)) - known
+
+    def _begin_mode(self, *args: Any, **settings: Any) -> None:
+        """Set all attributes that only this mode has."""
+        raise NotImplementedError(f"{type(self).__name__} must define _begin_mode")
+
+    def _end_mode(self) -> None:
+        """Take back what this mode has done to the model."""
+
+    def _refuse_parts(self) -> None:
+        """Raise `UserError` for an optimizer or a schedule that this mode cannot honour."""
+
+    def switch_to(self, mode: str, **settings: Any) -> None:
+        """Continue in `mode` exactly from here, between two iterations.
+
+        Model, optimizer, schedule, loader and hooks stay. In a job of several processes the parameters become local or
+        global tensors; after training with OneFlow 0.9's DDP they are new `Parameter` objects, because it leaves hooks
+        on the old ones that cannot be taken off: keep no references to single parameters.
+
+        `settings`: arguments of the trainer of `mode`; `amp` and `gradient_reduction` are not kept. Collective. Raises
+        `NonFiniteLoss` rather than carry corrupted weights over, `UserError` for an unknown mode, a hook that cannot
+        work in it, or a trainer class of your own, whose methods the other mode would not call.
+        """
+        if mode not in TRAINERS:
+            raise UserError(f"there is no mode {mode!r}: a run trains in {' or '.join(sorted(TRAINERS))} mode.")
+        if mode == self.mode:
+            return
+        if type(self) is not TRAINERS[self.mode]:
+            raise UserError(
+                f"{type(self).__name__} cannot switch to {mode} mode, which would not call its own methods. Use hooks "
+                f"instead, or train a {TRAINERS[mode].__name__} from a checkpoint."
+            )
+        target = TRAINERS[mode]
+        names = {field.name for field in fields(TrainOptions)}
+        shared = {name: value for name, value in settings.items() if name in names}
+        options = replace(self.options, **{"amp": None, "gradient_reduction": "auto", **shared})
+        self.check_finite()
+        for hook in self.hooks:
+            hook.check_mode(mode)
+        target._refuse_parts(self)
+        layout = self.forward_pass.layout
+        scope = self.forward_pass.batch_scope
+        is_global = target._needs_global_tensors(self.mesh, options.zero_stage, options.gradient_reduction)
+        with self._parameters_laid_out_anew():
+            self._end_mode()
+            if layout.is_global and not is_global:
+                localize(self.model)
+            for name in self._names_of_mode:
+                delattr(self, name)
+            self.optimizer._state["step"] = 0  # the state is loaded below, and must not be looked for here
+            self.__class__ = target
+            self.options = options
+            self._take_layout(layout if layout.is_global == is_global else None)
+            self._start_mode(**{name: value for name, value in settings.items() if name not in names})
+        self.forward_pass.batch_scope.adopt_findings(scope)
+        self._is_prepared = False
 
     def _lay_out(self) -> Layout:
         options = self.options

@@ -78,10 +78,11 @@ def _module_tensors(model: flow.nn.Module) -> list[flow.Tensor]:
 
 @contextmanager
 def rolled_back(trainer: ModelTrainer) -> Iterator[None]:
-    """Put the state of `trainer`, and of the generators of Python and NumPy, back at the end of the block.
+    """Put the state of `trainer`, its iteration, and the generators of Python and NumPy, back at the end of the block.
 
     Within it the schedule is a copy, which may be replaced. Collective.
     """
+    iteration = trainer.iter
     schedule = trainer.lr_scheduler
     trainer.lr_scheduler = None  # it is copied below, also one that has no state to save
     before = Snapshot.of(trainer)
@@ -94,3 +95,4 @@ def rolled_back(trainer: ModelTrainer) -> Iterator[None]:
             trainer.lr_scheduler = None
             before.restore(trainer)
             trainer.lr_scheduler = schedule
+            trainer.iter = iteration

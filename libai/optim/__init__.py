@@ -7,4 +7,4 @@ from libai.optim.joined import JoinedUpdates
 from libai.optim.loss_scale import LossScaler, LossScaling
 from libai.optim.param_groups import auto_scale_lr, get_param_groups
 from libai.optim.several import Optimizers
-from libai.optim.state import StateReport, check_state_names, export_state, import_state
+from libai.optim.state import check_state_names, export_state, import_state

@@ -10,8 +10,7 @@ that it would start with stand for it. So what is missing on loading is really m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,28 +20,6 @@ from libai.optim.several import optimizer_of
 from libai.utils.errors import UserError
 
 NamedParameters = Mapping[str, flow.Tensor] | Iterable[tuple[str, flow.Tensor]]
-
-
-@dataclass(frozen=True)
-class StateReport:
-    """How a saved optimizer state fits an optimizer: names as in the canonical form."""
-
-    loaded: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
-    mis_shaped: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
-    """name -> (shape in the saved state, shape of the parameter)"""
-
-    @property
-    def is_exact(self) -> bool:
-        """True when everything fits and nothing is left over."""
-        return not (self.missing or self.unexpected or self.mis_shaped)
-
-    def describe(self) -> str:
-        """The differences in one line, at most five names of each kind."""
-        shapes = [f"{name} (saved {saved}, wanted {wanted})" for name, (saved, wanted) in self.mis_shaped.items()]
-        kinds = (("missing", self.missing), ("unexpected", self.unexpected), ("mis-shaped", shapes))
-        return "; ".join(f"{len(names)} {kind}: {_shorten(names)}" for kind, names in kinds if names) or "all fits"
 
 
 def state_keys(optimizer: flow.optim.Optimizer, group: Any) -> tuple[str, ...] | None:
@@ -104,17 +81,17 @@ def import_state(
     named_parameters: NamedParameters,
     tensors: Mapping[str, Any],
     scalars: Mapping[str, Any],
-    strict: bool = True,
-) -> StateReport:
+) -> None:
     """Put `(tensors, scalars)` into an eager `optimizer`; each tensor takes dtype and layout of its parameter.
 
     `tensors` may hold OneFlow tensors (local or global) or NumPy arrays of the full, unsharded value; they are copied,
     one at a time, so a lazy mapping is read once and never held whole. With global parameters every rank must call it.
 
-    Raises `UserError` with the exact differences when `strict` and something is missing, left over or of another
-    shape; the optimizer is then unchanged. `strict=False` loads what fits and returns the differences.
+    Raises `UserError` with the exact differences when something is missing, left over or of another shape; the
+    optimizer is then unchanged.
     """
-    report = StateReport()
+    missing: list[str] = []
+    mis_shaped: list[str] = []
     staged: list[tuple[flow.Tensor, str, Any]] = []
     unclaimed = dict.fromkeys([*tensors, *(key for key in scalars if "/" in key)])
     for name, parameter, group in walk_parameters(optimizer, named_parameters):
@@ -124,7 +101,7 @@ def import_state(
         for key in keys:
             full_name = f"{name}/{key}"
             if full_name not in unclaimed:
-                report.missing.append(full_name)
+                missing.append(full_name)
                 continue
             del unclaimed[full_name]
             value = tensors[full_name] if full_name in tensors else scalars[full_name]
@@ -134,20 +111,15 @@ def import_state(
             elif tuple(value.shape) == shape:
                 staged.append((parameter, key, like_parameter(value, parameter)))
             else:
-                report.mis_shaped[full_name] = (tuple(value.shape), shape)
-                continue
-            report.loaded.append(full_name)
-    report.unexpected.extend(unclaimed)
+                mis_shaped.append(f"{full_name} (saved {tuple(value.shape)}, wanted {shape})")
     if "step" not in scalars:
-        report.missing.append("step")
-    if strict and not report.is_exact:
-        raise _does_not_fit(optimizer, report)
+        missing.append("step")
+    _require_fit(optimizer, missing, list(unclaimed), mis_shaped)
     for parameter, key, value in staged:
         optimizer._state[parameter][key] = value
     for key, value in scalars.items():
         if "/" not in key:
             optimizer._state[key] = int(value) if key == "step" else value
-    return report
 
 
 def check_state_names(
@@ -158,17 +130,21 @@ def check_state_names(
     wanted = {f"{name}/{key}" for name, _, group in walked for key in state_keys(optimizer, group) or ()}
     found = set(tensors)
     missing = sorted(wanted - found) + ([] if "step" in scalars else ["step"])
-    report = StateReport(missing=missing, unexpected=sorted(found - wanted))
-    if not report.is_exact:
-        raise _does_not_fit(optimizer, report)
+    _require_fit(optimizer, missing, sorted(found - wanted))
 
 
-def _does_not_fit(optimizer: flow.optim.Optimizer, report: StateReport) -> UserError:
-    return UserError(
-        f"The saved optimizer state does not fit this {type(optimizer).__name__}: {report.describe()}. It belongs to "
-        "another model, optimizer or set of frozen parameters. Configure them as in the saved run, or begin with new "
-        "state: --resume --reset optimizer."
-    )
+def _require_fit(
+    optimizer: flow.optim.Optimizer, missing: list[str], unexpected: list[str], mis_shaped: Sequence[str] = ()
+) -> None:
+    """Raise `UserError` with the names of what does not fit, at most five of each kind."""
+    kinds = (("missing", missing), ("unexpected", unexpected), ("mis-shaped", list(mis_shaped)))
+    differences = "; ".join(f"{len(names)} {kind}: {_shorten(names)}" for kind, names in kinds if names)
+    if differences:
+        raise UserError(
+            f"The saved optimizer state does not fit this {type(optimizer).__name__}: {differences}. It belongs to "
+            "another model, optimizer or set of frozen parameters. Configure them as in the saved run, or begin with "
+            "new state: --resume --reset optimizer."
+        )
 
 
 def walk_parameters(

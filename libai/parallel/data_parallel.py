@@ -227,14 +227,14 @@ class _LossesOnly(nn.Module):
         losses, self._metrics = self._split(self.model(**batch))
         if self.reached is not None:
             # before DDP connects every parameter to its outputs
-            self.reached |= _functions_behind(losses.values())
+            self.reached |= functions_behind(losses.values())
         return losses
 
     def __call__(self, **batch: Any) -> Any:
         return {"losses": super().__call__(**batch), "metrics": self._metrics}
 
 
-def _functions_behind(tensors: Iterable[flow.Tensor]) -> set[Any]:
+def functions_behind(tensors: Iterable[flow.Tensor]) -> set[Any]:
     """All functions of the autograd graphs that end in `tensors`; `p.grad_fn` of a reached parameter is among them."""
     found: set[Any] = set()
     waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]

@@ -95,6 +95,41 @@ np.testing.assert_allclose(weights(trained(Own, own_batches)), weights(trained(E
 found["forgotten"] = refusal(lambda: trained(Forgets, own_batches))
 
 
+# a forward that differs by rank
+class Odd(toy.Classifier):
+    """Does something of `kind` on rank 1 alone."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.extra = kind, nn.Linear(8, 1)
+
+    def forward(self, x, y):
+        outputs = super().forward(x, y)
+        if rank == 1 and self.kind == "raises":
+            raise ValueError("not here")
+        if rank == 1 and self.kind == "reaches more":
+            outputs["losses"]["cls"] = outputs["losses"]["cls"] + self.extra(x).mean()
+        if rank == 1 and self.kind == "returns more":
+            outputs["losses"]["more"] = self.b.weight.square().mean()
+        return outputs
+
+
+def odd(cls, kind, **settings):
+    flow.manual_seed(0)
+    model = Odd(kind)
+    trainer = cls(model, own_batches, flow.optim.SGD(model.parameters(), lr=0.1), **settings)
+    trainer.train(0, 3)
+    trainer.fetch_metrics()
+    return trainer
+
+
+for kind in ("raises", "reaches more", "returns more"):
+    found[f"{kind}, graph"] = refusal(lambda kind=kind: odd(GraphTrainer, kind))
+    found[f"{kind}, global"] = refusal(lambda kind=kind: odd(EagerTrainer, kind, gradient_reduction="global"))
+found["returns more, eager"] = refusal(lambda: odd(EagerTrainer, "returns more"))
+found["reaches more, eager"] = weights(odd(EagerTrainer, "reaches more")).tolist()
+
+
 # a graph of its own
 class OwnGraph(nn.Graph):
     def __init__(self, model, optimizer):

@@ -30,12 +30,20 @@ def test_a_loader_gives_each_rank_its_own_part(found):
     [
         ("equal batches, eager", "ranks 0 and 1 begin with the same samples.*is_replicated = True"),
         ("equal batches, graph", "ranks 0 and 1 begin with the same samples.*is_replicated = True"),
+        *(("raises, " + mode, "it raises on rank 1 and not everywhere: not here") for mode in ("graph", "global")),
+        *(("reaches more, " + mode, "extra.weight, extra.bias on rank 1 only") for mode in ("graph", "global")),
+        *(("returns more, " + mode, "the losses are not the same.*more on rank 1") for mode in ("graph", "global")),
+        ("returns more, eager", r"other losses or metrics.*'more'\] on rank 1"),
         ("forgotten", "parameters differ between rank 0 and rank 1.*self.reduce_gradients()"),
     ],
 )
 def test_what_would_train_wrongly_is_refused_on_both_ranks(found, case, text):
     for rank in range(2):
         assert re.search(text, found[rank][case])
+
+
+def test_ranks_may_reach_different_parameters_in_eager_mode(found):
+    assert found[0]["reaches more, eager"] == found[1]["reaches more, eager"]
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])

@@ -33,7 +33,7 @@ class Model(nn.Module):
         self.scale, self.use_l1, self.powers = 1.0, False, (1, 2)
         self.unread = 0
         self.weights, self.config = {"a": 1.0, "deep": [1.0]}, SimpleNamespace(inner=SimpleNamespace(weight=1.0))
-        self.table, self.constant, self.activation = np.ones(2, "float32"), flow.ones(1), flow.tanh
+        self.table, self.constant, self.activation = np.ones(2, "float32"), None, flow.tanh
         self.register_buffer("temperature", flow.ones(()))
 
     @property
@@ -46,7 +46,9 @@ class Model(nn.Module):
 
     def forward(self, x, y=None):
         prediction = self.head(self.activation(self.body(x))) * self.temperature + self.dropout.shift
-        loss = self.distance(prediction - y).mean() * self.scale * self.factor * self.constant.sum()
+        loss = self.distance(prediction - y).mean() * self.scale * self.factor
+        if self.constant is not None:
+            loss = loss * self.constant.sum()
         return {"losses": {"loss": loss}, "prediction": prediction}
 
 
@@ -100,6 +102,12 @@ def halve_data(trainer):
     trainer.model.head.weight.data = trainer.model.head.weight.data * 0.5
 
 
+def fill_constant(trainer, value):
+    if trainer.model.constant is None:
+        trainer.model.constant = flow.ones(1)
+    trainer.model.constant.fill_(value)
+
+
 def freeze(trainer, is_frozen):
     trainer.model.body.requires_grad_(not is_frozen)
 
@@ -129,7 +137,7 @@ HIDDEN = {
     "a list in a dict": between(lambda trainer, value: trainer.model.weights["deep"].__setitem__(0, value)),
     "an object in an object": between(lambda trainer, value: setattr(trainer.model.config.inner, "weight", value)),
     "an array in place": between(lambda trainer, value: trainer.model.table.fill(value)),
-    "a tensor in place": between(lambda trainer, value: trainer.model.constant.fill_(value)),
+    "a tensor in place": between(fill_constant),
     "past __setattr__": between(lambda trainer, value: vars(trainer.model).update(scale=value)),
     "a class attribute": between(lambda trainer, value: setattr(Model, "gain", value)),
     "a global": between(lambda trainer, value: globals().update(FACTOR=value)),
@@ -137,7 +145,7 @@ HIDDEN = {
     "a function": once(lambda trainer: setattr(trainer.model, "activation", flow.relu)),
     "a method": once(lambda trainer: setattr(trainer.model, "distance", flow.abs)),
     "a forward hook": once(lambda trainer: trainer.model.body.register_forward_hook(lambda m, x, out: out * 0.5)),
-    "a new buffer": between(lambda trainer, value: setattr(trainer.model, "temperature", flow.tensor(value))),
+    "a new buffer": once(lambda trainer: setattr(trainer.model, "temperature", flow.tensor(0.5))),
     "new data of a parameter": once(halve_data),
     "a group taken away": once(lambda trainer: trainer.optimizer.param_groups.pop()),
     "a parameter taken away": once(lambda trainer: trainer.optimizer.param_groups[0]._parameters.pop()),

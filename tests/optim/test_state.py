@@ -52,9 +52,7 @@ def test_resume_through_arrays_is_bitwise(kind):
     losses = train(model, optimizer, 4)
     tensors, scalars = export_state(optimizer, model.named_parameters())
     resumed = BUILDERS[kind](model.parameters())
-    report = import_state(resumed, model.named_parameters(), as_arrays(tensors), scalars)
-    assert report.is_exact
-    assert sorted(report.loaded) == sorted(tensors)
+    import_state(resumed, model.named_parameters(), as_arrays(tensors), scalars)
     assert losses + train(model, resumed, 4) == whole
 
 
@@ -149,7 +147,7 @@ def test_an_optimizer_of_the_users_own_resumes_bitwise():
     assert scalars["0.weight/count"] == 3
     assert scalars["temperature"] == 0.125
     resumed = CountingSGD(model.parameters(), 0.5)
-    assert import_state(resumed, model.named_parameters(), as_arrays(tensors), scalars).is_exact
+    import_state(resumed, model.named_parameters(), as_arrays(tensors), scalars)
     assert losses + train(model, resumed, 3) == whole
 
 
@@ -167,6 +165,6 @@ def test_the_state_of_a_parameter_without_axes_resumes(kind):
     optimizer, resumed = (BUILDERS[kind]([temperature]) for _ in range(2))
     train_alone(optimizer, 2)
     tensors, scalars = export_state(optimizer, {"temperature": temperature})
-    assert import_state(resumed, {"temperature": temperature}, as_arrays(tensors), scalars).is_exact
+    import_state(resumed, {"temperature": temperature}, as_arrays(tensors), scalars)
     assert all(value.shape == () for value in export_state(resumed, {"temperature": temperature})[0].values())
     train_alone(resumed, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -12,7 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import oneflow as flow
 
-from libai.utils.distributed import all_reduce
+from libai.utils.distributed import all_reduce, gather_arrays, gather_objects
+from libai.utils.errors import UserError
 from libai.utils.tensors import fetch_scalars
 
 #: results are fetched at the latest after this many iterations, so that a long `log_period` cannot hoard tensors
@@ -86,6 +88,20 @@ def to_numbers(results: Sequence[StepResult], ranks_see_parts: bool) -> list[dic
     if norm is not None:
         numbers[last]["train/grad_norm"] = float(fetch_scalars([norm])[0][0])
     return numbers
+
+
+def require_same_names(results: Sequence[StepResult]) -> None:
+    """Raise `UserError` on every rank where the ranks' losses and metrics have other names: numbers that do not belong
+    together would be added up, or the process would end in native code. Collective."""
+    names = [name for result in results for name in (*result.losses, *result.metrics)]
+    digests = gather_arrays(np.array([zlib.crc32("\n".join(names).encode())]))
+    if len({int(digest) for digest in digests}) == 1:
+        return
+    by_rank = ", ".join(f"{sorted(set(theirs))} on rank {rank}" for rank, theirs in enumerate(gather_objects(names)))
+    raise UserError(
+        f"the ranks' forward returned other losses or metrics since the last log point: {by_rank}. Return the same "
+        "names in every iteration on all ranks; 0 where there is nothing."
+    )
 
 
 def _shares_on_host(results: Sequence[StepResult]) -> list[dict[str, list[float]]]:

@@ -128,6 +128,11 @@ class ForwardPass:
         with self.random_scope(0), self.layout.source_ops():
             return model(**inputs)
 
+    def _try_local_forward(self, model: flow.nn.Module, batch: Mapping[str, flow.Tensor]) -> Any:
+        """The outputs of a local `model` for a batch of local tensors; refuses ids that it has no row for."""
+        with self.index_check.watch([dict(batch)], self.describe_batch, model), self.random_scope(0):
+            return model(**{name: tensor.clone() for name, tensor in batch.items()})
+
     def find_reached_parameters(
         self, batch: Any, change: Callable[[flow.nn.Module], Any] = lambda twin: None
     ) -> set[str]:

@@ -20,7 +20,7 @@ import oneflow as flow
 from libai.engine.graph.build_errors import explain_forward_error
 from libai.engine.loop.check_parts import check_arguments, check_metrics, check_sums
 from libai.engine.loop.loop_state import LoopState
-from libai.engine.loop.metrics import StepResult, to_numbers
+from libai.engine.loop.metrics import StepResult, require_same_names, to_numbers
 from libai.engine.loop.trainer_base import TrainerBase
 from libai.engine.trainer.bad_losses import BadLossHook
 from libai.engine.trainer.ema import EMAHook
@@ -28,6 +28,7 @@ from libai.engine.trainer.forward_pass import Batch, ForwardPass
 from libai.engine.trainer.optimizer_state import OptimizerState
 from libai.engine.trainer.options import TrainOptions
 from libai.forward.contract import as_batch_dict, read_losses, structured
+from libai.forward.same_on_ranks import refuse_different_forwards
 from libai.layers.lora import refuse_direct_reads
 from libai.layers.random import find_unseeded_dropouts
 from libai.oneflow_fixes.internals import wait_for_device
@@ -248,6 +249,9 @@ class ModelTrainer(TrainerBase):
         micro_batches = self.feed.peek()
         self.feed.items_per_iter = self._count_tokens(micro_batches)
         self._refuse_equal_batches(micro_batches)
+        if self._runs_one_program():
+            batch = self.forward_pass.to_device(micro_batches[0])
+            refuse_different_forwards(self.model, batch, self.forward_pass._try_local_forward)
         # the model as it is written, before it is laid out as global tensors or compiled
         self._examine_forward(micro_batches)
         self.forward_pass.batch_scope.resolve(self, micro_batches)
@@ -256,6 +260,11 @@ class ModelTrainer(TrainerBase):
             self._name_unreached_parameters(micro_batches)
         self._build_step(micro_batches)
         super().prepare()
+
+    def _runs_one_program(self) -> bool:
+        """Return whether all ranks must compute the same, and each of them can hold the whole model to try it."""
+        is_whole = self.mesh.is_data_parallel_only and not self.options.zero_stage
+        return self.mesh.data > 1 and is_whole and self.forward_pass.layout.is_global
 
     def _examine_forward(self, micro_batches: list[Any]) -> None:
         """Find out what forward changes beside its outputs, where this mode must know it before anything else."""
@@ -407,6 +416,8 @@ class ModelTrainer(TrainerBase):
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `TrainerBase.collect`. The last dict has every loss, metric, the rates and the gradient norm; the earlier
         ones only `train/loss`, which the finite check needs."""
+        if self.mesh.size > 1:
+            require_same_names(results)
         numbers = to_numbers(results, self.mesh.data > 1 and not self.forward_pass.layout.is_global)
         numbers[-1].update(self._lrs)
         return numbers

@@ -27,6 +27,7 @@ from libai.native import kernels, layer_norm
 from libai.oneflow_fixes import openblas
 from libai.oneflow_fixes.fixes import is_on, left_out
 from libai.oneflow_fixes.local_operations import repair_operations
+from libai.oneflow_fixes.private_parts import explain_other_version
 from libai.utils.rank_notes import FAILURE_DIR_VARIABLE, RENDEZVOUS_VARIABLES, phase, without_harmless_lines, world_size
 
 DEFAULT_CONNECT_SECONDS = 120.0
@@ -150,6 +151,8 @@ def _take_back_ctrl_c() -> None:
 
 
 def _apply_fixes(wants_other_openblas: bool, kernel_levels: tuple[str, ...]) -> None:
+    if (text := explain_other_version()) is not None:
+        raise _oneflow_import_error(text)
     repair_operations()
     if wants_other_openblas and is_on("openblas"):
         openblas.use_current()

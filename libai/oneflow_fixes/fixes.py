@@ -113,10 +113,11 @@ def _read(text: str) -> frozenset[str]:
 
 def is_on(name: str) -> bool:
     """Whether to make the fix `name`. Needed ones are always made."""
-    return _BY_NAME[name].is_needed or (_is_known_version() and name not in left_out())
+    return _BY_NAME[name].is_needed or (is_known_version() and name not in left_out())
 
 
-def _is_known_version() -> bool:
+def is_known_version() -> bool:
+    """Return True for OneFlow 0.9.0, also while none is imported."""
     version = getattr(sys.modules.get("oneflow"), "__version__", ONEFLOW_VERSION)
     return version.partition("+")[0] == ONEFLOW_VERSION
 
@@ -129,6 +130,6 @@ def fixes_that_are_on() -> list[str]:
 def describe_fixes() -> str:
     """For the banner: how many fixes are on, and which are left out and why."""
     off = [fix.name for fix in FIXES if not is_on(fix.name)]
-    reason = "as asked" if _is_known_version() else f"made for oneflow {ONEFLOW_VERSION}"
+    reason = "as asked" if is_known_version() else f"made for oneflow {ONEFLOW_VERSION}"
     left_out = f"; left out: {', '.join(off)} ({reason})" if off else ""
     return f"{len(FIXES) - len(off)} of {len(FIXES)} repairs of oneflow{left_out}"

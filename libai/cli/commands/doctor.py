@@ -109,7 +109,9 @@ def check_oneflow(facts: dict[str, Any] | None, failure: str) -> Finding:
     version = str(facts["oneflow"]["version"])
     packages = ", ".join(f"{name} {facts['packages'][name]}" for name in ("numpy", "protobuf"))
     if version.partition("+")[0] != "0.9.0":
-        return Finding("oneflow", "warning", f"{version} ({packages})", "libai is tested with oneflow==0.9.0 only.")
+        missing = ", ".join(facts["oneflow"]["missing_parts"]) or "none"
+        todo = f"libai is tested with oneflow==0.9.0 only. Private parts that are missing or differ: {missing}."
+        return Finding("oneflow", "warning", f"{version} ({packages})", todo)
     return Finding("oneflow", "ok", f"{version} ({packages})")
 
 

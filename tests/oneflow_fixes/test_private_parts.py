@@ -1,0 +1,106 @@
+"""Every private part of OneFlow that libai uses is in the table, and another OneFlow is refused in one line."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import oneflow as flow
+import pytest
+
+from libai.cli.commands.doctor import check_oneflow
+from libai.oneflow_fixes.private_parts import PARTS, explain_other_version, missing_parts
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def private_names(source: str) -> Iterator[str]:
+    """Yield `_C.matmul` for `flow._C.matmul`, and `nn.graph.proxy.ProxyModule` for what is imported from there."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            if re.fullmatch(r"flow\.(_C|_oneflow_internal)\.[\w.]+", text):
+                yield text.removeprefix("flow.")
+            if "_Graph__" in node.attr:
+                yield f"nn.Graph.{node.attr}"
+        if isinstance(node, ast.ImportFrom) and (node.module or "").count("."):
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}".removeprefix("oneflow.")
+
+
+def is_public(name: str) -> bool:
+    """Return True for a module, whose members are what counts, and for what OneFlow documents."""
+    public = ("nn.parallel.DistributedDataParallel", "nn.functional", "optim.Optimizer")
+    return name in (*public, "core.common.data_type_pb2", "nn.modules.normalization")
+
+
+def test_every_private_part_that_is_used_is_in_the_table():
+    known = [part.partition("(")[0].replace(":", ".") for part in PARTS.splitlines()]
+    for path in (ROOT / "libai").rglob("*.py"):
+        source = path.read_text()
+        names = [name for name in private_names(source) if not name.startswith("libai.") and not is_public(name)]
+        for name in names:
+            is_in_oneflow = name.startswith(("_", "nn.", "optim.", "core.", "framework.", "utils.checkpoint"))
+            is_part = any(part == name or part.startswith(f"{name}.") for part in known)
+            assert is_part or not is_in_oneflow, f"{path}: {name}"
+
+
+def test_this_oneflow_has_all_parts():
+    assert missing_parts() == []
+
+
+@pytest.fixture
+def other_version(monkeypatch):
+    """A OneFlow with other parameters, a part that is gone, and another number."""
+
+    def rebuild(self, out2name=None, debug=False):
+        pass
+
+    def run(arg0, arg1, arg2):
+        pass
+
+    monkeypatch.setattr(flow.nn.Graph, "_Graph__rebuild_outputs", rebuild)
+    monkeypatch.setattr(flow._oneflow_internal.nn.graph, "RunLazyNNGraph", run)
+    monkeypatch.delattr(flow.nn.graph.proxy, "ProxyTensor")
+    monkeypatch.setattr(flow, "__version__", "1.0.0+cpu")
+    return [
+        "_oneflow_internal.nn.graph.RunLazyNNGraph(arg0, arg1, arg2, arg3)",
+        "nn.Graph._Graph__rebuild_outputs(self, out2name)",
+        "nn.graph.proxy.ProxyTensor",
+    ]
+
+
+def test_another_version_is_refused_with_what_differs(other_version, monkeypatch):
+    assert missing_parts() == other_version
+    text = explain_other_version()
+    assert text is not None and "\n" not in text
+    assert (
+        "oneflow 1.0.0+cpu is installed" in text and f"3 of them are missing or differ here: {other_version[0]}" in text
+    )
+    assert "Install oneflow==0.9.0, or set LIBAI_ANY_ONEFLOW=1" in text
+    monkeypatch.setenv("LIBAI_ANY_ONEFLOW", "1")
+    assert explain_other_version() is None
+    packages = {"numpy": "1.26.4", "protobuf": "3.20.3"}
+    facts = {"oneflow": {"version": "1.0.0+cpu", "missing_parts": missing_parts()}, "packages": packages}
+    finding = check_oneflow(facts, "")
+    assert finding.status == "warning" and other_version[1] in finding.todo
+
+
+def test_this_version_is_not_refused():
+    assert explain_other_version() is None
+
+
+@pytest.mark.e2e
+def test_a_command_refuses_another_version_in_one_line(tmp_path):
+    (tmp_path / "oneflow").mkdir()
+    (tmp_path / "oneflow/__init__.py").write_text('__version__ = "1.0.0"\n')
+    code = "from libai.launch import runtime\ndef main():\n    import oneflow\nruntime.guarded_main(main)"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "oneflow 1.0.0 is installed" in done.stderr and "missing or differ" in done.stderr

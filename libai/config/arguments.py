@@ -65,35 +65,32 @@ def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
             parser.add_argument(flag, action="store_true", help=text)
     for flag, text in VALUES.items():
         parser.add_argument(flag, metavar="PARTS", default="", help=text)
-    argv = _with_optional_values(argv)
-    switches = [flag for flag in FLAGS if flag not in OPTIONAL_VALUES]
-    with_value = [word for word in argv if word.partition("=")[0] in switches and "=" in word]
-    if with_value:
-        raise ConfigError([f"{word}: {word.partition('=')[0]} takes no value." for word in with_value])
-    known, unknown = parser.parse_known_intermixed_args(list(argv))
-    if unknown := [word for word in unknown if word.startswith("-")]:  # argparse adds the words behind a wrong flag
-        raise ConfigError(
-            [_unknown_flag(flag, ["--config-file", *OPTIONAL_VALUES, *VALUES, *switches]) for flag in unknown]
-        )
+    known, unknown = parser.parse_known_intermixed_args(_with_optional_values(argv))
+    problems = [_unknown_flag(word, parser.flags) for word in unknown if word.startswith("-")]
     values = vars(known)
     for flag, without_value in OPTIONAL_VALUES.items():
         name = flag.lstrip("-").replace("-", "_")
-        if values[name] == "":
-            values[name] = without_value
+        values[name] = without_value if values[name] == "" else values[name]
     values["reset"] = tuple(part.strip() for part in values["reset"].split(",") if part.strip())
     words, config = values.pop("words"), values.pop("config_file")
     if config is None and words and "=" not in words[0] and not words[0].startswith("~"):
         config = words.pop(0)
-    if config is None:
-        raise ConfigError("No config file is named. Start with one: CONFIG [key=value ...], such as configs/my.py.")
-    _refuse_contradictions(words)
+    if config is None and not problems:
+        problems.append("No config file is named. Start with one: CONFIG [key=value ...], such as configs/my.py.")
+    given: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.lstrip("+").partition("=")
+        if equals and given.setdefault(key, value) != value:
+            problems.append(f"{key} is given twice, as {given[key]} and as {value}. Give it once.")
+    if problems:
+        raise ConfigError(problems)
     return Args(config=config, overrides=words, **values)
 
 
 def _with_optional_values(argv: Sequence[str]) -> list[str]:
-    """`--resume PATH` as `--resume=PATH`, and `--resume` alone as `--resume=`; `--find-lr` likewise.
+    """Return `--resume PATH` as `--resume=PATH`, and `--resume` without a value as `--resume=`; `--find-lr` likewise.
 
-    The word behind it is its value when it is no setting, no flag, and not the config, which is named before.
+    The next word is its value when it is no setting, no flag, and not the config, which is named before.
     """
     words: list[str] = []
     has_config = any(word.partition("=")[0] == "--config-file" for word in argv)
@@ -105,18 +102,6 @@ def _with_optional_values(argv: Sequence[str]) -> list[str]:
         has_config = has_config or is_plain
         words.append(f"{word}=" if word in OPTIONAL_VALUES else word)
     return words
-
-
-def _refuse_contradictions(words: Sequence[str]) -> None:
-    """Raise `ConfigError` for a key that is given several values, of which only the last would count."""
-    values: dict[str, str] = {}
-    problems = []
-    for word in words:
-        key, equals, value = word.lstrip("+").partition("=")
-        if equals and values.setdefault(key, value) != value:
-            problems.append(f"{key} is given twice, as {values[key]} and as {value}. Give it once.")
-    if problems:
-        raise ConfigError(problems)
 
 
 def _unknown_flag(flag: str, flags: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Union, get_type_hints
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from libai.config.settings.coercion import is_simple
@@ -41,9 +41,16 @@ _HOMES = (
     "libai.evaluation",
     "libai.engine.hooks",
 )
-_LISTED_NAMES = 8
 _NOT_THE_USERS = re.compile(r"/site-packages/|/libai/engine/setup/layer_sizes\.py$|^<|\.pyx$")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+#: type of a default -> types that a value in its place may have
+_BY_DEFAULT: dict[type, Any] = {
+    bool: bool | None,
+    int: int | float | None,
+    float: float | None,
+    list: list | None,
+    tuple: list | None,
+}
 
 
 def instantiate(config: Any, **extra: Any) -> Any:
@@ -63,45 +70,9 @@ def instantiate(config: Any, **extra: Any) -> Any:
             f"instantiate takes a LazyCall, a dict with {TARGET!r} or a built object, found {config!r} "
             f"({type(config).__name__})."
         )
-    path = "config"
-    if OmegaConf.is_config(config):
-        # OmegaConf writes an index without brackets
-        is_item = isinstance(config._key(), int)
-        path = config._get_parent()._get_full_key(None) if is_item else config._get_full_key(None)
-        path = f"{path}[{config._key()}]" if is_item else path or "config"
-    return _build(config, path, extra)
-
-
-def target_of(config: Any) -> Callable[..., Any] | None:
-    """Return the callable that `config` would call, or None when it is a built object, a plain section or null."""
-    if not isinstance(config, Mapping) or not config or TARGET not in config:
-        return None
-    target = config[TARGET]
-    found = locate(target) if isinstance(target, str) else target
-    if inspect.ismodule(found):
-        names = [name for name, value in vars(found).items() if inspect.isclass(value) and not name.startswith("_")]
-        hint = f": {_listed(names)}" if names else ""
-        raise ConfigError(
-            f"{TARGET}={target} is a Python module and cannot be called. Name a class or function in it{hint}."
-        )
-    if not callable(found):
-        raise ConfigError(
-            f"{TARGET}={describe(target)}: expected a dotted path such as package.module.Name, and this "
-            f"{type(found).__name__} cannot be called."
-        )
-    return found
-
-
-def fill_unset(config: Any, **candidates: Any) -> dict[str, Any]:
-    """Return those of `candidates` that the target of `config` takes and the config leaves unset (null or `???`, too).
-
-    For values that a trainer knows and a config may override: `instantiate(cfg, **fill_unset(cfg, seed=3))`.
-    A target with `**kwargs` is given only what it names.
-    """
-    target = target_of(config)
-    named = parameters_of(target) or {} if target is not None else {}
-    # for OmegaConf, ??? is not `in`
-    return {name: value for name, value in candidates.items() if name in named and config.get(name) is None}
+    path = config._get_full_key(None) if OmegaConf.is_config(config) else ""
+    # OmegaConf writes the index of the last item without brackets
+    return _build(config, re.sub(r"\.(\d+)$", r"[\1]", path) or "config", extra)
 
 
 def read_item(config: Any, key: Any, path: str) -> Any:
@@ -119,95 +90,122 @@ def read_item(config: Any, key: Any, path: str) -> Any:
 
 def items_of(config: Any, path: str) -> list[tuple[Any, str]]:
     """Return the keys of a section, or the indices of a list, with their paths: `model.blocks[0]`."""
-    if isinstance(config, (dict, DictConfig)):
+    if isinstance(config, Mapping):
         return [(key, f"{path}.{key!s}".lstrip(".")) for key in config]
     return [(index, f"{path}[{index}]") for index in range(len(config))]
 
 
 def _build(config: Any, path: str, extra: Mapping[str, Any]) -> Any:
-    if isinstance(config, (list, tuple, ListConfig)):
-        items = [_build(read_item(config, index, where), where, {}) for index, where in items_of(config, path)]
-        return tuple(items) if isinstance(config, tuple) else items
-    if not isinstance(config, Mapping):
+    if not isinstance(config, (list, tuple, ListConfig, Mapping)):
         return config
-    if TARGET in config:
-        return _call(config, path, extra)
-    if extra:
+    target = target_of(config, path)
+    if target is None and extra:
         raise ConfigError(f"{path} has no {TARGET}, so it cannot receive {', '.join(extra)}. Write a LazyCall.")
-    return {key: _build(read_item(config, key, where), where, {}) for key, where in items_of(config, path)}
-
-
-def _call(config: Mapping[str, Any], path: str, extra: Mapping[str, Any]) -> Any:
-    try:
-        target = target_of(config)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    assert target is not None
-    arguments: dict[str, Any] = {}
-    nested: dict[str, dict[str, Any]] = {}
+    built = {}
+    shown = []
+    for key, where in items_of(config, path):
+        if key == TARGET or key in extra:
+            continue
+        prefix = f"{key!s}."
+        inner = {name.removeprefix(prefix): value for name, value in extra.items() if name.startswith(prefix)}
+        value = read_item(config, key, where)
+        shown.append(f"{key!s}={_shown(value)}")
+        built[key] = _build(value, where, inner)
+    if target is None:
+        if isinstance(config, Mapping):
+            return built
+        return tuple(built.values()) if isinstance(config, tuple) else list(built.values())
     for name, value in extra.items():
         first, dot, rest = name.partition(".")
-        if dot:
-            nested.setdefault(first, {})[rest] = value
-        else:
-            arguments[name] = value
-    own = [str(name) for name in config if name != TARGET and name not in arguments]
-    for name in own:
-        where = f"{path}.{name}"
-        arguments[name] = _build(read_item(config, name, where), where, nested.pop(name, {}))
-    for name, values in nested.items():
-        raise ConfigError(
-            f"{path}.{name} is not set, but the run has {', '.join(values)} to give to it. "
-            f"Write {name}=LazyCall(...)() in the config."
-        )
-    parameters = parameters_of(target) or {}
+        if dot and first not in built:
+            raise ConfigError(
+                f"{path}.{first} is not set, but the run has {rest} to give to it. Write {first}=LazyCall(...)() in "
+                "the config."
+            )
+        if not dot:
+            built[name] = value
+    return _call(target, path, built, shown)
+
+
+def _call(target: Any, path: str, arguments: dict[str, Any], shown: list[str]) -> Any:
+    """Call `target`, which is found at `path`. `shown`: its arguments as the config has them."""
+    parameters = parameters_of(target)
     problems = unknown_arguments(target, arguments, path)
-    required = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and p.kind in _BY_NAME]
-    if missing := [name for name in required if name not in arguments]:
-        needs = ", ".join(f"{path}.{name}" for name in missing)
-        problems.append(f"{path}: {describe(target)} needs {', '.join(missing)}. Set {needs}.")
+    missing = []
+    for name, parameter in parameters.items():
+        is_required = parameter.default is inspect.Parameter.empty and parameter.kind in _BY_NAME
+        if is_required and name not in arguments:
+            missing.append(name)
+        # OmegaConf and YAML know no tuples: Adam's betas=(0.9, 0.999) comes back as a list
+        if isinstance(parameter.default, tuple) and isinstance(arguments.get(name), list):
+            arguments[name] = tuple(arguments[name])
+    if missing:
+        keys = ", ".join(f"{path}.{name}" for name in missing)
+        problems.append(f"{path}: {describe(target)} needs {', '.join(missing)}. Set {keys}.")
     if problems:
         raise ConfigError(problems)
-    for name, value in arguments.items():
-        # OmegaConf and YAML know no tuples: Adam's betas=(0.9, 0.999) comes back as a list
-        if isinstance(value, list) and name in parameters and isinstance(parameters[name].default, tuple):
-            arguments[name] = tuple(value)
     try:
         return target(**arguments)
     except UserError as error:
         text = str(error)
         # an ImportError is about the environment; a text with the place comes from further inside
         if not isinstance(error, ImportError) and not text.startswith(path):
-            named = re.match(r"(\w+)=", text)
-            is_argument = named is not None and named[1] in arguments
+            is_argument = re.split(r"\W", text)[0] in arguments
             error.args = (f"{path}.{text}" if is_argument else f"{path} ({describe(target)}): {text}",)
         raise
     except Exception as error:
-        raise ConfigError(_failed(error, path, target, {name: _node(config, name) for name in own})) from error
-
-
-def _failed(error: Exception, path: str, target: Any, own: Mapping[str, Any]) -> str:
-    """Describe what a target raised, with its arguments as the config has them and the user's line."""
-    arguments = f" with {', '.join(f'{name}={_shown(value)}' for name, value in own.items())}" if own else ""
-    frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if not _NOT_THE_USERS.search(f.filename)]
-    where = f" (at {frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`)" if frames else ""
-    keys = ", ".join(f"{path}.{name}" for name in own) or describe(target)
-    return (
-        f"{path}: {describe(target)}{arguments} failed: {type(error).__name__}: {first_line(error)}{where}. "
-        f"Correct {keys}, or name another {path}.{TARGET}."
-    )
-
-
-def _node(config: Any, name: str) -> Any:
-    """Return an item as it is written, with interpolations as text."""
-    return config._get_node(name) if isinstance(config, DictConfig) else config[name]
+        given = f" with {', '.join(shown)}" if shown else ""
+        # the user's line, where there is one: what happened below it is told by the message
+        frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if not _NOT_THE_USERS.search(f.filename)]
+        where = f" (at {frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`)" if frames else ""
+        keys = ", ".join(f"{path}.{argument.partition('=')[0]}" for argument in shown) or describe(target)
+        raise ConfigError(
+            f"{path}: {describe(target)}{given} failed: {type(error).__name__}: {first_line(error)}{where}. "
+            f"Correct {keys}, or name another {path}.{TARGET}."
+        ) from error
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, (Mapping, DictConfig)):
+    if isinstance(value, Mapping):
         return f"<{describe(value[TARGET])}>" if TARGET in value else "{...}"
     text = str(value) if isinstance(value, ListConfig) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def target_of(config: Any, path: str = "") -> Callable[..., Any] | None:
+    """Return the callable that `config`, found at `path`, would call; None for a built object, a section or null."""
+    if not isinstance(config, Mapping) or TARGET not in config:
+        return None
+    target = config[TARGET]
+    prefix = f"{path}: " if path else ""
+    try:
+        found = locate(target) if isinstance(target, str) else target
+    except ConfigError as error:
+        raise ConfigError(f"{prefix}{error}") from error
+    if inspect.ismodule(found):
+        names = [name for name, value in vars(found).items() if inspect.isclass(value) and not name.startswith("_")]
+        raise ConfigError(
+            f"{prefix}{TARGET}={target} is a Python module and cannot be called. Name a class or function in it: "
+            f"{_listed(names)}."
+        )
+    if not callable(found):
+        raise ConfigError(
+            f"{prefix}{TARGET}={target}: expected a dotted path such as package.module.Name, and this "
+            f"{type(found).__name__} cannot be called."
+        )
+    return found
+
+
+def fill_unset(config: Any, **candidates: Any) -> dict[str, Any]:
+    """Return those of `candidates` that the target of `config` takes and the config leaves unset (null or `???`, too).
+
+    For values that a trainer knows and a config may override: `instantiate(cfg, **fill_unset(cfg, seed=3))`.
+    A target with `**kwargs` is given only what it names.
+    """
+    target = target_of(config)
+    named = parameters_of(target) if target is not None else {}
+    # for OmegaConf, ??? is not `in`
+    return {name: value for name, value in candidates.items() if name in named and config.get(name) is None}
 
 
 def locate(path: str) -> Any:
@@ -218,71 +216,59 @@ def locate(path: str) -> Any:
     >>> locate("collections.OrderedDict.fromkeys").__name__
     'fromkeys'
     """
-    first, *rest = path.split(".")
-    if not all(part.isidentifier() for part in (first, *rest)):
+    names = path.split(".")
+    if not all(name.isidentifier() for name in names):
         raise ConfigError(f"{path!r} is not a dotted path such as package.module.Name.")
-    found = _import(first, path)
-    if found is None:
-        hint = did_you_mean(first, _top_modules()) or _elsewhere(path)
-        raise ConfigError(
-            f"{path!r}: there is no module {first!r}.{hint} Modules of your own are found beside the config and on "
-            "PYTHONPATH."
-        )
-    where = first
-    for name in rest:
-        inner = getattr(found, name, None)
-        if inner is None and not hasattr(found, name):
-            inner = _import(f"{where}.{name}", path) if inspect.ismodule(found) else None
-            if inner is None:
-                raise ConfigError(f"{path!r}: {where} has no {name!r}.{_other_name(found, name, path)}")
-        where = f"{where}.{name}"
-        found = inner
+    found: Any = None
+    for end, name in enumerate(names, 1):
+        where = ".".join(names[:end])
+        holder = found
+        is_module = inspect.ismodule(holder)
+        if end > 1 and (not is_module or hasattr(holder, name)):
+            found = getattr(holder, name, None)
+            if found is not None or hasattr(holder, name):
+                continue
+        try:
+            if end > 1 and not is_module:
+                raise ModuleNotFoundError(name=where)
+            found = importlib.import_module(where)
+        except ModuleNotFoundError as error:
+            if error.name != where:
+                raise ConfigError(f"{path!r}: importing {where} failed: {error}.") from error
+            raise ConfigError(f"{path!r}: {_no_such_name(holder, names, end)}") from error
+        except UserError:
+            raise  # about the environment, such as oneflow's: once, and not for each target that needs it
+        except Exception as error:
+            raise ConfigError(f"{path!r}: importing {where} failed: {type(error).__name__}: {error}") from error
     return found
 
 
-def _import(name: str, path: str) -> Any:
-    """Import a module; None if there is none of that name."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name == name or name.startswith(f"{error.name}."):
-            return None
-        raise ConfigError(f"{path!r}: importing {name} failed: {error}.") from error
-    except UserError:
-        raise  # about the environment, such as oneflow's: once, and not for each target that needs it
-    except Exception as error:
-        raise ConfigError(f"{path!r}: importing {name} failed: {type(error).__name__}: {error}") from error
-
-
-def _other_name(holder: Any, name: str, path: str) -> str:
-    """Suggest a name near one that `holder` does not have, the same name elsewhere, or list its names."""
-    public = getattr(holder, "__all__", None) or [known for known in dir(holder) if not known.startswith("_")]
-    known = [*public, *(module.name for module in pkgutil.iter_modules(getattr(holder, "__path__", [])))]
-    hint = did_you_mean(name, known) or _elsewhere(path) or did_you_mean(name, known, at_least=0.5)
-    return hint or (f" It has {_listed(known)}." if known else "")
+def _no_such_name(holder: Any, names: list[str], end: int) -> str:
+    """Describe the name in a dotted path that `holder` does not have, and suggest one."""
+    name = names[end - 1]
+    if end == 1:
+        beside = [module.name for module in pkgutil.iter_modules(sys.path[:1])]
+        known = [*beside, *(module for module in sys.modules if not re.search(r"\.|^_", module))]
+    else:
+        submodules = [module.name for module in pkgutil.iter_modules(getattr(holder, "__path__", []))]
+        known = [*(getattr(holder, "__all__", None) or dir(holder)), *submodules]
+        known = [public for public in known if not public.startswith("_")]
+    hint = did_you_mean(name, known)
+    for home in _HOMES if not hint else ():
+        try:
+            if hasattr(importlib.import_module(home), names[-1]):
+                hint = f" Did you mean {home}.{names[-1]}?"
+                break
+        except ImportError:
+            continue
+    if end == 1:
+        return f"there is no module {name!r}.{hint} Modules of your own are found beside the config and on PYTHONPATH."
+    hint = hint or did_you_mean(name, known, at_least=0.5) or f" It has {_listed(known)}."
+    return f"{'.'.join(names[: end - 1])} has no {name!r}.{hint}"
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(names[:_LISTED_NAMES]) + (" and others" if len(names) > _LISTED_NAMES else "")
-
-
-def _elsewhere(path: str) -> str:
-    """Suggest the last name of a dotted path in the packages that hold most targets."""
-    name = path.rpartition(".")[2]
-    for home in _HOMES:
-        try:
-            module = importlib.import_module(home)
-        except ImportError:
-            continue
-        if hasattr(module, name):
-            return f" Did you mean {home}.{name}?"
-    return ""
-
-
-def _top_modules() -> list[str]:
-    """List names that an import could begin with: what is beside the config, and what was imported already."""
-    beside = [module.name for module in pkgutil.iter_modules(sys.path[:1])]
-    return [*beside, *(name for name in sys.modules if "." not in name and not name.startswith("_"))]
+    return ", ".join(names[:8]) + (" and others" if len(names) > 8 else "")
 
 
 def path_of(target: Any) -> str | None:
@@ -291,18 +277,16 @@ def path_of(target: Any) -> str | None:
     >>> path_of(inspect.Signature.bind)
     'inspect.Signature.bind'
     """
-    module_name, qualname = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
-    if not isinstance(module_name, str) or not isinstance(qualname, str) or module_name == "__main__":
+    module, qualname = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(qualname, str) or module == "__main__":
         return None
-    parts = CONFIG_PACKAGE.sub("", module_name).split(".")
+    parts = CONFIG_PACKAGE.sub("", module).split(".")
+    first, *rest = qualname.split(".")
     for end in range(1, len(parts) + 1):
         name = ".".join(parts[:end])
-        found: Any = sys.modules.get(name)
-        for attribute in qualname.split("."):
-            if inspect.ismodule(found):  # not getattr, which wakes a lazy module
-                found = vars(found).get(attribute)
-            else:
-                found = getattr(found, attribute, None)
+        found = getattr(sys.modules.get(name), "__dict__", {}).get(first)  # getattr would wake a lazy module
+        for attribute in rest:
+            found = getattr(found, attribute, None)
         if found is not None and found == target:
             return f"{name}.{qualname}"
     return None
@@ -310,28 +294,25 @@ def path_of(target: Any) -> str | None:
 
 def describe(target: Any) -> str:
     """Name `target`, which may be a path or a callable, in a message."""
-    if isinstance(target, str):
-        return target
-    return path_of(target) or getattr(target, "__qualname__", None) or repr(target)
+    return str(path_of(target) or getattr(target, "__qualname__", target))
 
 
-def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
-    """Return the parameters of `target` by name, or None if its signature cannot be read (some built-ins)."""
+def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of `target` by name; any keyword if its signature cannot be read (some built-ins)."""
     try:
         return inspect.signature(target).parameters
     except (ValueError, TypeError):
-        return None
+        return inspect.signature(lambda **arguments: None).parameters
 
 
 def keyword_names(target: Callable[..., Any]) -> list[str]:
     """Return the arguments of `target` that can be given by name."""
-    return [name for name, parameter in (parameters_of(target) or {}).items() if parameter.kind in _BY_NAME]
+    return [name for name, parameter in parameters_of(target).items() if parameter.kind in _BY_NAME]
 
 
 def accepts(target: Callable[..., Any], name: str) -> bool:
     """Return True if `target` can be called with the keyword `name`."""
-    parameters = parameters_of(target)
-    takes_any = parameters is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters_of(target).values())
     return takes_any or name in keyword_names(target)
 
 
@@ -359,12 +340,10 @@ def kinds_of_arguments(target: Callable[..., Any]) -> dict[str, Any]:
     except Exception:  # an annotation may name what is imported for type checkers only
         hints = {}
     kinds: dict[str, Any] = {}
-    for name, parameter in (parameters_of(target) or {}).items():
-        by_default: Any = {bool: bool, int: int | float, float: float, list: list, tuple: list}
+    for name, parameter in parameters_of(target).items():
+        kind = hints.get(name)
         if parameter.annotation is inspect.Parameter.empty:
-            kind = by_default.get(type(parameter.default))
-            if kind is not None:
-                kinds[name] = Union[kind, None]  # noqa: UP007
-        elif name in hints and is_simple(hints[name]):
-            kinds[name] = Union[hints[name], None] if parameter.default is None else hints[name]  # noqa: UP007
+            kind = _BY_DEFAULT.get(type(parameter.default))
+        if kind is not None and is_simple(kind):
+            kinds[name] = Union[kind, None] if parameter.default is None else kind  # noqa: UP007
     return kinds

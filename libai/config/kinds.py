@@ -3,49 +3,35 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
-from libai.config.instantiation import describe, target_of
-from libai.config.settings.errors import ConfigError
+from libai.config.instantiation import describe
 
-MODULE, OPTIMIZER, SCHEDULE = "a module", "an optimizer", "a schedule"
-LOADER, EVALUATOR, HOOK = "a loader", "an evaluator", "a hook"
-
-#: package and name of a base class → what its classes are; by name, so that nothing is imported for it
+#: package and name of a base class -> what its classes are; by name, so that nothing is imported for it
 _BASES = {
-    ("oneflow", "Module"): MODULE,
-    ("oneflow", "Optimizer"): OPTIMIZER,
-    ("oneflow", "LRScheduler"): SCHEDULE,
-    ("libai", "Evaluator"): EVALUATOR,
-    ("libai", "HookBase"): HOOK,
+    ("oneflow", "Module"): "a module",
+    ("oneflow", "Optimizer"): "an optimizer",
+    ("oneflow", "LRScheduler"): "a schedule",
+    ("libai", "Evaluator"): "an evaluator",
+    ("libai", "HookBase"): "a hook",
 }
 _EXAMPLES = {
-    MODULE: "libai.models.MLP, or a class of yours that inherits from oneflow.nn.Module",
-    OPTIMIZER: "oneflow.optim.AdamW",
-    SCHEDULE: "libai.scheduler.WarmupCosineLR",
-    LOADER: "libai.data.build_train_loader",
-    EVALUATOR: "libai.evaluation.ClassificationEvaluator",
-    HOOK: "a class of yours that inherits from libai.engine.HookBase",
+    "a module": "libai.models.MLP, or a class of yours that inherits from oneflow.nn.Module",
+    "an optimizer": "oneflow.optim.AdamW",
+    "a schedule": "libai.scheduler.WarmupCosineLR",
+    "a loader": "libai.data.build_train_loader",
+    "an evaluator": "libai.evaluation.ClassificationEvaluator",
+    "a hook": "a class of yours that inherits from libai.engine.HookBase",
 }
 
 
-def wrong_kind(call: Mapping[str, Any], wanted: str, place: str) -> list[str]:
-    """The problem of a LazyCall whose target is known to be something else than `wanted`, in a list; else []."""
-    try:
-        target = target_of(call)
-    except ConfigError:
-        return []  # reported with the arguments
-    assert target is not None
-    found = _kinds_of(target)
-    if wanted == EVALUATOR and MODULE in found:
-        return []  # a metric may be a module
-    if found and wanted not in found:
-        return [f"{place}: {describe(target)} is {found[0]}, not {wanted}. Use one such as {_EXAMPLES[wanted]}."]
-    return []
-
-
-def _kinds_of(target: Any) -> list[str]:
+def wrong_kind(target: Callable[..., Any], wanted: str, place: str) -> str:
+    """Return the problem of a target that is known to be something else than `wanted`, or the empty string."""
     bases = inspect.getmro(target) if inspect.isclass(target) else ()
     named = [(base.__module__.partition(".")[0], base.__name__) for base in bases]
-    return [_BASES[name] for name in named if name in _BASES]
+    found = [_BASES[name] for name in named if name in _BASES]
+    is_metric = wanted == "an evaluator" and "a module" in found  # which may be a module
+    if not found or not wanted or wanted in found or is_metric:
+        return ""
+    return f"{place}: {describe(target)} is {found[0]}, not {wanted}. Use one such as {_EXAMPLES[wanted]}."

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from libai.config import loader, overrides
-from libai.config.instantiation import TARGET, describe, keyword_names, path_of
+from libai.config.instantiation import CONFIG_PACKAGE, TARGET, describe, keyword_names, locate, path_of
 from libai.config.settings import schema
 from libai.config.settings.coercion import OBJECTS, PLAIN, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean
@@ -43,19 +43,25 @@ class LazyCall:
 
     def __call__(self, /, *args: Any, **arguments: Any) -> DictConfig:
         """Return the config of the call. Positional arguments are refused: overrides need names."""
+        target = self._target
         if args:
-            names = keyword_names(self._target)[: len(args)] if callable(self._target) else []
+            names = keyword_names(target) if callable(target) else []
             right = ", ".join(f"{name}={value!r}" for name, value in zip(names, args)) or "name=value"
+            call = f"LazyCall({describe(target)})"
             raise ConfigError(
-                f"LazyCall({describe(self._target)}) got {len(args)} positional argument(s). Arguments need their "
-                f"names, so that they can be overridden: LazyCall({describe(self._target)})({right})."
+                f"{call} got {len(args)} positional argument(s). Arguments need their names, so that they can be "
+                f"overridden: {call}({right})."
             )
-        target = self._target if isinstance(self._target, str) else path_of(self._target) or self._target
-        return OmegaConf.create(to_nodes({TARGET: target, **arguments}), flags=OBJECTS)
+        return OmegaConf.create(
+            to_nodes({TARGET: target if isinstance(target, str) else path_of(target) or target, **arguments}),
+            flags=OBJECTS,
+        )
 
 
 class LazyConfig:
     """Functions on configs, gathered under the name by which detectron2 and LiBai users know them."""
+
+    apply_overrides = staticmethod(overrides.apply_overrides)
 
     @staticmethod
     def load(path: str | Path, keys: str | Sequence[str] | None = None) -> Any:
@@ -66,17 +72,12 @@ class LazyConfig:
         config = loader.load(path)
         if keys is None:
             return config
-        names = [keys] if isinstance(keys, str) else list(keys)
-        missing = [name for name in names if name not in config]
-        if missing:
-            found = ", ".join(map(str, config)) or "nothing"
-            raise ConfigError(f"{path} defines no {missing[0]!r}, only {found}.{did_you_mean(missing[0], config)}")
+        names = [keys] if isinstance(keys, str) else keys
+        for name in names:
+            if name not in config:
+                found = ", ".join(map(str, config)) or "nothing"
+                raise ConfigError(f"{path} defines no {name!r}, only {found}.{did_you_mean(name, config)}")
         return config[keys] if isinstance(keys, str) else tuple(config[name] for name in names)
-
-    @staticmethod
-    def apply_overrides(config: DictConfig, arguments: Sequence[str]) -> DictConfig:
-        """Return a copy of `config` with `key=value`, `+key=value` and `~key` applied; see `overrides.py`."""
-        return overrides.apply_overrides(config, arguments)
 
     @staticmethod
     def save(config: DictConfig, path: str | Path) -> None:
@@ -96,74 +97,70 @@ def get_config(path: str) -> DictConfig:
 
 
 def to_yaml(config: DictConfig) -> str:
-    """The text that `LazyConfig.save` writes."""
+    """Return the text that `LazyConfig.save` writes."""
     problems: list[str] = []
-    plain = _plain(config, "", problems)
+    targets: list[str] = []
+    plain = _plain(config, "", problems, targets)
     if problems:
         raise ConfigError(problems)
     parts = [_HEADER]
-    folders = list(
-        dict.fromkeys(str(f) for target in _targets(plain) if (f := loader.import_folder_of(target)) is not None)
-    )
+    folders = {str(folder): None for target in targets if (folder := loader.import_folder_of(target)) is not None}
     if folders:
-        parts.append(OmegaConf.to_yaml({loader.IMPORT_FROM: folders}))
+        parts.append(OmegaConf.to_yaml({loader.IMPORT_FROM: list(folders)}))
+    docs = {**schema.LAZY_SECTIONS, **{name: cls.__doc__ for name, cls in schema.TYPED_SECTIONS.items()}}
     for name, section in plain.items():
-        doc = schema.LAZY_SECTIONS.get(name) or (schema.TYPED_SECTIONS[name].__doc__ if name in schema.SECTIONS else "")
-        parts.append((f"# {doc}\n" if doc else "") + OmegaConf.to_yaml(OmegaConf.create({name: section})))
+        comment = f"# {docs[name]}\n" if name in docs else ""
+        parts.append(comment + OmegaConf.to_yaml(OmegaConf.create({name: section})))
     return "\n".join(parts)
 
 
-def _plain(value: Any, path: str, problems: list[str]) -> Any:
-    """`value` as dicts, lists and what YAML knows; interpolations stay as they are written."""
-    if isinstance(value, (DictConfig, ListConfig)):
-        if value._is_none() or value._is_missing() or value._is_interpolation():
-            return value._value()
-        if isinstance(value, ListConfig):
-            return [_plain(item, f"{path}[{i}]", problems) for i, item in enumerate(value._iter_ex(resolve=False))]
-        plain: dict[Any, Any] = {}
-        for key, item in value.items_ex(resolve=False):
-            where = f"{path}.{key!s}".lstrip(".")
-            plain[key] = (_target_path if key == TARGET else _plain)(item, where, problems)
-        return plain
-    if isinstance(value, enum.Enum):
-        return {TARGET: "libai.config.locate", "path": f"{describe(type(value))}.{value.name}"}
-    if isinstance(value, PLAIN):
+def _plain(value: Any, path: str, problems: list[str], targets: list[str]) -> Any:
+    """Return `value` as dicts, lists and what YAML knows; interpolations stay as they are written.
+
+    What cannot be written is added to `problems`, the paths of classes and functions to `targets`.
+    """
+    if isinstance(value, (DictConfig, ListConfig)) and (value._is_none() or value._is_interpolation()):
+        return value._value()
+    if isinstance(value, DictConfig):
+        return {
+            key: _plain(item, f"{path}.{key!s}".lstrip("."), problems, targets)
+            for key, item in value.items_ex(resolve=False)
+        }
+    if isinstance(value, ListConfig):
+        items = enumerate(value._iter_ex(resolve=False))
+        return [_plain(item, f"{path}[{index}]", problems, targets) for index, item in items]
+    is_target = path.endswith(TARGET)
+    if isinstance(value, PLAIN) and not isinstance(value, enum.Enum):
+        if is_target and isinstance(value, str):
+            targets.append(value)
         return value
-    if inspect.isclass(value) or inspect.isroutine(value):
-        return {TARGET: "libai.config.locate", "path": _target_path(value, path, problems)}
-    problems.append(
-        f"{path} holds a built {type(value).__name__}, which a saved config cannot describe. "
-        f"Write LazyCall({type(value).__name__})(...) in its place."
-    )
-    return None
-
-
-def _target_path(target: Any, path: str, problems: list[str]) -> str | None:
-    found = target if isinstance(target, str) else path_of(target) or _path_by_import(target)
-    if found is None:
+    name = None
+    if isinstance(value, enum.Enum):
+        name = f"{describe(type(value))}.{value.name}"
+    elif is_target or inspect.isclass(value) or inspect.isroutine(value):
+        name = path_of(value) or _path_by_import(value)
+        if name is None:
+            problems.append(
+                f"{path}: {describe(value)} has no dotted path, so a saved config could not name it. "
+                "Define it at the top level of a module (a file beside the config will do)."
+            )
+    else:
+        kind = type(value).__name__
         problems.append(
-            f"{path}: {describe(target)} has no dotted path, so a saved config could not name it. "
-            "Define it at the top level of a module (a file beside the config will do)."
+            f"{path} holds a built {kind}, which a saved config cannot describe. Write LazyCall({kind})(...) in its "
+            "place."
         )
-    return found
+    targets.append(name or "")
+    return name if is_target else {TARGET: "libai.config.locate", "path": name}
 
 
 def _path_by_import(target: Any) -> str | None:
-    """The path of a class or function of a config file, which was run without being imported."""
-    module, qualname = getattr(target, "__module__", None), getattr(target, "__qualname__", "<none>")
-    if not module or module == "__main__" or "<" in qualname:
-        return None
+    """Return the path of a class or function of a config file, which was run without being imported."""
+    module = CONFIG_PACKAGE.sub("", getattr(target, "__module__", None) or "__main__")
+    path = f"{module}.{getattr(target, '__qualname__', '<none>')}"
     try:
-        found = importlib.import_module(module)
-        for name in qualname.split("."):
-            found = getattr(found, name)
-        return f"{module}.{qualname}" if inspect.getsource(found) == inspect.getsource(target) else None
+        importlib.import_module(module)
+        is_same = module != "__main__" and inspect.getsource(locate(path)) == inspect.getsource(target)
     except Exception:  # importing runs the user's file, which may raise anything; then it has no path
         return None
-
-
-def _targets(plain: Any) -> list[str]:
-    if isinstance(plain, dict):
-        own = [plain[key] for key in (TARGET, "path") if TARGET in plain and isinstance(plain.get(key), str)]
-        return own + [target for item in plain.values() for target in _targets(item)]
-    return [target for item in plain for target in _targets(item)] if isinstance(plain, list) else []
+    return path if is_same else None

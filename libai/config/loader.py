@@ -6,7 +6,7 @@ anew and no edit of one config reaches another.
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import importlib
 import importlib.util
 import itertools
@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -66,14 +66,30 @@ def load(path: str | Path) -> DictConfig:
         return _load_yaml(path)
     if path.suffix != ".py":
         raise ConfigError(f"{path} is no config file: expected a .py or a .yaml file.")
-    namespace = _run(path.resolve())
-    if problems := [*_misplaced(path, namespace), *_unread_names(path, namespace)]:
+    source = path.resolve()
+    make_importable(source.parent)
+    public, problems = {}, []
+    for name, value in _run(source).items():
+        if name.startswith("_"):
+            continue
+        if isinstance(value, (dict, DictConfig, ListConfig)) or (name in SCHEDULES and isinstance(value, list)):
+            public[name] = to_nodes(value)
+        elif name in SECTIONS and not (name in LAZY_SECTIONS and value is None):
+            is_shown = isinstance(value, (int, float, str, list, type, types.ModuleType, type(None)))
+            found = f"{value!r:.60}" if is_shown else f"a built {type(value).__name__}"
+            right = "LazyCall(Target)(argument=value)" if name in LAZY_SECTIONS else f'defaults("{name}")'
+            problems.append(
+                f"{shown(path)}: {name} is {found}, not a section of the config. Write {name} = {right}, or rename the "
+                "variable."
+            )
+        elif is_foreign(name) and isinstance(value, (int, float, str)):
+            text = source.read_text(encoding="utf-8")
+            uses = list(re.finditer(rf"\b{name}\b", text))
+            if len(uses) == 1:
+                line = text.count("\n", 0, uses[0].start()) + 1
+                problems.append(f"{shown(path)}:{line}: {name}={value!r} sets nothing.{meant(name)}")
+    if problems:
         raise ConfigError(problems)
-    public = {
-        name: to_nodes(value)
-        for name, value in namespace.items()
-        if isinstance(value, _types_of(name)) and not name.startswith("_")
-    }
     return OmegaConf.create(copy_config(public), flags=OBJECTS)
 
 
@@ -89,14 +105,16 @@ class _ConfigFile(SourceFileLoader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Execute the file, also as the module by whose name `import` finds it, so that its classes have a path."""
-        is_config_file = bool(CONFIG_PACKAGE.match(module.__name__))
         name = CONFIG_PACKAGE.sub("", module.__name__)
-        if is_config_file and _origin(name) == self.path:
+        file = f"{name.replace('.', '/')}.py"
+        if any(os.path.join(folder, file) == self.path for folder in sys.path):
             sys.modules.setdefault(name, module)
         super().exec_module(module)
         for name, value in list(vars(module).items()):
-            if not name.startswith("_") and (is_config_file or name in SECTIONS):
-                setattr(module, name, _as_config(value))
+            is_public = not name.startswith("_") and CONFIG_PACKAGE.match(module.__name__)
+            if isinstance(value, dict) and (is_public or name in SECTIONS):
+                with contextlib.suppress(OmegaConfBaseException):  # keys that are tuples, say: it stays a dict
+                    setattr(module, name, OmegaConf.create(to_nodes(value), flags=OBJECTS))
 
 
 class _Finder:
@@ -109,39 +127,36 @@ class _Finder:
         folder = ".".join([self.package, *["up" for _ in path.parents[1:]]])
         self.name = f"{folder}.{path.stem.replace('.', '-')}"
         #: the files that were executed as config files
-        self.files: list[str] = []
+        self.files = [str(path)]
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         if name == self.name:
-            self.files.append(str(self.path))
             return importlib.util.spec_from_file_location(name, self.path, loader=_ConfigFile(name, str(self.path)))
         spec = PathFinder.find_spec(name, path, target)
-        top = name.partition(".")[0]
         if spec is None or type(spec.loader) is not SourceFileLoader or spec.origin is None:
             return spec
-        if top in (self.package, "configs"):
+        top = name.partition(".")[0]
+        is_config = top in (self.package, "configs")
+        if is_config:
             self.files.append(spec.origin)
-            spec.loader = _ConfigFile(name, spec.origin)
-        elif self.path.parent / top in (Path(spec.origin).with_suffix(""), *Path(spec.origin).parents):
+        if is_config or self.path.parent / top in (Path(spec.origin).with_suffix(""), *Path(spec.origin).parents):
             spec.loader = _ConfigFile(name, spec.origin)
         return spec
 
 
 def _run(path: Path) -> dict[str, Any]:
     """Execute a config file and return its namespace."""
-    make_importable(path.parent)
     finder = _Finder(path)
     package = finder.package
     for folder in reversed(path.parents):
         _add_package(package, [folder])
         package += ".up"
-    hidden = {name: module for name, module in sys.modules.items() if _is_config_module(name, module)}
+    hidden = {name: module for name, module in sys.modules.items() if _holds_config(name, module)}
     for name in hidden:
         del sys.modules[name]
     # `from configs.common.train import train`: the nearest folder `configs`, and at last ours
-    above = PathFinder.find_spec("configs")
-    others = [Path(other) for other in (above and above.submodule_search_locations) or []]
-    _add_package("configs", [*(folder / "configs" for folder in path.parents), *others, Path(shipped_configs())])
+    homes = [*path.parents, *map(Path, sys.path), Path(shipped_configs()).parent]
+    _add_package("configs", [home / "configs" for home in homes])
     sys.meta_path.insert(sys.meta_path.index(PathFinder), finder)
     try:
         return vars(importlib.import_module(finder.name))
@@ -153,8 +168,8 @@ def _run(path: Path) -> dict[str, Any]:
         sys.meta_path.remove(finder)
         for name in [name for name in sys.modules if name.partition(".")[0] == "configs"]:
             del sys.modules[name]
-        for name, other in hidden.items():
-            sys.modules.setdefault(name, other)
+        for name, module in hidden.items():
+            sys.modules.setdefault(name, module)
 
 
 def _add_package(name: str, folders: list[Path]) -> None:
@@ -163,66 +178,12 @@ def _add_package(name: str, folders: list[Path]) -> None:
     sys.modules[name] = package
 
 
-def _is_config_module(name: str, module: Any) -> bool:
+def _holds_config(name: str, module: Any) -> bool:
     """Return True for a module that holds sections, which a load must execute anew."""
-    names = vars(module) if isinstance(module, types.ModuleType) else {}
-    holds_sections = any(isinstance(names.get(section), DictConfig) for section in SECTIONS)
-    is_ours = name == "__main__" or CONFIG_PACKAGE.match(name)
-    return name.partition(".")[0] == "configs" or (holds_sections and not is_ours)
-
-
-def _as_config(value: Any) -> Any:
-    """Return a dict as a config; what no config can hold (keys that are tuples, say) stays a dict."""
-    if not isinstance(value, dict):
-        return value
-    try:
-        return OmegaConf.create(to_nodes(value), flags=OBJECTS)
-    except OmegaConfBaseException:
-        return value
-
-
-def _origin(module_name: str) -> str | None:
-    """Return the file that `import module_name` would run."""
-    try:
-        spec = importlib.util.find_spec(module_name)
-    except (ImportError, ValueError, AttributeError):
-        return None
-    return os.path.realpath(spec.origin) if spec is not None and spec.origin else None
-
-
-def _types_of(name: str) -> tuple[type, ...]:
-    """Return what a variable of a config file may be to become a section."""
-    return (dict, DictConfig, ListConfig, *([list] if name in SCHEDULES else []))
-
-
-def _misplaced(path: Path, namespace: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is found where a section belongs: a number, a class, a module of that name."""
-    for name in SECTIONS:
-        value = namespace.get(name)
-        may_be_null = name in LAZY_SECTIONS and value is None
-        if name not in namespace or may_be_null or isinstance(value, _types_of(name)):
-            continue
-        found = f"a built {type(value).__name__}"
-        if isinstance(value, (type, types.ModuleType)):
-            found = f"the {'class' if isinstance(value, type) else 'module'} {value.__name__}"
-        elif isinstance(value, (int, float, str, list, type(None))):
-            found = f"{value!r:.60}"
-        right = f'defaults("{name}")' if name not in LAZY_SECTIONS else "LazyCall(Target)(argument=value)"
-        yield (
-            f"{shown(path)}: {name} is {found}, not a section of the config. Write {name} = {right}, or rename the "
-            "variable."
-        )
-
-
-def _unread_names(path: Path, namespace: Mapping[str, Any]) -> Iterator[str]:
-    """Yield plain values with the name that others give to a setting, which nothing in the file reads: `lr = 0.1`."""
-    suspects = {name for name, value in namespace.items() if is_foreign(name) and isinstance(value, (int, float, str))}
-    if not suspects:
-        return
-    names = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Name)]
-    unread = suspects - {node.id for node in names if isinstance(node.ctx, ast.Load)}
-    for name, line in {node.id: node.lineno for node in reversed(names) if node.id in unread}.items():
-        yield f"{shown(path)}:{line}: {name}={namespace[name]!r} sets nothing.{meant(name)}"
+    names = getattr(module, "__dict__", {})
+    holds_section = any(isinstance(names.get(section), DictConfig) for section in SECTIONS)
+    is_kept = name == "__main__" or CONFIG_PACKAGE.match(name)
+    return name.partition(".")[0] == "configs" or (holds_section and not is_kept)
 
 
 def make_importable(folder: Path) -> None:
@@ -246,41 +207,35 @@ def import_folder_of(module_name: str) -> Path | None:
     """Return the config folder from which the top-level module of `module_name` was imported, or None."""
     module = sys.modules.get(module_name.partition(".")[0])
     origins = [getattr(module, "__file__", None), *getattr(module, "__path__", [])]
-    found = [Path(origin) for origin in origins if origin]
-    return next((folder for folder in _import_folders if any(folder in path.parents for path in found)), None)
+    parents = {parent for origin in origins if origin for parent in Path(origin).parents}
+    return next((folder for folder in _import_folders if folder in parents), None)
 
 
 def shown(path: Path | str) -> str:
     """Return `path` for a message: relative when it is below the working directory."""
-    path = Path(path)
-    try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+    path = Path(path).absolute()
+    return str(path.relative_to(Path.cwd()) if Path.cwd() in path.parents else path)
 
 
 def _load_yaml(path: Path) -> DictConfig:
+    config: Any = None
     try:
-        config: Any = OmegaConf.load(path)
+        config = OmegaConf.load(path)
+        problem = "expected sections such as `train:`, found a list." if isinstance(config, ListConfig) else ""
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         raise ConfigError(f"{shown(path)}{line}: {getattr(error, 'problem', None) or error}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{shown(path)}: {_not_utf8(error)}") from error
-    except (OSError, OmegaConfBaseException) as error:
-        # an OSError without a reason is OmegaConf's own, for a file that holds a bare number
-        is_bare = isinstance(error, OSError) and not error.strerror
-        what = "expected sections such as `train:`, found a bare value." if is_bare else error
-        raise ConfigError(f"{shown(path)}: {what}") from error
-    problem = ""
-    if not isinstance(config, DictConfig):
-        problem = "expected sections such as `train:`, found a list."
-    elif hydra := [str(name) for name in config if name in ("defaults", "hydra")]:
+    except (OSError, OmegaConfBaseException) as error:  # OmegaConf's own, for a file that holds a bare number
+        problem = f"expected sections such as `train:` ({error})."
+    names = [str(name) for name in config or () if not problem and name not in (*SECTIONS, IMPORT_FROM)]
+    hydra = [name for name in names if name in ("defaults", "hydra")]
+    if hydra:
         problem = f"`{hydra[0]}:` is Hydra's, which does not start runs here."
-    elif not any(TARGET in str(config._get_node(name)) for name in LAZY_SECTIONS if name in config):
-        strange = [f"`{name!s}:`" for name in config if name not in (*SECTIONS, IMPORT_FROM)]
-        problem = f"it holds {', '.join(strange[:4])}, and no section with a {TARGET}." if strange else ""
+    elif names and not any(TARGET in str(config._get_node(name)) for name in LAZY_SECTIONS if name in config):
+        problem = f"it holds {', '.join(f'`{name}:`' for name in names[:4])}, and no section with a {TARGET}."
     if problem:
         raise ConfigError(
             f"{shown(path)}: {problem} A config here is a Python file with model, optim, dataloader and train "
@@ -298,11 +253,11 @@ def _missing(path: Path) -> str:
         return f"{str(path)[:80]}... cannot be opened. Name a config file."
     if path.is_dir():
         return f"{path} is a folder: expected a .py or .yaml file in it."
-    beside = path.parent
-    if not beside.is_dir():
-        close = did_you_mean(beside.name, [folder.name for folder in beside.parent.glob("*/")])
-        return f"{shown(path)} does not exist, and neither does the folder {shown(beside)}.{close}"
-    there = [file.name for file in beside.iterdir() if file.suffix in (".py", ".yaml")]
+    if not path.parent.is_dir():
+        folder = path.parent
+        close = did_you_mean(folder.name, [other.name for other in folder.parent.glob("*/")])
+        return f"{shown(path)} does not exist, and neither does the folder {shown(folder)}.{close}"
+    there = [file.name for file in path.parent.iterdir() if file.suffix in (".py", ".yaml")]
     if str(path).isidentifier():
         there += [file.stem for file in Path(shipped_configs()).glob("*.py")]
     return f"{shown(path)} does not exist.{did_you_mean(path.name, there)}"
@@ -314,59 +269,35 @@ def _not_utf8(reason: object) -> str:
 
 def _explain(error: BaseException, path: Path, files: Sequence[str]) -> str:
     """Return `file:line: what`, with the line of the config and, when the error rose elsewhere, that place."""
-    frames = traceback.extract_tb(error.__traceback__)
-    inside = [frame for frame in frames if frame.filename in files]
-    where, line = (
-        (f"{shown(inside[-1].filename)}:{inside[-1].lineno}", f"\n    {inside[-1].line}")
-        if inside
-        else (shown(path), "")
-    )
-    text = re.sub(CONFIG_PACKAGE.pattern.removeprefix("^"), ".", str(error))
     if isinstance(error, SyntaxError) and error.filename:
         line = f"\n    {error.text.strip()}" if error.text else ""
         return f"{shown(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}.{line}"
-    if isinstance(error, ImportError) and "partially initialized" in text:
-        return (
-            f"{where}: {Path(str(error.path)).name} imports itself, by way of the modules that it imports. Move what "
-            f"both need to a third file.{line}"
-        )
-    if missing := _missing_file(error):
-        return f"{where}: {_missing(missing)}{line}"
-    rose = frames[-1]
-    is_elsewhere = bool(inside) and rose is not inside[-1] and not isinstance(error, UserError)
-    if is_elsewhere and "importlib" not in rose.filename:
-        line += f"\n    raised at {shown(rose.filename)}:{rose.lineno} in {rose.name}"
-    if isinstance(error, UserError) and not inside:
-        return text
+    text = re.sub(CONFIG_PACKAGE.pattern.removeprefix("^"), ".", str(error))
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if frame.filename in files]
+    if not inside:
+        return text if isinstance(error, UserError) else f"{shown(path)}: {type(error).__name__}: {text}."
+    last, rose = inside[-1], frames[-1]
     what = text if isinstance(error, UserError) else f"{type(error).__name__}: {text}.{_hint(error, path.parent)}"
-    return f"{where}: {what}{line}"
+    line = f"\n    {last.line}"
+    if isinstance(error, ImportError) and "partially initialized" in text:
+        name = Path(str(error.path)).name
+        what = f"{name} imports itself, by way of what it imports. Move what both need to a third file."
+    elif rose is not last and not isinstance(error, UserError) and "importlib" not in rose.filename:
+        line += f"\n    raised at {shown(rose.filename)}:{rose.lineno} in {rose.name}"
+    return f"{shown(last.filename)}:{last.lineno}: {what}{line}"
 
 
-def _missing_file(error: BaseException) -> Path | None:
-    """Return the config file that a relative import did not find."""
-    if not isinstance(error, ModuleNotFoundError) and "unknown location" not in str(error):
-        return None
-    name = str(getattr(error, "name", ""))
-    if found := re.search(r"cannot import name '(\w+)'.*unknown location", str(error)):
-        name = f"{name}.{found[1]}"
-    package, _, last = name.rpartition(".")
-    folders = list(getattr(sys.modules.get(package), "__path__", []))
-    is_config = CONFIG_PACKAGE.match(name) or name.startswith("configs.")
-    return Path(folders[0], f"{last}.py") if is_config and folders else None
-
-
-def _hint(error: BaseException, folder: Path) -> str:
+def _hint(error: Any, folder: Path) -> str:
     """Suggest the nearest name for the errors that come from a misspelt one."""
-    name, owner = str(getattr(error, "name", "")), getattr(error, "obj", None)
+    name = str(getattr(error, "name", ""))
     if isinstance(error, NameError):
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        return did_you_mean(name, [*trace.tb_frame.f_globals, *trace.tb_frame.f_locals] if trace is not None else [])
-    if isinstance(error, ModuleNotFoundError):
-        return did_you_mean(name, [file.stem for file in folder.glob("*.py")])
-    if isinstance(error, ImportError) and (found := re.search(r"cannot import name '(\w+)'", str(error))):
-        return did_you_mean(found[1], dir(sys.modules.get(name)))
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        return did_you_mean(name, {**frame.f_globals, **frame.f_locals})
+    if isinstance(error, ImportError):
+        found = re.search(r"cannot import name '(\w+)'", str(error))
+        files = [file.stem for file in folder.glob("*.py")]
+        return did_you_mean(found[1] if found else name.rpartition(".")[2], [*files, *dir(sys.modules.get(name))])
     if found := re.match(r"'dict' object has no attribute '(\w+)'", str(error)):
         return f' A dict made in this file has keys, no attributes (an imported one has both): write ["{found[1]}"].'
-    return did_you_mean(name, dir(owner)) if isinstance(error, AttributeError) and owner is not None else ""
+    return did_you_mean(name, dir(error.obj)) if getattr(error, "obj", None) is not None else ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,104 +180,102 @@ def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
 
 def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str]) -> None:
     """Check everything that must be a LazyCall, a built object or null, and all that is below it."""
-    dataloader: Any = lazy["dataloader"]
-    evaluators = train.evaluation.evaluators
-    if not isinstance(dataloader, (DictConfig, type(None))):
+    loaders: Any = lazy["dataloader"]
+    if not isinstance(loaders, (DictConfig, type(None))):
         problems.append(
-            f"{format_override('dataloader', dataloader)}: expected a section with {schema.LAZY_SECTIONS['dataloader']}"
+            f"{format_override('dataloader', loaders)}: expected a section with {schema.LAZY_SECTIONS['dataloader']}"
         )
-    loaders = dict(dataloader.items_ex(resolve=False)) if isinstance(dataloader, DictConfig) else {}
-    problems += [
-        f"dataloader.{key!s}: no such setting; a dataloader has train and test."
-        + did_you_mean(f"dataloader.{key!s}", ["dataloader.train", "dataloader.test"])
-        for key in loaders
-        if key not in ("train", "test")
-    ]
-    loaders = {key: _read_item(dataloader, key, f"dataloader.{key!s}", problems) for key in loaders}
-    test = loaders.get("test")
+        loaders = None
+    names = {str(key): where for key, where in items_of(loaders or {}, "dataloader")}
+    for name, where in names.items():
+        if name not in ("train", "test"):
+            close = did_you_mean(where, ["dataloader.train", "dataloader.test"])
+            problems.append(f"{where}: no such setting; a dataloader has train and test.{close}")
+    found = {name: _read_item(loaders, name, where, problems) for name, where in names.items()}
+    test = found.get("test")
     if isinstance(test, ListConfig) or (isinstance(test, DictConfig) and TARGET in test):
         problems.append(
             'dataloader.test names its datasets: expected a section, dataloader.test = {"val": LazyCall(...)(...)}.'
         )
         test = None
-    for name, section in evaluators.items():
-        if isinstance(section, Mapping) and TARGET not in section and str(name) not in (test or {}):
+    evaluators = train.evaluation.evaluators
+    for key, where in items_of(evaluators, "train.evaluation.evaluators"):
+        if isinstance(evaluators[key], Mapping) and TARGET not in evaluators[key] and key not in (test or {}):
             problems.append(
-                f"train.evaluation.evaluators.{name!s} names no {TARGET} and no dataset of dataloader.test "
-                f"({', '.join(map(str, test or {}))}). Write LazyCall(Target)(argument=value), or a dataset's name."
+                f"{where} names no {TARGET} and no dataset of dataloader.test ({', '.join(map(str, test or {}))}). "
+                "Write LazyCall(Target)(argument=value), or a dataset's name."
             )
-    names = [writer for writer in train.writers if isinstance(writer, str)]
-    problems += [
-        f"train.writers names {name!r}: expected {', '.join(schema.WRITERS)}, or LazyCall(Writer)(argument=value)."
-        f"{did_you_mean(name, schema.WRITERS)}"
-        for name in names
-        if name not in schema.WRITERS
-    ]
-    problems += [f"train.writers names {name} twice. Remove one." for name in set(names) if names.count(name) > 1]
-    writers = [None if isinstance(writer, str) else writer for writer in train.writers]
+    writers = []
+    for writer in train.writers:
+        if isinstance(writer, str) and writer not in schema.WRITERS:
+            problems.append(
+                f"train.writers names {writer!r}: expected {', '.join(schema.WRITERS)}, or "
+                f"LazyCall(Writer)(argument=value).{did_you_mean(writer, schema.WRITERS)}"
+            )
+        if isinstance(writer, str) and writer in writers:
+            problems.append(f"train.writers names {writer} twice. Remove one.")
+        writers.append(writer)
     # path, node, what the calls must give, and how many levels of names or lists may be above a call
     for path, section, kind, depth in (
         ("model", lazy["model"], "a module", 0),
         ("optim", lazy["optim"], "an optimizer", 1),
         ("lr_scheduler", lazy["lr_scheduler"], "a schedule", 2),
         ("momentum_scheduler", lazy["momentum_scheduler"], "a schedule", 1),
-        ("dataloader.train", loaders.get("train"), "a loader", 0),
+        ("dataloader.train", found.get("train"), "a loader", 0),
         ("dataloader.test", test or None, "a loader", 1),
         ("train.evaluation.evaluators", evaluators or None, "an evaluator", 2),
         ("train.extra_hooks", train.extra_hooks or None, "a hook", 1),
-        ("train.writers", writers or None, "", 1),
+        ("train.writers", [None if isinstance(writer, str) else writer for writer in writers] or None, "", 1),
     ):
-        for where, node in _calls(section, path, depth, problems):
-            if isinstance(node, Mapping) and TARGET in node:
-                wrong = wrong_kind(node, kind, where)
-                problems += wrong
-                if not wrong:
-                    _check_below(node, where, problems, with_targets=True)
-            elif isinstance(node, (str, int, float, list, Mapping, ListConfig)):
-                problems.append(
-                    f"{where} names no {TARGET}: expected a section, LazyCall(Target)(argument=value), "
-                    f"found {format_override('', node)[1:]}."
-                )
+        _check_calls(section, path, kind, depth, problems)
 
 
-def _calls(node: Any, path: str, depth: int, problems: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the path and node of each call in a section of at most `depth` levels."""
-    is_section = isinstance(node, (list, ListConfig)) or (isinstance(node, Mapping) and TARGET not in node)
-    if not (depth and is_section and len(node)):
-        yield path, node
-        return
-    for key, where in items_of(node, path):
-        yield from _calls(_read_item(node, key, where, problems), where, depth - 1, problems)
+def _check_calls(node: Any, path: str, kind: str, depth: int, problems: list[str]) -> None:
+    """Check the calls in a section of at most `depth` levels; each must give `kind`."""
+    is_call = isinstance(node, Mapping) and TARGET in node
+    if depth and not is_call and isinstance(node, (list, Mapping, ListConfig)) and len(node):
+        for key, where in items_of(node, path):
+            _check_calls(_read_item(node, key, where, problems), where, kind, depth - 1, problems)
+    elif not is_call and isinstance(node, (str, int, float, list, Mapping, ListConfig)):
+        problems.append(
+            f"{path} names no {TARGET}: expected a section, LazyCall(Target)(argument=value), "
+            f"found {format_override('', node)[1:]}."
+        )
+    else:
+        _check_below(node, path, problems, kind)
 
 
-def _check_below(node: Any, path: str, problems: list[str], with_targets: bool = False) -> None:
-    """Check that everything below `node` can be read; with targets, that they exist and take their arguments.
+def _check_below(node: Any, path: str, problems: list[str], kind: str | None = None) -> None:
+    """Check that everything below `node` can be read; with a kind, that targets exist and take their arguments.
 
-    Values are converted to what the target declares, as 1 to 1.0 or "off" to False.
+    `kind`: what a target at `path` must give, see `libai.config.kinds`; empty for anything. Values are converted to
+    the types that targets declare, as 1 to 1.0 or "off" to False.
     """
-    if not isinstance(node, (list, Mapping, ListConfig)):
+    if isinstance(node, (str, bytes)) or not isinstance(node, (Mapping, Sequence)):
         return
     kinds: dict[str, Any] = {}
-    if with_targets and isinstance(node, Mapping) and TARGET in node:
+    if kind is not None:
         try:
-            target = target_of(node)
-            assert target is not None
-            problems += unknown_arguments(target, [str(key) for key in node if key != TARGET], path)
-            kinds = kinds_of_arguments(target)
+            target = target_of(node, path)
         except ConfigError as error:
-            problems += [f"{path}: {problem}" for problem in error.problems]
+            problems += error.problems
+            target = None
+        if target is not None:
+            wrong = wrong_kind(target, kind, path)
+            unknown = unknown_arguments(target, [str(key) for key in node if key != TARGET], path)
+            problems += [wrong] if wrong else unknown
+            kinds = {} if wrong else kinds_of_arguments(target)
     for key, where in items_of(node, path):
         value = _read_item(node, key, where, problems)
-        is_plain = isinstance(value, (*PLAIN, list, dict, ListConfig, DictConfig))
+        is_plain = isinstance(value, (*PLAIN, list, Mapping, ListConfig))
         if key in kinds and is_plain and not (isinstance(value, Mapping) and TARGET in value):
             try:
                 converted = coerce(value, kinds[key])
+                if converted is not value:
+                    node[key] = converted  # type: ignore[index]
             except Mismatch as error:
                 problems.append(f"{format_override(where, value)}: {error}.")
-                continue
-            if converted is not value:
-                node[key] = converted
-        _check_below(value, where, problems, with_targets)
+        _check_below(value, where, problems, None if kind is None else "")
 
 
 def calls_by_dataset(evaluators: Any) -> dict[str, Any]:

@@ -69,5 +69,6 @@ class Parser(argparse.ArgumentParser):
             near = difflib.get_close_matches(word.partition("=")[0], self.flags, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(self.flags)}."
             message = f"{word}: no such flag. {hint}"
+        message = message.replace("ignored explicit argument", "takes no value, found")
         stop = "" if message.endswith((".", "?")) else "."
         raise UserError(f"{message}{stop} `{self.prog} --help` lists the arguments.")

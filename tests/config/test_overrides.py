@@ -140,9 +140,15 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
             "train.log_period",
             "train.log_period: expected key=value, without spaces (to remove a setting: ~train.log_period).",
         ),
-        ("train/seed=1", "train/seed=1: cannot be read; a key is names joined by dots, such as train.amp.enabled."),
-        ("train.seed@x=1", "train.seed@x=1: cannot be read; a key is names joined by dots, such as train.amp.enabled."),
-        ("=3", "=3: the key in front of = is missing. A key is names joined by dots: train.amp.enabled=true."),
+        (
+            "train/seed=1",
+            "train/seed=1: the key cannot be read; a key is names joined by dots, such as train.amp.enabled.",
+        ),
+        (
+            "train.seed@x=1",
+            "train.seed@x=1: the key cannot be read; a key is names joined by dots, such as train.amp.enabled.",
+        ),
+        ("=3", "=3: the key cannot be read; a key is names joined by dots, such as train.amp.enabled."),
         ("+train.foo=1", "train.foo: no such setting. The keys of train are fixed; docs/config.md lists them."),
         (
             "+foo=1",

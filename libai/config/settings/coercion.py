@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import numbers
+import operator
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ OBJECTS = {"allow_objects": True}
 PLAIN = (bool, int, float, str, bytes, Path, type(None))
 """Types that OmegaConf holds and YAML can write."""
 
-_TRUTH_WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
+_TRUTH_WORDS = {"on": True, "yes": True, "true": True, "1": True, "off": False, "no": False, "false": False, "0": False}
 _WORDS: dict[Any, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -48,31 +49,35 @@ class Mismatch(ValueError):
     """The value does not fit; the text says what was expected."""
 
 
+#: limit -> its sign, and the comparison that is true of a value outside of it
+_LIMITS = {
+    "at_least": (">=", operator.lt),
+    "above": (">", operator.le),
+    "at_most": ("<=", operator.gt),
+    "below": ("<", operator.ge),
+}
+
+
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of a number; each may be absent. `infinite`: whether infinity is a value at all."""
+    """Limits of a number; each may be absent."""
 
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
-    infinite: bool = False
 
     def broken_by(self, value: Any) -> bool:
-        """Return True if `value` is a number outside the limits (NaN is outside of any)."""
+        """Return True if `value` is a number outside the limits, as NaN and the infinities are of any."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
-        inside = (
-            (self.at_least is None or value >= self.at_least)
-            and (self.above is None or value > self.above)
-            and (self.at_most is None or value <= self.at_most)
-            and (self.below is None or value < self.below)
-        )
-        return not inside or value != value or (abs(value) == math.inf and not self.infinite)
+        given = {name: limit for name, limit in vars(self).items() if limit is not None}
+        return not abs(value) < math.inf or any(_LIMITS[name][1](value, limit) for name, limit in given.items())
 
     def __str__(self) -> str:
-        limits = {">=": self.at_least, ">": self.above, "<=": self.at_most, "<": self.below}
-        return " and ".join(f"{sign} {limit:.12g}" for sign, limit in limits.items() if limit is not None)
+        return " and ".join(
+            f"{_LIMITS[name][0]} {limit:.12g}" for name, limit in vars(self).items() if limit is not None
+        )
 
 
 def members_of(kind: Any) -> tuple[Any, ...]:
@@ -91,8 +96,10 @@ def coerce(value: Any, kind: Any) -> Any:
     (1000, False, None, 1.0)
     """
     members = members_of(kind)
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    is_whole = is_number and (isinstance(value, numbers.Integral) or float(value).is_integer())
     # an exact fit comes before a conversion: 1 is not true for int | bool; but 1e3 is a whole number
-    if type(value) in members and not (int in members and isinstance(value, float)):
+    if type(value) in members and not (int in members and is_whole):
         return value
     for member in members:
         origin = get_origin(member) or member
@@ -100,27 +107,14 @@ def coerce(value: Any, kind: Any) -> Any:
             return value
         if origin is Literal and any(value == choice and type(value) is type(choice) for choice in get_args(member)):
             return value
-        converted = _converted(value, origin)
-        if converted is not None:
-            return converted
-    nearest = ""
-    if int in members and isinstance(value, float) and math.isfinite(value):
-        nearest = f" (nearest: {round(value)})"
+        if origin is bool:
+            word = str(value).lower() if isinstance(value, str) or value in (0, 1) else ""
+            if word in _TRUTH_WORDS:
+                return _TRUTH_WORDS[word]
+        elif (origin is int and is_whole) or (origin is float and is_number):
+            return origin(value)
+    nearest = f" (nearest: {round(value)})" if int in members and is_number and math.isfinite(value) else ""
     raise Mismatch(f"expected {expected(kind)}{nearest}")
-
-
-def _converted(value: Any, kind: Any) -> bool | int | float | None:
-    """Return `value` as a truth value or number; None if it is not one."""
-    if kind is bool and isinstance(value, str):
-        return _TRUTH_WORDS.get(value.lower())
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number:
-        return None
-    if kind is bool and value in (0, 1):
-        return bool(value)
-    if kind is int and (isinstance(value, numbers.Integral) or float(value).is_integer()):
-        return int(value)
-    return float(value) if kind is float else None
 
 
 def expected(kind: Any, limits: str = "") -> str:
@@ -141,13 +135,11 @@ def expected(kind: Any, limits: str = "") -> str:
 
 def type_name(kind: Any) -> str:
     """Write `kind` as the reference does: `int | null`."""
-    names = []
+    names: list[str] = []
     for member in members_of(kind):
         origin = get_origin(member) or member
-        if origin is Literal:
-            names += [f'"{choice}"' for choice in get_args(member)]
-        else:
-            names.append({Any: "any", type(None): "null"}.get(member) or str(getattr(origin, "__name__", member)))
+        choices = [f'"{choice}"' for choice in get_args(member)] if origin is Literal else []
+        names += choices or [{Any: "any", type(None): "null"}.get(origin) or origin.__name__]
     return " | ".join(names)
 
 

@@ -5,21 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from libai.benchmark.process import VariantFailed, VariantProcess
+from libai.benchmark.process import VariantProcess
 from libai.benchmark.protocol import Unavailable
 from libai.benchmark.variants import VariantSpec
-from libai.launch.installation import ROOT
-from libai.utils.errors import EXIT_USER_MISTAKE, UserError
-
-#: iterations of data that other libraries get; they use them in turn
-EXPORTED_ITERATIONS = 64
+from libai.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -33,10 +26,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value >= 2 and name in ("rounds", "check_iterations"):
-                raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 2.")
-            if not value > 0:
-                raise UserError(f"--{name.replace('_', '-')} {value}: must be above 0.")
+            if not value >= (2 if isinstance(value, int) else 1e-9):
+                raise UserError(f"--{name.replace('_', '-')} {value} measures nothing. Counts are at least 2.")
 
 
 class DifferentTraining(Exception):
@@ -51,7 +42,7 @@ class Measured:
 
     Args:
         unavailable: why it takes no part.
-        first_seconds: time of the first iteration, which compiles; `launch_seconds`: from the start to its end.
+        first_seconds: time of the first iteration, which compiles.
         blocks: seconds per iteration, one number for each round.
         cpu_blocks: processor time per iteration, likewise; empty if the variant does not report it.
     """
@@ -61,7 +52,6 @@ class Measured:
     samples_per_iter: int = 0
     tokens_per_iter: int | None = None
     peak_rss_bytes: int | None = None
-    launch_seconds: float = 0.0
     first_seconds: float = 0.0
     losses: list[float] = field(default_factory=list)
     block_iterations: int = 1
@@ -69,77 +59,47 @@ class Measured:
     cpu_blocks: list[float] = field(default_factory=list)
 
 
-@dataclass
-class Outcome:
-    """All variants of a config, and the machine's load average at the beginning of each round."""
-
-    everyone: list[Measured]
-    loads: list[float]
-
-
 def measure(
-    specs: Sequence[VariantSpec],
-    folder: Path,
-    settings: Settings,
-    say: Callable[[str], object],
-    training: Sequence[str] = (),
-) -> Outcome:
-    """Measure variants in scratch space `folder`. Raises `DifferentTraining`, `VariantFailed`, `UserError`.
+    specs: Sequence[VariantSpec], folder: Path, settings: Settings, say: Callable[[str], object]
+) -> tuple[list[Measured], list[float]]:
+    """Measure variants in scratch space `folder`; also the load average at the beginning of each round.
 
-    `training`: config and overrides, which are exported for other libraries.
+    Raises `DifferentTraining`, `VariantFailed`, `UserError`.
     """
-    outcome = Outcome([Measured(spec) for spec in specs], [])
-    running: list[tuple[VariantProcess, Measured]] = []
-    case = folder / "case"
-    refusal = None
-    if any(spec.needs_case for spec in specs):
-        say("exporting the training for other libraries")
-        refusal = _export(case, training)
+    everyone = [Measured(spec) for spec in specs]
+    running = []
+    loads = []
     with contextlib.ExitStack() as stack:
-        for number, measured in enumerate(outcome.everyone):
-            spec = measured.spec
-            own = folder / f"variant_{number}"
-            own.mkdir()
-            command = [word.replace("{folder}", str(own)).replace("{case}", str(case)) for word in spec.command]
+        for measured in everyone:
+            say(f"starting {measured.spec.name}")
             try:
-                if spec.needs_case and refusal is not None:
-                    raise Unavailable(refusal)
-                say(f"starting {spec.name}")
-                process = VariantProcess(spec, command, own / "log.txt")
+                process = VariantProcess(measured.spec, folder)
                 stack.callback(process.close)
                 _first_iterations(process, measured, settings)
                 running.append((process, measured))
             except Unavailable as reason:
                 measured.unavailable = str(reason).rstrip(".")
-                say(f"{spec.name} takes no part: {measured.unavailable}")
+                say(f"{measured.spec.name} takes no part: {measured.unavailable}")
         if not running:
-            reasons = [f"{measured.spec.name}: {measured.unavailable}." for measured in outcome.everyone]
+            reasons = [f"{measured.spec.name}: {measured.unavailable}." for measured in everyone]
             raise UserError(f"no variant could train. {' '.join(reasons)}")
         check_same_training([measured for _, measured in running], settings.loss_tolerance)
         for round_number in range(settings.rounds):
             say(f"round {round_number + 1} of {settings.rounds}")
-            outcome.loads.append(os.getloadavg()[0])
+            loads.append(os.getloadavg()[0])
             for process, measured in running:
-                _run_block(process, measured)
-    return outcome
-
-
-def _export(folder: Path, training: Sequence[str]) -> str | None:
-    """Export the training in a process of its own; the reason if it cannot be exported."""
-    command = [sys.executable, "-m", "libai.cli.export_case", str(folder), *training]
-    command += ["--iterations", str(EXPORTED_ITERATIONS)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=ROOT)
-    last = done.stderr.strip().rpartition("\n")[2]
-    if done.returncode not in (0, EXIT_USER_MISTAKE):
-        raise VariantFailed(f"exporting the training ended with {done.returncode}:\n{done.stderr[-4000:]}")
-    return last.removeprefix("error: ") if done.returncode else None
+                answer = process.run(measured.block_iterations)
+                measured.peak_rss_bytes = answer.get("peak_rss_bytes")
+                measured.blocks.append(answer["seconds"] / measured.block_iterations)
+                if "cpu_seconds" in answer:
+                    measured.cpu_blocks.append(answer["cpu_seconds"] / measured.block_iterations)
+    return everyone, loads
 
 
 def _first_iterations(process: VariantProcess, measured: Measured, settings: Settings) -> None:
     """Make the iterations whose losses are compared, with nothing else at work."""
     measured.samples_per_iter = process.answer().get("samples_per_iter", 0)
     first = process.run(1, losses=True)
-    measured.launch_seconds = time.perf_counter() - process.started
     measured.first_seconds = first["seconds"]
     count = settings.check_iterations - 1
     others = process.run(count, losses=True)
@@ -148,14 +108,6 @@ def _first_iterations(process: VariantProcess, measured: Measured, settings: Set
     wanted = settings.block_seconds * count / max(others["seconds"], 1e-9)
     # the bound ends the block of a variant that is very fast
     measured.block_iterations = min(max(1, round(wanted)), 100_000)
-
-
-def _run_block(process: VariantProcess, measured: Measured) -> None:
-    answer = process.run(measured.block_iterations)
-    measured.peak_rss_bytes = answer.get("peak_rss_bytes")
-    measured.blocks.append(answer["seconds"] / measured.block_iterations)
-    if "cpu_seconds" in answer:
-        measured.cpu_blocks.append(answer["cpu_seconds"] / measured.block_iterations)
 
 
 def check_same_training(trained: Sequence[Measured], tolerance: float) -> None:

@@ -7,9 +7,8 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import threading
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +33,18 @@ class VariantProcess:
     """A started variant, in a session of its own and without a launcher's variables.
 
     Args:
-        command: the words of `spec` with all places filled in.
-        log: file for standard error.
+        folder: scratch space of the benchmark, with the exported case; the variant gets a folder of its own in it.
     """
 
-    def __init__(self, spec: VariantSpec, command: Sequence[str], log: Path):
+    def __init__(self, spec: VariantSpec, folder: Path):
+        own = Path(tempfile.mkdtemp(dir=folder))
         self._name = spec.name
-        self._log = log
-        self.started = time.perf_counter()
+        self._log = own / "log.txt"
+        command = [word.replace("{folder}", str(own)) for word in spec.command]
         environment = {**os.environ, **dict.fromkeys(RENDEZVOUS_VARIABLES), **spec.environment}
-        with open(log, "wb") as errors:
+        with open(self._log, "wb") as errors:
             self._process = subprocess.Popen(
-                command,
+                [word.replace("{case}", str(folder / "case")) for word in command],
                 env={name: value for name, value in environment.items() if value is not None},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

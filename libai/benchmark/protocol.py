@@ -9,7 +9,7 @@ its input ends,
 is answered by `{"event": "done", ...}` with these fields:
 
     seconds         time of all iterations together, with the device idle before and after
-    losses          the loss of each iteration in full precision if asked for, else []
+    losses          the loss of each iteration in full precision, if asked for
     cpu_seconds     processor time of all its processes within `seconds`               (optional)
     peak_rss_bytes  largest resident memory of all its processes so far, added up      (optional)
     tokens_per_iter tokens of one iteration                                            (optional)
@@ -36,13 +36,26 @@ class Unavailable(Exception):
 
 
 class Variant:
-    """A training that `serve` can measure: set `samples_per_iter` and define `iterate`."""
+    """A training that `serve` can measure: set `samples_per_iter` and define `step` or `iterate`."""
 
     samples_per_iter: int
 
+    def step(self) -> Any:
+        """Make one iteration and return its loss, which `read` waits for."""
+        raise NotImplementedError(f"{type(self).__name__} must define step() or iterate(count, losses)")
+
+    def read(self, loss: Any) -> float:
+        """Return the loss that `step` gave as a number."""
+        return float(loss)
+
     def iterate(self, count: int, losses: bool) -> list[float]:
-        """Make `count` iterations and wait until they are done; the loss of each if asked, else []."""
-        raise NotImplementedError(f"{type(self).__name__} must define iterate(count, losses)")
+        """Make `count` iterations and wait until they are done; the loss of each if asked, else that of the last."""
+        found = []
+        for number in range(count):
+            loss = self.step()
+            if losses or number == count - 1:
+                found.append(self.read(loss))
+        return found
 
     def begin(self) -> None:
         """Called right before the clock starts."""

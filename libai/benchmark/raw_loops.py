@@ -33,14 +33,14 @@ class TotalLoss(nn.Module):
 
 
 class RawEager:
-    """Forward, backward, clip, step; OneFlow's DDP with several processes. `clip`: `train.clip_grad`."""
+    """Forward, backward, clip, step; OneFlow's DDP with several processes."""
 
-    def __init__(self, model: nn.Module, build_optimizer: BuildOptimizer, accumulation: int, clip: Any, mesh: Mesh):
+    def __init__(self, model: nn.Module, build_optimizer: BuildOptimizer, accumulation: int, max_norm: Any, mesh: Mesh):
         total = TotalLoss(model)
         self._forward = total if mesh.is_single else DistributedDataParallel(total)
         self._optimizer = build_optimizer(model)
         self._accumulation = accumulation
-        self._clip = clip
+        self._max_norm = max_norm
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         # None frees memory, but breaks the buckets of OneFlow 0.9's DDP
         self._set_to_none = mesh.is_single
@@ -52,10 +52,8 @@ class RawEager:
             loss = self._forward(**batch) / self._accumulation
             loss.backward()
             losses.append(loss.detach())
-        if self._clip.max_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self._clip.max_norm)
-        for parameter in self._parameters if self._clip.value is not None else ():
-            parameter.grad.copy_(parameter.grad.clamp(-self._clip.value, self._clip.value))
+        if self._max_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=self._set_to_none)
         return sum(losses)
@@ -76,24 +74,22 @@ class _Graph(nn.Graph):
 
 
 class RawGraph:
-    """One compiled `nn.Graph` with its optimizer; global tensors with several processes. `clip`: `train.clip_grad`."""
+    """One compiled `nn.Graph` with its optimizer; global tensors with several processes."""
 
-    def __init__(self, model: nn.Module, build_optimizer: BuildOptimizer, accumulation: int, clip: Any, mesh: Mesh):
+    def __init__(self, model: nn.Module, build_optimizer: BuildOptimizer, accumulation: int, max_norm: Any, mesh: Mesh):
         self._placement = None if mesh.is_single else mesh.placement()
         if self._placement is not None:
             model.to_global(self._placement, flow.sbp.broadcast)
         optimizer = build_optimizer(model)
         groups = optimizer.param_groups
-        if clip.value is not None:
-            raise Unavailable("a stock nn.Graph cannot clip gradients by value, and train.clip_grad.value is set")
-        if clip.max_norm is not None and len(groups) > 1:
+        if max_norm is not None and len(groups) > 1:
             raise Unavailable(
                 "a stock nn.Graph clips each parameter group by its own norm, which is another training; "
                 "optim.params=null makes one group for all variants"
             )
-        if clip.max_norm is not None:
+        if max_norm is not None:
             groups[0]._enable_clip_grad = True
-            groups[0]["clip_grad_max_norm"] = float(clip.max_norm)
+            groups[0]["clip_grad_max_norm"] = float(max_norm)
             groups[0]["clip_grad_norm_type"] = 2.0
         for parameter in model.parameters():
             parameter.grad = None  # else OneFlow 0.9 leaves it out of the compiled update

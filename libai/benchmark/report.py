@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from libai.benchmark.measure import Measured, Outcome
+from libai.benchmark.measure import Measured
+from libai.benchmark.variants import TWIN
 
 #: a machine whose noise is larger shows nothing that is worth a decision
 TOO_NOISY = 0.1
@@ -48,48 +49,46 @@ def verdict_of(ratio: Mapping[str, float], floor: float) -> str:
     return FASTER if ratio["median"] < 1.0 else SLOWER
 
 
-def describe_case(title: str, outcome: Outcome, cores: int) -> dict[str, Any]:
+def describe_case(title: str, everyone: Sequence[Measured], loads: Sequence[float], cores: int) -> dict[str, Any]:
     """Return the part of the report about one config."""
-    trained = {measured.spec.name: measured for measured in outcome.everyone if measured.unavailable is None}
-    baseline, *others = trained.values()
-    twins = [measured for measured in others if measured.spec.twin_of == baseline.spec.name]
-    noise = paired_ratio(twins[0], baseline) if twins else None
+    trained = {measured.spec.name: measured for measured in everyone if measured.unavailable is None}
+    baseline = next(iter(trained.values()))
+    twin = trained.get(f"{baseline.spec.name}{TWIN}")
+    noise = paired_ratio(twin, baseline) if twin else None
     floor = noise_floor(noise) if noise else math.inf
     rows = []
-    for measured in outcome.everyone:
+    for measured in everyone:
         row = asdict(measured)
         row["name"] = row.pop("spec")["name"]
         if measured.blocks:
             row["step_seconds"] = estimate(measured.blocks)
-            row["ratio"] = paired_ratio(measured, baseline)
-            row["verdict"] = "" if measured is baseline else verdict_of(row["ratio"], floor)
+            row.update(compare(measured, baseline, floor))
         rows.append(row)
-    notes = [f"{m.spec.name} took no part: {m.unavailable}." for m in outcome.everyone if m.unavailable is not None]
+    notes = [f"{m.spec.name} took no part: {m.unavailable}." for m in everyone if m.unavailable is not None]
     notes += _conclusions(trained, floor)
-    if noise is None:
-        notes.append("Noise: not measured, since the second run of the first variant took no part.")
-    else:
+    shown = f"{floor:.1%} between two interleaved runs" if twin else "unknown without a second run"
+    notes.append(f"Noise: {shown} of {baseline.spec.name}. Smaller differences mean nothing.")
+    if floor > TOO_NOISY or max(loads) > cores + 1:
         notes.append(
-            f"Noise: {floor:.1%} between two interleaved runs of {baseline.spec.name} (ratio {format_spread(noise)}). "
-            "Smaller differences mean nothing."
+            f"**Too noisy to decide anything**: the load average was {min(loads):.1f} to {max(loads):.1f} on {cores} "
+            "cores. Other work favours variants with more threads. Measure again on a quiet machine."
         )
-    if floor > TOO_NOISY or max(outcome.loads) > cores + 1:
-        notes.append(
-            f"**Too noisy to decide anything**: the load average was {min(outcome.loads):.1f} to "
-            f"{max(outcome.loads):.1f} on {cores} cores. Other work favours variants with more threads. Measure again "
-            "on a quiet machine."
-        )
-    return {"title": title, "loads": outcome.loads, "noise": noise, "variants": rows, "notes": notes}
+    return {"title": title, "loads": loads, "noise": noise, "variants": rows, "notes": notes}
+
+
+def compare(measured: Measured, baseline: Measured, floor: float) -> dict[str, Any]:
+    """Return the ratio of two variants, a verdict on it, and both as a sentence without its end."""
+    ratio = paired_ratio(measured, baseline)
+    verdict = verdict_of(ratio, floor)
+    text = f"{measured.spec.name} takes {format_spread(ratio)} times as long as {baseline.spec.name} ({verdict})"
+    return {"ratio": ratio, "verdict": verdict, "text": text}
 
 
 def _conclusions(trained: Mapping[str, Measured], floor: float) -> Iterator[str]:
     """Say what the trainer costs, and when compilation pays off."""
     for name, measured in trained.items():
-        raw = trained.get(f"raw-{name}")
-        if raw is not None:
-            ratio = paired_ratio(measured, raw)
-            verdict = verdict_of(ratio, floor)
-            yield f"The trainer: {name} takes {format_spread(ratio)} times as long as raw-{name} ({verdict})."
+        if f"raw-{name}" in trained:
+            yield f"The trainer: {compare(measured, trained[f'raw-{name}'], floor)['text']}."
         eager = trained.get(name.replace("graph", "eager"), measured)
         if eager is not measured:
             yield f"Compilation: {break_even(measured, eager, floor)}."
@@ -97,15 +96,14 @@ def _conclusions(trained: Mapping[str, Measured], floor: float) -> Iterator[str]
 
 def break_even(graph: Measured, eager: Measured, floor: float) -> str:
     """Say from which iteration on a compiled variant has made up for its slower start."""
-    ratio = paired_ratio(graph, eager)
-    verdict = verdict_of(ratio, floor)
-    names = f"{graph.spec.name} takes {format_spread(ratio)} times as long as {eager.spec.name} ({verdict})"
-    if verdict != FASTER:
-        return f"{names}, so it does not pay off"
+    found = compare(graph, eager, floor)
+    if found["verdict"] != FASTER:
+        return f"{found['text']}, so it does not pay off"
+    ratio = found["ratio"]
     step = estimate(eager.blocks)["median"]
     late = graph.first_seconds - eager.first_seconds + step * (1.0 - ratio["median"])
     least, count, most = (max(1, math.ceil(late / step / (1.0 - ratio[end]))) for end in ("low", "median", "high"))
-    return f"{names}, so it pays off after {count} iterations ({least} to {most})"
+    return f"{found['text']}, so it pays off after {count} iterations ({least} to {most})"
 
 
 def format_spread(found: Mapping[str, float], scale: float = 1.0) -> str:

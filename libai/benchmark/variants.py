@@ -16,8 +16,8 @@ from libai.utils.errors import UserError
 OWN_MODES = ("eager", "graph", "raw-eager", "raw-graph", "stock-eager", "stock-graph")
 #: modes of other libraries: programs in libai/benchmark/others
 OTHER_MODES = ("torch", "torch-fused", "torch-compile", "jax")
-#: ending of a mode that computes with one thread
-ONE_THREAD = "-1"
+#: ending of a mode that computes with one thread, and of the variant that repeats the first one to measure the noise
+ONE_THREAD, TWIN = "-1", " (again)"
 _STOCK_VARIABLES = {"OPENBLAS_CORETYPE": None, "LIBAI_OPENBLAS": "bundled", "LIBAI_NATIVE": "0"}
 
 
@@ -29,18 +29,11 @@ class VariantSpec:
         name: unique among the variants of a config.
         command: the words; `{folder}` becomes the variant's scratch folder, `{case}` the folder of the exported case.
         environment: variables to set, or to remove (None).
-        twin_of: the variant that this one repeats, to measure the noise.
     """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    twin_of: str | None = None
-
-    @property
-    def needs_case(self) -> bool:
-        """True if the command reads the exported case."""
-        return any("{case}" in word for word in self.command)
 
 
 def load_measured(path: str, overrides: Sequence[str], processes: int = 1) -> RunConfig:
@@ -81,28 +74,23 @@ def make_variants(
     for count in processes:
         for mode in modes:
             base = mode.removesuffix(ONE_THREAD)
+            # OpenMP, OpenBLAS and XLA read these
+            variables = {} if mode == base else dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC"), "1")
+            name = mode if list(processes) == [1] else f"{mode} x{count}"
             if base in OWN_MODES:
-                name = mode if list(processes) == [1] else f"{mode} x{count}"
-                spec = VariantSpec(
-                    name, _own(config, overrides, base, count), _STOCK_VARIABLES if "stock" in mode else {}
-                )
-            elif base in OTHER_MODES and python is not None:
-                program = os.path.join(PACKAGE, "benchmark", "others", "case.py")
-                spec = VariantSpec(mode, (python, program, "{case}", base))
-            elif base in OTHER_MODES:
-                raise UserError(f"--modes names {mode}, which runs in another Python: name it with --python PATH.")
-            else:
+                stock = _STOCK_VARIABLES if base.startswith("stock") else {}
+                found.append(VariantSpec(name, _own(config, overrides, base, count), {**stock, **variables}))
+            elif base not in OTHER_MODES:
                 raise UserError(
                     f"--modes names {mode!r}, which is not a mode. There are: {', '.join(OWN_MODES + OTHER_MODES)}; "
                     f"each also with the ending {ONE_THREAD} for one thread."
                 )
-            if mode != base:
-                # OpenMP, OpenBLAS and XLA read these
-                one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC"), "1")
-                spec = replace(spec, environment={**spec.environment, **one})
-            if base in OWN_MODES or count == processes[0]:
-                found.append(spec)
-    found.append(replace(found[0], name=f"{found[0].name} (again)", twin_of=found[0].name))
+            elif python is None:
+                raise UserError(f"--modes names {mode}, which runs in another Python: name it with --python PATH.")
+            elif count == 1:
+                program = os.path.join(PACKAGE, "benchmark", "others", "case.py")
+                found.append(VariantSpec(name, (python, program, "{case}", base), variables))
+    found.append(replace(found[0], name=f"{found[0].name}{TWIN}"))
     # so that any program can import the protocol
     path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
     found += [VariantSpec(name, tuple(words), {"PYTHONPATH": path}) for name, words in (commands or {}).items()]

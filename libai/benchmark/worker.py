@@ -21,7 +21,6 @@ from libai.layers.random import draws_randomness
 from libai.oneflow_fixes.internals import wait_for_device
 from libai.parallel import Mesh
 from libai.utils.distributed import (
-    all_reduce,
     barrier,
     default_device,
     gather_objects,
@@ -43,8 +42,12 @@ class OneFlowVariant(Variant):
         """See `Variant.finish`: the time of the slowest rank, the sum of what they used. Collective."""
         wait_for_device()  # the last update, or it would take a core from the variant that comes next
         ranks = gather_objects(answer)
-        total = {name: sum(rank[name] for rank in ranks) for name in ("cpu_seconds", "peak_rss_bytes")}
-        return {**answer, "seconds": max(rank["seconds"] for rank in ranks), **total}
+        for name in ("cpu_seconds", "peak_rss_bytes"):
+            answer[name] = sum(rank[name] for rank in ranks)
+        answer["seconds"] = max(rank["seconds"] for rank in ranks)
+        # all equal, except for the hand-written eager loop, whose ranks have the losses of their own samples
+        answer["losses"] = np.mean([rank["losses"] for rank in ranks], axis=0).tolist()
+        return answer
 
 
 class _Pause(HookBase):
@@ -93,10 +96,13 @@ class RawVariant(OneFlowVariant):
     """A hand-written loop over the config's model, data and optimizer, in either mode."""
 
     def __init__(self, config: Any, is_graph: bool):
-        dist = config.train.dist
-        if dist.tensor_parallel_size * dist.pipeline_parallel_size > 1 or config.train.ema.enabled:
-            raise Unavailable("a hand-written loop has neither tensor and pipeline ranks nor an average of the weights")
-        self._device = default_device(config.train.device)
+        train = config.train
+        is_plain = train.dist.tensor_parallel_size * train.dist.pipeline_parallel_size == 1
+        if not is_plain or train.ema.enabled or train.clip_grad.value is not None:
+            raise Unavailable(
+                "a hand-written loop has no tensor or pipeline ranks, no average of the weights, no clipping by value"
+            )
+        self._device = default_device(train.device)
         parts = Parts.of(config, Mesh.of_this_job(self._device))
         self._loader = iter(parts.loader)
         self._accumulation = parts.sizes.accumulation
@@ -104,21 +110,16 @@ class RawVariant(OneFlowVariant):
         model = parts.model().to(self._device)
         if draws_randomness(model):
             raise Unavailable("a hand-written loop draws other dropout masks; set the rates to 0")
-        # the loss of a graph over global tensors is that of the global batch already
-        self._mean_over = 1 if is_graph else parts.mesh.size
         loop = RawGraph if is_graph else RawEager
-        self._loop = loop(model, parts.optimizer, self._accumulation, config.train.clip_grad, parts.mesh)
+        self._loop = loop(model, parts.optimizer, self._accumulation, train.clip_grad.max_norm, parts.mesh)
 
-    def iterate(self, count: int, losses: bool) -> list[float]:
-        """See `Variant.iterate`."""
-        found = []
-        for number in range(count):
-            loss = self._loop.update([self._next_batch() for _ in range(self._accumulation)])
-            if losses or number == count - 1:  # the last one waits for the device, on every rank
-                found.append(float(loss.numpy().mean()))
-        if not losses:
-            return []
-        return (all_reduce(np.array(found)) / self._mean_over).tolist() if self._mean_over > 1 else found
+    def step(self) -> flow.Tensor:
+        """See `Variant.step`."""
+        return self._loop.update([self._next_batch() for _ in range(self._accumulation)])
+
+    def read(self, loss: flow.Tensor) -> float:
+        """See `Variant.read`; a graph gives the loss of each micro-batch."""
+        return float(loss.numpy().mean())
 
     def _next_batch(self) -> dict[str, flow.Tensor]:
         tensors = {}

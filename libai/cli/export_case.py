@@ -1,8 +1,8 @@
-"""Write down a config's training for programs without OneFlow: `python -m libai.cli.export_case FOLDER CONFIG`.
+"""Write down a config's training for programs without OneFlow, as the benchmark's variants of other libraries read it.
 
 `model/` holds the model with its initial weights as a Hugging Face folder; `batches.npz` the first micro-batches, one
 array for each argument of forward, (micro-batches, samples, …); `case.json` the optimizer's settings, clipping and
-accumulation. The benchmark's variants of other libraries (libai/benchmark/others) train from it.
+accumulation. libai/benchmark/others trains from it.
 """
 
 from __future__ import annotations
@@ -21,27 +21,22 @@ from libai.benchmark.variants import load_measured
 from libai.checkpoint.tensor_files import TensorSpec
 from libai.config import target_of
 from libai.config.instantiation import describe
-from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
-from libai.utils.parser import Parser
 
 _GROUP_SETTINGS = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov")
 
 
-def run(arguments: Sequence[str]) -> int:
-    parser = Parser(prog="python -m libai.cli.export_case", description=__doc__)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write, made if it does not exist")
-    parser.add_config()
-    parser.add_argument("--iterations", type=int, default=64, metavar="N", help="iterations of data (default 64)")
-    args = parser.parse_intermixed_args(arguments)
-    if args.iterations < 1:
-        raise UserError(f"--iterations={args.iterations}: there is nothing to train on. Write at least 1.")
-    export(args.folder, args.config, args.overrides, args.iterations)
-    return 0
+def export_or_refuse(folder: Path, config: str, overrides: Sequence[str]) -> None:
+    """Write the case, or into `refusal.txt` why other libraries cannot train it."""
+    folder.mkdir(parents=True)
+    try:
+        export(folder, config, overrides)
+    except UserError as error:
+        (folder / "refusal.txt").write_text(str(error), encoding="utf-8")
 
 
-def export(folder: Path, config: str, overrides: Sequence[str], iterations: int) -> None:
-    """Write the three. The weights are those that `Run` starts with, the batches its first ones."""
+def export(folder: Path, config: str, overrides: Sequence[str], iterations: int = 64) -> None:
+    """Write the case into `folder`. The weights are those that `Run` starts with, the batches its first ones."""
     run: Any = load_measured(config, overrides)
     if run.train.ema.enabled:
         raise UserError("train.ema.enabled=true cannot be exported: other libraries keep no average. Set it to false.")
@@ -134,9 +129,3 @@ def _groups_of(
         if common is not None:
             group_of[theirs] = common
     return settings, group_of
-
-
-if __name__ == "__main__":
-    import sys
-
-    guarded_main(lambda: run(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""To 1.98 nats per byte of the standard library in the least time; docs/speedrun.md says what helped."""
+"""To 1.98 nats per byte of the standard library in the least time; README.md says what helped."""
 
 from model import SpeedrunGPT
 from target import StopAtTarget

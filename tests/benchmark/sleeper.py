@@ -14,19 +14,16 @@ class Sleeper(Variant):
         self.samples_per_iter = given.batch
         self.iteration = 0
 
-    def iterate(self, count, losses):
+    def step(self):
         if given.fail == "dies" and self.iteration:
             print("a planted death", file=sys.stderr)
             sys.exit(3)
         if given.fail == "hangs" and self.iteration:
             time.sleep(600)
-        found = []
-        for _ in range(count):
-            print("a library prints this", flush=True)
-            time.sleep(given.seconds if self.iteration else given.first_seconds)
-            self.iteration += 1
-            found.append(given.loss / self.iteration)
-        return found if losses else []
+        print("a library prints this", flush=True)
+        time.sleep(given.seconds if self.iteration else given.first_seconds)
+        self.iteration += 1
+        return given.loss / self.iteration
 
 
 parser = argparse.ArgumentParser()

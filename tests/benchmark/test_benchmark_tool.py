@@ -45,7 +45,6 @@ def test_modes_and_hand_written_loops_compute_the_same_and_are_reported(tmp_path
         assert variant["losses"] == pytest.approx(found["eager"]["losses"], rel=1e-5)
     # each iteration has another loss, so that the check has something to see
     assert len(set(found["eager"]["losses"])) == 4
-    assert found["graph"]["first_seconds"] < found["graph"]["launch_seconds"]
     assert "The trainer: eager takes" in result.stdout and "Noise: " in result.stdout
     for file in ("report.md", "report.json", "report.svg"):
         text = (tmp_path / file).read_text()
@@ -103,7 +102,7 @@ def test_variants_that_cannot_train_this_take_no_part(tmp_path):
         ([CONFIG, "--modes", "eagre"], "is not a mode. There are: eager, graph"),
         ([CONFIG, "--procs", "0"], "whole numbers of at least 1"),
         ([CONFIG, "--procs", "1,1"], "two variants have one name"),
-        ([CONFIG, "--rounds", "1"], "at least 2"),
+        ([CONFIG, "--rounds", "1"], "Counts are at least 2"),
         ([CONFIG, "--variant", "torch"], "write NAME=COMMAND"),
         ([CONFIG, "--python", "no-such-python"], "there is no such program"),
         ([CONFIG, "optim.lrr=1"], "optim.lr"),

@@ -29,12 +29,11 @@ def run(folder, *specs):
 
 
 def test_variants_are_interleaved_and_measured(tmp_path):
-    outcome = run(tmp_path, sleeper("a"), sleeper("b", "--seconds", "0.02", "--first-seconds", "0.2"))
-    a, b = outcome.everyone
-    assert len(a.blocks) == len(b.blocks) == len(outcome.loads) == QUICK.rounds
+    (a, b), loads = run(tmp_path, sleeper("a"), sleeper("b", "--seconds", "0.02", "--first-seconds", "0.2"))
+    assert len(a.blocks) == len(b.blocks) == len(loads) == QUICK.rounds
     assert min(a.blocks) >= 0.002 and min(b.blocks) >= 0.02
     assert a.losses == b.losses == pytest.approx([5.0, 2.5, 5.0 / 3])
-    assert b.launch_seconds > b.first_seconds >= 0.2
+    assert b.first_seconds >= 0.2
     assert a.peak_rss_bytes > 2**20 and len(a.cpu_blocks) == 2
 
 
@@ -65,10 +64,9 @@ def test_losses_are_compared_to_the_tolerance(losses, samples, words):
 
 def test_a_variant_that_cannot_takes_no_part_and_says_why(tmp_path):
     (tmp_path / "some").mkdir()
-    outcome = run(tmp_path / "some", sleeper("a"), sleeper("b", "--fail", "unavailable"))
-    assert outcome.everyone[1].unavailable == "it cannot sleep here"
-    assert outcome.everyone[1].blocks == []
-    assert len(outcome.everyone[0].blocks) == QUICK.rounds
+    (a, b), _ = run(tmp_path / "some", sleeper("a"), sleeper("b", "--fail", "unavailable"))
+    assert b.unavailable == "it cannot sleep here" and b.blocks == []
+    assert len(a.blocks) == QUICK.rounds
     (tmp_path / "none").mkdir()
     with pytest.raises(UserError, match="no variant could train. a: it cannot sleep here"):
         run(tmp_path / "none", sleeper("a", "--fail", "unavailable"))
@@ -94,5 +92,5 @@ def test_a_command_that_is_not_a_variant_is_named(tmp_path):
 
 @pytest.mark.parametrize("field", ["rounds", "block_seconds", "check_iterations", "loss_tolerance"])
 def test_settings_that_measure_nothing_are_refused(field):
-    with pytest.raises(UserError, match=field.replace("_", "-")):
+    with pytest.raises(UserError, match=f"--{field.replace('_', '-')} 0 measures nothing"):
         Settings(**{field: 0})

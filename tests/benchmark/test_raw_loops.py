@@ -33,7 +33,7 @@ def several():
 @pytest.mark.parametrize(
     ("overrides", "optim", "refused"),
     [
-        (("train.clip_grad.value=0.01",), None, {"graph": "by value"}),
+        (("train.clip_grad.value=0.01",), None, {"eager": "by value", "graph": "by value"}),
         (("train.clip_grad={max_norm: 0.01}",), None, {"graph": "by its own norm"}),
         (("train.freeze=['^a']", "train.num_accumulation_steps=2"), None, {}),
         (("train.ema={enabled: true}",), None, {"eager": "average of the weights", "graph": "average of the weights"}),

@@ -22,7 +22,7 @@ Batch = dict[str, np.ndarray]
 
 
 class CaseVariant(Variant):
-    """A variant that trains the case in `folder`: one iteration is `update(micro_batches)`."""
+    """A variant that trains the case in `folder`; subclasses define `update`."""
 
     def __init__(self, folder: Path):
         self.model_folder = folder / "model"
@@ -33,28 +33,24 @@ class CaseVariant(Variant):
         self._next = 0
 
     def update(self, micro_batches: list[Batch]) -> Any:
-        """Make one update and return its loss, for which `float` waits."""
-        raise NotImplementedError(f"{type(self).__name__} must define update(micro_batches)")
+        """Make one update and return its loss."""
+        raise NotImplementedError
 
-    def iterate(self, count: int, losses: bool) -> list[float]:
-        """See `Variant.iterate`. The batches of the case are used in turn, again and again."""
-        found = []
-        for number in range(count):
-            micro_batches = [self._next_batch() for _ in range(self.case["num_accumulation_steps"])]
-            loss = self.update(micro_batches)
-            if losses or number == count - 1:
-                found.append(float(loss))
-        return found if losses else []
-
-    def _next_batch(self) -> Batch:
-        number = self._next
-        self._next += 1
-        # a data loader hands out fresh memory as well
-        return {name: array[number % len(array)].copy() for name, array in self._data.items()}
+    def step(self) -> Any:
+        """See `Variant.step`. The batches of the case are used in turn, again and again."""
+        micro_batches = []
+        for _ in range(self.case["num_accumulation_steps"]):
+            # a data loader hands out fresh memory as well
+            micro_batches.append({name: array[self._next % len(array)].copy() for name, array in self._data.items()})
+            self._next += 1
+        return self.update(micro_batches)
 
 
 def build(folder: Path, mode: str) -> Variant:
     """Return the variant of a mode."""
+    refusal = folder / "refusal.txt"
+    if refusal.exists():
+        raise Unavailable(refusal.read_text(encoding="utf-8"))
     try:
         library = importlib.import_module(f"{mode.partition('-')[0]}_loop")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Training a GPT-2 in JAX as a variant of a benchmark.
+"""Training a GPT-2 in JAX as a variant of a benchmark, with the optimizer of optax.
 
 `transformers` has no models in JAX any more, so GPT-2 is written here, with the names that its tensors have in the
 file. One update is one compiled function.
@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from case import Batch, CaseVariant
 from protocol import Unavailable
 from safetensors.numpy import load_file
@@ -23,15 +24,21 @@ class JaxVariant(CaseVariant):
 
     def __init__(self, folder: Path, mode: str):
         super().__init__(folder)
+        case = self.case
         weights = load_file(self.model_folder / "model.safetensors")
-        found = [self.case["architecture"], self.case["optimizer"], self.case["num_accumulation_steps"]]
-        if found != ["GPT2LMHeadModel", "AdamW", 1] or set(weights) != set(self.case["group_of"]):
-            raise Unavailable("the loop in JAX trains all weights of a GPT-2 with AdamW, without accumulation")
+        if [case["architecture"], case["optimizer"], case["num_accumulation_steps"]] != ["GPT2LMHeadModel", "AdamW", 1]:
+            raise Unavailable("the loop in JAX trains a GPT-2 with AdamW, without accumulation")
         config = json.loads((self.model_folder / "config.json").read_text(encoding="utf-8"))
-        groups = {name: self.case["groups"][number] for name, number in self.case["group_of"].items()}
-        zeros = {name: jnp.zeros_like(array) for name, array in weights.items()}
-        self._state = (weights, zeros, zeros, 0)
-        self._step = jax.jit(partial(_step, config, groups, self.case["max_grad_norm"]))
+        parts = [optax.clip_by_global_norm(case["max_grad_norm"])] if case["max_grad_norm"] else []
+        groups = {}
+        for number, group in enumerate(case["groups"]):
+            beta1, beta2 = group["betas"]
+            groups[number] = optax.adamw(group["lr"], beta1, beta2, group["eps"], weight_decay=group["weight_decay"])
+        groups[-1] = optax.set_to_zero()  # frozen
+        labels = {name: case["group_of"].get(name, -1) for name in weights}
+        optimizer = optax.chain(*parts, optax.multi_transform(groups, labels))
+        self._state = (weights, optimizer.init(weights))
+        self._step = jax.jit(partial(_step, config, optimizer))
 
     def update(self, micro_batches: list[Batch]) -> Any:
         """See `CaseVariant.update`."""
@@ -39,26 +46,12 @@ class JaxVariant(CaseVariant):
         return loss
 
 
-def _step(config: Any, groups: Any, max_norm: float | None, state: Any, input_ids: Any, labels: Any) -> Any:
-    """Return weights, optimizer state and loss after one update of AdamW."""
-    weights, first, second, step = state
-    loss, gradients = jax.value_and_grad(partial(_loss, config))(weights, input_ids, labels)
-    factor = 1.0
-    if max_norm is not None:
-        norm = jnp.sqrt(sum((gradient**2).sum() for gradient in gradients.values()))
-        factor = jnp.minimum(1.0, max_norm / (norm + 1e-6))
-    found: tuple[Any, Any, Any] = ({}, {}, {})
-    for name, group in groups.items():
-        beta1, beta2 = group["betas"]
-        gradient = gradients[name] * factor
-        mean = beta1 * first[name] + (1 - beta1) * gradient
-        square = beta2 * second[name] + (1 - beta2) * gradient**2
-        root = jnp.sqrt(square / (1 - beta2 ** (step + 1))) + group["eps"]
-        kept = weights[name] * (1 - group["lr"] * group["weight_decay"])
-        found[0][name] = kept - group["lr"] * mean / (1 - beta1 ** (step + 1)) / root
-        found[1][name] = mean
-        found[2][name] = square
-    return (*found, step + 1), loss
+def _step(config: Any, optimizer: Any, state: Any, **batch: Any) -> Any:
+    """Return weights and optimizer state after one update, and the loss."""
+    weights, moments = state
+    loss, gradients = jax.value_and_grad(partial(_loss, config))(weights, **batch)
+    updates, moments = optimizer.update(gradients, moments, weights)
+    return (optax.apply_updates(weights, updates), moments), loss
 
 
 def _loss(config: Any, weights: Any, input_ids: Any, labels: Any) -> Any:
@@ -72,18 +65,17 @@ def _loss(config: Any, weights: Any, input_ids: Any, labels: Any) -> Any:
         return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
     x = weights["transformer.wte.weight"][input_ids] + weights["transformer.wpe.weight"][: input_ids.shape[1]]
-    gelu = partial(jax.nn.gelu, approximate=config["activation_function"] != "gelu")
     for number in range(config["n_layer"]):
         block = f"transformer.h.{number}"
         mixed = linear(f"{block}.attn.c_attn", norm(f"{block}.ln_1", x))
         q, k, v = jnp.moveaxis(mixed.reshape(*x.shape[:2], 3, config["n_head"], -1), 2, 0)
         mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape)
         x = x + linear(f"{block}.attn.c_proj", mixed)
-        hidden = gelu(linear(f"{block}.mlp.c_fc", norm(f"{block}.ln_2", x)))
+        hidden = jax.nn.gelu(linear(f"{block}.mlp.c_fc", norm(f"{block}.ln_2", x)), approximate=False)
         x = x + linear(f"{block}.mlp.c_proj", hidden)
     head = weights.get("lm_head.weight", weights["transformer.wte.weight"])
-    scores = jax.nn.log_softmax(norm("transformer.ln_f", x) @ head.T)
-    return -jnp.take_along_axis(scores, labels[..., None], -1).mean()
+    logits = norm("transformer.ln_f", x) @ head.T
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
 build = JaxVariant

@@ -9,6 +9,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -59,6 +60,7 @@ def _work(arguments: Sequence[str]) -> int:
 
 def _benchmark(arguments: Sequence[str]) -> int:
     from libai.benchmark.page import to_page, to_picture, to_rows
+    from libai.cli.export_case import export_or_refuse
     from libai.utils.atomic import atomic_write_text
 
     args = _parser().parse_intermixed_args(arguments)
@@ -78,8 +80,9 @@ def _benchmark(arguments: Sequence[str]) -> int:
         title = " ".join(map(without_folders, [config, *overrides]))
         say = partial(print, f"{title}:", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="libai-benchmark-") as folder:
-            outcome = measure(specs[config], Path(folder), settings, say, [config, *overrides])
-        cases.append(describe_case(title, outcome, machine["cores"]))
+            if any("{case}" in spec.command for spec in specs[config]):
+                export_or_refuse(Path(folder, "case"), config, overrides)
+            cases.append(describe_case(title, *measure(specs[config], Path(folder), settings, say), machine["cores"]))
         print("\n".join([title, "", format_table(to_rows(cases[-1]), right=range(1, 9)), "", *cases[-1]["notes"], ""]))
     command = " ".join(["libai benchmark", *map(without_folders, arguments)])
     report = {"command": command, "machine": machine, "settings": asdict(settings), "cases": cases}
@@ -91,13 +94,12 @@ def _benchmark(arguments: Sequence[str]) -> int:
 
 
 def without_folders(word: str) -> str:
-    """Return a word of the command line for a report: an absolute path keeps its last part only."""
-    name, equals, value = word.rpartition("=")
-    if not os.path.isabs(value):
-        return word
-    inside = Path(value).is_relative_to(ROOT)
-    shown = os.path.relpath(value, ROOT) if inside else f".../{Path(value).name}"
-    return f"{name}{equals}{shown}"
+    """Return a word of the command line for a report: an absolute path keeps its last part only.
+
+    >>> without_folders("train.dataset=/home/me/data.bin")
+    'train.dataset=.../data.bin'
+    """
+    return re.sub(r"(^|[\s=])/\S*/", r"\1.../", word)
 
 
 def _variants(args: argparse.Namespace, config: str, overrides: Sequence[str]) -> list[VariantSpec]:
@@ -157,17 +159,16 @@ def _describe_machine() -> dict[str, Any]:
 
     facts = collect_env()
     state = git_state(Path(ROOT))
-    oneflow = facts["oneflow"]
-    commit = "not in a git repository" if state is None else state["commit"][:9] + " changed" * bool(state["dirty"])
-    return {
-        **{name: facts["machine"][name] for name in ("os", "cpu", "cores", "memory_gb")},
-        **{name: oneflow[name] for name in ("openblas", "cpu_kernels")},
-        **{name: facts[name] for name in ("libai", "python")},
-        "devices": [device["name"] for device in facts["cuda"]["devices"]],
-        "oneflow": oneflow["version"],
-        "commit": commit,
-        "date": datetime.date.today().isoformat(),
-    }
+    machine = {name: facts["machine"][name] for name in ("cpu", "cores", "memory_gb", "os")}
+    machine["devices"] = [device["name"] for device in facts["cuda"]["devices"]]
+    for name in ("libai", "python"):
+        machine[name] = facts[name]
+    if state is not None:
+        machine["commit"] = state["commit"][:9] + " changed" * state["dirty"]
+    machine["oneflow"] = facts["oneflow"]["version"]
+    for name in ("openblas", "cpu_kernels"):
+        machine[name] = facts["oneflow"][name]
+    return {**machine, "date": datetime.date.today().isoformat()}
 
 
 if __name__ == "__main__":  # a rank of a job that the benchmark has started

@@ -47,7 +47,7 @@ class Agreement:
     def __init__(self, seconds: float = AGREE_SECONDS):
         self._seconds = seconds
         self._questions: dict[str, Callable[[], int]] = {}
-        self._answers: dict[str, int] = {}
+        self.answers: dict[str, int] = {}
 
     def ask(self, name: str, question: Callable[[], int]) -> None:
         """Put `question() -> int` (0 is no) at every poll from now on, under `name`. Every rank must do so."""
@@ -55,15 +55,15 @@ class Agreement:
 
     def decide(self, name: str, answer: int) -> None:
         """Set an answer that every rank knows already, such as one that follows from the iteration."""
-        self._answers[name] = answer
+        self.answers[name] = answer
 
     def answer(self, name: str) -> int:
         """What was agreed on `name`: 0, or the largest answer of any rank. It stays until `take`."""
-        return self._answers.get(name, 0)
+        return self.answers.get(name, 0)
 
     def take(self, name: str) -> int:
         """`answer(name)`, which is 0 again afterwards."""
-        return self._answers.pop(name, 0)
+        return self.answers.pop(name, 0)
 
     def poller(self) -> Callable[[], None]:
         """A function to call once per turn of a loop. Each loop needs its own, because it learns the time of a turn."""
@@ -75,14 +75,14 @@ class Agreement:
         for name, question in self._questions.items():
             answer = question()
             if answer:
-                self._answers[name] = answer
+                self.answers[name] = answer
 
     def _ask_all_ranks(self, wanted: int) -> int:
         """Agree on all answers and on the number of polls until the next time: the smallest that a rank wants."""
         if not self._questions:
             return _MAX_POLLS_BETWEEN
         found = all_reduce(np.array([*(question() for question in self._questions.values()), -wanted]), "max")
-        self._answers.update((name, int(answer)) for name, answer in zip(self._questions, found) if answer)
+        self.answers.update((name, int(answer)) for name, answer in zip(self._questions, found) if answer)
         return -int(found[-1])
 
 

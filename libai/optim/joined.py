@@ -55,8 +55,11 @@ class JoinedUpdates:
     def fits(self) -> bool:
         """Whether the optimizer is OneFlow's SGD, Adam or AdamW as it is (or several are), and its parameters can be
         joined."""
-        if not self._is_known or any(getattr(part.step, "__qualname__", "") != _OWN_STEP for part in self._parts):
+        if not self._is_known:
             return False
+        for part in self._parts:
+            if getattr(part.step, "__qualname__", "") != _OWN_STEP:
+                return False
         for group in self._optimizer.param_groups:  # a hook may change them
             if group._options.get("amsgrad") or group._options.get("fused"):
                 return False
@@ -76,24 +79,32 @@ class JoinedUpdates:
             self._coefficient = None
 
     def _update(self, group: Any) -> None:
-        """What the method of the same place in OneFlow does for one group."""
-        kind = _KINDS[type(optimizer_of(self._optimizer, group))](group)
-        parameters = [parameter for parameter in group.parameters if parameter.grad is not None]
+        """Do for one group what OneFlow's method of the same name does."""
+        part = self._parts[0] if len(self._parts) == 1 else optimizer_of(self._optimizer, group)
+        kind = _KINDS[type(part)](group)
+        # plain loops: this runs in every iteration, and a comprehension is a call
+        parameters = []
+        gradients = []
+        for parameter in group.parameters:
+            gradient = parameter.grad
+            if gradient is not None:
+                parameters.append(parameter)
+                gradients.append(gradient)
         if not parameters:
             return
-        inputs = {"model": parameters, "model_diff": [parameter.grad for parameter in parameters]}
+        tensors = parameters + gradients
+        inputs = [("model", len(parameters)), ("model_diff", len(parameters))]
         for argument, key in kind.state.items():
-            inputs[argument] = [self._state_of(parameter, key) for parameter in parameters]
+            for parameter in parameters:
+                state = self._optimizer._state[parameter]
+                if key not in state:
+                    state[key] = flow.zeros_like(parameter)
+                tensors.append(state[key])
+            inputs.append((argument, len(parameters)))
         if self._coefficient is not None:
-            inputs["scale_by_tensor"] = [self._coefficient]
-        op = build_operation(kind.op, tuple((name, len(tensors)) for name, tensors in inputs.items()))
-        kind.dispatch(op, [tensor for tensors in inputs.values() for tensor in tensors], **kind.options)
-
-    def _state_of(self, parameter: flow.Tensor, key: str) -> flow.Tensor:
-        state = self._optimizer._state[parameter]
-        if key not in state:
-            state[key] = flow.zeros_like(parameter)
-        return state[key]
+            tensors.append(self._coefficient)
+            inputs.append(("scale_by_tensor", 1))
+        kind.dispatch(build_operation(kind.op, tuple(inputs)), tensors, **kind.options)
 
 
 class _Kind(NamedTuple):

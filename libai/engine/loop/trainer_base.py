@@ -17,7 +17,7 @@ from libai.engine.loop.check_parts import check_iterations
 from libai.engine.loop.data_feed import DataFeed
 from libai.engine.loop.hook_base import EPOCH_POINTS, HOOK_POINTS, HookBase, Interrupted, StopTraining, keyed
 from libai.engine.loop.loop_state import LoopState
-from libai.engine.loop.metrics import MAX_PENDING_RESULTS
+from libai.engine.loop.metrics import MAX_PENDING_RESULTS, StepResult
 from libai.engine.loop.periods import EveryEpoch
 from libai.launch.stop import STOP
 from libai.oneflow_fixes.threads import quick_thread_switches
@@ -203,6 +203,7 @@ class TrainerBase:
         before_step, storage = self._hook_calls["before_step"], self.storage
         epoch = self._epoch
         loop, agreement, metrics = self.loop, self.loop.agreement, self.loop.metrics
+        answers = agreement.answers
         poll = agreement.poller()
         if self.start_iter < self.max_iter:
             self._raise_if_stopping()
@@ -220,11 +221,11 @@ class TrainerBase:
                     self._check_first_step()
                 poll()
                 self._run_after_step()
-                if agreement.answer(_STOP_OF_MAIN):
+                if _STOP_OF_MAIN in answers:
                     raise self._main_rank_stops or StopTraining("asked for by a hook on the main rank")
                 if len(metrics.pending) >= MAX_PENDING_RESULTS:
                     self.check_finite()
-                if agreement.answer(STOP) and iteration + 1 < self.max_iter:
+                if STOP in answers and iteration + 1 < self.max_iter:
                     raise Interrupted
                 if loop.is_pausing:
                     self.status = "paused"
@@ -322,7 +323,10 @@ class TrainerBase:
         micro_batches = self.feed.take()
         for call in self._hook_calls["before_update"]:
             call()
-        self.loop.result = result = self._as_result(self.update(micro_batches))
+        result = self.update(micro_batches)
+        if not isinstance(result, StepResult):
+            result = self._as_result(result)
+        self.loop.result = result
         self.loop.metrics.pending.append((self.iter, result))
         self.feed.is_ahead = False
 

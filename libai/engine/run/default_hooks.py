@@ -20,6 +20,7 @@ from libai.engine.loop.check_parts import check_writer
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.run.report import summary_of
 from libai.engine.setup import build
+from libai.scheduler import needs_metric
 
 if TYPE_CHECKING:
     from libai.engine.run.run import Run
@@ -87,7 +88,8 @@ def default_hooks(run: Run) -> list[HookBase | None]:
             found.append(hooks.BestCheckpointHook(saver, tag, better))
             if evaluation.early_stop_patience:
                 found.append(hooks.EarlyStopHook(tag, evaluation.early_stop_patience, better))
-    found.append(hooks.LRHook(tag))
+    if needs_metric(run.trainer.lr_scheduler):
+        found.append(hooks.LRHook(tag))
     if saving.enabled:
         period = plan.period(saving.period, "train.checkpointer.period")
         found.append(hooks.CheckpointHook(run.checkpointer, period))

@@ -229,5 +229,5 @@ def _gather(trainer: ModelTrainer, batch: Batch) -> Batch | None:
     gathered = {}
     for name, tensor in batch.items():
         of_ranks = gather_arrays(tensor.numpy())[: mesh.data * mesh.tensor : mesh.tensor]
-        gathered[name] = trainer.forward_pass.tensor(np.concatenate(of_ranks) if tensor.ndim else of_ranks[0])
-    return gathered
+        gathered[name] = np.concatenate(of_ranks) if tensor.ndim else of_ranks[0]
+    return trainer.forward_pass.to_device(gathered)

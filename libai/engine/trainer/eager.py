@@ -120,8 +120,11 @@ class EagerTrainer(ModelTrainer):
         if self._zero_grad_before_forward:
             self.optimizer.zero_grad(set_to_none=self._set_to_none)
         forward_pass = self.forward_pass
-        named = [forward_pass.name_inputs(batch) for batch in micro_batches]
-        batches = [forward_pass.to_device(batch) for batch in named]
+        named = []
+        batches = []
+        for batch in micro_batches:
+            named.append(forward_pass.name_inputs(batch))
+            batches.append(forward_pass.to_device(named[-1]))
         with forward_pass.index_check.watch(named, forward_pass.describe_batch):
             forward = self._forward_with_autocast if self.options.amp else self._forward
             forward_pass.loss_scale = None if self._scaler is None else self._scaler.scale
@@ -129,7 +132,8 @@ class EagerTrainer(ModelTrainer):
         self._hold(batches)
         self.reduce_gradients()
         is_finite = self._scaler is None or self._scaler.unscale(self._parameters, full_tensor)
-        self._call_hooks("after_backward")
+        for call in self._hook_calls["after_backward"]:
+            call()
         if is_finite:
             result.grad_norm = self._clip_and_step()
         elif self.options.max_grad_norm is not None:

@@ -55,6 +55,7 @@ class ForwardPass:
 
     def __init__(self, trainer: ModelTrainer, device: str):
         self.model, self.mesh, self.device = trainer.model, trainer.mesh, device
+        self._data_rank = trainer.mesh.data_rank
         self.batch_scope = BatchScope(trainer.options.batch_scope)
         self.draws_randomness = bool(assign_layer_ids(self.model))
         self.counts_items = hasattr(self.model, "num_loss_items")
@@ -71,7 +72,12 @@ class ForwardPass:
 
     def to_device(self, batch: Any) -> Batch:
         """A loader's batch as keyword arguments of forward, local tensors on this rank's device."""
-        return {name: self.tensor(value) for name, value in self.name_inputs(batch).items()}
+        batch = self.name_inputs(batch)
+        tensors = {}
+        for name, value in batch.items():
+            tensor = value if isinstance(value, flow.Tensor) else as_tensor(value)
+            tensors[name] = tensor if self.device == "cpu" else tensor.to(self.device)
+        return tensors
 
     def name_inputs(self, batch: Any) -> dict[str, Any]:
         """`as_batch_dict` for this model; the signature of forward is looked at only when the keys are new."""
@@ -79,10 +85,6 @@ class ForwardPass:
             batch = as_batch_dict(batch, self.model)
             self._checked_keys = tuple(batch)
         return batch
-
-    def tensor(self, value: Any) -> flow.Tensor:
-        tensor = value if isinstance(value, flow.Tensor) else as_tensor(value)
-        return tensor if self.device == "cpu" else tensor.to(self.device)
 
     def describe_batch(self) -> str:
         """Which batch this rank is at, for errors."""
@@ -97,7 +99,7 @@ class ForwardPass:
         from seed, iteration and that number. A model without seeded layers does not pay for the key."""
         if not self.draws_randomness:
             return _NO_SCOPE
-        return random_context(fold(self._trainer.options.seed, self._trainer.iter, micro), self.mesh.data_rank)
+        return random_context(fold(self._trainer.options.seed, self._trainer.iter, micro), self._data_rank)
 
     def effects_of_forward(self, batch: Any) -> Effects:
         """What a forward on this micro-batch of this rank changes, tried once on a copy of the model. Collective."""

@@ -295,10 +295,10 @@ class GraphTrainer(ModelTrainer):
     def _set_step_inputs(self) -> None:
         step = self.optimizer._state["step"]
         for index, group in enumerate(self.optimizer.param_groups):
-            self._step_inputs.set(index, lr=float(group["lr"]))
+            scalars = {"lr": float(group["lr"])}
             if self._corrects_bias:
-                bias1, bias2 = bias_corrections(group, step)
-                self._step_inputs.set(index, bias1=bias1, bias2=bias2)
+                scalars["bias1"], scalars["bias2"] = bias_corrections(group, step)
+            self._step_inputs.set(index, **scalars)
 
     # ------------------------------------------------------------------ compilation
 

@@ -388,11 +388,7 @@ class ModelTrainer(TrainerBase):
         return rates
 
     def _finish_update(self) -> None:
-        """What follows an update of the weights: the schedule advances."""
-        self._step_schedule()
-
-    def _step_schedule(self) -> None:
-        """Advance the schedule; keeps the rates that the update just made has used in `self._lrs`."""
+        """Advance the schedule after an update; keeps the rates that the update has used in `self._lrs`."""
         self._lrs = self._current_lrs()
         if self.lr_scheduler is not None and not self._schedule_needs_metric:
             self.lr_scheduler.step()
@@ -401,8 +397,6 @@ class ModelTrainer(TrainerBase):
 
     def _as_result(self, returned: Any) -> StepResult:
         """An `update` of the user's own may return its losses as `forward` does: a scalar, or a dict of scalars."""
-        if isinstance(returned, StepResult):
-            return returned
         losses, metrics = read_losses(returned, self)
         values = [{name: detached(value) for name, value in part.items()} for part in (losses, metrics)]
         ranks = 1 if self.forward_pass.layout.is_global else self.mesh.data

@@ -51,14 +51,20 @@ class AsyncCheckpointer:
         self._pending: Future[None] | None = None
         self._copy = HostCopy()
 
-    def save(self, iteration: int, tensors: Mapping[str, Mapping[str, Any]], state: Mapping[str, Any]) -> Path:
+    def save(
+        self,
+        iteration: int,
+        tensors: Mapping[str, Mapping[str, Any]],
+        state: Mapping[str, Any],
+        name: str | None = None,
+    ) -> Path:
         """Copy the tensors and start to write it; returns the path it will have. Arguments as in `checkpoint.save`.
 
         Collective: every rank calls it. Waits for the previous save first and raises its failure, on every rank alike.
         """
         start = time.perf_counter()
         self.finish()
-        plan, entries = plan_save(self.root, iteration, tensors, state, self._shard_bytes)
+        plan, entries = plan_save(self.root, iteration, tensors, state, self._shard_bytes, name)
         on_rank_0(lambda: self._reserve(plan, entries))  # no memory: every rank must know before the gathers
         arrays = self._copy.take(entries)
         if is_main_process():

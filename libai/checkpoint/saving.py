@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,15 @@ import numpy as np
 
 from libai.checkpoint.durable import fault_point, finish_file, make_directory, new_folder, write_file
 from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, os_reason
-from libai.checkpoint.manifest import MANIFEST, STATE, checkpoint_name, dump_manifest, group_of, index_name
+from libai.checkpoint.manifest import (
+    MANIFEST,
+    STATE,
+    checkpoint_name,
+    dump_manifest,
+    group_of,
+    index_name,
+    iteration_of,
+)
 from libai.checkpoint.shards import Entry, Shard, cut_shards
 from libai.checkpoint.strict_json import dump_json
 from libai.checkpoint.tensor_files import write_tensors
@@ -23,6 +32,8 @@ from libai.utils.sizes import format_bytes
 
 T = TypeVar("T")
 DEFAULT_SHARD_BYTES = 64 * 1000 * 1000
+#: of a checkpoint that has one; `last` and `best` are looked up when they are not there
+_NAME = re.compile(r"(?!(?:last|best)$|best\.json)[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -33,11 +44,12 @@ class Plan:
     iteration: int
     shards: list[Shard]
     state: bytes
+    name: str
 
     @property
     def path(self) -> Path:
         """The folder that it becomes."""
-        return self.root / checkpoint_name(self.iteration)
+        return self.root / self.name
 
     @property
     def num_bytes(self) -> int:
@@ -68,18 +80,19 @@ def save(
     state: Mapping[str, Any],
     *,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
+    name: str | None = None,
 ) -> Path:
-    """Write the checkpoint `root/iter_0000200` and return its path once it is safely on disk.
+    """Write the checkpoint `root/iter_0000200`, or `root/<name>`, and return its path once it is safely on disk.
 
     `tensors`: group -> name -> oneflow tensor (local or global), numpy array or `TensorGroup`; `state`: JSON values.
     Collective: every rank of a job calls it with the same names. Global tensors are gathered one at a time, local ones
     are taken from rank 0, and rank 0 writes. Beyond the tensors themselves a save needs memory for one shard of
-    those that are not in the host memory of rank 0. An existing checkpoint of that iteration is replaced.
+    those that are not in the host memory of rank 0. An existing checkpoint of that iteration, or name, is replaced.
 
     Raises `CheckpointError` on every rank alike, and `CheckpointWriteError` when the system would not take it; then
     nothing in `root` has changed.
     """
-    plan, entries = plan_save(root, iteration, tensors, state, shard_bytes)
+    plan, entries = plan_save(root, iteration, tensors, state, shard_bytes, name)
     arrays = (entry.array() for entry in entries)
     if not is_main_process():
         for _ in arrays:  # take part in the gathers
@@ -94,6 +107,7 @@ def plan_save(
     tensors: Mapping[str, Mapping[str, Any]],
     state: Mapping[str, Any],
     shard_bytes: int,
+    name: str | None = None,
 ) -> tuple[Plan, list[Entry]]:
     """Check what can be known before any data move (arguments, permission, space); return the plan and its tensors.
 
@@ -101,10 +115,15 @@ def plan_save(
     """
     if isinstance(iteration, bool) or not isinstance(iteration, int) or not 0 <= iteration < 10**15:
         raise CheckpointError(f"iteration={iteration!r}: a checkpoint is numbered by a whole number from 0.")
+    if name is not None and (iteration_of(name) is not None or not _NAME.fullmatch(name)):
+        raise CheckpointError(
+            f"name={name!r} cannot be the name of a checkpoint. Use letters, digits, '-', '_' and '.', such as "
+            "model_best; names like iter_0000200 are those of iterations, and best.json that of the best one."
+        )
     if not isinstance(state, Mapping):
         raise CheckpointError(f"state is a {type(state).__name__}, expected a dict of JSON values.")
     shards, entries = cut_shards(tensors, shard_bytes)
-    plan = Plan(Path(root), iteration, shards, b"")
+    plan = Plan(Path(root), iteration, shards, b"", name or checkpoint_name(iteration))
     return on_rank_0(lambda: _checked(replace(plan, state=dump_json(dict(state), STATE)))) or plan, entries
 
 

@@ -151,3 +151,42 @@ def test_weights_without_a_run_cannot_be_resumed(tmp_path):
     path = checkpoint.save(tmp_path, 3, {"model": trainer.model.state_dict()}, {})
     with pytest.raises(checkpoint.CheckpointError, match="holds no run to continue.*train.load_weight="):
         TrainerCheckpointer(trainer, tmp_path).load(path)
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+def test_a_checkpoint_with_a_name_is_kept_and_resumed_by_its_path(tmp_path, async_save):
+    trainer = make()
+    saver = TrainerCheckpointer(trainer, tmp_path, max_to_keep=1, async_save=async_save)
+    save = CallbackHook(after_step=lambda trainer: saver.save("model_best"), filter=lambda trainer: trainer.iter == 1)
+    trainer.register_hooks([save, CheckpointHook(saver, period=1)])
+    trainer.train(0, 5)
+    assert sorted(path.name for path in tmp_path.glob("*/")) == ["iter_0000005", "model_best"]
+    other = make()
+    TrainerCheckpointer(other, tmp_path).load(tmp_path / "model_best")
+    assert other.completed_iters == 2
+    assert TrainerCheckpointer(make(), tmp_path).resume() == 5
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ({"name": "iter_0000003"}, "cannot be the name"),
+        ({"name": "../x"}, "cannot be the name"),
+        ({"name": "model_best", "best": ("loss", 1.0)}, "no other name"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused(tmp_path, arguments, text):
+    with pytest.raises(UserError, match=text):
+        TrainerCheckpointer(make(), tmp_path).save(**arguments)
+
+
+def test_a_hook_changes_the_extra_values_before_they_are_saved(tmp_path):
+    trainer = make()
+    saver = TrainerCheckpointer(trainer, tmp_path)
+    add = CallbackHook(before_save=lambda trainer, extra: extra.update(seen=trainer.completed_iters))
+    trainer.register_hooks([CheckpointHook(saver, period=2), add])
+    trainer.train(0, 5)
+    assert [checkpoint.load(path).state["extra"]["seen"] for path in checkpoint.list_checkpoints(tmp_path)] == [2, 4, 5]
+    resumed = TrainerCheckpointer(make(), tmp_path)
+    resumed.resume()
+    assert resumed.extra == {"seen": 5}

@@ -7,7 +7,7 @@ from typing import Any
 
 from libai.engine.loop.hook_base import HOOK_POINTS, STEP_POINTS, HookBase
 
-Function = Callable[[Any], None]
+Function = Callable[..., None]
 
 
 class CallbackHook(HookBase):
@@ -18,7 +18,8 @@ class CallbackHook(HookBase):
         once: call each function one time only, counted over resumes.
         filter: called with the trainer before a function, which is left out where it returns false.
         priority, on_error: see `HookBase`.
-        functions: point of `HookBase` → function of one argument, the trainer; None is as good as leaving it out.
+        functions: point of `HookBase` → function of the trainer and of what the point gives, which is nothing but at
+            `before_save(trainer, extra)`; None is as good as leaving it out.
             `after_backward` makes the hook refuse graph mode.
     """
 
@@ -46,17 +47,17 @@ class CallbackHook(HookBase):
     def overrides(self, point: str) -> bool:
         return self._functions.get(point) is not None
 
-    def _caller(self, function: Function, point: str) -> Callable[[], None]:
+    def _caller(self, function: Function, point: str) -> Callable[..., None]:
         is_step = point in STEP_POINTS
 
-        def call() -> None:
+        def call(*arguments: Any) -> None:
             if (is_step and (self.trainer.iter + 1) % self._every) or point in self._done:
                 return
             if self._filter is not None and not self._filter(self.trainer):
                 return
             if self._once:
                 self._done.add(point)
-            function(self.trainer)
+            function(self.trainer, *arguments)
 
         return call
 

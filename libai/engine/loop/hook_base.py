@@ -19,7 +19,7 @@ STEP_POINTS = ("before_step", "before_update", "after_backward", "after_step")
 EPOCH_POINTS = ("before_epoch", "after_epoch")
 HOOK_POINTS = (
     *("before_train", "after_train", *STEP_POINTS, *EPOCH_POINTS),
-    *("before_eval", "after_eval", "after_save", "on_exception"),
+    *("before_eval", "after_eval", "before_save", "after_save", "on_exception"),
 )
 
 
@@ -54,7 +54,8 @@ class HookBase:
 
     After an update `trainer.feed.batches` holds its micro-batches, `trainer.feed.sample_indices()` says which samples
     of the dataset they are, and `trainer.loop.result` has the losses and metrics, still on the device.
-    `before_eval` and `after_eval` are called around an evaluation in training, `after_save` after a checkpoint.
+    `before_eval` and `after_eval` are called around an evaluation in training, `before_save` and `after_save` around
+    the writing of a checkpoint.
     """
 
     trainer: TrainerBase
@@ -97,6 +98,10 @@ class HookBase:
 
     def after_eval(self) -> None:
         """Called when its metrics are in `trainer.storage`."""
+
+    def before_save(self, extra: dict[str, Any]) -> None:
+        """Called before a checkpoint is written, on all ranks, and may change `extra`: JSON values of the user that it
+        will hold. A resume brings them back as `TrainerCheckpointer.extra`."""
 
     def after_save(self) -> None:
         """Called after a checkpoint was saved; with `async_save` it may still be being written."""
@@ -144,20 +149,20 @@ class HookBase:
         """Name of this hook's state in a checkpoint; the trainer numbers hooks that share one."""
         return type(self).__name__
 
-    def caller(self, point: str) -> Callable[[], None]:
+    def caller(self, point: str) -> Callable[..., None]:
         """What the loop calls at `point`: the method, with `on_error="log"` guarded."""
-        method: Callable[[], None] = getattr(self, point)
+        method: Callable[..., None] = getattr(self, point)
         if self.on_error not in ("raise", "log"):
             raise UserError(f"{type(self).__name__}.on_error={self.on_error!r}: choose raise or log.")
         return method if self.on_error == "raise" else self._logging_errors(method, point)
 
-    def _logging_errors(self, method: Callable[[], None], point: str) -> Callable[[], None]:
+    def _logging_errors(self, method: Callable[..., None], point: str) -> Callable[..., None]:
         has_failed = False
 
-        def call() -> None:
+        def call(*arguments: Any) -> None:
             nonlocal has_failed
             try:
-                method()
+                method(*arguments)
             except (StopTraining, Interrupted, NonFiniteLoss):
                 raise
             except Exception as error:

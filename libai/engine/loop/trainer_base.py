@@ -73,7 +73,7 @@ class TrainerBase:
         self.status = "created"
         self.storage = EventStorage(0)
         self.hooks: list[HookBase] = []
-        self._hook_calls: dict[str, list[Callable[[], None]]] = {point: [] for point in HOOK_POINTS}
+        self._hook_calls: dict[str, list[Callable[..., None]]] = {point: [] for point in HOOK_POINTS}
         self.loop = LoopState()
         #: `prepare` has been called, and the loader is still the same
         self._is_prepared = False
@@ -139,10 +139,10 @@ class TrainerBase:
             """Called for a name that is not here: say what it is called, if another trainer has it."""
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{member_meant(name)}")
 
-    def _call_hooks(self, point: str) -> None:
+    def _call_hooks(self, point: str, *arguments: Any) -> None:
         """Run every hook that does something at `point`, one of `HOOK_POINTS`."""
         for call in self._hook_calls[point]:
-            call()
+            call(*arguments)
 
     # ------------------------------------------------------------------ the loop
 

@@ -81,9 +81,8 @@ def move_aside(folder: Path, run_id: str) -> Path:
     return target
 
 
-def move_newer_aside(folder: Path, run_id: str, names: Iterable[str], resumed: str) -> None:
-    """Move those of the run's checkpoints `names` that are newer than the `resumed` one to `folder/previous`."""
-    first = iteration_of(resumed) or 0
+def move_newer_aside(folder: Path, run_id: str, names: Iterable[str], first: int) -> None:
+    """Move those of the run's checkpoints `names` that are newer than iteration `first` to `folder/previous`."""
     newer = [name for name in names if (iteration_of(name) or 0) > first]
     if not newer:
         return
@@ -101,7 +100,8 @@ def _free_target(folder: Path, name: str, is_taken: Callable[[Path], bool]) -> P
 
 
 def _move_folder(source: Path, patterns: tuple[str, ...], target: Path) -> None:
-    names = [name for name in sorted(os.listdir(source)) if _matches(name, patterns)] if source.is_dir() else []
+    found = sorted(os.listdir(source)) if source.is_dir() else []
+    names = [name for name in found if _matches(name, patterns) or (source / name / MANIFEST).is_file()]
     if not names:
         return
     if source.is_symlink():  # to another disk, perhaps: stay there

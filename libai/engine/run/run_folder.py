@@ -170,7 +170,8 @@ class RunFolder:
         checkpoint.remove_leftovers(self.root)  # the folder is ours, so whoever left them is dead
         earlier = find_run(self.path)
         if self._names is not None and self.checkpoint is not None:
-            move_newer_aside(self.path, self.run_id, self._names, self.checkpoint.name)
+            resumed = checkpoint.load(self.checkpoint).iteration
+            move_newer_aside(self.path, self.run_id, self._names, resumed)
         elif earlier == self.run_id:
             (self.path / "metrics.jsonl").unlink(missing_ok=True)  # the same iterations are made again
             logger.info("run %s begins again: its job had failed before its first checkpoint", self.run_id)

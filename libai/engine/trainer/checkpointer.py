@@ -90,12 +90,14 @@ class TrainerCheckpointer:
     # ------------------------------------------------------------------ saving
 
     @phase("save")
-    def save(self, best: Best | None = None) -> Path:
+    def save(self, name: str | None = None, best: Best | None = None) -> Path:
         """Save the state after `trainer.completed_iters` updates, once per iteration; returns the checkpoint's folder.
 
-        `best=(metric, value)` also marks it as the best one, which stays until another one is marked. With `async_save`
-        it is still being written when this returns. Collective. Raises `NonFiniteLoss` rather than save corrupted
-        weights, `CheckpointError` when it, or the one before it, cannot be written.
+        With a `name` it is `root/<name>`, in place of the one that has the name: such a checkpoint is never pruned, and
+        resumed only where its path is given. `best=(metric, value)` also marks one without a name as the best, which
+        stays until another one is marked. With `async_save` it is still being written when this returns. Collective.
+        Raises `NonFiniteLoss` rather than save corrupted weights, `CheckpointError` when it, or the one before it,
+        cannot be written.
         """
         trainer = self.trainer
         trainer.check_finite()
@@ -103,6 +105,12 @@ class TrainerCheckpointer:
             if self._before_save is not None:
                 on_rank_0(self._before_save)
             start, iteration = time.perf_counter(), trainer.completed_iters
+            if name is not None:
+                if best is not None:
+                    raise UserError(f"save(name={name!r}, best={best}): the best checkpoint has no other name.")
+                path = self._save(iteration, None, name)
+                trainer._call_hooks("after_save")
+                return path
             if iteration != self._last_saved_iter or self.last_saved is None:
                 self.last_saved = self._save(iteration, best)
                 self._last_saved_iter = iteration
@@ -116,18 +124,19 @@ class TrainerCheckpointer:
             trainer.storage.put_scalar("perf/checkpoint_stall_ms", seconds * 1e3)
             return self.last_saved
 
-    def _save(self, iteration: int, best: Best | None) -> Path:
+    def _save(self, iteration: int, best: Best | None, name: str | None = None) -> Path:
+        self.trainer._call_hooks("before_save", self.extra)
         tensors, state = self.snapshot()
         if not self._is_async:
-            path = checkpoint.save(self.root, iteration, tensors, state)
+            path = checkpoint.save(self.root, iteration, tensors, state, name=name)
             self._after_write(path, best)
             return path
         if self._background is None:
             self._background = checkpoint.AsyncCheckpointer(self.root, after_write=self._after_write)
-        path = self.root / checkpoint.checkpoint_name(iteration)
+        path = self.root / (name or checkpoint.checkpoint_name(iteration))
         self._choices[path] = best
         self._in_flight = None  # what was in flight is over, well or badly, once the next save has begun
-        self._in_flight = self._background.save(iteration, tensors, state)
+        self._in_flight = self._background.save(iteration, tensors, state, name)
         return path
 
     def _after_write(self, path: Path, best: Best | None = None) -> None:
@@ -138,6 +147,9 @@ class TrainerCheckpointer:
         if best is not None:
             checkpoint.mark_best(self.root, path, *best)
             self._best = path
+        if checkpoint.iteration_of(path.name) is None:
+            logger.info("saved %s", path)
+            return
         if self._max_to_keep:
             protect = [] if self._best is None else [self._best]
             checkpoint.prune(self.root, self._max_to_keep, protect, among=self._among)

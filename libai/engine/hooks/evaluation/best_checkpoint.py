@@ -48,7 +48,7 @@ class BestCheckpointHook(MetricHook):
             if tag.startswith("eval/") and at == self._last_iter
         }
         if self._checkpointer is not None:
-            self._checkpointer.save((self.metric, value))
+            self._checkpointer.save(best=(self.metric, value))
 
     def state_dict(self) -> dict[str, Any]:
         metrics = {name: value for name, value in self.best_metrics.items() if math.isfinite(value)}

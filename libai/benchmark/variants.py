@@ -87,9 +87,9 @@ def make_variants(
                 )
             elif python is None:
                 raise UserError(f"--modes names {mode}, which runs in another Python: name it with --python PATH.")
-            elif count == 1:
+            elif count == processes[0]:
                 program = os.path.join(PACKAGE, "benchmark", "others", "case.py")
-                found.append(VariantSpec(name, (python, program, "{case}", base), variables))
+                found.append(VariantSpec(mode, (python, program, "{case}", base), variables))
     found.append(replace(found[0], name=f"{found[0].name}{TWIN}"))
     # so that any program can import the protocol
     path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))

@@ -22,8 +22,12 @@ def test_several_ranks_share_the_global_batch_of_one_and_the_first_variant_has_a
 
 
 def test_other_libraries_train_the_exported_case_with_their_own_threads_and_with_one():
-    _, torch, one, _ = make_variants(CONFIG, [], ["eager", "torch-fused", "torch-fused-1"], python="some/python")
-    assert torch.command[0] == "some/python" and torch.command[-2:] == ("{case}", "torch-fused")
+    _, torch, one, _ = make_variants(CONFIG, [], ["eager", "torch-fused", "torch-fused-1"], [2], "some/python")
+    assert (
+        torch.name == "torch-fused"
+        and torch.command[0] == "some/python"
+        and torch.command[-2:] == ("{case}", "torch-fused")
+    )
     assert one.command == torch.command and one.environment["OMP_NUM_THREADS"] == "1" and not torch.environment
     with pytest.raises(UserError, match="--modes names torch, .* --python PATH"):
         make_variants(CONFIG, [], ["eager", "torch"])

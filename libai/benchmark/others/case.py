@@ -43,7 +43,10 @@ class CaseVariant(Variant):
             # a data loader hands out fresh memory as well
             micro_batches.append({name: array[self._next % len(array)].copy() for name, array in self._data.items()})
             self._next += 1
-        return self.update(micro_batches)
+        try:
+            return self.update(micro_batches)
+        except Exception as error:  # a compiler that is missing, for instance: the other variants are measured
+            raise Unavailable(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
 
 
 def build(folder: Path, mode: str) -> Variant:

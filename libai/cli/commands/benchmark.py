@@ -1,7 +1,12 @@
 """Measure variants of configs, interleaved: both modes, plain OneFlow loops, PyTorch, JAX, and commands of your own.
 
 Each variant is a process of its own. Nothing is reported unless all losses agree. The results are printed and written
-to report.json, report.md and report.svg."""
+to report.md, report.svg and report.json.
+
+Modes: eager and graph (the trainers), raw-eager and raw-graph (loops by hand), stock-eager and stock-graph (the same
+without libai's kernels and settings), torch, torch-fused, torch-compile and jax. The ending -1 means one thread, as in
+eager-1.
+"""
 
 from __future__ import annotations
 

@@ -52,11 +52,9 @@ class _ScreenHandler(logging.StreamHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Stop writing to a standard output that takes nothing: a closed pipe (`| head`), a full disk."""
-        error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
-            super().handleError(record)
+        error = _detach_if_unwritable(self, record)
+        if error is None:
             return
-        _detach(self)
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
         say(f"warning: standard output cannot be written ({error.strerror}); the run continues without it.")
@@ -66,11 +64,9 @@ class _LogFile(logging.FileHandler):
     """A log file; a run whose log cannot be written says so once and continues without it."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
-            super().handleError(record)
+        error = _detach_if_unwritable(self, record)
+        if error is None:
             return
-        _detach(self)
         self.close()
         space = free_space(self.baseFilename) if is_full_disk(error) else ""
         say(f"warning: {self.baseFilename} cannot be written: {error.strerror}{space}. The run continues without it.")
@@ -163,9 +159,15 @@ def _attach(logger: logging.Logger, handler: logging.Handler) -> None:
     logger.addHandler(handler)
 
 
-def _detach(handler: logging.Handler) -> None:
-    handler.addFilter(lambda record: False)  # it may be attached yet
+def _detach_if_unwritable(handler: logging.Handler, record: logging.LogRecord) -> OSError | None:
+    """Remove the handler that failed to write `record`; the error, None for one of another kind, which is reported."""
+    error = sys.exc_info()[1]
+    if not isinstance(error, OSError):
+        logging.Handler.handleError(handler, record)
+        return None
+    handler.addFilter(lambda record: False)  # it may still be attached
     logging.getLogger("libai").removeHandler(handler)
+    return error
 
 
 def warn_once(logger: logging.Logger, key: str, text: str) -> None:

@@ -118,12 +118,11 @@ class HostCopy:
         self._tensors: dict[int, Any] = {}
 
     def take(self, entries: list[Entry]) -> list[np.ndarray]:
-        """Copy all tensors; their arrays on rank 0, `[]` elsewhere. Collective for global tensors.
+        """Copy all tensors into what was reserved; their arrays on rank 0, `[]` elsewhere. Collective for global ones.
 
         The tensors may change when this returns. The arrays are valid until the next `take`. A bfloat16 tensor becomes
         the float32 array of the same values.
         """
-        self.reserve(entries)
         waiting = 0
         for index, entry in enumerate(entries):
             value = entry.get()

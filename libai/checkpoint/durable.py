@@ -12,7 +12,6 @@ import hashlib
 import os
 import secrets
 import shutil
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,18 +22,6 @@ from libai.utils.atomic import fsync_dir
 _SAVING, _REPLACED, _DELETING = ".saving-", ".replaced-", ".deleting-"
 _NAME_IS_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # the last: a link or a file has the name
 _CHUNK_BYTES = 1024 * 1024
-
-# The seam of the fault tests: die by SIGKILL at the n-th point (1 = the first) that this process passes.
-_kill_at_point = int(os.environ.get("LIBAI_TEST_KILL_AT_FAULT_POINT", "0"))
-_points_passed: list[str] = []
-
-
-def fault_point(name: str) -> None:
-    """Mark a moment at which a crash must do no harm. Does nothing, except in the tests that crash there."""
-    if _kill_at_point:
-        _points_passed.append(name)
-        if len(_points_passed) == _kill_at_point:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class FileRecord(NamedTuple):
@@ -58,23 +45,13 @@ def finish_file(path: Path) -> FileRecord:
     with open(path, "rb") as file:
         record = FileRecord(os.fstat(file.fileno()).st_size, digest(file))
         os.fsync(file.fileno())
-    fault_point(f"fsync {path.name}")
     return record
 
 
 def write_file(path: Path, data: bytes) -> FileRecord:
     """Write a file, force it to disk and return its record."""
     path.write_bytes(data)
-    fault_point(f"write {path.name}")
     return finish_file(path)
-
-
-def make_directory(path: Path) -> None:
-    """Make `path` and its missing parents, durably."""
-    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
-    for folder in reversed(missing):
-        folder.mkdir(exist_ok=True)
-        fsync_dir(folder.parent)
 
 
 @contextmanager
@@ -83,9 +60,8 @@ def new_folder(final: Path) -> Iterator[Path]:
 
     After an exception nothing of it is left.
     """
-    work = final.with_name(_temporary_name(_SAVING, final))
+    work = _temporary(_SAVING, final)
     work.mkdir()
-    fault_point("make directory")
     try:
         yield work
         _publish(work, final)
@@ -95,7 +71,6 @@ def new_folder(final: Path) -> Iterator[Path]:
 
 def _publish(work: Path, final: Path) -> None:
     fsync_dir(work)
-    fault_point("fsync directory")
     while True:
         try:
             os.rename(work, final)
@@ -104,21 +79,16 @@ def _publish(work: Path, final: Path) -> None:
             if error.errno not in _NAME_IS_TAKEN:
                 restore_replaced(final.parent)
                 raise
-        # a kill after this rename and before the next turn's leaves no `final`: `restore_replaced` puts it back
+        # A kill after this rename and before the next turn's leaves no `final`: `restore_replaced` puts it back.
         _rename_aside(_REPLACED, final)
-        fault_point("move aside")
-    fault_point("rename directory")
     fsync_dir(final.parent)
-    fault_point("fsync root")
     for replaced in final.parent.glob(f"{_REPLACED}{final.name}-*"):
         _remove_tree(replaced)
 
 
 def remove_directory(path: Path) -> None:
     """Delete a directory so that a crash in the middle never leaves half of it under its name."""
-    doomed = _rename_aside(_DELETING, path)
-    fault_point("rename for deletion")
-    _remove_tree(doomed)
+    _remove_tree(_rename_aside(_DELETING, path))
 
 
 def restore_replaced(root: Path) -> None:
@@ -141,12 +111,12 @@ def remove_leftovers(root: Path) -> None:
             _remove_tree(path)
 
 
-def _temporary_name(prefix: str, path: Path) -> str:
-    return f"{prefix}{path.name}-{secrets.token_hex(6)}"
+def _temporary(prefix: str, path: Path) -> Path:
+    return path.with_name(f"{prefix}{path.name}-{secrets.token_hex(6)}")
 
 
 def _rename_aside(prefix: str, path: Path) -> Path:
-    aside = path.with_name(_temporary_name(prefix, path))
+    aside = _temporary(prefix, path)
     with suppress(FileNotFoundError):  # another process was faster
         os.rename(path, aside)
     return aside

@@ -144,9 +144,7 @@ def verify(path: str | Path, deep: bool = True) -> list[str]:
 def _open_folder(path: Path) -> tuple[int, _Folder]:
     """Return iteration and files of the checkpoint folder `path`, whose name is compared with its manifest."""
     if not path.is_dir():
-        raise CheckpointError(
-            f"{path} is not a checkpoint folder: it {'is a file' if path.exists() else 'does not exist'}."
-        )
+        raise CheckpointError(f"{path} is not a checkpoint folder.")
     iteration, files = parse_manifest(_read(path / MANIFEST), str(path / MANIFEST))
     if iteration_of(path.name) not in (None, iteration):
         raise CheckpointError(f"{path} is the checkpoint of iteration {iteration} under another name.")
@@ -164,10 +162,10 @@ def open_sharded(index: str | Path) -> TensorGroup:
     """Open the tensors of a `….safetensors.index.json` beside its shards. Raises `CheckpointError`."""
     index = Path(index)
     weight_map = parse_json(_read(index), str(index)).get("weight_map")
-    if not isinstance(weight_map, dict):
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise CheckpointError(f"{index} has no weight_map from tensor names to files.")
     folder = _Folder(index.parent)
-    shards = {file: folder.slots(str(file)) for file in sorted(set(weight_map.values()))}
+    shards = {file: folder.slots(file) for file in sorted(set(weight_map.values()))}
     for name, file in weight_map.items():
         if name not in shards[file]:
             raise CheckpointError(f"{index} places {name!r} in {file}, which does not hold it.")

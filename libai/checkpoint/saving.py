@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from libai.checkpoint.durable import fault_point, finish_file, make_directory, new_folder, write_file
+from libai.checkpoint.durable import finish_file, new_folder, write_file
 from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, os_reason
 from libai.checkpoint.manifest import (
     MANIFEST,
@@ -26,6 +26,7 @@ from libai.checkpoint.manifest import (
 from libai.checkpoint.shards import Entry, Shard, cut_shards
 from libai.checkpoint.strict_json import dump_json
 from libai.checkpoint.tensor_files import write_tensors
+from libai.utils.atomic import fsync_dir
 from libai.utils.disk import free_space, is_full_disk
 from libai.utils.distributed import is_main_process, result_of_rank_0
 from libai.utils.sizes import format_bytes
@@ -129,7 +130,9 @@ def plan_save(
 
 def _checked(plan: Plan) -> Plan:
     with plan.explained():
-        make_directory(plan.root)
+        if not plan.root.is_dir():
+            plan.root.mkdir(parents=True, exist_ok=True)
+            fsync_dir(plan.root.parent)
         free = shutil.disk_usage(plan.root).free
     if free < plan.num_bytes:
         raise CheckpointWriteError(
@@ -163,7 +166,6 @@ def _fill(folder: Path, plan: Plan, arrays: Iterator[np.ndarray]) -> None:
     places: dict[str, dict[str, str]] = {}
     for shard in plan.shards:
         write_tensors(folder / shard.file, shard.specs, {name: next(arrays) for name in shard.specs})
-        fault_point(f"write {shard.file}")
         files[shard.file] = finish_file(folder / shard.file)
         places.setdefault(group_of(shard.file) or "", {}).update(dict.fromkeys(shard.specs, shard.file))
     for group, weight_map in places.items():

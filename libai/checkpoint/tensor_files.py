@@ -58,6 +58,11 @@ class TensorSpec:
         """Bytes of the raw data in a file."""
         return math.prod(self.shape) * self.raw_dtype.itemsize
 
+    def fits(self, other: TensorSpec) -> bool:
+        """Return True if `other` can take the values: the same shape, and the same dtype or floating ones."""
+        is_floating = self.dtype in FLOATING and other.dtype in FLOATING
+        return self.shape == other.shape and (self.dtype == other.dtype or is_floating)
+
 
 def spec_of(tensor: Any) -> TensorSpec:
     """Return dtype and shape of a numpy array or a oneflow tensor."""

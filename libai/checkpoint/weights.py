@@ -14,7 +14,7 @@ from libai.checkpoint.errors import CheckpointError
 from libai.checkpoint.manifest import MANIFEST, index_name
 from libai.checkpoint.reader import TensorGroup, load, open_safetensors, open_sharded
 from libai.checkpoint.retention import resolve
-from libai.checkpoint.tensor_files import FLOATING, TensorSpec, spec_of
+from libai.checkpoint.tensor_files import TensorSpec, spec_of
 
 #: lines of one kind in a report
 _MOST_LINES = 8
@@ -99,7 +99,15 @@ def load_weights(
         for name, tensor in targets.items()
         if name in on_disk or optional is None or not optional.search(name)
     }
-    report = _compare(origin, on_disk, wanted, idle)
+    both = sorted(set(on_disk) & set(wanted))
+    report = WeightsReport(
+        origin,
+        loaded=[name for name in both if on_disk[name].fits(wanted[name])],
+        missing=sorted(set(wanted) - set(on_disk)),
+        unexpected=sorted(set(on_disk) - set(wanted)),
+        mismatched={name: (on_disk[name], wanted[name]) for name in both if not on_disk[name].fits(wanted[name])},
+        idle_patterns=idle,
+    )
     if strict and not report.is_exact:
         remedy = "`train.load_weight` with `strict=false` takes what fits; its `revise_keys` renames tensors."
         raise CheckpointError(report.text(remedy))
@@ -157,21 +165,6 @@ def _revise(tensors: Iterable[str], rules: Iterable[Sequence[str]], source: str)
         if new:
             names[new] = name
     return names, idle
-
-
-def _compare(
-    source: str, on_disk: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec], idle: list[str]
-) -> WeightsReport:
-    missing, unexpected = sorted(set(wanted) - set(on_disk)), sorted(set(on_disk) - set(wanted))
-    report = WeightsReport(source, [], missing, unexpected, {}, idle)
-    for name in sorted(set(wanted) & set(on_disk)):
-        disk, model = on_disk[name], wanted[name]
-        is_floating = disk.dtype in FLOATING and model.dtype in FLOATING
-        if disk.shape == model.shape and (disk.dtype == model.dtype or is_floating):
-            report.loaded.append(name)
-        else:
-            report.mismatched[name] = (disk, model)
-    return report
 
 
 def _difference(disk: TensorSpec, model: TensorSpec) -> str:

@@ -59,19 +59,19 @@ class SignalInSave(HookBase):
     def __init__(self, number):
         self.number = number
     def before_train(self):
-        from libai.checkpoint import durable
+        from libai.checkpoint import saving
         saves = 0
-        def interrupt(name):
+        finish_file = saving.finish_file
+        def interrupt(path):
             nonlocal saves
-            if name != "fsync model.safetensors":
-                return
-            saves += 1
-            if saves == self.number:
+            saves += path.name == "model.safetensors"
+            if saves == self.number and path.name == "model.safetensors":
                 with open(os.environ["SEEN_IN_SAVE"], "w") as file:
                     file.write("\\n".join(sorted(os.listdir(os.environ["CHECKPOINTS"]))))
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(1)  # so that a write in the background is still going on when the loop has stopped
-        durable.fault_point = interrupt
+            return finish_file(path)
+        saving.finish_file = interrupt
 
 class Fails(HookBase):
     """A hook with a mistake in one iteration."""

@@ -196,3 +196,14 @@ def test_parameters_without_gradient_are_named_in_the_first_iteration(mode, capl
     caplog.clear()
     make_trainer(mode, model=TwoHeads()).train(0, 1)
     assert "no gradient" not in caplog.text  # negative control: the setting does it
+
+
+def test_prepare_makes_no_update_and_leaves_the_batches_unread(mode):
+    plain = make_trainer(mode)
+    prepared = make_trainer(mode)
+    curves = [toy.record_losses(trainer) for trainer in (plain, prepared)]
+    prepared.prepare()
+    assert prepared.completed_iters == 0 and prepared.optimizer._state["step"] == 0
+    for trainer in (plain, prepared):
+        trainer.train(0, 4)
+    assert curves[0] == curves[1]

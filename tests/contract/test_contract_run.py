@@ -67,7 +67,7 @@ def test_a_resumed_run_continues_the_curve_and_the_data(mode, tmp_path, accumula
     whole = contract_runs.train(tmp_path / "whole", mode, steps)
     half = contract_runs.make_run(tmp_path / "half", mode, steps)
     half.trainer.train(0, 4)  # the plan, and so the schedule, is that of 8 iterations
-    half.trainer._call_hooks("after_train")
+    half.trainer.loop.call_hooks("after_train")
     resumed = contract_runs.train(tmp_path / "half", mode, steps, resume=True)
     assert resumed.start_iter == 4
     expected, found = (jobs.read_column(tmp_path / name) for name in ("whole", "half"))

@@ -145,7 +145,7 @@ def test_skip_equals_a_run_that_never_made_that_update(mode):
     for now, then in zip(weights(trainer), weights(expected)):
         assert np.array_equal(now, then)
     assert all(np.isfinite(values["train/loss"]) for values in seen.values())
-    assert seen[20]["train/lr"] == expected._lrs["train/lr"]
+    assert seen[20]["train/lr"] == expected.loop.rates["train/lr"]
 
 
 def test_rollback_drops_the_updates_since_the_last_good_state(mode):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from libai.engine.loop.hook_base import HOOK_POINTS
 from libai.engine.loop.metrics import PendingMetrics
 from libai.engine.loop.periods import EveryEpoch
 from libai.engine.loop.training_clock import TrainingClock
@@ -24,6 +25,8 @@ class LoopState:
         agreement: how all ranks come to act on something in the same iteration.
         clock: the time spent on training, see `not_training`.
         metrics: results of updates, until they are fetched, and the numbers of the latest one.
+        rates: learning rates that the latest update has used, by tag.
+        calls_at: what the hooks do at each point, in order.
         result: what the latest update gave, on the device: a `StepResult`.
         epoch: how many iterations a pass over the data takes, where that is known.
         failure: what `train` raised, when it failed.
@@ -39,6 +42,8 @@ class LoopState:
         self.agreement = Agreement()
         self.clock = TrainingClock()
         self.metrics = PendingMetrics()
+        self.rates: dict[str, float] = {}
+        self.calls_at: dict[str, list[Callable[..., None]]] = {point: [] for point in HOOK_POINTS}
         self.result: Any = None
         self.epoch: EveryEpoch | None = None
         self.failure: BaseException | None = None
@@ -48,6 +53,11 @@ class LoopState:
         self.unfinished_hooks: list[str] = []
         self.flops = FlopCounter()
         self.generation = 0
+
+    def call_hooks(self, point: str, *arguments: Any) -> None:
+        """Run every hook that does something at `point`, one of `HOOK_POINTS`."""
+        for call in self.calls_at[point]:
+            call(*arguments)
 
     def pause(self) -> None:
         """Leave the loop after the present iteration, without `after_train`; the trainer's `status` is then "paused".

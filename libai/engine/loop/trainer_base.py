@@ -73,7 +73,6 @@ class TrainerBase:
         self.status = "created"
         self.storage = EventStorage(0)
         self.hooks: list[HookBase] = []
-        self._hook_calls: dict[str, list[Callable[..., None]]] = {point: [] for point in HOOK_POINTS}
         self.loop = LoopState()
         #: `prepare` has been called, and the loader is still the same
         self._is_prepared = False
@@ -116,7 +115,7 @@ class TrainerBase:
             self.hooks.append(hook)
         self.hooks.sort(key=lambda hook: hook.priority)
         for point in HOOK_POINTS:
-            self._hook_calls[point] = [hook.caller(point) for hook in self.hooks if hook.overrides(point)]
+            self.loop.calls_at[point] = [hook.caller(point) for hook in self.hooks if hook.overrides(point)]
 
     @property
     def data_loader(self) -> Any:
@@ -138,11 +137,6 @@ class TrainerBase:
         def __getattr__(self, name: str) -> Any:
             """Called for a name that is not here: say what it is called, if another trainer has it."""
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{member_meant(name)}")
-
-    def _call_hooks(self, point: str, *arguments: Any) -> None:
-        """Run every hook that does something at `point`, one of `HOOK_POINTS`."""
-        for call in self._hook_calls[point]:
-            call(*arguments)
 
     # ------------------------------------------------------------------ the loop
 
@@ -181,7 +175,7 @@ class TrainerBase:
         ):
             try:
                 if not has_begun:
-                    self._call_hooks("before_train")
+                    self.loop.call_hooks("before_train")
                 self._finish_interrupted_iteration()
                 self._run_iterations()
                 self.check_finite()
@@ -200,7 +194,7 @@ class TrainerBase:
                     self._finish()
 
     def _run_iterations(self) -> None:
-        before_step, storage = self._hook_calls["before_step"], self.storage
+        before_step, storage = self.loop.calls_at["before_step"], self.storage
         epoch = self._epoch
         loop, agreement, metrics = self.loop, self.loop.agreement, self.loop.metrics
         answers = agreement.answers
@@ -211,7 +205,7 @@ class TrainerBase:
             for iteration in range(self.start_iter, self.max_iter):
                 self.iter = storage.iter = iteration
                 if epoch is not None and epoch.begins(iteration):
-                    self._call_hooks("before_epoch")
+                    self.loop.call_hooks("before_epoch")
                 for call in before_step:
                     call()
                 self.run_step()
@@ -256,7 +250,7 @@ class TrainerBase:
     def _run_after_step(self, chosen: Sequence[int] | None = None) -> None:
         """Run the `after_step` hooks, or those `chosen` by number; remembers which did not get to their end."""
         stop: StopTraining | None = None
-        calls = self._hook_calls["after_step"]
+        calls = self.loop.calls_at["after_step"]
         for index in range(len(calls)) if chosen is None else chosen:
             try:
                 calls[index]()
@@ -271,7 +265,7 @@ class TrainerBase:
                 self.loop.unfinished_hooks = [keys[i] for i in (chosen or range(len(keys))) if i >= index]
                 raise
         if self._epoch is not None and self._epoch.ends(self.iter + 1):
-            self._call_hooks("after_epoch")
+            self.loop.call_hooks("after_epoch")
         if stop is not None:
             raise stop
 
@@ -301,10 +295,10 @@ class TrainerBase:
         self.storage.iter = self.iter
         with phase("finish"):
             if self.status != "failed":
-                self._call_hooks("after_train")
+                self.loop.call_hooks("after_train")
                 return
             for point in ("on_exception", "after_train"):
-                for call in self._hook_calls[point]:
+                for call in self.loop.calls_at[point]:
                     try:
                         call()
                     except Exception as error:
@@ -321,7 +315,7 @@ class TrainerBase:
         if not self._is_prepared:
             self.prepare()
         micro_batches = self.feed.take()
-        for call in self._hook_calls["before_update"]:
+        for call in self.loop.calls_at["before_update"]:
             call()
         result = self.update(micro_batches)
         if not isinstance(result, StepResult):

@@ -109,13 +109,13 @@ class TrainerCheckpointer:
                 if best is not None:
                     raise UserError(f"save(name={name!r}, best={best}): the best checkpoint has no other name.")
                 path = self._save(iteration, None, name)
-                trainer._call_hooks("after_save")
+                trainer.loop.call_hooks("after_save")
                 return path
             if iteration != self._last_saved_iter or self.last_saved is None:
                 self.last_saved = self._save(iteration, best)
                 self._last_saved_iter = iteration
                 self.num_saves += 1
-                trainer._call_hooks("after_save")
+                trainer.loop.call_hooks("after_save")
             elif best is not None:
                 self.finish()  # it must be there before it can be marked
                 self._after_write(self.last_saved, best)
@@ -125,7 +125,7 @@ class TrainerCheckpointer:
             return self.last_saved
 
     def _save(self, iteration: int, best: Best | None, name: str | None = None) -> Path:
-        self.trainer._call_hooks("before_save", self.extra)
+        self.trainer.loop.call_hooks("before_save", self.extra)
         tensors, state = self.snapshot()
         if not self._is_async:
             path = checkpoint.save(self.root, iteration, tensors, state, name=name)

@@ -132,7 +132,7 @@ class EagerTrainer(ModelTrainer):
         self._hold(batches)
         self.reduce_gradients()
         is_finite = self._scaler is None or self._scaler.unscale(self._parameters, full_tensor)
-        for call in self._hook_calls["after_backward"]:
+        for call in self.loop.calls_at["after_backward"]:
             call()
         if is_finite:
             result.grad_norm = self._clip_and_step()

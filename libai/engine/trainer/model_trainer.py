@@ -95,7 +95,7 @@ class ModelTrainer(TrainerBase):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self._schedule_needs_metric = needs_metric(lr_scheduler)
-        self._lrs = self._current_lrs()
+        self.loop.rates = self._current_lrs()
         self._batch_norms = batch_norms(model)
         if options.undoes_updates:
             self.register_hooks([BadLossHook(options.non_finite, lr_scheduler)])
@@ -388,8 +388,8 @@ class ModelTrainer(TrainerBase):
         return rates
 
     def _finish_update(self) -> None:
-        """Advance the schedule after an update; keeps the rates that the update has used in `self._lrs`."""
-        self._lrs = self._current_lrs()
+        """Advance the schedule after an update; keeps the rates that the update has used in `self.loop.rates`."""
+        self.loop.rates = self._current_lrs()
         if self.lr_scheduler is not None and not self._schedule_needs_metric:
             self.lr_scheduler.step()
 
@@ -413,7 +413,7 @@ class ModelTrainer(TrainerBase):
         if self.mesh.size > 1:
             require_same_names(results)
         numbers = to_numbers(results, self.mesh.data > 1 and not self.forward_pass.layout.is_global)
-        numbers[-1].update(self._lrs)
+        numbers[-1].update(self.loop.rates)
         return numbers
 
     # ------------------------------------------------------------------ evaluation

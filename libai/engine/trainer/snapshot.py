@@ -32,7 +32,7 @@ class Snapshot:
     step: int
     learning_rates: list[float]
     schedule: dict[str, Any] | None
-    lrs: dict[str, float]
+    rates: dict[str, float]
     hooks: list[tuple[HookBase, dict[str, Any], dict[str, flow.Tensor]]]
 
     @classmethod
@@ -46,7 +46,7 @@ class Snapshot:
                 step=optimizer._state["step"],
                 learning_rates=[group["lr"] for group in optimizer.param_groups],
                 schedule=None if scheduler is None else scheduler_state(scheduler, optimizer),
-                lrs=trainer._lrs,
+                rates=trainer.loop.rates,
                 hooks=[
                     (hook, hook.state_dict(), {name: tensor.clone() for name, tensor in hook.tensors().items()})
                     for hook in trainer.hooks
@@ -69,7 +69,7 @@ class Snapshot:
             load_scheduler_state(trainer.lr_scheduler, self.schedule, optimizer)
         for group, rate in zip(optimizer.param_groups, self.learning_rates):
             group["lr"] = rate
-        trainer._lrs = self.lrs
+        trainer.loop.rates = self.rates
 
 
 def _module_tensors(model: flow.nn.Module) -> list[flow.Tensor]:

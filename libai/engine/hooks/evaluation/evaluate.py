@@ -38,11 +38,11 @@ class EvalHook(HookBase):
         if completed == self._last_evaluated:
             return
         self.trainer.check_finite()  # so that corrupted weights are reported as that, and not as a strange metric
-        self.trainer._call_hooks("before_eval")
+        self.trainer.loop.call_hooks("before_eval")
         with self.trainer.loop.not_training():
             start = time.perf_counter()
             metrics = self._function()
             seconds = time.perf_counter() - start
         self._last_evaluated = completed
         self.trainer.storage.put_scalars(**metrics, **{"perf/eval_s": seconds})
-        self.trainer._call_hooks("after_eval")
+        self.trainer.loop.call_hooks("after_eval")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig
@@ -33,9 +33,9 @@ def impossible_sizes(train: schema.Train, world_size: int) -> Iterator[str]:
     if not train.train_iter and not train.train_epoch:
         yield "train.train_iter and train.train_epoch are both 0, so nothing would be trained. Set one of them."
     dist = train.dist
-    tensor, pipeline = dist.tensor_parallel_size or 1, dist.pipeline_parallel_size or 1
+    sizes = (dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size)
     try:
-        replicas = solve_data_parallel_size(world_size, dist.data_parallel_size, tensor, pipeline)
+        replicas = solve_data_parallel_size(world_size, *sizes)
         batch_sizes_of(train, replicas)
     except ConfigError as error:
         yield from error.problems
@@ -50,6 +50,7 @@ def refused(run: Any) -> list[str]:
     needs_metric = [patience, "train.evaluation.eval_metric"]
     keeps_best = evaluation.enabled and datasets and metric is not None and train.checkpointer.enabled
     zero = train.zero_optimization
+    inner = train.dist.tensor_parallel_size * train.dist.pipeline_parallel_size
     start, end = train.profile if train.profile is not None and len(train.profile) == 2 else (1, 0)
     rules: list[Rule] = [
         (
@@ -110,7 +111,7 @@ def refused(run: Any) -> list[str]:
             " does nothing: train.zero_optimization.enabled is false. Set it to true, or leave stage out.",
         ),
         (
-            train.dist.gradient_reduction != "global" and (_shares_a_replica(run) or zero.enabled),
+            train.dist.gradient_reduction != "global" and (inner > 1 or zero.enabled),
             ["train.dist.gradient_reduction"],
             " cannot be kept: it averages over ranks that hold full replicas; with tensor or pipeline ranks, or ZeRO, "
             "OneFlow's global tensors do it. Leave it at auto.",
@@ -151,7 +152,8 @@ def warnings(run: Any, world_size: int, train_iter: int, start_iter: int) -> lis
     train, evaluation = run.train, run.train.evaluation
     datasets = _datasets(run)
     of_evaluation = ("eval_period", "eval_iter", "evaluators", "eval_metric", "eval_mode")
-    is_cut = _shares_a_replica(run) or train.zero_optimization.enabled or train.activation_checkpoint.enabled
+    inner = train.dist.tensor_parallel_size * train.dist.pipeline_parallel_size
+    is_cut = inner > 1 or train.zero_optimization.enabled or train.activation_checkpoint.enabled
     start = train.profile[0] if train.profile is not None else 0
     rules: list[Rule] = [
         *_sections_switched_off(train),
@@ -239,11 +241,9 @@ def _lines(run: Any, rules: Iterable[Rule]) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, (dict, DictConfig)):
+    if isinstance(value, Mapping):
         return "{...}"
-    return str(list(value) if isinstance(value, ListConfig) else value)
+    return str(value).lower() if isinstance(value, bool) else str("null" if value is None else value)
 
 
 def _datasets(run: Any) -> list[str]:
@@ -252,17 +252,11 @@ def _datasets(run: Any) -> list[str]:
     return [str(name) for name in test if test[name] is not None] if isinstance(test, DictConfig) else []
 
 
-def _shares_a_replica(run: Any) -> bool:
-    """Return True if several ranks hold parts of one replica of the model."""
-    dist = run.train.dist
-    return (dist.tensor_parallel_size or 1) * (dist.pipeline_parallel_size or 1) > 1
-
-
 def _schedule_warms_up(section: Any) -> bool:
     """Return True if a schedule, the first of a list, or one of several optimizers', leaves its warm-up open."""
     if isinstance(section, ListConfig):
         return _schedule_warms_up(section[0])
-    if isinstance(section, DictConfig) and TARGET not in section:  # optimizer -> schedule
+    if isinstance(section, Mapping) and TARGET not in section:  # optimizer -> schedule
         return any(map(_schedule_warms_up, section.values()))
     target = target_of(section)
     return target is not None and accepts(target, "warmup_iter") and section.get("warmup_iter") is None

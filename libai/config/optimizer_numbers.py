@@ -5,10 +5,10 @@ OneFlow 0.9 refuses some of them with an assertion and takes the others, which e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import ListConfig
 
 from libai.config.settings.coercion import Bounds
 
@@ -30,32 +30,25 @@ OPTIONS: dict[str, tuple[Bounds, str]] = {
 
 
 def wrong_number(name: str, value: Any) -> str:
-    """`expected a finite number >= 0, such as 1e-3.` for a value that the option cannot have, else the empty string.
+    """Return `expected a finite number >= 0, such as 1e-3.` for a value that the option cannot have, else "".
 
     Objects and null are left to the optimizer.
     """
-    if name not in OPTIONS or value is None:
+    bounds, example = OPTIONS.get(name, (Bounds(), ""))
+    is_list = isinstance(value, (list, tuple, ListConfig))
+    if not example or not (is_list or isinstance(value, (bool, int, float, str))):
         return ""
-    bounds, example = OPTIONS[name]
-    if name == "betas":
-        if not isinstance(value, (list, tuple, ListConfig, int, float, str)):
-            return ""
-        items = list(value) if isinstance(value, (list, tuple, ListConfig)) else []
-        if len(items) == 2 and not any(_is_wrong(item, bounds) for item in items):
-            return ""
-        return f"expected two numbers {bounds}, such as {example}."
-    if not _is_wrong(value, bounds):
+    is_pair = name == "betas"
+    items = list(value) if is_pair and is_list else [value]
+    is_wrong = any(isinstance(item, (bool, str, list, ListConfig)) or bounds.broken_by(item) for item in items)
+    if not is_wrong and len(items) == (2 if is_pair else 1):
         return ""
-    return f"expected a finite number {bounds}, such as {example}."
-
-
-def _is_wrong(value: Any, bounds: Bounds) -> bool:
-    return isinstance(value, (bool, str, list, ListConfig)) or bounds.broken_by(value)
+    return f"expected {'two numbers' if is_pair else 'a finite number'} {bounds}, such as {example}."
 
 
 def wrong_numbers(node: Any, path: str) -> Iterator[str]:
-    """One problem for each wrong number in a section of optimizers: theirs, and those of their parameter groups."""
-    for name, value in node.items() if isinstance(node, (dict, DictConfig)) else ():
+    """Yield a problem for each wrong number in a section of optimizers: theirs, and those of their parameter groups."""
+    for name, value in node.items() if isinstance(node, Mapping) else ():
         where = f"{path}.{name!s}"
         if reason := wrong_number(str(name), value):
             yield f"{where}={value}: {reason}"

@@ -115,8 +115,7 @@ def _set(config: DictConfig, key: str, text: str) -> None:
     is_scalar = not isinstance(value, (dict, list, type(None)))
     if isinstance(setting, type) and not isinstance(value, dict):
         if not is_scalar or not hasattr(setting, "text_key"):
-            keys = ", ".join(schema.below(key)[:3])
-            raise ConfigError(f"{text}: expected a section. Set {keys}, or remove it.")
+            raise ConfigError(f"{text}: {schema.section_expected(key)}")
         key = f"{key}.{setting.text_key}"
         setting = schema.find(key)
     old = OmegaConf.select(config, key, throw_on_resolution_failure=False)

@@ -105,15 +105,11 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
     if not problems or "oneflow" in sys.modules:
         _check_lazy(lazy, train, problems)
     run = RunConfig(train=train, graph=graph, **lazy)
-    if not problems:
-        problems += refused(run)
+    problems = problems or refused(run)
     if problems:
         raise ConfigError(problems)
     _freeze(config)
-    tensor = train.dist.tensor_parallel_size or 1
-    pipeline = train.dist.pipeline_parallel_size or 1
-    dist = dataclasses.replace(train.dist, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
-    return dataclasses.replace(run, train=dataclasses.replace(train, dist=dist))
+    return run
 
 
 def _freeze(node: Any) -> None:
@@ -140,24 +136,19 @@ def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
         return cls()
     before = len(problems)
     node = _read_item(parent, name, path, problems)
-    text_key = getattr(cls, "text_key", None)
-    if isinstance(node, str) and text_key:
-        node = {text_key: node}
-    settings = schema.below(path)
-    if not isinstance(node, (dict, DictConfig)):
-        if len(problems) == before:
-            problems.append(
-                f"{format_override(path, node)}: expected a section. Set {', '.join(settings[:3])}, or remove it."
-            )
+    if len(problems) > before:
+        return cls()
+    if isinstance(node, str) and hasattr(cls, "text_key"):
+        node = {cls.text_key: node}
+    if not isinstance(node, Mapping):
+        problems.append(f"{format_override(path, node)}: {schema.section_expected(path)}")
         return cls()
     values: dict[str, Any] = {}
     for key, where in items_of(node, path):
         setting: Any = schema.find(where)
         if setting is None:
-            problems.append(
-                f"{where}: no such setting."
-                + (hint(where, schema.all_paths()) or f" The keys of {path} are fixed; docs/config.md lists them.")
-            )
+            otherwise = f" The keys of {path} are fixed; docs/config.md lists them."
+            problems.append(f"{where}: no such setting.{hint(where, schema.all_paths()) or otherwise}")
         elif isinstance(setting, type):
             values[key] = _read(setting, node, where, problems)
         else:
@@ -169,12 +160,8 @@ def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
             try:
                 values[key] = setting.fit(value)
             except Mismatch as error:
-                default = (
-                    f" (default {format_override('', setting.default)[1:]})"
-                    if setting.default not in (None, "")
-                    else ""
-                )
-                problems.append(f"{format_override(where, value)}: {error}{default}.")
+                default = "" if setting.default in (None, "") else f" ({format_override('default', setting.default)})"
+                problems.append(f"{format_override(where, value)}: {error}{default.replace('=', ' ', 1)}.")
     return cls(**values)
 
 

@@ -63,6 +63,31 @@ def test_relative_imports_run_config_files(folder):
     assert LazyConfig.load(path) == {"train": {"train_iter": 1, "seed": 5}, "graph": {"debug": 1}}
 
 
+def test_relative_imports_reach_above_the_folder_of_the_file(folder):
+    write(folder, "base.py", "train = dict(train_iter=1)")
+    path = write(folder, "my.experiments/exp-1.v2.py", "from ..base import train\ntrain.train_iter = 7")
+    assert LazyConfig.load(path).train.train_iter == 7
+    assert LazyConfig.load(folder / "base.py").train.train_iter == 1
+
+
+def test_a_class_of_the_file_itself_is_built_once_and_has_a_path(folder):
+    path = write(
+        folder,
+        "with_class.py",
+        """
+        from .common.train import train
+        from libai.config import LazyCall
+        class Net:
+            pass
+        model = LazyCall(Net)()
+        """,
+    )
+    write(folder, "common/train.py", "train = dict(train_iter=1)")
+    config = LazyConfig.load(path)
+    assert config.model._target_ == "with_class.Net"
+    assert type(instantiate(config.model)).__module__.endswith("with_class")
+
+
 def test_shipped_configs_are_found_by_name_and_by_import(folder):
     path = write(folder, "exp.py", "from configs.common.train import train\ntrain.train_iter = 5")
     assert LazyConfig.load(path).train == {**get_config("common/train.py").train, "train_iter": 5}

@@ -1,4 +1,5 @@
 import dataclasses
+import sys
 
 import pytest
 from omegaconf import OmegaConf
@@ -149,6 +150,21 @@ def test_arguments_of_nested_targets_are_checked():
 def test_all_problems_are_reported_at_once():
     found = problems(config(train={"log_period": 0, "sede": 1}, grpah={}))
     assert len(found) == 3
+
+
+def test_a_typo_is_found_without_importing_oneflow(monkeypatch):
+    cfg = config(train={"sede": 1}, model={"_target_": "no_such_module.Net"})
+    monkeypatch.setitem(sys.modules, "oneflow", sys)
+    assert len(problems(cfg)) == 2, "it costs nothing more"
+    monkeypatch.delitem(sys.modules, "oneflow")
+    (problem,) = problems(cfg)
+    assert problem.startswith("train.sede: no such setting. Did you mean train.seed?")
+
+
+def test_values_of_a_file_are_fitted_to_the_arguments_of_their_target():
+    assert validate(config(model=LazyCall(Net)(width=3.0))).model.width == 3
+    (problem,) = problems(config(model=LazyCall(Net)(width="wide")))
+    assert problem == "model.width='wide': expected a whole number."
 
 
 def test_the_mesh_must_fill_the_processes():

@@ -12,8 +12,7 @@ LARGEST = 10**9
 
 
 def key(default: Any, doc: str, **bounds: Any) -> Any:
-    metadata = {"doc": doc, "bounds": Bounds(**bounds), "is_lazy": False}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={"doc": doc, "bounds": Bounds(**bounds)})
 
 
 def section(cls: type) -> Any:
@@ -21,4 +20,4 @@ def section(cls: type) -> Any:
 
 
 def lazy(factory: Any, doc: str) -> Any:
-    return dataclasses.field(default_factory=factory, metadata={"doc": doc, "bounds": Bounds(), "is_lazy": True})
+    return dataclasses.field(default_factory=factory, metadata={"doc": doc, "bounds": Bounds()})

@@ -162,20 +162,20 @@ class Key:
     default: Any
     doc: str
     bounds: Bounds
-    is_lazy: bool
 
     def fit(self, value: Any) -> Any:
-        """`value` as this setting wants it; raises `Mismatch` for the wrong type or a value out of range."""
-        limits = str(self.bounds)
+        """Return `value` as this setting wants it; raises `Mismatch` for the wrong type or a value out of range."""
+        more = None
         try:
             value = coerce(value, self.kind)
         except Mismatch:
-            raise Mismatch(f"expected {expected(self.kind, limits)}") from None
-        if self.bounds.broken_by(value):
-            finite = " and finite" if abs(value) == math.inf else ""
-            raise Mismatch(f"expected {expected(self.kind, limits + finite)}")
-        if type(value) is int and value > LARGEST and self.bounds.at_most is None:
-            raise Mismatch(f"expected {expected(self.kind, f'{limits} and <= {LARGEST}')}")
+            more = ""
+        if more is None and self.bounds.broken_by(value):
+            more = " and finite" if abs(value) == math.inf else ""
+        elif type(value) is int and value > LARGEST and self.bounds.at_most is None:
+            more = f" and <= {LARGEST}"
+        if more is not None:
+            raise Mismatch(f"expected {expected(self.kind, f'{self.bounds}{more}')}")
         if self.path == "train.output_dir" and not value.strip():
             raise Mismatch("expected the name of a folder, found nothing")
         return value
@@ -225,9 +225,10 @@ def settings() -> list[Key]:
     return [found for found in _index().values() if isinstance(found, Key)]
 
 
-def below(section: str) -> list[str]:
-    """The paths of the settings and sections directly in `section`."""
-    return [path for path in _index() if path.rpartition(".")[0] == section]
+def section_expected(section: str) -> str:
+    """Return what to write in place of a value for a whole section."""
+    below = [path for path in _index() if path.rpartition(".")[0] == section]
+    return f"expected a section. Set {', '.join(below[:3])}, or remove it."
 
 
 def all_paths() -> list[str]:

@@ -166,8 +166,8 @@ class Dist:
     """The processes arranged as data x tensor x pipeline; the product is their number."""
 
     data_parallel_size: int | None = key(None, "Replicas; null takes what the other two leave.", at_least=1)
-    tensor_parallel_size: int | None = key(None, "Processes that share each layer; null is 1.", at_least=1)
-    pipeline_parallel_size: int | None = key(None, "Stages that the layers are cut into; null is 1.", at_least=1)
+    tensor_parallel_size: int = key(1, "Processes that share each layer.", at_least=1)
+    pipeline_parallel_size: int = key(1, "Stages that the layers are cut into.", at_least=1)
     auto: bool = key(False, "Let OneFlow's auto-parallel choose the layout of every operation; graph mode only.")
     plan: dict[str, Any] | None = key(
         None, "How to lay the model out (split, blocks, last, pin, divisible); null takes the model's own `plan`."

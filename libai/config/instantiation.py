@@ -7,6 +7,7 @@ module of one name it returns the module, and it hides the error of an import.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import pkgutil
@@ -20,7 +21,7 @@ from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from libai.config.settings.coercion import is_simple
-from libai.config.settings.errors import ConfigError, did_you_mean, nearest
+from libai.config.settings.errors import ConfigError, did_you_mean
 from libai.config.settings.other_names import meant
 from libai.utils.errors import UserError, first_line
 
@@ -131,17 +132,15 @@ def _call(target: Any, path: str, arguments: dict[str, Any], shown: list[str]) -
     """Call `target`, which is found at `path`. `shown`: its arguments as the config has them."""
     parameters = parameters_of(target)
     problems = unknown_arguments(target, arguments, path)
-    missing = []
-    for name, parameter in parameters.items():
-        is_required = parameter.default is inspect.Parameter.empty and parameter.kind in _BY_NAME
-        if is_required and name not in arguments:
-            missing.append(name)
-        # OmegaConf and YAML know no tuples: Adam's betas=(0.9, 0.999) comes back as a list
-        if isinstance(parameter.default, tuple) and isinstance(arguments.get(name), list):
-            arguments[name] = tuple(arguments[name])
+    missing = [name for name in keyword_names(target) if parameters[name].default is inspect.Parameter.empty]
+    missing = [name for name in missing if name not in arguments]
     if missing:
         keys = ", ".join(f"{path}.{name}" for name in missing)
         problems.append(f"{path}: {describe(target)} needs {', '.join(missing)}. Set {keys}.")
+    for name, value in arguments.items():
+        # OmegaConf and YAML know no tuples: Adam's betas=(0.9, 0.999) comes back as a list
+        if isinstance(value, list) and name in parameters and isinstance(parameters[name].default, tuple):
+            arguments[name] = tuple(value)
     if problems:
         raise ConfigError(problems)
     try:
@@ -223,48 +222,37 @@ def locate(path: str) -> Any:
     for end, name in enumerate(names, 1):
         where = ".".join(names[:end])
         holder = found
-        is_module = inspect.ismodule(holder)
-        if end > 1 and (not is_module or hasattr(holder, name)):
-            found = getattr(holder, name, None)
-            if found is not None or hasattr(holder, name):
-                continue
-        try:
-            if end > 1 and not is_module:
-                raise ModuleNotFoundError(name=where)
-            found = importlib.import_module(where)
-        except ModuleNotFoundError as error:
-            if error.name != where:
-                raise ConfigError(f"{path!r}: importing {where} failed: {error}.") from error
-            raise ConfigError(f"{path!r}: {_no_such_name(holder, names, end)}") from error
-        except UserError:
-            raise  # about the environment, such as oneflow's: once, and not for each target that needs it
-        except Exception as error:
-            raise ConfigError(f"{path!r}: importing {where} failed: {type(error).__name__}: {error}") from error
+        if end == 1 or (inspect.ismodule(holder) and not hasattr(holder, name)):
+            try:
+                importlib.import_module(where)
+            except UserError:
+                raise  # about the environment, such as oneflow's: once, and not for each target that needs it
+            except Exception as error:
+                if not isinstance(error, ModuleNotFoundError) or error.name != where:
+                    what = f"importing {where} failed: {type(error).__name__}: {error}"
+                    raise ConfigError(f"{path!r}: {what}") from error
+        found = sys.modules.get(name) if end == 1 else getattr(holder, name, None)
+        if found is None:
+            raise ConfigError(f"{path!r}: {_no_such_name(holder, names, end - 1)}")
     return found
 
 
-def _no_such_name(holder: Any, names: list[str], end: int) -> str:
+def _no_such_name(holder: Any, names: list[str], index: int) -> str:
     """Describe the name in a dotted path that `holder` does not have, and suggest one."""
-    name = names[end - 1]
-    if end == 1:
-        beside = [module.name for module in pkgutil.iter_modules(sys.path[:1])]
-        known = [*beside, *(module for module in sys.modules if not re.search(r"\.|^_", module))]
-    else:
-        submodules = [module.name for module in pkgutil.iter_modules(getattr(holder, "__path__", []))]
-        known = [*(getattr(holder, "__all__", None) or dir(holder)), *submodules]
-        known = [public for public in known if not public.startswith("_")]
+    name = names[index]
+    modules = pkgutil.iter_modules(getattr(holder, "__path__", []) if index else sys.path[:1])
+    others = getattr(holder, "__all__", None) or (dir(holder) if index else [*sys.modules])
+    known = [other for other in [*others, *(module.name for module in modules)] if not re.search(r"\.|^_", other)]
     hint = did_you_mean(name, known)
     for home in _HOMES if not hint else ():
-        try:
+        with contextlib.suppress(ImportError):
             if hasattr(importlib.import_module(home), names[-1]):
                 hint = f" Did you mean {home}.{names[-1]}?"
                 break
-        except ImportError:
-            continue
-    if end == 1:
+    if index == 0:
         return f"there is no module {name!r}.{hint} Modules of your own are found beside the config and on PYTHONPATH."
     hint = hint or did_you_mean(name, known, at_least=0.5) or f" It has {_listed(known)}."
-    return f"{'.'.join(names[: end - 1])} has no {name!r}.{hint}"
+    return f"{'.'.join(names[:index])} has no {name!r}.{hint}"
 
 
 def _listed(names: list[str]) -> str:
@@ -312,20 +300,19 @@ def keyword_names(target: Callable[..., Any]) -> list[str]:
 
 def accepts(target: Callable[..., Any], name: str) -> bool:
     """Return True if `target` can be called with the keyword `name`."""
-    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters_of(target).values())
-    return takes_any or name in keyword_names(target)
+    kinds = {parameter.kind for parameter in parameters_of(target).values()}
+    return inspect.Parameter.VAR_KEYWORD in kinds or name in keyword_names(target)
 
 
 def unknown_arguments(target: Callable[..., Any], names: Iterable[str], path: str) -> list[str]:
     """Return one problem for each of `names` that `target`, which is found at `path` in the config, does not take."""
-    valid = keyword_names(target)
     problems = []
     for name in names:
         if not accepts(target, name):
-            near = " or ".join(f"{path}.{close}" for close in nearest(name, valid))
-            hint = f" Did you mean {near}?" if near else meant(f"{path}.{name}")
-            takes = f" It takes: {', '.join(valid) or 'nothing'}."
-            problems.append(f"{path}.{name}: {describe(target)} takes no such argument.{hint or takes}")
+            valid = [f"{path}.{known}" for known in keyword_names(target)]
+            takes = f" It takes: {', '.join(keyword_names(target)) or 'nothing'}."
+            hint = did_you_mean(f"{path}.{name}", valid) or meant(f"{path}.{name}") or takes
+            problems.append(f"{path}.{name}: {describe(target)} takes no such argument.{hint}")
     return problems
 
 

@@ -168,28 +168,31 @@ def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
 def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str]) -> None:
     """Check everything that must be a LazyCall, a built object or null, and all that is below it."""
     loaders: Any = lazy["dataloader"]
-    if not isinstance(loaders, (DictConfig, type(None))):
-        problems.append(
-            f"{format_override('dataloader', loaders)}: expected a section with {schema.LAZY_SECTIONS['dataloader']}"
-        )
+    if not isinstance(loaders, (Mapping, type(None))):
+        wanted = schema.LAZY_SECTIONS["dataloader"]
+        problems.append(f"{format_override('dataloader', loaders)}: expected a section with {wanted}")
         loaders = None
-    names = {str(key): where for key, where in items_of(loaders or {}, "dataloader")}
-    for name, where in names.items():
-        if name not in ("train", "test"):
+    datasets: list[str] = []
+    for key, where in items_of(loaders or {}, "dataloader"):
+        section = _read_item(loaders, key, where, problems)
+        is_section = isinstance(section, Mapping) and TARGET not in section
+        if key == "test" and is_section:
+            datasets = list(map(str, section))
+            _check_calls(section or None, where, "a loader", 1, problems)
+        elif key == "test" and section is not None:
+            problems.append(
+                'dataloader.test names its datasets: expected a section, dataloader.test = {"val": LazyCall(...)(...)}.'
+            )
+        elif key == "train":
+            _check_calls(section, where, "a loader", 0, problems)
+        elif key != "test":
             close = did_you_mean(where, ["dataloader.train", "dataloader.test"])
             problems.append(f"{where}: no such setting; a dataloader has train and test.{close}")
-    found = {name: _read_item(loaders, name, where, problems) for name, where in names.items()}
-    test = found.get("test")
-    if isinstance(test, ListConfig) or (isinstance(test, DictConfig) and TARGET in test):
-        problems.append(
-            'dataloader.test names its datasets: expected a section, dataloader.test = {"val": LazyCall(...)(...)}.'
-        )
-        test = None
     evaluators = train.evaluation.evaluators
     for key, where in items_of(evaluators, "train.evaluation.evaluators"):
-        if isinstance(evaluators[key], Mapping) and TARGET not in evaluators[key] and key not in (test or {}):
+        if isinstance(evaluators[key], Mapping) and TARGET not in evaluators[key] and str(key) not in datasets:
             problems.append(
-                f"{where} names no {TARGET} and no dataset of dataloader.test ({', '.join(map(str, test or {}))}). "
+                f"{where} names no {TARGET} and no dataset of dataloader.test ({', '.join(datasets)}). "
                 "Write LazyCall(Target)(argument=value), or a dataset's name."
             )
     writers = []
@@ -208,8 +211,6 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
         ("optim", lazy["optim"], "an optimizer", 1),
         ("lr_scheduler", lazy["lr_scheduler"], "a schedule", 2),
         ("momentum_scheduler", lazy["momentum_scheduler"], "a schedule", 1),
-        ("dataloader.train", found.get("train"), "a loader", 0),
-        ("dataloader.test", test or None, "a loader", 1),
         ("train.evaluation.evaluators", evaluators or None, "an evaluator", 2),
         ("train.extra_hooks", train.extra_hooks or None, "a hook", 1),
         ("train.writers", [None if isinstance(writer, str) else writer for writer in writers] or None, "", 1),

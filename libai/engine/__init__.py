@@ -17,6 +17,7 @@ from libai.engine.run.result import TrainResult
 from libai.engine.run.run import Run
 from libai.engine.run.setup import default_setup
 from libai.engine.setup.batch_plan import BatchPlan
+from libai.engine.trainer.checkpointer import TrainerCheckpointer
 from libai.engine.trainer.eager import EagerTrainer
 from libai.engine.trainer.graph import GraphTrainer
 from libai.forward.contract import ModelContractError

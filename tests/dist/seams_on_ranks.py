@@ -17,6 +17,7 @@ import toy  # noqa: E402
 from libai.data import build_eval_loader, build_train_loader  # noqa: E402
 from libai.engine import EagerTrainer, GraphTrainer, HookBase, StopTraining  # noqa: E402
 from libai.parallel import full_tensor  # noqa: E402
+from libai.utils.distributed import barrier  # noqa: E402
 from libai.utils.errors import UserError  # noqa: E402
 
 TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
@@ -158,6 +159,24 @@ for cls in TRAINERS.values():
     gan.train(0, 12)
     ends.append(weights(gan))
 np.testing.assert_allclose(*ends, rtol=1e-5, atol=1e-6)
+
+# the trainer put together from hooks in the page on the library: interrupted, and continued by a new one
+pages = re.findall(r"^```python\n(.*?)^```", (jobs.ROOT / "docs/library.md").read_text(), re.M | re.S)
+page: dict = {}
+exec(pages[0].partition("eager, graph =")[0], page)
+exec(pages[1].partition("setup_logging(None)")[0], page)
+folder = Path(sys.argv[1])
+for mode, cls in TRAINERS.items():
+    whole, _ = page["build_trainer"](cls, folder / f"whole {mode}")
+    whole.train(0, 40)
+    cut, _ = page["build_trainer"](cls, folder / f"cut {mode}")
+    cut.train(0, 20)
+    resumed, checkpointer = page["build_trainer"](cls, folder / f"cut {mode}", seed=1)
+    resumed.train(checkpointer.resume(), 40)
+    barrier()  # rank 0 has written
+    rows = [jobs.read_curve(folder / f"{name} {mode}") for name in ("whole", "cut")]
+    exact = np.array_equal(weights(whole), weights(resumed)) and rows[0] == rows[1]
+    found[f"resumed exactly, {mode}"] = [exact, [row["iter"] for row in rows[1]]]
 
 
 # a hook on the main rank stops all of them

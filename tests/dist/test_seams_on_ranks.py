@@ -47,6 +47,11 @@ def test_ranks_may_reach_different_parameters_in_eager_mode(found):
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_the_trainer_of_the_page_on_the_library_resumes_exactly(found, mode):
+    assert found[0][f"resumed exactly, {mode}"] == found[1][f"resumed exactly, {mode}"] == [True, [10, 20, 30, 40]]
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_a_hook_on_the_main_rank_stops_all_ranks_in_one_iteration(found, mode):
     (status, iterations), other = (found[rank][f"stopped, {mode}"] for rank in range(2))
     assert [status, iterations] == other

@@ -7,6 +7,7 @@ import re
 import sys
 import textwrap
 from collections import OrderedDict
+from pathlib import Path
 from types import SimpleNamespace
 
 import jobs
@@ -28,7 +29,7 @@ from libai.scheduler import in_sequence
 
 #: page -> how many blocks it has, so that a new one is not forgotten; those in jobs are counted too
 COUNTS = {"hooks": 4, "quickstart": 1, "data": 4, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 7}
-COUNTS.update(checkpoints=2, library=2, pretrained=3, training=1, writers=2)
+COUNTS.update(checkpoints=2, library=4, pretrained=3, training=1, writers=2)
 
 
 def block(page: str, index: int = 0) -> str:
@@ -83,7 +84,8 @@ def test_writers(tmp_path):
     assert (tmp_path / "losses.txt").read_text() == "1 0.5\n"
 
 
-def test_library(capsys):
+def test_library(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     made = run(block("library"))
     assert re.findall(r"^(eager|graph) (50|100) ", capsys.readouterr().out, re.MULTILINE) == [
         (mode, iteration) for mode in ("eager", "graph") for iteration in ("50", "100")
@@ -92,7 +94,13 @@ def test_library(capsys):
     assert abs(float(made["four"].numpy()[0, 0]) - 4) < 0.1
     weights = [made[mode].model.layer.weight.numpy() for mode in ("eager", "graph")]
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-5)  # what docs/modes.md promises
-    own = run(block("library", 1), **made)["own"]
+    made = run(block("library", 1), **made)
+    rows = jobs.read_metrics(tmp_path / "out/line")
+    assert [row["iter"] for row in rows] == [10, 20, 30, 40] and rows[-1]["eval/val/mse"] < 1
+    assert sorted(path.name for path in Path("out/line/checkpoints").glob("iter*")) == ["iter_0000030", "iter_0000040"]
+    again = run(block("library", 2), **made)["again"]
+    assert again.completed_iters == 50
+    own = run(block("library", 3), **made)["own"]
     assert type(own.graph).__name__ == "MyGraph" and own.fetch_metrics()["train/mse"] < 1e-2
 
 

@@ -27,7 +27,6 @@ class AsyncCheckpointer:
 
     Args:
         root: folder of the checkpoints.
-        shard_bytes: as in `libai.checkpoint.save`.
         after_write: called on rank 0 in the background thread with the path of every finished checkpoint (retention).
 
     Attributes:
@@ -38,14 +37,11 @@ class AsyncCheckpointer:
     def __init__(
         self,
         root: str | Path,
-        *,
-        shard_bytes: int = DEFAULT_SHARD_BYTES,
         after_write: Callable[[Path], object] | None = None,
     ):
         self.root = Path(root)
         self.stall_seconds = 0.0
         self.last_path: Path | None = None
-        self._shard_bytes = shard_bytes
         self._after_write = after_write
         self._executor = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
@@ -64,7 +60,7 @@ class AsyncCheckpointer:
         """
         start = time.perf_counter()
         self.finish()
-        plan, entries = plan_save(self.root, iteration, tensors, state, self._shard_bytes, name)
+        plan, entries = plan_save(self.root, iteration, tensors, state, DEFAULT_SHARD_BYTES, name)
         on_rank_0(lambda: self._reserve(plan, entries))  # no memory: every rank must know before the gathers
         arrays = self._copy.take(entries)
         if is_main_process():
@@ -107,8 +103,8 @@ class AsyncCheckpointer:
 class HostCopy:
     """One copy of all tensors of a save in the host memory of rank 0, whose memory the next copy uses again.
 
-    Fresh pages cost more than the copy. OneFlow copies its own CPU tensors: to
-    ask each of them for its array would wait for the device once per tensor, a time slice each on a busy machine.
+    Fresh pages cost more than the copy. OneFlow copies its own CPU tensors: to ask each of them for its array would
+    wait for the device once per tensor, a time slice each on a busy machine.
     """
 
     def __init__(self) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -45,9 +45,10 @@ def convert(
         raise CheckpointError(f"dtype={dtype!r}: weights are cast to one of {', '.join(FLOATING)}.")
     if target.exists():
         raise CheckpointError(f"{target} exists already. Choose another name.")
-    kept: dict[str, Any] = {group: tensors for group, tensors in source.tensors.items() if group not in set(drop)}
-    if "model" in kept:
-        kept["model"] = {name: _cast(kept["model"], name, dtype) for name in kept["model"]}
+    kept = {}
+    for group, tensors in source.tensors.items():
+        if group not in set(drop):
+            kept[group] = {name: _cast(tensors, name, dtype if group == "model" else None) for name in tensors}
     if not is_file:
         return save(target.parent, source.iteration, kept, source.state, shard_bytes=shard_bytes)
     entries = kept["model"]
@@ -73,53 +74,38 @@ def diff(a: Checkpoint, b: Checkpoint, tolerance: float = 0.0) -> dict[str, str]
 
     Tensors are compared bit by bit (so NaN equals NaN), or up to an absolute `tolerance`.
     """
-    of_a, of_b = _contents(a), _contents(b)
-    differences = {}
-    for place in dict.fromkeys([*of_a, *of_b]):
-        if place not in of_a or place not in of_b:
-            differences[place] = f"only in {a.path if place in of_a else b.path}"
-            continue
-        x, y = of_a[place], of_b[place]
-        if isinstance(x, _Stored):
-            text = _tensor_difference(x, y, tolerance)
-        else:
-            text = "" if x == y else f"{str(x)[:80]} and {str(y)[:80]}"
+    of_a, of_b = ({"iteration": c.iteration, **c.tensors, "state": c.state} for c in (a, b))
+    return dict(_differences(of_a, of_b, "", tolerance))
+
+
+def _differences(a: Any, b: Any, place: str, tolerance: float) -> Iterator[tuple[str, str]]:
+    if isinstance(a, np.ndarray):
+        text = _array_difference(a, b, tolerance)
         if text:
-            differences[place] = text
-    return differences
-
-
-class _Stored(NamedTuple):
-    group: TensorGroup
-    name: str
-
-
-def _contents(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return everything in a checkpoint by its place, tensors unread."""
-    places: dict[str, Any] = {"iteration": checkpoint.iteration}
-    for group, tensors in checkpoint.tensors.items():
-        places.update({f"{group}/{name}": _Stored(tensors, name) for name in tensors})
-    _collect(checkpoint.state, "state", places)
-    return places
-
-
-def _collect(value: Any, place: str, places: dict[str, Any]) -> None:
-    if not isinstance(value, dict):
-        places[place] = value
+            yield place, text
         return
-    for key, item in sorted(value.items()):
-        _collect(item, f"{place}.{key}", places)
+    if not isinstance(a, Mapping) or not isinstance(b, Mapping):
+        if a != b:
+            yield place, f"{str(a)[:80]} and {str(b)[:80]}"
+        return
+    separator = "/" if isinstance(a, TensorGroup) else "."
+    for name in sorted({*a, *b}):
+        inner = f"{place}{separator}{name}" if place else name
+        if name not in a or name not in b:
+            yield inner, f"only in the {'first' if name in a else 'second'}"
+            continue
+        specs = [group.spec(name) for group in (a, b) if isinstance(group, TensorGroup)]
+        if len(set(specs)) > 1:
+            yield inner, " and ".join(f"{spec.dtype} {spec.shape}" for spec in specs)
+        else:
+            yield from _differences(a[name], b[name], inner, tolerance)
 
 
-def _tensor_difference(a: _Stored, b: _Stored, tolerance: float) -> str:
-    of_a, of_b = a.group.spec(a.name), b.group.spec(b.name)
-    if of_a != of_b:
-        return f"{of_a.dtype} {of_a.shape} and {of_b.dtype} {of_b.shape}"
-    x, y = a.group[a.name], b.group[b.name]
-    if x.tobytes() == y.tobytes():
+def _array_difference(a: np.ndarray, b: np.ndarray, tolerance: float) -> str:
+    if a.tobytes() == b.tobytes():
         return ""
-    distance = np.abs(x.astype(np.float64) - y.astype(np.float64))
+    distance = np.abs(a.astype(np.float64) - b.astype(np.float64))
     largest = float(distance.max())
     if tolerance and largest <= tolerance:  # a NaN is never within it
         return ""
-    return f"{int((distance != 0).sum())} of {x.size} values differ, by at most {largest:.6g}"
+    return f"{int((distance != 0).sum())} of {a.size} values differ, by at most {largest:.6g}"

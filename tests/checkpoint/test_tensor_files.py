@@ -71,18 +71,12 @@ def _entry(shape, offsets, dtype="F32"):
 HOSTILE = {
     "empty file": b"",
     "length beyond the file": _file({}, length=10**6),
-    "header is not JSON": _file(b"cos\nsystem\n(S'true'\ntR."),
     "NaN": _file(b'{"a": NaN}'),
     "duplicate names": _file(
         b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}',
         b"ab",
     ),
-    "nested": _file(b"[" * 50_000 + b"]" * 50_000),
-    "offset outside": _file({"a": _entry([1], [0, 4])}, b""),
-    "overlap": _file({"a": _entry([2], [0, 8]), "b": _entry([2], [4, 12])}, b"0" * 12),
     "data after the last tensor": _file({"a": _entry([1], [0, 4])}, b"0000 and a payload"),
-    "absurd shape": _file({"a": _entry([2**62, 2**62], [0, 4])}, b"0000"),
-    "unknown dtype": _file({"a": _entry([1], [0, 4], "PICKLE")}, b"0000"),
     "dtype that numpy lacks": _file({"a": _entry([1], [0, 1], "F8_E4M3")}, b"0"),
     "too many dimensions": _file({"a": _entry([1] * 40, [0, 4])}, b"0000"),
 }

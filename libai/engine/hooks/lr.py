@@ -25,7 +25,7 @@ class LRHook(MetricHook):
 
     def before_train(self) -> None:
         """Refuses a schedule that would never be stepped."""
-        scheduler = self.trainer.lr_scheduler  # type: ignore[attr-defined]
+        scheduler = self.trainer.lr_scheduler
         self._is_needed = needs_metric(scheduler)
         if self._is_needed and not self.metric:
             raise UserError(
@@ -40,7 +40,7 @@ class LRHook(MetricHook):
             super().after_step()
 
     def judge(self, value: float) -> None:
-        self.trainer.lr_scheduler.step(value)  # type: ignore[attr-defined]
+        self.trainer.lr_scheduler.step(value)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._last_iter is None else {"last_iter": self._last_iter}

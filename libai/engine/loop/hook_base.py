@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from libai.engine.loop.metrics import NonFiniteLoss
 from libai.utils.errors import UserError, first_line
-
-if TYPE_CHECKING:
-    from libai.engine.loop.trainer_base import TrainerBase
 
 logger = logging.getLogger("libai.engine")
 
@@ -58,7 +55,7 @@ class HookBase:
     the writing of a checkpoint.
     """
 
-    trainer: TrainerBase
+    trainer: Any
     #: modes in which the hook works; registering it in another one is an error that says so
     modes: ClassVar[tuple[str, ...]] = ("eager", "graph")
     #: "all" ranks, or "main": only rank 0 registers it (such a hook must not call collectives)

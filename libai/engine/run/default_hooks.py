@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -22,10 +22,6 @@ from libai.engine.run.report import summary_of
 from libai.engine.setup import build
 from libai.scheduler import needs_metric
 
-if TYPE_CHECKING:
-    from libai.engine.run.run import Run
-
-
 #: the names in `train.writers`
 _WRITERS: Mapping[str, Callable[[RunInfo], Writer]] = {
     "console": lambda info: ConsoleWriter(max_iter=info.max_iter),
@@ -36,7 +32,7 @@ _WRITERS: Mapping[str, Callable[[RunInfo], Writer]] = {
 }
 
 
-def default_writers(run: Run) -> list[Writer]:
+def default_writers(run: Any) -> list[Writer]:
     """Where metrics go, as `train.writers` asks for it."""
     train = run.config.train
     settings = _flat(OmegaConf.to_container(run.config.to_config(), resolve=True))
@@ -63,7 +59,7 @@ def _flat(settings: Any, path: str = "") -> dict[str, Any]:
     }
 
 
-def default_hooks(run: Run) -> list[HookBase | None]:
+def default_hooks(run: Any) -> list[HookBase | None]:
     """The hooks of a standard run and those of `train.extra_hooks`; `run.timer` is one of them."""
     train, plan = run.config.train, run.plan
     evaluation, saving, monitor = train.evaluation, train.checkpointer, train.monitor

@@ -9,7 +9,7 @@ import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -22,16 +22,13 @@ from libai.engine.trainer.snapshot import rolled_back
 from libai.utils.distributed import all_reduce, any_rank, broadcast_object, is_main_process
 from libai.utils.sizes import format_bytes
 
-if TYPE_CHECKING:
-    from libai.engine.run.run import Run
-
 logger = logging.getLogger("libai.engine")
 #: updates after the first that are timed, unless they take longer than `MOST_SECONDS` together
 TIMED_UPDATES = 3
 MOST_SECONDS = 10.0
 
 
-def dry_run(run: Run) -> None:
+def dry_run(run: Any) -> None:
     """Make a few updates, write a checkpoint to a temporary folder and read it back, evaluate a batch of each data set.
 
     Logs a table of the parameters, the peak memory of a process, the seconds of an iteration and of the whole training,
@@ -72,7 +69,7 @@ def read_memory(field: str) -> int:
     return int(kibibytes) * 1024
 
 
-def _report(run: Run, peak: int, seconds: float) -> None:
+def _report(run: Any, peak: int, seconds: float) -> None:
     trainer, left = run.trainer, max(run.plan.train_iter - run.start_iter, 0)
     memory = f"{format_bytes(peak)} at the peak of a process"
     device = memory_gb(trainer.loop.device).get("device_mem_gb")
@@ -84,7 +81,7 @@ def _report(run: Run, peak: int, seconds: float) -> None:
         logger.info("%s%s", title.ljust(8), text, extra={"is_result": True})
 
 
-def _time_updates(run: Run) -> float:
+def _time_updates(run: Any) -> float:
     """Repeat the update that has been made, which compiled the step and took memory; seconds of the fastest one."""
     trainer, fastest = run.trainer, math.inf
     micro_batches = trainer.feed.peek()
@@ -98,7 +95,7 @@ def _time_updates(run: Run) -> float:
     return all_reduce(np.array([fastest]), "max").item()
 
 
-def _update(run: Run) -> float:
+def _update(run: Any) -> float:
     """Update the weights once; the loss."""
     trainer = run.trainer
     micro_batches = trainer.feed.peek()
@@ -108,7 +105,7 @@ def _update(run: Run) -> float:
     return numbers["train/loss"]
 
 
-def _save_and_load(run: Run) -> int:
+def _save_and_load(run: Any) -> int:
     """Write a checkpoint of this run to a temporary folder, verify it and take it back; its size in bytes."""
     folder = Path(broadcast_object(tempfile.mkdtemp(prefix="libai-dry-run-") if is_main_process() else None))
     try:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -27,9 +27,6 @@ from libai.engine.trainer.snapshot import rolled_back
 from libai.utils.distributed import all_reduce, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.seeding import seed_everything
-
-if TYPE_CHECKING:
-    from libai.engine.run.run import Run
 
 logger = logging.getLogger("libai.engine")
 #: the reason for the mode of a run that has not decided yet
@@ -62,7 +59,7 @@ def mode_for_optimizer(mode: str, reason: str, optimizer: flow.optim.Optimizer) 
     return mode, reason
 
 
-def resolve(run: Run) -> None:
+def resolve(run: Any) -> None:
     """Compile ahead of the loop, fall back to eager mode where the config allows it, and with `graph.enabled=auto`
     keep the mode that all hooks work in, or the faster one. The training state is as before. Collective."""
     only = mode_of_hooks(run.trainer.hooks) if run.mode_reason == UNDECIDED else None
@@ -89,7 +86,7 @@ def resolve(run: Run) -> None:
         _keep_the_faster(run)
 
 
-def _keep_the_faster(run: Run) -> None:
+def _keep_the_faster(run: Any) -> None:
     graph, config = run.trainer, run.config
     model = run.build_model(config)
     build.adapt_model(config, model)
@@ -153,7 +150,7 @@ def _time_block(trainer: ModelTrainer, micro_batches: list[Any], updates: int) -
     return (time.perf_counter() - start) / updates
 
 
-def switch(run: Run, mode: str, reason: str) -> None:
+def switch(run: Any, mode: str, reason: str) -> None:
     """Continue in `mode` from now on, unless the run is in it. Collective."""
     if mode == run.trainer.mode:
         return

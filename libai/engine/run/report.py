@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import oneflow as flow
 
@@ -25,9 +25,6 @@ from libai.optim import Optimizers
 from libai.scheduler import FactorLR, initial_lrs
 from libai.utils.atomic import atomic_write_text
 
-if TYPE_CHECKING:
-    from libai.engine.run.run import Run
-
 logger = logging.getLogger("libai.engine")
 
 
@@ -41,7 +38,7 @@ def starting_files(run: Any, run_id: str) -> dict[str, str]:
     }
 
 
-def start_banner(run: Run, length: str | None = None) -> None:
+def start_banner(run: Any, length: str | None = None) -> None:
     """Log what is about to run: mode, model, layout, batch, optimizer, software, kernels. Rank 0 only.
 
     `length`: how much of it; default: a whole training.
@@ -73,12 +70,12 @@ def start_banner(run: Run, length: str | None = None) -> None:
         logger.info("%s%s", title.ljust(width), text)
 
 
-def summary_of(run: Run) -> dict[str, Any]:
+def summary_of(run: Any) -> dict[str, Any]:
     """What `summary.json` holds. Rank 0 only."""
     return _without_nan(_summary(run))
 
 
-def _summary(run: Run) -> dict[str, Any]:
+def _summary(run: Any) -> dict[str, Any]:
     """Status, length, time, throughput, last metrics."""
     trainer = run.trainer
     result = result_of(run)
@@ -115,12 +112,12 @@ def _summary(run: Run) -> dict[str, Any]:
     }
 
 
-def _evaluated(run: Run) -> dict[str, float]:
+def _evaluated(run: Any) -> dict[str, float]:
     """The latest evaluation, by tag."""
     return {tag: found[0] for tag in run.evaluation_tags if (found := run.trainer.storage.get(tag))}
 
 
-def write_summary(run: Run) -> None:
+def write_summary(run: Any) -> None:
     """Log the closing line and write `summary.json`. Rank 0 only."""
     trainer, summary, latest = run.trainer, _summary(run), _evaluated(run)
     rates = summary["throughput"]
@@ -144,7 +141,7 @@ def write_summary(run: Run) -> None:
     logger.info("%s  -> %s", "  ".join(parts), run.output_dir, extra={"is_result": True})
 
 
-def describe_length(run: Run) -> str:
+def describe_length(run: Any) -> str:
     """`400 iterations, 20 of them warm-up; log every 20, evaluate every 200, save every 200`: what will happen, from
     where the run stands to its end, and nothing that will not."""
     train, start, end = run.config.train, run.start_iter, run.plan.train_iter
@@ -174,7 +171,7 @@ def _times(verb: str, period: int | str, start: int, end: int) -> str:
     return f"{verb} every {period}" if has_period else f"{verb} at the end"
 
 
-def _warmup_iters(run: Run) -> int:
+def _warmup_iters(run: Any) -> int:
     """Iterations of warm-up of the schedule that really runs: the plan's, where the schedule takes them."""
     section = run.config.lr_scheduler
     if section is None or isinstance(run.lr_scheduler, FactorLR):
@@ -192,14 +189,14 @@ def _describe_model(model: Any) -> str:
     return f"{type(model).__name__}, {total:,} parameters ({trained:,} trained), {size / 2**20:.1f} MB"
 
 
-def _describe_data(run: Run) -> str:
+def _describe_data(run: Any) -> str:
     samples = run.plan.samples_per_epoch
     train = f"{samples:,} samples" if samples else type(run.train_loader).__name__
     tests = ", ".join(run.test_loaders) if run.config.train.evaluation.enabled else ""
     return f"train {train}; evaluation on {tests or 'none'}"
 
 
-def _describe_optimizer(run: Run) -> str:
+def _describe_optimizer(run: Any) -> str:
     rates = sorted(set(initial_lrs(run.optimizer)))
     shown = " ... ".join(f"{rate:.2e}" for rate in dict.fromkeys((rates[0], rates[-1])))
     schedule = "constant rate" if run.lr_scheduler is None else type(run.lr_scheduler).__name__

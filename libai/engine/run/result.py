@@ -6,14 +6,11 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from libai import checkpoint
 from libai.engine.hooks import BestCheckpointHook
 from libai.utils.distributed import is_main_process
-
-if TYPE_CHECKING:
-    from libai.engine.run.run import Run
 
 logger = logging.getLogger("libai.engine")
 
@@ -41,7 +38,7 @@ class TrainResult:
     best_metrics: Mapping[str, float] | None = None
 
 
-def result_of(run: Run) -> TrainResult:
+def result_of(run: Any) -> TrainResult:
     """The result of `run` as it stands."""
     trainer, last = run.trainer, run.checkpointer.last_saved
     done = (trainer.status, run.timer.total_seconds, trainer.completed_iters, last)
@@ -56,7 +53,7 @@ def result_of(run: Run) -> TrainResult:
     return TrainResult(*done, metric, hook.best, hook.best_iter, path, epoch, hook.best_metrics or None)
 
 
-def load_best(run: Run) -> None:
+def load_best(run: Any) -> None:
     """Take the weights of the best checkpoint, once a run is over (`train.load_best_at_end`). Collective."""
     is_over = run.trainer.status == "stopped" or run.trainer.completed_iters >= run.plan.train_iter
     best = result_of(run)

@@ -136,7 +136,6 @@ class BadLossHook(HookBase, LossPolicy):
         schedule: the trainer's; its state is part of the copy.
     """
 
-    trainer: Any
     #: before the hooks that fetch losses
     priority = 1
 

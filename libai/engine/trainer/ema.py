@@ -28,7 +28,7 @@ class EMAHook(HookBase):
 
     def before_step(self) -> None:
         """Begins with the weights before the first update."""
-        self.average.begin(self._model)
+        self.average.begin(self.trainer.model)
 
     def after_step(self) -> None:
         """Takes in the weights of the iteration."""
@@ -49,11 +49,6 @@ class EMAHook(HookBase):
     def load_tensors(self, tensors: Mapping[str, Any]) -> None:
         """Takes `tensors` for the parameters that the model has now; with none the average begins again."""
         if tensors:
-            self.average.load(self._model, tensors)
+            self.average.load(self.trainer.model, tensors)
         else:
             self.average.tensors = {}
-
-    @property
-    def _model(self) -> flow.nn.Module:
-        trainer: Any = self.trainer
-        return trainer.model

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import oneflow as flow
 from oneflow import nn
@@ -24,14 +24,11 @@ from libai.oneflow_fixes.wrapping import replaced
 from libai.parallel.batch_statistics import count_batches
 from libai.utils.errors import UserError
 
-if TYPE_CHECKING:
-    from libai.engine.trainer.graph import GraphTrainer
-
 #: `train_graph(model, optimizer)` returns a graph whose call `graph(**batch)` makes one update and returns the losses
 MakeGraph = Callable[[nn.Module, flow.optim.Optimizer], nn.Graph]
 
 
-def refuse_options(trainer: GraphTrainer) -> None:
+def refuse_options(trainer: Any) -> None:
     """Raise `UserError` for options that only the trainer's own graph can honour."""
     options = trainer.options
     asked = {
@@ -67,7 +64,7 @@ class OwnGraph:
         self._shapes: dict[str, Any] = {}
         self._guards: Guards | None = None
 
-    def update(self, trainer: GraphTrainer, micro_batches: Sequence[Any]) -> StepResult:
+    def update(self, trainer: Any, micro_batches: Sequence[Any]) -> StepResult:
         """Make one update. Raises `UserError` for a batch of another shape than the compiled one."""
         batch = trainer.to_device(micro_batches[0])
         if trainer.graph is None:
@@ -87,7 +84,7 @@ class OwnGraph:
         trainer._finish_update()
         return result
 
-    def compile(self, trainer: GraphTrainer, batch: Mapping[str, flow.Tensor]) -> None:
+    def compile(self, trainer: Any, batch: Mapping[str, flow.Tensor]) -> None:
         """Make the graph and compile it for the shapes of `batch`, without an update."""
         start = time.perf_counter()
         graph = self._make(trainer.model, trainer.optimizer)
@@ -115,7 +112,7 @@ class OwnGraph:
         state.keep_in(graph)
         graph.__dict__["build_seconds"] = time.perf_counter() - start
 
-    def _follow_changes(self, trainer: GraphTrainer, batch: Mapping[str, flow.Tensor]) -> None:
+    def _follow_changes(self, trainer: Any, batch: Mapping[str, flow.Tensor]) -> None:
         assert self._guards is not None
         decision, guards = self._guards.decide(trainer.iter), self._guards
         if decision == "eager":

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import oneflow as flow
 
@@ -14,9 +14,6 @@ from libai.engine.loop.hook_base import HookBase
 from libai.scheduler import load_scheduler_state, scheduler_state
 from libai.utils.distributed import barrier
 from libai.utils.seeding import generators_kept
-
-if TYPE_CHECKING:
-    from libai.engine.trainer.model_trainer import ModelTrainer
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Snapshot:
     hooks: list[tuple[HookBase, dict[str, Any], dict[str, flow.Tensor]]]
 
     @classmethod
-    def of(cls, trainer: ModelTrainer) -> Snapshot:
+    def of(cls, trainer: Any) -> Snapshot:
         """The state of `trainer`. No synchronisation and no collective."""
         scheduler, optimizer = trainer.lr_scheduler, trainer.optimizer
         with flow.no_grad():
@@ -54,7 +51,7 @@ class Snapshot:
                 ],
             )
 
-    def restore(self, trainer: ModelTrainer) -> None:
+    def restore(self, trainer: Any) -> None:
         """Bring `trainer`, whose snapshot it is, back to it, bit for bit. It may be restored again."""
         optimizer = trainer.optimizer
         with flow.no_grad():
@@ -77,7 +74,7 @@ def _module_tensors(model: flow.nn.Module) -> list[flow.Tensor]:
 
 
 @contextmanager
-def rolled_back(trainer: ModelTrainer) -> Iterator[None]:
+def rolled_back(trainer: Any) -> Iterator[None]:
     """Put the state of `trainer`, its iteration, and the generators of Python and NumPy, back at the end of the block.
 
     Within it the schedule is a copy, which may be replaced. Collective.

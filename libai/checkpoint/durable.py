@@ -82,7 +82,8 @@ def _publish(work: Path, final: Path) -> None:
         # A kill after this rename and before the next turn's leaves no `final`: `restore_replaced` puts it back.
         _rename_aside(_REPLACED, final)
     fsync_dir(final.parent)
-    for replaced in final.parent.glob(f"{_REPLACED}{final.name}-*"):
+    token = "?" * 12  # not `*`: a checkpoint called model is not to delete model-best
+    for replaced in final.parent.glob(f"{_REPLACED}{final.name}-{token}"):
         _remove_tree(replaced)
 
 

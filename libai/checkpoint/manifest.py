@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from libai.checkpoint.durable import FileRecord
 from libai.checkpoint.errors import CheckpointError
@@ -16,6 +18,7 @@ MANIFEST = "manifest.json"
 STATE = "trainer.json"
 BEST = "best.json"
 FORMAT = {"format": "libai-checkpoint", "format_version": 2}
+_OWN_DIGEST = "sha256_of_the_rest"
 GROUP_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,60}")
 _SHARD = re.compile(r"(.+?)(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 
@@ -59,10 +62,9 @@ def index_name(group: str) -> str:
 
 
 def dump_manifest(iteration: int, files: Mapping[str, FileRecord]) -> bytes:
-    """Return the bytes of `manifest.json`."""
-    return dump_json(
-        {**FORMAT, "iteration": iteration, "files": {name: files[name]._asdict() for name in files}}, MANIFEST
-    )
+    """Return the bytes of `manifest.json`, which hold a digest of the rest of them."""
+    body = {**FORMAT, "iteration": iteration, "files": {name: files[name]._asdict() for name in files}}
+    return dump_json({**body, _OWN_DIGEST: _digest(body)}, MANIFEST)
 
 
 def parse_manifest(data: bytes, what: str) -> tuple[int, dict[str, FileRecord]]:
@@ -71,8 +73,14 @@ def parse_manifest(data: bytes, what: str) -> tuple[int, dict[str, FileRecord]]:
     found = {key: body.get(key) for key in FORMAT}
     if found != FORMAT:
         raise CheckpointError(f"{what} says {str(found)[:80]}, this libai reads {FORMAT}.")
+    if body.pop(_OWN_DIGEST, None) != _digest(body):
+        raise CheckpointError(f"{what} was changed after it was written: its digest of itself does not match.")
     try:
         files = {name: FileRecord(**entry) for name, entry in body["files"].items()}
         return body["iteration"], {STATE: files[STATE], **files}
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{what} lacks a part: {error!r}.") from None
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(dump_json(body, MANIFEST)).hexdigest()

@@ -1,5 +1,6 @@
 """Damage of every kind is found; nothing is executed; nothing outside the checkpoint is read."""
 
+import hashlib
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ import pytest
 
 from libai import checkpoint
 from libai.checkpoint import CheckpointError
+from libai.checkpoint.strict_json import dump_json
 
 TENSORS = {
     "model": {"a.weight": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.arange(5), "c": np.array(2.5)},
@@ -27,8 +29,11 @@ def path(tmp_path) -> Path:
 
 
 def _rewrite_manifest(path: Path, change) -> None:
+    """Change the manifest as somebody would who also corrects its digest."""
     body = json.loads((path / "manifest.json").read_text())
+    body.pop("sha256_of_the_rest")
     change(body)
+    body["sha256_of_the_rest"] = hashlib.sha256(dump_json(body, "manifest")).hexdigest()
     (path / "manifest.json").write_text(json.dumps(body))
 
 
@@ -56,6 +61,14 @@ def test_any_flipped_bit_is_found(path, seed):
             assert checkpoint.verify(path), f"{file.name}: bit {bit} of byte {position}"
         file.write_bytes(good)
     assert checkpoint.verify(path) == []  # control: it was the flips
+
+
+def test_a_changed_iteration_is_found_under_any_name(path):
+    path = path.rename(path.with_name("model_best"))
+    manifest = path / "manifest.json"
+    assert checkpoint.verify(path) == []
+    manifest.write_text(manifest.read_text().replace('"iteration": 200', '"iteration": 201'))
+    assert "digest of itself does not match" in checkpoint.verify(path)[0]
 
 
 def test_files_that_are_missing_or_swapped_are_found(path):

@@ -262,7 +262,7 @@ _MEMBERS = {
     "Run(config, resume='auto')": "resume_or_load load_or_resume",
     "run.resume()": "resume resume_weights",
     "run.load_weights()": "load_pretrain",
-    "libai.engine.trainer.checkpointer.TrainerCheckpointer": (
+    "libai.engine.TrainerCheckpointer": (
         "save_checkpoint load_checkpoint save_check_point load_check_point save_model checkpointer"
     ),
     "libai.launch.facts.collect_env()": "collect_env",

@@ -1,0 +1,319 @@
+"""Everything on the right of the tables for users of other trainers is run, in both modes, on tiny models."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import jobs
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+from oneflow import nn
+
+import libai.checkpoint
+import libai.data
+import libai.engine
+import libai.evaluation
+import libai.hf
+import libai.inference
+import libai.launch.facts
+import libai.layers
+import libai.models.blocks.transformer
+import libai.optim
+import libai.parallel
+import libai.scheduler
+import libai.utils.logging
+import libai.utils.seeding
+from libai.cli import train_net
+from libai.cli.main import COMMANDS
+from libai.config import load_config
+from libai.config.settings import schema
+from libai.config.settings.errors import ConfigError
+from libai.data import build_train_loader
+from libai.engine.loop.hook_base import HOOK_POINTS
+from libai.engine.loop.periods import EveryEpoch
+from libai.utils.errors import UserError
+from libai.utils.logging import reset_logging
+
+CONFIG = str(jobs.ROOT / "configs/mlp_digits.py")
+#: every period is 1, so that a longer one has an effect within six iterations
+BASE = ["model.hidden_sizes=[8]", "train.train_micro_batch_size=8", "train.train_iter=6", "train.output_dir=out/run"]
+BASE += [f"train.{name}=1" for name in ("log_period", "checkpointer.period", "evaluation.eval_period")]
+BASE += ["train.evaluation.eval_iter=2", "train.checkpointer.max_to_keep=null", "train.warmup_ratio=0"]
+BASE += ["~train.evaluation.eval_mode", "train.evaluation.eval_metric=null"]
+SETTING = re.compile(rf"['\"]?\+?(?:--|(?:{'|'.join(schema.SECTIONS)})[\w.]*=(?!=))")
+#: code, and the case to which the words after it restrict it
+SPAN = re.compile(r"`([^`]+)`(?: \((eager|graph|CUDA|several processes)\b)?")
+
+
+def _tables() -> dict[str, list[tuple[str, str]]]:
+    """Heading -> the cells of its rows."""
+    found = {}
+    for page in ("coming_from", "members"):
+        for section in re.split(r"^##+ ", (jobs.ROOT / f"docs/{page}.md").read_text(), flags=re.MULTILINE)[1:]:
+            rows = re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE)
+            found[f"{page}: {section.splitlines()[0]}"] = rows[1:]
+    return found
+
+
+TABLES = _tables()
+SPANS = {span for rows in TABLES.values() for _, here in rows for span in SPAN.findall(here)}
+
+
+class Returns(toy.Classifier):
+    """A loss as it is, or a flat dict of losses."""
+
+    def __init__(self, form: str):
+        super().__init__()
+        self.form = form
+
+    def forward(self, x, y):
+        losses = super().forward(x, y)["losses"]
+        return losses["cls"] if self.form == "loss" else losses
+
+
+class Session:
+    """The names that the tables take for granted, in one mode."""
+
+    def __init__(self, mode: str):
+        self.mode = mode
+        self.calls: set[str] = set()
+        self.trainer_class = {"eager": libai.engine.EagerTrainer, "graph": libai.engine.GraphTrainer}[mode]
+        points = [point for point in HOOK_POINTS if mode == "eager" or point != "after_backward"]
+        methods = {point: lambda _, *extra, point=point: self.calls.add(point) for point in points}
+        recorder = type("Recorder", (libai.engine.HookBase,), methods)
+        config = load_config(
+            CONFIG, [*BASE, f"graph.enabled={mode == 'graph'}", "train.evaluation.eval_metric=-val/loss"]
+        )
+        run = libai.engine.Run(config)
+        run.trainer.register_hooks([recorder()])
+        run.train()
+
+        batch, hook = toy.batches(1)[0], recorder()
+        loader = build_train_loader(batch, micro_batch_size=4)
+        used, model = toy.Classifier(), toy.Classifier()
+        optimizer = toy.optimizer_of("adamw", model)
+        schedule = libai.scheduler.WarmupCosineLR(optimizer, max_iter=100)
+        trainer = self.trainer_class(used, loader, toy.optimizer_of("adamw", used))
+        trainer.loop.epoch = EveryEpoch(8, 4)
+        trainer.register_hooks([hook, libai.engine.hooks.CallbackHook(before_step=lambda _: 1 / 0, once=True)])
+        with pytest.raises(ZeroDivisionError):
+            trainer.train(0, 1)
+        trainer.train(0, 2)
+        checkpointer = libai.engine.TrainerCheckpointer(trainer, Path("saved"))
+        self.names = {**vars(libai.evaluation), **vars(libai.engine), **locals(), "libai": libai, "np": np, "nn": nn}
+        self.names.update(Trainer=self.trainer_class, Returns=Returns, fit=self._fit)
+
+    def _fit(self, model: nn.Module) -> None:
+        """Train an update on a batch with the arguments that the model has."""
+        tokens = np.arange(32).reshape(2, 16) % 10
+        known = {"input_ids": tokens, "labels": tokens, **toy.batches(1, 2)[0]}
+        names = inspect.signature(model.forward).parameters
+        if "images" in names:
+            known.update(images=np.ones((2, 1, 8, 8), np.float32), labels=tokens[:, 0])
+        batch = {name: known[name] for name in names if name in known}
+        self.trainer_class(model, [batch], flow.optim.SGD(model.parameters(), lr=0.1)).train(0, 1)
+
+    def execute(self, code: str) -> None:
+        """Run `code`; raises when it fails, is a false comparison, or a point at which no hook was called."""
+        try:
+            compiled = compile(code, code, "eval")
+        except SyntaxError:
+            compiled = compile(code, code, "exec")
+        value = eval(compiled, self.names)
+        for trainer in (self.names["trainer"], self.names["run"].trainer):
+            trainer.switch_to(self.mode)  # after rows about another mode
+        assert value is not False, "is false"
+        if code.removeprefix("HookBase.") in HOOK_POINTS:
+            assert code.removeprefix("HookBase.") in self.calls, "was never called"
+
+
+def _kind(code: str) -> str:
+    if SETTING.match(code):
+        return "setting"
+    if code.startswith(("bash ", "libai ")):
+        return "command"
+    return "file" if (jobs.ROOT / code).is_file() else "python"
+
+
+@pytest.fixture
+def session(mode, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield Session(mode)
+    reset_logging()
+
+
+def _problems(session: Session, mode: str, trains_models: bool) -> list[str]:
+    """Run the code of all rows, that which trains models or the rest; returns what fails."""
+    problems = []
+    for table, rows in TABLES.items():
+        for there, here in rows:
+            for code, only in SPAN.findall(here):
+                if only in {"eager", "graph"} - {mode} or trains_models != code.startswith("fit("):
+                    continue
+                try:
+                    if _kind(code) == "python":
+                        session.execute(code)
+                    elif code.startswith("configs/") and "common" not in code:
+                        load_config(str(jobs.ROOT / code))
+                    elif _kind(code) == "command":
+                        name = shlex.split(code)[1]
+                        assert name in COMMANDS or (jobs.ROOT / name).is_file()
+                except Exception as error:
+                    problems.append(f"{table}: {there}: {code}: {type(error).__name__}: {error}")
+    return problems
+
+
+@pytest.mark.promise
+def test_python_and_files(session, mode):
+    assert _problems(session, mode, trains_models=False) == []
+    for code in ("trainer.fit()", "libai.data.Nothing", "trainer.iter == -1", "HookBase.after_lunch"):  # controls
+        with pytest.raises((AttributeError, AssertionError)):
+            session.execute(code)
+
+
+@pytest.mark.e2e
+def test_models(session, mode):
+    assert _problems(session, mode, trains_models=True) == []
+
+
+def test_every_row_has_something_that_is_run():
+    assert sum(map(len, TABLES.values())) > 180 and len(TABLES) == 12
+    empty = [
+        there for rows in TABLES.values() for there, here in rows if not SPAN.search(here) and "refused" not in here
+    ]
+    assert empty == []
+
+
+def test_what_is_refused_is_refused_so():
+    rows = [row for rows in TABLES.values() for row in rows if row[1].startswith("refused: ")]
+    expected = {f"train.{name}": here.removeprefix("refused: ") for there, here in rows for name in _names(there)}
+    with pytest.raises(ConfigError) as error:
+        load_config(CONFIG, [f"{key}=1" for key in expected])
+    said = {text.partition(":")[0]: text for text in error.value.problems}
+    assert [key for key, text in expected.items() if text not in said[key]] == [] and len(expected) > 20
+
+
+def _names(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)
+
+
+def _train(words, monkeypatch, capfd):
+    """Run the training program in this process; returns what the run did, as values that can be compared."""
+    made = []
+
+    class Recorded(libai.engine.Run):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr(libai.engine, "Run", Recorded)
+    monkeypatch.setattr(sys, "argv", ["train_net.py", CONFIG, *words])
+    assert train_net.main() == 0
+    shown = "".join(capfd.readouterr())
+    if not made:
+        return {"shown": shown}
+    run = made[0]
+    folder = run.output_dir
+    file = folder / "metrics.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    parts = [run, run.trainer, run.trainer.options, run.stop, *run.trainer.hooks, run.checkpointer]
+    parts += [run.train_loader, *run.build_writers()]
+    if hasattr(run.train_loader, "_steps"):
+        parts.append(run.train_loader._steps._reader)
+    return {
+        "parts": [(type(part).__name__, *filter(_is_told, vars(part).items())) for part in parts],
+        "files": {str(path.relative_to(folder)).split(".out.tfevents")[0] for path in folder.glob("[!p]*/**")},
+        "metrics": [{k: v for k, v in record.items() if "perf/" not in k and "time" not in k} for record in records],
+        "weights": [value.numpy().tobytes() for value in run.model.state_dict().values()],
+        "evaluations": len(re.findall(r"\beval\b|evaluation works", shown)),
+    }
+
+
+def _is_told(item: tuple[str, object]) -> bool:
+    """True for what an object is told; not for what it measures, or other objects."""
+    return isinstance(item[1], (bool, int, str, Path, type(None))) and "best" not in item[0]
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory):
+    """The folder of a run of two iterations."""
+    folder = tmp_path_factory.mktemp("earlier") / "run"
+    run = libai.engine.Run(load_config(CONFIG, [*BASE, "train.train_iter=2", f"train.output_dir={folder}"]))
+    run.train()
+    return folder
+
+
+@pytest.fixture
+def train(earlier, mode, tmp_path, monkeypatch, capfd):
+    """Train in a new folder with two earlier runs of the same model: one in the output folder, one beside it."""
+
+    def train(code):
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        for name in ("run", "earlier"):
+            shutil.copytree(earlier, tmp_path / "out" / name, symlinks=True)
+        words = shlex.split(code)
+        given = {word.partition("=")[0] for word in words}
+        if "train.train_epoch" in given:  # an epoch is longer than six iterations
+            given.update(word.partition("=")[0] for word in BASE if re.search("_iter|period", word))
+        usual = [*BASE, f"graph.enabled={mode == 'graph'}"]
+        return _train([*(word for word in usual if word.partition("=")[0] not in given), *words], monkeypatch, capfd)
+
+    monkeypatch.chdir(tmp_path)
+    yield train
+    reset_logging()
+
+
+#: mode -> what the run does with a setting that says what is so anyway
+_usual = {}
+#: settings for which this run has no occasion: the source of the engine has to name them
+NO_OCCASION = ("on_exception", "diff_rank_seed", "sync_batch_norm", "dist.auto", "device", "dist.plan", "batch_scope")
+NO_OCCASION += ("train.rehearse=0", "graph.on_build_error", "graph.enabled=auto")
+LORA = "\"train.lora.patterns=['.*']\""
+#: (setting, the case to which it is restricted) of what no table has
+NOT_IN_TABLES = [
+    *[("train.rehearse=0", ""), ("train.rehearse_every=2", "graph"), ("'train.freeze=[.*bias]'", "")],
+    *[(f"{LORA} train.lora.rank=2", ""), (f"{LORA} train.lora.alpha=4", ""), (f"{LORA} train.lora.dropout=0.5", "")],
+    *[(f"{LORA} 'train.lora.also_train=[.*bias]'", ""), ("train.monitor.loss_spike=2", "")],
+    *[
+        ("train.monitor.loss_spike=2 train.monitor.loss_spike_action=skip", ""),
+        ("train.checkpointer.enabled=false", ""),
+    ],
+    *[("train.checkpointer.async_save=false", ""), ("train.evaluation.enabled=false", "")],
+    *[("train.dist.plan={split:{}}", ""), ("train.dist.batch_scope=rank", ""), ("graph.on_build_error=eager", "graph")],
+]
+SETTINGS = sorted({span for span in SPANS if _kind(span[0]) == "setting"}.union(NOT_IN_TABLES))
+
+
+def test_every_setting_of_the_schema_is_tried():
+    tried = " ".join(code for code, _ in SETTINGS)
+    assert [key.path for key in schema.settings() if not re.search(rf"\b{key.path}[=.]", tried)] == []
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("code, only", SETTINGS, ids=str)
+def test_a_setting_has_an_effect(train, mode, code, only):
+    if mode not in _usual:
+        _usual[mode] = train("train.log_period=1")
+    if only in ("CUDA", "several processes") or only in {"eager", "graph"} - {mode}:
+        with pytest.raises(UserError, match=r"(?i)cuda|process|mode|graph.enabled"):
+            train(code)
+    elif any(name in code for name in NO_OCCASION):
+        train(code)
+        name = code.partition("=")[0].rpartition(".")[2]
+        assert any(f".{name}" in path.read_text() for path in (jobs.ROOT / "libai/engine").rglob("*.py"))
+    elif (mode, code) != ("graph", "graph.enabled=true"):
+        assert train(code) != _usual[mode]
+
+
+@pytest.mark.e2e
+def test_a_setting_that_says_what_is_so_anyway_has_no_effect(train):
+    """Negative control."""
+    assert train("train.seed=1234") == train("train.log_period=1")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from libai.benchmark.report import WITHIN_NOISE, estimate, format_spread
+from libai.benchmark.report import UNDECIDED, WITHIN_NOISE, estimate, format_spread
 
 #: with fewer rounds, a median and its interval say nothing
 LEAST_ROUNDS = 3
@@ -55,12 +55,12 @@ def to_rows(case: Mapping[str, Any]) -> list[list[str]]:
                 f"{(row['peak_rss_bytes'] or 0) / 2**20:,.0f}",
             ]
         )
-    rows[1][2:4] = ["1", ""]
+    rows[1][2] = "1"
     return rows
 
 
 def to_picture(report: Mapping[str, Any]) -> str:
-    """Return an SVG: for each variant a bar of milliseconds per iteration with its interval; paler within the noise."""
+    """Return an SVG: a bar of milliseconds per iteration with its interval for each variant, pale if undecided."""
     parts = []
     y = 0
     for case in report["cases"]:
@@ -71,7 +71,7 @@ def to_picture(report: Mapping[str, Any]) -> str:
             y += 22
             step = row["step_seconds"]
             low, middle, high = (_LEFT + step[end] * scale for end in ("low", "median", "high"))
-            color = "lightsteelblue" if row["verdict"] == WITHIN_NOISE else "steelblue"
+            color = "lightsteelblue" if row["verdict"] in (WITHIN_NOISE, UNDECIDED) else "steelblue"
             parts.append(
                 f'<text x="4" y="{y + 15}">{escape(row["name"])}: {format_spread(step, 1e3)} ms</text>'
                 f'<path d="M{_LEFT} {y + 11}H{middle:.1f}" stroke="{color}" stroke-width="14"/>'

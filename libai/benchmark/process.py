@@ -94,7 +94,10 @@ class VariantProcess:
             return Unavailable(mistakes[-1].removeprefix("error: "))
         return VariantFailed(f"variant {self._name} {event} with exit code {code}. It wrote last:\n{text[-4000:]}")
 
-    def close(self) -> None:
+    def __enter__(self) -> VariantProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         """Let the variant leave, or end it with all that it has started."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None

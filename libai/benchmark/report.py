@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from libai.benchmark.measure import Measured
+from libai.benchmark.measure import Measured, difference_of
 from libai.benchmark.variants import TWIN
 
 #: a machine whose noise is larger shows nothing that is worth a decision
 TOO_NOISY = 0.1
-FASTER, SLOWER, WITHIN_NOISE = "faster", "slower", "within noise"
+FASTER, SLOWER, WITHIN_NOISE, UNDECIDED = "faster", "slower", "within noise", "undecided"
 
 
 def estimate(values: Sequence[float]) -> dict[str, float]:
@@ -43,7 +43,12 @@ def noise_floor(twin_ratio: Mapping[str, float]) -> float:
 
 
 def verdict_of(ratio: Mapping[str, float], floor: float) -> str:
-    """Return "faster" or "slower" if a ratio is beyond the noise and all of its interval is on that side of 1."""
+    """Return "faster" or "slower" if a ratio is beyond the noise and all of its interval is on that side of 1.
+
+    An infinite noise decides nothing.
+    """
+    if math.isinf(floor):
+        return UNDECIDED
     if abs(ratio["median"] - 1.0) <= floor or ratio["low"] <= 1.0 <= ratio["high"]:
         return WITHIN_NOISE
     return FASTER if ratio["median"] < 1.0 else SLOWER
@@ -56,19 +61,24 @@ def describe_case(title: str, everyone: Sequence[Measured], loads: Sequence[floa
     twin = trained.get(f"{baseline.spec.name}{TWIN}")
     noise = paired_ratio(twin, baseline) if twin else None
     floor = noise_floor(noise) if noise else math.inf
+    is_noisy = floor > TOO_NOISY or max(loads) > cores + 1
+    limit = math.inf if is_noisy else floor
     rows = []
     for measured in everyone:
         row = asdict(measured)
         row["name"] = row.pop("spec")["name"]
         if measured.blocks:
             row["step_seconds"] = estimate(measured.blocks)
-            row.update(compare(measured, baseline, floor))
+            row.update(compare(measured, baseline, limit))
+            row["verdict"] = row["verdict"] if measured is not baseline else ""
         rows.append(row)
     notes = [f"{m.spec.name} took no part: {m.unavailable}." for m in everyone if m.unavailable is not None]
-    notes += _conclusions(trained, floor)
+    notes += _conclusions(trained, limit)
+    worst = max(difference_of(*pair) for m in trained.values() for pair in zip(baseline.losses, m.losses))
+    notes.append(f"Losses agreed to {worst:.1e} (relative) in the first {len(baseline.losses)} iterations.")
     shown = f"{floor:.1%} between two interleaved runs" if twin else "unknown without a second run"
     notes.append(f"Noise: {shown} of {baseline.spec.name}. Smaller differences mean nothing.")
-    if floor > TOO_NOISY or max(loads) > cores + 1:
+    if is_noisy:
         notes.append(
             f"**Too noisy to decide anything**: the load average was {min(loads):.1f} to {max(loads):.1f} on {cores} "
             "cores. Other work favours variants with more threads. Measure again on a quiet machine."
@@ -98,7 +108,7 @@ def break_even(graph: Measured, eager: Measured, floor: float) -> str:
     """Say from which iteration on a compiled variant has made up for its slower start."""
     found = compare(graph, eager, floor)
     if found["verdict"] != FASTER:
-        return f"{found['text']}, so it does not pay off"
+        return f"{found['text']}, so nothing shows that it pays off"
     ratio = found["ratio"]
     step = estimate(eager.blocks)["median"]
     late = graph.first_seconds - eager.first_seconds + step * (1.0 - ratio["median"])

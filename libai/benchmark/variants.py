@@ -100,6 +100,11 @@ def make_variants(
     return found
 
 
+def make_probe(config: str, overrides: Sequence[str]) -> VariantSpec:
+    """Return the eager loop whose weights differ in their last bit from those of the variants."""
+    return VariantSpec("perturbed", _own(config, overrides, "perturbed", 1))
+
+
 def _own(config: str, overrides: Sequence[str], mode: str, count: int) -> tuple[str, ...]:
     """Return the command of a job of `count` ranks, which share the global batch of one."""
     if count > 1:

@@ -95,7 +95,7 @@ class TrainerVariant(OneFlowVariant):
 class RawVariant(OneFlowVariant):
     """A hand-written loop over the config's model, data and optimizer, in either mode."""
 
-    def __init__(self, config: Any, is_graph: bool):
+    def __init__(self, config: Any, mode: str):
         train = config.train
         is_plain = train.dist.tensor_parallel_size * train.dist.pipeline_parallel_size == 1
         if not is_plain or train.ema.enabled or train.clip_grad.value is not None:
@@ -107,10 +107,14 @@ class RawVariant(OneFlowVariant):
         self._loader = iter(parts.loader)
         self._accumulation = parts.sizes.accumulation
         self.samples_per_iter = parts.plan.global_batch_size
-        model = parts.model().to(self._device)
+        model = parts.model()
+        if mode == "perturbed":
+            for parameter in model.parameters():
+                parameter.data.mul_(1 + 2.0**-23 * flow.randn(*parameter.shape).sign())
+        model = model.to(self._device)
         if draws_randomness(model):
             raise Unavailable("a hand-written loop draws other dropout masks; set the rates to 0")
-        loop = RawGraph if is_graph else RawEager
+        loop = RawGraph if "graph" in mode else RawEager
         self._loop = loop(model, parts.optimizer, self._accumulation, train.clip_grad.max_norm, parts.mesh)
 
     def step(self) -> flow.Tensor:
@@ -133,7 +137,7 @@ def serve_ranks(config: Any, mode: str, folder: Path, answers: TextIO) -> None:
     """Answer the controller through rank 0 until it has no more lines, then end. `folder`: scratch space."""
 
     def build() -> Variant:
-        return TrainerVariant(config) if mode in ("eager", "graph") else RawVariant(config, "graph" in mode)
+        return TrainerVariant(config) if mode in ("eager", "graph") else RawVariant(config, mode)
 
     def reply(message: Mapping[str, Any]) -> None:
         if is_main_process():

@@ -48,9 +48,9 @@ def test_a_hand_written_loop_trains_alike_or_is_refused(mode, overrides, optim, 
     config = default_setup(validate(config))
     if mode in refused:
         with pytest.raises(Unavailable, match=refused[mode]):
-            RawVariant(config, mode == "graph")
+            RawVariant(config, f"raw-{mode}")
         return
-    found = RawVariant(config, mode == "graph").iterate(5, losses=True)
+    found = RawVariant(config, f"raw-{mode}").iterate(5, losses=True)
     run, losses = Run(config), []
     run.trainer.register_hooks([CallbackHook(after_step=lambda t: losses.append(t.fetch_metrics()["train/loss"]))])
     run.train()

@@ -19,7 +19,7 @@ TIMES = [0.010, 0.011, 0.0105, 0.0102, 0.0104]
 def planted(name, seconds, first=1.0, **fields):
     """A variant as if it had been measured."""
     spec = VariantSpec(name, ("true",))
-    return Measured(spec, samples_per_iter=8, first_seconds=first, blocks=list(seconds), **fields)
+    return Measured(spec, samples_per_iter=8, losses=[2.0, 1.0], first_seconds=first, blocks=list(seconds), **fields)
 
 
 def scaled(factor):
@@ -57,8 +57,8 @@ def test_drift_that_both_see_cancels_and_a_twin_is_not_different():
     ("step", "words"),
     [
         (0.75, "pays off after 5 iterations"),
-        (1.3, "(slower), so it does not"),
-        (0.99, "(within noise), so it does not"),
+        (1.3, "(slower), so nothing shows"),
+        (0.99, "(within noise), so nothing shows"),
     ],
 )
 def test_compilation_pays_off_when_faster_steps_have_made_up_for_it(step, words):
@@ -75,13 +75,15 @@ def test_a_case_has_ratios_verdicts_and_notes(case):
     assert "raw-graph took no part: it clips otherwise." in notes
     assert "The trainer: eager takes 0.999 ±0.0% times as long as raw-eager (within noise)." in notes
     assert "Noise: 1.0% between two interleaved runs of eager" in notes and "pays off after" in notes
-    assert "Too noisy" not in notes
+    assert "Losses agreed to 0.0e+00" in notes and "Too noisy" not in notes
 
 
-@pytest.mark.parametrize(("twin", "load"), [(1.2, 0.5), (1.0, 9.0)])
-def test_a_noisy_machine_is_said(twin, load):
-    everyone = [planted("eager", TIMES), planted("eager (again)", scaled(twin))]
-    assert "Too noisy to decide anything" in describe_case("sleep.py", everyone, [load], cores=2)["notes"][-1]
+@pytest.mark.parametrize(("twin", "load", "verdict"), [(1.2, 0.5, None), (1.0, 9.0, None), (1.0, 0.5, "faster")])
+def test_a_machine_that_is_too_noisy_is_said_and_decides_nothing(twin, load, verdict):
+    everyone = [planted("eager", TIMES), planted("graph", scaled(0.5)), planted("eager (again)", scaled(twin))]
+    case = describe_case("sleep.py", everyone, [load], cores=2)
+    assert case["variants"][1]["verdict"] == (verdict or "undecided")
+    assert ("Too noisy to decide anything" in case["notes"][-1]) == (verdict is None)
 
 
 def test_page_and_picture_are_made_from_the_json(case):

@@ -29,7 +29,7 @@ from typing import Any
 from libai.benchmark.measure import Settings, measure
 from libai.benchmark.protocol import take_stdout
 from libai.benchmark.report import describe_case
-from libai.benchmark.variants import ONE_THREAD, OTHER_MODES, VariantSpec, load_measured, make_variants
+from libai.benchmark.variants import ONE_THREAD, OTHER_MODES, VariantSpec, load_measured, make_probe, make_variants
 from libai.launch.guard import guarded_main
 from libai.launch.installation import ROOT
 from libai.utils.errors import UserError
@@ -87,7 +87,9 @@ def _benchmark(arguments: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="libai-benchmark-") as folder:
             if any("{case}" in spec.command for spec in specs[config]):
                 export_or_refuse(Path(folder, "case"), config, overrides)
-            cases.append(describe_case(title, *measure(specs[config], Path(folder), settings, say), machine["cores"]))
+            probe = make_probe(config, overrides)
+            everyone, loads = measure(specs[config], probe, Path(folder), settings, say)
+        cases.append(describe_case(title, everyone, loads, machine["cores"]))
         print("\n".join([title, "", format_table(to_rows(cases[-1]), right=range(1, 9)), "", *cases[-1]["notes"], ""]))
     command = " ".join(["libai benchmark", *map(without_folders, arguments)])
     report = {"command": command, "machine": machine, "settings": asdict(settings), "cases": cases}

@@ -157,7 +157,9 @@ def _run(path: Path) -> dict[str, Any]:
     # `from configs.common.train import train`: the nearest folder `configs`, and at last ours
     homes = [*path.parents, *map(Path, sys.path), Path(shipped_configs()).parent]
     _add_package("configs", [home / "configs" for home in homes])
-    sys.meta_path.insert(sys.meta_path.index(PathFinder), finder)
+    # a config file may load another: its finder comes before that of the first
+    is_path_finder = [other is PathFinder or isinstance(other, _Finder) for other in sys.meta_path]
+    sys.meta_path.insert(is_path_finder.index(True), finder)
     try:
         return vars(importlib.import_module(finder.name))
     except (Exception, SystemExit) as error:

@@ -32,15 +32,18 @@ OPTIONS: dict[str, tuple[Bounds, str]] = {
 def wrong_number(name: str, value: Any) -> str:
     """Return `expected a finite number >= 0, such as 1e-3.` for a value that the option cannot have, else "".
 
-    Objects and null are left to the optimizer.
+    Objects, and null for all but the rate, are left to the optimizer.
     """
     bounds, example = OPTIONS.get(name, (Bounds(), ""))
     is_list = isinstance(value, (list, tuple, ListConfig))
-    if not example or not (is_list or isinstance(value, (bool, int, float, str))):
+    is_judged = is_list or isinstance(value, (bool, int, float, str)) or (value is None and name == "lr")
+    if not example or not is_judged:
         return ""
     is_pair = name == "betas"
     items = list(value) if is_pair and is_list else [value]
-    is_wrong = any(isinstance(item, (bool, str, list, ListConfig)) or bounds.broken_by(item) for item in items)
+    is_wrong = any(
+        isinstance(item, (bool, str, list, ListConfig, type(None))) or bounds.broken_by(item) for item in items
+    )
     if not is_wrong and len(items) == (2 if is_pair else 1):
         return ""
     return f"expected {'two numbers' if is_pair else 'a finite number'} {bounds}, such as {example}."

@@ -59,8 +59,6 @@ def _format(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, (int, float)):
-        return repr(value)
     if isinstance(value, str):
         from hydra.core.override_parser.types import Quote, QuotedString
 

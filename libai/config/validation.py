@@ -27,7 +27,7 @@ from libai.config.kinds import wrong_kind
 from libai.config.lazy_config import LazyConfig
 from libai.config.overrides import format_override
 from libai.config.settings import schema
-from libai.config.settings.coercion import OBJECTS, PLAIN, Mismatch, coerce, copy_config, to_nodes
+from libai.config.settings.coercion import OBJECTS, Mismatch, coerce, copy_config, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean, hint
 
 
@@ -255,7 +255,8 @@ def _check_below(node: Any, path: str, problems: list[str], kind: str | None = N
             kinds = {} if wrong else kinds_of_arguments(target)
     for key, where in items_of(node, path):
         value = _read_item(node, key, where, problems)
-        is_plain = isinstance(value, (*PLAIN, list, Mapping, ListConfig))
+        # null is left to the run, which may have a value for it; objects are the target's own matter
+        is_plain = isinstance(value, (bool, int, float, str, list, Mapping, ListConfig))
         if key in kinds and is_plain and not (isinstance(value, Mapping) and TARGET in value):
             try:
                 converted = coerce(value, kinds[key])

@@ -70,6 +70,24 @@ def test_relative_imports_reach_above_the_folder_of_the_file(folder):
     assert LazyConfig.load(folder / "base.py").train.train_iter == 1
 
 
+def test_a_config_file_may_load_another(folder):
+    write(folder, "inner/base.py", "train = dict(train_iter=1)")
+    write(folder, "inner/exp.py", "from .base import train\ntrain.train_iter = 5")
+    path = write(
+        folder,
+        "exp.py",
+        """
+        from libai.config import LazyConfig as _LazyConfig
+        from configs.common.graph import graph
+        train = _LazyConfig.load(__file__.replace("exp.py", "inner/exp.py")).train
+        from configs.common.train import train as _train
+        train.log_period = _train.log_period
+        """,
+    )
+    config = LazyConfig.load(path)
+    assert config.train == {"train_iter": 5, "log_period": 20} and config.graph.enabled is False
+
+
 def test_a_class_of_the_file_itself_is_built_once_and_has_a_path(folder):
     path = write(
         folder,

@@ -108,12 +108,9 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
 @pytest.mark.parametrize(
     ("override", "text"),
     [
-        ("train.train_itr=100", "train.train_itr: no such setting. Did you mean train.train_iter?"),
         ("grpah.enabled=false", "grpah.enabled: no such setting. Did you mean graph.enabled?"),
         ("trian.amp.enable=true", "trian.amp.enable: no such setting. Did you mean train.amp.enabled?"),
-        ("train.lr=0.1", "train.lr: no such setting. Did you mean optim.lr?"),
         ("graph.enabled=flase", "graph.enabled='flase': expected true, false or auto (default false)."),
-        ("train.train_iter=abc", "train.train_iter='abc': expected a whole number >= 0 (default 0)."),
         ("train.train_iter=1.5", "train.train_iter=1.5: expected a whole number >= 0 (default 0)."),
         ("train.seed=-1", "train.seed=-1: expected a whole number >= 0 and <= 4294967295 or null (default 1234)."),
         (
@@ -148,7 +145,6 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
             "train.seed@x=1",
             "train.seed@x=1: the key cannot be read; a key is names joined by dots, such as train.amp.enabled.",
         ),
-        ("=3", "=3: the key cannot be read; a key is names joined by dots, such as train.amp.enabled."),
         ("+train.foo=1", "train.foo: no such setting. The keys of train are fixed; docs/config.md lists them."),
         (
             "+foo=1",
@@ -160,7 +156,6 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
             "optim.weight_decy: test_overrides.AdamW takes no such argument. Did you mean optim.weight_decay?",
         ),
         ("optim.amsgrad=flase", "optim.amsgrad='flase': expected true, false or null."),
-        ("optim.betas=0.7", "optim.betas=0.7: expected a list such as [1,2] or null."),
         ("optim=3", "optim names no _target_: expected a section, LazyCall(Target)(argument=value), found 3."),
         (
             "model.scale=big",

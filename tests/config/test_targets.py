@@ -2,7 +2,7 @@ import collections
 
 import pytest
 
-from libai.config.instantiation import locate, path_of, unknown_arguments
+from libai.config.instantiation import locate, path_of
 from libai.config.settings.errors import ConfigError
 
 
@@ -42,9 +42,3 @@ def test_lambdas_and_local_functions_have_no_path():
 def test_locate_says_what_is_wrong(path, text):
     with pytest.raises(ConfigError, match=text.replace("?", r"\?")):
         locate(path)
-
-
-def test_unknown_arguments_name_the_nearest():
-    assert unknown_arguments(Part, ["width", "rate"], "model") == []
-    (problem,) = unknown_arguments(Part, ["widht"], "model")
-    assert problem.startswith("model.widht: ") and problem.endswith("Did you mean model.width?")

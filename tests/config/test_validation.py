@@ -163,6 +163,7 @@ def test_a_typo_is_found_without_importing_oneflow(monkeypatch):
 
 def test_values_of_a_file_are_fitted_to_the_arguments_of_their_target():
     assert validate(config(model=LazyCall(Net)(width=3.0))).model.width == 3
+    assert validate(config(model=LazyCall(Net)(width=None))).model.width is None, "the run may have a value for it"
     (problem,) = problems(config(model=LazyCall(Net)(width="wide")))
     assert problem == "model.width='wide': expected a whole number."
 

@@ -167,7 +167,7 @@ OVERRIDES = {
     "train.extra_hooks=[{_target_: user_parts.Hook, perod: 3}]": ("train.extra_hooks[0].perod", "period"),
     # types of arguments
     "optim.lr=abc": ("expected a number",),
-    "optim.lr=null": ("expected a number",),
+    "optim.lr=null": ("optim.lr=None: expected a finite number >= 0",),
     "optim.lr=true": ("expected a number",),
     "optim.betas=0.9": ("a list such as",),
     # numbers that no optimizer can use

@@ -13,7 +13,7 @@ from libai import checkpoint
 REPO = Path(__file__).resolve().parents[2]
 
 # Reads jobs `root program argument`, runs each in a forked child and tells how it ended: an interpreter for each of the
-# more than hundred savers would take a minute.
+# more than hundred saver would take a minute.
 _SERVER = """
 import os, shutil, signal, sys
 from contextlib import contextmanager
@@ -68,56 +68,29 @@ for line in sys.stdin:
     if child == 0:
         globals()[program](root, int(argument))
         os._exit(0)
-    print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-class _Savers:
-    """Child processes that save, one at a time."""
-
-    def __init__(self):
-        command = [sys.executable, "-c", _SERVER]
-        self.server = subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def start(self, root: Path, program: str, argument: int) -> int:
-        """Start a job and return its process id."""
-        assert self.server.stdin is not None and self.server.stdout is not None
-        self.server.stdin.write(f"{root} {program} {argument}\n")
-        self.server.stdin.flush()
-        return int(self.server.stdout.readline())
-
-    def wait(self) -> int:
-        """Exit code of the job that was started last."""
-        assert self.server.stdout is not None
-        return int(self.server.stdout.readline())
-
-    def run(self, root: Path, program: str, argument: int) -> int:
-        """Start and wait."""
-        self.start(root, program, argument)
-        return self.wait()
-
-    def close(self) -> None:
-        """End the server."""
-        assert self.server.stdin is not None and self.server.stdout is not None
-        self.server.stdin.close()
-        self.server.stdout.close()
-        assert self.server.wait(20) == 0
-
-
 @pytest.fixture(scope="module")
-def savers():
-    """One server for all tests of this file."""
-    server = _Savers()
-    yield server
-    server.close()
+def saver():
+    """Run a program of the server in a process of its own; returns its exit code."""
+    command = [sys.executable, "-c", _SERVER]
+    with subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+
+        def run(root: Path, program: str, argument: int) -> int:
+            assert server.stdin is not None and server.stdout is not None
+            print(root, program, argument, file=server.stdin, flush=True)
+            return int(server.stdout.readline())
+
+        yield run
 
 
 @pytest.fixture
-def pristine(tmp_path, savers):
+def pristine(tmp_path, saver):
     """A folder with iterations 0 and 1."""
     for iteration in (0, 1):
-        assert savers.run(tmp_path / "pristine", "one_save", iteration) == 0
+        assert saver(tmp_path / "pristine", "one_save", iteration) == 0
     return tmp_path / "pristine"
 
 
@@ -137,23 +110,23 @@ def _assert_all_whole(root: Path) -> None:
 
 
 @pytest.mark.promise
-def test_a_kill_at_any_write_point_leaves_whole_checkpoints(pristine, savers):
+def test_a_kill_at_any_write_point_leaves_whole_checkpoints(pristine, saver):
     root = pristine.with_name("root")
-    assert savers.run(shutil.copytree(pristine, root), "one_round", 10**9) == 0
+    assert saver(shutil.copytree(pristine, root), "one_round", 10**9) == 0
     num_points = int(root.with_name("root.count").read_text())
     shutil.rmtree(root)
     assert num_points > 30
     newest = []
     for point in range(1, num_points + 1):
         shutil.copytree(pristine, root)
-        assert savers.run(root, "one_round", point) == -signal.SIGKILL
+        assert saver(root, "one_round", point) == -signal.SIGKILL
         found, skipped = checkpoint.find_latest(root)
         assert found is not None and skipped == [], f"point {point}"
         _assert_all_whole(root)
         newest.append(checkpoint.iteration_of(found.name))
         assert (root / "iter_0000001").is_dir() or newest[-1] == 2, f"point {point}"
         # the next process saves as if nothing had happened, and a run clears what the dead one left
-        assert savers.run(root, "one_save", 3) == 0
+        assert saver(root, "one_save", 3) == 0
         assert checkpoint.find_latest(root)[0] == root / "iter_0000003"
         checkpoint.remove_leftovers(root)
         assert not [path.name for path in root.iterdir() if path.name.startswith(".")], f"point {point}"
@@ -161,7 +134,7 @@ def test_a_kill_at_any_write_point_leaves_whole_checkpoints(pristine, savers):
     assert newest == sorted(newest) and set(newest) == {1, 2}  # control: kills fell before and after the first rename
 
 
-def test_control_a_save_without_rename_would_be_caught(pristine, savers):
-    assert savers.run(pristine, "naive_save", 5) == -signal.SIGKILL
+def test_control_a_save_without_rename_would_be_caught(pristine, saver):
+    assert saver(pristine, "naive_save", 5) == -signal.SIGKILL
     found, skipped = checkpoint.find_latest(pristine)
     assert found == pristine / "iter_0000001" and [path.name for path, _ in skipped] == ["iter_0000002"]

@@ -1,4 +1,4 @@
-"""What the compiled trainer does beyond the common contract: preparing, shapes, state in place, build errors."""
+"""What the compiled trainer does beyond the common contract: shapes, state in place, build errors."""
 
 from __future__ import annotations
 
@@ -10,25 +10,15 @@ import toy
 from libai.engine.graph.build_errors import GraphBuildError
 
 
-def run(mode, data, iterations, accumulation=1, prepare=False, **options):
+def run(mode, data, iterations, accumulation=1, **options):
     flow.manual_seed(0)
     model = toy.Tagger()
     trainer = toy.trainer_of(
         mode, model, data, toy.optimizer_of("adamw", model), num_accumulation_steps=accumulation, **options
     )
-    if prepare:
-        trainer.prepare()
     losses = toy.record_losses(trainer)
     trainer.train(0, iterations)
     return losses, trainer
-
-
-def test_preparing_changes_nothing_but_the_build_time():
-    data = toy.batches(6, ignored=0.4)
-    plain, _ = run("graph", data, 6)
-    prepared, trainer = run("graph", data, 6, prepare=True)
-    assert prepared == plain
-    assert trainer.graph.build_seconds > 0
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

@@ -32,7 +32,6 @@ import libai.scheduler
 import libai.utils.logging
 import libai.utils.seeding
 from libai.cli import train_net
-from libai.cli.main import COMMANDS
 from libai.config import load_config
 from libai.config.settings import schema
 from libai.config.settings.errors import ConfigError
@@ -51,20 +50,10 @@ BASE += ["~train.evaluation.eval_mode", "train.evaluation.eval_metric=null"]
 SETTING = re.compile(rf"['\"]?\+?(?:--|(?:{'|'.join(schema.SECTIONS)})[\w.]*=(?!=))")
 #: code, and the case to which the words after it restrict it
 SPAN = re.compile(r"`([^`]+)`(?: \((eager|graph|CUDA|several processes)\b)?")
-
-
-def _tables() -> dict[str, list[tuple[str, str]]]:
-    """Heading -> the cells of its rows."""
-    found = {}
-    for page in ("coming_from", "members"):
-        for section in re.split(r"^##+ ", (jobs.ROOT / f"docs/{page}.md").read_text(), flags=re.MULTILINE)[1:]:
-            rows = re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE)
-            found[f"{page}: {section.splitlines()[0]}"] = rows[1:]
-    return found
-
-
-TABLES = _tables()
-SPANS = {span for rows in TABLES.values() for _, here in rows for span in SPAN.findall(here)}
+TEXT = "".join((jobs.ROOT / f"docs/{page}.md").read_text() for page in ("coming_from", "members"))
+#: left and right cell
+ROWS = [row for row in re.findall(r"^\| (.+?) \| (.+) \|$", TEXT, re.MULTILINE) if row[1] != "here"]
+SPANS = list(dict.fromkeys(span for _, here in ROWS for span in SPAN.findall(here)))
 
 
 class Returns(toy.Classifier):
@@ -135,14 +124,6 @@ class Session:
             assert code.removeprefix("HookBase.") in self.calls, "was never called"
 
 
-def _kind(code: str) -> str:
-    if SETTING.match(code):
-        return "setting"
-    if code.startswith(("bash ", "libai ")):
-        return "command"
-    return "file" if (jobs.ROOT / code).is_file() else "python"
-
-
 @pytest.fixture
 def session(mode, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -150,59 +131,51 @@ def session(mode, tmp_path, monkeypatch):
     reset_logging()
 
 
-def _problems(session: Session, mode: str, trains_models: bool) -> list[str]:
-    """Run the code of all rows, that which trains models or the rest; returns what fails."""
+def _is_python(code: str) -> bool:
+    """True for what is no setting, file, or command, which tests/docs/test_commands.py tries."""
+    return not (SETTING.match(code) or code.startswith(("bash ", "libai ")) or (jobs.ROOT / code).is_file())
+
+
+def _problems(session: Session, trains_models: bool) -> list[str]:
+    """Run the Python code of all rows, that which trains models or the rest; returns what fails."""
     problems = []
-    for table, rows in TABLES.items():
-        for there, here in rows:
-            for code, only in SPAN.findall(here):
-                if only in {"eager", "graph"} - {mode} or trains_models != code.startswith("fit("):
-                    continue
-                try:
-                    if _kind(code) == "python":
-                        session.execute(code)
-                    elif code.startswith("configs/") and "common" not in code:
-                        load_config(str(jobs.ROOT / code))
-                    elif _kind(code) == "command":
-                        name = shlex.split(code)[1]
-                        assert name in COMMANDS or (jobs.ROOT / name).is_file()
-                except Exception as error:
-                    problems.append(f"{table}: {there}: {code}: {type(error).__name__}: {error}")
+    for code, only in SPANS:
+        if _is_python(code) and only in ("", session.mode) and trains_models == code.startswith("fit("):
+            try:
+                session.execute(code)
+            except Exception as error:
+                problems.append(f"{code}: {type(error).__name__}: {error}")
     return problems
 
 
 @pytest.mark.promise
-def test_python_and_files(session, mode):
-    assert _problems(session, mode, trains_models=False) == []
+def test_python(session):
+    assert _problems(session, trains_models=False) == []
     for code in ("trainer.fit()", "libai.data.Nothing", "trainer.iter == -1", "HookBase.after_lunch"):  # controls
         with pytest.raises((AttributeError, AssertionError)):
             session.execute(code)
 
 
 @pytest.mark.e2e
-def test_models(session, mode):
-    assert _problems(session, mode, trains_models=True) == []
+def test_models(session):
+    assert _problems(session, trains_models=True) == []
 
 
 def test_every_row_has_something_that_is_run():
-    assert sum(map(len, TABLES.values())) > 180 and len(TABLES) == 12
-    empty = [
-        there for rows in TABLES.values() for there, here in rows if not SPAN.search(here) and "refused" not in here
-    ]
-    assert empty == []
+    assert len(ROWS) > 200
+    assert [there for there, here in ROWS if not SPAN.search(here) and "refused: " not in here] == []
 
 
 def test_what_is_refused_is_refused_so():
-    rows = [row for rows in TABLES.values() for row in rows if row[1].startswith("refused: ")]
-    expected = {f"train.{name}": here.removeprefix("refused: ") for there, here in rows for name in _names(there)}
+    expected = {}
+    for there, here in ROWS:
+        if here.startswith("refused: "):
+            names = re.findall(r"`(\w+)`", there)
+            expected.update(dict.fromkeys([f"train.{name}" for name in names], here.removeprefix("refused: ")))
     with pytest.raises(ConfigError) as error:
         load_config(CONFIG, [f"{key}=1" for key in expected])
     said = {text.partition(":")[0]: text for text in error.value.problems}
     assert [key for key, text in expected.items() if text not in said[key]] == [] and len(expected) > 20
-
-
-def _names(cell: str) -> list[str]:
-    return re.findall(r"`(\w+)`", cell)
 
 
 def _train(words, monkeypatch, capfd):
@@ -239,7 +212,7 @@ def _train(words, monkeypatch, capfd):
 
 def _is_told(item: tuple[str, object]) -> bool:
     """True for what an object is told; not for what it measures, or other objects."""
-    return isinstance(item[1], (bool, int, str, Path, type(None))) and "best" not in item[0]
+    return isinstance(item[1], (bool, int, str, Path, type(None)))
 
 
 @pytest.fixture(scope="module")
@@ -271,25 +244,19 @@ def train(earlier, mode, tmp_path, monkeypatch, capfd):
     reset_logging()
 
 
-#: mode -> what the run does with a setting that says what is so anyway
-_usual = {}
+#: mode, settings -> what the run does with them
+_done = {}
 #: settings for which this run has no occasion: the source of the engine has to name them
 NO_OCCASION = ("on_exception", "diff_rank_seed", "sync_batch_norm", "dist.auto", "device", "dist.plan", "batch_scope")
-NO_OCCASION += ("train.rehearse=0", "graph.on_build_error", "graph.enabled=auto")
-LORA = "\"train.lora.patterns=['.*']\""
-#: (setting, the case to which it is restricted) of what no table has
-NOT_IN_TABLES = [
-    *[("train.rehearse=0", ""), ("train.rehearse_every=2", "graph"), ("'train.freeze=[.*bias]'", "")],
-    *[(f"{LORA} train.lora.rank=2", ""), (f"{LORA} train.lora.alpha=4", ""), (f"{LORA} train.lora.dropout=0.5", "")],
-    *[(f"{LORA} 'train.lora.also_train=[.*bias]'", ""), ("train.monitor.loss_spike=2", "")],
-    *[
-        ("train.monitor.loss_spike=2 train.monitor.loss_spike_action=skip", ""),
-        ("train.checkpointer.enabled=false", ""),
-    ],
-    *[("train.checkpointer.async_save=false", ""), ("train.evaluation.enabled=false", "")],
-    *[("train.dist.plan={split:{}}", ""), ("train.dist.batch_scope=rank", ""), ("graph.on_build_error=eager", "graph")],
-]
-SETTINGS = sorted({span for span in SPANS if _kind(span[0]) == "setting"}.union(NOT_IN_TABLES))
+NO_OCCASION += ("weight.strict", "revise_keys", "train.rehearse=0", "graph.on_build_error", "graph.enabled=auto")
+#: what no table has
+OTHERS = """`train.rehearse=0`, `train.rehearse_every=2` (graph), `train.freeze=[.*bias]`, `train.dist.plan={split:{}}`,
+`train.lora.patterns=[.*] train.lora.rank=2`, `train.lora.patterns=[.*] train.lora.alpha=4`,
+`train.lora.patterns=[.*] train.lora.dropout=0.5`, `train.lora.patterns=[.*] train.lora.also_train=[.*bias]`,
+`train.monitor.loss_spike=2`, `train.monitor.loss_spike=2 train.monitor.loss_spike_action=skip`,
+`train.checkpointer.enabled=false`, `train.checkpointer.async_save=false`, `train.evaluation.enabled=false`,
+`train.dist.batch_scope=rank`, `graph.on_build_error=eager` (graph)"""
+SETTINGS = [span for span in [*SPANS, *SPAN.findall(OTHERS)] if SETTING.match(span[0])]
 
 
 def test_every_setting_of_the_schema_is_tried():
@@ -300,17 +267,19 @@ def test_every_setting_of_the_schema_is_tried():
 @pytest.mark.e2e
 @pytest.mark.parametrize("code, only", SETTINGS, ids=str)
 def test_a_setting_has_an_effect(train, mode, code, only):
-    if mode not in _usual:
-        _usual[mode] = train("train.log_period=1")
+    others, _, last = code.rpartition(" train.")
+    others = others or "train.log_period=1"
     if only in ("CUDA", "several processes") or only in {"eager", "graph"} - {mode}:
         with pytest.raises(UserError, match=r"(?i)cuda|process|mode|graph.enabled"):
             train(code)
     elif any(name in code for name in NO_OCCASION):
         train(code)
-        name = code.partition("=")[0].rpartition(".")[2]
+        name = last.partition("=")[0].rpartition(".")[2]
         assert any(f".{name}" in path.read_text() for path in (jobs.ROOT / "libai/engine").rglob("*.py"))
     elif (mode, code) != ("graph", "graph.enabled=true"):
-        assert train(code) != _usual[mode]
+        if (mode, others) not in _done:
+            _done[mode, others] = train(others)
+        assert train(code) != _done[mode, others]
 
 
 @pytest.mark.e2e

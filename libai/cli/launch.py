@@ -3,7 +3,7 @@
     python -m libai.launch FILE CONFIG PROCS [arguments of FILE …]
 
 libai/launch/request.py reads what was asked for, libai/launch/job.py starts the ranks, libai/launch/ranks.py watches
-them. Standard library only, but for the check of the config in a process of its own: oneflow is never imported here.
+them. Standard library only, except the check of the config in a process of its own: oneflow is never imported here.
 
 Environment: NODE (machines), NODE_RANK, ADDR, PORT of the first machine; MAX_RESTARTS; LIBAI_STOP_TIMEOUT, the seconds
 that ranks get to save and stop after a signal; LIBAI_STALL_TIMEOUT, the seconds without progress that end a job, and
@@ -44,7 +44,7 @@ FILE = a program of yours; every process gets --config-file CONFIG and the other
 PROCS = processes on this machine\
 """
 
-# What grpc must not reach through a proxy: every numeric address, since it compares the ends of names.
+# Addresses that grpc must not reach through a proxy: every numeric address, since it compares the ends of names.
 NO_GRPC_PROXY = "0,1,2,3,4,5,6,7,8,9,localhost"
 # With these the training program writes nothing into the output folder.
 WRITES_NOTHING = {"--print-config", "--dry-run", "--eval-only", "--find-lr"}
@@ -69,7 +69,7 @@ def run_preflight(job: Job, tells: bool = True) -> dict[str, Any]:
 
 
 def look_at_config(job: Job) -> dict[str, Any]:
-    """What can be known before a FILE of the user's own runs, which may use CONFIG and arguments as it likes."""
+    """Return what is known before a FILE of the user's own runs, which may use CONFIG and arguments as it likes."""
     return _ask_preflight(lambda arguments: arguments.look(job.config, list(job.arguments)))[1]
 
 
@@ -155,7 +155,7 @@ def run(arguments: Sequence[str]) -> int:
 def be_rank(place: Place, config: str, arguments: Sequence[str]) -> int:
     """Train as one rank among those that another launcher has started; returns the exit code.
 
-    Every rank checks the config before it meets the others, and the first one tells what is wrong.
+    Every rank checks the config before it meets the others, and the first one prints what is wrong.
     """
     restarts, words = take_max_restarts(arguments, {})
     if restarts:

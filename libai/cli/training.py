@@ -35,7 +35,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 
 def resume(arguments: Sequence[str]) -> int:
-    """Continue the run that a folder holds from its newest checkpoint, on as many processes as before."""
+    """Continue the run that a folder holds from its newest checkpoint, on the same number of processes."""
     processes, words = _parse(arguments, f"resume RUN {_WORDS.partition(' ')[2]}", resume.__doc__)
     name = _take_name(words, "no run is named. Give its output folder, such as out/mlp_digits.")
     return _continue(Path(name), processes, words)
@@ -45,7 +45,7 @@ def _continue(folder: Path, processes: str | None, words: Sequence[str]) -> int:
     """Start the run in `folder` again from its newest checkpoint."""
     config = folder / "config.yaml"
     if not config.is_file():
-        raise UserError(f"{folder} holds no run: there is no config.yaml in it. Give the output folder of a training.")
+        raise UserError(f"{folder} holds no run: there is no config.yaml in it. Give the output folder of a run.")
     words = [f"train.output_dir={folder}", "--resume", *words]
     return start(str(config), processes, words, default_processes=_processes_of(folder))
 

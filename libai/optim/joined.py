@@ -19,7 +19,7 @@ from libai.optim.several import Optimizers, optimizer_of
 
 
 def are_joinable(tensors: Sequence[flow.Tensor]) -> bool:
-    """Whether operations of this file may take `tensors`: local, float32 and on CPU, where our kernels compute.
+    """Return True if operations of this file may take `tensors`: local, float32 and on CPU, where our kernels compute.
 
     Not global ones: OneFlow's `multi_...` operations do not know their layouts.
     """
@@ -53,7 +53,7 @@ class JoinedUpdates:
 
     @property
     def fits(self) -> bool:
-        """Whether the optimizer is OneFlow's SGD, Adam or AdamW as it is (or several are), and its parameters can be
+        """True if the optimizer is OneFlow's SGD, Adam or AdamW as it is (or several are), and its parameters can be
         joined."""
         if not self._is_known:
             return False

@@ -14,7 +14,7 @@ from libai.optim.clip import norm_and_coefficient
 
 @dataclass(frozen=True)
 class LossScaling:
-    """How the loss is scaled, in both modes.
+    """The scale of the loss and its growth, in both modes.
 
     An update whose gradients are not finite is left out, and the scale divided by `growth_factor`; after
     `growth_interval` updates without one it is multiplied by it. `growth_interval=None` keeps `init_scale` and leaves
@@ -27,7 +27,7 @@ class LossScaling:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether the scale changes, and updates may be left out."""
+        """True if the scale changes, and updates may be left out."""
         return self.growth_interval is not None
 
     def for_graph(self) -> Any:
@@ -46,7 +46,7 @@ class LossScaler:
 
     @property
     def scale(self) -> float:
-        """What the next loss is multiplied by."""
+        """The factor of the next loss."""
         if not self._scaling.is_dynamic:
             return self._scaling.init_scale
         return self._optimizer._state.get("loss_scale", self._scaling.init_scale)

@@ -170,7 +170,7 @@ def walk_parameters(
 
 
 def initial_state(parameter: flow.Tensor, group: Any) -> flow.Tensor:
-    """What a state tensor of `parameter` holds before its first update: zeros, but for Adagrad its configured value."""
+    """Return a state tensor of `parameter` before its first update: zeros, or the value that Adagrad is given."""
     zeros = flow.zeros_like(parameter)
     return zeros.fill_(group["initial_accumulator_value"]) if "initial_accumulator_value" in group else zeros
 

@@ -1,4 +1,4 @@
-"""What a config names: builders that bind a schedule to an optimizer, `lr_scheduler = LazyCall(WarmupCosineLR)(...)`.
+"""Builders for configs, which bind a schedule to an optimizer, `lr_scheduler = LazyCall(WarmupCosineLR)(...)`.
 
 Every `Warmup…` builder takes `optimizer, max_iter` (the run's iterations, which the engine fills in), the warm-up's
 `warmup_iter, warmup_factor, warmup_method`, and `by, iters_per_epoch, max_epoch, warmup_epoch`: `@_with_warmup` adds
@@ -28,7 +28,7 @@ from libai.utils.errors import UserError
 
 @dataclass(frozen=True)
 class _Run:
-    """What a schedule may depend on beside its own arguments. `unit`: iterations in one of its own lengths."""
+    """Values on which a schedule may depend next to its own arguments. `unit`: iterations in one of its own lengths."""
 
     optimizer: Optimizer
     max_iter: int

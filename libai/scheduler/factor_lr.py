@@ -80,7 +80,7 @@ class FactorLR(LRScheduler):
             raise UserError(
                 f"The saved scheduler has {len(saved)} parameter group(s), this run's optimizer has "
                 f"{len(self.base_lrs)}, so the rates cannot be matched. Use the parameter group options of the saved "
-                "run, or start the schedule anew without the scheduler's state."
+                "run, or start the schedule again without the scheduler's state."
             )
         if saved != self.base_lrs:
             _logger.warning("initial learning rates %s of the saved run replace %s of the config", saved, self.base_lrs)
@@ -165,7 +165,7 @@ def with_momentum(optimizer: flow.optim.Optimizer, rates: Any, momentum: Any) ->
         if schedule is not None and not isinstance(schedule, FactorLR):
             raise UserError(
                 f"{name} is a {type(schedule).__name__}, and a momentum can only be scheduled by schedules of "
-                "libai.scheduler, beside a learning rate that they schedule too. Use one of them, or FactorLR."
+                "libai.scheduler, next to a learning rate that they schedule too. Use one of them, or FactorLR."
             )
     factor = schedules.constant() if rates is None else rates.factor
     warmup_iter = 0 if rates is None else rates.warmup_iter

@@ -16,7 +16,7 @@ Schedule = Callable[[int], float]
 
 
 def constant() -> Schedule:
-    """Factor 1 for ever.
+    """Factor 1 at every iteration.
 
     >>> constant()(1000)
     1.0

@@ -1,4 +1,4 @@
-"""What the engine asks of any scheduler, ours or OneFlow's: its state as JSON values, and whether it follows a metric.
+"""State of any scheduler, ours or OneFlow's, as JSON values; and whether it follows a metric.
 
 OneFlow's `state_dict` is the object's whole `__dict__`: callables and other objects may be in it. They are left out
 (they come from the config again) and reported by name; nothing is pickled.
@@ -54,7 +54,7 @@ def scheduler_state(scheduler: Any, optimizer: Any = None) -> dict[str, Any]:
 
 
 def has_state(scheduler: Any) -> bool:
-    """Whether a scheduler can be saved and taken back."""
+    """Return True if a scheduler can be saved and taken back."""
     return all(callable(getattr(scheduler, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
@@ -77,14 +77,14 @@ def load_scheduler_state(scheduler: Any, saved: Mapping[str, Any], optimizer: An
     if found != wanted:
         raise UserError(
             f"The saved scheduler is a {found}, this run's is a {wanted}, so its state does not fit. "
-            f"Configure lr_scheduler as in the saved run, or start it anew: --resume --reset schedule."
+            f"Configure lr_scheduler as in the saved run, or start it again: --resume --reset schedule."
         )
     groups = _optimizer_of(scheduler, optimizer).param_groups
     if len(saved["lrs"]) != len(groups):
         raise UserError(
             f"The saved scheduler has {len(saved['lrs'])} parameter group(s), this run's optimizer has {len(groups)}, "
             "so the rates cannot be matched. Use the parameter group options of the saved run, or start the schedule "
-            "anew: --resume --reset schedule."
+            "again: --resume --reset schedule."
         )
     scheduler.load_state_dict(_decode(saved["state"]))
     for group, rate in zip(groups, saved["lrs"]):

@@ -55,7 +55,7 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         ([folder, "-i", "nowhere.npz"], "nowhere.npz cannot be read: No such file or directory"),
         ([folder, "-i", "broken.npz"], "broken.npz cannot be read"),
         ([folder, "-i", "text.csv"], r"x is text \('red'\).*has no tokenizer"),
-        ([folder, "-i", "short.csv"], "line 2: it has not as many cells as the header"),
+        ([folder, "-i", "short.csv"], "line 2: its number of cells differs from the header"),
         ([folder, "-i", "empty.jsonl"], "holds no samples"),
         ([folder, "-i", "words.jsonl"], r"line 2: it has \['y'\], and the first line \['x'\]"),
         ([folder, "-i", "ragged.jsonl"], "x has rows of different shapes"),

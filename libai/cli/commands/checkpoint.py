@@ -125,7 +125,7 @@ def _describe(group: checkpoint.TensorGroup, name: str, with_stats: bool) -> dic
 
 
 def _diff(args: argparse.Namespace) -> int:
-    """What differs between two checkpoints: tensors by largest difference, state by key."""
+    """Return how two checkpoints differ: tensors by largest difference, state by key."""
     differences = checkpoint.diff(
         checkpoint.load(checkpoint.resolve(_of_run(args.a))),
         checkpoint.load(checkpoint.resolve(_of_run(args.b))),
@@ -199,7 +199,7 @@ def build_parser() -> Parser:
     )
     conversion = command("convert", _convert)
     conversion.add_argument("source", help="a checkpoint")
-    conversion.add_argument("target", help="FILE.safetensors for the weights alone, or a folder for a checkpoint")
+    conversion.add_argument("target", help="FILE.safetensors for the weights only, or a folder for a checkpoint")
     conversion.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="cast floating tensors")
     conversion.add_argument("--drop", action="append", default=[], metavar="GROUP", help="leave out, e.g. optimizer")
     conversion.add_argument("--merge", action="store_true", help="one file per group")

@@ -81,7 +81,7 @@ def build_parser() -> Parser:
 
 
 def read_record(run: Path) -> Record:
-    """What is in the folder of a run; `UserError` where it holds none. A run that still trains is read as it is."""
+    """Read the folder of a run, also of one that still trains; `UserError` if it holds no run."""
     file = run / "config.yaml"
     if not file.is_file():
         raise UserError(f"{run} holds no run: there is no config.yaml in it. Give the output folder of a run.")

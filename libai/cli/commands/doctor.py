@@ -29,7 +29,7 @@ from libai.utils.parser import Parser
 from libai.utils.rank_notes import environment_of_no_rank
 from libai.utils.sizes import available_bytes, format_bytes
 
-#: imports oneflow as a training does; a process of its own, since the import may fail in native code
+#: imports oneflow as a run does; a process of its own, since the import may fail in native code
 _LOOK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -43,7 +43,7 @@ _LOW_DISK, _LOW_MEMORY = 2e9, 2e9
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found. `todo`: what to change; empty where all is well."""
+    """The result of a check. `todo`: what to change; empty if all is well."""
 
     name: str
     status: Literal["ok", "warning", "failed"]
@@ -192,7 +192,7 @@ def check_ports() -> Finding:
 
 
 def check_launcher() -> Finding:
-    """Whether another launcher has started this process, and the place that it takes among the others."""
+    """Report whether another launcher has started this process, and its place among the others."""
     try:
         place = external.find_place(os.environ)
     except UserError as error:

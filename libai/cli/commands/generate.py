@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _texts(pipeline: Any, prompts: list[str], options: Any, as_json: bool) -> Iterator[str]:
-    """What to print, in pieces."""
+    """Yield the text to print, in pieces."""
     if len(prompts) == 1 and options.num_beams == 1 and not as_json:
         before = prompts[0]
         for (text,) in pipeline.stream(prompts, options):
@@ -67,17 +67,21 @@ def build_parser() -> Parser:
     parser.add_argument("source", metavar="SOURCE", help="a run's output folder, a Hugging Face folder or a .gguf file")
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="default: the lines of stdin")
     parser.add_argument("--file", "-f", type=Path, help='prompts: a line each, or .jsonl with {"prompt": …}')
-    parser.add_argument("--max-new-tokens", type=int, default=100, help="at most so many for each prompt (default 100)")
+    parser.add_argument("--max-new-tokens", type=int, default=100, help="most new tokens of a prompt (default 100)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default 0)")
-    parser.add_argument("--top-k", type=int, default=0, help="draw among so many likeliest tokens (default: all)")
-    parser.add_argument("--top-p", type=float, default=1.0, help="draw among the likeliest of this probability")
-    parser.add_argument("--num-beams", type=int, default=1, help="search with so many beams (default 1)")
-    parser.add_argument("--length-penalty", type=float, default=1.0, help="of beams (default 1)")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
+    parser.add_argument("--top-k", type=int, default=0, help="sample among the K likeliest tokens (default: all)")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, help="sample among the likeliest tokens of this total probability"
+    )
+    parser.add_argument("--num-beams", type=int, default=1, help="number of beams (default 1)")
+    parser.add_argument(
+        "--length-penalty", type=float, default=1.0, help="exponent of the length in the score of a beam (default 1)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed for sampling (default 0)")
     parser.add_argument("--stop-token", type=int, help="id that ends a text; -1: none (default: the tokenizer's)")
     parser.add_argument("--batch-size", type=int, default=8, help="prompts at a time (default 8)")
-    parser.add_argument("--mode", choices=("eager", "graph"), help="default: that of the run's config, or eager")
-    parser.add_argument("--checkpoint", default="last", help="of a run: last, best or a name (default last)")
+    parser.add_argument("--mode", choices=("eager", "graph"), help="default: the mode of the run's config, or eager")
+    parser.add_argument("--checkpoint", default="last", help="checkpoint of a run: last, best or a name (default last)")
     parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json, where the source has none")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each prompt")
     parser.add_argument("-n", "--procs", type=int, default=1, help="processes that share the model (default 1)")
@@ -87,7 +91,7 @@ def build_parser() -> Parser:
 
 
 def read_prompts(args: Any) -> list[str]:
-    """Those of the command line, of a file or of stdin. Raises `UserError` where there is none."""
+    """Return the prompts of the command line, of a file or of stdin. Raises `UserError` if there is none."""
     if args.prompts and args.file is not None:
         raise UserError(f"prompts are on the command line and in --file {args.file}. Leave one of them out.")
     if args.given:
@@ -104,7 +108,7 @@ def read_prompts(args: Any) -> list[str]:
             f'{args.file}: no prompts can be read ({error}). .jsonl needs {{"prompt": …}} a line.'
         ) from None
     if not lines:
-        raise UserError("there is no prompt. Give one behind the source, or --file FILE, or lines on stdin.")
+        raise UserError("there is no prompt. Give one after the source, or --file FILE, or lines on stdin.")
     return lines
 
 

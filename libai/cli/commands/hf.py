@@ -13,7 +13,7 @@ def run(arguments: Sequence[str]) -> int:
 
     if options.action == "import":
         report = hf.import_folder(options.folder, options.out)
-        print(f"{report}\nwrote {options.out}; train.load_weight={options.out} starts a training from it.")
+        print(f"{report}\nwrote {options.out}; train.load_weight={options.out} starts a run from it.")
         return 0
     if options.action == "export":
         if options.adapters:
@@ -42,10 +42,10 @@ def build_parser() -> Parser:
     action.add_argument("--like", help="a Hugging Face folder whose names, types, order and shards are kept")
     kind = action.add_mutually_exclusive_group()
     kind.add_argument("--adapters", metavar="FOLDER", help="write LoRA adapters alone, for PEFT and this model")
-    action.add_argument("--architecture", help="for a run: such as LlamaForCausalLM")
+    action.add_argument("--architecture", help="architecture of a run, such as LlamaForCausalLM")
     kind.add_argument("--average", action="store_true", help="the averages of train.ema, not the latest weights")
     action = actions.add_parser("verify", help="compare what libai and transformers compute")
     action.add_argument("folder")
-    action.add_argument("--python", required=True, help="of an environment with PyTorch and transformers")
+    action.add_argument("--python", required=True, help="interpreter of an environment with PyTorch and transformers")
     action.add_argument("--tolerance", type=float, default=1e-5, help="largest absolute difference (1e-5)")
     return parser

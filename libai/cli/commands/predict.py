@@ -58,7 +58,7 @@ def build_parser() -> Parser:
     parser.add_argument("--only", metavar="KEY", help="write this output of the model alone, such as embeddings")
     parser.add_argument("--classify", action="store_true", help="write class and probability in place of the outputs")
     parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json for text, where the source has none")
-    parser.add_argument("--mode", choices=("eager", "graph"), help="default: that of the config")
+    parser.add_argument("--mode", choices=("eager", "graph"), help="default: the mode of the config")
     parser.add_argument(
         "--drop", metavar="KEY", action="append", default=[], help="do not give forward this, as labels"
     )
@@ -117,7 +117,7 @@ def _csv_rows(file: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     for row in reader:
         for name, cell in row.items():
             if name is None or cell is None:
-                raise UserError(f"{file}, line {reader.line_num}: it has not as many cells as the header.")
+                raise UserError(f"{file}, line {reader.line_num}: its number of cells differs from the header.")
         yield row
 
 

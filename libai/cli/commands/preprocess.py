@@ -52,11 +52,21 @@ def build_parser() -> Parser:
     parser.add_argument("--key", default="text", help="where a line of .jsonl has its text (default text)")
     parser.add_argument("--blank-lines", action="store_true", help="paragraphs of plain text are documents")
     parser.add_argument(
-        "--validation-fraction", type=float, default=0.05, metavar="X", help="of the documents (default 0.05)"
+        "--validation-fraction",
+        type=float,
+        default=0.05,
+        metavar="X",
+        help="fraction of documents held out (default 0.05)",
     )
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="that encode (default 1)")
     parser.add_argument(
-        "--sequence-length", type=int, default=512, metavar="N", help="of the samples whose reading is timed at the end"
+        "--processes", type=int, default=1, metavar="N", help="number of encoding processes (default 1)"
+    )
+    parser.add_argument(
+        "--sequence-length",
+        type=int,
+        default=512,
+        metavar="N",
+        help="length of the samples whose reading is timed at the end",
     )
     return parser
 
@@ -82,7 +92,7 @@ def _describe(done: Preprocessed) -> str:
 
 
 def _reading_rate(folder: Path, sequence_length: int) -> str:
-    """How fast random samples of the training split are read."""
+    """Measure how fast random samples of the training split are read."""
     try:
         dataset = TokenDataset(folder, sequence_length)
     except DataError as error:

@@ -1,0 +1,66 @@
+"""Plain English in docstrings, comments, messages and help texts: habits of ours that a native editor rewrites.
+
+Only the folders in `CLEAN` are held, for now.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+LIBAI = Path(__file__).resolve().parents[2] / "libai"
+#: habit -> what it looks like
+HABITS = {
+    "an opening that is no verb or noun": r"^\W*(What|Whether|That of|Those|Of|As|Let|Where|Who|How) [a-z]",
+    "a label without its noun": r"^(#:? )?(of|for|in|with|on|to) (a|an|the) ",
+    "code that tells, knows or judges": r"\b(tells|judges|knows) (whether|what|how|which|why|where)\b",
+    "is no JSON, is no way to": r"\b(is|are) no (?!longer\b|more\b|less\b|matter\b)[a-zA-Z]+ (of|to|for)\b",
+    "so many, as many": r"\bso (many|often|long as)\b|\bas many\b",
+    "a private word": r"\b(a training|anew|twins?\b(?! of)|for ever)\b",
+    "without a word, but for": r"\b(without a word|in silence|but for|all the same|goes on)\b",
+    "beside, behind": r"\bbeside\b|\bbehind (it|them|the)\b",
+    "that of, those of": r"\b(that|those) of (the|a|an|all|its|this)\b",
+    "alone for only": r"\b(weights|names|rank|numbers|terminal|ones?|parameters) alone\b",
+}
+#: folders without a finding; a folder that is cleaned is added
+CLEAN = ("cli", "optim", "scheduler")
+
+
+def _texts(source: str) -> list[tuple[int, str]]:
+    """Line and text of every string of at least three words, and of every comment."""
+    strings = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    found = [(node.lineno, node.value) for node in strings if isinstance(node.value, str) and node.value.count(" ") > 1]
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return found + [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
+
+
+def findings(source: str) -> list[tuple[int, str, str]]:
+    """Line, habit and words of everything that an editor would rewrite."""
+    found = []
+    for line, text in _texts(source):
+        for habit, pattern in HABITS.items():
+            found += [(line, habit, match.group()) for match in re.finditer(pattern, text)]
+    return found
+
+
+@pytest.mark.parametrize("folder", CLEAN)
+def test_a_clean_folder_stays_clean(folder):
+    found = [(path.name, *each) for path in (LIBAI / folder).rglob("*.py") for each in findings(path.read_text())]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['"""What a run did."""', "# of the documents", 'x = "a file that tells whether it ran"', "# is no way to go"],
+)
+def test_a_habit_would_be_noticed(text):
+    assert findings(text)
+
+
+def test_plain_text_is_left_alone():
+    assert findings('"""Return the mean loss of all ranks."""  # in float32, as torch does') == []

@@ -18,7 +18,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.forward.contract import read_losses, total_loss
-from libai.forward.effects import copy_module
+from libai.forward.copies import copy_module
 from libai.forward.python_state import SharedState, forward_hooks
 from libai.layers import is_batch_norm_of_rank
 from libai.layers.random import STOCK_DROPOUTS, SeededLayer
@@ -82,7 +82,7 @@ class Trial:
             raise CannotTell(f"the model cannot be copied ({type(error).__name__}: {error})") from None
         self._layout = layout
         self._original = model
-        self._outside = SharedState(model)
+        self._outside = SharedState.of_model(model)
         self._model.train()
         _make_quiet(self._model)
         self._buffers = [

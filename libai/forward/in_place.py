@@ -2,8 +2,7 @@
 
 OneFlow 0.9.0 counts no versions of tensors: where `h / self.scale` is followed by `self.scale.mul_(0.9)`, the eager
 backward pass divides by the changed value, without a word. A graph does right. `values_kept` makes eager mode do the
-same: each change gets memory of its own. `watch_changes` finds out, in a trial, which buffers that concerns, and which
-are changed in ways that it cannot follow: through views and other tensors of the same memory.
+same: each change gets memory of its own. `written_in_place` finds the buffers that need it.
 """
 
 from __future__ import annotations
@@ -12,12 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import numpy as np
 import oneflow as flow
 from oneflow import nn
 
 from libai.oneflow_fixes.wrapping import replaced
-from libai.utils.tensors import local_part
 
 _NOT_CHANGES = {"requires_grad_", "contiguous_", "_zero_grad_"}
 #: what writes into a tensor
@@ -73,10 +70,8 @@ def values_kept(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
                 _data.__set__(tensor, before)
 
 
-def _changes_announced(
-    places: _Places, announce: Callable[[flow.Tensor], Any], after: Callable[[], None] = lambda: None
-) -> AbstractContextManager[None]:
-    """Call `announce(tensor)` before a method of a tensor changes it, and `after()` behind it.
+def _changes_announced(places: _Places, announce: Callable[[flow.Tensor], Any]) -> AbstractContextManager[None]:
+    """Call `announce(tensor)` before a method of a tensor changes it.
 
     Inside, `.data` and `.detach()` of a buffer are the buffer itself: what is done to one is done to the other.
     """
@@ -84,10 +79,7 @@ def _changes_announced(
     def announced(operation: Any) -> Any:
         def change(self: flow.Tensor, *args: Any, **kwargs: Any) -> Any:
             announce(self)
-            try:
-                return operation(self, *args, **kwargs)
-            finally:
-                after()
+            return operation(self, *args, **kwargs)
 
         return change
 
@@ -102,53 +94,16 @@ def _changes_announced(
     return replaced(*((flow.Tensor, name, replacement) for name, replacement in replacements.items()))
 
 
-class Changes:
-    """What a forward has done in place: `written`, buffers that were changed; `views`, those changed through others."""
-
-    def __init__(self) -> None:
-        self.written: set[str] = set()
-        self.views: set[str] = set()
-
-
 @contextmanager
-def watch_changes(model: nn.Module, names: Sequence[str]) -> Iterator[Changes]:
-    """Note which of the buffers `names` the forward inside of the context changes in place. Values are compared before
-    and after each such operation, so this is for a trial."""
-    changes, places = Changes(), _Places(model, names)
-    last: dict[str, tuple[flow.Tensor, np.ndarray]] = {}
+def written_in_place(model: nn.Module, names: Sequence[str]) -> Iterator[set[str]]:
+    """Fill the set with those of the buffers and frozen parameters `names` that methods of tensors change in the block,
+    directly; what is changed through a view is not seen."""
+    places, written = _Places(model, names), set[str]()
 
-    def values() -> dict[str, tuple[flow.Tensor, np.ndarray]]:
-        return {name: (tensor, _numpy(tensor)) for name, tensor in places.now().items()}
-
-    def note(written: str | None = None) -> None:
-        """A buffer that is the same tensor with other values, though nobody has changed that tensor."""
-        for name, (tensor, value) in values().items():
-            known = last.get(name)
-            is_known = known is not None and known[0] is tensor and name != written
-            if is_known and not np.array_equal(known[1], value, equal_nan=value.dtype.kind == "f"):  # type: ignore[index]
-                changes.views.add(name)
-            last[name] = (tensor, value)
-
-    current: list[str | None] = []
-
-    def before(tensor: flow.Tensor) -> None:
-        if not current:
-            note()
+    def note(tensor: flow.Tensor) -> None:
         name = places.name_of(tensor)
-        current.append(name)
         if name is not None:
-            changes.written.add(name)
+            written.add(name)
 
-    def after() -> None:
-        name = current.pop()
-        if not current:
-            note(name)
-
-    note()
-    with _changes_announced(places, before, after):
-        yield changes
-    note()
-
-
-def _numpy(tensor: flow.Tensor) -> np.ndarray:
-    return local_part(tensor).numpy().copy()
+    with _changes_announced(places, note):
+        yield written

@@ -18,9 +18,9 @@ import oneflow as flow
 import oneflow.nn.functional as F
 from oneflow import nn
 
-from libai.forward.effects import are_equal, copy_module, numbers_of, without_dropout
+from libai.forward.copies import are_equal, copy_module, numbers_of, without_dropout
 from libai.forward.in_place import WRITING_METHODS
-from libai.forward.saved_values import line_of_user
+from libai.forward.python_state import line_of_user
 from libai.oneflow_fixes.wrapping import replaced
 from libai.utils.distributed import any_rank, gather_objects
 from libai.utils.errors import UserError

@@ -9,9 +9,11 @@ from __future__ import annotations
 import ast
 import collections
 import functools
+import gc
 import inspect
 import linecache
 import random
+import sys
 import sysconfig
 import textwrap
 import types
@@ -26,6 +28,7 @@ from oneflow import nn
 
 from libai.oneflow_fixes.internals import FunctionContext
 from libai.utils.tensors import local_part
+from libai.utils.tree import tensors_in
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _MAX_DEPTH = 5
@@ -59,54 +62,118 @@ class _Place:
             setattr(self.owner, self.name, value)
 
 
-def module_state(model: nn.Module) -> dict[str, Any]:
-    """The plain attributes of every module of `model` by dotted name, as values that can be compared. Parameters,
-    buffers and submodules are left out."""
-    return {
-        f"{path}.{name}" if path else name: fingerprint(value)
-        for path, module in model.named_modules()
-        for name, value in plain_attributes(module).items()
-    }
-
-
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
     """The attributes of `module` that are no parameters, buffers, submodules or hooks."""
     return {name: value for name, value in vars(module).items() if name not in _OF_MODULE}
 
 
 class SharedState:
-    """What the code of `model` can change outside of its modules: class attributes, closures, globals, random states.
+    """What code can change outside of modules: class attributes, closures, globals, objects that are hooks, and the
+    random states of Python and NumPy.
 
-    `changed()` names what differs from when this was made, and `restore()` puts it back: variables and the contents of
-    lists, dicts, sets and deques.
+    `restore()` puts back what differs from when this was made: variables, and the contents of containers and objects.
     """
 
-    def __init__(self, model: nn.Module):
-        self._places = dict(_places(model))
+    def __init__(self, places: Iterable[tuple[str, _Place]]):
+        self._places = dict(places)
         self._values = {name: place.get() for name, place in self._places.items()}
-        self._contents = {name: _copied(value) for name, value in self._values.items()}
+        self._contents = {name: contents_of(value) for name, value in self._values.items()}
         self._fingerprints = {name: fingerprint(value) for name, value in self._values.items()}
         self._python, self._numpy = random.getstate(), np.random.get_state(legacy=True)
 
-    def changed(self, randoms: bool = True) -> list[str]:
-        """What has changed, in words. `randoms`: random states as well, which others than the model use too."""
-        names = [n for n, place in self._places.items() if fingerprint(place.get()) != self._fingerprints[n]]
-        if not randoms:
-            return names
-        if random.getstate() != self._python:
-            names.append("the state of Python's random numbers")
-        if fingerprint(np.random.get_state(legacy=True)) != fingerprint(self._numpy):
-            names.append("the state of NumPy's random numbers")
-        return names
+    @classmethod
+    def of_model(cls, model: nn.Module) -> SharedState:
+        """Keep what the code of `model`'s modules and of their forward hooks can change."""
+        return cls(_places(model))
+
+    @classmethod
+    def of_functions(cls, functions: Iterable[Any]) -> SharedState:
+        """Keep the closures and globals of `functions`."""
+        found = []
+        for number, function in enumerate(functions):
+            found += [(f"{number} {name}", place) for name, place in _places_of_function(function)]
+        return cls(found)
 
     def restore(self) -> None:
         """Put everything back."""
         for name, place in self._places.items():
             if fingerprint(place.get()) != self._fingerprints[name]:
-                _refill(self._values[name], self._contents[name])
+                self._contents[name]()
                 place.set(self._values[name])
         random.setstate(self._python)
         np.random.set_state(self._numpy)
+
+
+class CalledFunctions:
+    """The user's functions that run while `watching` is on, such as hooks of gradients, of which OneFlow has no list.
+
+    `restore()` puts back what they had in closures and globals before their first call.
+    """
+
+    def __init__(self) -> None:
+        self.functions: list[Any] = []
+        self._kept: list[SharedState] = []
+        self._known: set[types.CodeType] = set()
+
+    def watch(self) -> None:
+        """Begin to watch, unless somebody else does; ends with `stop`."""
+        if sys.getprofile() is None:
+            sys.setprofile(self._note)
+
+    def stop(self) -> None:
+        """Stop watching; free when nobody watches."""
+        if sys.getprofile() == self._note:
+            sys.setprofile(None)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for kept in self._kept:
+            kept.restore()
+
+    def _note(self, frame: types.FrameType, event: str, _: Any) -> None:
+        if event != "call" or frame.f_code in self._known:
+            return
+        self._known.add(frame.f_code)
+        if is_users_frame(frame):
+            found = [one for one in gc.get_referrers(frame.f_code) if isinstance(one, types.FunctionType)]
+            self.functions += found
+            self._kept.append(SharedState.of_functions(found))
+
+
+class PythonState:
+    """The plain attributes of the modules of `model`, as they were when this was made."""
+
+    def __init__(self, model: nn.Module):
+        self._model = model
+        self._before = self._now()
+
+    def changed(self, is_read: bool = True) -> list[str]:
+        """Return, in words with their lines, the attributes that have changed since; if `is_read`, those of them that
+        a later call may read.
+
+        A number that is only counted up and read nowhere is nobody's business, nor a tensor that every call makes anew.
+        """
+        now = self._now()
+        modules = dict(self._model.named_modules())
+        found = []
+        for name in now:
+            path, _, attribute = name.rpartition(".")
+            module = modules[path]
+            if name not in self._before or now[name] == self._before[name]:
+                continue
+            if is_read and tensors_in(vars(module)[attribute]) and not _is_made_of_itself(module, attribute):
+                continue
+            if not is_read or is_read_elsewhere(self._model, module, attribute):
+                line = line_of(module, attribute)
+                found.append(f"{name} ({', '.join(filter(None, [type(module).__name__, line]))})")
+        return found
+
+    def _now(self) -> dict[str, Any]:
+        values = {}
+        for path, module in self._model.named_modules():
+            for name, value in plain_attributes(module).items():
+                values[f"{path}.{name}" if path else name] = fingerprint(value)
+        return values
 
 
 def fingerprint(value: Any, depth: int = 0) -> Any:
@@ -149,20 +216,41 @@ def line_of(module: nn.Module, attribute: str) -> str:
     return ""
 
 
-def has_code(module: nn.Module) -> bool:
-    """Return whether the source of what users have written for `module` can be read."""
-    return next(_code_of(type(module)), None) is not None
+def is_read_elsewhere(model: nn.Module, module: nn.Module, attribute: str) -> bool:
+    """Return whether code of `model` reads this `attribute` of `module` in statements that do not write it."""
+    own = list(_code_of(type(module)))
+    if not own and type(module).__module__.split(".")[0] not in PACKAGES:
+        return True  # nobody knows
+    for cls in {type(one) for one in model.modules()}:
+        for _, _, _, tree in _code_of(cls):
+            is_own = issubclass(type(module), cls) or issubclass(cls, type(module))
+            if _reads(tree, attribute, is_own):
+                return True
+    return False
 
 
-def writes_state(model: nn.Module) -> bool:
-    """Whether the code of `model` has a statement that may change an attribute or a parameter. True without code."""
-    for cls in {type(module) for module in model.modules()}:
-        code = list(_code_of(cls))
-        if any(_writes(node, None) for _, _, _, tree in code for node in ast.walk(tree)):
+def _is_made_of_itself(module: nn.Module, attribute: str) -> bool:
+    """Return whether a statement of `module` computes its `attribute` from its present value."""
+    for _, _, _, tree in _code_of(type(module)):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.AugAssign) and _mentions(node.target, attribute):
+                return True
+            if isinstance(node, ast.Assign) and _writes(node, attribute) and _mentions(node.value, attribute):
+                return True
+            if isinstance(node, ast.Call) and _writes(node, attribute):
+                return True
+    return False
+
+
+def _reads(node: ast.AST, attribute: str, of_self: bool) -> bool:
+    """Return whether `node` reads `<something>.<attribute>`; of another object than `self` unless `of_self`."""
+    if _writes(node, attribute):
+        return False
+    if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load):
+        is_self = isinstance(node.value, ast.Name) and node.value.id == "self"
+        if of_self or not is_self:
             return True
-        if not code and cls.__module__.split(".")[0] not in PACKAGES:
-            return True
-    return any(hooks_of(module) or getattr(module, "max_norm", None) is not None for module in model.modules())
+    return any(_reads(child, attribute, of_self) for child in ast.iter_child_nodes(node))
 
 
 def _code_of(cls: type) -> Iterator[tuple[types.FunctionType, list[str], int, ast.AST]]:
@@ -278,6 +366,14 @@ def describe_line(frame: types.FrameType) -> str:
     return f"{file}:{number}: `{linecache.getline(file, number).strip()}`"
 
 
+def line_of_user() -> str:
+    """Return the line of the user's code that is running, in words."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users_frame(frame):
+        frame = frame.f_back
+    return describe_line(frame) if frame is not None else "an operation"
+
+
 def _places_of_function(function: Any, seen: set[int] | None = None) -> Iterator[tuple[str, _Place]]:
     """The globals and closures of a function and of the functions in them, but for those of installed packages."""
     code = getattr(function, "__code__", None)
@@ -306,11 +402,52 @@ def cell_value(cell: Any) -> Any:
         return None
 
 
-def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, list | dict | set | collections.deque) else None
+def contents_of(value: Any, depth: int = 0) -> Callable[[], None]:
+    """Return a function that gives `value`, a plain object, its present contents again, in place."""
+    if depth > _MAX_DEPTH or isinstance(value, (*_SIMPLE, *_NOT_COMPARED)):
+        return _nothing
+    if isinstance(value, flow.Tensor):
+        return _nothing if value.is_lazy else functools.partial(_put_values, value, value.detach().clone())
+    if isinstance(value, np.ndarray):
+        return functools.partial(np.copyto, value, value.copy()) if value.flags.writeable else _nothing
+    if isinstance(value, random.Random):
+        return functools.partial(value.setstate, value.getstate())
+    if isinstance(value, np.random.Generator):
+        return functools.partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return functools.partial(value.set_state, value.get_state())
+    if isinstance(value, dict):
+        inner = [contents_of(item, depth + 1) for item in value.values()]
+        return functools.partial(_refill, value, value.update, dict(value), inner)
+    if isinstance(value, set):
+        return functools.partial(_refill, value, value.update, set(value), [])
+    if isinstance(value, list | collections.deque):
+        inner = [contents_of(item, depth + 1) for item in value]
+        return functools.partial(_refill, value, value.extend, list(value), inner)
+    if isinstance(value, tuple):
+        inner = [contents_of(item, depth + 1) for item in value]
+        return functools.partial(_restore_all, inner)
+    if not callable(value) and hasattr(value, "__dict__"):
+        return contents_of(vars(value), depth + 1)
+    return _nothing
 
 
-def _refill(value: Any, contents: Any) -> None:
-    if contents is not None:
-        value.clear()
-        (value.update if isinstance(value, dict | set) else value.extend)(contents)
+def _nothing() -> None:
+    pass
+
+
+def _put_values(tensor: flow.Tensor, values: flow.Tensor) -> None:
+    if not np.array_equal(local_part(tensor).numpy(), local_part(values).numpy(), equal_nan=tensor.is_floating_point()):
+        with flow.no_grad():
+            tensor.data.copy_(values)
+
+
+def _refill(value: Any, fill: Callable[[Any], None], contents: Any, inner: list[Callable[[], None]]) -> None:
+    value.clear()
+    fill(contents)
+    _restore_all(inner)
+
+
+def _restore_all(inner: list[Callable[[], None]]) -> None:
+    for restore in inner:
+        restore()

@@ -15,7 +15,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.forward.contract import read_losses
-from libai.forward.effects import copy_module
+from libai.forward.copies import copy_module
 from libai.forward.python_state import SharedState
 from libai.parallel.data_parallel import functions_behind
 from libai.parallel.layout import localize
@@ -31,7 +31,7 @@ def refuse_different_forwards(model: nn.Module, batch: Batch, call: Callable[[nn
     `call(model, batch)` runs the forward of a local copy on rank 0's `batch`, local tensors. Where it fails on all
     ranks alike nothing is compared. Takes the memory of a copy; Python's state is put back. Collective.
     """
-    twin, shared = copy_module(model), SharedState(model)
+    twin, shared = copy_module(model), SharedState.of_model(model)
     localize(twin)
     failure: Exception | None = None
     facts: dict[str, Any] = {}

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import oneflow as flow
@@ -84,15 +85,13 @@ def lora_delta(a: Any, b: Any, scale: float) -> Any:
     return (product * scale).reshape(b.shape[0], *a.shape[1:])
 
 
-def refuse_direct_reads(
-    model: nn.Module, find_reached: Callable[[Callable[[nn.Module], None]], Collection[str]]
-) -> None:
+def refuse_direct_reads(model: nn.Module, reached: Collection[str]) -> None:
     """Raise `UserError` where losses read the weight of an adapted layer beside its forward, in which its adapter acts.
 
-    `find_reached(change)`: names of the parameters that get a gradient in a copy of `model` after `change(copy)`.
+    `reached`: names of the parameters that got a gradient while `direct_reads_seen` was on.
     """
     weights = {f"{name}.weight".lstrip("."): name for name, module in model.named_modules() if _has_adapter(module)}
-    if weights and (read := sorted(weights.keys() & find_reached(_detach_in_forward))):
+    if read := sorted(weights.keys() & reached):
         raise UserError(
             f"train.lora gives {weights[read[0]]} an adapter, but the model also computes with {read[0]} directly "
             f"({len(read)} such layers), where the adapter is not added: it would train nothing there, and merging it "
@@ -100,12 +99,25 @@ def refuse_direct_reads(
         )
 
 
-def _detach_in_forward(model: nn.Module) -> None:
+@contextmanager
+def direct_reads_seen(model: nn.Module) -> Iterator[None]:
     """Let losses reach the weight of an adapted layer where it is read outside of the layer's forward only."""
-    for module in model.modules():
-        if _has_adapter(module):
-            module.weight.requires_grad_(True)
-            wrap_forward(module, _with_detached_weight)
+    layers = [module for module in model.modules() if _has_adapter(module)]
+    before = [layer.weight.requires_grad for layer in layers]
+    for layer in layers:
+        layer.weight.requires_grad_(True)
+        wrap_forward(layer, _with_detached_weight)
+    try:
+        yield
+    finally:
+        for layer, needs_gradient in zip(layers, before):
+            unwrap_forward(layer)
+            layer.weight.requires_grad_(needs_gradient)
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Return whether layers of `model` have adapters."""
+    return any(_has_adapter(module) for module in model.modules())
 
 
 def _with_detached_weight(

@@ -27,9 +27,10 @@ FLOORS = (
     ("oneflow_fixes.job", "forward.indices"),
     ("forward",),
     ("engine.graph", "engine.loop"),
+    ("engine.rehearsal",),  # updates that are put back: of any trainer
     ("engine.trainer",),
     ("engine.parity", "engine.setup"),
-    ("engine.hooks.checks", "engine.hooks.evaluation", "engine.hooks.metrics"),
+    ("engine.hooks.evaluation", "engine.hooks.metrics"),
     ("engine.hooks",),
     ("engine.run",),
     ("engine",),  # its __init__.py, which gives users their names

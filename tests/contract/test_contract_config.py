@@ -13,7 +13,7 @@ import toy
 from contract_runs import weights
 
 from libai.config import LazyConfig
-from libai.engine import HookBase, Run, hooks
+from libai.engine import HookBase, Run
 from libai.utils.errors import UserError
 
 pytestmark = pytest.mark.e2e
@@ -166,4 +166,4 @@ def test_a_misspelt_metric_ends_the_run_before_the_first_update(mode, tmp_path):
 
 def test_a_deterministic_run_checks_its_model(mode, tmp_path):
     run = contract_runs.make_run(tmp_path, mode, "train.deterministic=true")
-    assert any(isinstance(hook, hooks.DeterminismHook) for hook in run.trainer.hooks)
+    assert run.trainer.options.deterministic

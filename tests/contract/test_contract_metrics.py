@@ -98,6 +98,8 @@ def test_metrics_are_fetched_only_at_log_points(mode, monkeypatch):
     monkeypatch.setattr(trainer, "collect", lambda results: fetched.append(len(results)) or collect(results))
     writer = Recording()
     trainer.register_hooks([WriterHook([writer], period=4)])
+    trainer.prepare()  # which looks at losses, too
+    fetched.clear()
     trainer.train(0, 10)
     assert fetched == [4, 4, 2]  # and the last iteration is always written
     assert [record.iter for record in writer.records] == [4, 8, 10]

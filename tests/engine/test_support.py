@@ -43,11 +43,10 @@ def make_run(mode, **settings):
         ({"momentum_scheduler": object()}, IN_GRAPHS, "holds the momentum as a constant. Remove it"),
         ({"train__deterministic": True}, ON_CUDA, "deterministic CUDA kernels. Remove it, or run with"),
         ({"graph__on_build_error": "eager"}, EAGERLY, "graph.enabled=true or auto"),
-        ({"train__rehearse_every": 2}, EAGERLY, "no compiled step to repeat in eager mode"),
         ({"train__rehearse": 2}, [], ""),
         # compared in float32 only; on CPU AMP leaves float32
         ({"train__rehearse": 2, "train__amp__enabled": "auto"}, ON_CUDA, "Compare with train.amp.enabled=false."),
-        ({"train__rehearse_every": 2, "train__amp__enabled": "auto"}, [*EAGERLY, ("graph", "cuda")], "cannot be"),
+        ({"train__rehearse_every": 2, "train__amp__enabled": "auto"}, ON_CUDA, "cannot be"),
     ],
 )
 def test_an_option_is_refused_where_it_cannot_be_honoured(settings, where, text):

@@ -59,7 +59,7 @@ def test_a_trainer_knows_the_flops_of_a_sample(mode, accumulation):
     model = toy.Classifier(width=16, classes=4)
     optimizer = toy.optimizer_of("sgd", model)
     # the first step is compared with an eager one, which would be counted in place of the compiled one
-    unchecked = {"check_first_step": False} if mode == "graph" else {}
+    unchecked = {"rehearse": 0}
     trainer = toy.trainer_of(mode, model, toy.batches(4), optimizer, num_accumulation_steps=accumulation, **unchecked)
     assert trainer.loop.flops.of_update is None
     trainer.train(0, 2)

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import oneflow as flow
 import oneflow.nn.functional as F
-from planting import LATE, WIDTH, plant
+from planting import WIDTH, plant
 
 from libai.oneflow_fixes.internals import is_tracing
 
 # ------------------------------------------------------------------------------------------------- changes in place
 
 
-@plant("refused", "right", today={"graph": "refused"})
+@plant("refused", "right")
 def a_relu_that_is_added_to(self, h, x):
     h = F.relu(h, inplace=True)
     h += 1
     return h
 
 
-@plant("refused", "right", today={"graph": "refused"})
+@plant("refused", "right")
 def a_sigmoid_that_is_added_to(self, h, x):
     h = flow.sigmoid(h)
     h += 1
     return h
 
 
-@plant("refused", "right", today={"graph": "refused"})
+@plant("refused", "right")
 def an_input_that_is_changed(self, h, x):
     out = self.inner(h)
     h *= 2
     return out + h
 
 
-@plant("refused", "right", today={"graph": "refused"})
+@plant("refused", "right")
 def a_square_whose_root_is_zeroed(self, h, x):
     square = h * h
     h[:, :2] = 0
@@ -104,15 +104,15 @@ for _name, _facts in {
     "rate of zero": {},
     "adamw": {"options": {"max_grad_norm": 100.0}},
 }.items():
-    plant("right", "refused", name=f"gradient of the mode, {_name}", optimizer=_name, today=LATE, **_facts)(_leaning)
+    plant("right", "refused", name=f"gradient of the mode, {_name}", optimizer=_name, **_facts)(_leaning)
 
 
-@plant("right", "refused", today=LATE)
+@plant("right", "refused")
 def a_layer_detached_in_graphs(self, h, x):
     return h.detach() if is_tracing() else h
 
 
-@plant("right", "refused", today=LATE)
+@plant("right", "refused")
 def a_buffer_that_counts_twice_in_graphs(self, h, x):
     self.count += 2 if is_tracing() else 1
     return h / (1 + self.count.to(flow.float32))
@@ -134,7 +134,7 @@ def view(names: list[str], graph: str):
             return change(self, h * 1)
 
         name = change.__name__.replace("_", " ")
-        plant("right", graph, name=name, today=LATE if graph == "refused" else {})(forward)
+        plant("right", graph, name=name)(forward)
         names.append(name)
         return change
 

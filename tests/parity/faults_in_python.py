@@ -14,25 +14,25 @@ from planting import SCALES, STEPS, WIDTH, plant, with_a_norm
 # ------------------------------------------------------------------------------------------------- Python state
 
 
-@plant(today={"graph": "refused"})
+@plant()
 def an_attribute_that_counts(self, h, x):
     self.calls += 1
     return h
 
 
-@plant(today={"graph": "refused"})
+@plant()
 def a_list_that_grows(self, h, x):
     self.seen.append(1.0)
     return h
 
 
-@plant(today={"graph": "refused"})
+@plant()
 def a_global_that_counts(self, h, x):
     STEPS[0] += 1
     return h
 
 
-@plant(today={"graph": "refused"})
+@plant()
 def a_measured_time_in_an_attribute(self, h, x):
     started = time.perf_counter()
     h = self.inner(h)
@@ -186,7 +186,7 @@ def a_lock(self, h, x):
         return h
 
 
-@plant(setup=_with_a_lock, today={"graph": "refused"})
+@plant(setup=_with_a_lock)
 def a_lock_and_a_counter(self, h, x):
     self.calls += 1
     return h
@@ -251,7 +251,7 @@ plant(
     name="hook before forward",
     setup=lambda layer: layer.inner.register_forward_pre_hook(lambda module, args: (flow.tanh(args[0]) + 0.1,)),
 )(_inner)
-plant(name="hook that counts", setup=_hooked(lambda layer: _counts_calls([])), today={"graph": "refused"})(_inner)
+plant(name="hook that counts", setup=_hooked(lambda layer: _counts_calls([])))(_inner)
 
 
 def _hook_of_gradients(hook):
@@ -277,18 +277,18 @@ def _with_a_hook_that_remembers(layer):
 
 
 plant(name="gradient hook", setup=_hook_of_gradients(lambda grad: grad * 2.0), accumulation=2)(_inner)
-plant(name="gradient hook that counts", setup=_hook_of_gradients(_count_steps), today={"graph": "refused"})(_inner)
+plant(name="gradient hook that counts", setup=_hook_of_gradients(_count_steps))(_inner)
 plant("right", "refused", name="gradient hook that remembers", setup=_with_a_hook_that_remembers)(_inner)
 
 
-@plant(accumulation=2, today={"graph": "refused"})
+@plant(accumulation=2)
 def a_gradient_hook_of_an_activation(self, h, x):
     h = self.inner(h)
     h.register_hook(lambda grad: grad * 2.0)
     return h
 
 
-@plant(today={"graph": "refused"})
+@plant()
 def a_gradient_hook_of_an_activation_that_counts(self, h, x):
     h = self.inner(h)
     h.register_hook(_count_steps)

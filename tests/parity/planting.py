@@ -4,7 +4,7 @@ Faults are small models that train as a plain loop does, or are refused, in each
 
 An entry says what must come out: *right* (losses, weights and buffers of four updates equal the plain loop to 1e-5),
 *refused* (a `UserError` before the first update) or *trains* (it never repeats itself, so nothing can be compared).
-How the library finds a fault is no part of the list. `today` is what comes out until the verdict holds.
+How the library finds a fault is no part of the list.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class Fault:
     eager: str = "right"
     graph: str = "right"
     named: str = ""
-    today: dict[str, str] = field(default_factory=dict)
     accumulation: int = 1
     optimizer: str = "momentum"
     options: dict[str, Any] = field(default_factory=dict)
@@ -44,8 +43,6 @@ FAULTS: dict[str, Fault] = {}
 #: variables of a module for faults to change
 STEPS = [0]
 SCALES: dict[str, flow.Tensor] = {}
-#: the refusal comes when one update has been made
-LATE = {"graph": "late"}
 
 OPTIMIZERS = {
     "momentum": lambda parameters: flow.optim.SGD(parameters, lr=0.1, momentum=0.9),

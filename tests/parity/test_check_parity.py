@@ -124,21 +124,12 @@ class Clocked(nn.Module):
 
 @pytest.mark.promise
 @pytest.mark.parametrize(
-    "layer, text",
-    [
-        (Counter, "changes middle.count (Counter, "),
-        pytest.param(Cached, "changes the global SCALES of ", marks=pytest.mark.e2e),
-        pytest.param(Jitter, "changes the state of Python's random numbers", marks=pytest.mark.e2e),
-        pytest.param(Clocked, "return x * (1 + time.perf_counter() % 1.0)", marks=pytest.mark.e2e),
-    ],
+    "layer", [Counter, *(pytest.param(one, marks=pytest.mark.e2e) for one in (Cached, Jitter, Clocked))]
 )
-def test_python_that_a_graph_runs_only_once_is_named(layer, text):
+def test_python_that_a_graph_runs_only_once_is_named(layer):
     SCALES.clear()
-    report = check(lambda: Net(layer()), num_iters=2)
-    assert (report.verdict, report.module, report.stage) == ("broken", "middle", "build"), report
-    assert text in report.reason, report.reason
-    assert [text in note and "graph" in note for note in report.notes].count(True) == 1, report.notes
-    assert not any("samples of a batch" in note for note in report.notes), "other forwards, other losses: no coupling"
+    report = check(lambda: Net(layer()), num_iters=4)
+    assert (report.verdict, report.module, report.stage) == ("broken", "middle", "forward"), report
     is_noisy = layer is Clocked
     assert (report.noise["eager"] > 0.0) == is_noisy
     assert any("not reproducible" in finding for finding in report.findings) == is_noisy

@@ -35,7 +35,7 @@ class Train:
     )
     deterministic: bool = key(
         False,
-        "Refuse what may differ between two runs: a model whose first micro-batch, computed twice, does; an open seed; "
+        "Refuse what may differ between two runs: a model whose first updates, made twice, do; an open seed; "
         "choices by measured time.",
     )
 
@@ -87,16 +87,15 @@ class Train:
     num_sanity_eval_batches: int = key(0, "Batches evaluated before training, to fail early.", at_least=0)
     rehearse: int | None = key(
         None,
-        "Iterations that both modes train before the first update, on the batches that come next; losses more than "
-        "1e-5 apart end the run. null compares the first compiled update with the same one in eager mode (without "
-        "AMP, which rounds differently); 0 compares nothing.",
+        "Updates that are made twice before the first one counts, on the batches that come next: eagerly by one "
+        "process, and as the run makes them. Losses more than 1e-5 apart, or other weights, states or buffers, "
+        "end the run. null: 3 in graph mode and on several ranks, 1 in eager mode on one process; 0 compares nothing.",
         at_least=0,
         at_most=1000,
     )
     rehearse_every: int = key(
         0,
-        "Repeat the compiled update in eager mode on a copy every N iterations, and log how far losses and weights "
-        "differ as `parity/max_rel_diff`; 0 never.",
+        "Compare an update in the same way every N iterations, in mid-run; 0 never.",
         at_least=0,
         at_most=LARGEST,
     )

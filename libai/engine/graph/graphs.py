@@ -18,9 +18,8 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.graph.gradient_hooks import watch_gradient_hooks
 from libai.engine.graph.reads import Reads
-from libai.engine.graph.traced_state import TracedState, refuse_in_backward
+from libai.engine.graph.traced_state import TracedState
 from libai.engine.graph.tracing import tracing
 from libai.forward.contract import read_losses, total_loss, weighted_total
 from libai.forward.flops import FlopCounter
@@ -175,9 +174,7 @@ class TrainGraph(CompiledGraph):
                 losses, metrics = list(losses), list(metrics)
                 total = functools.reduce(operator.add, totals) / float(self._num_micro_batches)
             buffers = self._traced.values(self.model)
-        with watch_gradient_hooks() as changed:
-            total.backward()
-        refuse_in_backward(self.model, changed)
+        total.backward()
         # replaced by the norm that clipping computes once the job is complete
         norm = total.detach() * 1.0 if self._clips else None
         return losses, metrics, norm, buffers
@@ -224,8 +221,6 @@ class TrainGraph(CompiledGraph):
 
     def edit_job(self, out2name: Any) -> None:
         """Connect each parameter's update to its group's inputs and values."""
-        self._traced.require_repeatable(self._forward_job_proto, self.model)
-        self._traced.require_traced(self._forward_job_proto, self.model, f"{MODULE_NAME}.")
         with JobEdit(self._full_job_proto) as job:
             self._connect(job, out2name)
 

@@ -2,8 +2,6 @@
 
 from libai.engine.hooks.callback import CallbackHook
 from libai.engine.hooks.checkpoint import CheckpointHook
-from libai.engine.hooks.checks.determinism import DeterminismHook
-from libai.engine.hooks.checks.shadow import ShadowUpdateHook
 from libai.engine.hooks.evaluation.best_checkpoint import BestCheckpointHook
 from libai.engine.hooks.evaluation.early_stop import EarlyStopHook
 from libai.engine.hooks.evaluation.evaluate import EvalHook
@@ -13,5 +11,6 @@ from libai.engine.hooks.metrics.profiler import ProfilerHook
 from libai.engine.hooks.metrics.writer import WriterHook
 from libai.engine.hooks.random_state import RandomStateHook
 from libai.engine.loop.hook_base import HookBase
+from libai.engine.rehearsal.hook import RehearsalHook
 from libai.engine.trainer.bad_losses import BadLossHook, LossSpikeHook
 from libai.engine.trainer.ema import EMAHook

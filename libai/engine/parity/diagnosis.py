@@ -53,8 +53,6 @@ def diagnose_failure(bench: Bench, mode: str, iteration: int) -> Diagnosis:
     try:
         bench.observe(mode, iteration)
     except ObservationFailed as failure:
-        if failure.module is None and stage == "build":
-            return Diagnosis(stage, bench.find_state(), "a compiled step cannot keep its state")
         return Diagnosis(stage, failure.module, f"its forward raised in {mode} mode")
     return Diagnosis(stage, None, "it did not fail again while it was watched")
 

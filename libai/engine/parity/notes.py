@@ -1,7 +1,7 @@
 """What a forward does beside computing its losses, in words for the reports of a parity check.
 
 Each of these is a reason for two modes, meshes or sizes of micro-batches to part, or would be one without the work of
-libai. Not here: finding them out (libai/forward/effects.py, batch_coupling.py) and acting on them.
+libai. Not here: finding them out (libai/engine/rehearsal, libai/forward/batch_coupling.py) and acting on them.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from typing import Any
 
 from oneflow import nn
 
+from libai.engine.rehearsal.rehearsal import facts_of
 from libai.engine.trainer.batch_scope import find_coupling_of
 from libai.engine.trainer.model_trainer import ModelTrainer
-from libai.forward.effects import copy_module, with_line
+from libai.forward.copies import copy_module
 from libai.forward.python_state import hooks_of
+from libai.forward.state import with_line
 from libai.layers import is_batch_norm_of_rank
 from libai.utils.errors import UserError
 
@@ -29,26 +31,14 @@ def forward_notes(trainer: ModelTrainer, batch: Any) -> list[str]:
         copy_module(model)
     except Exception as error:
         return [*notes, f"{type(model).__name__} cannot be copied ({error}), so its forward was not tried beforehand."]
-    effects = trainer.forward_pass.effects_of_forward(batch)
-    for name in effects.buffers:
+    facts = facts_of(trainer, [batch])
+    for name in facts.buffers:
         notes.append(
             f"forward changes the buffer {with_line(model, name)}: graph mode writes it after every compiled step, and "
             "it follows one micro-batch after the other."
         )
-    for name in effects.parameters:
+    for name in facts.parameters:
         notes.append(f"forward changes the parameter {with_line(model, name)}, which graph mode refuses.")
-    for words in effects.python:
-        notes.append(
-            f"forward changes {words}. A graph runs this code once, when it is traced, and would keep the value of "
-            "then: graph mode refuses it. Keep a number in a buffer, or give it in the batch."
-        )
-    for words in effects.clocks:
-        notes.append(
-            f"forward reads {words}, and its outputs depend on it: no seed governs that, and a graph would keep what "
-            "was read when it was traced. Give such a number in the batch."
-        )
-    if effects.python or effects.clocks:
-        return notes  # two forwards differ anyway
     try:
         coupling, doubt = find_coupling_of(trainer, [batch])
     except UserError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import hashlib
 import traceback
@@ -24,8 +23,7 @@ from libai.engine.parity.state import PythonState
 from libai.engine.trainer.eager import EagerTrainer
 from libai.engine.trainer.graph import GraphTrainer
 from libai.engine.trainer.model_trainer import ModelTrainer
-from libai.forward.clocks import watched_clocks
-from libai.forward.python_state import SharedState, module_state
+from libai.forward.python_state import SharedState
 from libai.oneflow_fixes.compiled_graph import garbage_kept
 from libai.parallel import Mesh, full_tensor, named_tensors
 from libai.utils.errors import UserError
@@ -108,7 +106,7 @@ class Bench:
         self.initial = arrays_of(self.model)
         self.initial_is_reproducible = True
         self._python_state = PythonState(self.model)
-        self._closures = SharedState(self.model)
+        self._closures = SharedState.of_model(self.model)
 
     # ------------------------------------------------------------------ building
 
@@ -134,8 +132,6 @@ class Bench:
         of_mode: dict[str, Any] = {}
         if not self._mesh.is_single and issubclass(trainer_class, EagerTrainer):
             of_mode["gradient_reduction"] = "global"  # a rank's own part would be compared with the whole
-        if issubclass(trainer_class, GraphTrainer):
-            of_mode["check_first_step"] = False  # the comparison is ours
         trainer = trainer_class(
             model,
             [],
@@ -230,22 +226,6 @@ class Bench:
     def forward_notes(self) -> list[str]:
         """What the forward does beside computing losses, see `libai.engine.parity.notes`."""
         return forward_notes(self.build("eager"), self._micro_batches[0])
-
-    def find_state(self) -> str | None:
-        """The innermost module whose forward changes what Python keeps outside of tensors, or reads a clock."""
-        trainer, recorder = self._build(EagerTrainer, is_recording=True)
-        assert recorder is not None
-        found: list[str] = []
-        shared, attributes = SharedState(trainer.model), module_state(trainer.model)
-
-        def look(name: str) -> None:
-            if not found and (clocks or shared.changed() or module_state(trainer.model) != attributes):
-                found.append(name)
-
-        recorder.on_code = look
-        with watched_clocks() as clocks, contextlib.suppress(Exception):
-            self._update(trainer, 0)
-        return found[0] if found else None
 
     def _update(
         self, trainer: ModelTrainer, iteration: int, recorder: Recorder | None = None

@@ -69,7 +69,6 @@ def default_hooks(run: Any) -> list[HookBase | None]:
         # the output folder: taken before any other hook does something, and left when all are done
         hooks.CallbackHook(before_train=lambda trainer: run.begin(), priority=0),
         hooks.CallbackHook(after_train=lambda trainer: run.release_unless_training(), priority=100),
-        hooks.DeterminismHook() if train.deterministic else None,
         hooks.RandomStateHook(run.seed, run.seed_offset),
         run.timer,
     ]
@@ -95,7 +94,7 @@ def default_hooks(run: Any) -> list[HookBase | None]:
     if monitor.loss_spike:
         found.append(hooks.LossSpikeHook(log_period, monitor.loss_spike, action=monitor.loss_spike_action))
     if train.rehearse_every:
-        found.append(hooks.ShadowUpdateHook(train.rehearse_every))
+        found.append(hooks.RehearsalHook(train.rehearse_every))
     found += build.build_extra_hooks(run.config)
     texts, summary = run.folder.texts, functools.partial(summary_of, run)
     found.append(hooks.WriterHook(run.build_writers(), log_period, run.timer, texts, plan.iters_per_epoch, summary))

@@ -18,12 +18,13 @@ from libai.config import RunConfig
 from libai.engine.graph.build_errors import GraphBuildError
 from libai.engine.graph.guards import refuse_own_update
 from libai.engine.loop.hook_base import HookBase
+from libai.engine.rehearsal.rehearsal import NotTheSame
+from libai.engine.rehearsal.snapshot import rolled_back
 from libai.engine.setup import build
 from libai.engine.setup.support import check_supported
 from libai.engine.trainer.batch_scope import BatchScopeError
 from libai.engine.trainer.graph import GraphTrainer
 from libai.engine.trainer.model_trainer import TRAINERS, ModelTrainer
-from libai.engine.trainer.snapshot import rolled_back
 from libai.utils.distributed import all_reduce, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.seeding import seed_everything
@@ -34,6 +35,14 @@ UNDECIDED = "graph.enabled=auto"
 #: with auto: updates per timed block, and blocks per mode; they alternate, so that both see the machine in one state
 UPDATES_PER_BLOCK = 3
 BLOCKS = 3
+
+
+#: what a graph could not do that raises one of these
+_COULD_NOT = {
+    GraphBuildError: "be compiled",
+    BatchScopeError: "honour train.dist.batch_scope",
+    NotTheSame: "train the same model",
+}
 
 
 def first_mode(config: RunConfig, device: str) -> tuple[str, str]:
@@ -71,16 +80,16 @@ def resolve(run: Any) -> None:
     if not isinstance(run.trainer, GraphTrainer):
         return
     try:
+        run.trainer.max_iter = run.plan.train_iter  # no more updates are rehearsed than are left
         run.trainer.prepare()
         if run.trainer.graph is not None:  # kept here: a switch to eager mode drops the graph
             run.compile_seconds = run.trainer.graph.build_seconds
-    except (GraphBuildError, BatchScopeError) as error:
+    except (GraphBuildError, BatchScopeError, NotTheSame) as error:
         if run.config.mode != "auto" and run.config.graph.on_build_error != "eager":
             raise
         if is_main_process():
             logger.warning("%s", error)
-        could = "be compiled" if isinstance(error, GraphBuildError) else "honour train.dist.batch_scope"
-        switch(run, "eager", f"the graph could not {could}")
+        switch(run, "eager", f"the graph could not {_COULD_NOT[type(error)]}")
         return
     if run.mode_reason == UNDECIDED:
         _keep_the_faster(run)

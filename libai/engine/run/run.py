@@ -27,7 +27,6 @@ from libai.engine.loop.trainer_base import Interrupted
 from libai.engine.run import modes
 from libai.engine.run.default_hooks import default_hooks, default_writers
 from libai.engine.run.dry_run import dry_run
-from libai.engine.run.parity_start import check_at_start
 from libai.engine.run.predictor import Predictor
 from libai.engine.run.report import start_banner, starting_files, write_summary
 from libai.engine.run.result import TrainResult, load_best, result_of
@@ -216,8 +215,6 @@ class Run:
         with suppress(Interrupted):  # the loop will see it too, and ends properly
             self.check_metric()
             self.check_evaluation(self.config.train.num_sanity_eval_batches)
-        if self.config.train.rehearse:
-            check_at_start(self, self.config.train.rehearse)
         if self.config.train.checkpointer.enabled:
             self.checkpointer.check_can_save(with_hooks=False)
         self.begin()

@@ -272,7 +272,6 @@ def mode_options(run: Any, mode: str, device: str) -> dict[str, Any]:
         return {
             "amp": amp,
             "auto_parallel": run.train.dist.auto,
-            "check_first_step": run.train.rehearse is None,  # a number checks more, and 0 nothing
         }
     return {
         "amp": amp,
@@ -321,6 +320,8 @@ def build_trainer(
         non_finite=run.train.non_finite,
         keeps_copy=keeps_copy(run.train),
         ema_decay=run.train.ema.decay if run.train.ema.enabled else None,
+        rehearse=run.train.rehearse,
+        deterministic=run.train.deterministic,
         batch_scope=run.train.dist.batch_scope,
     )
     return TRAINERS[mode](

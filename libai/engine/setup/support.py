@@ -91,8 +91,6 @@ def _refused_in_eager_mode(run: Any) -> Iterator[Refusal]:
             "there is no graph to build in eager mode",
             "Remove it, or run with graph.enabled=true or auto.",
         )
-    if run.train.rehearse_every > 0:
-        yield "train.rehearse_every", "there is no compiled step to repeat in eager mode", _RUN_A_GRAPH
 
 
 def _why_amp_does_nothing(mode: str) -> str:

@@ -20,7 +20,7 @@ from libai.engine.loop.data_feed import num_bytes
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.loop.metrics import LossPolicy, NonFiniteLoss
 from libai.engine.loop.periods import Period, is_due
-from libai.engine.trainer.snapshot import Snapshot
+from libai.engine.rehearsal.snapshot import Snapshot
 from libai.forward.first_non_finite import find_first_non_finite, weights_are_finite
 from libai.scheduler import has_state
 from libai.utils.distributed import is_main_process

@@ -11,20 +11,18 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.graph.traced_state import note_in_eager, refuse_in_eager
 from libai.engine.loop.data_feed import num_bytes
 from libai.engine.loop.metrics import StepResult
 from libai.engine.trainer.forward_pass import Batch
 from libai.engine.trainer.model_trainer import TRAINERS, ModelTrainer
 from libai.engine.trainer.optimizer_state import OptimizerState
 from libai.forward.contract import read_losses
-from libai.forward.effects import PythonState, own_buffers, with_line
-from libai.forward.python_state import writes_state
+from libai.forward.state import Facts, with_line
 from libai.optim import JoinedUpdates, LossScaler, clip_grad_norm, clip_grad_value, norm_and_coefficient
 from libai.parallel import Mesh, full_tensor, parallelize
 from libai.parallel.batch_statistics import share_batch_statistics
 from libai.parallel.data_parallel import GradientReduction, build_reduction, renew_parameters
-from libai.utils.distributed import gather_objects, is_main_process
+from libai.utils.distributed import gather_objects
 from libai.utils.errors import UserError
 
 logger = logging.getLogger("libai.engine")
@@ -64,7 +62,6 @@ class EagerTrainer(ModelTrainer):
         self.optimizer_state = OptimizerState(self.model, self.optimizer)
         vars(self.optimizer).pop("state_dict", None)  # a graph that had the state before has left its own
         self._held: list[Batch] = []
-        self._python_state: PythonState | None = None
         self._max_held = 0
         self._parameters = self._trained_parameters()
         self._reduction: GradientReduction | None = None
@@ -204,31 +201,21 @@ class EagerTrainer(ModelTrainer):
             self._held += batches
 
     def _build_step(self, micro_batches: list[Any]) -> None:
-        """See `ModelTrainer._build_step`: an op-by-op update needs nothing but the answer to where its state is."""
-        self._check_state_of_forward(micro_batches[0])
+        """See `ModelTrainer._build_step`: an eager update needs nothing but the room for its inputs."""
         is_on_cpu = self.forward_pass.device == "cpu"
         self._max_held = MAX_HELD_BYTES // max(1, num_bytes(micro_batches[0])) if is_on_cpu else 0
 
-    def _check_state_of_forward(self, batch: Any) -> None:
-        """Find out what forward changes beside its outputs (docs/decisions/0012-state-in-forward.md).
-
-        Only a model with buffers, or whose code writes attributes, is tried: a trial draws from OneFlow's random
-        numbers, which cannot be put back. State that Python keeps is looked at again when the first losses are read.
-        """
-        self._python_state = PythonState(self.model)
+    def _learn(self, facts: Facts) -> None:
+        """See `ModelTrainer._learn` (docs/decisions/0012-state-in-forward.md)."""
+        super()._learn(facts)
         shares = self.forward_pass.layout.cuts_parameters and self.options.zero_stage > 0
-        has_frozen = shares and not all(parameter.requires_grad for parameter in self.model.parameters())
-        if not (own_buffers(self.model) or writes_state(self.model) or has_frozen):
-            return
-        effects = self.forward_pass.effects_of_forward(batch)
-        refuse_in_eager(self.model, effects, self._reduction is not None)
-        if shares and effects.parameters:
+        if shares and facts.parameters:
             raise UserError(
-                f"forward changes the parameter {with_line(self.model, effects.parameters[0])}, and with "
+                f"forward changes the parameter {with_line(self.model, facts.parameters[0])}, and with "
                 f"train.zero_optimization.stage={self.options.zero_stage} it computes with a copy that misses the "
                 "change. Change it in a hook's after_step, or train without ZeRO."
             )
-        changing = effects.buffers
+        changing = facts.buffers
         if changing and self._reduction is not None:
             if self.options.batch_scope == "global" and self.options.gradient_reduction == "auto":
                 self._use_global_tensors()
@@ -241,12 +228,6 @@ class EagerTrainer(ModelTrainer):
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         self._held.clear()
-        if self._python_state is not None:
-            known = self.forward_pass.effects.python if self.forward_pass.effects else ()
-            note = note_in_eager(list(dict.fromkeys([*known, *self._python_state.changed()])))
-            self._python_state = None
-            if note is not None and is_main_process():
-                logger.warning("%s.%s", type(self.model).__name__, note)
         numbers = super().collect(results)
         if self._scaler is not None and self.options.loss_scaling.is_dynamic:
             numbers[-1]["train/loss_scale"] = self._scaler.scale

@@ -18,14 +18,13 @@ from libai.engine.graph.build_errors import explain_forward_error
 from libai.engine.loop.metrics import StepResult
 from libai.engine.trainer.batch_scope import BatchScope
 from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss, weighted_total
-from libai.forward.effects import Effects, copy_module, find_effects, note_unsaved_buffers
 from libai.forward.in_place import values_kept
 from libai.forward.indices.check import IndexCheck
 from libai.forward.lost_views import ViewWrites, refuse_lost_changes
-from libai.forward.saved_values import SavedValues, refuse_wrong_gradients
+from libai.forward.state import Facts
 from libai.layers.random import assign_layer_ids, fold, random_context
 from libai.parallel import Layout
-from libai.utils.distributed import any_rank, get_rank, is_main_process
+from libai.utils.distributed import any_rank, get_rank
 from libai.utils.tensors import detached
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class ForwardPass:
             (docs/oneflow.md#dropout-ignores-seeds).
         counts_items: whether the model says over how many items its losses average.
         index_check: refuses ids and labels that the model has no row for.
-        effects: what forward changes beside its losses, once that was tried.
+        facts: what forward does beside its losses, once that was tried.
         evaluated: the dataset and the number of the batch that is being evaluated.
     """
 
@@ -60,12 +59,12 @@ class ForwardPass:
         self.draws_randomness = bool(assign_layer_ids(self.model))
         self.counts_items = hasattr(self.model, "num_loss_items")
         self.index_check = IndexCheck(self.model)
-        self.effects: Effects | None = None
+        self.facts = Facts()
         self.evaluated: tuple[str, int] | None = None
         #: what the loss is multiplied by before the backward pass
         self.loss_scale: float | None = None
-        #: watches the first gradients that are computed op by op
-        self._saved_values: SavedValues | None = SavedValues()
+        #: whether the next forward is the first one; lost changes of views are looked for in it
+        self._is_first = True
         self._checked_keys: tuple[str, ...] = ()
         # without a cycle the trainer, its graph and the memory of both go when the last user lets go of it
         self._trainer: ModelTrainer = weakref.proxy(trainer)
@@ -101,30 +100,6 @@ class ForwardPass:
             return _NO_SCOPE
         return random_context(fold(self._trainer.options.seed, self._trainer.iter, micro), self._data_rank)
 
-    def effects_of_forward(self, batch: Any) -> Effects:
-        """What a forward on this micro-batch of this rank changes, tried once on a copy of the model. Collective."""
-        if self.effects is None:
-            inputs = self.layout.lay_out_batch(self.to_device(batch))
-            named = [self.name_inputs(batch)]
-
-            def forward(model: flow.nn.Module, inputs: Mapping[str, flow.Tensor]) -> Any:
-                with self.index_check.watch(named, self.describe_batch, model):
-                    return self._try_forward(model, inputs)
-
-            self.effects = find_effects(self.model, inputs, forward)
-            note = note_unsaved_buffers(self.model, self.effects)
-            if note is not None and is_main_process():
-                logger.warning("%s", note)
-        return self.effects
-
-    def try_step(self, model: flow.nn.Module, batch: Batch) -> dict[str, flow.Tensor]:
-        """The losses that `model`, a copy of this trainer's, gives for the iteration's first micro-batch; their
-        gradients are added to those of its parameters."""
-        with values_kept(model, self.effects.written if self.effects else ()):
-            losses, _ = read_losses(self._try_forward(model, self.layout.lay_out_batch(batch)), model)
-            total_loss(losses).backward()
-        return losses
-
     def _try_forward(self, model: flow.nn.Module, inputs: Mapping[str, flow.Tensor]) -> Any:
         inputs = {name: tensor.clone() for name, tensor in inputs.items()}  # forward may change them in place
         with self.random_scope(0), self.layout.source_ops():
@@ -135,46 +110,26 @@ class ForwardPass:
         with self.index_check.watch([dict(batch)], self.describe_batch, model), self.random_scope(0):
             return model(**{name: tensor.clone() for name, tensor in batch.items()})
 
-    def find_reached_parameters(
-        self, batch: Any, change: Callable[[flow.nn.Module], Any] = lambda twin: None
-    ) -> set[str]:
-        """Names of the parameters that get a gradient from the losses of one micro-batch of this rank.
-
-        One eager forward and backward on a copy of the model, which `change` may prepare, in either mode, so that
-        weights, batch statistics, DDP's buckets and a graph to be compiled stay as they are; takes the model's memory a
-        second time. Collective when the parameters are global.
-        """
-        twin = copy_module(self.model)
-        change(twin)
-        inputs = self.layout.lay_out_batch(self.to_device(batch))
-        with self.index_check.watch([self.name_inputs(batch)], self.describe_batch, twin):
-            losses, _ = read_losses(self._try_forward(twin, inputs), self.model)
-        total_loss(losses).backward()
-        return {name for name, parameter in twin.named_parameters() if parameter.grad is not None}
-
     def forward_eagerly(self, batch: Batch, micro: int) -> dict[str, flow.Tensor]:
         """The losses of one micro-batch, run op by op on the plain module, as `update` would compute them."""
         with self.random_scope(micro), self.layout.source_ops():
             return read_losses(self.model(**self.layout.lay_out_batch(batch)), self.model)[0]
 
-    def accumulate_gradients(
-        self, forward: Callable[..., Any], batches: Sequence[Batch], model: flow.nn.Module | None = None
-    ) -> StepResult:
-        """Forward and backward op by op over the micro-batches of one iteration, each with its share of the loss.
+    def accumulate_gradients(self, forward: Callable[..., Any], batches: Sequence[Batch]) -> StepResult:
+        """Forward and backward eagerly over the micro-batches of one iteration, each with its share of the loss.
 
-        `batches`: of this rank, local tensors; `model`: whose forward it is; default: the trainer's. The first call is
-        watched: raises `UserError` for a forward whose losses or gradients OneFlow gets wrong.
+        `batches`: of this rank, local tensors. The first call is watched: raises `UserError` for a forward whose
+        changes of global tensors OneFlow loses.
         """
-        model, layout = model or self.model, self.layout
+        model, layout = self.model, self.layout
         scales, shares = self._scales(batches)
         losses, metrics = [], []
-        saved, self._saved_values = self._saved_values, None
+        is_first, self._is_first = self._is_first, False
         writes = ViewWrites()
-        if saved is not None:
+        if is_first:
             forward = self._trainer.loop.flops.watching(writes.watching(forward) if layout.is_global else forward)
-            forward = saved.watching(forward)
         needs_scope = self.draws_randomness or layout.is_global
-        written = self.effects.written if self.effects else ()
+        written = self.facts.written
         for micro, (batch, scale) in enumerate(zip(batches, scales)):
             with values_kept(model, written) if written else _NO_SCOPE:
                 if needs_scope:
@@ -186,12 +141,9 @@ class ForwardPass:
                 self._differentiate(step_losses, scale)
             losses.append(dict(zip(step_losses, map(detached, step_losses.values()))))
             metrics.append(dict(zip(step_metrics, map(detached, step_metrics.values()))))
-        if saved is not None:
-            if layout.is_global and any_rank(bool(writes.lines)):
-                inputs = layout.lay_out_batch(batches[0])
-                refuse_lost_changes(self.model, lambda model: self._try_forward(model, inputs), list(writes.lines))
-            if any_rank(saved.has_changed):
-                refuse_wrong_gradients(self.model, lambda model: self.try_step(model, batches[0]))
+        if is_first and layout.is_global and any_rank(bool(writes.lines)):
+            inputs = layout.lay_out_batch(batches[0])
+            refuse_lost_changes(self.model, lambda model: self._try_forward(model, inputs), list(writes.lines))
         return StepResult.of(losses, metrics, shares)
 
     def _differentiate(self, losses: dict[str, flow.Tensor], scale: Any) -> None:

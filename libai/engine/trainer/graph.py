@@ -19,17 +19,20 @@ from libai.engine.graph.build_errors import GraphBuildError, explain_build_error
 from libai.engine.graph.graphs import EvalGraph, StepInputs, TrainGraph
 from libai.engine.graph.guards import Guards, refuse_own_update
 from libai.engine.graph.memory import warn_if_too_large
-from libai.engine.graph.traced_state import refuse_in_graph, refuse_untried, same_buffers, write_buffers
+from libai.engine.graph.traced_state import refuse_changed_parameters, same_buffers, write_buffers
 from libai.engine.loop.metrics import Shares, StepResult
+from libai.engine.rehearsal.kept import python_kept
+from libai.engine.rehearsal.op_by_op import update_op_by_op
+from libai.engine.rehearsal.rehearsal import facts_of
 from libai.engine.trainer.forward_pass import Batch, map_shares
 from libai.engine.trainer.model_trainer import TRAINERS, ModelTrainer
 from libai.engine.trainer.optimizer_state import GraphOptimizerState
 from libai.engine.trainer.own_graph import MakeGraph, OwnGraph, refuse_options
 from libai.forward.contract import as_batch_dict
-from libai.forward.first_step import FirstStep
+from libai.forward.state import Facts, local_values, own_buffers
 from libai.layers.random import draws_randomness, fold, random_context
 from libai.oneflow_fixes.polling import let_polling_threads_sleep
-from libai.optim import bias_corrections, clip_grad_norm, clip_grad_value, export_state, import_state
+from libai.optim import bias_corrections
 from libai.parallel import Mesh
 from libai.parallel.batch_statistics import count_batches
 from libai.utils.distributed import any_rank, is_main_process
@@ -43,32 +46,10 @@ Shapes = tuple[tuple[int, ...], ...]
 Signature = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
-def update_op_by_op(trainer: GraphTrainer, micro_batches: Sequence[Any]) -> StepResult:
-    """`trainer.update`, op by op, on the graph's weights and optimizer state. Collective."""
-    forward_pass, optimizer, options = trainer.forward_pass, trainer.optimizer, trainer.options
-    batches = [forward_pass.name_inputs(batch) for batch in micro_batches]
-    parameters = dict(trainer.model.named_parameters())
-    import_state(optimizer, parameters, *trainer.optimizer_state.export())
-    trainer._clear_gradients()
-    with forward_pass.index_check.watch(batches, forward_pass.describe_batch), same_buffers(trainer.model):
-        on_device = [forward_pass.to_device(batch) for batch in batches]
-        result = forward_pass.accumulate_gradients(trainer.model, on_device)
-    if options.max_grad_value is not None:
-        clip_grad_value(parameters.values(), options.max_grad_value)
-    if options.max_grad_norm is not None:
-        result.grad_norm = clip_grad_norm(parameters.values(), options.max_grad_norm)
-    optimizer.step()
-    trainer._clear_gradients()
-    trainer.optimizer_state.load(*export_state(optimizer, parameters))
-    trainer._finish_update()
-    return result
-
-
 class GraphTrainer(ModelTrainer):
     """`ModelTrainer` that compiles the whole update; in a multi-process job parameters and batches are global tensors.
 
-    Input shapes are frozen when the graph is compiled, at the first update. `check_first_step`: compare the first
-    compiled update with the same one op by op (`libai.forward.first_step`). `train_graph(model, optimizer)`: an
+    Input shapes are frozen when the graph is compiled, before the first update. `train_graph(model, optimizer)`: an
     `nn.Graph` of your own whose call makes the update (`libai.engine.trainer.own_graph`). `graph`: the compiled update;
     None before.
     """
@@ -82,7 +63,6 @@ class GraphTrainer(ModelTrainer):
         model: nn.Module,
         *args: Any,
         auto_parallel: bool = False,
-        check_first_step: bool = True,
         train_graph: MakeGraph | None = None,
         **kwargs: Any,
     ):
@@ -93,7 +73,7 @@ class GraphTrainer(ModelTrainer):
                 "graph of your own (train_graph=MyGraph), or write the update for an EagerTrainer."
             )
         self._refuse_parts()
-        self._start_mode(auto_parallel=auto_parallel, check_first_step=check_first_step, train_graph=train_graph)
+        self._start_mode(auto_parallel=auto_parallel, train_graph=train_graph)
 
     def _refuse_parts(self) -> None:
         """See `ModelTrainer._refuse_parts`."""
@@ -104,9 +84,7 @@ class GraphTrainer(ModelTrainer):
                 "the momentum as a constant. Leave momentum_scheduler out, or use EagerTrainer (graph.enabled=false)."
             )
 
-    def _begin_mode(
-        self, auto_parallel: bool = False, check_first_step: bool = True, train_graph: MakeGraph | None = None
-    ) -> None:
+    def _begin_mode(self, auto_parallel: bool = False, train_graph: MakeGraph | None = None) -> None:
         """See `ModelTrainer._begin_mode`."""
         self.graph = None
         self._own_graph = None if train_graph is None else OwnGraph(train_graph)
@@ -128,7 +106,10 @@ class GraphTrainer(ModelTrainer):
         self._guards: Guards | None = None
         self._eval_graphs: dict[Signature, EvalGraph] = {}
         self._eval_guards: Guards | None = None
-        self._first_step: FirstStep | None = FirstStep(self) if check_first_step and not self.options.amp else None
+        #: those batch norms that run in training mode
+        self._counting_norms = self._batch_norms
+        #: whether evaluation leaves all buffers as they are; None before its first batch
+        self._eval_buffers_stay: bool | None = None
 
     def _new_optimizer_state(self) -> GraphOptimizerState:
         has_loss_scale = self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic
@@ -158,31 +139,29 @@ class GraphTrainer(ModelTrainer):
                 f"iteration {self.iter + 1} has a batch of another shape ({'; '.join(map(describe, batches))}) than "
                 "the graph was compiled for: such updates run op by op, with the same result.",
             )
-            return update_op_by_op(self, batches)
+            return self._update_eagerly(batches)
         if self.graph is None:
             self._build(batches)
         elif not self._keeps_guards(batches):
-            return update_op_by_op(self, batches)
+            return self._update_eagerly(batches)
         assert self.graph is not None
         forward_pass.index_check.refuse(batches, forward_pass.describe_batch)
         self._set_step_inputs()
         inputs, shares = self._inputs(batches)
-        if self._first_step is not None:
-            self._first_step.compute(batches)
         losses, metrics, norm, buffers = self.graph(**inputs)
         if not self._in_turn:
             losses, metrics = [losses], [metrics]
         result = StepResult.of(losses, metrics, shares, norm)
-        if self._first_step is not None:
-            with self.optimizer_state.variables():  # it reads them
-                self._first_step.require_same(result.losses)
-            self._first_step = None
         if buffers:
             write_buffers(self.model, buffers)
-        count_batches(self._batch_norms, self.options.num_accumulation_steps)
+        count_batches(self._counting_norms, self.options.num_accumulation_steps)
         self.optimizer._state["step"] += 1  # the compiled update counts for itself; this is the count the host sees
         self._finish_update()
         return result
+
+    def _update_eagerly(self, batches: Sequence[dict[str, Any]]) -> StepResult:
+        with same_buffers(self.model):
+            return update_op_by_op(self, batches)
 
     def _keeps_guards(self, batches: Sequence[dict[str, Any]]) -> bool:
         """Return whether the graph may make this update: what was compiled in still holds, or is compiled again."""
@@ -213,8 +192,6 @@ class GraphTrainer(ModelTrainer):
         """Compile a graph in place of the present one, which continues with its optimizer state."""
         guards = self._guards
         self._forget_graph()
-        if self._first_step is not None:
-            self._first_step = FirstStep(self)  # what it has computed was with the old values
         self._build(batches)
         assert self._guards is not None and guards is not None
         self._guards.adopt_history(guards)
@@ -233,11 +210,6 @@ class GraphTrainer(ModelTrainer):
         """See `ModelTrainer.prepare`; compiles. The state of a trainer that could not be compiled is as before."""
         super().prepare()
 
-    def _examine_forward(self, micro_batches: list[Any]) -> None:
-        """See `ModelTrainer._examine_forward`. Comes before others try the batch, because it checks the indices."""
-        if self._own_graph is None:
-            self.forward_pass.effects_of_forward(micro_batches[0])
-
     def _build_step(self, micro_batches: list[Any]) -> None:
         """See `ModelTrainer._build_step`. The first update builds it where these micro-batches have several shapes."""
         if self.graph is not None:
@@ -248,6 +220,14 @@ class GraphTrainer(ModelTrainer):
         batches = [as_batch_dict(batch, self.model) for batch in micro_batches]
         if not self._is_ragged(batches):
             self._build(batches)
+
+    def _learn(self, facts: Facts) -> None:
+        """See `ModelTrainer._learn`."""
+        super()._learn(facts)
+        if facts.counting is not None:
+            named = self.model.named_modules()
+            self._counting_norms = [module for name, module in named if name in facts.counting]
+        refuse_changed_parameters(self.model, facts.parameters)
 
     def _inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
         """`(keyword arguments of the graph, shares)` for the micro-batches of one iteration."""
@@ -312,14 +292,12 @@ class GraphTrainer(ModelTrainer):
             )
         start = time.perf_counter()
         self._takes_key = draws_randomness(self.model)
-        effects = self.forward_pass.effects_of_forward(batches[0])
-        refuse_in_graph(self.model, effects)
-        if effects.buffers:
-            self._changing, self._in_turn = tuple(effects.buffers), True
+        if not self._is_prepared and own_buffers(self.model) and not self.forward_pass.facts.buffers:
+            self._learn(facts_of(self, batches))  # `update` was called without `train`
+        if self.forward_pass.facts.buffers:
+            self._changing, self._in_turn = tuple(self.forward_pass.facts.buffers), True
         if self._in_turn:
             self._step_inputs = self._make_step_inputs(1)
-        if self._first_step is not None:
-            self._first_step.compute(batches)  # before the graph takes its memory
         self._set_step_inputs()
         inputs, _ = self._inputs(batches)
         graph = TrainGraph(
@@ -340,8 +318,8 @@ class GraphTrainer(ModelTrainer):
             random_scope=functools.partial(random_context, data_rank=self.mesh.data_rank) if self._takes_key else None,
         )
         self.optimizer_state.give_to(graph)
-        self._trace(graph, inputs)
-        refuse_untried(self.model, effects)
+        with python_kept(self.model):
+            self._trace(graph, inputs)
         note_progress()
         graph.num_bytes = warn_if_too_large(graph._full_job_proto, self.mesh)
         graph.finish_complie_and_init_runtime()
@@ -382,8 +360,12 @@ class GraphTrainer(ModelTrainer):
     def _eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
         """See `ModelTrainer._eval_batch`. Full batches run compiled; remainders, of other shapes, eagerly."""
         if replicated or self._eval_signature_is_new(batch):
+            before = {} if self._eval_buffers_stay else local_values(own_buffers(self.model))
             with same_buffers(self.model):
-                return self._run_eagerly(batch, replicated, everywhere)
+                outputs = self._run_eagerly(batch, replicated, everywhere)
+            if self._eval_buffers_stay is None:
+                self._eval_buffers_stay = not any_rank(local_values(own_buffers(self.model)) != before)
+            return outputs
         graph, inputs = self._eval_graphs[signature(batch)], self.forward_pass.layout.lay_out_batch(batch)
         if not graph._is_compiled:
             graph._compile(inputs)
@@ -405,8 +387,10 @@ class GraphTrainer(ModelTrainer):
     def _eval_signature_is_new(self, batch: Mapping[str, Any]) -> bool:
         """Compile for the first shape only; whatever is ragged afterwards runs eagerly on the same weights."""
         shape = signature(batch)
-        if self.forward_pass.effects_of_forward(batch).eval_buffers:
-            return True  # a compiled forward would not write them
+        if self._eval_buffers_stay is None and not own_buffers(self.model):
+            self._eval_buffers_stay = True
+        if not self._eval_buffers_stay:
+            return True  # a compiled forward would not write buffers, so the first batch shows whether any changes
         if self._eval_guards is not None and (decision := self._eval_guards.decide(self.iter)) != "compiled":
             if decision == "eager":
                 return True

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from libai.engine.loop.check_parts import check_arguments, check_metrics, check_
 from libai.engine.loop.loop_state import LoopState
 from libai.engine.loop.metrics import StepResult, require_same_names, to_numbers
 from libai.engine.loop.trainer_base import TrainerBase
+from libai.engine.rehearsal.rehearsal import can_compare, look_ahead, require_same
 from libai.engine.trainer.bad_losses import BadLossHook
 from libai.engine.trainer.ema import EMAHook
 from libai.engine.trainer.forward_pass import Batch, ForwardPass
@@ -29,6 +29,7 @@ from libai.engine.trainer.optimizer_state import OptimizerState
 from libai.engine.trainer.options import TrainOptions
 from libai.forward.contract import as_batch_dict, read_losses, structured
 from libai.forward.same_on_ranks import refuse_different_forwards
+from libai.forward.state import Facts, note_unsaved_buffers
 from libai.layers.lora import refuse_direct_reads
 from libai.layers.random import find_unseeded_dropouts
 from libai.oneflow_fixes.internals import wait_for_device
@@ -239,8 +240,9 @@ class ModelTrainer(TrainerBase):
     # ------------------------------------------------------------------ what happens once
 
     def prepare(self) -> None:
-        """See `TrainerBase.prepare`: everything that a trainer finds out, refuses and builds with the micro-batches of
-        the next iteration, which will still get them. Makes no update. Collective.
+        """See `TrainerBase.prepare`: make the next updates eagerly, lay the model out as they demand, compile in graph
+        mode, and refuse a trainer that makes other updates (`libai.engine.rehearsal`). All of it is put back, and the
+        batches stay unread. Collective.
 
         Raises on every rank when any rank cannot train; in graph mode `GraphBuildError` when it cannot compile.
         """
@@ -252,13 +254,13 @@ class ModelTrainer(TrainerBase):
         if self._runs_one_program():
             batch = self.forward_pass.to_device(micro_batches[0])
             refuse_different_forwards(self.model, batch, self.forward_pass._try_local_forward)
-        # the model as it is written, before it is laid out as global tensors or compiled
-        self._examine_forward(micro_batches)
+        iterations, reference = look_ahead(self)
+        if reference is not None:
+            self._learn(reference.facts)
         self.forward_pass.batch_scope.resolve(self, micro_batches)
-        refuse_direct_reads(self.model, partial(self.forward_pass.find_reached_parameters, micro_batches[0]))
-        if self.options.detect_anomalous_params:
-            self._name_unreached_parameters(micro_batches)
         self._build_step(micro_batches)
+        if reference is not None and can_compare(self, iterations):
+            require_same(self, iterations, reference)
         super().prepare()
 
     def _runs_one_program(self) -> bool:
@@ -266,15 +268,22 @@ class ModelTrainer(TrainerBase):
         is_whole = self.mesh.is_data_parallel_only and not self.options.zero_stage
         return self.mesh.data > 1 and is_whole and self.forward_pass.layout.is_global
 
-    def _examine_forward(self, micro_batches: list[Any]) -> None:
-        """Find out what forward changes beside its outputs, where this mode must know it before anything else."""
-
     def _build_step(self, micro_batches: list[Any]) -> None:
-        """Bring the trainer into the form in which it makes updates: the last part of `prepare`."""
+        """Bring the trainer into the form in which it makes updates."""
         raise NotImplementedError(f"{type(self).__name__} must define _build_step")
 
-    def _name_unreached_parameters(self, micro_batches: list[Any]) -> None:
-        reached = self.forward_pass.find_reached_parameters(micro_batches[0])
+    def _learn(self, facts: Facts) -> None:
+        """Act on what forward does beside its losses. Collective."""
+        self.forward_pass.facts = facts
+        note = note_unsaved_buffers(self.model, facts.buffers)
+        if note is not None and is_main_process():
+            logger.warning("%s", note)
+        reached = facts.reached
+        if reached is None:
+            return
+        refuse_direct_reads(self.model, reached)
+        if not self.options.detect_anomalous_params:
+            return
         names = [name for name, p in self.model.named_parameters() if p.requires_grad and name not in reached]
         if names and is_main_process():
             logger.warning(
@@ -358,6 +367,9 @@ class ModelTrainer(TrainerBase):
         if self.lr_scheduler is not None and "lr_scheduler" in state:
             load_scheduler_state(self.lr_scheduler, state["lr_scheduler"], self.optimizer)
         self.loop.generation += 1
+
+    def reduce_gradients(self) -> None:
+        """Average the gradients over the data-parallel ranks, where they are not yet. Collective."""
 
     def _clear_gradients(self) -> None:
         """Forget all gradients, as this mode needs it before its next update."""

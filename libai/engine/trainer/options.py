@@ -46,6 +46,9 @@ class TrainOptions:
             explained; "skip" and "rollback" keep one anyway.
         ema_decay: keep an exponential moving average of the weights with this decay, with which the model is evaluated;
             None: no average.
+        rehearse: updates that are made eagerly and as the trainer makes them before the first one counts, and compared
+            (`libai.engine.rehearsal`); None: 3 in graph mode and on several ranks, 1 otherwise.
+        deterministic: make the first update twice from the same state and refuse a model for which it differs.
         batch_scope: what operations over the samples see where data-parallel ranks are several: "global", the batches
             of all of them, as in one process, or "rank" (`libai.engine.trainer.batch_scope`).
     """
@@ -66,6 +69,8 @@ class TrainOptions:
     non_finite: str = "raise"
     keeps_copy: bool = False
     ema_decay: float | None = None
+    rehearse: int | None = None
+    deterministic: bool = False
     batch_scope: str = "global"
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from libai.engine.loop.hook_base import HookBase
 from libai.scheduler import load_scheduler_state, scheduler_state
 from libai.utils.distributed import barrier
 from libai.utils.seeding import generators_kept
+
+logger = logging.getLogger("libai.engine")
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,10 @@ def rolled_back(trainer: Any) -> Iterator[None]:
     schedule = trainer.lr_scheduler
     trainer.lr_scheduler = None  # it is copied below, also one that has no state to save
     before = Snapshot.of(trainer)
-    trainer.lr_scheduler = copy.deepcopy(schedule, {id(trainer.optimizer): trainer.optimizer})
+    try:
+        trainer.lr_scheduler = copy.deepcopy(schedule, {id(trainer.optimizer): trainer.optimizer})
+    except Exception:  # whatever deepcopy raises for a schedule of the user's: rates stay as they are in the block
+        logger.debug("the schedule cannot be copied, so it does not advance", exc_info=True)
     with generators_kept():
         try:
             yield

@@ -1,6 +1,6 @@
-"""Runs with `train.rehearse` and `train.rehearse_every` on two ranks, for test_parity_in_training_ranks.py.
+"""Runs with `train.rehearse` and `train.rehearse_every` on two ranks, for test_rehearsal_ranks.py.
 
-python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/parity_start_ranks.py FOLDER
+python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/rehearsal_ranks.py FOLDER
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent, HERE.parent / "contract")]
 
-from test_parity_in_training import NO_EVALUATION, Averaging, Wrong  # noqa: E402
-from toy import Classifier  # noqa: E402
+from test_parity_in_training import NO_EVALUATION, Averaging, ByRank, Dropping, Wrong  # noqa: E402
 
 from libai.config import LazyCall, validate  # noqa: E402
 from libai.engine import Run, default_setup  # noqa: E402
-from libai.engine.run import parity_start  # noqa: E402
 from libai.utils.distributed import barrier, gather_objects, get_rank  # noqa: E402
 from libai.utils.errors import UserError  # noqa: E402
 
@@ -27,20 +24,19 @@ from libai.utils.errors import UserError  # noqa: E402
 def main(folder: str) -> None:
     rows: dict[str, Any] = {}
     for mode in ("eager", "graph"):
-        words = ["train.rehearse=2", *(["train.rehearse_every=1"] if mode == "graph" else [])]
-        rows[f"plain, {mode}"] = run(folder, mode, Averaging)
-        rows[f"checked, {mode}"] = run(folder, mode, Averaging, *words)
-        rows[f"wrong, {mode}"] = run(folder, mode, Wrong, "train.rehearse=2")
-        with mock.patch.object(parity_start, "check_supported", refuse_on_rank_1):
-            rows[f"refused, {mode}"] = run(folder, mode, Classifier, "train.rehearse=2")
-    accumulating = ["train.num_accumulation_steps=2", "train.rehearse=2"]
-    rows["wrong, accumulation"] = run(folder, "eager", Wrong, *accumulating)
+        for model in (Averaging, Dropping):
+            rows[f"plain, {mode}, {model.__name__}"] = run(folder, mode, model, "train.rehearse=0")
+            words = ["train.rehearse=2", "train.rehearse_every=1"]
+            rows[f"checked, {mode}, {model.__name__}"] = run(folder, mode, model, *words)
+    rows["wrong, graph"] = run(folder, "graph", Wrong)
+    rows["wrong, eager"] = run(folder, "eager", ByRank)
+    rows["wrong, accumulation"] = run(folder, "eager", ByRank, "train.num_accumulation_steps=2")
     if get_rank() == 0:
         Path(folder, "rows.json").write_text(json.dumps(rows))
 
 
 def run(folder: str, mode: str, model: Any, *words: str) -> dict[str, Any]:
-    """The losses and shadow differences of a run of four iterations, what it logged, and the error of every rank."""
+    """The losses of a run of four iterations, and the error of every rank."""
     from contract_runs import make_config
 
     run.count = getattr(run, "count", 0) + 1  # type: ignore[attr-defined]
@@ -53,18 +49,11 @@ def run(folder: str, mode: str, model: Any, *words: str) -> dict[str, Any]:
     except UserError as raised:
         error = str(raised)
     barrier()
-    found = {"errors": gather_objects(error), "log": "", "loss": [], "shadow": []}
+    found: dict[str, Any] = {"errors": gather_objects(error), "loss": []}
     if get_rank() == 0 and error is None:
         numbers = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         found["loss"] = [row["train/loss"] for row in numbers if "train/loss" in row]
-        found["shadow"] = [row["parity/max_rel_diff"] for row in numbers if "parity/max_rel_diff" in row]
-        found["log"] = (out / "log.txt").read_text()
     return found
-
-
-def refuse_on_rank_1(run: Any, mode: str, device: str) -> None:
-    if get_rank() == 1:
-        raise UserError("planted: refused on one rank")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,0 @@
-"""Hooks that repeat an update and compare: is it deterministic, is it the same op by op?"""

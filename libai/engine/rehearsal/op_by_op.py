@@ -1,0 +1,45 @@
+"""One update made eagerly, whatever the mode: for batches of another shape than compiled, and for comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from libai.engine.loop.metrics import StepResult
+from libai.optim import clip_grad_norm, clip_grad_value, export_state, import_state
+
+
+def update_op_by_op(
+    trainer: Any,
+    micro_batches: Sequence[Any],
+    forward: Callable[..., Any] | None = None,
+    after_backward: Callable[[], None] | None = None,
+) -> StepResult:
+    """Make the update of `trainer.update` eagerly, one operation after the other, without hooks. Collective.
+
+    `forward`: called in place of the model. `after_backward`: called before gradients are averaged over ranks.
+    """
+    forward_pass, optimizer, options = trainer.forward_pass, trainer.optimizer, trainer.options
+    named = [forward_pass.name_inputs(batch) for batch in micro_batches]
+    parameters = dict(trainer.model.named_parameters())
+    is_compiled_mode = trainer.mode == "graph"
+    if is_compiled_mode:
+        import_state(optimizer, parameters, *trainer.optimizer_state.export())
+    trainer._clear_gradients()
+    with forward_pass.index_check.watch(named, forward_pass.describe_batch):
+        batches = [forward_pass.to_device(batch) for batch in named]
+        result = forward_pass.accumulate_gradients(forward or trainer.model, batches)
+    if after_backward is not None:
+        after_backward()
+    if trainer.mesh.data > 1:
+        trainer.reduce_gradients()
+    if options.max_grad_value is not None:
+        clip_grad_value(parameters.values(), options.max_grad_value)
+    if options.max_grad_norm is not None:
+        result.grad_norm = clip_grad_norm(parameters.values(), options.max_grad_norm)
+    optimizer.step()
+    trainer._clear_gradients()
+    if is_compiled_mode:
+        trainer.optimizer_state.load(*export_state(optimizer, parameters))
+    trainer._finish_update()
+    return result

@@ -1,0 +1,304 @@
+"""The reference of a rehearsal: the next updates of a trainer made eagerly on its own model, and put back.
+
+Operations keep copies of what the backward pass needs, as PyTorch's version counters would demand, so that a value that
+is changed in place later gives the gradient of the value that was read.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+
+from libai.engine.loop.metrics import StepResult
+from libai.engine.rehearsal.kept import everything_kept, stock_dropout_off
+from libai.engine.rehearsal.one_process import as_one_process, whole_batches
+from libai.engine.rehearsal.op_by_op import update_op_by_op
+from libai.forward.in_place import written_in_place
+from libai.forward.python_state import CalledFunctions, PythonState, SharedState, fingerprint
+from libai.forward.state import Facts, frozen_parameters, own_buffers, with_line
+from libai.layers import is_batch_norm_of_rank
+from libai.layers.lora import direct_reads_seen
+from libai.optim.state import state_keys, walk_parameters
+from libai.parallel import full_tensor
+from libai.utils.distributed import any_rank, gather_objects
+from libai.utils.errors import UserError
+from libai.utils.tensors import local_part, part_here, saved_tensor_hooks
+
+Arrays = dict[str, np.ndarray]
+Iterations = Sequence[Sequence[Any]]
+#: seeds OneFlow's generator for models that draw from it; any number would do
+_SEED = 20_211
+_NOTHING_KNOWN = Facts()
+
+
+@dataclass(frozen=True)
+class State:
+    """Copies on the host, by name. `gradients`: the first optimizer state of each parameter, which tells its gradients
+    (none for an optimizer without state); `weights`: of all parameters; `buffers`: but those of batch norms of a rank.
+    """
+
+    weights: Arrays
+    gradients: Arrays
+    buffers: Arrays
+
+    @classmethod
+    def of(cls, trainer: Any) -> State:
+        """Read the state of `trainer`. Collective."""
+        named = dict(trainer.model.named_parameters())
+        tensors, _ = trainer.optimizer_state.export()
+        gradients = {}
+        for name, parameter, group in walk_parameters(trainer.optimizer, named):
+            keys = state_keys(trainer.optimizer, group)
+            if keys and parameter.requires_grad and f"{name}/{keys[0]}" in tensors:
+                gradients[name] = _array(tensors[f"{name}/{keys[0]}"])
+        weights = {name: _array(parameter) for name, parameter in named.items()}
+        buffers = {name: _array(buffer) for name, buffer in own_buffers(trainer.model).items()}
+        return cls(weights, gradients, buffers)
+
+
+@dataclass
+class Reference:
+    """What a number of updates, made eagerly, are. `losses`: by tag, of every update; `states`: number of updates made
+    to the state after them, for 0, 1 and all; `facts`: what the model's forward does beside its losses.
+
+    `changing`: plain attributes that still change after the second update and that other lines read, with their lines;
+    `remembered`: those that are others after all updates, and are read; `changed`: all that are others; `functions`:
+    the user's functions that the backward pass calls; `overwrites`: whether it finds other values than operations read;
+    `draws`: whose random numbers forward draws, Python's, NumPy's or OneFlow's.
+    """
+
+    losses: list[dict[str, float]] = field(default_factory=list)
+    states: dict[int, State] = field(default_factory=dict)
+    facts: Facts = Facts()
+    changing: list[str] = field(default_factory=list)
+    draws: list[str] = field(default_factory=list)
+    overwrites: bool = False
+    changed: list[str] = field(default_factory=list)
+    remembered: list[str] = field(default_factory=list)
+    functions: list[Any] = field(default_factory=list)
+
+
+def reference_of(trainer: Any, iterations: Iterations) -> Reference:
+    """Make the updates of `iterations`, of the micro-batches of this rank, and put everything back. Collective.
+
+    An iteration behind the first whose forward raises ends it; the run will raise the same. Raises what the first one
+    raises.
+    """
+    reference = _run(trainer, iterations)
+    seed = None
+    if "OneFlow" in reference.draws:  # its generator can only be seeded, not put back
+        seed = _SEED
+        reference = _run(trainer, iterations, seed)
+    if reference.facts.written and trainer.options.activation_checkpoint:
+        # a forward that is computed again in the backward pass reads buffers that have to keep their values
+        reference = _run(trainer, iterations, seed, reference.facts)
+    return reference
+
+
+@contextmanager
+def rehearsing(trainer: Any, reference: Reference | None) -> Iterator[None]:
+    """Make updates in this block that are put back; OneFlow's generator is seeded where `reference` drew from it."""
+    with everything_kept(trainer) as put_back, stock_dropout_off(trainer.model):
+        if reference is not None:
+            put_back.append(SharedState.of_functions(reference.functions).restore)
+        if reference is not None and "OneFlow" in reference.draws:
+            flow.manual_seed(_SEED)
+        yield
+
+
+def _run(trainer: Any, iterations: Iterations, seed: int | None = None, facts: Facts = _NOTHING_KNOWN) -> Reference:
+    reference, start = Reference(), trainer.iter
+    reference.states[0] = State.of(trainer)
+    alone: AbstractContextManager[None] = nullcontext()
+    whole = whole_batches(trainer, iterations)
+    if whole is not None:
+        iterations, alone = whole, as_one_process(trainer)
+    known, trainer.forward_pass.facts = trainer.forward_pass.facts, facts
+    try:
+        calls = CalledFunctions()
+        with everything_kept(trainer) as put_back, stock_dropout_off(trainer.model), alone:
+            put_back.append(calls.restore)
+            if seed is not None:
+                flow.manual_seed(seed)
+            python = at_first = PythonState(trainer.model)
+            for number, micro_batches in enumerate(iterations):
+                trainer.iter = start + number
+                result: StepResult | None
+                if number == 0:
+                    result = _first_update(trainer, micro_batches, reference, calls)
+                else:
+                    result = _later_update(trainer, micro_batches, copies=reference.overwrites)
+                    if result is None:
+                        break
+                reference.losses.append(losses_of(trainer, result))
+                if number == 1:
+                    python = PythonState(trainer.model)
+                if number == 0:
+                    reference.states[1] = State.of(trainer)
+            made = len(reference.losses)
+            if made > 1:
+                reference.states[made] = State.of(trainer)
+            reference.changed = at_first.changed(is_read=False)
+            reference.remembered = _of_all_ranks(at_first.changed())
+            reference.functions = calls.functions
+            if made > 2:
+                reference.changing = _of_all_ranks(python.changed())
+    finally:
+        trainer.forward_pass.facts = known
+    _require_shapes(trainer, reference)
+    buffers = changed_arrays([state.buffers for state in reference.states.values()])
+    reference.facts = replace(reference.facts, buffers=tuple(buffers))
+    return reference
+
+
+def _later_update(trainer: Any, micro_batches: Sequence[Any], copies: bool) -> StepResult | None:
+    """Make an update after the first; None where any rank's forward raises, which the run will do in that iteration.
+
+    `copies`: let operations keep copies for their backward pass, which only some models need once more.
+    """
+
+    def with_copies(**batch: Any) -> Any:
+        with saved_tensor_hooks(_with_copy, operator.itemgetter(1)):
+            return trainer.model(**batch)
+
+    result = None
+    try:
+        result = update_op_by_op(trainer, copied(trainer, micro_batches), with_copies if copies else None)
+    except Exception:  # the run raises it again, with the hooks that belong to it
+        result = None
+    return None if any_rank(result is None) else result
+
+
+def _first_update(
+    trainer: Any, micro_batches: Sequence[Any], reference: Reference, calls: CalledFunctions
+) -> StepResult:
+    """The first update, with copies of what the backward pass reads; fills the facts of `reference`."""
+    model = trainer.model
+    before = reference.states[0]
+    names = [*own_buffers(model), *frozen_parameters(model)]
+    written: set[str] = set()
+    reached: list[str] = []
+    changed: list[str] = []
+    counts = _batch_counts(trainer)
+    generators = _generators()
+    needs_gradient = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+
+    def forward(**batch: Any) -> Any:
+        calls.stop()
+        with written_in_place(model, names) as found, saved_tensor_hooks(_with_copy, compare):
+            outputs = model(**batch)
+        written.update(found)
+        calls.watch()
+        return outputs
+
+    def compare(kept: tuple[flow.Tensor, flow.Tensor]) -> flow.Tensor:
+        tensor, copy = kept
+        if not reference.overwrites and not _is_same(local_part(tensor).numpy(), local_part(copy).numpy()):
+            reference.overwrites = True
+        return copy
+
+    def look() -> None:
+        calls.stop()
+        reached.extend(name for name, parameter in model.named_parameters() if parameter.grad is not None)
+        for name, parameter in model.named_parameters():
+            if not _is_same(before.weights[name], _array(parameter)):
+                changed.append(name)
+            if not needs_gradient[name]:
+                parameter.grad = None  # it was only asked whether it has one
+
+    try:
+        with direct_reads_seen(model):
+            result = update_op_by_op(trainer, copied(trainer, micro_batches), forward, look)
+    finally:
+        calls.stop()
+    drawn = [name for name, state in _generators().items() if state != generators[name]]
+    counting = [name for name, count in _batch_counts(trainer).items() if count != counts[name]]
+    found = gather_objects([sorted(written), reached, changed, drawn, counting])
+    united = [sorted({name for one in found for name in one[index]}) for index in range(5)]
+    reference.draws = united[3]
+    reference.facts = Facts(
+        written=tuple(united[0]),
+        reached=frozenset(united[1]),
+        parameters=tuple(united[2]),
+        counting=frozenset(united[4]),
+    )
+    return result
+
+
+def _generators() -> dict[str, Any]:
+    return {
+        "Python": random.getstate(),
+        "NumPy": fingerprint(np.random.get_state(legacy=True)),
+        "OneFlow": flow.get_rng_state().numpy().tobytes(),
+    }
+
+
+def copied(trainer: Any, micro_batches: Sequence[Any]) -> list[dict[str, Any]]:
+    """Copies of micro-batches: a forward may change its inputs in place, and the run still needs them."""
+    copies = []
+    for batch in micro_batches:
+        named = trainer.forward_pass.name_inputs(batch)
+        copies.append({name: _copy_of_input(value) for name, value in named.items()})
+    return copies
+
+
+def _copy_of_input(value: Any) -> Any:
+    return value.clone() if isinstance(value, flow.Tensor) else np.array(value)
+
+
+def losses_of(trainer: Any, result: Any) -> dict[str, float]:
+    """The losses of one update by tag, over all ranks. Collective."""
+    numbers = trainer.collect([result])[0]
+    tags = {"train/loss", *(f"train/{name}" for name in result.losses)}
+    return {tag: value for tag, value in numbers.items() if tag in tags}
+
+
+def changed_arrays(states: Sequence[Mapping[str, np.ndarray]]) -> list[str]:
+    """The names whose values are not the same in all `states`."""
+    first, *others = states
+    return sorted(name for name in first if any(not _is_same(first[name], other[name]) for other in others))
+
+
+def _require_shapes(trainer: Any, reference: Reference) -> None:
+    """Raise `UserError` for a buffer that has another shape after an update."""
+    for name, before in reference.states[0].buffers.items():
+        now = reference.states[1].buffers.get(name, before)
+        if now.shape != before.shape:
+            raise UserError(
+                f"forward gives the buffer {with_line(trainer.model, name)} {now.shape} where it was registered as "
+                f"{before.shape}, which no checkpoint of the model can take back. Register it with the shape that it "
+                "keeps."
+            )
+
+
+def _of_all_ranks(names: Sequence[str]) -> list[str]:
+    return sorted({name for of_rank in gather_objects(list(names)) for name in of_rank})
+
+
+def _batch_counts(trainer: Any) -> dict[str, int]:
+    """How many batches each batch norm has counted, of those of which this rank has a part."""
+    counts = {}
+    for name, module in trainer.model.named_modules():
+        part = part_here(module.num_batches_tracked) if is_batch_norm_of_rank(module) else None
+        if part is not None:
+            counts[name] = int(part.numpy())
+    return counts
+
+
+def _is_same(one: np.ndarray, other: np.ndarray) -> bool:
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+
+
+def _array(tensor: Any) -> np.ndarray:
+    return full_tensor(tensor).numpy() if isinstance(tensor, flow.Tensor) else np.array(tensor)
+
+
+def _with_copy(tensor: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
+    return tensor, tensor.detach().clone()

@@ -1,0 +1,205 @@
+"""Make the next updates of a trainer twice before they count, and refuse a trainer that makes other ones.
+
+The reference (`libai.engine.rehearsal.reference`) makes them eagerly, with the values that a plain loop would read; the
+trainer makes them its own way: with fused updates, averaged over ranks, compiled. Both are put back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from libai.engine.rehearsal.comparison import Difference, first_difference, first_other_bit
+from libai.engine.rehearsal.kept import iterators_of
+from libai.engine.rehearsal.reference import Iterations, Reference, State, copied, losses_of, reference_of, rehearsing
+from libai.forward.state import Facts, frozen_parameters, own_buffers, with_line
+from libai.layers.lora import has_adapters
+from libai.layers.random import find_unseeded_dropouts
+from libai.utils.distributed import gather_objects, is_main_process
+from libai.utils.errors import UserError
+
+logger = logging.getLogger("libai.engine")
+
+
+class NotTheSame(UserError):
+    """The trainer would make other updates than a plain eager loop."""
+
+
+def look_ahead(trainer: Any) -> tuple[Iterations, Reference | None]:
+    """Return the batches of the next iterations, and the reference made with them. Collective.
+
+    There is no reference where nobody needs one, or where the updates could not be put back, which a line in the log
+    says.
+    """
+    wanted = trainer.options.rehearse
+    if wanted is None:
+        wanted = 3 if trainer.mode == "graph" or not trainer.mesh.is_single else 1
+    left = trainer.max_iter - trainer.completed_iters
+    if left > 0:
+        wanted = min(wanted, left)
+    reason = why_not(trainer)
+    if reason is not None and trainer.mode == "graph":
+        raise NotTheSame(f"graph mode cannot be compared with eager mode: {reason}. Run with graph.enabled=false.")
+    if reason is not None and wanted and is_main_process():
+        logger.warning("the first updates are not rehearsed: %s.", reason)
+    if reason is not None or not is_own_update(trainer) or not (wanted or _needs_facts(trainer)):
+        return [], None
+    iterations = trainer.feed.read_ahead(max(1, wanted))
+    reference = reference_of(trainer, iterations)
+    if trainer.options.deterministic:
+        _require_deterministic(trainer, iterations, reference)
+    if trainer.mode == "graph" and reference.changing:
+        raise NotTheSame(
+            f"{type(trainer.model).__name__}.forward changes {', '.join(reference.changing)}, and still does after two "
+            "updates. A graph runs the Python code of forward once, when it is traced, so that other lines would read "
+            'what it was then. Keep a number in a buffer (`self.register_buffer("count", flow.zeros(()))`), or run '
+            "with graph.enabled=false."
+        )
+    if trainer.mode == "eager" and reference.remembered and is_main_process():
+        logger.warning(
+            "%s.forward changes %s, which no checkpoint holds: a resumed run starts with its initial value. Keep "
+            "numbers in buffers (`register_buffer`) if the losses depend on them.",
+            type(trainer.model).__name__,
+            ", ".join(reference.remembered),
+        )
+    return (iterations if wanted else []), reference
+
+
+def facts_of(trainer: Any, micro_batches: Sequence[Any]) -> Facts:
+    """Return what a forward does beside its losses, by one update that is put back. Collective."""
+    return reference_of(trainer, [micro_batches]).facts
+
+
+def _needs_facts(trainer: Any) -> bool:
+    """Return whether a trainer that rehearses nothing must know what its forward does beside its losses."""
+    model, options = trainer.model, trainer.options
+    is_asked = options.deterministic or options.detect_anomalous_params
+    return is_asked or bool(own_buffers(model)) or bool(frozen_parameters(model)) or has_adapters(model)
+
+
+def why_not(trainer: Any) -> str | None:
+    """Return why updates of `trainer` cannot be made and put back; None when they can."""
+    names = iterators_of(trainer.model)
+    if names:
+        return f"its model reads an iterator ({names[0]}), which cannot be put back"
+    return None
+
+
+def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> None:
+    """Make the updates of `reference` as `trainer` makes them, put them back, and raise `NotTheSame` for a difference.
+
+    Collective. A model that is different every time differs from itself: eager training warns, graph mode refuses.
+    """
+    difference = _difference(trainer, iterations, reference)
+    if difference is None:
+        return
+    forward_pass = trainer.forward_pass
+    if trainer.mode == "eager" and forward_pass.facts.written:
+        # memory of their own for changed buffers is wrong where a view of one is read after the change
+        written, forward_pass.facts = forward_pass.facts, replace(forward_pass.facts, written=())
+        if _difference(trainer, iterations, reference) is None:
+            return
+        forward_pass.facts = written
+    again = reference_of(trainer, iterations)
+    itself = agreed(first_difference(reference, again, trainer.forward_pass.device))
+    name = type(trainer.model).__name__
+    if itself is not None:
+        text = (
+            f"{name} is another model every time: made twice from the same weights, batches and random states, "
+            f"{itself}. Something in forward draws what no seed governs, reads a clock, or remembers earlier calls "
+            "where nothing can put it back"
+        )
+        if trainer.mode == "graph":
+            raise NotTheSame(
+                f"{text}; a compiled step would repeat what was read when it was compiled. Give such a number in the "
+                "batch, or run with graph.enabled=false."
+            )
+        if is_main_process():
+            logger.warning("%s. A resumed run will not repeat this one.", text)
+        return
+    raise NotTheSame(refusal(trainer, difference, reference))
+
+
+def _difference(trainer: Any, iterations: Iterations, reference: Reference) -> Difference | None:
+    found = own_updates(trainer, iterations[: len(reference.losses)], reference)
+    return agreed(first_difference(reference, found, trainer.forward_pass.device))
+
+
+def _require_deterministic(trainer: Any, iterations: Iterations, reference: Reference) -> None:
+    """Raise `UserError` if the updates of `reference`, made again, differ in a single bit. Collective."""
+    difference = agreed(first_other_bit(reference, reference_of(trainer, iterations)))
+    if difference is not None:
+        raise UserError(
+            f"train.deterministic=true cannot be kept: made twice from one state, with one seed, {difference}. Draw "
+            "random numbers from the generators of Python, NumPy or OneFlow, dropout from libai.layers.Dropout, or "
+            "remove train.deterministic."
+        )
+
+
+def refusal(trainer: Any, difference: Difference, reference: Reference) -> str:
+    """Say what differs in the words of the mode of `trainer`, and what to do about it."""
+    name = type(trainer.model).__name__
+    facts = reference.facts
+    changed = [*reference.changed, *(with_line(trainer.model, one) for one in (*facts.parameters, *facts.buffers))]
+    changes = f" Its forward changes {', '.join(changed)}." if changed else ""
+    if trainer.mode == "graph":
+        return (
+            f"graph mode would train another model than eager mode: {difference} compiled, against the same update of "
+            f"{name} made eagerly.{changes} A compiled step runs the Python code of forward once and loses changes "
+            "through views: keep numbers that change in buffers (`register_buffer`), draw from libai.layers.Dropout, "
+            "and compute new tensors in place of `h.view(-1).add_(1)`. `libai parity CONFIG` names the module; "
+            "graph.enabled=false trains eagerly."
+        )
+    if not trainer.mesh.is_single:
+        return (
+            f"{trainer.mesh.data} data-parallel ranks would train another model than one process: {difference}, "
+            f"against the same update of {name} made by one process with the samples of all ranks."
+        )
+    return (
+        f"{name}.forward changes a value in place that the backward pass reads: {difference}, against the same update "
+        f"with copies of what was read.{changes} OneFlow 0.9 does not notice it, and computes a wrong gradient "
+        "eagerly. Compute a new tensor instead (`h = h + 1` for `h += 1`, no inplace=True there), or change a "
+        "`.clone()`."
+    )
+
+
+def own_updates(trainer: Any, iterations: Iterations, reference: Reference) -> Reference:
+    """Make updates as `trainer` makes them, and put them back. Collective."""
+    found, start = Reference(), trainer.iter
+    with rehearsing(trainer, reference):
+        for number, micro_batches in enumerate(iterations, 1):
+            trainer.iter = start + number - 1
+            result = trainer.update(copied(trainer, micro_batches))
+            found.losses.append(losses_of(trainer, result))
+            if number in reference.states:
+                found.states[number] = State.of(trainer)
+    return found
+
+
+def agreed(difference: Difference | None) -> Difference | None:
+    """Return what the first rank with a difference has found, on every rank. Collective."""
+    mine = None if difference is None else (difference.update, difference.text)
+    found = next((one for one in gather_objects(mine) if one is not None), None)
+    return None if found is None else Difference(*found)
+
+
+def is_own_update(trainer: Any) -> bool:
+    """Return whether the trainer makes updates as this project defines them, and not in a way of the user's."""
+    is_plain = (trainer.update.__module__ or "").startswith("libai.")  # of a hook's proxy, too
+    return is_plain and getattr(trainer, "_own_graph", None) is None
+
+
+def can_compare(trainer: Any, iterations: Iterations) -> bool:
+    """Return whether the updates of `trainer` are meant to be those of the reference.
+
+    With AMP they are rounded differently; OneFlow's own dropout draws other masks in a graph.
+    """
+    if not iterations or trainer.options.amp is not None:
+        return False
+    if trainer.mode != "graph":
+        return True
+    modules = dict(trainer.model.named_modules())
+    draws = [name for name in find_unseeded_dropouts(trainer.model) if getattr(modules[name], "p", 0) > 0]
+    return trainer.graph is not None and not draws

@@ -1,0 +1,40 @@
+"""`train.rehearse` and `train.rehearse_every` on two data-parallel ranks: no trace, one verdict, never a hang."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jobs
+import pytest
+
+# half a minute on two idle cores; the limits are for machines that do other work as well
+LIMIT = 400
+pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(LIMIT + 60)]
+SCRIPT = Path(__file__).with_name("rehearsal_ranks.py")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    jobs.run_ranks(SCRIPT, 2, folder, cwd=folder, timeout=LIMIT)
+    return json.loads((folder / "rows.json").read_text())
+
+
+@pytest.mark.parametrize("model", ["Averaging", "Dropping"])
+def test_a_rehearsed_run_has_the_same_curve(rows, mode, model):
+    plain, checked = rows[f"plain, {mode}, {model}"], rows[f"checked, {mode}, {model}"]
+    assert plain["errors"] == checked["errors"] == [None, None]
+    assert len(plain["loss"]) == 4 and checked["loss"] == plain["loss"]
+
+
+def test_another_training_ends_every_rank_with_one_message(rows):
+    first, second = rows["wrong, graph"]["errors"]
+    assert first == second and "\n" not in first
+    assert "would train another model than eager mode: in update 1 the loss" in first
+
+
+@pytest.mark.parametrize("name", ["wrong, eager", "wrong, accumulation"])
+def test_ranks_that_compute_something_else_are_refused(rows, name):
+    first, second = rows[name]["errors"]
+    assert first == second and "2 data-parallel ranks would train another model than one process" in first

@@ -54,7 +54,7 @@ def _first_on_this_rank(trainer: Any, micro_batches: list[Any]) -> _Found | None
             return _Found(f"the parameter {name} was not finite before the update", not _is_finite_here(parameter))
     first: _Found | None = None
     for micro, raw in enumerate(micro_batches):
-        batch = trainer.forward_pass.to_device(raw)
+        batch = trainer.gradients.to_device(raw)
         where = f" (micro-batch {micro + 1} of {len(micro_batches)})" if len(micro_batches) > 1 else ""
         bad_inputs = [name for name, tensor in batch.items() if not _is_finite(tensor)]
         found = _first_in_forward_and_backward(trainer, batch, micro)  # also with bad inputs: it may be collective
@@ -79,7 +79,7 @@ def _first_in_forward_and_backward(trainer: Any, batch: Batch, micro: int) -> _F
                 outputs.append((named, tensor))
 
     with forward_hooks(trainer.model.named_modules(), watch):
-        losses = trainer.forward_pass.forward_eagerly(batch, micro)
+        losses = trainer.gradients.forward_eagerly(batch, micro)
     if first:
         return first[0]
     bad_losses = [name for name, value in losses.items() if not _is_finite(value)]

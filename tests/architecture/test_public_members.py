@@ -23,6 +23,6 @@ def test_trainers_show_few_members(mode):
     assert len(public_members(trainer)) <= MOST_MEMBERS, sorted(public_members(trainer))
 
 
-@pytest.mark.parametrize("part", ["feed", "loop", "forward_pass", "optimizer_state"])
+@pytest.mark.parametrize("part", ["feed", "loop", "gradients", "optimizer_state"])
 def test_what_a_trainer_is_made_of_shows_few_members(mode, part):
     assert len(public_members(getattr(trainer_of(mode), part))) <= MOST_MEMBERS

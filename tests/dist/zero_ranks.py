@@ -164,7 +164,7 @@ def bytes_here(trainer: Any) -> dict[str, int]:
             state = [tensor for name, tensor in variables.items() if name.startswith("model.")]
     else:
         state = [tensor for entries in trainer.optimizer_state.copy().values() for tensor in entries.values()]
-    sharding = trainer.forward_pass.layout.sharding
+    sharding = trainer.layout.sharding
     return {
         "whole": sum(p.numel() * p.element_size() for p in parameters),
         "parameters": sum(map(_size_here, parameters)),
@@ -206,7 +206,7 @@ def peak_growth(stage: int) -> int:
         mesh=Mesh.of_this_job("cpu"),
     )
     # the trial's copy of the model, before the first update, is not what is measured
-    trainer.forward_pass.batch_scope.resolve = lambda *_: None  # type: ignore[method-assign]
+    trainer.gradients.batch_scope.resolve = lambda *_: None  # type: ignore[method-assign]
     flow._oneflow_internal.eager.Sync()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
     before = _status("VmRSS")

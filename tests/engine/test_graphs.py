@@ -60,7 +60,7 @@ def test_one_norm_of_several_kinds_of_updates_is_refused_where_ranks_hold_parts(
         return two_groups(model, amsgrad=True)
 
     trainer = make_trainer("graph", toy.batches(1), groups, max_grad_norm=0.1)
-    trainer.forward_pass.layout.cuts_parameters = True
+    trainer.layout.cuts_parameters = True
     with pytest.raises(UserError, match="max_norm cannot be honoured in graph mode for 2 kinds .*adam_conf amsgrad="):
         trainer.train(0, 1)
 

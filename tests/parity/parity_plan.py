@@ -13,7 +13,7 @@ import oneflow as flow
 from parity_cases import OPTIMIZERS, Case
 from parity_variants import ADAMW, MOMENTUM, SCHEDULES, VARIANTS, MeanOfMeans
 
-from libai.engine.trainer import forward_pass, model_trainer
+from libai.engine.trainer import gradients, model_trainer
 from libai.engine.trainer.batch_scope import BatchScope
 from libai.parallel import batch_statistics, data_parallel
 from libai.parallel.data_parallel import FlatReduction, OneFlowDDP
@@ -108,8 +108,8 @@ def _sum_of_ranks() -> AbstractContextManager[Any]:
 
 
 def _same_masks() -> AbstractContextManager[Any]:
-    opened = forward_pass.random_context
-    return mock.patch.object(forward_pass, "random_context", lambda key, rank: opened(key, 0))
+    opened = gradients.random_context
+    return mock.patch.object(gradients, "random_context", lambda key, rank: opened(key, 0))
 
 
 assert batch_statistics.share_batch_statistics is model_trainer.share_batch_statistics  # what a control replaces

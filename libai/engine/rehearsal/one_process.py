@@ -27,12 +27,12 @@ def whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches 
     None where ranks hold no replicas of their own, or batches of different shapes.
     """
     mesh = trainer.mesh
-    if mesh.data == 1 or trainer.forward_pass.layout.is_global or not mesh.is_data_parallel_only:
+    if mesh.data == 1 or trainer.layout.is_global or not mesh.is_data_parallel_only:
         return None
     named = []
     for micro_batches in iterations:
         for batch in micro_batches:
-            named.append({name: _array(value) for name, value in trainer.forward_pass.name_inputs(batch).items()})
+            named.append({name: _array(value) for name, value in trainer.gradients.name_inputs(batch).items()})
     shapes = gather_objects([{name: array.shape for name, array in batch.items()} for batch in named])
     if any(of_rank != shapes[0] for of_rank in shapes):
         return None
@@ -58,18 +58,18 @@ def as_one_process(trainer: Any) -> Iterator[None]:
 
     Batch norms of a rank take their statistics from the samples of one rank after the other (docs/decisions/0005).
     """
-    mesh, forward_pass = trainer.mesh, trainer.forward_pass
+    mesh, gradients = trainer.mesh, trainer.gradients
     norms = [module for module in trainer.model.modules() if is_batch_norm_of_rank(module)]
     around = functools.partial(_rank_by_rank, mesh.data)
     for module in norms:
         wrap_forward(module, around)
-    trainer.mesh = forward_pass.mesh = Mesh(device=mesh.device)
-    data_rank, forward_pass._data_rank = forward_pass._data_rank, 0
+    trainer.mesh = gradients.mesh = Mesh(device=mesh.device)
+    data_rank, gradients._data_rank = gradients._data_rank, 0
     try:
         yield
     finally:
-        trainer.mesh = forward_pass.mesh = mesh
-        forward_pass._data_rank = data_rank
+        trainer.mesh = gradients.mesh = mesh
+        gradients._data_rank = data_rank
         for module in norms:
             unwrap_forward(module)
 

@@ -19,16 +19,16 @@ def update_op_by_op(
 
     `forward`: called in place of the model. `after_backward`: called before gradients are averaged over ranks.
     """
-    forward_pass, optimizer, options = trainer.forward_pass, trainer.optimizer, trainer.options
-    named = [forward_pass.name_inputs(batch) for batch in micro_batches]
+    gradients, optimizer, options = trainer.gradients, trainer.optimizer, trainer.options
+    named = [gradients.name_inputs(batch) for batch in micro_batches]
     parameters = dict(trainer.model.named_parameters())
     is_compiled_mode = trainer.mode == "graph"
     if is_compiled_mode:
         import_state(optimizer, parameters, *trainer.optimizer_state.export())
     trainer._clear_gradients()
-    with forward_pass.index_check.watch(named, forward_pass.describe_batch):
-        batches = [forward_pass.to_device(batch) for batch in named]
-        result = forward_pass.accumulate_gradients(forward or trainer.model, batches)
+    with gradients.index_check.watch(named, gradients.describe_batch):
+        batches = [gradients.to_device(batch) for batch in named]
+        result = gradients.accumulate_gradients(forward or trainer.model, batches)
     if after_backward is not None:
         after_backward()
     if trainer.mesh.data > 1:

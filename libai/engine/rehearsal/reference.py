@@ -120,7 +120,7 @@ def _run(trainer: Any, iterations: Iterations, seed: int | None = None, facts: F
     whole = whole_batches(trainer, iterations)
     if whole is not None:
         iterations, alone = whole, as_one_process(trainer)
-    known, trainer.forward_pass.facts = trainer.forward_pass.facts, facts
+    known, trainer.gradients.facts = trainer.gradients.facts, facts
     try:
         calls = CalledFunctions()
         with everything_kept(trainer) as put_back, stock_dropout_off(trainer.model), alone:
@@ -151,7 +151,7 @@ def _run(trainer: Any, iterations: Iterations, seed: int | None = None, facts: F
             if made > 2:
                 reference.changing = _of_all_ranks(python.changed())
     finally:
-        trainer.forward_pass.facts = known
+        trainer.gradients.facts = known
     _require_shapes(trainer, reference)
     buffers = changed_arrays([state.buffers for state in reference.states.values()])
     reference.facts = replace(reference.facts, buffers=tuple(buffers))
@@ -244,7 +244,7 @@ def copied(trainer: Any, micro_batches: Sequence[Any]) -> list[dict[str, Any]]:
     """Copies of micro-batches: a forward may change its inputs in place, and the run still needs them."""
     copies = []
     for batch in micro_batches:
-        named = trainer.forward_pass.name_inputs(batch)
+        named = trainer.gradients.name_inputs(batch)
         copies.append({name: _copy_of_input(value) for name, value in named.items()})
     return copies
 

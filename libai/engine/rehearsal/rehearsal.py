@@ -95,15 +95,15 @@ def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> 
     difference = _difference(trainer, iterations, reference)
     if difference is None:
         return
-    forward_pass = trainer.forward_pass
-    if trainer.mode == "eager" and forward_pass.facts.written:
+    gradients = trainer.gradients
+    if trainer.mode == "eager" and gradients.facts.written:
         # memory of their own for changed buffers is wrong where a view of one is read after the change
-        written, forward_pass.facts = forward_pass.facts, replace(forward_pass.facts, written=())
+        written, gradients.facts = gradients.facts, replace(gradients.facts, written=())
         if _difference(trainer, iterations, reference) is None:
             return
-        forward_pass.facts = written
+        gradients.facts = written
     again = reference_of(trainer, iterations)
-    itself = agreed(first_difference(reference, again, trainer.forward_pass.device))
+    itself = agreed(first_difference(reference, again, trainer.gradients.device))
     name = type(trainer.model).__name__
     if itself is not None:
         text = (
@@ -124,7 +124,7 @@ def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> 
 
 def _difference(trainer: Any, iterations: Iterations, reference: Reference) -> Difference | None:
     found = own_updates(trainer, iterations[: len(reference.losses)], reference)
-    return agreed(first_difference(reference, found, trainer.forward_pass.device))
+    return agreed(first_difference(reference, found, trainer.gradients.device))
 
 
 def _require_deterministic(trainer: Any, iterations: Iterations, reference: Reference) -> None:

@@ -101,8 +101,8 @@ def _keep_the_faster(run: Any) -> None:
     build.adapt_model(config, model)
     optimizer = run.build_optimizer(config, model)
     eager = run.new_trainer(config, "eager", model, [], optimizer)
-    scope = eager.forward_pass.batch_scope
-    scope.adopt_findings(graph.forward_pass.batch_scope)
+    scope = eager.gradients.batch_scope
+    scope.adopt_findings(graph.gradients.batch_scope)
     scope.resolve(eager, graph.feed.peek())
     seconds = time_modes({"graph": graph, "eager": eager}, graph.feed.peek())
     seed_everything(run.seed, run.seed_offset)

@@ -89,7 +89,7 @@ class Predictor:
     @property
     def layout(self) -> Layout:
         """How the model lies on the mesh."""
-        return self._trainer.forward_pass.layout
+        return self._trainer.layout
 
     def predict(self, batch: Mapping[str, Any]) -> Any:
         """The model's outputs for a batch: name → array or tensor, one sample a row, as `forward` takes them."""

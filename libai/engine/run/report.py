@@ -51,7 +51,7 @@ def start_banner(run: Any, length: str | None = None) -> None:
         f"libai {__version__}": f"{run.output_dir.name} -> {run.output_dir}",
         "mode": f"{run.trainer.mode} ({kind}; {run.mode_reason}); switch with {other}",
         "model": _describe_model(run.model),
-        "layout": run.trainer.forward_pass.layout.describe(),
+        "layout": run.trainer.layout.describe(),
         "batch": run.plan.describe(),
         "length": length or describe_length(run),
         "data": _describe_data(run),
@@ -107,7 +107,7 @@ def _summary(run: Any) -> dict[str, Any]:
         },
         "metrics": {**trainer.loop.metrics.latest, **_evaluated(run)},
         "seed": run.seed,
-        "mesh": run.trainer.forward_pass.layout.describe(),
+        "mesh": run.trainer.layout.describe(),
         "batch": run.plan.describe(),
     }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -27,9 +27,6 @@ from libai.forward.batch_coupling import (
 from libai.forward.contract import ModelContractError
 from libai.utils.distributed import all_reduce, any_rank, gather_arrays, gather_objects, is_main_process
 from libai.utils.errors import UserError, last_line
-
-if TYPE_CHECKING:
-    from libai.engine.trainer.model_trainer import ModelTrainer
 
 logger = logging.getLogger("libai.engine")
 
@@ -51,7 +48,7 @@ class BatchScope:
         """Know what `old` knows about the same model."""
         self.coupling, self._is_known = old.coupling, old._is_known
 
-    def resolve(self, trainer: ModelTrainer, micro_batches: Sequence[Any] | None) -> None:
+    def resolve(self, trainer: Any, micro_batches: Sequence[Any] | None) -> None:
         """Bring `trainer` to the scope that is wanted, once, with the first batch that there is; free afterwards.
 
         `micro_batches`: of this rank; None when this rank has none now (then nothing is resolved). Collective. Raises
@@ -62,27 +59,27 @@ class BatchScope:
             return
         if any_rank(not micro_batches):
             return
-        batches = [trainer.forward_pass.to_device(batch) for batch in micro_batches or []]
+        batches = [trainer.gradients.to_device(batch) for batch in micro_batches or []]
         if not self._is_known:
             self.coupling = _look(trainer, batches)
             self._is_known = True
         if self.coupling is not None:
             self._act(trainer, batches[0])
-        elif trainer.mesh.data > 1 and not trainer.forward_pass.layout.is_global:
+        elif trainer.mesh.data > 1 and not trainer.layout.is_global:
             _warn_of_odd_metrics(trainer, batches)
         self._is_resolved = True
 
-    def resolve_for_evaluation(self, trainer: ModelTrainer, item: tuple[Any, bool] = (None, False)) -> None:
+    def resolve_for_evaluation(self, trainer: Any, item: tuple[Any, bool] = (None, False)) -> None:
         """The same with the first `(batch, whether all ranks have the same)` of an evaluation, where one comes before
         the first update. A batch without losses, and one sample that all ranks have, resolve nothing."""
         batch, is_replicated = item
         if trainer.mesh.data == 1 or self._is_resolved:
             return
-        is_useless = batch is None or (is_replicated and _is_single(trainer.forward_pass.to_device(batch)))
+        is_useless = batch is None or (is_replicated and _is_single(trainer.gradients.to_device(batch)))
         with suppress(ModelContractError):
             self.resolve(trainer, None if is_useless else [batch])
 
-    def _act(self, trainer: ModelTrainer, batch: Batch) -> None:
+    def _act(self, trainer: Any, batch: Batch) -> None:
         steps = trainer.options.num_accumulation_steps
         if steps > 1 and is_main_process():
             logger.warning(
@@ -94,7 +91,7 @@ class BatchScope:
         if trainer.mesh.data == 1:
             return
         if self.wanted == "rank":
-            if trainer.forward_pass.layout.is_global:
+            if trainer.layout.is_global:
                 raise self._refusal(
                     f"{trainer.mode} mode computes with global tensors here, whose operations see the samples of all "
                     f"{trainer.mesh.data} data ranks",
@@ -102,7 +99,7 @@ class BatchScope:
                     "train.dist.gradient_reduction=auto.",
                 )
             return
-        if not trainer.forward_pass.layout.is_global:
+        if not trainer.layout.is_global:
             reduction = trainer.options.gradient_reduction
             if reduction != "auto":
                 raise self._refusal(
@@ -119,13 +116,13 @@ class BatchScope:
             trainer._use_global_tensors()
         self._verify(trainer, batch)
 
-    def _verify(self, trainer: ModelTrainer, batch: Batch) -> None:
+    def _verify(self, trainer: Any, batch: Batch) -> None:
         """Hold the loss of a batch that lies on all data ranks against that of one process."""
         gathered = _gather(trainer, batch)
         if gathered is None:
             return
         try:
-            trial = Trial(trainer.model, trainer.forward_pass.layout)
+            trial = Trial(trainer.model, trainer.layout)
             found, expected = trial.loss_value(batch), trial.loss_value(gathered, is_replicated=True)
         except Exception as error:
             raise self._refusal(
@@ -146,7 +143,7 @@ class BatchScope:
         )
 
 
-def _look(trainer: ModelTrainer, batches: list[Batch]) -> Coupling | None:
+def _look(trainer: Any, batches: list[Batch]) -> Coupling | None:
     """What any rank finds with its first batch. Collective."""
     coupling, doubt = find_coupling_of(trainer, batches)
     if coupling is None and doubt and is_main_process():
@@ -159,15 +156,15 @@ def _look(trainer: ModelTrainer, batches: list[Batch]) -> Coupling | None:
     return coupling
 
 
-def find_coupling_of(trainer: ModelTrainer, micro_batches: Sequence[Any]) -> tuple[Coupling | None, str]:
+def find_coupling_of(trainer: Any, micro_batches: Sequence[Any]) -> tuple[Coupling | None, str]:
     """`(what mixes the samples of a batch in the model of `trainer`, why this rank could not tell)`. Collective.
 
     `micro_batches`: of this rank.
     """
     coupling, doubt = None, ""
     try:
-        sample = _sample(trainer, [trainer.forward_pass.to_device(batch) for batch in micro_batches])
-        coupling = find_coupling(Trial(trainer.model, trainer.forward_pass.layout), *sample)
+        sample = _sample(trainer, [trainer.gradients.to_device(batch) for batch in micro_batches])
+        coupling = find_coupling(Trial(trainer.model, trainer.layout), *sample)
     except CannotTell as reason:
         doubt = str(reason)
     found = gather_objects([coupling.module, coupling.evidence] if coupling else None)
@@ -176,12 +173,12 @@ def find_coupling_of(trainer: ModelTrainer, micro_batches: Sequence[Any]) -> tup
     return min(seen, key=lambda coupling: coupling.module.endswith(".forward"), default=None), doubt
 
 
-def _warn_of_odd_metrics(trainer: ModelTrainer, batches: list[Batch]) -> None:
+def _warn_of_odd_metrics(trainer: Any, batches: list[Batch]) -> None:
     """Name the metrics that ranks with local replicas log differently from one process. Collective."""
     names: list[str] = []
     with suppress(CannotTell):
         sample = _sample(trainer, batches)
-        names = find_odd_metrics(Trial(trainer.model, trainer.forward_pass.layout), *sample)
+        names = find_odd_metrics(Trial(trainer.model, trainer.layout), *sample)
     odd = sorted({name for of_rank in gather_objects(names) for name in of_rank})
     if odd and is_main_process():
         logger.warning(
@@ -193,7 +190,7 @@ def _warn_of_odd_metrics(trainer: ModelTrainer, batches: list[Batch]) -> None:
         )
 
 
-def _sample(trainer: ModelTrainer, batches: list[Batch]) -> tuple[Batch, Callable[[Batch], float], bool]:
+def _sample(trainer: Any, batches: list[Batch]) -> tuple[Batch, Callable[[Batch], float], bool]:
     """`(a batch whose samples can be exchanged, how to count its items, whether all ranks have the same)`. Collective.
 
     Raises `CannotTell`.
@@ -208,10 +205,10 @@ def _sample(trainer: ModelTrainer, batches: list[Batch]) -> tuple[Batch, Callabl
         batch = gathered
 
     def count(one: Batch) -> float:
-        counted = trainer.forward_pass.item_counts([one])[0]
+        counted = trainer.gradients.item_counts([one])[0]
         first = next(iter(counted.values())) if isinstance(counted, Mapping) else counted
         number = np.array([float(first.numpy() if isinstance(first, flow.Tensor) else first)])
-        return float((all_reduce(number) if trainer.forward_pass.layout.is_global and not is_replicated else number)[0])
+        return float((all_reduce(number) if trainer.layout.is_global and not is_replicated else number)[0])
 
     return batch, count, is_replicated
 
@@ -220,7 +217,7 @@ def _is_single(batch: Mapping[str, flow.Tensor]) -> bool:
     return any(len(tensor) < 2 for tensor in batch.values() if tensor.ndim)
 
 
-def _gather(trainer: ModelTrainer, batch: Batch) -> Batch | None:
+def _gather(trainer: Any, batch: Batch) -> Batch | None:
     """The batches of all data ranks joined, on every rank; None when their shapes differ. Collective."""
     mesh = trainer.mesh
     shapes = gather_objects({name: list(tensor.shape) for name, tensor in batch.items()})
@@ -230,4 +227,4 @@ def _gather(trainer: ModelTrainer, batch: Batch) -> Batch | None:
     for name, tensor in batch.items():
         of_ranks = gather_arrays(tensor.numpy())[: mesh.data * mesh.tensor : mesh.tensor]
         gathered[name] = np.concatenate(of_ranks) if tensor.ndim else of_ranks[0]
-    return trainer.forward_pass.to_device(gathered)
+    return trainer.gradients.to_device(gathered)

@@ -13,7 +13,7 @@ from oneflow import nn
 
 from libai.engine.loop.data_feed import num_bytes
 from libai.engine.loop.metrics import StepResult
-from libai.engine.trainer.forward_pass import Batch
+from libai.engine.trainer.gradients import Batch
 from libai.engine.trainer.model_trainer import TRAINERS, ModelTrainer
 from libai.engine.trainer.optimizer_state import OptimizerState
 from libai.forward.contract import read_losses
@@ -65,10 +65,10 @@ class EagerTrainer(ModelTrainer):
         self._max_held = 0
         self._parameters = self._trained_parameters()
         self._reduction: GradientReduction | None = None
-        if self.mesh.data > 1 and not self.forward_pass.layout.is_global:
+        if self.mesh.data > 1 and not self.layout.is_global:
             share_batch_statistics(self._batch_norms)
             split, kind = partial(read_losses, model=self.model), self.options.gradient_reduction
-            self._reduction = build_reduction(kind, self.model, self._parameters, split, self.forward_pass.device)
+            self._reduction = build_reduction(kind, self.model, self._parameters, split, self.gradients.device)
         self._forward = self._reduction.forward if self._reduction else self.model
         self._set_to_none = self._choose_set_to_none()
         # the first optimizer update must not meet gradients of whatever the user tried before
@@ -93,7 +93,7 @@ class EagerTrainer(ModelTrainer):
         with self._parameters_laid_out_anew():
             self.optimizer.zero_grad(set_to_none=True)
             self._end_mode()
-            self.forward_pass.layout = parallelize(self.model, self._model_plan, self.mesh)
+            self.layout = parallelize(self.model, self._model_plan, self.mesh)
             self.options = replace(self.options, gradient_reduction="global")
             self._reduction = None
             self._forward = self.model
@@ -116,16 +116,16 @@ class EagerTrainer(ModelTrainer):
             )
         if self._zero_grad_before_forward:
             self.optimizer.zero_grad(set_to_none=self._set_to_none)
-        forward_pass = self.forward_pass
+        gradients = self.gradients
         named = []
         batches = []
         for batch in micro_batches:
-            named.append(forward_pass.name_inputs(batch))
-            batches.append(forward_pass.to_device(named[-1]))
-        with forward_pass.index_check.watch(named, forward_pass.describe_batch):
+            named.append(gradients.name_inputs(batch))
+            batches.append(gradients.to_device(named[-1]))
+        with gradients.index_check.watch(named, gradients.describe_batch):
             forward = self._forward_with_autocast if self.options.amp else self._forward
-            forward_pass.loss_scale = None if self._scaler is None else self._scaler.scale
-            result = forward_pass.accumulate_gradients(forward, batches)
+            gradients.loss_scale = None if self._scaler is None else self._scaler.scale
+            result = gradients.accumulate_gradients(forward, batches)
         self._hold(batches)
         self.reduce_gradients()
         is_finite = self._scaler is None or self._scaler.unscale(self._parameters, full_tensor)
@@ -202,13 +202,13 @@ class EagerTrainer(ModelTrainer):
 
     def _build_step(self, micro_batches: list[Any]) -> None:
         """See `ModelTrainer._build_step`: an eager update needs nothing but the room for its inputs."""
-        is_on_cpu = self.forward_pass.device == "cpu"
+        is_on_cpu = self.gradients.device == "cpu"
         self._max_held = MAX_HELD_BYTES // max(1, num_bytes(micro_batches[0])) if is_on_cpu else 0
 
     def _learn(self, facts: Facts) -> None:
         """See `ModelTrainer._learn` (docs/decisions/0012-state-in-forward.md)."""
         super()._learn(facts)
-        shares = self.forward_pass.layout.cuts_parameters and self.options.zero_stage > 0
+        shares = self.layout.cuts_parameters and self.options.zero_stage > 0
         if shares and facts.parameters:
             raise UserError(
                 f"forward changes the parameter {with_line(self.model, facts.parameters[0])}, and with "

@@ -24,7 +24,7 @@ from libai.engine.loop.metrics import Shares, StepResult
 from libai.engine.rehearsal.kept import python_kept
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.rehearsal import facts_of
-from libai.engine.trainer.forward_pass import Batch, map_shares
+from libai.engine.trainer.gradients import Batch, map_shares
 from libai.engine.trainer.model_trainer import TRAINERS, ModelTrainer
 from libai.engine.trainer.optimizer_state import GraphOptimizerState
 from libai.engine.trainer.own_graph import MakeGraph, OwnGraph, refuse_options
@@ -100,7 +100,7 @@ class GraphTrainer(ModelTrainer):
         self._takes_key = False
         #: the buffers that forward changes, known when the graph is compiled
         self._changing: tuple[str, ...] = ()
-        self._weighted = self.forward_pass.counts_items and self.options.num_accumulation_steps > 1
+        self._weighted = self.gradients.counts_items and self.options.num_accumulation_steps > 1
         self.optimizer_state = self._new_optimizer_state()
         self._shapes: Shapes | None = None
         self._guards: Guards | None = None
@@ -113,11 +113,11 @@ class GraphTrainer(ModelTrainer):
 
     def _new_optimizer_state(self) -> GraphOptimizerState:
         has_loss_scale = self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic
-        return GraphOptimizerState(self.model, self.optimizer, self.forward_pass.layout, has_loss_scale)
+        return GraphOptimizerState(self.model, self.optimizer, self.layout, has_loss_scale)
 
     def _make_step_inputs(self, size: int) -> StepInputs:
         groups = len(self.optimizer.param_groups)
-        return StepInputs(groups, self.mesh.pipeline, size, self._corrects_bias, self.forward_pass.layout.constant)
+        return StepInputs(groups, self.mesh.pipeline, size, self._corrects_bias, self.layout.constant)
 
     @classmethod
     def _needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
@@ -130,8 +130,8 @@ class GraphTrainer(ModelTrainer):
         """See `TrainerBase.update`. A batch of another shape than the compiled one is updated on eagerly."""
         if self._own_graph is not None:
             return self._own_graph.update(self, micro_batches)
-        forward_pass = self.forward_pass
-        batches = [forward_pass.name_inputs(batch) for batch in micro_batches]
+        gradients = self.gradients
+        batches = [gradients.name_inputs(batch) for batch in micro_batches]
         if self._is_ragged(batches):
             warn_once(
                 logger,
@@ -145,7 +145,7 @@ class GraphTrainer(ModelTrainer):
         elif not self._keeps_guards(batches):
             return self._update_eagerly(batches)
         assert self.graph is not None
-        forward_pass.index_check.refuse(batches, forward_pass.describe_batch)
+        gradients.index_check.refuse(batches, gradients.describe_batch)
         self._set_step_inputs()
         inputs, shares = self._inputs(batches)
         losses, metrics, norm, buffers = self.graph(**inputs)
@@ -233,14 +233,14 @@ class GraphTrainer(ModelTrainer):
         """`(keyword arguments of the graph, shares)` for the micro-batches of one iteration."""
         if self._in_turn:
             return self._separate_inputs(batches)
-        steps, layout = self.options.num_accumulation_steps, self.forward_pass.layout
-        batch = self.forward_pass.to_device(_join(batches))
+        steps, layout = self.options.num_accumulation_steps, self.layout
+        batch = self.gradients.to_device(_join(batches))
         inputs: dict[str, Any] = {"batch": layout.lay_out_batch(batch), "step": self._step_inputs.tensors}
         shares: Shares = [1.0 / steps] * steps
         if self._weighted:
             size = len(next(iter(batch.values()))) // steps
             parts = [{name: t[i * size : (i + 1) * size] for name, t in batch.items()} for i in range(steps)]
-            shares = self.forward_pass.item_shares(parts)
+            shares = self.gradients.item_shares(parts)
             inputs["share"] = map_shares(shares, layout.replicate)
         if self._takes_key:
             inputs["key"] = layout.replicate(self._keys(range(steps)))
@@ -248,13 +248,13 @@ class GraphTrainer(ModelTrainer):
 
     def _separate_inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
         """`_inputs` for a graph that traces the micro-batches one behind the other: lists with an entry for each."""
-        steps, layout = self.options.num_accumulation_steps, self.forward_pass.layout
-        parts = [self.forward_pass.to_device(batch) for batch in batches]
+        steps, layout = self.options.num_accumulation_steps, self.layout
+        parts = [self.gradients.to_device(batch) for batch in batches]
         inputs: dict[str, Any] = {"batch": [layout.lay_out_batch(part) for part in parts]}
         inputs["step"] = self._step_inputs.tensors
         shares: Shares = [1.0 / steps] * steps
         if self._weighted:
-            shares = self.forward_pass.item_shares(parts)
+            shares = self.gradients.item_shares(parts)
             parted = [map_shares(shares, itemgetter(slice(i, i + 1))) for i in range(steps)]
             inputs["share"] = [map_shares(share, layout.replicate) for share in parted]
         if self._takes_key:
@@ -292,10 +292,10 @@ class GraphTrainer(ModelTrainer):
             )
         start = time.perf_counter()
         self._takes_key = draws_randomness(self.model)
-        if not self._is_prepared and own_buffers(self.model) and not self.forward_pass.facts.buffers:
+        if not self._is_prepared and own_buffers(self.model) and not self.gradients.facts.buffers:
             self._learn(facts_of(self, batches))  # `update` was called without `train`
-        if self.forward_pass.facts.buffers:
-            self._changing, self._in_turn = tuple(self.forward_pass.facts.buffers), True
+        if self.gradients.facts.buffers:
+            self._changing, self._in_turn = tuple(self.gradients.facts.buffers), True
         if self._in_turn:
             self._step_inputs = self._make_step_inputs(1)
         self._set_step_inputs()
@@ -303,7 +303,7 @@ class GraphTrainer(ModelTrainer):
         graph = TrainGraph(
             self.model,
             self.optimizer,
-            self.forward_pass.layout,
+            self.layout,
             num_accumulation_steps=self.options.num_accumulation_steps,
             max_grad_norm=self.options.max_grad_norm,
             max_grad_value=self.options.max_grad_value,
@@ -323,7 +323,7 @@ class GraphTrainer(ModelTrainer):
         note_progress()
         graph.num_bytes = warn_if_too_large(graph._full_job_proto, self.mesh)
         graph.finish_complie_and_init_runtime()
-        self.forward_pass.index_check.learn(graph)
+        self.gradients.index_check.learn(graph)
         self.graph = graph
         self._guards = Guards(self.model, graph.reads, self.optimizer)
         self.optimizer_state.keep_in(graph)
@@ -366,22 +366,22 @@ class GraphTrainer(ModelTrainer):
             if self._eval_buffers_stay is None:
                 self._eval_buffers_stay = not any_rank(local_values(own_buffers(self.model)) != before)
             return outputs
-        graph, inputs = self._eval_graphs[signature(batch)], self.forward_pass.layout.lay_out_batch(batch)
+        graph, inputs = self._eval_graphs[signature(batch)], self.layout.lay_out_batch(batch)
         if not graph._is_compiled:
             graph._compile(inputs)
             self._eval_guards = Guards(self.model, graph.reads)
-            self.forward_pass.index_check.learn(graph)
-            self.forward_pass.index_check.refuse([batch], self.forward_pass.describe_batch)
+            self.gradients.index_check.learn(graph)
+            self.gradients.index_check.refuse([batch], self.gradients.describe_batch)
         outputs = graph(inputs)
         return self._localize_outputs(outputs, batch, replicated, everywhere)
 
     def _watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
         """See `ModelTrainer._watch_indices`; compares with what is known of the graphs compiled so far."""
-        self.forward_pass.index_check.refuse(batches, self.forward_pass.describe_batch)
+        self.gradients.index_check.refuse(batches, self.gradients.describe_batch)
         return nullcontext()
 
     def _run_eagerly(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
-        with self.forward_pass.index_check.watch([batch], self.forward_pass.describe_batch):
+        with self.gradients.index_check.watch([batch], self.gradients.describe_batch):
             return super()._run_eagerly(batch, replicated, everywhere)
 
     def _eval_signature_is_new(self, batch: Mapping[str, Any]) -> bool:
@@ -396,7 +396,7 @@ class GraphTrainer(ModelTrainer):
                 return True
             self._eval_graphs.clear()
         if not self._eval_graphs:
-            self._eval_graphs[shape] = EvalGraph(self.model, self.forward_pass.layout)
+            self._eval_graphs[shape] = EvalGraph(self.model, self.layout)
         return shape not in self._eval_graphs
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:

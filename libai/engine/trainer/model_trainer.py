@@ -24,7 +24,7 @@ from libai.engine.loop.trainer_base import TrainerBase
 from libai.engine.rehearsal.rehearsal import can_compare, look_ahead, require_same
 from libai.engine.trainer.bad_losses import BadLossHook
 from libai.engine.trainer.ema import EMAHook
-from libai.engine.trainer.forward_pass import Batch, ForwardPass
+from libai.engine.trainer.gradients import Batch, Gradients
 from libai.engine.trainer.optimizer_state import OptimizerState
 from libai.engine.trainer.options import TrainOptions
 from libai.forward.contract import as_batch_dict, read_losses, structured
@@ -66,6 +66,8 @@ class ModelTrainer(TrainerBase):
 
     #: exports and takes back what the optimizer has, in the form that both modes share
     optimizer_state: OptimizerState
+    #: how the model lies on the mesh: as local tensors, or as global ones
+    layout: Layout
     #: the compiled update, a `TrainGraph` or a graph of the user's own; None in eager mode and before compilation
     graph: Any = None
 
@@ -112,8 +114,8 @@ class ModelTrainer(TrainerBase):
 
     def _take_layout(self, layout: Layout | None) -> None:
         """Train the model as it is laid out; None: lay it out as this mode needs it."""
-        self.forward_pass = ForwardPass(self, self.loop.device)
-        self.forward_pass.layout = layout or self._lay_out()
+        self.gradients = Gradients(self, self.loop.device)
+        self.layout = layout or self._lay_out()
         refuse_split_statistics(self.model)
         self._check_optimizer()
         self._warn_of_stock_dropout()
@@ -162,8 +164,8 @@ class ModelTrainer(TrainerBase):
         for hook in self.hooks:
             hook.check_mode(mode)
         target._refuse_parts(self)
-        layout = self.forward_pass.layout
-        scope = self.forward_pass.batch_scope
+        layout = self.layout
+        scope = self.gradients.batch_scope
         is_global = target._needs_global_tensors(self.mesh, options.zero_stage, options.gradient_reduction)
         with self._parameters_laid_out_anew():
             self._end_mode()
@@ -176,7 +178,7 @@ class ModelTrainer(TrainerBase):
             self.options = options
             self._take_layout(layout if layout.is_global == is_global else None)
             self._start_mode(**{name: value for name, value in settings.items() if name not in names})
-        self.forward_pass.batch_scope.adopt_findings(scope)
+        self.gradients.batch_scope.adopt_findings(scope)
         self._is_prepared = False
 
     def _lay_out(self) -> Layout:
@@ -252,12 +254,12 @@ class ModelTrainer(TrainerBase):
         self.feed.items_per_iter = self._count_tokens(micro_batches)
         self._refuse_equal_batches(micro_batches)
         if self._runs_one_program():
-            batch = self.forward_pass.to_device(micro_batches[0])
-            refuse_different_forwards(self.model, batch, self.forward_pass._try_local_forward)
+            batch = self.gradients.to_device(micro_batches[0])
+            refuse_different_forwards(self.model, batch, self.gradients._try_local_forward)
         iterations, reference = look_ahead(self)
         if reference is not None:
             self._learn(reference.facts)
-        self.forward_pass.batch_scope.resolve(self, micro_batches)
+        self.gradients.batch_scope.resolve(self, micro_batches)
         self._build_step(micro_batches)
         if reference is not None and can_compare(self, iterations):
             require_same(self, iterations, reference)
@@ -266,7 +268,7 @@ class ModelTrainer(TrainerBase):
     def _runs_one_program(self) -> bool:
         """Return whether all ranks must compute the same, and each of them can hold the whole model to try it."""
         is_whole = self.mesh.is_data_parallel_only and not self.options.zero_stage
-        return self.mesh.data > 1 and is_whole and self.forward_pass.layout.is_global
+        return self.mesh.data > 1 and is_whole and self.layout.is_global
 
     def _build_step(self, micro_batches: list[Any]) -> None:
         """Bring the trainer into the form in which it makes updates."""
@@ -274,7 +276,7 @@ class ModelTrainer(TrainerBase):
 
     def _learn(self, facts: Facts) -> None:
         """Act on what forward does beside its losses. Collective."""
-        self.forward_pass.facts = facts
+        self.gradients.facts = facts
         note = note_unsaved_buffers(self.model, facts.buffers)
         if note is not None and is_main_process():
             logger.warning("%s", note)
@@ -313,7 +315,7 @@ class ModelTrainer(TrainerBase):
         """Tokens of one iteration over all ranks, for the throughput: the elements of the first input of a model that
         counts loss items, where that is a table of integers; None where samples are all there is to count."""
         first = next(iter(as_batch_dict(micro_batches[0], self.model).values()))
-        if not self.forward_pass.counts_items or first.ndim != 2 or "int" not in str(first.dtype):
+        if not self.gradients.counts_items or first.ndim != 2 or "int" not in str(first.dtype):
             return None
         return int(np.prod(first.shape)) * len(micro_batches) * self.mesh.data
 
@@ -329,7 +331,7 @@ class ModelTrainer(TrainerBase):
 
     def _run_eagerly(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
         """`_eval_batch` op by op."""
-        layout = self.forward_pass.layout
+        layout = self.layout
         lay_out = layout.lay_out_replicated_batch if replicated else layout.lay_out_batch
         with flow.no_grad(), layout.source_ops():
             try:
@@ -344,7 +346,7 @@ class ModelTrainer(TrainerBase):
     def _localize_outputs(self, outputs: Any, batch: Batch, replicated: bool, everywhere: bool) -> Any:
         """What the model gave for this rank's `batch`, as local tensors."""
         num_samples = len(next(iter(batch.values())))
-        local = self.forward_pass.layout.local_output
+        local = self.layout.local_output
         return map_tensors(outputs, lambda tensor: local(tensor, num_samples, replicated, everywhere))
 
     def state_dict(self) -> dict[str, Any]:
@@ -384,7 +386,7 @@ class ModelTrainer(TrainerBase):
     def _watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
         """What a forward over these batches of the loader runs in; raises `IndexOutOfRange` for an id or a label that
         the model has no row for."""
-        return self.forward_pass.index_check.watch(batches, self.forward_pass.describe_batch)
+        return self.gradients.index_check.watch(batches, self.gradients.describe_batch)
 
     # ------------------------------------------------------------------ learning rate
 
@@ -411,20 +413,20 @@ class ModelTrainer(TrainerBase):
         """An `update` of the user's own may return its losses as `forward` does: a scalar, or a dict of scalars."""
         losses, metrics = read_losses(returned, self)
         values = [{name: detached(value) for name, value in part.items()} for part in (losses, metrics)]
-        ranks = 1 if self.forward_pass.layout.is_global else self.mesh.data
+        ranks = 1 if self.layout.is_global else self.mesh.data
         return StepResult.of(values[:1], values[1:], [1.0 / ranks])
 
     def to_device(self, batch: Any) -> Batch:
         """Return a micro-batch as keyword arguments for `self.model`, tensors on this rank's device; for an `update` of
         your own. Collective with global tensors."""
-        return self.forward_pass.layout.lay_out_batch(self.forward_pass.to_device(batch))
+        return self.layout.lay_out_batch(self.gradients.to_device(batch))
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `TrainerBase.collect`. The last dict has every loss, metric, the rates and the gradient norm; the earlier
         ones only `train/loss`, which the finite check needs."""
         if self.mesh.size > 1:
             require_same_names(results)
-        numbers = to_numbers(results, self.mesh.data > 1 and not self.forward_pass.layout.is_global)
+        numbers = to_numbers(results, self.mesh.data > 1 and not self.layout.is_global)
         numbers[-1].update(self.loop.rates)
         return numbers
 
@@ -467,7 +469,7 @@ class ModelTrainer(TrainerBase):
         poll = self.loop.agreement.poller()
         items = iter(loader)
         first = list(itertools.islice(items, 1))
-        self.forward_pass.batch_scope.resolve_for_evaluation(self, *(_eval_item(item) for item in first))
+        self.gradients.batch_scope.resolve_for_evaluation(self, *(_eval_item(item) for item in first))
         try:
             for number, item in enumerate(itertools.chain(first, items)):
                 self._evaluated_batches += 1
@@ -477,17 +479,17 @@ class ModelTrainer(TrainerBase):
                 if max_batches is not None and number >= max_batches:
                     break
                 batch, replicated = _eval_item(item)
-                batch, self.forward_pass.evaluated = self.forward_pass.name_inputs(batch), (dataset, number + 1)
+                batch, self.gradients.evaluated = self.gradients.name_inputs(batch), (dataset, number + 1)
                 with self._watch_indices([batch]):
-                    batch = self.forward_pass.to_device(batch)
+                    batch = self.gradients.to_device(batch)
                     outputs = self._eval_batch(batch, replicated)
-                if not self.forward_pass.layout.sees_outputs or (replicated and self.mesh.data_rank != 0):
+                if not self.layout.sees_outputs or (replicated and self.mesh.data_rank != 0):
                     continue
-                outputs = with_num_loss_items(outputs, self.forward_pass.item_counts([batch])[0])
+                outputs = with_num_loss_items(outputs, self.gradients.item_counts([batch])[0])
                 for name, evaluator in evaluators.items():
                     sums[name] = add_sums(sums[name], check_sums(evaluator.process(batch, outputs), evaluator))
         finally:
-            self.forward_pass.evaluated = None
+            self.gradients.evaluated = None
             self.model.train(was_training)
         metrics: dict[str, float] = {}
         for name, evaluator in evaluators.items():
@@ -507,9 +509,9 @@ class ModelTrainer(TrainerBase):
         was_training = self.model.training
         self.model.eval()
         try:
-            batch = self.forward_pass.name_inputs(batch)
+            batch = self.gradients.name_inputs(batch)
             with self._watch_indices([batch]), self._contexts_of_hooks():
-                return self._eval_batch(self.forward_pass.to_device(batch), everywhere=True)
+                return self._eval_batch(self.gradients.to_device(batch), everywhere=True)
         finally:
             self.model.train(was_training)
 

@@ -92,7 +92,7 @@ class Rehearsal(Run):
             hook.forget()
 
     def _change_seed(self) -> None:
-        if not self.trainer.forward_pass.draws_randomness:
+        if not self.trainer.gradients.draws_randomness:
             raise UserError(
                 "--fault seed finds nothing to change: no layer of this model draws by the seed. A model with "
                 "libai.layers.Dropout does."

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import oneflow as flow
 
@@ -23,12 +23,8 @@ from libai.forward.indices.check import IndexCheck
 from libai.forward.lost_views import ViewWrites, refuse_lost_changes
 from libai.forward.state import Facts
 from libai.layers.random import assign_layer_ids, fold, random_context
-from libai.parallel import Layout
 from libai.utils.distributed import any_rank, get_rank
 from libai.utils.tensors import detached
-
-if TYPE_CHECKING:
-    from libai.engine.trainer.model_trainer import ModelTrainer
 
 logger = logging.getLogger("libai.engine")
 
@@ -36,7 +32,7 @@ Batch = dict[str, flow.Tensor]
 _NO_SCOPE = nullcontext()
 
 
-class ForwardPass:
+class Gradients:
     """The forward pass of one trainer's model over batches of this rank, and its gradients.
 
     Attributes:
@@ -49,10 +45,7 @@ class ForwardPass:
         evaluated: the dataset and the number of the batch that is being evaluated.
     """
 
-    #: of the model; set when the trainer has laid it out
-    layout: Layout
-
-    def __init__(self, trainer: ModelTrainer, device: str):
+    def __init__(self, trainer: Any, device: str):
         self.model, self.mesh, self.device = trainer.model, trainer.mesh, device
         self._data_rank = trainer.mesh.data_rank
         self.batch_scope = BatchScope(trainer.options.batch_scope)
@@ -67,7 +60,7 @@ class ForwardPass:
         self._is_first = True
         self._checked_keys: tuple[str, ...] = ()
         # without a cycle the trainer, its graph and the memory of both go when the last user lets go of it
-        self._trainer: ModelTrainer = weakref.proxy(trainer)
+        self._trainer: Any = weakref.proxy(trainer)
 
     def to_device(self, batch: Any) -> Batch:
         """A loader's batch as keyword arguments of forward, local tensors on this rank's device."""
@@ -102,7 +95,7 @@ class ForwardPass:
 
     def _try_forward(self, model: flow.nn.Module, inputs: Mapping[str, flow.Tensor]) -> Any:
         inputs = {name: tensor.clone() for name, tensor in inputs.items()}  # forward may change them in place
-        with self.random_scope(0), self.layout.source_ops():
+        with self.random_scope(0), self._trainer.layout.source_ops():
             return model(**inputs)
 
     def _try_local_forward(self, model: flow.nn.Module, batch: Mapping[str, flow.Tensor]) -> Any:
@@ -112,8 +105,8 @@ class ForwardPass:
 
     def forward_eagerly(self, batch: Batch, micro: int) -> dict[str, flow.Tensor]:
         """The losses of one micro-batch, run op by op on the plain module, as `update` would compute them."""
-        with self.random_scope(micro), self.layout.source_ops():
-            return read_losses(self.model(**self.layout.lay_out_batch(batch)), self.model)[0]
+        with self.random_scope(micro), self._trainer.layout.source_ops():
+            return read_losses(self.model(**self._trainer.layout.lay_out_batch(batch)), self.model)[0]
 
     def accumulate_gradients(self, forward: Callable[..., Any], batches: Sequence[Batch]) -> StepResult:
         """Forward and backward eagerly over the micro-batches of one iteration, each with its share of the loss.
@@ -121,7 +114,7 @@ class ForwardPass:
         `batches`: of this rank, local tensors. The first call is watched: raises `UserError` for a forward whose
         changes of global tensors OneFlow loses.
         """
-        model, layout = self.model, self.layout
+        model, layout = self.model, self._trainer.layout
         scales, shares = self._scales(batches)
         losses, metrics = [], []
         is_first, self._is_first = self._is_first, False
@@ -152,7 +145,7 @@ class ForwardPass:
         elif isinstance(scale, float):
             total = total_loss(losses) * scale
         else:
-            total = weighted_total(losses, map_shares(scale, self.layout.replicate))
+            total = weighted_total(losses, map_shares(scale, self._trainer.layout.replicate))
         if self.loss_scale is not None:
             total = total * self.loss_scale
         try:
@@ -167,7 +160,7 @@ class ForwardPass:
 
     def _call(self, forward: Callable[..., Any], batch: Batch) -> Any:
         try:
-            return forward(**self.layout.lay_out_batch(batch))
+            return forward(**self._trainer.layout.lay_out_batch(batch))
         except Exception as error:
             explained = explain_forward_error(error, self.model, batch, self._trainer.iter == self._trainer.start_iter)
             if explained is None:
@@ -178,7 +171,7 @@ class ForwardPass:
         """`(scales, shares)` of the micro-batches: what to multiply each loss with before backward, and its weight in
         the logged mean. Where each rank differentiates its own part, gradients are averaged over ranks, so that a scale
         is the share times the number of ranks."""
-        ranks = 1 if self.layout.is_global else self.mesh.data
+        ranks = 1 if self._trainer.layout.is_global else self.mesh.data
         if len(batches) == 1 and (ranks == 1 or not self.counts_items):
             return [None], [1.0 / ranks]
         if self.counts_items:
@@ -207,7 +200,7 @@ class ForwardPass:
             vector = flow.stack([count.to(flow.float32).reshape(()) for count in counts])
         if self.mesh.data == 1:
             return vector / vector.sum().clamp(min=1.0)
-        if not self.layout.is_global:
+        if not self._trainer.layout.is_global:
             return vector / flow._C.local_all_reduce(vector.sum()).clamp(min=1.0)
         vector = flow._C.local_all_reduce(vector)
         return vector / vector.sum().clamp(min=1.0)

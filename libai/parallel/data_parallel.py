@@ -39,12 +39,19 @@ class GradientReduction:
     Attributes:
         forward: what to call in place of the model, with the same result.
         set_to_none: how gradients are cleared between iterations, for `optimizer.zero_grad`.
+        reduced: the parameters whose gradients become means.
         leaves_hooks: the parameters keep hooks for ever, so that a graph must be given others.
     """
 
     forward: Callable[..., Any]
+    reduced: Sequence[flow.Tensor]
     set_to_none = True
     leaves_hooks = False
+
+    def holds(self, parameters: Sequence[flow.Tensor]) -> bool:
+        """Return whether all of `parameters` are among those whose gradients are reduced."""
+        known = set(map(id, self.reduced))
+        return all(id(parameter) in known for parameter in parameters if parameter.numel())
 
     def reduce(self) -> None:
         """Turn the gradients into their mean over ranks, after the last backward pass of an iteration. Those that no
@@ -115,7 +122,7 @@ class FlatReduction(GradientReduction):
                 f"other dtype over ranks), found {odd}. Keep them in float32."
             )
         broadcast_module(model)
-        self._parameters = [p for p in model.parameters() if p.numel()]
+        self.reduced = self._parameters = [p for p in model.parameters() if p.numel()]
         self._trainable: list[bool] = []
         self._buckets: list[_Bucket] = []
 
@@ -192,6 +199,8 @@ class OneFlowDDP(GradientReduction):
             )
         broadcast_module(model)
         self._parameters = list(parameters)
+        self.reduced = list(model.parameters())
+        self._frozen = [parameter for parameter in self.reduced if not parameter.requires_grad]
         self._unreached: list[flow.Tensor] | None = None
         self._adapter = _LossesOnly(model, split)
         self.forward = DistributedDataParallel(self._adapter, broadcast_buffers=False, broadcast_parameters=False)
@@ -203,6 +212,11 @@ class OneFlowDDP(GradientReduction):
         it is reached is found out, by all ranks together, in the first iteration. From then on it joins the others as
         soon as its gradient, which is the same on all ranks, is not zero.
         """
+        if any(parameter.requires_grad for parameter in self._frozen):
+            raise UserError(
+                "a parameter is trained that was frozen when the trainer was built: OneFlow's DDP would not average "
+                "its gradients. Freeze it in a hook's before_train instead, or set train.dist.gradient_reduction=flat."
+            )
         if self._unreached is None:
             reached, self._adapter.reached = self._adapter.reached or set(), None
             flags = all_reduce(np.array([p.grad_fn in reached for p in self._parameters], dtype=np.int64), "max")

@@ -131,6 +131,34 @@ found["returns more, eager"] = refusal(lambda: odd(EagerTrainer, "returns more")
 found["reaches more, eager"] = weights(odd(EagerTrainer, "reaches more")).tolist()
 
 
+# parameters whose gradients nobody would average
+class Later(HookBase):
+    def __init__(self, change):
+        self._change = change
+
+    def before_step(self):
+        if self.trainer.iter == 2:
+            self._change(self.trainer)
+
+
+def swap(trainer):
+    trainer.model.b = nn.Linear(16, 4)
+    trainer.optimizer.param_groups[0]._parameters[1] = trainer.model.b.weight
+
+
+def later(change, **settings):
+    model = toy.Classifier()
+    model.a.requires_grad_(False)
+    trainer = EagerTrainer(model, own_batches, toy.optimizer_of("sgd", model), **settings)
+    trainer.register_hooks([Later(change)])
+    trainer.train(0, 4)
+
+
+found["swapped"] = refusal(lambda: later(swap))
+found["thawed, ddp"] = refusal(lambda: later(lambda one: one.model.requires_grad_(True), gradient_reduction="ddp"))
+later(lambda one: one.model.requires_grad_(True))
+
+
 # a graph of its own
 class OwnGraph(nn.Graph):
     def __init__(self, model, optimizer):

@@ -34,6 +34,8 @@ def test_a_loader_gives_each_rank_its_own_part(found):
         *(("reaches more, " + mode, "extra.weight, extra.bias on rank 1 only") for mode in ("graph", "global")),
         *(("returns more, " + mode, "the losses are not the same.*more on rank 1") for mode in ("graph", "global")),
         ("returns more, eager", r"other losses or metrics.*'more'\] on rank 1"),
+        ("swapped", "a parameter that the model did not have when the trainer was built"),
+        ("thawed, ddp", "trained that was frozen when the trainer was built"),
         ("forgotten", "parameters differ between rank 0 and rank 1.*self.reduce_gradients()"),
     ],
 )

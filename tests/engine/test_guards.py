@@ -207,6 +207,19 @@ def test_accumulation_and_a_change(caplog):
     np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-7)
 
 
+def test_what_is_trained_later_is_clipped_too():
+    found = []
+    for cls in TRAINERS.values():
+        flow.manual_seed(0)
+        model = Model()
+        model.head.requires_grad_(False)
+        trainer = cls(model, batches(), OPTIMIZERS["sgd"](model), max_grad_norm=0.05)
+        trainer.register_hooks([Change(lambda trainer, i: trainer.model.head.requires_grad_(i >= 4))])
+        trainer.train(0, 12)
+        found.append(weights(trainer))
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
+
+
 def test_one_line_names_the_change(caplog):
     with caplog.at_level(logging.INFO, "libai.engine"):
         train("graph", "sgd", CHANGES["weight decay once"][0])

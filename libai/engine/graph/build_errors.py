@@ -43,6 +43,11 @@ _REMEDIES = (
     (r"Only local tensors have 'device'|inconsistent attributes", _IS_LOCAL),
     (r"no maching sbp|InferSbpSignature", _NO_RULE),
     (
+        r"has no attribute '__func__'",
+        "a module has an attribute `forward` that is a function. Define forward in its class, which is what OneFlow "
+        "compiles",
+    ),
+    (
         r"input/output item only support types",
         "forward returns or takes something that is not a tensor. Return tensors and None only, and keep numbers and "
         "texts as attributes of the module",

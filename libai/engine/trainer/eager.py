@@ -63,12 +63,14 @@ class EagerTrainer(ModelTrainer):
         vars(self.optimizer).pop("state_dict", None)  # a graph that had the state before has left its own
         self._held: list[Batch] = []
         self._max_held = 0
-        self._parameters = self._trained_parameters()
+        self._groups: list[list[flow.Tensor]] = []
         self._reduction: GradientReduction | None = None
+        self._read_groups()
         if self.mesh.data > 1 and not self.layout.is_global:
             share_batch_statistics(self._batch_norms)
             split, kind = partial(read_losses, model=self.model), self.options.gradient_reduction
-            self._reduction = build_reduction(kind, self.model, self._parameters, split, self.gradients.device)
+            trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+            self._reduction = build_reduction(kind, self.model, trained, split, self.gradients.device)
         self._forward = self._reduction.forward if self._reduction else self.model
         self._set_to_none = self._choose_set_to_none()
         # the first optimizer update must not meet gradients of whatever the user tried before
@@ -85,8 +87,24 @@ class EagerTrainer(ModelTrainer):
             raise UserError("zero_grad_set_to_none=True: gradient_reduction=ddp keeps gradients. Use null, or flat.")
         return may_be_none if self._wants_none is None else self._wants_none
 
-    def _trained_parameters(self) -> list[flow.Tensor]:
-        return [p for group in self.optimizer.param_groups for p in group.parameters if p.requires_grad]
+    def _read_groups(self) -> None:
+        """Learn the optimizer's parameters, again when a hook has added or taken away some. Raises `UserError` for one
+        whose gradient would not be averaged over the ranks."""
+        self._groups = [list(group._parameters) for group in self.optimizer.param_groups]
+        #: frozen ones too, without gradient: they may be trained later
+        self._parameters = [parameter for group in self._groups for parameter in group]
+        if self._reduction is not None and not self._reduction.holds(self._parameters):
+            raise UserError(
+                f"iteration {self.iter + 1}: the optimizer holds a parameter that the model did not have when the "
+                "trainer was built, and whose gradients the ranks would not average. Change the values of the old "
+                "one instead (copy_), or build the trainer anew."
+            )
+
+    def _have_groups_changed(self) -> bool:
+        try:
+            return self._groups != [group._parameters for group in self.optimizer.param_groups]
+        except RuntimeError:  # two tensors that are not the same one
+            return True
 
     def _use_global_tensors(self) -> None:
         """See `ModelTrainer._use_global_tensors`. Training continues as if `gradient_reduction` had been "global"."""
@@ -97,7 +115,7 @@ class EagerTrainer(ModelTrainer):
             self.options = replace(self.options, gradient_reduction="global")
             self._reduction = None
             self._forward = self.model
-            self._parameters = self._trained_parameters()
+            self._read_groups()
             self._set_to_none = self._choose_set_to_none()
 
     @classmethod
@@ -145,6 +163,8 @@ class EagerTrainer(ModelTrainer):
 
         An `update` of your own calls it after its backward passes and before the optimizer's step. Collective.
         """
+        if self._have_groups_changed():
+            self._read_groups()
         if self._reduction is not None:
             self._reduction.reduce()
 

@@ -21,7 +21,8 @@ import faults  # noqa: E402
 
 @dataclass(frozen=True)
 class Cell:
-    """One planted thing on two data-parallel ranks and its verdict there; `parts`: 2 where each rank is by itself."""
+    """One planted thing on two data-parallel ranks and its verdict there; `parts`: 2 where each rank is by itself;
+    `label`: of a sample from the third iteration on."""
 
     fault: faults.Fault
     mode: str
@@ -29,6 +30,7 @@ class Cell:
     named: str = ""
     today: str = ""
     parts: int = 1
+    label: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -58,6 +60,12 @@ def cells() -> dict[str, Cell]:
         found[f"{name}, eager"] = Cell(fault, "eager", "right")
         found[f"{name}, graph"] = Cell(fault, "graph", fault.graph)
         found[f"{name}, global"] = Cell(fault, "eager", fault.graph, options=eager_ranks)
+    for mode in ("eager", "graph"):
+        for label, verdict in ((3, "right"), (4, "refused"), (-1, "refused")):
+            named = f"the input y holds {label} (sample 0, " if verdict == "refused" else ""
+            found[f"label {label}, {mode}"] = Cell(
+                faults.Fault(cm.UNCOUPLED["plain"]), mode, verdict, named, label=label
+            )
     found["a part of a buffer, eager"] = Cell(faults.FAULTS["a part of a buffer"], "eager", "right", today="refused")
     plain = faults.Fault(cm.UNCOUPLED["plain"])
     found["plain, each rank, graph"] = Cell(plain, "graph", "right", options={"batch_scope": "rank"})
@@ -81,6 +89,9 @@ def outcome(cell: Cell) -> str:
     model, optimizer = faults.build(fault)
     data = faults.batches(faults.UPDATES * fault.accumulation)
     mine = [split(batch, 2)[get_rank()] for batch in data]
+    if cell.label is not None:
+        for batch in mine[2:]:
+            batch["y"][0] = cell.label
     trainers = {"eager": EagerTrainer, "graph": GraphTrainer}
     lines: list[str] = []
     handler = logging.Handler(logging.WARNING)
@@ -102,6 +113,8 @@ def outcome(cell: Cell) -> str:
         return f"refused: {error}"
     finally:
         logging.getLogger("libai").removeHandler(handler)
+    if cell.label is not None:
+        return "right"
     expected, state = faults.plain_loop(fault, cell.parts)
     apart = max(faults.distance(losses, expected), faults.distance_of_states(faults.state_of(model), state))
     apart = float(all_reduce(apart, "max"))

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libai.engine.parity.recorder import Event, Record
 from libai.engine.parity.report import array_difference, largest_magnitude, relative_difference
 from libai.engine.parity.runs import Arrays, Bench, Observation, ObservationFailed
+from libai.engine.rehearsal.recorder import Event, Record
 
 #: two updates of a parameter are different, not rounded differently, beyond this part of their size
 _UPDATE_TOLERANCE = 1e-3

@@ -18,8 +18,8 @@ from libai.engine.graph.build_errors import GraphBuildError
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.loop.metrics import StepResult
 from libai.engine.parity.notes import forward_notes
-from libai.engine.parity.recorder import Record, Recorder, RecordingGraphTrainer
 from libai.engine.parity.state import PythonState
+from libai.engine.rehearsal.recorder import Record, Recorder, RecordingGraphTrainer
 from libai.engine.trainer.eager import EagerTrainer
 from libai.engine.trainer.graph import GraphTrainer
 from libai.engine.trainer.model_trainer import ModelTrainer

@@ -60,6 +60,19 @@ def python_kept(model: nn.Module) -> Iterator[None]:
                 restore()
 
 
+@contextmanager
+def forward_rolled_back(model: nn.Module) -> Iterator[None]:
+    """`python_kept`, and the values of buffers."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        with python_kept(model):
+            yield
+    finally:
+        with flow.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
 def has_drawn_since(state: flow.Tensor) -> bool:
     """Return whether anybody has drawn from OneFlow's generator since its `state` was read."""
     return flow.get_rng_state().numpy().tobytes() != state.numpy().tobytes()

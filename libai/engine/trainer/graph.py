@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from operator import itemgetter
 from typing import Any
 
@@ -21,7 +21,7 @@ from libai.engine.graph.guards import Guards, refuse_own_update
 from libai.engine.graph.memory import warn_if_too_large
 from libai.engine.graph.traced_state import refuse_changed_parameters, same_buffers, write_buffers
 from libai.engine.loop.metrics import Shares, StepResult
-from libai.engine.rehearsal.kept import python_kept
+from libai.engine.rehearsal.kept import forward_rolled_back, python_kept
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.rehearsal import facts_of
 from libai.engine.trainer.gradients import Batch, map_shares
@@ -29,6 +29,7 @@ from libai.engine.trainer.model_trainer import TRAINERS, ModelTrainer
 from libai.engine.trainer.optimizer_state import GraphOptimizerState
 from libai.engine.trainer.own_graph import MakeGraph, OwnGraph, refuse_options
 from libai.forward.contract import as_batch_dict
+from libai.forward.indices.check import NOTHING
 from libai.forward.state import Facts, local_values, own_buffers
 from libai.layers.random import draws_randomness, fold, random_context
 from libai.oneflow_fixes.polling import let_polling_threads_sleep
@@ -108,6 +109,7 @@ class GraphTrainer(ModelTrainer):
         self._eval_guards: Guards | None = None
         #: those batch norms that run in training mode
         self._counting_norms = self._batch_norms
+        self._evaluates_eagerly = False
         #: whether evaluation leaves all buffers as they are; None before its first batch
         self._eval_buffers_stay: bool | None = None
 
@@ -145,7 +147,7 @@ class GraphTrainer(ModelTrainer):
         elif not self._keeps_guards(batches):
             return self._update_eagerly(batches)
         assert self.graph is not None
-        gradients.index_check.refuse(batches, gradients.describe_batch)
+        self._check_indices(batches)
         self._set_step_inputs()
         inputs, shares = self._inputs(batches)
         losses, metrics, norm, buffers = self.graph(**inputs)
@@ -162,6 +164,26 @@ class GraphTrainer(ModelTrainer):
     def _update_eagerly(self, batches: Sequence[dict[str, Any]]) -> StepResult:
         with same_buffers(self.model):
             return update_op_by_op(self, batches)
+
+    def _check_indices(self, batches: Sequence[dict[str, Any]]) -> None:
+        """Raise `IndexOutOfRange` for an id or a label that the compiled step would look up in vain.
+
+        Values that nobody has looked up so far are looked up once by an eager forward, whose effects are put back.
+        """
+        gradients = self.gradients
+        watching = gradients.index_check.watch(batches, gradients.describe_batch)
+        if watching is NOTHING:
+            return
+        if not self._may_run_alone():
+            gradients.index_check.compare(batches, gradients.describe_batch)
+            return
+        with forward_rolled_back(self.model), watching, flow.no_grad():
+            for micro, batch in enumerate(batches):
+                gradients.forward_eagerly(gradients.to_device(batch), micro)
+
+    def _may_run_alone(self) -> bool:
+        """Return whether this rank may run a forward that not every rank runs; the first one is run by all."""
+        return self.mesh.is_single or not self.gradients.index_check.has_watched
 
     def _keeps_guards(self, batches: Sequence[dict[str, Any]]) -> bool:
         """Return whether the graph may make this update: what was compiled in still holds, or is compiled again."""
@@ -323,7 +345,6 @@ class GraphTrainer(ModelTrainer):
         note_progress()
         graph.num_bytes = warn_if_too_large(graph._full_job_proto, self.mesh)
         graph.finish_complie_and_init_runtime()
-        self.gradients.index_check.learn(graph)
         self.graph = graph
         self._guards = Guards(self.model, graph.reads, self.optimizer)
         self.optimizer_state.keep_in(graph)
@@ -359,7 +380,7 @@ class GraphTrainer(ModelTrainer):
 
     def _eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
         """See `ModelTrainer._eval_batch`. Full batches run compiled; remainders, of other shapes, eagerly."""
-        if replicated or self._eval_signature_is_new(batch):
+        if replicated or self._evaluates_eagerly or self._eval_signature_is_new(batch):
             before = {} if self._eval_buffers_stay else local_values(own_buffers(self.model))
             with same_buffers(self.model):
                 outputs = self._run_eagerly(batch, replicated, everywhere)
@@ -370,19 +391,17 @@ class GraphTrainer(ModelTrainer):
         if not graph._is_compiled:
             graph._compile(inputs)
             self._eval_guards = Guards(self.model, graph.reads)
-            self.gradients.index_check.learn(graph)
-            self.gradients.index_check.refuse([batch], self.gradients.describe_batch)
         outputs = graph(inputs)
         return self._localize_outputs(outputs, batch, replicated, everywhere)
 
     def _watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
-        """See `ModelTrainer._watch_indices`; compares with what is known of the graphs compiled so far."""
-        self.gradients.index_check.refuse(batches, self.gradients.describe_batch)
-        return nullcontext()
-
-    def _run_eagerly(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
-        with self.gradients.index_check.watch([batch], self.gradients.describe_batch):
-            return super()._run_eagerly(batch, replicated, everywhere)
+        """See `ModelTrainer._watch_indices`. A batch with values that nobody has looked up is evaluated eagerly."""
+        watching = super()._watch_indices(batches)
+        self._evaluates_eagerly = watching is not NOTHING and self._may_run_alone()
+        if watching is NOTHING or self._evaluates_eagerly:
+            return watching
+        self.gradients.index_check.compare(batches, self.gradients.describe_batch)
+        return NOTHING
 
     def _eval_signature_is_new(self, batch: Mapping[str, Any]) -> bool:
         """Compile for the first shape only; whatever is ragged afterwards runs eagerly on the same weights."""

@@ -1,13 +1,15 @@
 """Indices that are out of range: token ids for an embedding, labels for a cross entropy. Found before they are used.
 
 OneFlow 0.9 gives zeros for an id that is too large, ends the process for a negative one, and reads whatever lies
-behind the logits for a label. So every integer input is compared on the host with what has been looked up before:
+behind the logits for a label. So every integer input is compared on the host with what has been looked up before. A
+batch with a value beyond all earlier ones runs eagerly with the lookup functions replaced by ones that read their
+indices and compare them with the table; after a few iterations there is hardly such a batch any more. Where a batch is
+compiled for, that run comes before it, without gradient.
 
-* in eager mode a batch with a value beyond all earlier ones runs with the lookup functions replaced by ones that read
-  their indices and compare them with the table; after a few iterations there is hardly such a batch any more.
-* in graph mode the compiled job says which input reaches which table (`libai.forward.indices.lookups`).
+A compiled step on several ranks cannot run one rank's batch alone. There values are compared with the tables in which
+earlier batches have looked the same input up.
 
-Neither waits for the device, except for the batches of a loader that gives tensors instead of arrays.
+Nothing waits for the device, except for the batches of a loader that gives tensors instead of arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.forward.indices.lookups import Lookup, lookups_of
 from libai.oneflow_fixes.wrapping import replaced_operations
 from libai.utils.errors import UserError
 from libai.utils.tensors import part_here
@@ -31,13 +32,37 @@ from libai.utils.tensors import part_here
 _MISSES_UNTIL_RARE = 3
 _NEVER = 2**63 - 1
 _smallest, _largest = np.minimum.reduce, np.maximum.reduce
-_NOTHING: AbstractContextManager[None] = nullcontext()
+#: what a forward runs in whose values have all been looked up before
+NOTHING: AbstractContextManager[None] = nullcontext()
 
 Batch = Mapping[str, Any]
+#: from which column of an input to before which one; None: all of it
+Columns = tuple[int, int] | None
 
 
 class IndexOutOfRange(UserError):
     """An id or a label of a batch has no row in the table or no class among the logits."""
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A table, or the classes of a loss: how many rows it has, and which label a loss ignores."""
+
+    what: str
+    size: int
+    ignored: int | None = None
+
+    def first_bad(self, values: np.ndarray) -> tuple[int, list[int]] | None:
+        """Return the first of `values` that is out of range and its position; None when all of them are in range."""
+        if not values.size or (values.min() >= 0 and values.max() < self.size):
+            return None
+        bad = (values < 0) | (values >= self.size)
+        if self.ignored is not None:
+            bad &= values != self.ignored
+        if not bad.any():
+            return None
+        position = np.argwhere(bad)[0].tolist()
+        return int(values[tuple(position)]), position
 
 
 @dataclass
@@ -67,21 +92,20 @@ class IndexCheck:
 
     def __init__(self, model: nn.Module):
         self._model = model
-        self._seen: dict[str, _Seen] = {}
         self._ignored: set[int] = set()
-        self._lookups: dict[str, list[Lookup]] = {}
+        # evaluation looks other inputs up than training, so each has its own
+        self._seen: dict[bool, dict[str, _Seen]] = {True: {}, False: {}}
+        self._tables: dict[bool, dict[str, set[tuple[Columns, Lookup]]]] = {True: {}, False: {}}
 
-    def watch(
-        self, batches: Sequence[Batch], place: Callable[[], str], model: nn.Module | None = None
-    ) -> AbstractContextManager[None]:
-        """What a forward op by op over `batches` runs in; raises `IndexOutOfRange` before a lookup that is wrong.
+    def watch(self, batches: Sequence[Batch], place: Callable[[], str]) -> AbstractContextManager[None]:
+        """Return what an eager forward over `batches` runs in; raises `IndexOutOfRange` before a lookup that is wrong.
 
-        `place()` says for the error which batches these are. `model`: a copy of the model, when that runs. Free when
-        all values have been looked up before.
+        `place()` says for the error which batches these are. `NOTHING` when all values have been looked up before.
         """
+        seen_in_mode = self._seen[self._model.training]
         for batch in batches:  # it runs in every iteration: few calls
             for name, value in batch.items():
-                seen = self._seen.get(name)
+                seen = seen_in_mode.get(name)
                 array = value if type(value) is np.ndarray else integers(value)
                 is_known = seen is not None and (
                     array is None
@@ -95,8 +119,27 @@ class IndexCheck:
                     or self._covers(seen, array)
                 )
                 if not is_known:
-                    return self._watch(batches, place, model or self._model)
-        return _NOTHING
+                    return self._watch(batches, place)
+        return NOTHING
+
+    @property
+    def has_watched(self) -> bool:
+        """Whether a forward in the present mode of the model, training or evaluation, was watched."""
+        return bool(self._seen[self._model.training])
+
+    def compare(self, batches: Sequence[Batch], place: Callable[[], str]) -> None:
+        """Raise `IndexOutOfRange` for a value that fits none of the tables its input was looked up in so far."""
+        tables = self._tables[self._model.training]
+        for number, batch in enumerate(batches):
+            for name, array in _integer_inputs(batch):
+                for columns, lookup in tables.get(name, ()):
+                    bad = lookup.first_bad(_take(array, columns))
+                    if bad is not None:
+                        value, position = bad
+                        if columns is not None:
+                            position[1] += columns[0]
+                        _raise(place(), (number, len(batches), name, position), value, lookup)
+            self._remember(batch, None)
 
     def _covers(self, seen: _Seen, array: np.ndarray) -> bool:
         if seen.columns is not None and array.ndim == 2:
@@ -112,8 +155,9 @@ class IndexCheck:
         return array
 
     @contextmanager
-    def _watch(self, batches: Sequence[Batch], place: Callable[[], str], model: nn.Module) -> Iterator[None]:
+    def _watch(self, batches: Sequence[Batch], place: Callable[[], str]) -> Iterator[None]:
         looked_up: list[np.ndarray] = []
+        tables = self._tables[self._model.training]
 
         def look(kind: str, index: Any, size: int, ignored: int | None, table: Any) -> None:
             values = _values(index)
@@ -122,51 +166,43 @@ class IndexCheck:
             looked_up.append(values)
             if ignored is not None and (ignored < 0 or ignored >= size):
                 self._ignored.add(ignored)
-            lookup = Lookup(f"the {_name_of(table, model)}" if kind == "embedding" else kind, size, ignored)
+            what = f"the {_name_of(table, self._model)}" if kind == "embedding" else kind
+            lookup = Lookup(what, size, ignored)
             bad = lookup.first_bad(values)
             if bad is not None:
                 _raise(place(), _find(batches, values, bad[0]), bad[0], lookup)
+            for name, columns in _origins(batches, values):
+                tables.setdefault(name, set()).add((columns, lookup))
 
-        with _lookups_replaced(model, look):
+        with _lookups_replaced(self._model, look):
             yield
         for batch in batches:
             self._remember(batch, looked_up)
+            for name, array in _integer_inputs(batch):
+                # forward has changed a value that fits no table before it looked it up, so it may do so again
+                fitting = [(c, lookup) for c, lookup in tables.get(name, ()) if not lookup.first_bad(_take(array, c))]
+                tables[name] = set(fitting)
 
-    def _remember(self, batch: Batch, looked_up: list[np.ndarray]) -> None:
+    def _remember(self, batch: Batch, looked_up: list[np.ndarray] | None) -> None:
+        """Note that the values of a batch are known. `looked_up`: what forward looked up; None: it did not run."""
+        seen_in_mode = self._seen[self._model.training]
         for name, value in batch.items():
-            seen = self._seen.setdefault(name, _Seen())
+            seen = seen_in_mode.setdefault(name, _Seen())
             array = integers(value)
             if array is None or not array.size:
                 continue
-            if array.ndim == 2 and (seen.columns is not None or _is_looked_up_by_column(array, looked_up)):
+            by_column = looked_up is not None and _is_looked_up_by_column(array, looked_up)
+            if array.ndim == 2 and (seen.columns is not None or by_column):
                 seen.extend_columns(array)
             array = self._without_ignored(array)
             if not array.size:
                 continue
             smallest, largest = int(array.min()), int(array.max())
-            if not any((values == largest).any() for values in looked_up):
+            if looked_up is not None and not any((values == largest).any() for values in looked_up):
                 seen.misses += 1
                 if seen.misses >= _MISSES_UNTIL_RARE:
                     smallest, largest = smallest - abs(smallest), largest + abs(largest)
             seen.smallest, seen.largest = min(smallest, seen.smallest), max(largest, seen.largest)
-
-    def learn(self, graph: Any) -> None:
-        """Read from a compiled graph whose inputs hold a dict called `batch` which of them are looked up where."""
-        for name, lookups in lookups_of(graph).items():
-            known = self._lookups.setdefault(name, [])
-            known += [lookup for lookup in lookups if lookup not in known]
-
-    def refuse(self, batches: Sequence[Batch], place: Callable[[], str]) -> None:
-        """Raise `IndexOutOfRange` for a value that a compiled graph would look up in vain; call it before a launch."""
-        for number, batch in enumerate(batches):
-            for name, lookups in self._lookups.items():
-                array = integers(batch.get(name))
-                if array is None or not array.size:
-                    continue
-                for lookup in lookups:
-                    bad = lookup.first_bad(array)
-                    if bad is not None:
-                        _raise(place(), (number, len(batches), name, bad[1]), bad[0], lookup)
 
 
 def _raise(place: str, found: tuple[int, int, str, list[int]] | None, value: int, lookup: Lookup) -> NoReturn:
@@ -227,11 +263,43 @@ def _find(batches: Sequence[Batch], values: np.ndarray, bad: int) -> tuple[int, 
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
+def _integer_inputs(batch: Batch) -> Iterator[tuple[str, np.ndarray]]:
+    for name, value in batch.items():
+        array = integers(value)
+        if array is not None and array.size:
+            yield name, array
+
+
+def _take(array: np.ndarray, columns: Columns) -> np.ndarray:
+    """The columns of an input that are looked up. An input of another shape than before is compared in full."""
+    return array if columns is None or array.ndim != 2 else array[:, columns[0] : columns[1]]
+
+
+def _origins(batches: Sequence[Batch], values: np.ndarray) -> Iterator[tuple[str, Columns]]:
+    """The inputs that were looked up as they are: all of one, a column, or all columns but a few first or last ones.
+
+    >>> x = np.arange(6).reshape(2, 3)
+    >>> list(_origins([{"x": x}], x[:, 1:].reshape(-1)))
+    [('x', (1, 3))]
+    """
+    flat = values.reshape(-1)
+    for batch in batches:
+        for name, array in _integer_inputs(batch):
+            if array.size == flat.size and bool((array.reshape(-1) == flat).all()):
+                yield name, None
+            elif array.ndim == 2 and flat.size < array.size and flat.size % len(array) == 0:
+                width = flat.size // len(array)
+                starts = range(array.shape[1]) if width == 1 else (0, array.shape[1] - width)
+                for start in starts:
+                    if bool((array[:, start : start + width].reshape(-1) == flat).all()):
+                        yield name, (start, start + width)
+
+
 def _is_looked_up_by_column(array: np.ndarray, looked_up: list[np.ndarray]) -> bool:
+    if array.ndim != 2 or array.shape[1] < 2:
+        return False
     columns = [values.reshape(-1) for values in looked_up if values.size == len(array)]
-    return array.shape[1] > 1 and any(
-        bool((array[:, i] == column).all()) for column in columns for i in range(array.shape[1])
-    )
+    return any(bool((array[:, i] == column).all()) for column in columns for i in range(array.shape[1]))
 
 
 Look = Callable[[str, Any, int, "int | None", Any], None]

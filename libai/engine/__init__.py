@@ -11,8 +11,6 @@ from libai.engine.log.writers import LogRecord, RunInfo, Writer
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.loop.metrics import NonFiniteLoss
 from libai.engine.loop.trainer_base import StopTraining, TrainerBase
-from libai.engine.parity.check import check_parity
-from libai.engine.parity.report import ParityReport
 from libai.engine.run.result import TrainResult
 from libai.engine.run.run import Run
 from libai.engine.run.setup import default_setup
@@ -20,6 +18,8 @@ from libai.engine.setup.batch_plan import BatchPlan
 from libai.engine.trainer.checkpointer import TrainerCheckpointer
 from libai.engine.trainer.eager import EagerTrainer
 from libai.engine.trainer.graph import GraphTrainer
+from libai.engine.verify.parity import check_parity
+from libai.engine.verify.report import ParityReport
 from libai.forward.contract import ModelContractError
 
 #: the name of a run in detectron2 and LiBai

@@ -30,12 +30,13 @@ FLOORS = (
     ("engine.graph", "engine.loop"),
     ("engine.rehearsal",),  # updates that are put back: of any trainer
     ("engine.trainer",),
-    ("engine.parity", "engine.setup"),
+    ("engine.setup",),
     ("engine.hooks.evaluation", "engine.hooks.metrics"),
     ("engine.hooks",),
     ("engine.run",),
+    ("engine.verify",),
     ("engine",),  # its __init__.py, which gives users their names
-    ("engine.verify", "benchmark", "benchmark.others", "hf.families"),
+    ("benchmark", "benchmark.others", "hf.families"),
     ("hf",),
     ("inference",),
     ("cli",),

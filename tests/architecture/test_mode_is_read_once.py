@@ -22,7 +22,7 @@ READERS = {
     "libai/engine/setup/support.py": 1,
 }
 #: here a run is one of the two that are compared
-OTHER_RUNS = ("libai/engine/parity/check.py",)
+OTHER_RUNS = ("libai/engine/verify/parity.py",)
 
 
 def _name(node: ast.expr) -> str:

@@ -37,13 +37,16 @@ class Difference:
         return f"in update {self.update} {self.text}"
 
 
-def first_difference(expected: Reference, found: Reference, device: str) -> Difference | None:
-    """Return the first thing in which the updates `found` are others than `expected`; None when they are the same."""
+def first_difference(expected: Reference, found: Reference, bound: float) -> Difference | None:
+    """Return the first thing in which the updates `found` are others than `expected`; None when they are the same.
+
+    `bound`: relative, of losses; those of what updates move and of buffers follow it.
+    """
     before = expected.states[0]
     for number, (one, other) in enumerate(zip(expected.losses, found.losses), 1):
-        text = _differing_loss(one, other, LOSS_BOUND[device])
+        text = _differing_loss(one, other, bound)
         if text is None and number in expected.states and number in found.states:
-            text = _differing_state(before, expected.states[number], found.states[number], LOSS_BOUND[device] / 1e-5)
+            text = _differing_state(before, expected.states[number], found.states[number], bound / 1e-5)
         if text is not None:
             return Difference(number, text)
     return None

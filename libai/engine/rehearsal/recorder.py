@@ -2,12 +2,13 @@
 
 `nn.Graph` ignores hooks of modules and calls the `forward` of their class, so every module's class is swapped for a
 generated subclass that tells the recorder. While a graph is traced the recorded tensors gather in the recorder, joined
-by the gradients during the traced backward pass; `RecordingGraphTrainer` lets the compiled step return them.
+by the gradients during the traced backward pass; inside of `recording_trace` the compiled step returns them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,10 +18,8 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.graph.graphs import TrainGraph
-from libai.engine.parity.state import scan
-from libai.engine.trainer.graph import GraphTrainer
 from libai.oneflow_fixes.internals import is_tracing
-from libai.oneflow_fixes.wrapping import wrap_forward
+from libai.oneflow_fixes.wrapping import unwrap_forward, wrap_forward
 from libai.parallel import full_tensor
 from libai.utils.tree import named_tensors_in
 
@@ -51,43 +50,45 @@ class Event:
 class Record:
     """What was recorded in one iteration. Arrays have one row per micro-batch.
 
-    `values`: key of an event -> tensor; `output_gradients`: the same key -> gradient of the losses by that output;
-    `gradients`: parameter -> gradient of the iteration, before clipping; `unused_scalars`: Python attributes that hold
-    a scalar with a gradient history that the returned losses do not contain (eager only).
+    `values`: key of an event -> tensor; `value_gradients`: the same key -> gradient of the losses by that tensor;
+    `attached`: the keys of tensors that a gradient may reach; `gradients`: parameter -> gradient of the iteration,
+    before clipping.
     """
 
     events: list[Event] = field(default_factory=list)
     values: dict[str, np.ndarray] = field(default_factory=dict)
-    output_gradients: dict[str, np.ndarray] = field(default_factory=dict)
+    value_gradients: dict[str, np.ndarray] = field(default_factory=dict)
+    attached: set[str] = field(default_factory=set)
     gradients: dict[str, np.ndarray] = field(default_factory=dict)
-    unused_scalars: list[str] = field(default_factory=list)
 
 
 class Recorder:
-    """Swaps the classes of `model`'s modules; records every traced forward, and eager ones while `is_on`.
-
-    `failed_in` names the innermost module whose forward raised.
-    """
+    """Swaps the classes of `model`'s modules until `remove`; records traced forwards, and eager ones while `is_on`."""
 
     def __init__(self, model: nn.Module):
         self.is_on = False
-        self.failed_in: str | None = None
-        #: called with the name of the module whose own code has just run, when it calls another one or returns
-        self.on_code: Callable[[str], None] = lambda name: None
         self._model = model
+        self._wrapped: list[nn.Module] = []
         self._parameter_names = [name for name, _ in model.named_parameters()]
         self.forget()
         for name, module in list(model.named_modules()):
             # containers have no forward, and the graph tells them apart by their classes
             if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
                 wrap_forward(module, partial(self.run, name))
+                self._wrapped.append(module)
+
+    def remove(self) -> None:
+        """Give the modules their classes back."""
+        for module in self._wrapped:
+            unwrap_forward(module)
+        self._wrapped.clear()
 
     def forget(self) -> None:
         """Forget what was recorded: another iteration begins, or the trace of a compiled step."""
         self._forwards: list[list[Event]] = []
         self._values: list[dict[str, flow.Tensor]] = []
-        self._output_gradients: list[dict[str, flow.Tensor]] = []
-        self._unused_scalars: dict[str, None] = {}
+        self._value_gradients: list[dict[str, flow.Tensor]] = []
+        self._attached: set[str] = set()
         #: the tensors of each forward just traced and of its backward pass, to be returned by the graph
         self.traced: list[dict[str, flow.Tensor]] = []
         self._stack: list[str] = []
@@ -115,20 +116,26 @@ class Recorder:
         return Record(
             events=self._forwards[0],
             values=_rows(self._values),
-            output_gradients=_rows(self._output_gradients),
+            value_gradients=_rows(self._value_gradients),
+            attached=self._attached,
             gradients=self._gradients,
-            unused_scalars=list(self._unused_scalars),
         )
 
     # ------------------------------------------------------------------ a compiled iteration
+
+    def keep_trace(self) -> None:
+        """Keep the events of the trace that has just ended; what the step returns belongs to them."""
+        self._traced_events = self._forwards[0]
+        self._traced_attached = self._attached
+        self._is_traced_in_turn = len(self.traced) > 1  # one micro-batch was traced behind the other
 
     def graph_record(self, metrics: dict[str, list[flow.Tensor]], num_micro_batches: int) -> Record:
         """What the compiled step returned beside its own `metrics` in one iteration; takes it out of them.
 
         `metrics`: as in `StepResult`.
         """
-        in_turn = len(self.traced) > 1  # one micro-batch was traced behind the other
-        record = Record(events=self._forwards[0])
+        in_turn = self._is_traced_in_turn
+        record = Record(events=self._traced_events, attached=self._traced_attached)
         shapes = {name: tuple(parameter.shape) for name, parameter in self._model.named_parameters()}
         for name in [name for name in metrics if name.startswith(_PREFIX)]:
             arrays = [full_tensor(tensor).numpy() for tensor in metrics.pop(name)]
@@ -142,7 +149,7 @@ class Recorder:
                 if kind == "value":
                     record.values[key] = rows
                 else:  # OneFlow takes the mean over micro-batches behind the backward pass, eager mode before it
-                    record.output_gradients[key] = rows / (1 if in_turn else num_micro_batches)
+                    record.value_gradients[key] = rows / (1 if in_turn else num_micro_batches)
         return record
 
     # ------------------------------------------------------------------ called by the modules
@@ -155,21 +162,13 @@ class Recorder:
             self._enter_root(module)
         if is_recording:
             self._event("enter", name, (args, kwargs))
-        if self._stack:
-            self.on_code(self._stack[-1])
         self._stack.append(name)
         try:
             outputs = forward(module, *args, **kwargs)
-        except Exception:
-            self.failed_in = name if self.failed_in is None else self.failed_in
-            raise
         finally:
             self._stack.pop()
-        self.on_code(name)
         if is_recording:
             self._event("exit", name, outputs)
-        if is_root and is_recording:
-            self._leave_root()
         return outputs
 
     def _enter_root(self, module: Any) -> None:
@@ -182,7 +181,7 @@ class Recorder:
         self._calls: dict[str, int] = {}
         self._forwards.append([])
         self._values.append({})
-        self._output_gradients.append({})
+        self._value_gradients.append({})
 
     def _event(self, kind: str, name: str, value: Any) -> None:
         if kind == "enter":
@@ -192,53 +191,53 @@ class Recorder:
         for path, tensor in named_tensors_in(value):
             key = f"{kind}/{name}/{call}/{path}"
             keys.append(key)
-            self._keep(key, tensor, with_gradient=kind == "exit")
+            self._keep(key, tensor)
         parent = self._stack[-1] if self._stack else ""
         self._forwards[-1].append(Event(kind, name, call, parent, tuple(keys)))
 
-    def _keep(self, key: str, tensor: flow.Tensor, with_gradient: bool) -> None:
+    def _keep(self, key: str, tensor: flow.Tensor) -> None:
         # a copy: operations in place may change the tensor afterwards
         copied = flow._C.identity(tensor.detach()) if is_tracing() else tensor.detach().clone()
         if is_tracing():
             self.traced[-1][f"{_PREFIX}value:{key}"] = copied
         else:
             self._values[-1][key] = copied
-        if with_gradient and tensor.requires_grad:
-            if is_tracing():
-                tensor.register_hook(_keeper(self.traced[-1], f"{_PREFIX}output_gradient:{key}"))
-            else:
-                tensor.register_hook(_keeper(self._output_gradients[-1], key))
-
-    def _leave_root(self) -> None:
-        if is_tracing():
+        if not tensor.requires_grad:
             return
-        for label, value in scan(self._model).items():
-            if isinstance(value, flow.Tensor) and value.numel() == 1 and value.requires_grad and not value.is_leaf:
-                self._unused_scalars[label] = None
-                value.register_hook(lambda gradient, label=label: self._unused_scalars.pop(label, None) and None)
+        self._attached.add(key)
+        if is_tracing():
+            tensor.register_hook(_keeper(self.traced[-1], f"{_PREFIX}value_gradient:{key}"))
+        else:
+            tensor.register_hook(_keeper(self._value_gradients[-1], key))
 
 
-class RecordingGraphTrainer(GraphTrainer):
-    """A `GraphTrainer` whose compiled step returns what `recorder` saw, as further metrics of its `StepResult`."""
+@contextmanager
+def recording_trace(trainer: Any, recorder: Recorder) -> Iterator[None]:
+    """A step that `trainer` compiles in this block returns what `recorder` saw, as further metrics of its result."""
+    trace = trainer._trace
 
-    recorder: Recorder
+    class RecordingGraph(TrainGraph):
+        def build(self, *args: Any, **kwargs: Any) -> Any:
+            recorder.forget()
+            losses, metrics, norm, buffers = TrainGraph.build(self, *args, **kwargs)
+            recorder.keep_trace()
+            traced = recorder.traced
+            if isinstance(metrics, dict):
+                return losses, {**metrics, **traced[0]}, norm, buffers
+            first = {**metrics[0], **traced[0]}
+            common = set(traced[0]).intersection(*traced)
+            others = [{**own, **{name: seen[name] for name in common}} for own, seen in zip(metrics, traced)]
+            return losses, [first, *others[1:]], norm, buffers
 
-    def _trace(self, graph: TrainGraph, inputs: dict[str, Any]) -> None:
-        recorder = self.recorder
-
-        class RecordingGraph(TrainGraph):
-            def build(self, *args: Any, **kwargs: Any) -> Any:
-                recorder.forget()
-                losses, metrics, norm, buffers = TrainGraph.build(self, *args, **kwargs)
-                traced = recorder.traced
-                if isinstance(metrics, dict):
-                    return losses, {**metrics, **traced[0]}, norm, buffers
-                first, common = {**metrics[0], **traced[0]}, set(traced[0]).intersection(*traced)
-                others = [{**own, **{name: seen[name] for name in common}} for own, seen in zip(metrics, traced)][1:]
-                return losses, [first, *others], norm, buffers
-
+    def record(graph: TrainGraph, inputs: dict[str, Any]) -> None:
         graph.__class__ = RecordingGraph
-        super()._trace(graph, inputs)
+        trace(graph, inputs)
+
+    vars(trainer)["_trace"] = record
+    try:
+        yield
+    finally:
+        del vars(trainer)["_trace"]
 
 
 def _keeper(store: dict[str, flow.Tensor], key: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -163,17 +163,23 @@ def _later_update(trainer: Any, micro_batches: Sequence[Any], copies: bool) -> S
 
     `copies`: let operations keep copies for their backward pass, which only some models need once more.
     """
-
-    def with_copies(**batch: Any) -> Any:
-        with saved_tensor_hooks(_with_copy, operator.itemgetter(1)):
-            return trainer.model(**batch)
-
     result = None
     try:
-        result = update_op_by_op(trainer, copied(trainer, micro_batches), with_copies if copies else None)
+        forward = keeping_copies(trainer) if copies else None
+        result = update_op_by_op(trainer, copied(trainer, micro_batches), forward)
     except Exception:  # the run raises it again, with the hooks that belong to it
         result = None
     return None if any_rank(result is None) else result
+
+
+def keeping_copies(trainer: Any) -> Callable[..., Any]:
+    """Return the forward of the model of `trainer` with copies of what its backward pass reads."""
+
+    def forward(**batch: Any) -> Any:
+        with saved_tensor_hooks(_with_copy, operator.itemgetter(1)):
+            return trainer.model(**batch)
+
+    return forward
 
 
 def _first_update(

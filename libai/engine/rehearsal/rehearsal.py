@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from libai.engine.rehearsal.comparison import Difference, first_difference, first_other_bit
+from libai.engine.rehearsal.comparison import LOSS_BOUND, Difference, first_difference, first_other_bit
 from libai.engine.rehearsal.kept import iterators_of
+from libai.engine.rehearsal.naming import describe, find_culprit
 from libai.engine.rehearsal.reference import Iterations, Reference, State, copied, losses_of, reference_of, rehearsing
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_line
 from libai.layers.lora import has_adapters
@@ -50,13 +51,8 @@ def look_ahead(trainer: Any) -> tuple[Iterations, Reference | None]:
     reference = reference_of(trainer, iterations)
     if trainer.options.deterministic:
         _require_deterministic(trainer, iterations, reference)
-    if trainer.mode == "graph" and reference.changing:
-        raise NotTheSame(
-            f"{type(trainer.model).__name__}.forward changes {', '.join(reference.changing)}, and still does after two "
-            "updates. A graph runs the Python code of forward once, when it is traced, so that other lines would read "
-            'what it was then. Keep a number in a buffer (`self.register_buffer("count", flow.zeros(()))`), or run '
-            "with graph.enabled=false."
-        )
+    if trainer.mode == "graph":
+        refuse_changing(trainer, reference)
     if trainer.mode == "eager" and reference.remembered and is_main_process():
         logger.warning(
             "%s.forward changes %s, which no checkpoint holds: a resumed run starts with its initial value. Keep "
@@ -65,6 +61,17 @@ def look_ahead(trainer: Any) -> tuple[Iterations, Reference | None]:
             ", ".join(reference.remembered),
         )
     return (iterations if wanted else []), reference
+
+
+def refuse_changing(trainer: Any, reference: Reference) -> None:
+    """Raise `NotTheSame` for a forward whose attributes still change, so that a compiled step would be another one."""
+    if reference.changing:
+        raise NotTheSame(
+            f"{type(trainer.model).__name__}.forward changes {', '.join(reference.changing)}, and still does after two "
+            "updates. A graph runs the Python code of forward once, when it is traced, so that other lines would read "
+            'what it was then. Keep a number in a buffer (`self.register_buffer("count", flow.zeros(()))`), or run '
+            "with graph.enabled=false."
+        )
 
 
 def facts_of(trainer: Any, micro_batches: Sequence[Any]) -> Facts:
@@ -103,7 +110,7 @@ def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> 
             return
         gradients.facts = written
     again = reference_of(trainer, iterations)
-    itself = agreed(first_difference(reference, again, trainer.gradients.device))
+    itself = agreed(first_difference(reference, again, LOSS_BOUND[gradients.device]))
     name = type(trainer.model).__name__
     if itself is not None:
         text = (
@@ -119,12 +126,20 @@ def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> 
         if is_main_process():
             logger.warning("%s. A resumed run will not repeat this one.", text)
         return
-    raise NotTheSame(refusal(trainer, difference, reference))
+    raise NotTheSame(refusal(trainer, difference, reference) + _naming(trainer, iterations, difference, reference))
+
+
+def _naming(trainer: Any, iterations: Iterations, difference: Difference, reference: Reference) -> str:
+    """Say in which module the difference begins, where that can be found out."""
+    if not trainer.mesh.is_single and not trainer.layout.is_global:
+        return ""  # the reference has the samples of all ranks, and the modules of a rank see only its own
+    culprit = find_culprit(trainer, iterations, difference.update, reference)
+    return "" if culprit is None else f" {describe(trainer, culprit)}"
 
 
 def _difference(trainer: Any, iterations: Iterations, reference: Reference) -> Difference | None:
     found = own_updates(trainer, iterations[: len(reference.losses)], reference)
-    return agreed(first_difference(reference, found, trainer.gradients.device))
+    return agreed(first_difference(reference, found, LOSS_BOUND[trainer.gradients.device]))
 
 
 def _require_deterministic(trainer: Any, iterations: Iterations, reference: Reference) -> None:

@@ -361,7 +361,7 @@ class GraphTrainer(ModelTrainer):
         self._clear_gradients()
         failure: Exception | None = None
         try:
-            with without_oneflow_error_lines():
+            with without_oneflow_error_lines(), python_kept(self.model):
                 graph.build_graph(**inputs)
         except Exception as error:
             failure = error

@@ -6,6 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import oneflow as flow
@@ -52,6 +53,14 @@ class OptimizerState:
 
     def _parameters(self) -> dict[str, flow.Tensor]:
         return dict(self.model.named_parameters())
+
+
+@dataclass(frozen=True)
+class _Copies:
+    """The state of a compiled graph: of its variables, and of the parameters that it does not update."""
+
+    variables: dict[str, flow.Tensor]
+    absent: dict[str, flow.Tensor]
 
 
 class GraphOptimizerState(OptimizerState):
@@ -132,18 +141,19 @@ class GraphOptimizerState(OptimizerState):
         if self._graph is None:
             return self._waiting
         with self.variables() as variables:
-            return {name: variable.clone() for name, variable in variables.items()}
+            return _Copies({name: variable.clone() for name, variable in variables.items()}, self._absent)
 
     def put_back(self, copies: Any) -> None:
         """See `OptimizerState.put_back`. A copy from before compilation is not accepted."""
         if self._graph is None:
             self._waiting = copies
             return
-        if not isinstance(copies, dict):
+        if not isinstance(copies, _Copies):
             raise ValueError("this snapshot was made before the graph was compiled; call prepare() before snapshot()")
+        self._absent = copies.absent
         with self.variables() as variables:
             for name, variable in variables.items():
-                variable.copy_(copies[name])
+                variable.copy_(copies.variables[name])
 
     @contextmanager
     def variables(self) -> Iterator[dict[str, flow.Tensor]]:

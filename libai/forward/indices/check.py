@@ -97,10 +97,13 @@ class IndexCheck:
         self._seen: dict[bool, dict[str, _Seen]] = {True: {}, False: {}}
         self._tables: dict[bool, dict[str, set[tuple[Columns, Lookup]]]] = {True: {}, False: {}}
 
-    def watch(self, batches: Sequence[Batch], place: Callable[[], str]) -> AbstractContextManager[None]:
+    def watch(
+        self, batches: Sequence[Batch], place: Callable[[], str], model: nn.Module | None = None
+    ) -> AbstractContextManager[None]:
         """Return what an eager forward over `batches` runs in; raises `IndexOutOfRange` before a lookup that is wrong.
 
-        `place()` says for the error which batches these are. `NOTHING` when all values have been looked up before.
+        `place()` says for the error which batches these are. `model`: a copy of the model, when that runs.
+        `NOTHING` when all values have been looked up before.
         """
         seen_in_mode = self._seen[self._model.training]
         for batch in batches:  # it runs in every iteration: few calls
@@ -119,7 +122,7 @@ class IndexCheck:
                     or self._covers(seen, array)
                 )
                 if not is_known:
-                    return self._watch(batches, place)
+                    return self._watch(batches, place, model or self._model)
         return NOTHING
 
     @property
@@ -155,7 +158,7 @@ class IndexCheck:
         return array
 
     @contextmanager
-    def _watch(self, batches: Sequence[Batch], place: Callable[[], str]) -> Iterator[None]:
+    def _watch(self, batches: Sequence[Batch], place: Callable[[], str], model: nn.Module) -> Iterator[None]:
         looked_up: list[np.ndarray] = []
         tables = self._tables[self._model.training]
 
@@ -166,7 +169,7 @@ class IndexCheck:
             looked_up.append(values)
             if ignored is not None and (ignored < 0 or ignored >= size):
                 self._ignored.add(ignored)
-            what = f"the {_name_of(table, self._model)}" if kind == "embedding" else kind
+            what = f"the {_name_of(table, model)}" if kind == "embedding" else kind
             lookup = Lookup(what, size, ignored)
             bad = lookup.first_bad(values)
             if bad is not None:
@@ -174,7 +177,7 @@ class IndexCheck:
             for name, columns in _origins(batches, values):
                 tables.setdefault(name, set()).add((columns, lookup))
 
-        with _lookups_replaced(self._model, look):
+        with _lookups_replaced(model, look):
             yield
         for batch in batches:
             self._remember(batch, looked_up)

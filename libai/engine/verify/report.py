@@ -38,15 +38,13 @@ class ParityReport:
     """The result of `check_parity`; `str()` is a table for people, `to_json()` the same for programs.
 
     Attributes:
-        verdict: "same" (equal to the last bits, or within the modes' own noise), "within bound", or "broken".
+        verdict: "same" (equal to the last bits), "within bound", or "broken".
         reason: the verdict in one sentence.
-        first_difference: first iteration (1 = the first) whose losses or weights differ by more than noise, or None.
-        first_broken: first iteration whose losses differ by more than `bound`, or None.
+        first_broken: first iteration (1 = the first) in which the modes differ beyond the bound, or None.
         module: qualified name of the module that diverges first (the model's class name for its own forward), or None.
         stage: where it diverges: "build", "forward", "backward" or "update".
-        noise: mode -> largest relative difference of the losses of two runs of that mode.
-        differences: "loss", "gradients", "weights", "buffers", "optimizer" -> the largest difference of the modes.
-        findings: mistakes, each of which makes the verdict "broken"; notes: facts that explain or warn.
+        differences: "loss", "gradients", "weights", "buffers" -> the largest difference of the modes.
+        notes: facts that no difference shows.
         losses: mode -> total loss of every iteration.
     """
 
@@ -54,13 +52,10 @@ class ParityReport:
     reason: str
     bound: float
     num_iters: int
-    first_difference: int | None = None
     first_broken: int | None = None
     module: str | None = None
     stage: str | None = None
-    noise: Mapping[str, float] | None = None
     differences: Mapping[str, Difference] | None = None
-    findings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     losses: Mapping[str, list[float]] | None = None
 
@@ -82,12 +77,9 @@ class ParityReport:
         rows = [("verdict", f"{self.verdict.upper()}: {self.reason}")]
         if self.module is not None:
             rows.append(("diverges in", f"{self.module} ({self.stage})"))
-        if self.first_difference is not None:
-            broken = f"; beyond the bound from iteration {self.first_broken}" if self.first_broken else ""
-            rows.append(("differs from", f"iteration {self.first_difference}{broken}"))
-        rows += [(f"noise, {mode}", _describe_noise(value)) for mode, value in (self.noise or {}).items()]
+        if self.first_broken is not None:
+            rows.append(("differs from", f"iteration {self.first_broken}"))
         rows += [(name, str(difference)) for name, difference in (self.differences or {}).items()]
-        rows += [("found", text) for text in self.findings if text != self.reason]
         rows += [("note", text) for text in self.notes]
         width = max(len(title) for title, _ in rows) + 2
         text = "\n".join(f"{title:<{width}}{value}" for title, value in rows)
@@ -151,10 +143,6 @@ def largest_difference(
 def largest_magnitude(arrays: Iterable[np.ndarray]) -> float:
     """The largest finite absolute value in the arrays, 0 without any."""
     return max((float(np.nan_to_num(np.abs(x), posinf=0.0).max()) for x in arrays if x.size), default=0.0)
-
-
-def _describe_noise(value: float) -> str:
-    return "none: two runs have bitwise equal losses" if value == 0.0 else f"{value:.1e} between two runs"
 
 
 def strict(value: Any) -> Any:

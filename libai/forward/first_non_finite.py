@@ -96,12 +96,12 @@ def _first_gradient(trainer: Any, total: flow.Tensor, outputs: list[tuple[str, f
         if gradient is not None and not _is_finite(gradient):
             text = f"first the gradient of the output of {name} is not finite, though the forward pass is"
             return _Found(text, not _is_finite_here(gradient))
-    trainer._clear_gradients()
+    trainer.clear_gradients()
     total.backward()
     parameters = [(name, p.grad) for name, p in trainer.model.named_parameters() if p.grad is not None]
     bad = {name: gradient for name, gradient in parameters if not _is_finite(gradient)}
     is_here = any(not _is_finite_here(gradient) for gradient in bad.values())
-    trainer._clear_gradients()
+    trainer.clear_gradients()
     if not bad:
         return None
     text = f"the gradient of {', '.join(list(bad)[:3])} is not finite, though the forward pass is"

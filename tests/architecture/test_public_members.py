@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import toy
 
-MOST_MEMBERS = 36
+MOST_MEMBERS = 38
 
 
 def public_members(instance: object) -> set[str]:

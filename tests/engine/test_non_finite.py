@@ -132,7 +132,7 @@ def test_skip_equals_a_run_that_never_made_that_update(mode):
     for i, batch in enumerate(data):
         expected.iter = i
         if i in (6, 13):
-            expected._finish_update()
+            expected.finish_update()
         else:
             average.before_step()
             expected.update([batch])

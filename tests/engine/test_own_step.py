@@ -24,10 +24,13 @@ def weights(trainer):
     return np.concatenate([parameter.numpy().reshape(-1) for parameter in trainer.model.parameters()])
 
 
-def trained(cls, iterations=12, optimizer="sgd", **settings):
+def trained(cls, iterations=12, optimizer="sgd", schedule=False, **settings):
     flow.manual_seed(0)
     model = toy.Classifier()
-    trainer = cls(model, BATCHES, toy.optimizer_of(optimizer, model), **settings)
+    optimizer = toy.optimizer_of(optimizer, model)
+    if schedule:
+        settings["lr_scheduler"] = WarmupCosineLR(optimizer, max_iter=iterations, warmup_iter=2)
+    trainer = cls(model, BATCHES, optimizer, **settings)
     trainer.train(0, iterations)
     return trainer
 
@@ -78,11 +81,12 @@ class Own(EagerTrainer):
             losses["losses"]["cls"].backward()
         self.reduce_gradients()
         self.optimizer.step()
+        self.finish_update()
         return losses
 
 
 def test_an_update_of_its_own_trains_and_reports_its_losses():
-    own, given = trained(Own), trained(EagerTrainer)
+    own, given = (trained(cls, schedule=True) for cls in (Own, EagerTrainer))
     np.testing.assert_allclose(weights(own), weights(given), rtol=1e-6)
     assert own.fetch_metrics() == pytest.approx(given.fetch_metrics())
 

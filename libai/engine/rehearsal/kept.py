@@ -40,7 +40,7 @@ def everything_kept(trainer: Any) -> Iterator[list[Callable[[], None]]]:
                 for restore in put_back:
                     restore()
     finally:
-        trainer._clear_gradients()
+        trainer.clear_gradients()
         trainer.iter = iteration
         trainer.loop.calls_at = calls
         if has_drawn_since(draws):

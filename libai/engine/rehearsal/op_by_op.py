@@ -25,7 +25,7 @@ def update_op_by_op(
     is_compiled_mode = trainer.mode == "graph"
     if is_compiled_mode:
         import_state(optimizer, parameters, *trainer.optimizer_state.export())
-    trainer._clear_gradients()
+    trainer.clear_gradients()
     with gradients.index_check.watch(named, gradients.describe_batch):
         batches = [gradients.to_device(batch) for batch in named]
         result = gradients.accumulate_gradients(forward or trainer.model, batches)
@@ -38,8 +38,8 @@ def update_op_by_op(
     if options.max_grad_norm is not None:
         result.grad_norm = clip_grad_norm(parameters.values(), options.max_grad_norm)
     optimizer.step()
-    trainer._clear_gradients()
+    trainer.clear_gradients()
     if is_compiled_mode:
         trainer.optimizer_state.load(*export_state(optimizer, parameters))
-    trainer._finish_update()
+    trainer.finish_update()
     return result

@@ -263,7 +263,7 @@ class BadLossHook(HookBase, LossPolicy):
     def _skip(self, index: int, batches: list[tuple[int, list[Any]]]) -> list[tuple[int, Any]]:
         """Leave out the update at `index`; the schedule continues, and the later updates are made again."""
         trainer = self.trainer
-        trainer._finish_update()
+        trainer.finish_update()
         self._batches = []
         self._snapshot = Snapshot.of(trainer)
         results = []

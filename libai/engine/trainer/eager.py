@@ -155,7 +155,7 @@ class EagerTrainer(ModelTrainer):
             result.grad_norm, _ = norm_and_coefficient(self._parameters, 1.0)
         if not self._zero_grad_before_forward:
             self.optimizer.zero_grad(set_to_none=self._set_to_none)
-        self._finish_update()
+        self.finish_update()
         return result
 
     def reduce_gradients(self) -> None:
@@ -259,7 +259,7 @@ class EagerTrainer(ModelTrainer):
         """See `ModelTrainer._eval_batch`. With local tensors ranks need not have equally many batches."""
         return self._run_eagerly(batch, replicated, everywhere)
 
-    def _clear_gradients(self) -> None:
+    def clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=self._set_to_none)
 
 

@@ -158,7 +158,7 @@ class GraphTrainer(ModelTrainer):
             write_buffers(self.model, buffers)
         count_batches(self._counting_norms, self.options.num_accumulation_steps)
         self.optimizer._state["step"] += 1  # the compiled update counts for itself; this is the count the host sees
-        self._finish_update()
+        self.finish_update()
         return result
 
     def _update_eagerly(self, batches: Sequence[dict[str, Any]]) -> StepResult:
@@ -358,14 +358,14 @@ class GraphTrainer(ModelTrainer):
 
     def _trace(self, graph: TrainGraph, inputs: dict[str, Any]) -> None:
         """Trace the model. All ranks learn whether one has failed, for the next step waits for all of them."""
-        self._clear_gradients()
+        self.clear_gradients()
         failure: Exception | None = None
         try:
             with without_oneflow_error_lines(), python_kept(self.model):
                 graph.build_graph(**inputs)
         except Exception as error:
             failure = error
-        self._clear_gradients()
+        self.clear_gradients()
         has_failed_somewhere = any_rank(failure is not None)
         if failure is not None:
             raise explain_build_error(failure, self.model) from failure

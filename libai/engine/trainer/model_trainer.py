@@ -373,7 +373,7 @@ class ModelTrainer(TrainerBase):
     def reduce_gradients(self) -> None:
         """Average the gradients over the data-parallel ranks, where they are not yet. Collective."""
 
-    def _clear_gradients(self) -> None:
+    def clear_gradients(self) -> None:
         """Forget all gradients, as this mode needs it before its next update."""
         clear_gradients(self.model)
 
@@ -401,8 +401,11 @@ class ModelTrainer(TrainerBase):
                 rates[f"train/lr/{group['optimizer']}"] = float(group["lr"])
         return rates
 
-    def _finish_update(self) -> None:
-        """Advance the schedule after an update; keeps the rates that the update has used in `self.loop.rates`."""
+    def finish_update(self) -> None:
+        """Advance the schedule after an update; keeps the rates that the update has used in `self.loop.rates`.
+
+        An `update` of your own calls it at its end.
+        """
         self.loop.rates = self._current_lrs()
         if self.lr_scheduler is not None and not self._schedule_needs_metric:
             self.lr_scheduler.step()

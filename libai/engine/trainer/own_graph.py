@@ -81,7 +81,7 @@ class OwnGraph:
         result = trainer._as_result(self._call(trainer.graph, batch))
         count_batches(trainer._batch_norms, 1)
         trainer.optimizer._state["step"] += 1  # the graph counts for itself; this is the count the host sees
-        trainer._finish_update()
+        trainer.finish_update()
         return result
 
     def compile(self, trainer: Any, batch: Mapping[str, flow.Tensor]) -> None:
@@ -100,7 +100,7 @@ class OwnGraph:
         state = trainer.optimizer_state
         state.prefix = name
         state.give_to(graph)
-        trainer._clear_gradients()
+        trainer.clear_gradients()
         try:
             with garbage_kept(), replaced((graph, "build", _traced(graph.build, proxy, reads))):
                 graph._compile(**batch)

@@ -1,13 +1,13 @@
 """The reference of a rehearsal: the next updates of a trainer made eagerly on its own model, and put back.
 
-Operations keep copies of what the backward pass needs, as PyTorch's version counters would demand, so that a value that
-is changed in place later gives the gradient of the value that was read.
+Where a value is changed in place that the backward pass reads, operations keep copies, so that it gives the gradient of
+the value that was read (PyTorch's version counters would refuse it).
 """
 
 from __future__ import annotations
 
-import operator
 import random
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ from libai.optim.state import state_keys, walk_parameters
 from libai.parallel import full_tensor
 from libai.utils.distributed import any_rank, gather_objects
 from libai.utils.errors import UserError
-from libai.utils.tensors import local_part, part_here, saved_tensor_hooks
+from libai.utils.tensors import is_on_cpu, local_part, part_here, saved_tensor_hooks
 
 Arrays = dict[str, np.ndarray]
 Iterations = Sequence[Sequence[Any]]
@@ -92,13 +92,14 @@ def reference_of(trainer: Any, iterations: Iterations) -> Reference:
     raises.
     """
     reference = _run(trainer, iterations)
-    seed = None
-    if "OneFlow" in reference.draws:  # its generator can only be seeded, not put back
-        seed = _SEED
-        reference = _run(trainer, iterations, seed)
-    if reference.facts.written and trainer.options.activation_checkpoint:
-        # a forward that is computed again in the backward pass reads buffers that have to keep their values
-        reference = _run(trainer, iterations, seed, reference.facts)
+    copies = any_rank(reference.overwrites)
+    # its generator can only be seeded, not put back
+    seed = _SEED if "OneFlow" in reference.draws else None
+    # a forward that is computed again in the backward pass reads buffers that have to keep their values
+    keeps = bool(reference.facts.written) and trainer.options.activation_checkpoint
+    if copies or seed is not None or keeps:
+        facts = reference.facts if keeps else _NOTHING_KNOWN
+        reference = _run(trainer, iterations, copies, seed, facts)
     return reference
 
 
@@ -113,7 +114,14 @@ def rehearsing(trainer: Any, reference: Reference | None) -> Iterator[None]:
         yield
 
 
-def _run(trainer: Any, iterations: Iterations, seed: int | None = None, facts: Facts = _NOTHING_KNOWN) -> Reference:
+def _run(
+    trainer: Any,
+    iterations: Iterations,
+    copies: bool = False,
+    seed: int | None = None,
+    facts: Facts = _NOTHING_KNOWN,
+) -> Reference:
+    """`copies`: let operations keep copies for their backward pass; takes the memory of what they keep again."""
     reference, start = Reference(), trainer.iter
     reference.states[0] = State.of(trainer)
     alone: AbstractContextManager[None] = nullcontext()
@@ -132,9 +140,9 @@ def _run(trainer: Any, iterations: Iterations, seed: int | None = None, facts: F
                 trainer.iter = start + number
                 result: StepResult | None
                 if number == 0:
-                    result = _first_update(trainer, micro_batches, reference, calls)
+                    result = _first_update(trainer, micro_batches, reference, calls, copies)
                 else:
-                    result = _later_update(trainer, micro_batches, copies=reference.overwrites)
+                    result = _later_update(trainer, micro_batches, copies)
                     if result is None:
                         break
                 reference.losses.append(losses_of(trainer, result))
@@ -159,10 +167,7 @@ def _run(trainer: Any, iterations: Iterations, seed: int | None = None, facts: F
 
 
 def _later_update(trainer: Any, micro_batches: Sequence[Any], copies: bool) -> StepResult | None:
-    """Make an update after the first; None where any rank's forward raises, which the run will do in that iteration.
-
-    `copies`: let operations keep copies for their backward pass, which only some models need once more.
-    """
+    """Make an update after the first; None where any rank's forward raises, which the run will do in that iteration."""
     result = None
     try:
         forward = keeping_copies(trainer) if copies else None
@@ -176,16 +181,16 @@ def keeping_copies(trainer: Any) -> Callable[..., Any]:
     """Return the forward of the model of `trainer` with copies of what its backward pass reads."""
 
     def forward(**batch: Any) -> Any:
-        with saved_tensor_hooks(_with_copy, operator.itemgetter(1)):
+        with saved_tensor_hooks(_copy, _same):
             return trainer.model(**batch)
 
     return forward
 
 
 def _first_update(
-    trainer: Any, micro_batches: Sequence[Any], reference: Reference, calls: CalledFunctions
+    trainer: Any, micro_batches: Sequence[Any], reference: Reference, calls: CalledFunctions, copies: bool
 ) -> StepResult:
-    """The first update, with copies of what the backward pass reads; fills the facts of `reference`."""
+    """Make the first update, and fill the facts of `reference`."""
     model = trainer.model
     before = reference.states[0]
     names = [*own_buffers(model), *frozen_parameters(model)]
@@ -198,17 +203,17 @@ def _first_update(
 
     def forward(**batch: Any) -> Any:
         calls.stop()
-        with written_in_place(model, names) as found, saved_tensor_hooks(_with_copy, compare):
+        hooks = saved_tensor_hooks(_copy, _same) if copies else saved_tensor_hooks(_with_checksum, compare)
+        with written_in_place(model, names) as found, hooks:
             outputs = model(**batch)
         written.update(found)
         calls.watch()
         return outputs
 
-    def compare(kept: tuple[flow.Tensor, flow.Tensor]) -> flow.Tensor:
-        tensor, copy = kept
-        if not reference.overwrites and not _is_same(local_part(tensor).numpy(), local_part(copy).numpy()):
-            reference.overwrites = True
-        return copy
+    def compare(kept: tuple[flow.Tensor, Any]) -> flow.Tensor:
+        tensor, checksum = kept
+        reference.overwrites = reference.overwrites or _checksum(tensor) != checksum
+        return tensor
 
     def look() -> None:
         calls.stop()
@@ -306,5 +311,24 @@ def _array(tensor: Any) -> np.ndarray:
     return full_tensor(tensor).numpy() if isinstance(tensor, flow.Tensor) else np.array(tensor)
 
 
-def _with_copy(tensor: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
-    return tensor, tensor.detach().clone()
+def _copy(tensor: flow.Tensor) -> flow.Tensor:
+    return tensor.detach().clone()
+
+
+def _same(tensor: flow.Tensor) -> flow.Tensor:
+    return tensor
+
+
+def _with_checksum(tensor: flow.Tensor) -> tuple[flow.Tensor, Any]:
+    return tensor, _checksum(tensor)
+
+
+def _checksum(tensor: flow.Tensor) -> Any:
+    """Of the bytes on CPU; on a GPU two sums, which cost no copy."""
+    if is_on_cpu(tensor):
+        local = local_part(tensor)
+        array = np.ascontiguousarray((local.float() if local.dtype == flow.bfloat16 else local).numpy())
+        return zlib.crc32(array.view(np.uint8).reshape(-1).data) if array.size else 0
+    with flow.no_grad():
+        values = local_part(tensor).to(flow.float64)
+        return values.sum().item(), values.abs().sum().item()

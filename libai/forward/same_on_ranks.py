@@ -53,8 +53,8 @@ def refuse_different_forwards(model: nn.Module, batch: Batch, call: Callable[[nn
     if difference is not None:
         raise UserError(
             f"{type(model).__name__}.forward differs by rank: {difference}. Graph mode and global tensors run one "
-            "program on all ranks. Compute the same everywhere (times 0 where it does not apply), or use "
-            "graph.enabled=false with gradient_reduction=flat, where ranks may reach different parameters."
+            "program on all ranks. Compute the same everywhere, times 0 where it does not apply. Where ranks are meant "
+            "to differ, use graph.enabled=false with gradient_reduction=flat and rehearse=0."
         ) from failure
 
 

@@ -20,6 +20,7 @@ from libai.layers.dropout import Dropout
 from libai.oneflow_fixes.wrapping import unwrap_forward, wrap_forward
 from libai.utils.errors import UserError
 
+_detach = flow.Tensor.detach  # the reference follows the detached values of frozen weights, and replaces it
 #: the parameters of adapters, by name
 ADAPTER = re.compile(r"(^|\.)lora_[AB]\.weight$")
 
@@ -124,7 +125,7 @@ def _with_detached_weight(
     layer: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     weight = layer.weight
-    layer._parameters["weight"] = weight.detach()
+    layer._parameters["weight"] = _detach(weight)
     try:
         return forward(layer, *args, **kwargs)
     finally:

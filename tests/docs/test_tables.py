@@ -250,7 +250,7 @@ _done = {}
 NO_OCCASION = ("on_exception", "diff_rank_seed", "sync_batch_norm", "dist.auto", "device", "dist.plan", "batch_scope")
 NO_OCCASION += ("weight.strict", "revise_keys", "train.rehearse=0", "graph.on_build_error", "graph.enabled=auto")
 #: what no table has
-OTHERS = """`train.rehearse=0`, `train.rehearse_every=2` (graph), `train.freeze=[.*bias]`, `train.dist.plan={split:{}}`,
+OTHERS = """`train.rehearse=0`, `train.rehearse_every=2`, `train.freeze=[.*bias]`, `train.dist.plan={split:{}}`,
 `train.lora.patterns=[.*] train.lora.rank=2`, `train.lora.patterns=[.*] train.lora.alpha=4`,
 `train.lora.patterns=[.*] train.lora.dropout=0.5`, `train.lora.patterns=[.*] train.lora.also_train=[.*bias]`,
 `train.monitor.loss_spike=2`, `train.monitor.loss_spike=2 train.monitor.loss_spike_action=skip`,

@@ -72,7 +72,7 @@ def cells() -> dict[str, Cell]:
     for name in ("buffer, copy_", "buffer, assign", "buffer, through detach", "hook of an object with a module"):
         for mode in ("eager", "graph"):
             found[f"{name}, {mode}"] = Cell(faults.FAULTS[name], mode, "right")
-    found["attribute, eager"] = Cell(faults.FAULTS["an average in an attribute"], "eager", "refused", "middle.last")
+    found["attribute, eager"] = Cell(faults.FAULTS["an average in an attribute"], "eager", "refused")
     return found
 
 

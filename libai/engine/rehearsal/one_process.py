@@ -24,10 +24,13 @@ Batches = list[list[dict[str, Any]]]
 def whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches | None:
     """Return the micro-batches of `iterations` with the samples of all data ranks. Collective.
 
-    None where ranks hold no replicas of their own, or batches of different shapes.
+    None where ranks hold no replicas of their own, see their own samples only as the user asks, or have batches of
+    different shapes.
     """
     mesh = trainer.mesh
     if mesh.data == 1 or trainer.layout.is_global or not mesh.is_data_parallel_only:
+        return None
+    if trainer.options.batch_scope == "rank":
         return None
     named = []
     for micro_batches in iterations:

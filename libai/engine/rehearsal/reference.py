@@ -83,6 +83,8 @@ class Reference:
     changed: list[str] = field(default_factory=list)
     remembered: list[str] = field(default_factory=list)
     functions: list[Any] = field(default_factory=list)
+    #: made by one process on its own replica, with the samples of all ranks
+    is_of_one_process: bool = False
 
 
 def reference_of(trainer: Any, iterations: Iterations) -> Reference:
@@ -128,6 +130,7 @@ def _run(
     whole = whole_batches(trainer, iterations)
     if whole is not None:
         iterations, alone = whole, as_one_process(trainer)
+        reference.is_of_one_process = True
     known, trainer.gradients.facts = trainer.gradients.facts, facts
     try:
         calls = CalledFunctions()

@@ -104,8 +104,7 @@ class Trial:
 
     def metrics(self, batch: Batch, is_replicated: bool = False) -> dict[str, float]:
         """The metrics that forward returns for such a batch."""
-        with flow.no_grad():
-            return {name: _number(value) for name, value in self._forward(batch, is_replicated)[1].items()}
+        return {name: _number(value) for name, value in self._forward(batch, is_replicated)[1].items()}
 
     def _forward(self, batch: Batch, is_replicated: bool) -> tuple[dict[str, flow.Tensor], dict[str, flow.Tensor]]:
         for buffers, name, start in self._buffers:
@@ -119,9 +118,8 @@ class Trial:
             self._outside.restore()
 
     def loss_value(self, batch: Batch, is_replicated: bool = False) -> float:
-        """`loss` as a number, without gradients."""
-        with flow.no_grad():
-            return _number(self.loss(batch, is_replicated))
+        """`loss` as a number. With gradients, for a forward that registers hooks of them."""
+        return _number(self.loss(batch, is_replicated))
 
     def gradients(self, batches: Sequence[Batch], shares: Sequence[float], is_replicated: bool) -> tuple[float, Any]:
         """`(loss, gradients by name)` of the mean over `batches` with these weights."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import copy
 import functools
 import gc
 import inspect
@@ -76,7 +77,7 @@ class SharedState:
 
     def __init__(self, places: Iterable[tuple[str, _Place]]):
         self._places = dict(places)
-        self._values = {name: place.get() for name, place in self._places.items()}
+        self._values = {name: copy_of_iterator(place.get()) for name, place in self._places.items()}
         self._contents = {name: contents_of(value) for name, value in self._values.items()}
         self._fingerprints = {name: fingerprint(value) for name, value in self._values.items()}
         self._python, self._numpy = random.getstate(), np.random.get_state(legacy=True)
@@ -94,12 +95,16 @@ class SharedState:
             found += [(f"{number} {name}", place) for name, place in _places_of_function(function)]
         return cls(found)
 
+    def lasting_iterators(self) -> list[str]:
+        """Return the names of what holds an iterator that nothing can put back."""
+        return [name for name, place in self._places.items() if cannot_go_back(place.get())]
+
     def restore(self) -> None:
         """Put everything back."""
         for name, place in self._places.items():
             if fingerprint(place.get()) != self._fingerprints[name]:
                 self._contents[name]()
-                place.set(self._values[name])
+                place.set(copy_of_iterator(self._values[name]))
         random.setstate(self._python)
         np.random.set_state(self._numpy)
 
@@ -203,6 +208,8 @@ def fingerprint(value: Any, depth: int = 0) -> Any:
         return ("random", repr(value.get_state()))
     if not callable(value) and hasattr(value, "__dict__"):
         return (type(value).__name__, fingerprint(vars(value), depth + 1))
+    if _is_iterator(value) and not cannot_go_back(value):
+        return (type(value).__name__, fingerprint(value.__reduce__()[1:], depth + 1))  # where it stands
     return type(value).__name__
 
 
@@ -388,6 +395,9 @@ def _places_of_function(function: Any, seen: set[int] | None = None) -> Iterator
     for name in code.co_names:
         if name in variables and not callable(variables[name]) and not isinstance(variables[name], types.ModuleType):
             yield f"the global {name} of {code.co_filename}", _Place(variables, name, True)
+    for name in ("__defaults__", "__kwdefaults__"):
+        if getattr(function, name):
+            yield f"a default argument of {code.co_filename}:{code.co_firstlineno}", _Place(function, name)
     for name, cell in zip(code.co_freevars, function.__closure__ or ()):
         if name != "__class__":
             where = f"the variable {name} around {code.co_filename}:{code.co_firstlineno}"
@@ -400,6 +410,25 @@ def cell_value(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:
         return None
+
+
+def cannot_go_back(value: Any) -> bool:
+    """Return whether `value` is an iterator without a copy, such as a generator or an open file."""
+    return _is_iterator(value) and copy_of_iterator(value) is value
+
+
+def copy_of_iterator(value: Any) -> Any:
+    """Return a copy of an iterator, which stays where it is while the other goes on; everything else as it is."""
+    if not _is_iterator(value):
+        return value
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # whatever deepcopy raises for a value
+        return value
+
+
+def _is_iterator(value: Any) -> bool:
+    return hasattr(type(value), "__next__")
 
 
 def contents_of(value: Any, depth: int = 0) -> Callable[[], None]:

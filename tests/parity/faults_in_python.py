@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -178,6 +179,25 @@ def _with_a_lock(layer):
 
 def _with_a_generator(layer):
     layer.lock = _forever()
+
+
+def _with_an_iterator(layer):
+    layer.lock = itertools.cycle([1.0, 2.0, 0.5])
+
+
+@plant("right", "refused", setup=_with_an_iterator)
+def an_iterator(self, h, x):
+    return h * next(self.lock)
+
+
+def _scale_that_grows(scales=[1.0]):  # noqa: B006  (the fault)
+    scales.append(scales[-1] * 0.9)
+    return scales[-1]
+
+
+@plant("right", "refused", setup=lambda layer: _scale_that_grows.__defaults__[0].__setitem__(slice(1, None), []))
+def a_default_argument_that_grows(self, h, x):
+    return h * _scale_that_grows()
 
 
 @plant(setup=_with_a_lock)

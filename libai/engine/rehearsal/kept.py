@@ -6,7 +6,6 @@ iterators that a model reads (`iterators_of`).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,13 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.rehearsal.snapshot import rolled_back
-from libai.forward.python_state import SharedState, contents_of, plain_attributes
+from libai.forward.python_state import (
+    SharedState,
+    cannot_go_back,
+    contents_of,
+    copy_of_iterator,
+    plain_attributes,
+)
 from libai.utils.seeding import generators_kept
 
 
@@ -79,28 +84,20 @@ def has_drawn_since(state: flow.Tensor) -> bool:
 
 
 def iterators_of(model: nn.Module) -> list[str]:
-    """Return the dotted names of attributes of modules that are iterators, which nothing can put back."""
+    """Return the names of what the model's code reads iterators from that nothing can put back."""
     found = []
     for path, module in model.named_modules():
         for name, value in plain_attributes(module).items():
-            if hasattr(type(value), "__next__") and not _can_be_copied(value):
+            if cannot_go_back(value):
                 found.append(f"{path}.{name}" if path else name)
-    return found
-
-
-def _can_be_copied(value: Any) -> bool:
-    try:
-        copy.deepcopy(value)
-    except Exception:  # whatever deepcopy raises for a value
-        return False
-    return True
+    return found + SharedState.of_model(model).lasting_iterators()
 
 
 def _keep_attributes(model: nn.Module) -> Callable[[], None]:
     """Return a function that gives every module of `model` the attributes and buffers that it has now."""
     kept = []
     for module in model.modules():
-        attributes = plain_attributes(module)
+        attributes = {name: copy_of_iterator(value) for name, value in plain_attributes(module).items()}
         contents = [contents_of(value) for value in attributes.values()]
         kept.append((module, attributes, contents, dict(module._buffers)))
 
@@ -111,7 +108,8 @@ def _keep_attributes(model: nn.Module) -> Callable[[], None]:
             for name in plain_attributes(module):
                 if name not in attributes:
                     del vars(module)[name]
-            vars(module).update(attributes)  # not by `setattr`, which the guards of a graph count
+            for name, value in attributes.items():
+                vars(module)[name] = copy_of_iterator(value)  # not by `setattr`, which the guards of a graph count
             module._buffers.clear()
             module._buffers.update(buffers)
 

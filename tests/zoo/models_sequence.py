@@ -96,53 +96,9 @@ class Translator(nn.Module):
         return (labels != -100).sum()
 
 
-class DecoderBlock(nn.Module):
-    """Causal self-attention and a feed-forward part, each with a residual."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-
-    def forward(self, x, mask):
-        q, k, v = self.attention(self.norm1(x)).chunk(3, dim=-1)
-        scores = flow.matmul(q, k.transpose(1, 2)) * 0.25 + mask
-        x = x + self.out(flow.matmul(F.softmax(scores, dim=-1), v))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class TinyDecoder(nn.Module):
-    """A language model whose embedding is its output layer too."""
-
-    plan = {"split": {"layers.*.up.*": 0, "layers.*.down.weight": 1}, "blocks": "layers"}
-
-    def __init__(self, width=16, vocab=20, length=6):
-        super().__init__()
-        self.tokens = nn.Embedding(vocab, width)
-        self.positions = nn.Parameter(flow.zeros(1, length, width))
-        self.layers = nn.ModuleList([DecoderBlock(width) for _ in range(2)])
-        mask = flow.zeros(length, length)
-        for row in range(length):
-            mask[row, row + 1 :] = -1e4
-        self.register_buffer("mask", mask)
-
-    def forward(self, target, labels):
-        x = self.tokens(target) + self.positions
-        for layer in self.layers:
-            x = layer(x, self.mask)
-        logits = flow.matmul(x, self.tokens.weight.transpose(0, 1)).reshape(-1, 20)
-        return {"losses": {"token": F.cross_entropy(logits, labels.reshape(-1), ignore_index=-100)}}
-
-    def num_loss_items(self, target, labels):
-        return (labels != -100).sum()
-
-
 MODELS = {
     "lstm": (LSTMClassifier, "sequences"),
     "lstm_cell_loop": (UnrolledLSTM, "sequences"),
     "loop_of_variable_length": (HandmadeRecurrence, "sequences_of_two_lengths"),
     "translator": (Translator, "translations"),
-    "tiny_decoder": (TinyDecoder, "texts"),
 }

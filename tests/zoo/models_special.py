@@ -24,21 +24,6 @@ class ActivationAverage(nn.Module):
         return {"losses": {"cls": loss}}
 
 
-class RangeObserver(nn.Module):
-    """Remembers the largest activation, replaced by assignment."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(8, 12), nn.Linear(12, 4)
-        self.register_buffer("peak", flow.ones(1))
-
-    def forward(self, x, y):
-        h = self.body(x)
-        if self.training:
-            self.peak = flow.maximum(self.peak * 0.99, h.detach().abs().max().reshape(1))
-        return {"losses": {"cls": F.cross_entropy(self.head(h / self.peak), y)}}
-
-
 class ForwardHooked(nn.Module):
     """A hook that scales what a layer gives, and one that shifts what another takes."""
 
@@ -100,24 +85,6 @@ class VariancePenalty(nn.Module):
         losses["spread"] = 0.1 * flow.relu(1 - flow.sqrt(z.var(dim=0) + 1e-4)).mean()
         losses["covariance"] = 0.01 * (covariance**2).sum()
         return {"losses": losses}
-
-
-class BalancedExperts(nn.Module):
-    """Experts with a loss that balances their shares of the batch."""
-
-    couples = True
-
-    def __init__(self):
-        super().__init__()
-        self.experts = nn.ModuleList([nn.Linear(8, 6) for _ in range(3)])
-        self.gate, self.head = nn.Linear(8, 3), nn.Linear(6, 4)
-
-    def forward(self, x, y):
-        weights = F.softmax(self.gate(x), dim=-1)
-        outputs = flow.stack([flow.tanh(expert(x)) for expert in self.experts], dim=1)
-        logits = self.head((weights.unsqueeze(-1) * outputs).sum(dim=1))
-        share = weights.mean(dim=0)
-        return {"losses": {"cls": F.cross_entropy(logits, y), "balance": 0.1 * (share.pow(2)).sum()}}
 
 
 class MemoryQueue(nn.Module):
@@ -214,12 +181,10 @@ class MovingTeacher(nn.Module):
 
 MODELS = {
     "activation_average": (ActivationAverage, "vectors"),
-    "range_observer": (RangeObserver, "vectors"),
-    "forward_hooks": (ForwardHooked, "vectors"),
     "contrastive": (Contrastive, "pairs"),
-    "centred": (Centred, "vectors"),
+    "forward_hooks": (ForwardHooked, "vectors"),
     "variance_penalty": (VariancePenalty, "points"),
-    "balanced_experts": (BalancedExperts, "vectors"),
+    "centred": (Centred, "vectors"),
     "memory_queue": (MemoryQueue, "pairs"),
     "domain_adversarial": (DomainAdversarial, "vectors"),
     "gated_in_place": (GatedInPlace, "vectors"),

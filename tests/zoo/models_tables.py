@@ -1,4 +1,4 @@
-"""Models over vectors and tables of the zoo: experts, several inputs, shared and frozen parts, unusual operations."""
+"""Models over vectors and tables of the zoo: experts, several inputs, shared parts, unusual operations."""
 
 from __future__ import annotations
 
@@ -38,20 +38,6 @@ class WideAndDeep(nn.Module):
         return {"losses": {"click": F.binary_cross_entropy_with_logits(logits, clicked)}}
 
 
-class FrozenBody(nn.Module):
-    """Only the head is trained, and one parameter is used by nobody."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(8, 12), nn.Linear(12, 4)
-        self.unused = nn.Parameter(flow.ones(3))
-        for parameter in self.body.parameters():
-            parameter.requires_grad = False
-
-    def forward(self, x, y):
-        return {"losses": {"cls": F.cross_entropy(self.head(flow.relu(self.body(x))), y)}}
-
-
 class GatherScatter(nn.Module):
     """Columns picked by ids and written back elsewhere."""
 
@@ -80,19 +66,6 @@ class ResidualOutside(nn.Module):
         for layer in self.layers:
             h = h + layer(h)
         return {"losses": {"cls": F.cross_entropy(self.head(h), y)}}
-
-
-class TwoLosses(nn.Module):
-    """Classification and reconstruction, with a metric."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.head, self.back = nn.Linear(8, 12), nn.Linear(12, 4), nn.Linear(12, 8)
-
-    def forward(self, x, y):
-        h = flow.sigmoid(self.body(x))
-        losses = {"cls": F.cross_entropy(self.head(h), y), "rebuild": 0.1 * F.mse_loss(self.back(h), x)}
-        return {"losses": losses, "metrics": {"level": h.mean()}}
 
 
 class Polynomial(nn.Module):
@@ -138,10 +111,8 @@ class GatedLayer(nn.Module):
 MODELS = {
     "hard_experts": (HardExperts, "vectors"),
     "wide_and_deep": (WideAndDeep, "clicks"),
-    "frozen_body": (FrozenBody, "vectors"),
-    "gather_scatter": (GatherScatter, "columns"),
     "residual_outside": (ResidualOutside, "vectors"),
-    "two_losses": (TwoLosses, "vectors"),
+    "gather_scatter": (GatherScatter, "columns"),
     "parameter_list": (Polynomial, "vectors"),
     "highway_shared": (Highway, "vectors"),
 }

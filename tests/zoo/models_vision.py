@@ -52,39 +52,6 @@ class DepthwiseNet(nn.Module):
         return {"losses": {"cls": F.cross_entropy(self.head(x), y)}}
 
 
-class PatchMixer(nn.Module):
-    """Mixes tokens with one layer and channels with another; a stack of residual blocks."""
-
-    plan = {"split": {"blocks.*.up.*": 0, "blocks.*.down.weight": 1}, "blocks": "blocks"}
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Linear(16, 12)
-        self.blocks = nn.ModuleList([MixerBlock(4, 12) for _ in range(2)])
-        self.head = nn.Linear(12, 4)
-
-    def forward(self, images, y):
-        patches = images.reshape(-1, 2, 4, 2, 4).permute(0, 1, 3, 2, 4).reshape(-1, 4, 16)
-        x = self.embed(patches)
-        for block in self.blocks:
-            x = block(x)
-        return {"losses": {"cls": F.cross_entropy(self.head(x.mean(dim=1)), y)}}
-
-
-class MixerBlock(nn.Module):
-    """One block of `PatchMixer`."""
-
-    def __init__(self, tokens, width):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.mix = nn.Linear(tokens, tokens)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-
-    def forward(self, x):
-        x = x + self.mix(self.norm(x).transpose(1, 2)).transpose(1, 2)
-        return x + self.down(F.silu(self.up(x)))
-
-
 class NormalizedConv(nn.Module):
     """Batch normalization between convolutions."""
 
@@ -101,9 +68,8 @@ class NormalizedConv(nn.Module):
 
 
 MODELS = {
-    "conv_skips": (SkipNet, "labelled_images"),
     "transposed_convolutions": (UpsamplingAutoencoder, "images"),
+    "conv_skips": (SkipNet, "labelled_images"),
     "depthwise": (DepthwiseNet, "labelled_images"),
-    "patch_mixer": (PatchMixer, "labelled_images"),
     "batch_norm": (NormalizedConv, "labelled_images"),
 }

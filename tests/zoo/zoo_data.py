@@ -45,8 +45,6 @@ def _make(kind: str, rng: np.random.RandomState, iteration: int) -> Batch:
         return {"steps": _floats(rng, 5, 6), "y": y}
     if kind == "sequences_of_two_lengths":
         return {"steps": _floats(rng, 5 if iteration % 2 == 0 else 3, 6), "y": y}
-    if kind == "texts":
-        return _tokens(rng)
     if kind == "translations":
         return {"source": rng.randint(0, 20, (SAMPLES, 7)).astype(np.int64), **_tokens(rng)}
     if kind == "images":

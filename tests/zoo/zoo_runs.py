@@ -35,12 +35,10 @@ MESHES = {
 _BODY_AND_HEAD = {"split": {"body.*": 0, "head.weight": 1}}
 #: plans given from outside, as a config gives them; other models carry their own or have none
 PLANS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("frozen_body", "centred", "class_weights", "gated_in_place"), _BODY_AND_HEAD),
-    "range_observer": {"split": {"body.*": 0}},
+    **dict.fromkeys(("centred", "class_weights", "gated_in_place"), _BODY_AND_HEAD),
     "contrastive": {"split": {"tower.0.*": 0, "tower.2.weight": 1}},
     "activation_average": {"split": {**_BODY_AND_HEAD["split"], "average": 0}},
     "forward_hooks": {"split": {**_BODY_AND_HEAD["split"], "scale": 0}},
-    "two_losses": {"split": {**_BODY_AND_HEAD["split"], "back.weight": 1}},
     "wide_and_deep": {"split": {"deep.0.*": 0, "deep.2.weight": 1}},
     "conv_skips": {"blocks": "blocks"},
     "highway_shared": {"blocks": "layers"},

@@ -154,16 +154,6 @@ class Metered(_Body):
         return {"losses": {"loss": losses.mean()}, "metrics": {n: v.detach() for n, v in metrics.items()}}
 
 
-class CountedMetric(CountedTokenMean):
-    """One metric over the counted items, and one over the samples."""
-
-    def forward(self, x, y):
-        logits, counted = self.head(x), (y != 0).to(flow.float32)
-        sure = F.softmax(logits, 1).max(1)[0]
-        metrics = {"of items": (sure * counted).sum() / counted.sum(), "of samples": sure.mean()}
-        return {"losses": {"loss": F.cross_entropy(logits, y, ignore_index=0)}, "metrics": metrics}
-
-
 class KernelOfOneRank(_Body):
     """Batch statistics in a kernel of OneFlow 0.9.0 that never sees another rank."""
 

@@ -16,10 +16,6 @@ def samples(count=64):
     return {"x": rng.randn(count, 8).astype("float32"), "y": rng.randint(0, 4, count)}
 
 
-def no_batches():
-    return []
-
-
 class Good(nn.Module):
     def __init__(self):
         super().__init__()
@@ -27,16 +23,6 @@ class Good(nn.Module):
 
     def forward(self, x, y):
         return {"losses": {"cls": nn.functional.cross_entropy(self.a(x), y)}}
-
-
-class NoLoss(Good):
-    def forward(self, x, y):
-        return {"logits": self.a(x)}
-
-
-class OtherNames(Good):
-    def forward(self, image, label):
-        return {"losses": {"cls": nn.functional.cross_entropy(self.a(image), label)}}
 
 
 class FailsOnRank(HookBase):

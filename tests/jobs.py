@@ -76,6 +76,12 @@ def run(command: list[str], *, cwd: str | Path = ROOT, timeout: float = 150, **e
     return Finished(process.returncode, out, err)
 
 
+def last_line(code: str, **environment: str) -> str:
+    """Return the last line that a Python program prints, or else its last error."""
+    done = run([sys.executable, "-c", code], **environment)
+    return (done.stdout or done.stderr).strip().splitlines()[-1]
+
+
 def train_net(config: str | Path, *arguments: str, **options: Any) -> Finished:
     """`python tools/train_net.py CONFIG …` in one process, without a launcher."""
     return run([sys.executable, TRAIN_NET, str(config), *arguments], **options)

@@ -53,6 +53,13 @@ def make_config(output_dir: Any, mode: str, *overrides: str) -> Any:
     return LazyConfig.apply_overrides(OmegaConf.create(config, flags={"allow_objects": True}), list(overrides))
 
 
+def make_run_with(sections: dict[str, Any], output_dir: Any, mode: str, *overrides: str, resume: Any = False) -> Any:
+    """As `make_run`, with other sections of the config."""
+    config = make_config(output_dir, mode)
+    config.update(sections)
+    return Run(default_setup(validate(LazyConfig.apply_overrides(config, list(overrides)))), resume=resume)
+
+
 def make_run(output_dir: Any, mode: str, *overrides: str, resume: Any = False, cls: type = Run, **options: Any) -> Any:
     """The `Run` of `make_config`, set up and not yet started."""
     run = default_setup(validate(make_config(output_dir, mode, *overrides)))

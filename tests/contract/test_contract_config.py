@@ -148,11 +148,6 @@ def test_a_refusal_comes_before_anything_is_built(mode, tmp_path):
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_a_wrong_model_target_is_explained(mode, tmp_path):
-    with pytest.raises(UserError, match="the config's `model` is a dict, not an oneflow.nn.Module"):
-        contract_runs.make_run(tmp_path, mode, "model={_target_: contract_runs.dataset, count: 3}")
-
-
 def test_a_misspelt_metric_ends_the_run_before_the_first_update(mode, tmp_path):
     """It used to switch off best checkpoint and early stopping without a word."""
     metric, nearest = {"eager": ("val/los", "val/loss"), "graph": ("val/acuracy", "val/accuracy")}[mode]

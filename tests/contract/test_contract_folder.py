@@ -9,7 +9,6 @@ from pathlib import Path
 
 import contract_runs
 import jobs
-import numpy as np
 import pytest
 from contract_runs import make_config, make_run
 
@@ -34,10 +33,6 @@ def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 def names(folder: Path) -> list[str]:
     return [path.name for path in checkpoint.list_checkpoints(folder / "checkpoints")]
-
-
-def weights(run) -> list[np.ndarray]:
-    return [parameter.numpy().copy() for parameter in run.model.parameters()]
 
 
 def run_until(folder, mode, until, *overrides):

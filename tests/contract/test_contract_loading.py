@@ -179,12 +179,3 @@ def test_saves_of_weights_alone(mode, tmp_path):
         contract_runs.make_run(tmp_path / "first", mode, resume=True)
     again = contract_runs.make_run(tmp_path / "second", mode, f"train.load_weight={run.checkpointer.last_saved}")
     assert np.array_equal(weights(again)["a.weight"], weights(run)["a.weight"])
-
-
-def test_what_a_user_adds_to_the_checkpoints_comes_back(mode, tmp_path):
-    run = contract_runs.make_run(tmp_path, mode, *FEW)
-    run.checkpointer.extra["vocabulary"] = ["a", "b"]
-    run.train()
-    assert checkpoint.load(run.checkpointer.last_saved).state["extra"] == {"vocabulary": ["a", "b"]}
-    again = contract_runs.make_run(tmp_path, mode, *FEW, resume=True)
-    assert again.checkpointer.extra == {"vocabulary": ["a", "b"]}

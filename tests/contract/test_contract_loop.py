@@ -116,49 +116,41 @@ def test_the_data_loader_is_built_and_read_at_the_first_iteration(mode):
     assert events == ["built"]
 
 
+def curve(trainer, iterations):
+    losses = toy.record_losses(trainer)
+    trainer.train(0, iterations)
+    return losses
+
+
 def test_a_finite_loader_is_started_again(mode):
-    looped, long = make_trainer(mode, toy.batches(2)), make_trainer(mode, toy.batches(2) * 3)
-    found, expected = toy.record_losses(looped), toy.record_losses(long)
-    looped.train(0, 6)
-    long.train(0, 6)
-    assert found == expected
+    looped, long = (make_trainer(mode, loader) for loader in (toy.batches(2), toy.batches(2) * 3))
+    assert curve(looped, 6) == curve(long, 6)
 
 
 def test_reset_data_loader_takes_effect_at_the_next_iteration(mode):
     first, second = toy.batches(4, seed=1), toy.batches(4, seed=2)
     trainer = make_trainer(mode, first)
     trainer.register_hooks([CallbackHook(after_step=lambda t: t.iter == 1 and t.reset_data_loader(lambda: second))])
-    mixed = make_trainer(mode, first[:2] + second[:2])
-    found, expected = toy.record_losses(trainer), toy.record_losses(mixed)
-    trainer.train(0, 4)
-    mixed.train(0, 4)
-    assert found == expected
+    assert curve(trainer, 4) == curve(make_trainer(mode, first[:2] + second[:2]), 4)
 
 
-def test_an_empty_loader_says_what_it_may_be(mode):
-    with pytest.raises(UserError, match=r"data loader \(list\) gave no batch.*dataset is empty.*started again"):
-        make_trainer(mode, []).train(0, 1)
-
-
-def test_a_used_up_generator_is_an_error_and_not_a_short_run(mode):
-    trainer = make_trainer(mode, iter(toy.batches(2)))
-    with pytest.raises(UserError, match="can be read only once"):
-        trainer.train(0, 3)
-
-
-@pytest.mark.parametrize("loader, found", [(lambda: None, "None"), (lambda: 5, "a int")])
-def test_what_is_no_loader_is_named(mode, loader, found):
-    with pytest.raises(UserError, match=f"data loader is {found}.*dataloader.train"):
-        make_trainer(mode, loader).train(0, 1)
+@pytest.mark.parametrize(
+    "make_loader, text",
+    [
+        (list, r"data loader \(list\) gave no batch.*dataset is empty.*started again"),
+        (lambda: iter(toy.batches(2)), "can be read only once"),
+        (lambda: lambda: None, "data loader is None.*dataloader.train"),
+        (lambda: lambda: 5, "data loader is a int.*dataloader.train"),
+    ],
+)
+def test_a_loader_that_cannot_be_read_says_what_it_may_be(mode, make_loader, text):
+    with pytest.raises(UserError, match=text):
+        make_trainer(mode, make_loader()).train(0, 3)
 
 
 def test_tuples_go_to_forward_by_position(mode):
-    dicts = make_trainer(mode)
-    tuples = make_trainer(mode, [(b["x"], b["y"]) for b in toy.batches(4)])
-    expected, found = toy.record_losses(dicts), toy.record_losses(tuples)
-    dicts.train(0, 3)
-    tuples.train(0, 3)
-    assert found == expected
+    tuples = [(batch["x"], batch["y"]) for batch in toy.batches(4)]
+    assert curve(make_trainer(mode, tuples), 3) == curve(make_trainer(mode), 3)
 
 
 def test_predict_gives_the_eval_outputs_and_leaves_the_mode(mode):
@@ -199,11 +191,7 @@ def test_parameters_without_gradient_are_named_in_the_first_iteration(mode, capl
 
 
 def test_prepare_makes_no_update_and_leaves_the_batches_unread(mode):
-    plain = make_trainer(mode)
     prepared = make_trainer(mode)
-    curves = [toy.record_losses(trainer) for trainer in (plain, prepared)]
     prepared.prepare()
     assert prepared.completed_iters == 0 and prepared.optimizer._state["step"] == 0
-    for trainer in (plain, prepared):
-        trainer.train(0, 4)
-    assert curves[0] == curves[1]
+    assert curve(prepared, 4) == curve(make_trainer(mode), 4)

@@ -105,10 +105,11 @@ def test_metrics_are_fetched_only_at_log_points(mode, monkeypatch):
     assert [record.iter for record in writer.records] == [4, 8, 10]
 
 
-def test_an_error_of_the_writing_thread_ends_the_run(mode):
-    """detectron2 drops the future, and with it the error (FEATURES B1)."""
+@pytest.mark.parametrize("fails_at", [2, 3])
+def test_an_error_of_the_writing_thread_ends_the_run(mode, fails_at):
+    """detectron2 drops the future, and with it the error (FEATURES B1). That of the last write is seen at the end."""
     trainer = make_trainer(mode)
-    trainer.register_hooks([WriterHook([AsyncWriter(Recording(fails_at=2))], period=1)])
+    trainer.register_hooks([WriterHook([AsyncWriter(Recording(fails_at))], period=1)])
     with pytest.raises(OSError, match="disk full"):
         trainer.train(0, 3)
 

@@ -10,17 +10,13 @@ import pytest
 import toy
 from contract_runs import weights
 
-from libai.config import LazyCall, LazyConfig, validate
-from libai.engine import DefaultTrainer, EagerTrainer, GraphTrainer, default_setup
+from libai.config import LazyCall
 from libai.engine.hooks import HookBase
-from libai.engine.trainer.options import TrainOptions
 from libai.optim import Optimizers, get_param_groups
 from libai.scheduler import WarmupConstantLR, WarmupCosineLR, WarmupLinearLR
 from libai.utils.errors import UserError
 
 pytestmark = pytest.mark.e2e
-
-TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
 
 
 def several():
@@ -34,54 +30,39 @@ def several():
 
 
 def make_run(output_dir, mode, *overrides, resume=False, **sections):
-    config = contract_runs.make_config(output_dir, mode)
-    config.update({"optim": several(), **sections})
-    return DefaultTrainer(default_setup(validate(LazyConfig.apply_overrides(config, overrides))), resume=resume)
+    sections = {"optim": several(), **sections}
+    return contract_runs.make_run_with(sections, output_dir, mode, *overrides, resume=resume)
+
+
+def make_parts():
+    """A model with fixed weights, and its two optimizers."""
+    flow.manual_seed(5)
+    model = toy.Classifier()
+    optimizers = {
+        "adam": flow.optim.AdamW(model.a.parameters(), lr=0.01),
+        "sgd": flow.optim.SGD(model.b.parameters(), lr=0.1, momentum=0.9),
+    }
+    return model, optimizers
 
 
 def plain_loop(num_iters, max_norm=None):
     """The same two optimizers in a loop without libai. Weights after it."""
-    model = toy.Classifier()
-    model.load_state_dict(start())
-    optimizers = [
-        flow.optim.AdamW(model.a.parameters(), lr=0.01),
-        flow.optim.SGD(model.b.parameters(), lr=0.1, momentum=0.9),
-    ]
+    model, optimizers = make_parts()
     for batch in toy.batches(num_iters):
-        for optimizer in optimizers:
+        for optimizer in optimizers.values():
             optimizer.zero_grad()
         model(**{name: flow.tensor(value) for name, value in batch.items()})["losses"]["cls"].backward()
         if max_norm is not None:
-            gradients = [p.grad.numpy() for p in model.parameters()]
-            norm = np.sqrt(sum((gradient.astype(np.float64) ** 2).sum() for gradient in gradients))
-            for parameter in model.parameters():
-                parameter.grad.mul_(min(1.0, max_norm / (float(norm) + 1e-6)))
-        for optimizer in optimizers:
+            flow.nn.utils.clip_grad_norm_(list(model.parameters()), max_norm)
+        for optimizer in optimizers.values():
             optimizer.step()
     return {name: value.numpy() for name, value in model.state_dict().items()}
 
 
-def start():
-    rng = np.random.RandomState(5)
-    shapes = {name: value.shape for name, value in toy.Classifier().state_dict().items()}
-    return {name: flow.tensor(rng.randn(*shape).astype(np.float32) * 0.3) for name, shape in shapes.items()}
-
-
-def make_trainer(mode, **options):
-    model = toy.Classifier()
-    model.load_state_dict(start())
-    optimizer = Optimizers(
-        {
-            "adam": flow.optim.AdamW(model.a.parameters(), lr=0.01),
-            "sgd": flow.optim.SGD(model.b.parameters(), lr=0.1, momentum=0.9),
-        }
-    )
-    return TRAINERS[mode](model, toy.batches(8), optimizer, TrainOptions(**options))
-
-
 @pytest.mark.parametrize("max_norm", [None, 0.1])
 def test_several_optimizers_equal_a_plain_loop(mode, max_norm):
-    trainer = make_trainer(mode, max_grad_norm=max_norm)
+    model, optimizers = make_parts()
+    trainer = toy.trainer_of(mode, model, toy.batches(8), Optimizers(optimizers), max_grad_norm=max_norm)
     trainer.train(0, 8)
     for name, value in plain_loop(8, max_norm).items():
         np.testing.assert_allclose(trainer.model.state_dict()[name].numpy(), value, rtol=1e-5, atol=1e-7, err_msg=name)

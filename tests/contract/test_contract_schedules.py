@@ -9,8 +9,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 
-from libai.config import LazyCall, LazyConfig, validate
-from libai.engine import DefaultTrainer, default_setup
+from libai.config import LazyCall
 from libai.engine.hooks import CallbackHook
 from libai.scheduler import WarmupConstantLR, WarmupCosineLR, WarmupLinearLR, WarmupStepLR
 from libai.utils.errors import UserError
@@ -19,10 +18,7 @@ pytestmark = pytest.mark.e2e
 
 
 def make_run(output_dir, mode, *overrides, resume=False, **sections):
-    config = contract_runs.make_config(output_dir, mode)
-    config.update(sections)
-    config = LazyConfig.apply_overrides(config, overrides)
-    return DefaultTrainer(default_setup(validate(config)), resume=resume)
+    return contract_runs.make_run_with(sections, output_dir, mode, *overrides, resume=resume)
 
 
 def learning_rates(output_dir, mode, *overrides, **sections):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 import toy
 from contract_runs import make_config
@@ -111,18 +110,3 @@ def test_on_build_error_eager_goes_on_with_the_eager_curve(tmp_path):
 def test_a_compiled_run_says_how_long_the_compilation_took(tmp_path):
     _, summary, state = run(tmp_path / "run", "graph.enabled=true")
     assert summary["build_seconds"] > 0 and state["mode_facts"]["build_seconds"] == summary["build_seconds"]
-
-
-@pytest.mark.parametrize("first", ["eager", "graph"])
-def test_a_hook_can_switch_the_mode_in_mid_run(tmp_path, first):
-    second = {"eager": "graph", "graph": "eager"}[first]
-
-    def add_switch(trainer):
-        switch = CallbackHook(after_step=lambda t: t.iter + 1 == 4 and trainer.switch_mode(second))
-        trainer.trainer.register_hooks([switch])
-
-    enabled = f"graph.enabled={str(first == 'graph').lower()}"
-    losses, summary, state = run(tmp_path / "run", enabled, before=add_switch)
-    expected, _, _ = run(tmp_path / "plain", enabled)
-    np.testing.assert_allclose(losses, expected, rtol=1e-6)
-    assert len(losses) == 8 and summary["mode"] == state["mode"] == second

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import jobs
 import pytest
-from test_readme import ROOT, headings
+from test_readme import ROOT, broken_links, headings
 
 from libai.oneflow_fixes.fixes import FIXES
 
@@ -36,12 +35,6 @@ def unknown_references(text: str) -> list[str]:
     return unknown + [number for number in sorted(numbers) if not any(ROOT.glob(f"docs/decisions/{number}-*.md"))]
 
 
-def links_outside(page: Path, text: str) -> list[str]:
-    """The relative links of a page that lead out of the repository."""
-    links = re.findall(r"\]\((?!https?:|#)([^)\s#]+)", text)
-    return [link for link in links if not (page.parent / link).resolve().is_relative_to(ROOT)]
-
-
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_code_names_only_pages_and_decisions_that_exist(folder):
     unknown = {
@@ -56,7 +49,7 @@ def test_code_names_only_pages_and_decisions_that_exist(folder):
 def test_pages_name_and_link_nothing_outside_of_the_repository(page):
     text = page.read_text()
     assert unknown_references(text) == []
-    assert links_outside(page, text) == []
+    assert broken_links(page, text) == []
 
 
 def test_the_table_of_fixes_names_all_optional_ones():
@@ -69,7 +62,3 @@ def test_the_checks_can_fail():
     """Negative control."""
     text = "see ONEFLOW.md, docs/oneflow.md#ddp, docs/oneflow.md#none, docs/none.md, decision 0099 and (0001)"
     assert unknown_references(text) == ["ONEFLOW.md", "docs/oneflow.md#none", "docs/none.md", "0099"]
-    page = jobs.ROOT / "docs/modes.md"
-    assert links_outside(page, "[a](../README.md) [b](../../README.md) [c](https://x.org) [d](#here)") == [
-        "../../README.md"
-    ]

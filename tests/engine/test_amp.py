@@ -7,10 +7,10 @@ import contextlib
 import oneflow as flow
 import pytest
 import toy
+from test_support import make_run
 
-from libai.config import LazyCall, LazyConfig, defaults
 from libai.engine.hooks import CallbackHook
-from libai.engine.setup.support import amp_dtype, check_supported
+from libai.engine.setup.support import amp_dtype
 from libai.engine.trainer import model_trainer
 from libai.optim import LossScaling
 from libai.utils.errors import UserError
@@ -24,26 +24,6 @@ def _amp_on_cpu(monkeypatch):
     """On CPU autocast does nothing but warn; the compiled job says what a CUDA device would do."""
     monkeypatch.setattr(model_trainer, "AMP_DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(flow, "autocast", lambda *_, **__: contextlib.nullcontext())
-
-
-def run_config(enabled, dtype="fp16", *overrides):
-    from omegaconf import OmegaConf
-
-    from libai.config import validate
-
-    config = OmegaConf.create(
-        {
-            "train": defaults("train"),
-            "graph": defaults("graph"),
-            "model": LazyCall(toy.Classifier)(),
-            "optim": LazyCall("oneflow.optim.SGD")(lr=0.1),
-            "dataloader": {"train": LazyCall("libai.data.InMemoryDataset")()},
-        },
-        flags={"allow_objects": True},
-    )
-    overrides += ("train.train_iter=1", "train.train_micro_batch_size=1")
-    amp = [f"train.amp.enabled={enabled}", f"train.amp.dtype={dtype}"]
-    return validate(LazyConfig.apply_overrides(config, [*amp, *overrides]))
 
 
 def trained(iterations, **options):
@@ -128,20 +108,16 @@ def test_the_loss_scale_goes_from_mode_to_mode_and_back():
             assert scales == [*[scale for _, scale in expected[:3]], None, None, None, 2.0**120, 2.0**121, 2.0**121]
 
 
-@pytest.mark.parametrize("run_mode", ["eager", "graph"])
-def test_on_cpu_amp_is_refused_and_auto_says_so_once(run_mode, caplog):
-    with pytest.raises(UserError, match="does nothing on this device.*train.amp.enabled=auto"):
-        check_supported(run_config("true"), run_mode, "cpu")
-    run = run_config("auto")
-    check_supported(run, run_mode, "cpu")
-    assert [amp_dtype(run, run_mode, "cpu") for _ in range(2)] == [None, None]
+def test_on_cpu_auto_is_float32_and_says_so_once(mode, caplog):
+    """The refusal of `true` is in test_support.py."""
+    run = make_run(mode, train__amp__enabled="auto")
+    assert [amp_dtype(run, mode, "cpu") for _ in range(2)] == [None, None]
     assert sum("float32" in message for message in caplog.messages) <= 1
 
 
-def test_on_cuda_each_mode_gets_what_oneflow_has():
-    assert amp_dtype(run_config("true"), "graph", "cuda") == "fp16"
-    assert amp_dtype(run_config("true", "bf16"), "eager", "cuda") == "bf16"
-    assert amp_dtype(run_config("true"), "eager", "cuda") == "fp16"
+def test_on_cuda_each_mode_gets_what_oneflow_has(mode):
+    for dtype in ("fp16", "bf16"):
+        assert amp_dtype(make_run(mode, train__amp__enabled=True, train__amp__dtype=dtype), mode, "cuda") == dtype
 
 
 def test_eager_bf16_runs_the_forward_under_autocast(monkeypatch):

@@ -146,13 +146,6 @@ def test_a_damaged_checkpoint_is_skipped_and_an_empty_folder_is_an_error(tmp_pat
         require_checkpoint(tmp_path)
 
 
-def test_weights_without_a_run_cannot_be_resumed(tmp_path):
-    trainer = make()
-    path = checkpoint.save(tmp_path, 3, {"model": trainer.model.state_dict()}, {})
-    with pytest.raises(checkpoint.CheckpointError, match="holds no run to continue.*train.load_weight="):
-        TrainerCheckpointer(trainer, tmp_path).load(path)
-
-
 @pytest.mark.parametrize("async_save", [False, True])
 def test_a_checkpoint_with_a_name_is_kept_and_resumed_by_its_path(tmp_path, async_save):
     trainer = make()

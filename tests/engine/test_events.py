@@ -37,12 +37,6 @@ def test_putting_a_tensor_never_fetches_it():
     assert tensor.fetches == 2  # negative control: asking does fetch, once per name
 
 
-def fetched(scalars):
-    storage = EventStorage()
-    storage.put_scalars(**scalars)
-    return {name: value for name, (value, _) in storage.latest().items()}
-
-
 def test_a_tensor_of_several_elements_is_an_error_that_names_it():
     storage = EventStorage()
     storage.put_scalar("logits", flow.ones(3))

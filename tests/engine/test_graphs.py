@@ -27,22 +27,6 @@ def weights(trainer):
     return {name: p.numpy().copy() for name, p in trainer.model.named_parameters()}
 
 
-def assert_same_weights(a, b, rtol=1e-5):
-    for name, value in weights(a).items():
-        np.testing.assert_allclose(weights(b)[name], value, rtol=rtol, atol=1e-7, err_msg=name)
-
-
-@pytest.mark.e2e
-def test_groups_decay_alike_in_both_modes():
-    eager, graph = (make_trainer(mode, toy.batches(8), two_groups) for mode in ("eager", "graph"))
-    undecayed = make_trainer("graph", toy.batches(8))
-    for trainer in (eager, graph, undecayed):
-        trainer.train(0, 8)
-    assert_same_weights(eager, graph)
-    with pytest.raises(AssertionError):  # negative control: decay is large enough to be seen
-        assert_same_weights(eager, undecayed)
-
-
 def test_the_returned_norm_is_that_of_a_hand_written_step(mode):
     data = toy.batches(2)
     trainer = make_trainer(mode, data, two_groups, accumulation=2, max_grad_norm=0.01)

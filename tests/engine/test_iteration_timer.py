@@ -32,42 +32,30 @@ class FakeTime:
         return lambda *_: setattr(self, "now", self.now + seconds)
 
 
-def timed(mode, *hooks, period=4, model=None, size=8):
-    """A trainer with a timer and a writer, and both; `hooks` come on top."""
-    model = model or toy.Classifier()
-    trainer = toy.trainer_of(mode, model, toy.batches(2, size), toy.optimizer_of("adamw", model))
-    timer, writer = IterationTimer(samples_per_iter=size), Recording()
-    trainer.register_hooks([timer, *hooks, WriterHook([writer], period, timer)])
-    return trainer, timer, writer
+def run_by(clock, mode, *hooks, loader=None):
+    """8 iterations by that clock: their timer, and what it gave at the log points; `hooks` come on top."""
+    model = toy.Classifier()
+    trainer = toy.trainer_of(mode, model, loader or toy.batches(2), toy.optimizer_of("adamw", model))
+    timer, writer = IterationTimer(samples_per_iter=8), Recording()
+    trainer.register_hooks([timer, *hooks, WriterHook([writer], 4, timer)])
+    trainer.loop.clock = TrainingClock(clock)
+    trainer.train(0, 8)
+    return timer, writer.records
 
 
 def counted(timer):
     return timer.first_seconds + timer.throughput.total_seconds
 
 
-# ------------------------------------------------------------------------------------------- against a stopwatch
-
-
-# ------------------------------------------------------------------------------------------- by a clock of the test
-
-
-def run_by(clock, mode, *hooks, iters=8, period=4):
-    trainer, timer, writer = timed(mode, *hooks, period=period)
-    trainer.loop.clock = TrainingClock(clock)
-    trainer.train(0, iters)
-    return trainer, timer, writer
-
-
 @pytest.mark.parametrize(("point", "priority"), [("before_step", 5), ("after_step", 99)])
 def test_a_hook_that_takes_a_second_makes_iterations_of_a_second(mode, point, priority):
     clock = FakeTime()
     hook = CallbackHook(**{point: clock.pass_by(1.0)}, priority=priority)
-    _, timer, writer = run_by(clock, mode, hook, iters=8)
+    timer, records = run_by(clock, mode, hook)
     assert counted(timer) == clock.now == 8.0
     assert timer.throughput.total_iters == 7
-    assert writer.records[-1].scalars["perf/step_ms"] == pytest.approx(
-        1000, rel=0.15
-    )  # a hook may fall behind the point
+    # a hook may fall behind the point
+    assert records[-1].scalars["perf/step_ms"] == pytest.approx(1000, rel=0.15)
     assert timer.throughput.summary()["step_ms"] == pytest.approx(1000, rel=0.15)
 
 
@@ -79,10 +67,7 @@ def test_waiting_for_data_is_time_of_the_iteration(mode):
             clock.pass_by(0.5)()
             yield batch
 
-    trainer, timer, _ = timed(mode)
-    trainer.reset_data_loader(loader)
-    trainer.loop.clock = TrainingClock(clock)
-    trainer.train(0, 8)
+    timer, _ = run_by(clock, mode, loader=loader)
     assert counted(timer) == clock.now == 4.0
 
 
@@ -94,8 +79,8 @@ def test_evaluation_and_saving_are_no_time_of_training(mode):
         return {"eval/val/loss": 1.0}
 
     class Saves:
-        def __init__(self):
-            self.trainer = None
+        def begin(self, trainer):
+            self.trainer = trainer
 
         def save(self):
             with self.trainer.loop.not_training():
@@ -107,11 +92,8 @@ def test_evaluation_and_saving_are_no_time_of_training(mode):
         close = wait = check_can_save = check
 
     saves = Saves()
-    steps = CallbackHook(after_step=clock.pass_by(1.0))
-    trainer, timer, _ = timed(mode, steps, EvalHook(2, evaluate), CheckpointHook(saves, 4))
-    saves.trainer = trainer
-    trainer.loop.clock = TrainingClock(clock)
-    trainer.train(0, 8)
+    steps = CallbackHook(before_train=saves.begin, after_step=clock.pass_by(1.0))
+    timer, _ = run_by(clock, mode, steps, EvalHook(2, evaluate), CheckpointHook(saves, 4))
     assert counted(timer) == 8.0
     assert clock.now == 8.0 + 4 * 100 + 2 * 1000, "negative control: it was there to be counted"
 
@@ -119,15 +101,10 @@ def test_evaluation_and_saving_are_no_time_of_training(mode):
 def test_a_run_that_stops_between_two_log_points_counts_all_its_iterations(mode):
     clock = FakeTime()
 
-    def stop(trainer):
-
+    def pass_and_stop(trainer):
+        clock.pass_by(1.0)()
         if trainer.iter == 5:
             raise StopTraining("enough")
 
-    _, timer, _ = run_by(
-        clock, mode, CallbackHook(after_step=clock.pass_by(1.0)), CallbackHook(after_step=stop), period=4
-    )
+    timer, _ = run_by(clock, mode, CallbackHook(after_step=pass_and_stop))
     assert (timer.throughput.total_iters, counted(timer)) == (5, 6.0)
-
-
-# ------------------------------------------------------------------------------------------- the clock itself

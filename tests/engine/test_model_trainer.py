@@ -67,11 +67,6 @@ def test_evaluation_follows_the_training_of_the_same_weights(mode):
     assert second == pytest.approx(whole, rel=1e-6) and second != first
 
 
-def test_evaluation_can_be_cut_short(mode):
-    loader = build_eval_loader(toy.batches(1, size=37)[0], micro_batch_size=8)
-    assert make_trainer(mode).evaluate(loader, {"seen": Seen()}, max_batches=2)["eval/val/count"] == 16
-
-
 def test_an_optimizer_of_another_model_is_refused(mode):
     model = toy.Classifier()
     with pytest.raises(UserError, match=r"optimizer holds 4 parameter\(s\).*not in the model.*model.parameters"):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
+import jobs
 import oneflow as flow
 import pytest
 
@@ -14,7 +12,6 @@ from libai.oneflow_fixes.fixes import FIXES, describe_fixes, fixes_that_are_on, 
 from libai.oneflow_fixes.threads import quick_thread_switches
 from libai.utils.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
 OPTIONAL = [fix.name for fix in FIXES if not fix.is_needed]
 
 
@@ -31,24 +28,18 @@ def test_another_version_of_oneflow_has_the_needed_ones_only(monkeypatch):
     assert f"left out: {', '.join(OPTIONAL)} (made for oneflow 0.9.0)" in describe_fixes()
 
 
-def in_new_process(code: str, fixes: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LIBAI_FIXES": fixes}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
-    return (done.stdout or done.stderr).strip().splitlines()[-1]
-
-
 @pytest.mark.e2e
 def test_a_process_starts_without_those_that_are_left_out():
     code = (
         "import libai, oneflow; from libai.oneflow_fixes.openblas import openblas_in_use as a, threads_in_use as b; "
         "from libai.native.kernels import kernels_in_use as c; print(a(), b(), c(), flush=True)"
     )
-    assert in_new_process(code, "-openblas, -threads, -kernels") == "bundled 1 oneflow's own"
+    assert jobs.last_line(code, LIBAI_FIXES="-openblas, -threads, -kernels") == "bundled 1 oneflow's own"
     code = (
         "import libai; from oneflow.nn.modules import normalization as n; print(hasattr(n.layer_norm, '__wrapped__'))"
     )
-    assert [in_new_process(code, fixes) for fixes in ("", "-layer-norm")] == ["True", "False"]
-    assert "LIBAI_FIXES has '-mkl'" in in_new_process(code, "-mkl")
+    assert [jobs.last_line(code, LIBAI_FIXES=fixes) for fixes in ("", "-layer-norm")] == ["True", "False"]
+    assert "LIBAI_FIXES has '-mkl'" in jobs.last_line(code, LIBAI_FIXES="-mkl")
 
 
 def test_the_switch_interval_stays_where_it_is_left_out(monkeypatch):

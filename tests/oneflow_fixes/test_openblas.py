@@ -1,11 +1,9 @@
 """OneFlow's matrix products come from the OpenBLAS of scipy-openblas32, and from its own where asked."""
 
 import ctypes
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import jobs
 import numpy as np
 import oneflow as flow
 import pytest
@@ -16,15 +14,7 @@ from libai.oneflow_fixes import openblas
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = Path(scipy_openblas32.get_lib_dir()) / scipy_openblas32.get_library(fullname=True)
-
-
-def in_new_process(code, **environment):
-    """The last line that a process of its own prints."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
-    return (done.stdout or done.stderr).strip().splitlines()[-1]
 
 
 SHOW = "import libai, oneflow; from libai.oneflow_fixes import openblas as o; print(o.openblas_in_use(), flush=True)"
@@ -56,17 +46,15 @@ def test_products_are_right(transposed, sizes):
 
 
 def test_oneflow_keeps_its_own_where_asked():
-    assert in_new_process(SHOW, LIBAI_OPENBLAS="bundled") == "bundled"
+    assert jobs.last_line(SHOW, LIBAI_OPENBLAS="bundled") == "bundled"
 
 
 def test_oneflow_keeps_its_own_without_the_package(tmp_path):
     (tmp_path / "scipy_openblas32.py").write_text("raise ImportError('not here')")
-    assert in_new_process(SHOW, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}") == "bundled"
+    assert jobs.last_line(SHOW, PYTHONPATH=str(tmp_path)) == "bundled"
 
 
 def test_a_run_with_a_wrong_value_ends_with_one_error():
-    command = ["bash", "tools/train.sh", "tools/train_net.py", "configs/mlp_digits.py", "1", "--dry-run"]
-    environment = {**os.environ, "LIBAI_OPENBLAS": "mkl"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    done = jobs.train_sh("configs/mlp_digits.py", 1, "--dry-run", LIBAI_OPENBLAS="mkl")
     assert done.returncode == 2
-    assert done.stderr.count("LIBAI_OPENBLAS") == 1, done.stderr
+    assert done.stderr.count("LIBAI_OPENBLAS") == 1, done

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
+import jobs
 import pytest
 
 pytestmark = pytest.mark.e2e
@@ -29,12 +29,6 @@ print(slot.value != before)
     "mode, fixes, is_changed", [("graph", "", True), ("eager", "", False), ("graph", "-polling-thread", False)]
 )
 def test_a_first_graph_lets_them_sleep(mode, fixes, is_changed):
-    environment = {**os.environ, "LIBAI_FIXES": fixes, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.replace("MODE", repr(mode))],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.stdout.split()[-1:] == [str(is_changed)], done.stderr
+    command = [sys.executable, "-c", PROGRAM.replace("MODE", repr(mode))]
+    done = jobs.run(command, LIBAI_FIXES=fixes, PYTHONPATH=os.pathsep.join(sys.path))
+    assert done.stdout.split()[-1:] == [str(is_changed)], done

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
+import jobs
 import oneflow as flow
 import pytest
 
 from libai.cli.commands.doctor import check_oneflow
 from libai.oneflow_fixes.private_parts import PARTS, explain_other_version, missing_parts
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 #: imported from a module inside OneFlow, and documented or a module whose members are looked up
 PUBLIC = ("nn.parallel.DistributedDataParallel", "nn.functional", "optim.Optimizer")
@@ -33,7 +28,7 @@ def private_names(source: str) -> Iterator[str]:
 
 def test_every_private_part_that_is_used_is_in_the_table():
     known = {part.partition("(")[0] for part in PARTS.splitlines()} | {*PUBLIC, *MODULES}
-    for path in (ROOT / "libai").rglob("*.py"):
+    for path in (jobs.ROOT / "libai").rglob("*.py"):
         names = [name.removesuffix(".") for name in private_names(path.read_text())]
         assert set(names) <= known, path
     for line in ("x = flow._C.nothing(y)", "from oneflow.nn.graph import Nothing", "self._Graph__nothing()"):
@@ -90,7 +85,6 @@ def test_a_command_refuses_another_version_in_one_line(tmp_path):
     (tmp_path / "oneflow").mkdir()
     (tmp_path / "oneflow/__init__.py").write_text('__version__ = "1.0.0"\n')
     code = "from libai.launch import runtime\ndef main():\n    import oneflow\nruntime.guarded_main(main)"
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    done = jobs.run([sys.executable, "-c", code], PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done
     assert "oneflow 1.0.0 is installed" in done.stderr and "missing or differ" in done.stderr

@@ -221,36 +221,3 @@ def test_ranks_do_not_outlive_a_killed_launcher(script):
     process.kill()
     process.communicate()
     assert program.survivors() == []
-
-
-# ---------------------------------------------------------------------------------------------- with oneflow
-
-
-ALL_REDUCE = """
-    import libai, oneflow as flow
-    total = flow.ones(1) * (rank + 1)
-    if flow.env.get_world_size() > 1:
-        flow.comm.all_reduce(total)
-    if {fails}:
-        raise RuntimeError("boom")
-    flow.comm.all_reduce(total) if {fails_somewhere} else os.write(1, b"total %g\\n" % total.numpy()[0])
-"""
-
-
-@pytest.mark.e2e
-@pytest.mark.launch
-def test_two_real_ranks_meet_and_finish(script):
-    result = script(ALL_REDUCE.format(fails=False, fails_somewhere=False)).run(2)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["total 3"] * 2
-
-
-@pytest.mark.e2e
-@pytest.mark.launch
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_real_rank_that_fails_does_not_hang_the_job(script, failing):
-    program = script(ALL_REDUCE.format(fails=f"rank == {failing}", fails_somewhere=True))
-    result = program.run(2)
-    assert result.returncode == 1
-    assert f"launch: rank {failing} failed first: RuntimeError: boom" in result.stderr
-    assert program.survivors() == []

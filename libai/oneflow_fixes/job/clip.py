@@ -21,7 +21,6 @@ from libai.oneflow_fixes.job.job_edit import JobEdit
 from libai.oneflow_fixes.job.variables import is_update
 
 _SUM_OP = "multi_reduce_sum_pow_abs"
-_ELEMENTWISE = {1.0: "abs", 2.0: "square"}
 _DECAY = "l1_l2_regularize_gradient"
 _COEFFICIENT = "System-ClipGradient-GlobalNorm-Clamp"
 
@@ -63,21 +62,19 @@ def make_clip_norm_exact(job: JobEdit) -> int:
     """Rewrite the clip norm in a completed `job`.
 
     Call it before OneFlow compiles the job. Returns how many gradients were rewritten: 0 without clipping, where
-    our kernels compute the norm, and for norms other than p = 1 and p = 2, which keep OneFlow's op (the largest
-    absolute value is exact anyway).
+    our kernels compute the norm, and for norms other than p = 2, which libai never asks for.
     """
     if are_kernels_on() and job.is_on_cpu:
         return 0
     num_rewritten = 0
     # OneFlow makes one such op for each layout of parameters
     for total in [op for op in job.ops.values() if job.kind(op) == _SUM_OP]:
-        elementwise = _ELEMENTWISE.get(total.user_conf.attr["p"].at_float)
-        if elementwise is None:
+        if total.user_conf.attr["p"].at_float != 2.0:
             continue
         results = []
         for index, gradient in enumerate(total.user_conf.input["x"].s):
             name = f"{total.name}-{index}"
-            terms = job.append(total, f"{name}-terms", elementwise, {"x": [gradient]}, "y").user_conf.output["y"].s
+            terms = job.append(total, f"{name}-terms", "square", {"x": [gradient]}, "y").user_conf.output["y"].s
             added = job.append(total, f"{name}-sum", "reduce_sum", {"input_tensor": terms}, "output_tensor").user_conf
             added.attr["axis"].at_list_int32.val.extend(range(len(job.shapes[gradient].shape.dim)))
             added.attr["keepdims"].at_bool = False

@@ -4,7 +4,7 @@ import dataclasses
 import pytest
 from omegaconf import DictConfig
 
-from libai.config import ConfigError, LazyCall
+from libai.config import ConfigError, LazyCall, instantiate
 
 
 @dataclasses.dataclass
@@ -12,11 +12,16 @@ class Point:
     x: int
     y: int = 0
 
+    @classmethod
+    def at(cls, x):
+        return cls(x)
+
 
 def test_a_call_is_kept_as_path_and_arguments():
     config = LazyCall(collections.Counter)(a=1, b=LazyCall("collections.Counter")(c=2))
     assert isinstance(config, DictConfig)
     assert config == {"_target_": "collections.Counter", "a": 1, "b": {"_target_": "collections.Counter", "c": 2}}
+    assert instantiate(LazyCall(Point.at)(x=3)) == Point(3)
 
 
 def test_positional_arguments_are_refused_with_the_right_code():

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from libai.config import ConfigError, LazyCall, LazyConfig, defaults, solve_batch_sizes, validate
+from libai.config import ConfigError, LazyCall, LazyConfig, defaults, validate
 from libai.config.settings.coercion import OBJECTS
 from libai.config.settings.schema import all_paths
 from libai.data.loading.sampling import DataLayout, SampleStream
@@ -122,19 +122,3 @@ def test_each_sample_comes_once_per_epoch_on_any_ranks_from_any_point(samples, m
     assert visits(resumed, steps - resumed) == whole[resumed * micro * ranks :]
     one_rank = SampleStream(samples, seed=seed, shuffle=shuffle).indices(0, 2 * samples)
     assert whole[: 2 * samples] == one_rank.tolist()
-
-
-SIZE = st.none() | st.integers(1, 10**6)
-
-
-@drawn(300)
-@given(SIZE, SIZE, SIZE, st.integers(1, 64))
-def test_batch_sizes_multiply_out_or_are_refused(micro, total, steps, ranks):
-    try:
-        solved = solve_batch_sizes(micro, total, steps, ranks)
-    except ConfigError as error:
-        assert "train." in str(error)
-        return
-    assert solved.micro * solved.accumulation * ranks == solved.global_
-    for given_size, found in ((micro, solved.micro), (total, solved.global_), (steps, solved.accumulation)):
-        assert given_size in (None, found)

@@ -28,6 +28,9 @@ def main(folder: str) -> None:
             rows[f"plain, {mode}, {model.__name__}"] = run(folder, mode, model, "train.rehearse=0")
             words = ["train.rehearse=2", "train.rehearse_every=1"]
             rows[f"checked, {mode}, {model.__name__}"] = run(folder, mode, model, *words)
+    ddp = "train.dist.gradient_reduction=ddp"
+    rows["plain, ddp"] = run(folder, "eager", Dropping, ddp, "train.rehearse=0")
+    rows["checked, ddp"] = run(folder, "eager", Dropping, ddp, "train.rehearse_every=1")
     rows["wrong, graph"] = run(folder, "graph", Wrong)
     rows["wrong, eager"] = run(folder, "eager", ByRank)
     rows["wrong, accumulation"] = run(folder, "eager", ByRank, "train.num_accumulation_steps=2")
@@ -53,6 +56,7 @@ def run(folder: str, mode: str, model: Any, *words: str) -> dict[str, Any]:
     if get_rank() == 0 and error is None:
         numbers = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         found["loss"] = [row["train/loss"] for row in numbers if "train/loss" in row]
+        found["log"] = (out / "log.txt").read_text()
     return found
 
 

@@ -28,6 +28,11 @@ def test_a_rehearsed_run_has_the_same_curve(rows, mode, model):
     assert len(plain["loss"]) == 4 and checked["loss"] == plain["loss"]
 
 
+def test_ddp_is_rehearsed_with_its_own_hooks(rows):
+    assert rows["checked, ddp"]["loss"] == rows["plain, ddp"]["loss"] != []
+    assert "another model" not in rows["checked, ddp"]["log"]
+
+
 def test_another_training_ends_every_rank_with_one_message(rows):
     first, second = rows["wrong, graph"]["errors"]
     assert first == second and "\n" not in first

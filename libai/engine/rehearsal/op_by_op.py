@@ -17,7 +17,8 @@ def update_op_by_op(
 ) -> StepResult:
     """Make the update of `trainer.update` eagerly, one operation after the other, without hooks. Collective.
 
-    `forward`: called in place of the model. `after_backward`: called before gradients are averaged over ranks.
+    `forward`: called in place of `trainer.gradients.forward`. `after_backward`: called before gradients are averaged
+    over ranks.
     """
     gradients, optimizer, options = trainer.gradients, trainer.optimizer, trainer.options
     named = [gradients.name_inputs(batch) for batch in micro_batches]
@@ -28,10 +29,11 @@ def update_op_by_op(
     trainer.clear_gradients()
     with gradients.index_check.watch(named, gradients.describe_batch):
         batches = [gradients.to_device(batch) for batch in named]
-        result = gradients.accumulate_gradients(forward or trainer.model, batches)
+        result = gradients.accumulate_gradients(forward or gradients.forward, batches)
     if after_backward is not None:
         after_backward()
-    if trainer.mesh.data > 1:
+    is_wrapped = gradients.forward is not trainer.model  # DDP's hooks act also where one process makes the update
+    if trainer.mesh.data > 1 or is_wrapped:
         trainer.reduce_gradients()
     if options.max_grad_value is not None:
         clip_grad_value(parameters.values(), options.max_grad_value)

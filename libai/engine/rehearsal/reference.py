@@ -185,7 +185,7 @@ def keeping_copies(trainer: Any) -> Callable[..., Any]:
 
     def forward(**batch: Any) -> Any:
         with saved_tensor_hooks(_copy, _same):
-            return trainer.model(**batch)
+            return trainer.gradients.forward(**batch)
 
     return forward
 
@@ -208,7 +208,7 @@ def _first_update(
         calls.stop()
         hooks = saved_tensor_hooks(_copy, _same) if copies else saved_tensor_hooks(_with_checksum, compare)
         with written_in_place(model, names) as found, hooks:
-            outputs = model(**batch)
+            outputs = trainer.gradients.forward(**batch)
         written.update(found)
         calls.watch()
         return outputs

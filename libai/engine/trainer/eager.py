@@ -71,7 +71,8 @@ class EagerTrainer(ModelTrainer):
             split, kind = partial(read_losses, model=self.model), self.options.gradient_reduction
             trained = [parameter for parameter in self._parameters if parameter.requires_grad]
             self._reduction = build_reduction(kind, self.model, trained, split, self.gradients.device)
-        self._forward = self._reduction.forward if self._reduction else self.model
+        if self._reduction is not None:
+            self.gradients.forward = self._reduction.forward
         self._set_to_none = self._choose_set_to_none()
         # the first optimizer update must not meet gradients of whatever the user tried before
         self.optimizer.zero_grad(set_to_none=True)
@@ -80,6 +81,7 @@ class EagerTrainer(ModelTrainer):
         """See `ModelTrainer._end_mode`."""
         if self._reduction is not None and self._reduction.leaves_hooks:
             renew_parameters(self.model, self.optimizer)
+        self.gradients.forward = self.model
 
     def _choose_set_to_none(self) -> bool:
         may_be_none = self._reduction is None or self._reduction.set_to_none
@@ -114,7 +116,6 @@ class EagerTrainer(ModelTrainer):
             self.layout = parallelize(self.model, self._model_plan, self.mesh)
             self.options = replace(self.options, gradient_reduction="global")
             self._reduction = None
-            self._forward = self.model
             self._read_groups()
             self._set_to_none = self._choose_set_to_none()
 
@@ -141,7 +142,7 @@ class EagerTrainer(ModelTrainer):
             named.append(gradients.name_inputs(batch))
             batches.append(gradients.to_device(named[-1]))
         with gradients.index_check.watch(named, gradients.describe_batch):
-            forward = self._forward_with_autocast if self.options.amp else self._forward
+            forward = self._forward_with_autocast if self.options.amp else gradients.forward
             gradients.loss_scale = None if self._scaler is None else self._scaler.scale
             result = gradients.accumulate_gradients(forward, batches)
         self._hold(batches)
@@ -207,7 +208,7 @@ class EagerTrainer(ModelTrainer):
 
     def _forward_with_autocast(self, **batch: Any) -> Any:
         with flow.autocast("cuda", dtype=flow.float16 if self._scaler else flow.bfloat16):
-            return self._forward(**batch)
+            return self.gradients.forward(**batch)
 
     def _hold(self, batches: list[Batch]) -> None:
         """Keep tensors that were made from arrays until the host waits for the device (docs/decisions/0009).

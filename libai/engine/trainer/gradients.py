@@ -42,11 +42,13 @@ class Gradients:
         counts_items: whether the model says over how many items its losses average.
         index_check: refuses ids and labels that the model has no row for.
         facts: what forward does beside its losses, once that was tried.
+        forward: the model as updates call it: as it is, or wrapped by OneFlow's DDP.
         evaluated: the dataset and the number of the batch that is being evaluated.
     """
 
     def __init__(self, trainer: Any, device: str):
         self.model, self.mesh, self.device = trainer.model, trainer.mesh, device
+        self.forward: Callable[..., Any] = self.model
         self._data_rank = trainer.mesh.data_rank
         self.batch_scope = BatchScope(trainer.options.batch_scope)
         self.draws_randomness = bool(assign_layer_ids(self.model))

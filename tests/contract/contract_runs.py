@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,3 +77,9 @@ def train(output_dir: Any, mode: str, *overrides: str, resume: bool = False) -> 
 def weights(run) -> dict[str, np.ndarray]:
     """Copies of a run's parameters and buffers by name."""
     return {name: tensor.numpy().copy() for name, tensor in run.model.state_dict().items()}
+
+
+def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file below `folder` with its time and content."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}

@@ -12,6 +12,7 @@ from pathlib import Path
 import jobs
 import pytest
 import train_net
+from contract_runs import tree
 
 from libai.utils.errors import UserError
 
@@ -35,10 +36,6 @@ def command(mode, monkeypatch, capsys):
     return run
 
 
-def files(folder: Path) -> dict[str, tuple[int, bytes]]:
-    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
-
-
 def evaluated(lines: list[str]) -> list[float]:
     """The losses of the evaluation lines."""
     return [float(found[1]) for line in lines if (found := re.match(r"eval \w+ +loss (\S+)", line))]
@@ -56,7 +53,7 @@ def test_dry_run_tries_everything_and_makes_no_file(tmp_path, command):
     assert re.fullmatch(r"memory +[0-9.]+ [MG]iB at the peak of a process in (eager|graph) mode", memory)
     (time,) = [line for line in lines if line.startswith("time ")]
     assert re.match(r"time +[0-9.e-]+ s an iteration, \d+:\d\d:\d\d for 600 of them without data", time)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert tree(tmp_path) == {}
 
 
 def test_dry_run_finds_what_only_an_update_shows(tmp_path, command):
@@ -66,10 +63,10 @@ def test_dry_run_finds_what_only_an_update_shows(tmp_path, command):
 
 def test_eval_only_judges_the_weights_of_the_run_and_leaves_its_files_alone(tmp_path, command):
     trained = command(tmp_path, "train.train_iter=4", "train.evaluation.eval_period=4")
-    before = files(tmp_path)
+    before = tree(tmp_path)
     resumed = command(tmp_path, "--eval-only", "--resume")
     fresh = command(tmp_path, "--eval-only")
-    assert files(tmp_path) == before
+    assert tree(tmp_path) == before
     assert evaluated(resumed) == evaluated(trained)[-1:] != []
     assert evaluated(fresh) != evaluated(trained)[-1:]  # those of the first weights: without --resume nothing is loaded
     assert not [line for line in resumed + fresh if line.startswith("iter ")]
@@ -77,7 +74,7 @@ def test_eval_only_judges_the_weights_of_the_run_and_leaves_its_files_alone(tmp_
 
 def test_fast_dev_run_trains_evaluates_and_saves_a_little_of_any_config(tmp_path, command):
     command(tmp_path, "--fast-dev-run", "train.train_iter=100000", "train.checkpointer.period=5000")
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = jobs.read_metrics(tmp_path)
     assert [row["iter"] for row in rows if "train/loss" in row] == list(range(1, 9))
     assert [row["iter"] for row in rows if any(tag.startswith("eval/") for tag in row)] == [4, 8]
     assert {path.name for path in (tmp_path / "checkpoints").glob("iter_*")} == {"iter_0000004", "iter_0000008"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import contract_runs
 import jobs
 import pytest
-from contract_runs import make_config, make_run
+from contract_runs import make_config, make_run, tree
 
 from libai import checkpoint
 from libai.config import LazyCall, LazyConfig, validate
@@ -23,12 +23,6 @@ from libai.utils.errors import OutputLostError, UserError
 from libai.utils.folder_lock import FolderLock, find_holder
 
 pytestmark = pytest.mark.e2e
-
-
-def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file below `folder` with its time and content."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
 def names(folder: Path) -> list[str]:

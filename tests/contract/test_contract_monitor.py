@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 
 import contract_runs
+import jobs
 import numpy as np
 import oneflow as flow
 import pytest
@@ -17,10 +17,6 @@ from libai.engine.trainer.bad_losses import LossSpike
 from libai.utils.errors import UserError
 
 pytestmark = pytest.mark.e2e
-
-
-def records(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def spiky(bad, count=60):
@@ -123,7 +119,7 @@ def test_a_run_that_undoes_loss_spikes_resumes_exactly(mode, tmp_path):
     first.train()
     resumed = contract_runs.train(tmp_path / "b", mode, *settings, resume=True)
     assert_same_weights(resumed.trainer, straight.trainer)
-    assert [records(tmp_path / run)[-1]["train/loss_spikes"] for run in "ab"] == [1, 1]
+    assert [jobs.read_metrics(tmp_path / run)[-1]["train/loss_spikes"] for run in "ab"] == [1, 1]
     assert len(straight.trainer.optimizer.param_groups) == 2 and straight.trainer.optimizer._state["step"] == 28
 
 

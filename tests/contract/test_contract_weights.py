@@ -7,6 +7,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from contract_runs import weights
 
 from libai import checkpoint
 from libai.engine.hooks import CallbackHook, EMAHook
@@ -17,10 +18,6 @@ pytestmark = pytest.mark.e2e
 
 FAST = ("train.rehearse=0",)
 EMA = (*FAST, "train.ema={enabled: true, decay: 0.5}")
-
-
-def parameters(run):
-    return {name: parameter.numpy().copy() for name, parameter in run.model.named_parameters()}
 
 
 def ema_of(run):
@@ -37,13 +34,13 @@ def equal(first, second):
 
 def test_weights_are_averaged_after_every_update(mode, tmp_path):
     run = contract_runs.make_run(tmp_path, mode, *EMA, "train.train_iter=6", "train.evaluation.enabled=false")
-    history = [parameters(run)]
-    run.trainer.register_hooks([CallbackHook(after_step=lambda trainer: history.append(parameters(run)))])
+    history = [weights(run)]
+    run.trainer.register_hooks([CallbackHook(after_step=lambda trainer: history.append(weights(run)))])
     run.train()
     expected = {name: array.astype(np.float64) for name, array in history[0].items()}
-    for number, weights in enumerate(history[1:]):
+    for number, current in enumerate(history[1:]):
         decay = min(0.5, (1 + number) / (10 + number))
-        expected = {name: decay * old + (1 - decay) * weights[name] for name, old in expected.items()}
+        expected = {name: decay * old + (1 - decay) * current[name] for name, old in expected.items()}
     found = averages(run)
     assert found.keys() == expected.keys()
     for name, array in expected.items():
@@ -54,9 +51,9 @@ def test_weights_are_averaged_after_every_update(mode, tmp_path):
 def test_averaged_weights_are_evaluated_and_swapped_back(mode, tmp_path):
     run = contract_runs.make_run(tmp_path, mode, *EMA, "train.train_iter=4", "train.evaluation.enabled=false")
     run.train()
-    weights, averaged = parameters(run), averages(run)
+    before, averaged = weights(run), averages(run)
     metrics = run.evaluate()
-    assert equal(parameters(run), weights) and equal(averages(run), averaged)
+    assert equal(weights(run), before) and equal(averages(run), averaged)
     run.trainer.hooks.remove(ema_of(run))
     assert run.evaluate() != metrics
     for name, parameter in run.model.named_parameters():
@@ -70,7 +67,7 @@ def test_averages_are_saved_and_resumed_exactly(mode, tmp_path):
     run.train(until=4)
     resumed = contract_runs.train(tmp_path / "parts", mode, *EMA, resume=True)
     assert resumed.start_iter == 4 and ema_of(resumed).average.updates == 8
-    assert equal(averages(resumed), averages(whole)) and equal(parameters(resumed), parameters(whole))
+    assert equal(averages(resumed), averages(whole)) and equal(weights(resumed), weights(whole))
     saved = checkpoint.load(resumed.checkpointer.last_saved)
     assert equal({name: saved.tensors["ema"][name] for name in saved.tensors["ema"]}, averages(whole))
 
@@ -140,9 +137,9 @@ def test_clipping_by_value_equals_a_plain_loop(mode, accumulation):
 def test_frozen_parameters_stay_and_the_others_train(mode, tmp_path):
     few = (*FAST, "train.train_iter=2", "train.evaluation.enabled=false")
     run = contract_runs.make_run(tmp_path, mode, *few, "train.freeze=['^a\\.', 'b\\.bias']")
-    before = parameters(run)
+    before = weights(run)
     run.train()
-    after = parameters(run)
+    after = weights(run)
     assert {name for name in before if not np.array_equal(before[name], after[name])} == {"b.weight"}
     assert {name.partition("/")[0] for name in run.trainer.optimizer_state.export()[0]} <= {"b.weight"}
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
+import jobs
 import numpy as np
 import oneflow as flow
 import pytest
 import toy
-from contract_runs import make_config, make_run, train
+from contract_runs import make_config, make_run, train, weights
 from oneflow import nn
 
 from libai.config import LazyCall, validate
@@ -78,23 +77,16 @@ def curve(tmp_path, mode, name, *overrides, loader=None, model=Averaging):
         config.dataloader.train = LazyCall(loader)()
     run = Run(default_setup(validate(config)))
     run.train()
-    lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    arrays = [t.numpy() for t in [*run.model.parameters(), *run.model.buffers()]]
-    return run, rows, arrays
-
-
-def numbers(rows, tag):
-    return [row[tag] for row in rows if tag in row]
+    return run, jobs.read_column(tmp_path / name)
 
 
 @pytest.mark.parametrize("loader", [None, drawing])
 def test_a_rehearsed_run_has_the_same_curve(mode, loader, tmp_path):
     plain = curve(tmp_path, mode, "plain", "train.rehearse=0", loader=loader)
     checked = curve(tmp_path, mode, "checked", "train.rehearse=3", "train.rehearse_every=2", loader=loader)
-    assert numbers(checked[1], "train/loss") == numbers(plain[1], "train/loss")
-    assert len(numbers(plain[1], "train/loss")) == 5
-    assert all(np.array_equal(a, b) for a, b in zip(plain[2], checked[2], strict=True))
+    assert checked[1] == plain[1] and len(plain[1]) == 5
+    expected, found = weights(plain[0]), weights(checked[0])
+    assert all(np.array_equal(found[name], array) for name, array in expected.items())
 
 
 @pytest.mark.parametrize(
@@ -135,9 +127,9 @@ def test_another_training_ends_before_its_first_update(tmp_path):
 
 
 def test_a_run_that_may_falls_back_to_eager_mode(tmp_path):
-    run, rows, _ = curve(tmp_path, "graph", "run", "graph.on_build_error=eager", model=Wrong)
+    run, losses = curve(tmp_path, "graph", "run", "graph.on_build_error=eager", model=Wrong)
     assert run.trainer.mode == "eager" and "the graph could not train the same model" in run.mode_reason
-    assert len(numbers(rows, "train/loss")) == 5
+    assert len(losses) == 5
 
 
 def write_rates_once(monkeypatch):
@@ -158,9 +150,8 @@ def test_a_wrong_update_of_the_optimizer_is_refused(words, when, tmp_path, monke
     write_rates_once(monkeypatch)
     with pytest.raises(NotTheSame, match=r"in update \d the (loss|gradient|step) "):
         curve(tmp_path, "graph", "run", "train.log_period=1", *words)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    made = len(numbers([json.loads(line) for line in metrics.read_text().splitlines()], "train/loss")) if when else 0
-    assert made == when
+    made = jobs.read_column(tmp_path / "run") if when else {}
+    assert len(made) == when
     curve(tmp_path, "graph", "control", "train.rehearse=0")  # it trains, wrongly, where nobody compares
 
 
@@ -205,12 +196,10 @@ def test_another_precision_is_not_compared(monkeypatch):
 
 
 def test_a_resumed_run_is_rehearsed_where_it_stands(mode, tmp_path):
-    whole = train(tmp_path / "whole", mode, "train.rehearse=0")
+    train(tmp_path / "whole", mode, "train.rehearse=0")
     make_run(tmp_path / "run", mode).train(until=4)
     train(tmp_path / "run", mode, "train.rehearse=2", resume=True)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    expected = [json.loads(line) for line in (whole.output_dir / "metrics.jsonl").read_text().splitlines()]
-    assert numbers(rows, "train/loss") == numbers(expected, "train/loss")
+    assert jobs.read_column(tmp_path / "run") == jobs.read_column(tmp_path / "whole")
 
 
 def test_impossible_settings_are_refused(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import jobs
 import pytest
 import toy
 from contract_runs import make_config
@@ -34,10 +35,9 @@ def run(folder, *overrides, model=toy.Classifier, before=None):
     if before is not None:
         before(trainer)
     trainer.train()
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((folder / "summary.json").read_text())
     state = checkpoint.load(checkpoint.resolve(folder / "checkpoints")).state
-    return [line["train/loss"] for line in lines], summary, state
+    return jobs.read_column(folder), summary, state
 
 
 def test_auto_keeps_a_mode_and_the_curve_of_an_undisturbed_run(tmp_path):

@@ -39,11 +39,6 @@ def build(mode, optimizer_name, data):
     return toy.trainer_of(mode, model, data, optimizer, lr_scheduler=schedule, max_grad_norm=1.0)
 
 
-def curve(trainer, until, losses):
-    trainer.train(trainer.iter, until)
-    return losses
-
-
 def other(mode):
     return {"eager": "graph", "graph": "eager"}[mode]
 

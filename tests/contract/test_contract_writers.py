@@ -97,7 +97,7 @@ def test_a_writer_of_the_user_knows_its_run(mode, tmp_path):
         ("[jsonl,jsonl]", "train.writers names jsonl twice"),
         ("[3]", r"train.writers\[0\] names no _target_"),
         ("[{_target_: fractions.Fraction}]", r"train.writers\[0\] is a Fraction, not a writer"),
-        ("jsonl", "train.writers=jsonl: expected a list"),
+        ("jsonl", "train.writers='jsonl': expected a list"),
     ],
 )
 def test_what_is_no_writer_is_refused(writers, told, tmp_path):

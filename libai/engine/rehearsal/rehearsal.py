@@ -167,8 +167,7 @@ def refusal(trainer: Any, difference: Difference, reference: Reference) -> str:
             f"graph mode would train another model than eager mode: {difference} compiled, against the same update of "
             f"{name} made eagerly.{changes} A compiled step runs the Python code of forward once and loses changes "
             "through views: keep numbers that change in buffers (`register_buffer`), draw from libai.layers.Dropout, "
-            "and compute new tensors in place of `h.view(-1).add_(1)`. `libai parity CONFIG` names the module; "
-            "graph.enabled=false trains eagerly."
+            "and compute new tensors in place of `h.view(-1).add_(1)`; or train with graph.enabled=false."
         )
     if not trainer.mesh.is_single:
         return (

@@ -8,6 +8,7 @@ is noticed too.
 from __future__ import annotations
 
 import contextlib
+import cProfile
 import gc
 import sys
 import sysconfig
@@ -82,7 +83,10 @@ class Reads:
         try:
             yield
         finally:
-            sys.setprofile(before)
+            if isinstance(before, cProfile.Profile):  # `train.profile`, which is no callable
+                before.enable()
+            else:
+                sys.setprofile(before)
 
     def _follow(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event != "call":

@@ -36,7 +36,7 @@ def test_model_and_trainer_state_continue_bit_for_bit(mode, optimizer):
     second = new_trainer(mode, optimizer)
     second.model.load_state_dict(first.model.state_dict())
     second.load_state_dict(first.state_dict())
-    for trainer in (second, first):  # reading the state has changed nothing
+    for trainer in (first, second):  # neither shares anything with the other
         trainer.train(5, 11)
         for name, value in weights(whole).items():
             np.testing.assert_array_equal(weights(trainer)[name], value, err_msg=name)

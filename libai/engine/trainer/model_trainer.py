@@ -365,7 +365,10 @@ class ModelTrainer(TrainerBase):
         """Take back `state_dict()`, of this mode or the other; what it does not hold stays as it is. Collective."""
         super().load_state_dict(state)
         if "optimizer" in state:
-            self.optimizer_state.load(state["optimizer"]["tensors"], state["optimizer"]["scalars"])
+            # copies: graph mode keeps them until it compiles, and they may be those of a trainer that goes on
+            tensors = {name: tensor.clone() for name, tensor in state["optimizer"]["tensors"].items()}
+            wait_for_device()  # its next graph launch would not wait for the copies
+            self.optimizer_state.load(tensors, state["optimizer"]["scalars"])
         if self.lr_scheduler is not None and "lr_scheduler" in state:
             load_scheduler_state(self.lr_scheduler, state["lr_scheduler"], self.optimizer)
         self.loop.generation += 1

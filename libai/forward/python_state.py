@@ -37,7 +37,15 @@ _MAX_DEPTH = 5
 _OF_MODULE = frozenset(vars(nn.Module())) - {"training"}
 #: parameters and modules are looked at elsewhere
 # reading the `__dict__` of a context corrupts the memory of OneFlow 0.9.0
-_NOT_COMPARED = (nn.Parameter, nn.Module, type(flow.default_generator), type, types.ModuleType, FunctionContext)
+_NOT_COMPARED = (
+    nn.Parameter,
+    nn.Module,
+    flow.optim.Optimizer,
+    type(flow.default_generator),
+    type,
+    types.ModuleType,
+    FunctionContext,
+)
 _CHANGING_METHODS = ("append", "extend", "add", "update", "pop", "clear")
 PACKAGES = ("oneflow", "libai")
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))

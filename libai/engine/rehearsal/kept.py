@@ -1,42 +1,82 @@
 """Everything that updates of a trainer change, put back at the end of a block.
 
 Not here: the position of the data (`DataFeed.read_ahead`). Not put back: what closures of gradient hooks hold, and
-iterators that a model reads (`iterators_of`).
+iterators without a copy (`iterators_of`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+import functools
+import logging
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.rehearsal.snapshot import rolled_back
+from libai.engine.rehearsal.snapshot import Snapshot
 from libai.forward.python_state import (
+    PACKAGES,
     SharedState,
     cannot_go_back,
     contents_of,
     copy_of_iterator,
     plain_attributes,
 )
+from libai.utils.distributed import barrier
 from libai.utils.seeding import generators_kept
+
+logger = logging.getLogger("libai.engine")
+#: attributes of an optimizer that `Snapshot` holds
+_IN_SNAPSHOT = ("param_groups", "_state")
+
+
+@contextmanager
+def rolled_back(trainer: Any) -> Iterator[None]:
+    """Put the state of `trainer`, its iteration, and the generators of Python and NumPy, back at the end of the block;
+    also what the code of its model, optimizer and schedule keeps in Python.
+
+    Within it the schedule is a copy, which may be replaced. Collective.
+    """
+    iteration = trainer.iter
+    schedule = trainer.lr_scheduler
+    python = [SharedState.of_model(trainer.model).restore, _keep_attributes(trainer.model)]
+    for owner in _owners(trainer):
+        python += [_keep_object(owner), SharedState.of_functions(_functions_of(owner)).restore]
+    trainer.lr_scheduler = None  # it is copied below, also one that has no state to save
+    before = Snapshot.of(trainer)
+    try:
+        trainer.lr_scheduler = copy.deepcopy(schedule, {id(trainer.optimizer): trainer.optimizer})
+    except Exception:  # whatever deepcopy raises for a schedule of the user's: rates stay as they are in the block
+        logger.debug("the schedule cannot be copied, so it does not advance", exc_info=True)
+    with generators_kept():
+        try:
+            yield
+        finally:
+            barrier()
+            for restore in python:
+                restore()
+            trainer.lr_scheduler = None
+            before.restore(trainer)
+            trainer.lr_scheduler = schedule
+            trainer.iter = iteration
 
 
 @contextmanager
 def everything_kept(trainer: Any) -> Iterator[list[Callable[[], None]]]:
     """Put back, bit for bit, what the updates made in the block change; hooks do not see these updates.
 
-    Weights, buffers, optimizer, schedule, plain attributes and shared variables of the model's code, and the generators
-    of Python and NumPy. OneFlow's generator goes back to where it was seeded. Gives a list of functions that put back
-    more, to which the block may add. Collective.
+    What `rolled_back` puts back, and OneFlow's generator, which goes back to where it was seeded. Gives a list of
+    functions that put back more, to which the block may add. Collective.
     """
     iteration = trainer.iter
     calls = trainer.loop.calls_at
     trainer.loop.calls_at = {point: [] for point in calls}
     draws = flow.get_rng_state()
-    put_back = [SharedState.of_model(trainer.model).restore, _keep_attributes(trainer.model)]
+    put_back: list[Callable[[], None]] = []
     try:
         with rolled_back(trainer):
             try:
@@ -83,14 +123,18 @@ def has_drawn_since(state: flow.Tensor) -> bool:
     return flow.get_rng_state().numpy().tobytes() != state.numpy().tobytes()
 
 
-def iterators_of(model: nn.Module) -> list[str]:
-    """Return the names of what the model's code reads iterators from that nothing can put back."""
+def iterators_of(trainer: Any) -> list[str]:
+    """Return the names of what the code of model, optimizer and schedule reads iterators from that nothing can put
+    back."""
     found = []
-    for path, module in model.named_modules():
+    for owner in _owners(trainer):
+        found += [f"{type(owner).__name__}.{name}" for name, value in vars(owner).items() if cannot_go_back(value)]
+        found += SharedState.of_functions(_functions_of(owner)).lasting_iterators()
+    for path, module in trainer.model.named_modules():
         for name, value in plain_attributes(module).items():
             if cannot_go_back(value):
                 found.append(f"{path}.{name}" if path else name)
-    return found + SharedState.of_model(model).lasting_iterators()
+    return found + SharedState.of_model(trainer.model).lasting_iterators()
 
 
 def _keep_attributes(model: nn.Module) -> Callable[[], None]:
@@ -114,6 +158,59 @@ def _keep_attributes(model: nn.Module) -> Callable[[], None]:
             module._buffers.update(buffers)
 
     return put_back
+
+
+def _owners(trainer: Any) -> list[Any]:
+    """The optimizers and the schedule, which may be of a class of the user's."""
+    optimizer = trainer.optimizer
+    owners = [optimizer, *getattr(optimizer, "optimizers", {}).values(), trainer.lr_scheduler]
+    return [owner for owner in owners if hasattr(owner, "__dict__")]
+
+
+def _keep_object(owner: Any) -> Callable[[], None]:
+    """Return a function that gives `owner` the attributes that it has now, but for those in a `Snapshot`."""
+    attributes = {}
+    for name, value in vars(owner).items():
+        if name not in _IN_SNAPSHOT:
+            attributes[name] = copy_of_iterator(value)
+    contents = [contents_of(value) for value in attributes.values()]
+
+    def put_back() -> None:
+        for restore in contents:
+            restore()
+        for name in list(vars(owner)):
+            if name not in attributes and name not in _IN_SNAPSHOT:
+                del vars(owner)[name]
+        for name, value in attributes.items():
+            vars(owner)[name] = copy_of_iterator(value)
+
+    return put_back
+
+
+def _functions_of(owner: Any) -> list[types.FunctionType]:
+    """The functions of the user that `owner` may call: methods of its class, and those in its attributes."""
+    values = list(vars(owner).values())
+    for cls in type(owner).__mro__:
+        if cls.__module__.split(".")[0] not in PACKAGES:
+            values += vars(cls).values()
+    found = []
+    seen = set()
+    while values:
+        value = values.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, functools.partial):
+            values += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, types.MethodType):
+            values.append(value.__func__)
+        elif isinstance(value, types.FunctionType):
+            found.append(value)
+        elif isinstance(value, Mapping):
+            values += value.values()
+        elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            values += [one for one in value if callable(one)]
+    return found
 
 
 @contextmanager

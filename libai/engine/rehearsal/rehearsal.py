@@ -88,7 +88,7 @@ def _needs_facts(trainer: Any) -> bool:
 
 def why_not(trainer: Any) -> str | None:
     """Return why updates of `trainer` cannot be made and put back; None when they can."""
-    names = iterators_of(trainer.model)
+    names = iterators_of(trainer)
     if names:
         return f"its model reads an iterator ({names[0]}), which cannot be put back"
     return None

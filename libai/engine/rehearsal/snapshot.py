@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +9,6 @@ import oneflow as flow
 
 from libai.engine.loop.hook_base import HookBase
 from libai.scheduler import load_scheduler_state, scheduler_state
-from libai.utils.distributed import barrier
-from libai.utils.seeding import generators_kept
-
-logger = logging.getLogger("libai.engine")
 
 
 @dataclass(frozen=True)
@@ -74,28 +66,3 @@ class Snapshot:
 
 def _module_tensors(model: flow.nn.Module) -> list[flow.Tensor]:
     return [p.data for p in model.parameters()] + list(model.buffers())
-
-
-@contextmanager
-def rolled_back(trainer: Any) -> Iterator[None]:
-    """Put the state of `trainer`, its iteration, and the generators of Python and NumPy, back at the end of the block.
-
-    Within it the schedule is a copy, which may be replaced. Collective.
-    """
-    iteration = trainer.iter
-    schedule = trainer.lr_scheduler
-    trainer.lr_scheduler = None  # it is copied below, also one that has no state to save
-    before = Snapshot.of(trainer)
-    try:
-        trainer.lr_scheduler = copy.deepcopy(schedule, {id(trainer.optimizer): trainer.optimizer})
-    except Exception:  # whatever deepcopy raises for a schedule of the user's: rates stay as they are in the block
-        logger.debug("the schedule cannot be copied, so it does not advance", exc_info=True)
-    with generators_kept():
-        try:
-            yield
-        finally:
-            barrier()
-            trainer.lr_scheduler = None
-            before.restore(trainer)
-            trainer.lr_scheduler = schedule
-            trainer.iter = iteration

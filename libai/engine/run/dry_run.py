@@ -16,7 +16,7 @@ import numpy as np
 from libai import checkpoint
 from libai.engine.log.throughput import memory_gb
 from libai.engine.loop.metrics import NonFiniteLoss
-from libai.engine.rehearsal.snapshot import rolled_back
+from libai.engine.rehearsal.kept import rolled_back
 from libai.engine.run.report import describe_length, start_banner
 from libai.engine.setup.summary import parameter_table
 from libai.utils.distributed import all_reduce, any_rank, broadcast_object, is_main_process

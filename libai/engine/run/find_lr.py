@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from libai.engine.loop.metrics import NonFiniteLoss
-from libai.engine.rehearsal.snapshot import rolled_back
+from libai.engine.rehearsal.kept import rolled_back
 from libai.scheduler import initial_lrs
 from libai.utils.atomic import atomic_write_text
 from libai.utils.distributed import is_main_process

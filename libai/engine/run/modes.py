@@ -18,8 +18,8 @@ from libai.config import RunConfig
 from libai.engine.graph.build_errors import GraphBuildError
 from libai.engine.graph.guards import refuse_own_update
 from libai.engine.loop.hook_base import HookBase
+from libai.engine.rehearsal.kept import rolled_back
 from libai.engine.rehearsal.rehearsal import NotTheSame
-from libai.engine.rehearsal.snapshot import rolled_back
 from libai.engine.setup import build
 from libai.engine.setup.support import check_supported
 from libai.engine.trainer.batch_scope import BatchScopeError

@@ -1,0 +1,84 @@
+"""A rehearsal leaves nothing behind in optimizers and schedules of the user's own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import oneflow as flow
+import pytest
+import toy
+from oneflow.optim.lr_scheduler import LambdaLR
+
+LR = 0.1
+
+
+class Lookahead(flow.optim.SGD):
+    """Moves slow weights every third step."""
+
+    def __init__(self, parameters):
+        self.fast = list(parameters)
+        super().__init__(self.fast, lr=LR)
+        self.slow = [parameter.detach().clone() for parameter in self.fast]
+        self.steps = 0
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.steps += 1
+        if self.steps % 3 == 0:
+            with flow.no_grad():
+                for fast, slow in zip(self.fast, self.slow):
+                    slow.add_(0.5 * (fast - slow))
+                    fast.copy_(slow)
+
+
+def of_a_function(optimizer):
+    steps = {"made": 0}
+
+    def step():
+        steps["made"] += 1
+        optimizer.param_groups[0]["lr"] = LR / (1 + steps["made"])
+
+    return SimpleNamespace(step=step)
+
+
+def of_an_iterator(optimizer):
+    rates = iter([LR / number for number in range(2, 40)])
+
+    def step():
+        optimizer.param_groups[0]["lr"] = next(rates)
+
+    return SimpleNamespace(step=step)
+
+
+def of_a_counting_lambda(optimizer):
+    calls = []
+
+    def factor(step):
+        calls.append(step)
+        return 1 / len(calls)
+
+    return LambdaLR(optimizer, factor)
+
+
+def losses(mode, rehearse, schedule=None):
+    flow.manual_seed(0)
+    model = toy.Classifier()
+    if schedule is None:
+        optimizer = Lookahead(model.parameters())
+    else:
+        optimizer = flow.optim.SGD(model.parameters(), lr=LR)
+        schedule = schedule(optimizer)
+    trainer = toy.trainer_of(mode, model, toy.batches(8), optimizer, lr_scheduler=schedule, rehearse=rehearse)
+    found = toy.record_losses(trainer)
+    trainer.train(0, 8)
+    return found
+
+
+@pytest.mark.parametrize("schedule", [of_a_function, of_an_iterator, of_a_counting_lambda])
+@pytest.mark.promise
+def test_a_schedule_that_keeps_its_own_state_begins_at_its_beginning(mode, schedule):
+    assert losses(mode, 2, schedule) == losses(mode, 0, schedule)
+
+
+def test_an_optimizer_that_keeps_its_own_state_begins_at_its_beginning():
+    assert losses("eager", 2) == losses("eager", 0)

@@ -14,8 +14,8 @@ sys.path.append(str(ROOT / "tools"))
 from size import sizes  # noqa: E402  (tools/ is not a package)
 
 #: syntax nodes at most (docs/decisions/0027-size.md); lower a number in the commit that makes its folder smaller
-MOST_NODES = {"libai": 298_900, "tests": 225_500}
-MOST_FILES = {"libai": 335, "tests": 313}
+MOST_NODES = {"libai": 299_500, "tests": 225_900}
+MOST_FILES = {"libai": 335, "tests": 314}
 MOST_LINES_OF_A_FILE = 600
 MOST_FILES_OF_A_FOLDER = 16  # without `__init__.py`
 

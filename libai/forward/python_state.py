@@ -76,6 +76,18 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in _OF_MODULE}
 
 
+def switches_of(model: nn.Module) -> tuple[Any, ...]:
+    """Return the texts and truth values of the modules of `model`, and which of their numbers are zero."""
+    found: list[Any] = []
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, str | bool | None):
+                found.append(value)
+            elif isinstance(value, int | float):
+                found.append(value == 0)
+    return tuple(found)
+
+
 class SharedState:
     """What code can change outside of modules: class attributes, closures, globals, objects that are hooks, and the
     random states of Python and NumPy.

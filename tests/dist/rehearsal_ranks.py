@@ -13,10 +13,13 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent, HERE.parent / "contract")]
 
+import oneflow as flow  # noqa: E402
+import toy  # noqa: E402
+from oneflow import nn  # noqa: E402
 from test_parity_in_training import NO_EVALUATION, Averaging, ByRank, Dropping, Wrong  # noqa: E402
 
 from libai.config import LazyCall, validate  # noqa: E402
-from libai.engine import Run, default_setup  # noqa: E402
+from libai.engine import EagerTrainer, Run, default_setup, hooks  # noqa: E402
 from libai.utils.distributed import barrier, gather_objects, get_rank  # noqa: E402
 from libai.utils.errors import UserError  # noqa: E402
 
@@ -34,6 +37,8 @@ def main(folder: str) -> None:
     rows["wrong, graph"] = run(folder, "graph", Wrong)
     rows["wrong, eager"] = run(folder, "eager", ByRank)
     rows["wrong, accumulation"] = run(folder, "eager", ByRank, "train.num_accumulation_steps=2")
+    for value in ("sum", "mean "):
+        rows[f"switched to {value}"] = switched(value)
     if get_rank() == 0:
         Path(folder, "rows.json").write_text(json.dumps(rows))
 
@@ -58,6 +63,33 @@ def run(folder: str, mode: str, model: Any, *words: str) -> dict[str, Any]:
         found["loss"] = [row["train/loss"] for row in numbers if "train/loss" in row]
         found["log"] = (out / "log.txt").read_text()
     return found
+
+
+class Switched(toy.Classifier):
+    reduction = "mean"
+
+    def forward(self, x, y):
+        logits = self.b(flow.relu(self.a(x)))
+        return {"losses": {"cls": nn.functional.cross_entropy(logits, y, reduction=self.reduction.strip())}}
+
+
+def switched(value: str) -> dict[str, Any]:
+    """The errors of a run in which a hook sets the reduction of the loss before the third update."""
+    model = Switched()
+    data = toy.batches(6, seed=get_rank())
+    trainer = EagerTrainer(model, data, flow.optim.SGD(model.parameters(), lr=0.1))
+    trainer.register_hooks([hooks.CallbackHook(before_step=lambda one: set_reduction(one, value))])
+    error = None
+    try:
+        trainer.train(0, 5)
+    except UserError as raised:
+        error = str(raised)
+    return {"errors": gather_objects(error), "iters": trainer.completed_iters}
+
+
+def set_reduction(trainer: Any, value: str) -> None:
+    if trainer.iter == 2:
+        trainer.model.reduction = value
 
 
 if __name__ == "__main__":

@@ -43,3 +43,10 @@ def test_another_training_ends_every_rank_with_one_message(rows):
 def test_ranks_that_compute_something_else_are_refused(rows, name):
     first, second = rows[name]["errors"]
     assert first == second and "2 data-parallel ranks would train another model than one process" in first
+
+
+def test_a_switch_that_makes_the_loss_mix_samples_is_refused_before_its_update(rows):
+    wrong, harmless = rows["switched to sum"], rows["switched to mean "]
+    assert all("would train another model than one process" in error for error in wrong["errors"])
+    assert wrong["iters"] == 2
+    assert harmless == {"errors": [None, None], "iters": 5}

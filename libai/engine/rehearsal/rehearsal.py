@@ -172,7 +172,9 @@ def refusal(trainer: Any, difference: Difference, reference: Reference) -> str:
     if not trainer.mesh.is_single:
         return (
             f"{trainer.mesh.data} data-parallel ranks would train another model than one process: {difference}, "
-            f"against the same update of {name} made by one process with the samples of all ranks."
+            f"against the same update of {name} made by one process with the samples of all ranks. If its forward "
+            "mixes the samples of a batch, set train.dist.gradient_reduction=global, or train.dist.batch_scope=rank if "
+            "each rank is meant to see its own."
         )
     return (
         f"{name}.forward changes a value in place that the backward pass reads: {difference}, against the same update "

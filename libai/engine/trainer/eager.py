@@ -271,9 +271,11 @@ class EagerTrainer(ModelTrainer):
                 self._use_global_tensors()
                 return
             raise UserError(
-                f"forward changes the buffer {with_line(self.model, changing[0])}, and {self.mesh.data} data-parallel "
-                "ranks would each keep one of its own part of the batch. Set train.dist.batch_scope=global and "
-                "train.dist.gradient_reduction=auto, with which it is that of the whole batch, or use one rank."
+                f"forward changes the buffer {with_line(self.model, changing[0])}, and with train.dist.batch_scope="
+                f"{self.options.batch_scope} and train.dist.gradient_reduction={self.options.gradient_reduction} each "
+                f"of {self.mesh.data} data-parallel ranks would keep one of its own part of the batch. Set "
+                "batch_scope=global and gradient_reduction=auto, with which it is that of the whole batch, or use one "
+                "rank."
             )
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:

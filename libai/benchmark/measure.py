@@ -14,14 +14,14 @@ from libai.benchmark.protocol import Unavailable
 from libai.benchmark.variants import VariantSpec
 from libai.utils.errors import UserError
 
-#: losses may differ by so many times what a change in the last bit of the weights makes: kernels round otherwise in
+#: losses may differ by this multiple of what a change in the last bit of the weights makes: kernels round otherwise in
 #: every operation of every iteration, not once
 ROUNDING_FACTOR = 10.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long to measure, and how far losses may differ."""
+    """Lengths of a measurement, and the bound on differences of losses."""
 
     rounds: int = field(default=10, metadata={"help": "blocks of each variant"})
     block_seconds: float = field(default=1.0, metadata={"help": "length of a block, about"})

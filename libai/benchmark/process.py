@@ -55,7 +55,7 @@ class VariantProcess:
             )
 
     def run(self, iterations: int, losses: bool = False) -> dict[str, Any]:
-        """Let the variant make iterations and return its answer. Raises `VariantFailed` and `Unavailable`."""
+        """Ask the variant for iterations and return its answer. Raises `VariantFailed` and `Unavailable`."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the answer says why
             self._process.stdin.write(json.dumps({"iterations": iterations, "losses": losses}) + "\n")
@@ -98,7 +98,7 @@ class VariantProcess:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Let the variant leave, or end it with all that it has started."""
+        """End the variant and all that it has started; it is asked to leave first."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(BrokenPipeError):

@@ -23,7 +23,7 @@ _STOCK_VARIABLES = {"OPENBLAS_CORETYPE": None, "LIBAI_OPENBLAS": "bundled", "LIB
 
 @dataclass(frozen=True)
 class VariantSpec:
-    """How to start one variant.
+    """The command that starts one variant.
 
     Args:
         name: unique among the variants of a config.

@@ -33,7 +33,7 @@ from libai.utils.sizes import format_bytes
 
 T = TypeVar("T")
 DEFAULT_SHARD_BYTES = 64 * 1000 * 1000
-#: of a checkpoint that has one; `last` and `best` are looked up when they are not there
+#: names that a checkpoint can be given; `last` and `best` are links, which are looked up when they are missing
 _NAME = re.compile(r"(?!(?:last|best)$|best\.json)[A-Za-z0-9][A-Za-z0-9._-]*")
 
 

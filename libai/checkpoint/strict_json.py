@@ -1,6 +1,6 @@
 """JSON that comes back as it was written, or an error that names the place.
 
-Python's `json` turns keys of other types into text without a word, and writes NaN, which is not JSON.
+Python's `json` silently turns keys of other types into text, and writes NaN, which is not JSON.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def _revise(tensors: Iterable[str], rules: Iterable[Sequence[str]], source: str)
             revised = {name: re.sub(pattern, replacement, new) for name, new in revised.items()}
         except (re.error, IndexError) as error:
             raise CheckpointError(
-                f"{pattern!r}: {replacement!r} of revise_keys is no regular expression: {error}."
+                f"{pattern!r}: {replacement!r} of revise_keys is not a valid regular expression: {error}."
             ) from None
     names: dict[str, str] = {}
     for name, new in revised.items():

@@ -90,7 +90,7 @@ def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
 def _with_optional_values(argv: Sequence[str]) -> list[str]:
     """Return `--resume PATH` as `--resume=PATH`, and `--resume` without a value as `--resume=`; `--find-lr` likewise.
 
-    The next word is its value when it is no setting, no flag, and not the config, which is named before.
+    The next word is its value unless it is a setting, a flag or the config, which is named before.
     """
     words: list[str] = []
     has_config = any(word.partition("=")[0] == "--config-file" for word in argv)

@@ -1,7 +1,7 @@
 """Run config files: plain Python whose relative imports are config files too, or YAML that a run has saved.
 
 Each load runs its files in a package of its own, under a name that is new, so that Python's own imports execute them
-anew and no edit of one config reaches another.
+again and no edit of one config reaches another.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def load(path: str | Path) -> DictConfig:
     if path.suffix in (".yaml", ".yml"):
         return _load_yaml(path)
     if path.suffix != ".py":
-        raise ConfigError(f"{path} is no config file: expected a .py or a .yaml file.")
+        raise ConfigError(f"{path} is not a config file: expected a .py or a .yaml file.")
     source = path.resolve()
     make_importable(source.parent)
     public, problems = {}, []
@@ -181,7 +181,7 @@ def _add_package(name: str, folders: list[Path]) -> None:
 
 
 def _holds_config(name: str, module: Any) -> bool:
-    """Return True for a module that holds sections, which a load must execute anew."""
+    """Return True for a module that holds sections, which a load must execute again."""
     names = getattr(module, "__dict__", {})
     holds_section = any(isinstance(names.get(section), DictConfig) for section in SECTIONS)
     is_kept = name == "__main__" or CONFIG_PACKAGE.match(name)

@@ -89,7 +89,7 @@ def switches_of(model: nn.Module) -> tuple[Any, ...]:
 
 
 class SharedState:
-    """What code can change outside of modules: class attributes, closures, globals, objects that are hooks, and the
+    """State that code can change outside of modules: class attributes, closures, globals, hook objects, and the
     random states of Python and NumPy.
 
     `restore()` puts back what differs from when this was made: variables, and the contents of containers and objects.
@@ -176,7 +176,7 @@ class PythonState:
         """Return, in words with their lines, the attributes that have changed since; if `is_read`, those of them that
         a later call may read.
 
-        A number that is only counted up and read nowhere is nobody's business, nor a tensor that every call makes anew.
+        A number that is only counted up and read nowhere is nobody's business, nor a new tensor of every call.
         """
         now = self._now()
         modules = dict(self._model.named_modules())

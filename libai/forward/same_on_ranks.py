@@ -1,7 +1,7 @@
 """One forward of every rank on the same samples, compared before any of them meets the others.
 
 Global tensors and compiled graphs run one program on all ranks. A forward that differs by rank (`if rank == 0`, a
-module that one rank alone calls) would end the process in native code, or wait for ever.
+module that one rank alone calls) would end the process in native code, or wait forever.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a model's forward changes beside its outputs, as the reference of a rehearsal finds it.
+"""Side effects of a model's forward, as the reference of a rehearsal finds them.
 
 Graph mode writes the buffers that it names after every compiled step (docs/decisions/0012-state-in-forward.md).
 """
@@ -18,7 +18,7 @@ from libai.utils.tensors import local_part
 
 @dataclass(frozen=True)
 class Facts:
-    """What training forwards change; names are dotted, equal on all ranks.
+    """Side effects of training forwards; names are dotted, equal on all ranks.
 
     `buffers`: except those of batch normalization. `written`: buffers and frozen parameters that are changed in place.
     `reached`: parameters that get a gradient from the losses; None when nobody has looked. `parameters`: those that

@@ -110,8 +110,8 @@ def test_weights_of_which_nothing_fits_are_an_error_also_without_strict(saved):
 @pytest.mark.parametrize(
     ("mapping", "expected"),
     [
-        ([("(", "x")], "revise_keys is no regular expression"),
-        ([("a", r"\9")], "is no regular expression"),
+        ([("(", "x")], "revise_keys is not a valid regular expression"),
+        ([("a", r"\9")], "is not a valid regular expression"),
         ([(".*", "x")], "gives both"),
     ],
 )

@@ -34,7 +34,7 @@ class CaseVariant(Variant):
 
     def update(self, micro_batches: list[Batch]) -> Any:
         """Make one update and return its loss."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define update(micro_batches)")
 
     def step(self) -> Any:
         """See `Variant.step`. The batches of the case are used in turn, again and again."""

@@ -134,7 +134,7 @@ _SETTINGS = {
     "model.dropout": "dropout dropout_rate",
 }
 
-#: what answers a name that is no setting here -> the names
+#: the answer to names that are not settings here -> the names
 _SENTENCES = {
     "The number of processes is PROCS, the third argument of tools/train.sh.": (
         "gpus gpu num_gpus devices world_size nproc nproc_per_node num_processes procs num_gpus_per_node"
@@ -331,7 +331,7 @@ def argument_meant(name: str, arguments: Collection[str]) -> str:
 
 
 def member_meant(name: str) -> str:
-    """Return a sentence about `name`, which is no attribute or class here, or an empty string.
+    """Return a sentence about `name`, which is not an attribute or class here, or an empty string.
 
     >>> member_meant("write_metrics")
     ' Use trainer.fetch_metrics() (docs/members.md).'

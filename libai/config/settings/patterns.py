@@ -12,7 +12,7 @@ from libai.utils.errors import UserError
 def names_matching(patterns: Sequence[str], names: Sequence[str], setting: str, kind: str = "parameters") -> list[str]:
     """The `names` in which a pattern is found, in their order. `kind`: what they are names of.
 
-    Raises `UserError`, which names `setting`, for what is no regular expression and for a pattern without a match.
+    Raises `UserError`, which names `setting`, for an invalid regular expression and for a pattern without a match.
     """
     chosen: set[str] = set()
     for pattern in patterns:

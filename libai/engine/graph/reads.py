@@ -53,7 +53,7 @@ def is_plain(value: Any) -> bool:
 
 
 class Reads:
-    """What a forward has read while it was traced.
+    """The Python values that a forward has read while it was traced.
 
     Attributes:
         attributes: `(module, name)`; the list keeps the modules alive, whose ids are known here.
@@ -83,7 +83,7 @@ class Reads:
         try:
             yield
         finally:
-            if isinstance(before, cProfile.Profile):  # `train.profile`, which is no callable
+            if isinstance(before, cProfile.Profile):  # `train.profile`, which is not callable
                 before.enable()
             else:
                 sys.setprofile(before)

@@ -1,4 +1,4 @@
-"""What the loop keeps besides its iterations: stops, time, results; the same in every mode."""
+"""State of the loop besides its iterations: stops, time, results; the same in every mode."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class NonFiniteLoss(FloatingPointError):
 
 
 class LossPolicy:
-    """What a loop does about a loss that is bad: not finite, or a spike. This one ends training.
+    """The reaction of a loop to a bad loss, one that is not finite or a spike. This one ends training.
 
     `spikes`: judges finite losses, where that was asked for: a `LossSpikes` of `libai.engine.trainer.bad_losses`.
     """
@@ -178,7 +178,7 @@ class PendingMetrics:
         self._completed = 0
 
     def fetch(self, collect: Callable[[list[Any]], list[dict[str, float]]]) -> None:
-        """Let `collect` turn all results into numbers, and the policy act on the first whose loss is bad."""
+        """Turn all results into numbers with `collect`, and apply the policy to the first whose loss is bad."""
         if not self.pending:
             return
         results, self.pending = self.pending, []

@@ -1,4 +1,4 @@
-"""How far two makings of the same updates are apart, and what is too far."""
+"""Differences between two runs of the same updates, and the bounds on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOVEMENT_BOUND = 1e-3
 _WEIGHT_BOUND = 1e-2
 #: below this part of all movements together, or of the largest gradient of a parameter, there is only rounding
 _NOISE = 1e-3
-#: of a float32, relative
+#: relative rounding error of a float32
 _ROUNDING = 1.2e-7
 #: how far apart a buffer may be, as a part of its largest number
 _BUFFER_BOUND = 1e-4

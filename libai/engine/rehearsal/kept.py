@@ -215,7 +215,7 @@ def _functions_of(owner: Any) -> list[types.FunctionType]:
 
 @contextmanager
 def stock_dropout_off(model: nn.Module) -> Iterator[None]:
-    """Let OneFlow's own dropout layers drop nothing in the block: their masks ignore seeds and cannot be repeated."""
+    """Disable OneFlow's own dropout layers in the block: their masks ignore seeds and cannot be repeated."""
     before = []
     for module in model.modules():
         if isinstance(module, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):

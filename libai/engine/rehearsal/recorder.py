@@ -127,7 +127,7 @@ class Recorder:
         """Keep the events of the trace that has just ended; what the step returns belongs to them."""
         self._traced_events = self._forwards[0]
         self._traced_attached = self._attached
-        self._is_traced_in_turn = len(self.traced) > 1  # one micro-batch was traced behind the other
+        self._is_traced_in_turn = len(self.traced) > 1  # one micro-batch was traced after the other
 
     def graph_record(self, metrics: dict[str, list[flow.Tensor]], num_micro_batches: int) -> Record:
         """What the compiled step returned beside its own `metrics` in one iteration; takes it out of them.

@@ -65,7 +65,7 @@ class State:
 
 @dataclass
 class Reference:
-    """What a number of updates, made eagerly, are. `losses`: by tag, of every update; `states`: number of updates made
+    """The results of a number of eager updates. `losses`: by tag, of every update; `states`: number of updates made
     to the state after them, for 0, 1 and all; `facts`: what the model's forward does beside its losses.
 
     `changing`: plain attributes that still change after the second update and that other lines read, with their lines;
@@ -90,7 +90,7 @@ class Reference:
 def reference_of(trainer: Any, iterations: Iterations) -> Reference:
     """Make the updates of `iterations`, of the micro-batches of this rank, and put everything back. Collective.
 
-    An iteration behind the first whose forward raises ends it; the run will raise the same. Raises what the first one
+    An iteration after the first whose forward raises ends it; the run will raise the same. Raises what the first one
     raises.
     """
     reference = _run(trainer, iterations)
@@ -297,7 +297,7 @@ def _of_all_ranks(names: Sequence[str]) -> list[str]:
 
 
 def _batch_counts(trainer: Any) -> dict[str, int]:
-    """How many batches each batch norm has counted, of those of which this rank has a part."""
+    """Return the number of batches that each batch norm with a part on this rank has counted."""
     counts = {}
     for name, module in trainer.model.named_modules():
         part = part_here(module.num_batches_tracked) if is_batch_norm_of_rank(module) else None
@@ -327,7 +327,7 @@ def _with_checksum(tensor: flow.Tensor) -> tuple[flow.Tensor, Any]:
 
 
 def _checksum(tensor: flow.Tensor) -> Any:
-    """Of the bytes on CPU; on a GPU two sums, which cost no copy."""
+    """Return a checksum of the bytes on CPU; on a GPU two sums, which cost no copy."""
     if is_on_cpu(tensor):
         local = local_part(tensor)
         array = np.ascontiguousarray((local.float() if local.dtype == flow.bfloat16 else local).numpy())

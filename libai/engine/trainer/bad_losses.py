@@ -1,4 +1,4 @@
-"""What happens when a loss is not finite or a spike: undo, find the cause, and raise, skip or roll back. In both modes.
+"""Handle a loss that is not finite or a spike: undo, find the cause, and raise, skip or roll back. In both modes.
 
 Nothing is checked between log points. Instead a copy of the state and the batches since are kept; when a log point
 finds a bad loss, the state is put back and the updates are made again, bit for bit, up to the one that corrupted it.
@@ -28,10 +28,10 @@ from libai.utils.errors import UserError
 
 logger = logging.getLogger("libai.engine")
 
-#: a new copy of the state is made at the first log point after so many iterations, or so many bytes of batches
+#: a new copy of the state is made at the first log point after this number of iterations, or bytes of batches
 MIN_ITERS_BETWEEN_COPIES = 50
 MAX_BATCH_BYTES = 64 * 2**20
-#: so many bad iterations in a row are not bad luck
+#: this number of bad iterations in a row is not bad luck
 MAX_BAD_IN_A_ROW = 10
 #: with as many spikes in a row, the loss is not an outlier any more
 MAX_SPIKES_IN_A_ROW = 10
@@ -62,7 +62,7 @@ class LossSpikes:
         self._threshold, self._recent = threshold, deque[float](maxlen=window)
 
     def judge(self, iteration: int, loss: float) -> bool:
-        """Whether the update of `iteration` (1 is the first) must be undone. Call it once for each, in order."""
+        """Return whether the update of `iteration` (1 is the first) must be undone. Call it once for each, in order."""
         if not self._is_spike(loss):
             self._recent.append(loss)
             if self.action != "rollback":
@@ -81,7 +81,7 @@ class LossSpikes:
         return self.action != "warn"
 
     def must_end(self) -> bool:
-        """Whether the latest spike ends training."""
+        """Return whether the latest spike ends training."""
         return self.action == "raise" or (self.action != "warn" and self.in_a_row >= MAX_SPIKES_IN_A_ROW)
 
     def _is_spike(self, loss: float) -> bool:
@@ -96,7 +96,7 @@ class LossSpikes:
         self.in_a_row = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must know."""
+        """Return the state that a resumed run needs."""
         return {"recent": list(self._recent), "count": self.count, "in_a_row": self.in_a_row}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -178,7 +178,7 @@ class BadLossHook(HookBase, LossPolicy):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """What follows an evaluation, such as a plateau schedule, could not be repeated."""
+        """Refuse schedules that follow an evaluation, such as a plateau schedule, which could not be repeated."""
         try:
             yield
         finally:

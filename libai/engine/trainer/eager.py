@@ -106,7 +106,7 @@ class EagerTrainer(ModelTrainer):
             raise UserError(
                 f"iteration {self.iter + 1}: the optimizer holds a parameter that the model did not have when the "
                 "trainer was built, and whose gradients the ranks would not average. Change the values of the old "
-                "one instead (copy_), or build the trainer anew."
+                "one instead (copy_), or build the trainer again."
             )
 
     def _have_groups_changed(self) -> bool:

@@ -95,7 +95,7 @@ class GraphTrainer(ModelTrainer):
         groups = self.optimizer.param_groups
         self._corrects_bias = any("betas" in group for group in groups)
         self._step_inputs = self._make_step_inputs(self.options.num_accumulation_steps)
-        #: the micro-batches of an iteration are traced one behind the other; OneFlow accumulates otherwise
+        #: the micro-batches of an iteration are traced one after the other; OneFlow accumulates otherwise
         self._in_turn = False
         #: the graph has a random key as input; dropout probabilities are compiled in, also those of 0
         self._takes_key = False

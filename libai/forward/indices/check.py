@@ -127,7 +127,7 @@ class IndexCheck:
 
     @property
     def has_watched(self) -> bool:
-        """Whether a forward in the present mode of the model, training or evaluation, was watched."""
+        """Return whether a forward in the present mode of the model, training or evaluation, was watched."""
         return bool(self._seen[self._model.training])
 
     def compare(self, batches: Sequence[Batch], place: Callable[[], str]) -> None:

@@ -45,7 +45,8 @@ def test_train_returns_its_result_and_the_summary_has_it(mode, tmp_path):
     best = min(values, key=values.get)
     assert 0 < best < 8  # otherwise the best one is the last one, and nothing is tested
     assert (result.status, result.iterations, result.best, result.best_iter) == ("finished", 8, values[best], best)
-    assert result.seconds > 0
+    assert result.seconds > 0 and result.best_metrics["val/loss"] == values[best]
+    assert result.best_epoch == pytest.approx(jobs.read_column(tmp_path, "train/epoch")[best])
     root = tmp_path / "checkpoints"
     assert (result.best_path, result.last_path) == (root / f"iter_{best:07d}", root / "iter_0000008")
     assert json.loads((tmp_path / "summary.json").read_text())["best"] == {

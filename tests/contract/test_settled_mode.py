@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import jobs
+import oneflow as flow
 import pytest
 import toy
 from contract_runs import make_config
@@ -110,3 +111,36 @@ def test_on_build_error_eager_goes_on_with_the_eager_curve(tmp_path):
 def test_a_compiled_run_says_how_long_the_compilation_took(tmp_path):
     _, summary, state = run(tmp_path / "run", "graph.enabled=true")
     assert summary["build_seconds"] > 0 and state["mode_facts"]["build_seconds"] == summary["build_seconds"]
+
+
+@pytest.mark.parametrize("first", ["eager", "graph"])
+def test_a_hook_can_switch_the_mode_in_mid_run(tmp_path, first):
+    second = {"eager": "graph", "graph": "eager"}[first]
+
+    def add_switch(run):
+        switch = CallbackHook(after_step=lambda trainer: trainer.iter + 1 == 4 and run.switch_mode(second))
+        run.trainer.register_hooks([switch])
+
+    enabled = f"graph.enabled={str(first == 'graph').lower()}"
+    losses, summary, state = run(tmp_path / "run", enabled, before=add_switch)
+    expected, _, _ = run(tmp_path / "plain", enabled)
+    assert list(losses.values()) == pytest.approx(list(expected.values()), rel=1e-6)
+    assert len(losses) == 8 and summary["mode"] == state["mode"] == second
+
+
+class Clamping(flow.optim.SGD):
+    """Keeps the weights small."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group.parameters:
+                parameter.data.copy_(parameter.detach().clamp(-0.2, 0.2))
+
+
+def test_auto_trains_eagerly_with_an_optimizer_that_has_its_own_step(tmp_path):
+    optimizer = "optim={_target_: test_settled_mode.Clamping, lr: 0.1}"
+    losses, summary, _ = run(tmp_path / "auto", "graph.enabled=auto", optimizer)
+    expected, _, _ = run(tmp_path / "plain", optimizer)
+    assert losses == expected and losses != run(tmp_path / "other")[0]
+    assert summary["mode"] == "eager" and "Clamping.step" in summary["mode_reason"]

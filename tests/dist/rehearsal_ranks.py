@@ -36,6 +36,7 @@ def main(folder: str) -> None:
     rows["checked, ddp"] = run(folder, "eager", Dropping, ddp, "train.rehearse_every=1")
     rows["wrong, graph"] = run(folder, "graph", Wrong)
     rows["wrong, eager"] = run(folder, "eager", ByRank)
+    rows["wrong, ddp"] = run(folder, "eager", ByRank, ddp)
     rows["wrong, accumulation"] = run(folder, "eager", ByRank, "train.num_accumulation_steps=2")
     for value in ("sum", "mean "):
         rows[f"switched to {value}"] = switched(value)

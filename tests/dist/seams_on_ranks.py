@@ -161,6 +161,12 @@ for mode in TRAINERS:
     gan = own_step.gan(mode, pairs)
     gan.train(0, 12)
     ends.append(weights(gan))
+    first, second = own_step.gan(mode, pairs), own_step.gan(mode, pairs)
+    first.train(0, 5)
+    second.model.load_state_dict(first.model.state_dict())
+    second.load_state_dict(first.state_dict())
+    second.train(5, 12)
+    np.testing.assert_array_equal(weights(second), ends[-1])
 np.testing.assert_allclose(*ends, rtol=1e-5, atol=1e-6)
 
 # the trainer put together from hooks in the page on the library: interrupted, and continued by a new one

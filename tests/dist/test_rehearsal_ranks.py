@@ -39,7 +39,7 @@ def test_another_training_ends_every_rank_with_one_message(rows):
     assert "would train another model than eager mode: in update 1 the loss" in first
 
 
-@pytest.mark.parametrize("name", ["wrong, eager", "wrong, accumulation"])
+@pytest.mark.parametrize("name", ["wrong, eager", "wrong, ddp", "wrong, accumulation"])
 def test_ranks_that_compute_something_else_are_refused(rows, name):
     first, second = rows[name]["errors"]
     assert first == second and "2 data-parallel ranks would train another model than one process" in first

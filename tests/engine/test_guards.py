@@ -245,7 +245,7 @@ def test_what_is_steady_again_is_compiled(monkeypatch, caplog):
 
 
 def test_a_steady_step_compares_nothing(monkeypatch):
-    """The cost of a step without changes is reading one number."""
+    """A step without changes reads a count and compares what was kept; it does not look at the model again."""
     compared = []
 
     def watch(trainer, iteration):

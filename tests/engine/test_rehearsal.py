@@ -1,13 +1,17 @@
-"""A rehearsal leaves nothing behind in optimizers and schedules of the user's own."""
+"""A rehearsal leaves nothing behind in optimizers and schedules of the user's own, and has bounds that mean something."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import oneflow as flow
 import pytest
 import toy
 from oneflow.optim.lr_scheduler import LambdaLR
+
+from libai.engine.rehearsal.comparison import LOSS_BOUND, first_difference
+from libai.engine.rehearsal.reference import Reference, State
 
 LR = 0.1
 
@@ -82,3 +86,18 @@ def test_a_schedule_that_keeps_its_own_state_begins_at_its_beginning(mode, sched
 
 def test_an_optimizer_that_keeps_its_own_state_begins_at_its_beginning():
     assert losses("eager", 2) == losses("eager", 0)
+
+
+def update(gradient):
+    """One update of a weight by SGD with momentum, with a loss of 1."""
+    states = {}
+    for number, value in enumerate((0.0, gradient)):
+        array = np.full(4, value, dtype=np.float32)
+        states[number] = State({"w": 1 - LR * array}, {"w/momentum_buffer": array}, {})
+    return Reference(losses=[{"train/loss": 1.0}], states=states)
+
+
+@pytest.mark.parametrize("device", LOSS_BOUND)
+def test_another_gradient_differs_on_every_device(device):
+    assert "gradient" in str(first_difference(update(1.0), update(1.02), LOSS_BOUND[device]))
+    assert first_difference(update(1.0), update(1.0005), LOSS_BOUND[device]) is None

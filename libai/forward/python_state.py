@@ -76,16 +76,16 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in _OF_MODULE}
 
 
-def switches_of(model: nn.Module) -> tuple[Any, ...]:
-    """Return the texts and truth values of the modules of `model`, and which of their numbers are zero."""
-    found: list[Any] = []
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, str | bool | None):
-                found.append(value)
-            elif isinstance(value, int | float):
-                found.append(value == 0)
-    return tuple(found)
+def switches_of(model: nn.Module) -> frozenset[Any]:
+    """Return the texts and truth values in plain attributes of the modules of `model`, and which numbers are zero."""
+    found = set()
+    for path, module in model.named_modules():
+        for name, value in plain_attributes(module).items():
+            if value is None or isinstance(value, (str, bool)):
+                found.add((path, name, value))
+            elif isinstance(value, (int, float)):
+                found.add((path, name, "zero" if value == 0 else "number"))
+    return frozenset(found)
 
 
 class SharedState:
@@ -115,10 +115,6 @@ class SharedState:
             found += [(f"{number} {name}", place) for name, place in _places_of_function(function)]
         return cls(found)
 
-    def lasting_iterators(self) -> list[str]:
-        """Return the names of what holds an iterator that nothing can put back."""
-        return [name for name, place in self._places.items() if cannot_go_back(place.get())]
-
     def restore(self) -> None:
         """Put everything back."""
         for name, place in self._places.items():
@@ -127,6 +123,14 @@ class SharedState:
                 place.set(copy_of_iterator(self._values[name]))
         random.setstate(self._python)
         np.random.set_state(self._numpy)
+
+
+def lasting_iterators(model: nn.Module, functions: Iterable[Any]) -> list[str]:
+    """Return the names of what holds an iterator that nothing can put back, of the code of `model` and `functions`."""
+    places = list(_places(model))
+    for function in functions:
+        places += _places_of_function(function)
+    return [name for name, place in places if cannot_go_back(place.get())]
 
 
 class CalledFunctions:

@@ -82,8 +82,13 @@ def draws_randomness(model: nn.Module) -> bool:
 
 
 def find_unseeded_dropouts(model: nn.Module) -> list[str]:
-    """Names of OneFlow's own dropout layers in `model`: their masks ignore seeds and repeat in each layer and rank."""
-    return [name for name, module in model.named_modules() if isinstance(module, STOCK_DROPOUTS)]
+    """Names of OneFlow's own dropout layers in `model` that drop something: their masks ignore seeds and repeat in each
+    layer and rank."""
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, STOCK_DROPOUTS) and getattr(module, "p", 0) > 0:
+            found.append(name)
+    return found
 
 
 def random_context(key: int | flow.Tensor, data_rank: int = 0) -> AbstractContextManager[None]:

@@ -40,6 +40,7 @@ def main(folder: str) -> None:
     rows["wrong, accumulation"] = run(folder, "eager", ByRank, "train.num_accumulation_steps=2")
     for value in ("sum", "mean "):
         rows[f"switched to {value}"] = switched(value)
+    rows["switched by one rank"] = switched("mean " if get_rank() else "mean")
     if get_rank() == 0:
         Path(folder, "rows.json").write_text(json.dumps(rows))
 

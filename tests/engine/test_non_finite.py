@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import oneflow as flow
 import pytest
@@ -111,6 +113,27 @@ def test_the_first_bad_module_is_named_and_the_weights_are_those_before(mode):
     assert "output of middle (Log)" in str(caught.value)
     for now, before in zip(weights(trainer), weights(straight)):
         assert np.array_equal(now, before)
+
+
+class Normed(toy.Classifier):
+    def __init__(self):
+        super().__init__()
+        self.norm = flow.nn.BatchNorm1d(8)
+
+    def forward(self, x, y):
+        return super().forward(self.norm(x), y)
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_a_bad_batch_does_not_reach_the_batch_statistics(mode, policy):
+    data = toy.batches(10)
+    data[6]["x"][0, 0] = np.nan
+    trainer = build(mode, data, policy, model=Normed)
+    fetch_every(trainer, 5)
+    with contextlib.suppress(NonFiniteLoss):
+        trainer.train(0, 10)
+    assert trainer.iter in (9, 10)
+    assert all(np.isfinite(buffer.numpy()).all() for buffer in trainer.model.buffers())
 
 
 def test_skip_equals_a_run_that_never_made_that_update(mode):

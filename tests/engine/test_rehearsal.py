@@ -1,7 +1,8 @@
-"""A rehearsal leaves nothing behind in optimizers and schedules of the user's own, and has bounds that mean something."""
+"""A rehearsal leaves nothing behind in own optimizers and schedules, and its bounds tell gradients apart."""
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import toy
 from oneflow.optim.lr_scheduler import LambdaLR
 
+from libai.engine.hooks import RehearsalHook
 from libai.engine.rehearsal.comparison import LOSS_BOUND, first_difference
 from libai.engine.rehearsal.reference import Reference, State
 
@@ -64,28 +66,55 @@ def of_a_counting_lambda(optimizer):
     return LambdaLR(optimizer, factor)
 
 
-def losses(mode, rehearse, schedule=None):
+class Cyclic:
+    """Writes other settings of the groups than the rate."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.steps = optimizer, 0
+
+    def step(self):
+        self.steps += 1
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = 0.1 * self.steps
+
+
+class Counting(flow.optim.SGD):
+    """Keeps a number in the state of each parameter."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group.parameters:
+                state = self._state[parameter]
+                state["times"] = state.get("times", 0) + 1
+                parameter.grad.mul_(1 / state["times"])
+        super().step(closure)
+
+
+def losses(mode, rehearse, schedule=None, own=None):
     flow.manual_seed(0)
     model = toy.Classifier()
-    if schedule is None:
-        optimizer = Lookahead(model.parameters())
+    if own is not None:
+        optimizer = own(model.parameters())
     else:
-        optimizer = flow.optim.SGD(model.parameters(), lr=LR)
+        optimizer = flow.optim.SGD(model.parameters(), lr=LR, momentum=0.5)
         schedule = schedule(optimizer)
     trainer = toy.trainer_of(mode, model, toy.batches(8), optimizer, lr_scheduler=schedule, rehearse=rehearse)
     found = toy.record_losses(trainer)
+    if rehearse:
+        trainer.register_hooks([RehearsalHook(3)])
     trainer.train(0, 8)
     return found
 
 
-@pytest.mark.parametrize("schedule", [of_a_function, of_an_iterator, of_a_counting_lambda])
+@pytest.mark.parametrize("schedule", [of_a_function, of_an_iterator, of_a_counting_lambda, Cyclic])
 @pytest.mark.promise
 def test_a_schedule_that_keeps_its_own_state_begins_at_its_beginning(mode, schedule):
     assert losses(mode, 2, schedule) == losses(mode, 0, schedule)
 
 
-def test_an_optimizer_that_keeps_its_own_state_begins_at_its_beginning():
-    assert losses("eager", 2) == losses("eager", 0)
+@pytest.mark.parametrize("own", [Lookahead, functools.partial(Counting, lr=LR)])
+def test_an_optimizer_that_keeps_its_own_state_begins_at_its_beginning(own):
+    assert losses("eager", 2, own=own) == losses("eager", 0, own=own)
 
 
 def update(gradient):

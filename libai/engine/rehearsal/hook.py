@@ -6,7 +6,7 @@ from typing import Any
 
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.rehearsal.reference import reference_of
-from libai.engine.rehearsal.rehearsal import can_compare, is_own_update, require_same
+from libai.engine.rehearsal.rehearsal import can_compare, is_own_update, require_same, why_not
 from libai.utils.errors import UserError
 
 
@@ -36,6 +36,10 @@ class RehearsalHook(HookBase):
                 f"train.rehearse_every={self._every} compares with the update of libai's trainers, and "
                 f"{type(trainer).__name__} makes one of its own. Remove the setting."
             )
+
+        reason = why_not(trainer)
+        if reason is not None:
+            raise UserError(f"train.rehearse_every={self._every} cannot compare updates: {reason}. Remove the setting.")
 
     def before_step(self) -> None:
         """Rehearse the update of this iteration, if it is its turn."""

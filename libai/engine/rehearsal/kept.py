@@ -24,6 +24,7 @@ from libai.forward.python_state import (
     cannot_go_back,
     contents_of,
     copy_of_iterator,
+    lasting_iterators,
     plain_attributes,
 )
 from libai.utils.distributed import barrier
@@ -46,6 +47,8 @@ def rolled_back(trainer: Any) -> Iterator[None]:
     python = [SharedState.of_model(trainer.model).restore, _keep_attributes(trainer.model)]
     for owner in _owners(trainer):
         python += [_keep_object(owner), SharedState.of_functions(_functions_of(owner)).restore]
+    # schedules write momentum and weight decay, too
+    settings = [(group._options, dict(group._options)) for group in trainer.optimizer.param_groups]
     trainer.lr_scheduler = None  # it is copied below, also one that has no state to save
     before = Snapshot.of(trainer)
     try:
@@ -61,6 +64,9 @@ def rolled_back(trainer: Any) -> Iterator[None]:
                 restore()
             trainer.lr_scheduler = None
             before.restore(trainer)
+            for options, copied in settings:
+                options.clear()  # not by the setters of the group, which the guards of a graph count
+                options.update(copied)
             trainer.lr_scheduler = schedule
             trainer.iter = iteration
 
@@ -127,14 +133,15 @@ def iterators_of(trainer: Any) -> list[str]:
     """Return the names of what the code of model, optimizer and schedule reads iterators from that nothing can put
     back."""
     found = []
+    functions = []
     for owner in _owners(trainer):
         found += [f"{type(owner).__name__}.{name}" for name, value in vars(owner).items() if cannot_go_back(value)]
-        found += SharedState.of_functions(_functions_of(owner)).lasting_iterators()
+        functions += _functions_of(owner)
     for path, module in trainer.model.named_modules():
         for name, value in plain_attributes(module).items():
             if cannot_go_back(value):
                 found.append(f"{path}.{name}" if path else name)
-    return found + SharedState.of_model(trainer.model).lasting_iterators()
+    return found + lasting_iterators(trainer.model, functions)
 
 
 def _keep_attributes(model: nn.Module) -> Callable[[], None]:

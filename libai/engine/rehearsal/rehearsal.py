@@ -41,6 +41,11 @@ def look_ahead(trainer: Any) -> tuple[Iterations, Reference | None]:
     if left > 0:
         wanted = min(wanted, left)
     reason = why_not(trainer)
+    if trainer.options.deterministic and (reason is not None or not is_own_update(trainer)):
+        raise UserError(
+            "train.deterministic=true makes the first updates twice, and cannot: "
+            f"{reason or 'the trainer makes updates of its own'}. Remove the setting, or what stands in its way."
+        )
     if reason is not None and trainer.mode == "graph":
         raise NotTheSame(f"graph mode cannot be compared with eager mode: {reason}. Run with graph.enabled=false.")
     if reason is not None and wanted and is_main_process():
@@ -219,6 +224,4 @@ def can_compare(trainer: Any, iterations: Iterations) -> bool:
         return False
     if trainer.mode != "graph":
         return True
-    modules = dict(trainer.model.named_modules())
-    draws = [name for name in find_unseeded_dropouts(trainer.model) if getattr(modules[name], "p", 0) > 0]
-    return trainer.graph is not None and not draws
+    return trainer.graph is not None and not find_unseeded_dropouts(trainer.model)

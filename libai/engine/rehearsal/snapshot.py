@@ -21,7 +21,8 @@ class Snapshot:
 
     tensors: list[flow.Tensor]
     optimizer: Any
-    step: int
+    #: the numbers of the optimizer that belong to no parameter, such as its step
+    numbers: dict[str, Any]
     learning_rates: list[float]
     schedule: dict[str, Any] | None
     rates: dict[str, float]
@@ -35,7 +36,7 @@ class Snapshot:
             return cls(
                 tensors=[tensor.clone() for tensor in _module_tensors(trainer.model)],
                 optimizer=trainer.optimizer_state.copy(),
-                step=optimizer._state["step"],
+                numbers={key: value for key, value in optimizer._state.items() if isinstance(key, str)},
                 learning_rates=[group["lr"] for group in optimizer.param_groups],
                 schedule=None if scheduler is None else scheduler_state(scheduler, optimizer),
                 rates=trainer.loop.rates,
@@ -56,7 +57,7 @@ class Snapshot:
             for hook, state, tensors in self.hooks:
                 hook.load_state_dict(state)
                 hook.load_tensors(tensors)
-        optimizer._state["step"] = self.step
+        optimizer._state.update(self.numbers)
         if self.schedule is not None:
             load_scheduler_state(trainer.lr_scheduler, self.schedule, optimizer)
         for group, rate in zip(optimizer.param_groups, self.learning_rates):

@@ -20,6 +20,7 @@ from libai.engine.loop.data_feed import num_bytes
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.loop.metrics import LossPolicy, NonFiniteLoss
 from libai.engine.loop.periods import Period, is_due
+from libai.engine.rehearsal.kept import forward_rolled_back
 from libai.engine.rehearsal.snapshot import Snapshot
 from libai.forward.first_non_finite import find_first_non_finite, weights_are_finite
 from libai.scheduler import has_state
@@ -244,7 +245,8 @@ class BadLossHook(HookBase, LossPolicy):
             loss = trainer.collect([result])[0]["train/loss"]
             if not math.isfinite(loss) or not weights_are_finite(trainer):
                 before.restore(trainer)
-                culprit, diagnosis = iteration, find_first_non_finite(trainer, micro_batches)
+                with forward_rolled_back(trainer.model):  # batch statistics would take the bad numbers in
+                    culprit, diagnosis = iteration, find_first_non_finite(trainer, micro_batches)
                 break
             self._let_hooks_follow()
         else:

@@ -69,6 +69,24 @@ class BatchScope:
             _warn_of_odd_metrics(trainer, batches)
         self._is_resolved = True
 
+    def look_again(self, trainer: Any, micro_batches: Sequence[Any]) -> None:
+        """Raise `BatchScopeError` if the model mixes samples now that a hook has set an attribute of it.
+
+        For local replicas. Not collective, so that ranks of which one has another attribute do not wait for each other.
+        """
+        batch = trainer.gradients.to_device(micro_batches[0])
+        if self.wanted == "rank" or self.coupling is not None or _is_single(batch):
+            return
+        with suppress(CannotTell):
+            trial = Trial(trainer.model, trainer.layout)
+            self.coupling = find_coupling(trial, batch, lambda one: _count_items(trainer, one))
+        if self.coupling is not None:
+            raise self._refusal(
+                f"since a hook has set an attribute of the model, before iteration {trainer.iter + 1}; the ranks hold "
+                "replicas, whose operations see the samples of one rank",
+                "Set train.dist.gradient_reduction=global, or train.dist.batch_scope=rank if that is meant.",
+            )
+
     def resolve_for_evaluation(self, trainer: Any, item: tuple[Any, bool] = (None, False)) -> None:
         """The same with the first `(batch, whether all ranks have the same)` of an evaluation, where one comes before
         the first update. A batch without losses, and one sample that all ranks have, resolve nothing."""
@@ -173,6 +191,13 @@ def find_coupling_of(trainer: Any, micro_batches: Sequence[Any]) -> tuple[Coupli
     return min(seen, key=lambda coupling: coupling.module.endswith(".forward"), default=None), doubt
 
 
+def _count_items(trainer: Any, batch: Batch) -> float:
+    """Return over how many items the loss of this rank's `batch` averages; of several losses, the first."""
+    counted = trainer.gradients.item_counts([batch])[0]
+    first = next(iter(counted.values())) if isinstance(counted, Mapping) else counted
+    return float(first.numpy() if isinstance(first, flow.Tensor) else first)
+
+
 def _warn_of_odd_metrics(trainer: Any, batches: list[Batch]) -> None:
     """Name the metrics that ranks with local replicas log differently from one process. Collective."""
     names: list[str] = []
@@ -205,10 +230,10 @@ def _sample(trainer: Any, batches: list[Batch]) -> tuple[Batch, Callable[[Batch]
         batch = gathered
 
     def count(one: Batch) -> float:
-        counted = trainer.gradients.item_counts([one])[0]
-        first = next(iter(counted.values())) if isinstance(counted, Mapping) else counted
-        number = np.array([float(first.numpy() if isinstance(first, flow.Tensor) else first)])
-        return float((all_reduce(number) if trainer.layout.is_global and not is_replicated else number)[0])
+        number = _count_items(trainer, one)
+        if trainer.layout.is_global and not is_replicated:
+            return float(all_reduce(np.array([number]))[0])
+        return number
 
     return batch, count, is_replicated
 

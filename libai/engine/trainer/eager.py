@@ -13,14 +13,13 @@ from oneflow import nn
 
 from libai.engine.loop.data_feed import num_bytes
 from libai.engine.loop.metrics import StepResult
-from libai.engine.rehearsal.reference import reference_of
-from libai.engine.rehearsal.rehearsal import can_compare, is_own_update, require_same
 from libai.engine.trainer.gradients import Batch
 from libai.engine.trainer.model_trainer import TRAINERS, ModelTrainer
 from libai.engine.trainer.optimizer_state import OptimizerState
 from libai.forward.contract import read_losses
 from libai.forward.python_state import switches_of
 from libai.forward.state import Facts, with_line
+from libai.oneflow_fixes.writes import count_plain_writes
 from libai.optim import JoinedUpdates, LossScaler, clip_grad_norm, clip_grad_value, norm_and_coefficient
 from libai.parallel import Mesh, full_tensor, parallelize
 from libai.parallel.batch_statistics import share_batch_statistics
@@ -32,8 +31,6 @@ logger = logging.getLogger("libai.engine")
 
 #: of input tensors that are kept until the next log point
 MAX_HELD_BYTES = 16 * 2**20
-#: settings of the switches of a model that are rehearsed; a model with more of them changes them all the time
-MOST_SWITCHES = 16
 
 
 class EagerTrainer(ModelTrainer):
@@ -66,8 +63,9 @@ class EagerTrainer(ModelTrainer):
         self._wants_none = zero_grad_set_to_none
         self.optimizer_state = OptimizerState(self.model, self.optimizer)
         vars(self.optimizer).pop("state_dict", None)  # a graph that had the state before has left its own
-        #: the switches of the model with which an update of several ranks was rehearsed; None before the first update
-        self._tried: set[Any] | None = None
+        #: the switches of the model that were looked at, and the writes to its attributes until after the last update
+        self._switches: set[Any] = set()
+        self._num_writes: int | None = None
         self._held: list[Batch] = []
         self._max_held = 0
         self._groups: list[list[flow.Tensor]] = []
@@ -140,8 +138,6 @@ class EagerTrainer(ModelTrainer):
                 f"{type(self.model).__name__} is in eval mode at the start of a training iteration. A hook or a "
                 "forward has called model.eval() and not model.train() again."
             )
-        if self._reduction is not None:
-            self._rehearse_if_new(micro_batches)
         if self._zero_grad_before_forward:
             self.optimizer.zero_grad(set_to_none=self._set_to_none)
         gradients = self.gradients
@@ -168,25 +164,21 @@ class EagerTrainer(ModelTrainer):
         self.finish_update()
         return result
 
-    def prepare(self) -> None:
-        """See `ModelTrainer.prepare`."""
-        if not self._is_prepared:
-            super().prepare()
-            self._tried = {switches_of(self.model)}
-
-    def _rehearse_if_new(self, micro_batches: list[Any]) -> None:
-        """Rehearse this update if a hook has set a switch of the model, such as `model.reduction = "sum"`: with it
-        forward may mix samples, and ranks with replicas would train on their own ones. Collective."""
-        if self._tried is None or len(self._tried) > MOST_SWITCHES:
+    def run_step(self) -> None:
+        """See `TrainerBase.run_step`. Ranks with replicas look again whether the model mixes samples when somebody, a
+        hook, has set an attribute of it since the last update."""
+        if self._reduction is None:
+            super().run_step()
             return
-        switches = switches_of(self.model)
-        if switches in self._tried:
-            return
-        self._tried.add(switches)
-        iterations = [micro_batches]
-        if self.options.rehearse != 0 and is_own_update(self) and can_compare(self, iterations):
-            with self.loop.not_training():
-                require_same(self, iterations, reference_of(self, iterations))
+        if self._num_writes is not None and count_plain_writes() != self._num_writes:
+            switches = switches_of(self.model)
+            if switches not in self._switches:
+                self._switches.add(switches)
+                self.gradients.batch_scope.look_again(self, self.feed.peek())
+        super().run_step()
+        if self._num_writes is None:
+            self._switches.add(switches_of(self.model))
+        self._num_writes = count_plain_writes()
 
     def reduce_gradients(self) -> None:
         """Average the gradients over the data-parallel ranks; on one rank, and with global tensors, they are.

@@ -5,6 +5,7 @@ The two trainers differ in `update`, `_eval_batch` and `optimizer_state`, and no
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 import time
@@ -46,6 +47,8 @@ from libai.utils.tree import map_tensors
 logger = logging.getLogger("libai.engine")
 #: where OneFlow 0.9 computes in lower precision; tests of what is compiled add the CPU
 AMP_DEVICES = ("cuda",)
+#: fields of `TrainOptions` that `switch_to` may change
+OPTIONS_OF_A_MODE = ("amp", "loss_scaling", "gradient_reduction")
 #: mode -> the trainer of that mode; the modules of the trainers enter themselves
 TRAINERS: dict[str, type[ModelTrainer]] = {}
 
@@ -87,11 +90,7 @@ class ModelTrainer(TrainerBase):
         super().__init__(data_loader, num_accumulation_steps=options.num_accumulation_steps)
         self.options = options
         device = default_device(options.device)
-        if options.amp is not None and device not in AMP_DEVICES:
-            raise UserError(
-                f"amp={options.amp!r} does nothing on {device}: OneFlow 0.9 computes in lower precision on CUDA only. "
-                "Leave it out, or train with device='cuda'."
-            )
+        _refuse_amp_without_effect(options.amp, device)
         self.loop = LoopState(device, wait_for_device)
         self.mesh = options.mesh or Mesh.of_this_job(device)
         self.model = model if layout is not None else model.to(device)
@@ -160,6 +159,15 @@ class ModelTrainer(TrainerBase):
         names = {field.name for field in fields(TrainOptions)}
         shared = {name: value for name, value in settings.items() if name in names}
         options = replace(self.options, **{"amp": None, "gradient_reduction": "auto", **shared})
+        known = {*OPTIONS_OF_A_MODE, *inspect.signature(target._begin_mode).parameters} - {"self"}
+        fixed = [name for name in settings if name not in known and name not in names]
+        fixed += [name for name in shared if name not in known and shared[name] != getattr(self.options, name)]
+        if fixed:
+            raise UserError(
+                f"switch_to({mode!r}) cannot set {', '.join(fixed)}: another mode may have other values of "
+                f"{', '.join(sorted(known))}. Build a trainer with the rest."
+            )
+        _refuse_amp_without_effect(options.amp, self.loop.device)
         self.check_finite()
         for hook in self.hooks:
             hook.check_mode(mode)
@@ -221,8 +229,7 @@ class ModelTrainer(TrainerBase):
         raise NotImplementedError(f"{cls.__name__} must define _needs_global_tensors")
 
     def _warn_of_stock_dropout(self) -> None:
-        modules = dict(self.model.named_modules())
-        names = [name for name in find_unseeded_dropouts(self.model) if getattr(modules[name], "p", 0) > 0]
+        names = find_unseeded_dropouts(self.model)
         if names and is_main_process():
             logger.warning(
                 "%s: OneFlow 0.9's own dropout ignores the seed and draws the same mask in every layer and rank. "
@@ -535,3 +542,11 @@ def with_num_loss_items(outputs: Any, count: Any) -> dict[str, Any]:
     outputs = dict(outputs) if isinstance(outputs, dict) else {"outputs": outputs}
     outputs["num_loss_items"] = count
     return outputs
+
+
+def _refuse_amp_without_effect(amp: str | None, device: str) -> None:
+    if amp is not None and device not in AMP_DEVICES:
+        raise UserError(
+            f"amp={amp!r} does nothing on {device}: OneFlow 0.9 computes in lower precision on CUDA only. "
+            "Leave it out, or train with device='cuda'."
+        )

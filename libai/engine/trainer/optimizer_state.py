@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -44,15 +45,23 @@ class OptimizerState:
         """A copy of the state's tensors on the device, for `put_back`."""
         state, groups = self.optimizer._state, self.optimizer.param_groups
         trained = [p for group in groups for p in group.parameters if p.requires_grad]
-        return {p: {k: v.clone() for k, v in state.get(p, {}).items()} for p in trained}
+        return {p: _copied(state.get(p, {})) for p in trained}
 
     def put_back(self, copies: Any) -> None:
         """Set the state's tensors to what `copy` gave; the copies stay usable."""
         for parameter, entries in copies.items():
-            self.optimizer._state[parameter] = {key: value.clone() for key, value in entries.items()}
+            self.optimizer._state[parameter] = _copied(entries)
 
     def _parameters(self) -> dict[str, flow.Tensor]:
         return dict(self.model.named_parameters())
+
+
+def _copied(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy the state of one parameter, which holds numbers too where the optimizer is the user's own."""
+    copies = {}
+    for key, value in entries.items():
+        copies[key] = value.clone() if isinstance(value, flow.Tensor) else copy.deepcopy(value)
+    return copies
 
 
 @dataclass(frozen=True)

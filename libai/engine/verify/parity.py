@@ -208,8 +208,7 @@ def _forgotten(trainer: GraphTrainer, eager: Reference) -> list[str]:
 
 
 def _stock_dropouts(trainer: GraphTrainer) -> list[str]:
-    modules = dict(trainer.model.named_modules())
-    names = [name for name in find_unseeded_dropouts(trainer.model) if modules[name].p > 0]
+    names = find_unseeded_dropouts(trainer.model)
     if not names:
         return []
     return [

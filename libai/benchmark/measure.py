@@ -64,11 +64,16 @@ class Measured:
 
 
 def measure(
-    specs: Sequence[VariantSpec], probe: VariantSpec, folder: Path, settings: Settings, say: Callable[[str], object]
+    specs: Sequence[VariantSpec],
+    probes: Sequence[VariantSpec],
+    folder: Path,
+    settings: Settings,
+    say: Callable[[str], object],
 ) -> tuple[list[Measured], list[float]]:
     """Measure variants in scratch space `folder`; also the load average at the beginning of each round.
 
-    `probe`: started only if losses differ, to find out how far rounding makes them differ. Raises `DifferentTraining`,
+    `probes`: two loops whose weights differ in their last bit, started only if losses differ, to find out how far
+    rounding makes them differ; none of the variants, one of which may be wrong. Raises `DifferentTraining`,
     `VariantFailed`, `UserError`.
     """
     everyone = [Measured(spec) for spec in specs]
@@ -91,11 +96,13 @@ def measure(
         try:
             check_same_training(trained, settings.loss_tolerance)
         except DifferentTraining:
-            say("the losses differ; starting the loop whose weights differ in their last bit")
-            perturbed = Measured(probe)
-            with contextlib.suppress(Unavailable), VariantProcess(probe, folder) as process:
-                _first_iterations(process, perturbed, settings)
-            check_same_training(trained, settings.loss_tolerance, perturbed.losses)
+            say("the losses differ; starting two loops whose weights differ in their last bit")
+            pair = [Measured(probe) for probe in probes]
+            for one in pair:
+                with contextlib.suppress(Unavailable), VariantProcess(one.spec, folder) as process:
+                    _first_iterations(process, one, settings)
+            rounding = [difference_of(*losses) for losses in zip(*[one.losses for one in pair])]
+            check_same_training(trained, settings.loss_tolerance, rounding)
         for round_number in range(settings.rounds):
             say(f"round {round_number + 1} of {settings.rounds}")
             loads.append(os.getloadavg()[0])
@@ -122,17 +129,16 @@ def _first_iterations(process: VariantProcess, measured: Measured, settings: Set
     measured.block_iterations = min(max(1, round(wanted)), 100_000)
 
 
-def check_same_training(trained: Sequence[Measured], tolerance: float, perturbed: Sequence[float] = ()) -> None:
+def check_same_training(trained: Sequence[Measured], tolerance: float, rounding: Sequence[float] = ()) -> None:
     """Raise `DifferentTraining` unless every variant has the losses of the first, on as many samples.
 
     In the first updates of Adam every weight moves by the learning rate, and rounding decides the sign of a gradient
-    that is nearly zero. `perturbed`: losses from weights that differ in their last bit. An iteration may differ by
-    `ROUNDING_FACTOR` times what they differ by so far. A bug shows earlier, before rounding has grown.
+    that is nearly zero. `rounding`: by how much the losses of two loops differ whose weights differ in their last bit.
+    An iteration may differ by `ROUNDING_FACTOR` times that so far. A bug shows earlier, before rounding has grown.
     """
     first = trained[0]
     limits = [tolerance] * len(first.losses)
-    if perturbed:
-        rounding = [difference_of(*pair) for pair in zip(first.losses, perturbed)]
+    if rounding:
         limits = [max(tolerance, ROUNDING_FACTOR * max(rounding[: i + 1])) for i in range(len(limits))]
     for measured in trained:
         names = f"{first.spec.name} and {measured.spec.name}"

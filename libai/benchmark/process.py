@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ class VariantFailed(RuntimeError):
     explains_itself = True
 
 
+@contextlib.contextmanager
+def _explained(program: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(f"{program} cannot be started ({error.strerror})") from None
+
+
 class VariantProcess:
     """A started variant, in a session of its own and without a launcher's variables.
 
@@ -42,7 +51,7 @@ class VariantProcess:
         self._log = own / "log.txt"
         command = [word.replace("{folder}", str(own)) for word in spec.command]
         environment = {**os.environ, **dict.fromkeys(RENDEZVOUS_VARIABLES), **spec.environment}
-        with open(self._log, "wb") as errors:
+        with open(self._log, "wb") as errors, _explained(command[0]):
             self._process = subprocess.Popen(
                 [word.replace("{case}", str(folder / "case")) for word in command],
                 env={name: value for name, value in environment.items() if value is not None},

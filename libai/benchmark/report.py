@@ -78,7 +78,9 @@ def describe_case(title: str, everyone: Sequence[Measured], loads: Sequence[floa
     notes.append(f"Losses agreed to {worst:.1e} (relative) in the first {len(baseline.losses)} iterations.")
     shown = f"{floor:.1%} between two interleaved runs" if twin else "unknown without a second run"
     notes.append(f"Noise: {shown} of {baseline.spec.name}. Smaller differences mean nothing.")
-    if is_noisy:
+    if twin is None:
+        notes.append(f"**Nothing is decided**: {baseline.spec.name} ran once, so the noise is unknown.")
+    elif is_noisy:
         notes.append(
             f"**Too noisy to decide anything**: the load average was {min(loads):.1f} to {max(loads):.1f} on {cores} "
             "cores. Other work favours variants with more threads. Measure again on a quiet machine."

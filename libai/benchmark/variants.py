@@ -18,6 +18,7 @@ OWN_MODES = ("eager", "graph", "raw-eager", "raw-graph", "stock-eager", "stock-g
 OTHER_MODES = ("torch", "torch-fused", "torch-compile", "jax")
 #: ending of a mode that computes with one thread, and of the variant that repeats the first one to measure the noise
 ONE_THREAD, TWIN = "-1", " (again)"
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")  # the last: of XLA
 _STOCK_VARIABLES = {"OPENBLAS_CORETYPE": None, "LIBAI_OPENBLAS": "bundled", "LIBAI_NATIVE": "0"}
 
 
@@ -74,8 +75,7 @@ def make_variants(
     for count in processes:
         for mode in modes:
             base = mode.removesuffix(ONE_THREAD)
-            # OpenMP, OpenBLAS and XLA read these
-            variables = {} if mode == base else dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC"), "1")
+            variables = {} if mode == base else dict.fromkeys(_THREAD_VARIABLES, "1")
             name = mode if list(processes) == [1] else f"{mode} x{count}"
             if base in OWN_MODES:
                 stock = _STOCK_VARIABLES if base.startswith("stock") else {}
@@ -100,9 +100,9 @@ def make_variants(
     return found
 
 
-def make_probe(config: str, overrides: Sequence[str]) -> VariantSpec:
-    """Return the eager loop whose weights differ in their last bit from those of the variants."""
-    return VariantSpec("perturbed", _own(config, overrides, "perturbed", 1))
+def make_probes(config: str, overrides: Sequence[str]) -> list[VariantSpec]:
+    """Return two hand-written eager loops whose weights differ in their last bit."""
+    return [VariantSpec(f"probe {mode}", _own(config, overrides, mode, 1)) for mode in ("raw-eager", "perturbed")]
 
 
 def _own(config: str, overrides: Sequence[str], mode: str, count: int) -> tuple[str, ...]:

@@ -98,9 +98,11 @@ class RawVariant(OneFlowVariant):
     def __init__(self, config: Any, mode: str):
         train = config.train
         is_plain = train.dist.tensor_parallel_size * train.dist.pipeline_parallel_size == 1
-        if not is_plain or train.ema.enabled or train.clip_grad.value is not None:
+        is_plain = is_plain and not (train.ema.enabled or train.amp.enabled or train.activation_checkpoint.enabled)
+        if not is_plain or train.clip_grad.value is not None:
             raise Unavailable(
-                "a hand-written loop has no tensor or pipeline ranks, no average of the weights, no clipping by value"
+                "a hand-written loop has no tensor or pipeline ranks, no average of the weights, no clipping by value, "
+                "no AMP and no activation checkpointing"
             )
         self._device = default_device(train.device)
         parts = Parts.of(config, Mesh.of_this_job(self._device))

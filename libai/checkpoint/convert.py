@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from libai.checkpoint.durable import finish_file
 from libai.checkpoint.errors import CheckpointError, os_reason
 from libai.checkpoint.reader import Checkpoint, TensorGroup
 from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, save
@@ -36,18 +35,23 @@ def convert(
 
     Raises `CheckpointError`, also when `target` exists already.
     """
+    drop = set(drop)
     is_file = Path(target).suffix == ".safetensors"
     target = Path(target) if is_file else Path(target, source.path.name)
     for group in [*drop, "model"] if is_file else drop:
         if group not in source.tensors:
             raise CheckpointError(f"drop={group!r}: {source.path} has the groups {', '.join(source.tensors)}.")
+    if is_file and "model" in drop:
+        raise CheckpointError(
+            f"{target} takes the group 'model', which drop leaves out. Drop another, or name a folder."
+        )
     if dtype is not None and dtype not in FLOATING:
         raise CheckpointError(f"dtype={dtype!r}: weights are cast to one of {', '.join(FLOATING)}.")
     if target.exists():
         raise CheckpointError(f"{target} exists already. Choose another name.")
     kept = {}
     for group, tensors in source.tensors.items():
-        if group not in set(drop):
+        if group not in drop:
             kept[group] = {name: _cast(tensors, name, dtype if group == "model" else None) for name in tensors}
     if not is_file:
         return save(target.parent, source.iteration, kept, source.state, shard_bytes=shard_bytes)
@@ -55,7 +59,6 @@ def convert(
     try:
         specs = {name: entry.spec for name, entry in entries.items()}
         write_tensors(target, specs, {name: entry.array() for name, entry in entries.items()})
-        finish_file(target)
         fsync_dir(target.parent)
     except OSError as error:
         raise CheckpointError(f"{target} could not be written: {os_reason(error)}.") from error

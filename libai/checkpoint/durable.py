@@ -107,8 +107,8 @@ def restore_replaced(root: Path) -> None:
 def remove_leftovers(root: Path) -> None:
     """Clear what dead processes have left in `root`. No living process may save there: hold the run's folder."""
     restore_replaced(root)
-    for prefix in (_SAVING, _REPLACED, _DELETING):
-        for path in list(root.glob(f"{prefix}*")):
+    for pattern in (f"{_SAVING}*", f"{_REPLACED}*", f"{_DELETING}*", ".*.tmp"):  # the last: of `libai.utils.atomic`
+        for path in list(root.glob(pattern)):
             _remove_tree(path)
 
 
@@ -124,8 +124,8 @@ def _rename_aside(prefix: str, path: Path) -> Path:
 
 
 def _remove_tree(path: Path) -> None:
-    """Delete a directory, or a link to one but not the directory it leads to."""
-    if path.is_symlink():
-        path.unlink(missing_ok=True)
-    else:
+    """Delete a directory or a file, or a link but not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

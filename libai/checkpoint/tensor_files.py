@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,10 @@ def write_tensors(
     arrays: Mapping[str, np.ndarray],
     metadata: Mapping[str, str] = HUGGING_FACE,
 ) -> None:
-    """Write a new file. Raises `OSError`. Arrays that have the dtype and order of the file already are not copied."""
+    """Write a file, or replace one; the old file stays when that fails. Raises `OSError`.
+
+    Arrays that have the dtype and order of the file already are not copied.
+    """
     raw = {name: _to_raw(arrays[name], spec) for name, spec in specs.items()}
     described = {
         name: safetensors.TensorSpec(
@@ -94,16 +98,21 @@ def write_tensors(
         )
         for name, spec in specs.items()
     }
-    # The package writes a private file and renames it: take the permissions that a new file has.
-    path.touch()
-    mode = path.stat().st_mode & 0o777
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        safetensors.serialize_file(described, path, metadata=dict(metadata) or None)
+        part.touch()
+        # the package writes a private file and renames it: take the permissions that a new file has
+        mode = part.stat().st_mode & 0o777
+        safetensors.serialize_file(described, part, metadata=dict(metadata) or None)
+        part.chmod(mode)
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
     except safetensors.SafetensorError as error:
-        path.unlink()
         code = re.search(r"os error (\d+)", str(error))
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) if code else error from None
-    path.chmod(mode)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def open_file(path: Path) -> BinaryIO:

@@ -40,6 +40,8 @@ def export(folder: Path, config: str, overrides: Sequence[str], iterations: int 
     run: Any = load_measured(config, overrides)
     if run.train.ema.enabled:
         raise UserError("train.ema.enabled=true cannot be exported: other libraries keep no average. Set it to false.")
+    if run.train.amp.enabled:
+        raise UserError("train.amp.enabled cannot be exported: other libraries compute in float32. Set it to false.")
     if run.train.clip_grad.value is not None:
         raise UserError("train.clip_grad.value cannot be exported: other libraries clip by the norm. Set it to null.")
     for rate in ("dropout", "drop_path"):

@@ -109,6 +109,9 @@ class _ConfigFile(SourceFileLoader):
         file = f"{name.replace('.', '/')}.py"
         if any(os.path.join(folder, file) == self.path for folder in sys.path):
             sys.modules.setdefault(name, module)
+            parent, _, last = name.rpartition(".")
+            if parent:  # as an import does, so that the target `sub.helper.Thing` is found
+                setattr(importlib.import_module(parent), last, sys.modules[name])
         super().exec_module(module)
         for name, value in list(vars(module).items()):
             is_public = not name.startswith("_") and CONFIG_PACKAGE.match(module.__name__)
@@ -139,7 +142,8 @@ class _Finder:
         is_config = top in (self.package, "configs")
         if is_config:
             self.files.append(spec.origin)
-        if is_config or self.path.parent / top in (Path(spec.origin).with_suffix(""), *Path(spec.origin).parents):
+        places = (Path(spec.origin).with_suffix(""), *Path(spec.origin).parents)
+        if is_config or (top != "libai" and self.path.parent / top in places):
             spec.loader = _ConfigFile(name, spec.origin)
         return spec
 
@@ -194,7 +198,7 @@ def make_importable(folder: Path) -> None:
         _import_folders.remove(folder)
         sys.path.remove(str(folder))
     elif str(folder) in sys.path:
-        return
+        sys.path.remove(str(folder))
     for name in list(sys.modules):
         top = name.partition(".")[0]
         is_here = (folder / f"{top}.py").is_file() or (folder / top).is_dir()

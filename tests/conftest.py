@@ -36,7 +36,7 @@ def _protected_graph_launches():
     import oneflow as flow
     from oneflow import nn
 
-    from libai.engine.graph.graphs import EvalGraph
+    from libai.engine.compiled.graphs import EvalGraph
 
     class Model(nn.Module):
         def __init__(self):

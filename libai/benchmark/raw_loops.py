@@ -13,8 +13,8 @@ from oneflow import nn
 from oneflow.nn.parallel import DistributedDataParallel
 
 from libai.benchmark.protocol import Unavailable
-from libai.oneflow_fixes.launch_race import protect_graph_launches
 from libai.parallel import Mesh
+from libai.patches.launch_race import protect_graph_launches
 
 Batch = dict[str, flow.Tensor]
 BuildOptimizer = Callable[[nn.Module], Any]

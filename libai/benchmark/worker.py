@@ -18,8 +18,8 @@ from libai.engine import HookBase, Run, default_setup
 from libai.engine.setup.parts import Parts
 from libai.launch.guard import leave_at_once
 from libai.layers.random import draws_randomness
-from libai.oneflow_fixes.internals import wait_for_device
 from libai.parallel import Mesh
+from libai.patches.internals import wait_for_device
 from libai.utils.distributed import (
     barrier,
     default_device,

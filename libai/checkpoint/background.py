@@ -162,6 +162,6 @@ class HostCopy:
 
     def _wait(self) -> None:
         if self._tensors:
-            from libai.oneflow_fixes.internals import wait_for_device
+            from libai.patches.internals import wait_for_device
 
             wait_for_device()

@@ -31,7 +31,7 @@ from libai.launch.ranks import DEFAULT_EXIT_SECONDS, DEFAULT_STOP_SECONDS
 from libai.launch.request import choose_port, find_config, find_free_port, read_job, take_max_restarts
 from libai.launch.watch import read_stall_limits
 from libai.native import kernels
-from libai.oneflow_fixes import openblas
+from libai.patches import openblas
 from libai.utils.errors import EXIT_FAILED, EXIT_USER_MISTAKE, UserError
 from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE, START_VARIABLE
 from libai.utils.screen import say

@@ -4,10 +4,10 @@ from typing import Any
 
 from libai.config.settings.other_names import member_meant
 from libai.engine import hooks
-from libai.engine.graph.graphs import EvalGraph, TrainGraph
-from libai.engine.log.events import EventStorage, get_event_storage
-from libai.engine.log.throughput import Throughput
-from libai.engine.log.writers import LogRecord, RunInfo, Writer
+from libai.engine.compiled.graphs import EvalGraph, TrainGraph
+from libai.engine.events.events import EventStorage, get_event_storage
+from libai.engine.events.throughput import Throughput
+from libai.engine.events.writers import LogRecord, RunInfo, Writer
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.loop.metrics import NonFiniteLoss
 from libai.engine.loop.trainer_base import StopTraining, TrainerBase

@@ -22,8 +22,8 @@ from libai.forward.copies import copy_module
 from libai.forward.python_state import SharedState, forward_hooks
 from libai.layers import is_batch_norm_of_rank
 from libai.layers.random import STOCK_DROPOUTS, SeededLayer
-from libai.oneflow_fixes.wrapping import replaced
 from libai.parallel import Layout, full_tensor
+from libai.patches.wrapping import replaced
 from libai.utils.errors import UserError, last_line
 from libai.utils.tree import tensors_in
 

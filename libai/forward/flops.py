@@ -14,7 +14,7 @@ from typing import Any
 
 import oneflow as flow
 
-from libai.oneflow_fixes.wrapping import replaced_operations
+from libai.patches.wrapping import replaced_operations
 
 #: forward and backward together cost as much as so many forwards: two products for the gradients of each
 FORWARDS_OF_AN_UPDATE = 3

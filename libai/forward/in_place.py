@@ -14,7 +14,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.oneflow_fixes.wrapping import replaced
+from libai.patches.wrapping import replaced
 
 _NOT_CHANGES = {"requires_grad_", "contiguous_", "_zero_grad_"}
 #: what writes into a tensor

@@ -21,7 +21,7 @@ from oneflow import nn
 from libai.forward.copies import are_equal, copy_module, numbers_of, without_dropout
 from libai.forward.in_place import WRITING_METHODS
 from libai.forward.python_state import line_of_user
-from libai.oneflow_fixes.wrapping import replaced
+from libai.patches.wrapping import replaced
 from libai.utils.distributed import any_rank, gather_objects
 from libai.utils.errors import UserError
 

@@ -27,7 +27,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.oneflow_fixes.internals import FunctionContext
+from libai.patches.internals import FunctionContext
 from libai.utils.tensors import local_part
 from libai.utils.tree import tensors_in
 

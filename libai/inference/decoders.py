@@ -14,8 +14,8 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.oneflow_fixes.compiled_graph import CompiledGraph
 from libai.parallel import Layout, full_tensor
+from libai.patches.compiled_graph import CompiledGraph
 
 HIDDEN = np.float32(-1e9)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from libai.launch.runtime import installed_version
 from libai.native.kernels import kernels_in_use
-from libai.oneflow_fixes.fixes import fixes_that_are_on, is_known_version
-from libai.oneflow_fixes.openblas import openblas_in_use, threads_in_use
-from libai.oneflow_fixes.private_parts import missing_parts
+from libai.patches.fixes import fixes_that_are_on, is_known_version
+from libai.patches.openblas import openblas_in_use, threads_in_use
+from libai.patches.private_parts import missing_parts
 from libai.utils.distributed import get_local_rank, get_rank, get_world_size
 
 _PACKAGES = ("numpy", "omegaconf", "hydra-core", "tensorboardX", "safetensors", "protobuf")

@@ -24,10 +24,10 @@ from types import ModuleType
 from libai.launch.guard import guarded_main as guarded_main
 from libai.launch.guard import open_missing_streams
 from libai.native import kernels, layer_norm
-from libai.oneflow_fixes import openblas
-from libai.oneflow_fixes.fixes import is_on, left_out
-from libai.oneflow_fixes.local_operations import repair_operations
-from libai.oneflow_fixes.private_parts import explain_other_version
+from libai.patches import openblas
+from libai.patches.fixes import is_on, left_out
+from libai.patches.local_operations import repair_operations
+from libai.patches.private_parts import explain_other_version
 from libai.utils.rank_notes import FAILURE_DIR_VARIABLE, RENDEZVOUS_VARIABLES, phase, without_harmless_lines, world_size
 
 DEFAULT_CONNECT_SECONDS = 120.0

@@ -17,7 +17,7 @@ from oneflow import nn
 
 from libai.config.settings.patterns import names_matching
 from libai.layers.dropout import Dropout
-from libai.oneflow_fixes.wrapping import unwrap_forward, wrap_forward
+from libai.patches.wrapping import unwrap_forward, wrap_forward
 from libai.utils.errors import UserError
 
 _detach = flow.Tensor.detach  # the reference follows the detached values of frozen weights, and replaces it

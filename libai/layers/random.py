@@ -24,7 +24,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.native.operations import apply_to_many, build_operation
-from libai.oneflow_fixes.internals import is_tracing
+from libai.patches.internals import is_tracing
 from libai.utils.errors import UserError
 from libai.utils.tensors import is_on_cpu
 

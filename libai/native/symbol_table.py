@@ -1,7 +1,7 @@
 """liboneflow's table of dynamic symbols: the addresses through which it calls its own exported functions.
 
 A function whose address is written there takes the place of one of OneFlow's in the whole process.
-libai/oneflow_fixes/openblas.py does that for matrix products, launch_race.py beside it for one function of the graph
+libai/patches/openblas.py does that for matrix products, launch_race.py beside it for one function of the graph
 launch. Linux on x86_64 only.
 """
 

@@ -14,8 +14,8 @@ import oneflow as flow
 
 from libai.native.kernels import are_kernels_on
 from libai.native.operations import apply_to_many, build_operation
-from libai.oneflow_fixes.fixes import is_on
 from libai.optim.several import Optimizers, optimizer_of
+from libai.patches.fixes import is_on
 
 
 def are_joinable(tensors: Sequence[flow.Tensor]) -> bool:

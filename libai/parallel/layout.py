@@ -17,14 +17,14 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.oneflow_fixes.global_tensors.indexing import refuse_unseen_assignments
-from libai.oneflow_fixes.global_tensors.meeting import move_to, stages_meet
-from libai.oneflow_fixes.global_tensors.operations import give_initial_states, repair_global_operations, source_ops
-from libai.oneflow_fixes.wrapping import wrap_forward
 from libai.parallel.mesh import Mesh
 from libai.parallel.plan import ParallelPlan, ShardingPlan, TensorLayout
 from libai.parallel.recompute import recompute_in_backward
 from libai.parallel.zero import compute_with_full_parameters
+from libai.patches.global_tensors.indexing import refuse_unseen_assignments
+from libai.patches.global_tensors.meeting import move_to, stages_meet
+from libai.patches.global_tensors.operations import give_initial_states, repair_global_operations, source_ops
+from libai.patches.wrapping import wrap_forward
 from libai.utils.tensors import full_tensor
 from libai.utils.tree import map_tensors, tensors_in
 

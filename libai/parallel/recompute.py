@@ -18,8 +18,8 @@ from oneflow.utils.checkpoint import checkpoint
 
 from libai.layers.norms import is_batch_norm_of_rank
 from libai.layers.random import current_random_scope
-from libai.oneflow_fixes.internals import is_tracing
-from libai.oneflow_fixes.wrapping import wrap_forward
+from libai.patches.internals import is_tracing
+from libai.patches.wrapping import wrap_forward
 
 _data, _detach = flow.Tensor.data, flow.Tensor.detach
 #: `(module, name, tensor, another one of the same memory)`

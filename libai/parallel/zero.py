@@ -22,8 +22,8 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.oneflow_fixes.internals import is_tracing
-from libai.oneflow_fixes.wrapping import wrap_forward
+from libai.patches.internals import is_tracing
+from libai.patches.wrapping import wrap_forward
 from libai.utils.tensors import saved_tensor_hooks
 
 

@@ -1,4 +1,4 @@
-"""Private parts of OneFlow, and what changes a whole process, are used in oneflow_fixes/ and native/ alone."""
+"""Private parts of OneFlow, and what changes a whole process, are used in patches/ and native/ alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "libai"
-HOMES = ("oneflow_fixes", "native")
+HOMES = ("patches", "native")
 PROCESS_WIDE = ("sched_setaffinity", "sched_setparam", "sched_setscheduler", "setpriority", "setswitchinterval")
 #: file -> what it uses of the system, not of OneFlow
 ELSEWHERE = {

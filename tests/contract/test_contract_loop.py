@@ -10,8 +10,8 @@ import pytest
 import toy
 from oneflow import nn
 
+from libai.engine.events.events import get_event_storage
 from libai.engine.hooks import CallbackHook
-from libai.engine.log.events import get_event_storage
 from libai.engine.loop.trainer_base import StopTraining
 from libai.utils.errors import UserError
 

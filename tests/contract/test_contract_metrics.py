@@ -13,8 +13,8 @@ import toy
 from oneflow import nn
 
 from libai.engine import NonFiniteLoss
+from libai.engine.events.writers import AsyncWriter, Writer
 from libai.engine.hooks import WriterHook
-from libai.engine.log.writers import AsyncWriter, Writer
 
 
 class TwoLosses(nn.Module):

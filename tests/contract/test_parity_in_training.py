@@ -12,13 +12,13 @@ from oneflow import nn
 
 from libai.config import LazyCall, validate
 from libai.engine import Run, default_setup
-from libai.engine.graph.graphs import StepInputs
+from libai.engine.compiled.graphs import StepInputs
 from libai.engine.hooks import CallbackHook, RehearsalHook
 from libai.engine.rehearsal import reference
 from libai.engine.rehearsal.rehearsal import NotTheSame
 from libai.engine.trainer import model_trainer
 from libai.layers import Dropout
-from libai.oneflow_fixes.internals import is_tracing
+from libai.patches.internals import is_tracing
 from libai.utils.distributed import get_rank
 from libai.utils.errors import UserError
 

@@ -13,7 +13,7 @@ from contract_runs import make_config
 from libai import checkpoint
 from libai.config import LazyCall, validate
 from libai.engine import Run, default_setup
-from libai.engine.graph.build_errors import GraphBuildError
+from libai.engine.compiled.build_errors import GraphBuildError
 from libai.engine.hooks import CallbackHook
 from libai.utils.errors import UserError
 

@@ -34,9 +34,9 @@ def run(case, joins=True):
     """Losses, weights and the number of messages in which gradients travel, of some iterations."""
     from mesh_cases import Planned, build_trainer, record, tensors_of
 
-    from libai.oneflow_fixes.job import passes
-    from libai.oneflow_fixes.job.gradients import edges_of_gradients
-    from libai.oneflow_fixes.job.job_edit import JobEdit
+    from libai.patches.job import passes
+    from libai.patches.job.gradients import edges_of_gradients
+    from libai.patches.job.job_edit import JobEdit
 
     with nullcontext() if joins else mock.patch.object(passes, "join_gradients", lambda job: None):
         trainer = build_trainer(Planned("", case, (2, 1, 1), "graph", iterations=3))

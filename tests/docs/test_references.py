@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_readme import ROOT, broken_links, headings
 
-from libai.oneflow_fixes.fixes import FIXES
+from libai.patches.fixes import FIXES
 
 PAGES = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("projects/**/*.md"), *ROOT.glob("tests/**/*.md")]

@@ -6,7 +6,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from libai.engine.graph.build_errors import explain_build_error, explain_forward_error
+from libai.engine.compiled.build_errors import explain_build_error, explain_forward_error
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import oneflow as flow
 import pytest
 import toy
 
-from libai.engine.graph import memory as graph_memory
+from libai.engine.compiled import memory as graph_memory
 
 
 def compiled(batch_size, width=16):

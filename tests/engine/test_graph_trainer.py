@@ -7,7 +7,7 @@ import oneflow as flow
 import pytest
 import toy
 
-from libai.engine.graph.build_errors import GraphBuildError
+from libai.engine.compiled.build_errors import GraphBuildError
 
 
 def run(mode, data, iterations, accumulation=1, **options):

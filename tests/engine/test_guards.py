@@ -11,7 +11,7 @@ import pytest
 from oneflow import nn
 
 from libai.engine import EagerTrainer, GraphTrainer, HookBase
-from libai.engine.graph import guards
+from libai.engine.compiled import guards
 from libai.utils.errors import UserError
 
 ITERATIONS = 20

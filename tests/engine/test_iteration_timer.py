@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import toy
 
+from libai.engine.events.writers import Writer
 from libai.engine.hooks import CallbackHook, CheckpointHook, EvalHook, IterationTimer, WriterHook
-from libai.engine.log.writers import Writer
 from libai.engine.loop.trainer_base import StopTraining
 from libai.engine.loop.training_clock import TrainingClock
 

@@ -3,7 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from libai.engine.log.throughput import Throughput, memory_gb
+from libai.engine.events.throughput import Throughput, memory_gb
 
 
 def test_rates_are_sums_over_summed_time():

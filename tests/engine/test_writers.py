@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from libai.engine.log import lines as lines_module
-from libai.engine.log.console import ConsoleWriter, format_eval_lines, format_train_line
-from libai.engine.log.lines import JSONLinesWriter
-from libai.engine.log.tensorboard import TensorBoardWriter
-from libai.engine.log.writers import AsyncWriter, LogRecord, Writer
+from libai.engine.events import lines as lines_module
+from libai.engine.events.console import ConsoleWriter, format_eval_lines, format_train_line
+from libai.engine.events.lines import JSONLinesWriter
+from libai.engine.events.tensorboard import TensorBoardWriter
+from libai.engine.events.writers import AsyncWriter, LogRecord, Writer
 from libai.utils.errors import UserError
 
 REPO = Path(__file__).parents[2]
@@ -81,8 +81,8 @@ class TestConsole:
             "import time\n"
             "from libai.utils import rank_notes\n"
             "from libai.utils.logging import setup_logging\n"
-            "from libai.engine.log import console\n"
-            "from libai.engine.log.writers import LogRecord\n"
+            "from libai.engine.events import console\n"
+            "from libai.engine.events.writers import LogRecord\n"
             "frames = []\n"
             "console.own_progress = lambda: frames.append(0) or rank_notes.own_progress()\n"
             "def wait():\n"

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from libai.hf import export_folder, import_folder, load_pretrained
 from libai.hf.gguf import convert_gguf
 from libai.inference import GenerationOptions, Generator
-from libai.oneflow_fixes.compiled_graph import CompiledGraph
+from libai.patches.compiled_graph import CompiledGraph
 
 pytestmark = [pytest.mark.pretrained, pytest.mark.slow]
 

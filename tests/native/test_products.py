@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from libai.oneflow_fixes import openblas
+from libai.patches import openblas
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = {"Nehalem": "sse4_2", "Sandybridge": "avx", "Haswell": "avx2", "SkylakeX": "avx512vl"}
@@ -30,7 +30,7 @@ SETUP = """
 import ctypes, os
 import libai, numpy as np, oneflow as flow
 from libai.native import kernels, symbol_table
-from libai.oneflow_fixes import openblas
+from libai.patches import openblas
 library, blas = kernels.loaded_library(), openblas._openblas
 sgemm = symbol_table.address_of(blas, "scipy_cblas_sgemm")
 rng = np.random.default_rng(0)

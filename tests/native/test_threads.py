@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPARE = """
 import libai, ctypes, functools, sys, threading, numpy as np, oneflow as flow
 from libai.native import kernels
-from libai.oneflow_fixes import openblas
+from libai.patches import openblas
 from oneflow.nn import functional as F
 from libai.layers import Dropout, random_context
 

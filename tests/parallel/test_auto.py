@@ -7,7 +7,7 @@ import pytest
 import toy
 
 from libai.config import load_config
-from libai.engine.graph.graphs import TrainGraph
+from libai.engine.compiled.graphs import TrainGraph
 from libai.engine.setup.support import check_supported
 from libai.utils.errors import UserError
 

@@ -6,7 +6,7 @@ import oneflow as flow
 import oneflow.nn.functional as F
 from planting import WIDTH, plant
 
-from libai.oneflow_fixes.internals import is_tracing
+from libai.patches.internals import is_tracing
 
 # ------------------------------------------------------------------------------------------------- changes in place
 

@@ -14,7 +14,7 @@ from parity_variants import Normalized
 
 from libai.engine import GraphTrainer, ParityReport, check_parity
 from libai.launch.installation import LIBAI
-from libai.oneflow_fixes.internals import is_tracing
+from libai.patches.internals import is_tracing
 from libai.utils.errors import UserError
 
 

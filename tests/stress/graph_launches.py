@@ -25,8 +25,8 @@ import oneflow as flow  # noqa: E402
 from oneflow import nn  # noqa: E402
 
 from libai.engine import GraphTrainer  # noqa: E402
-from libai.oneflow_fixes.threads import thread_ids  # noqa: E402
 from libai.parallel import Mesh  # noqa: E402
+from libai.patches.threads import thread_ids  # noqa: E402
 
 #: ends with its parent, also when that crashes
 BUSY = """

@@ -22,7 +22,7 @@ from libai.launch import external, request
 from libai.launch.installation import ROOT
 from libai.launch.runtime import explain_versions
 from libai.native.build import find_compiler
-from libai.oneflow_fixes import openblas
+from libai.patches import openblas
 from libai.utils import gpu
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser

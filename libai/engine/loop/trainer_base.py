@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from libai.config.settings.other_names import member_meant
-from libai.engine.log.events import EventStorage
+from libai.engine.events.events import EventStorage
 from libai.engine.loop.check_parts import check_iterations
 from libai.engine.loop.data_feed import DataFeed
 from libai.engine.loop.hook_base import EPOCH_POINTS, HOOK_POINTS, HookBase, Interrupted, StopTraining, keyed
@@ -20,7 +20,7 @@ from libai.engine.loop.loop_state import LoopState
 from libai.engine.loop.metrics import MAX_PENDING_RESULTS, StepResult
 from libai.engine.loop.periods import EveryEpoch
 from libai.launch.stop import STOP
-from libai.oneflow_fixes.threads import quick_thread_switches
+from libai.patches.threads import quick_thread_switches
 from libai.utils.disk import is_full_disk
 from libai.utils.distributed import get_rank, get_world_size, is_main_process
 from libai.utils.errors import UserError

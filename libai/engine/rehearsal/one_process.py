@@ -14,8 +14,8 @@ import numpy as np
 import oneflow as flow
 
 from libai.layers import is_batch_norm_of_rank
-from libai.oneflow_fixes.wrapping import unwrap_forward, wrap_forward
 from libai.parallel import Mesh
+from libai.patches.wrapping import unwrap_forward, wrap_forward
 from libai.utils.distributed import gather_arrays, gather_objects
 
 Batches = list[list[dict[str, Any]]]

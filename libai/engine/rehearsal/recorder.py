@@ -17,10 +17,10 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.graph.graphs import TrainGraph
-from libai.oneflow_fixes.internals import is_tracing
-from libai.oneflow_fixes.wrapping import unwrap_forward, wrap_forward
+from libai.engine.compiled.graphs import TrainGraph
 from libai.parallel import full_tensor
+from libai.patches.internals import is_tracing
+from libai.patches.wrapping import unwrap_forward, wrap_forward
 from libai.utils.tree import named_tensors_in
 
 #: of the names of recorded tensors among the metrics that a compiled step returns

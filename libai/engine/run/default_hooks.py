@@ -10,12 +10,12 @@ from omegaconf import OmegaConf
 
 from libai.config import fill_unset, instantiate
 from libai.engine import hooks
+from libai.engine.events.console import ConsoleWriter
+from libai.engine.events.lines import JSONLinesWriter
+from libai.engine.events.tensorboard import TensorBoardWriter
+from libai.engine.events.trackers import WandbWriter
+from libai.engine.events.writers import AsyncWriter, RunInfo, Writer
 from libai.engine.hooks.evaluation.eval_metric import chosen_metric
-from libai.engine.log.console import ConsoleWriter
-from libai.engine.log.lines import JSONLinesWriter
-from libai.engine.log.tensorboard import TensorBoardWriter
-from libai.engine.log.trackers import WandbWriter
-from libai.engine.log.writers import AsyncWriter, RunInfo, Writer
 from libai.engine.loop.check_parts import check_writer
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.run.report import summary_of

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from libai import checkpoint
-from libai.engine.log.throughput import memory_gb
+from libai.engine.events.throughput import memory_gb
 from libai.engine.loop.metrics import NonFiniteLoss
 from libai.engine.rehearsal.kept import rolled_back
 from libai.engine.run.report import describe_length, start_banner

@@ -15,8 +15,8 @@ import numpy as np
 import oneflow as flow
 
 from libai.config import RunConfig
-from libai.engine.graph.build_errors import GraphBuildError
-from libai.engine.graph.guards import refuse_own_update
+from libai.engine.compiled.build_errors import GraphBuildError
+from libai.engine.compiled.guards import refuse_own_update
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.rehearsal.kept import rolled_back
 from libai.engine.rehearsal.rehearsal import NotTheSame

@@ -19,9 +19,9 @@ from libai.config.lazy_config import to_yaml
 from libai.engine.run.result import result_of
 from libai.launch.facts import collect_env, git_state
 from libai.native.kernels import kernels_in_use
-from libai.oneflow_fixes.fixes import describe_fixes
-from libai.oneflow_fixes.openblas import openblas_in_use, threads_in_use
 from libai.optim import Optimizers
+from libai.patches.fixes import describe_fixes
+from libai.patches.openblas import openblas_in_use, threads_in_use
 from libai.scheduler import FactorLR, initial_lrs
 from libai.utils.atomic import atomic_write_text
 

@@ -19,10 +19,10 @@ import oneflow as flow
 from libai import checkpoint
 from libai.config import RunConfig, batch_sizes_of, combinations, validate
 from libai.config.settings.other_names import member_meant
+from libai.engine.events.console import bar_while_preparing, format_eval_lines
+from libai.engine.events.writers import LogRecord
 from libai.engine.hooks import IterationTimer
 from libai.engine.hooks.evaluation.eval_metric import chosen_metric, look_for
-from libai.engine.log.console import bar_while_preparing, format_eval_lines
-from libai.engine.log.writers import LogRecord
 from libai.engine.loop.trainer_base import Interrupted
 from libai.engine.run import modes
 from libai.engine.run.default_hooks import default_hooks, default_writers

@@ -18,7 +18,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.oneflow_fixes.wrapping import replaced
+from libai.patches.wrapping import replaced
 from libai.utils.sizes import available_bytes, format_bytes, is_size
 
 #: arguments of OneFlow's layers that are sizes, by how their names end

@@ -19,11 +19,11 @@ from libai.engine.trainer.optimizer_state import OptimizerState
 from libai.forward.contract import read_losses
 from libai.forward.python_state import switches_of
 from libai.forward.state import Facts, with_line
-from libai.oneflow_fixes.writes import count_plain_writes
 from libai.optim import JoinedUpdates, LossScaler, clip_grad_norm, clip_grad_value, norm_and_coefficient
 from libai.parallel import Mesh, full_tensor, parallelize
 from libai.parallel.batch_statistics import share_batch_statistics
 from libai.parallel.data_parallel import GradientReduction, build_reduction, renew_parameters
+from libai.patches.writes import count_plain_writes
 from libai.utils.distributed import gather_objects
 from libai.utils.errors import UserError
 

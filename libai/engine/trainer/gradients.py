@@ -14,7 +14,7 @@ from typing import Any
 
 import oneflow as flow
 
-from libai.engine.graph.build_errors import explain_forward_error
+from libai.engine.compiled.build_errors import explain_forward_error
 from libai.engine.loop.metrics import StepResult
 from libai.engine.trainer.batch_scope import BatchScope
 from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss, weighted_total

@@ -15,11 +15,11 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.graph.build_errors import GraphBuildError, explain_build_error, without_oneflow_error_lines
-from libai.engine.graph.graphs import EvalGraph, StepInputs, TrainGraph
-from libai.engine.graph.guards import Guards, refuse_own_update
-from libai.engine.graph.memory import warn_if_too_large
-from libai.engine.graph.traced_state import refuse_changed_parameters, same_buffers, write_buffers
+from libai.engine.compiled.build_errors import GraphBuildError, explain_build_error, without_oneflow_error_lines
+from libai.engine.compiled.graphs import EvalGraph, StepInputs, TrainGraph
+from libai.engine.compiled.guards import Guards, refuse_own_update
+from libai.engine.compiled.memory import warn_if_too_large
+from libai.engine.compiled.traced_state import refuse_changed_parameters, same_buffers, write_buffers
 from libai.engine.loop.metrics import Shares, StepResult
 from libai.engine.rehearsal.kept import forward_rolled_back, python_kept
 from libai.engine.rehearsal.op_by_op import update_op_by_op
@@ -32,10 +32,10 @@ from libai.forward.contract import as_batch_dict
 from libai.forward.indices.check import NOTHING
 from libai.forward.state import Facts, local_values, own_buffers
 from libai.layers.random import draws_randomness, fold, random_context
-from libai.oneflow_fixes.polling import let_polling_threads_sleep
 from libai.optim import bias_corrections
 from libai.parallel import Mesh
 from libai.parallel.batch_statistics import count_batches
+from libai.patches.polling import let_polling_threads_sleep
 from libai.utils.distributed import any_rank, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.logging import warn_once

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
-from libai.engine.graph.build_errors import explain_forward_error
+from libai.engine.compiled.build_errors import explain_forward_error
 from libai.engine.loop.check_parts import check_arguments, check_metrics, check_sums
 from libai.engine.loop.loop_state import LoopState
 from libai.engine.loop.metrics import StepResult, require_same_names, to_numbers
@@ -33,10 +33,10 @@ from libai.forward.same_on_ranks import refuse_different_forwards
 from libai.forward.state import Facts, note_unsaved_buffers
 from libai.layers.lora import refuse_direct_reads
 from libai.layers.random import find_unseeded_dropouts
-from libai.oneflow_fixes.internals import wait_for_device
 from libai.optim import Optimizers
 from libai.parallel import Layout, LocalLayout, Mesh, ParallelPlan, localize, parallelize, recompute_in_backward
 from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
+from libai.patches.internals import wait_for_device
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import default_device, gather_objects, is_main_process
 from libai.utils.errors import UserError

@@ -13,15 +13,15 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.graph.build_errors import explain_build_error
-from libai.engine.graph.guards import Guards
-from libai.engine.graph.reads import Reads
-from libai.engine.graph.tracing import tracing
+from libai.engine.compiled.build_errors import explain_build_error
+from libai.engine.compiled.guards import Guards
+from libai.engine.compiled.reads import Reads
+from libai.engine.compiled.tracing import tracing
 from libai.engine.loop.metrics import StepResult
-from libai.oneflow_fixes.compiled_graph import garbage_kept
-from libai.oneflow_fixes.launch_race import protect_graph_launches
-from libai.oneflow_fixes.wrapping import replaced
 from libai.parallel.batch_statistics import count_batches
+from libai.patches.compiled_graph import garbage_kept
+from libai.patches.launch_race import protect_graph_launches
+from libai.patches.wrapping import replaced
 from libai.utils.errors import UserError
 
 #: `train_graph(model, optimizer)` returns a graph whose call `graph(**batch)` makes one update and returns the losses

@@ -24,7 +24,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.oneflow_fixes.wrapping import replaced_operations
+from libai.patches.wrapping import replaced_operations
 from libai.utils.errors import UserError
 from libai.utils.tensors import part_here
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from libai.engine.log.throughput import Throughput
+from libai.engine.events.throughput import Throughput
 from libai.engine.loop.hook_base import HookBase
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from libai.engine.events.throughput import memory_gb
+from libai.engine.events.writers import LogRecord, Writer, close_all
 from libai.engine.hooks.metrics.iteration_timer import IterationTimer
-from libai.engine.log.throughput import memory_gb
-from libai.engine.log.writers import LogRecord, Writer, close_all
 from libai.engine.loop.hook_base import HookBase
 from libai.engine.loop.periods import Period, is_due
-from libai.oneflow_fixes.openblas import tell_of_busy_cores
+from libai.patches.openblas import tell_of_busy_cores
 from libai.utils.distributed import all_reduce, is_main_process
 
 

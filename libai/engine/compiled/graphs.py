@@ -1,0 +1,366 @@
+"""The compiled training step and the compiled evaluation forward, for any module that keeps the model contract.
+
+`TrainGraph` departs from a textbook `nn.Graph` in one way: what changes from iteration to iteration (each group's
+learning rate, Adam's bias corrections) is not baked into the compiled job or recomputed there in float32, but given to
+every call as small inputs. So every scheduler works, a changed rate takes effect, and a step equals the eager one to
+the last bits. docs/decisions/0001-graph-reads-rates-from-inputs.md tells why and how.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+
+from libai.engine.compiled.reads import Reads
+from libai.engine.compiled.traced_state import TracedState
+from libai.engine.compiled.tracing import tracing
+from libai.forward.contract import read_losses, total_loss, weighted_total
+from libai.forward.flops import FlopCounter
+from libai.native.kernels import are_kernels_on
+from libai.optim import LossScaling
+from libai.parallel import GlobalLayout, Layout, LocalLayout, Mesh, named_tensors
+from libai.patches.compiled_graph import CompiledGraph
+from libai.patches.job.clip import clip_by_value
+from libai.patches.job.job_edit import JobEdit, copied
+from libai.patches.job.passes import JobFacts, repair_job, simplify_job
+from libai.patches.job.variables import first_of_equal, is_update, read_copies_of_variables
+from libai.utils.errors import UserError
+
+#: name of the user's module inside both graphs, and so the prefix of its variables' names in a compiled job
+MODULE_NAME = "model"
+#: the op that reads the norm in a clipping job, whatever the p of the norm
+_CLIP_NORM_READER = "System-ClipGradient-GlobalNorm-AddEps"
+_DEFAULT_SCALING = LossScaling()
+#: options that decide which inputs an update op has, so that one compiled update has one value of each
+_STRUCTURAL = ("amsgrad", "centered")
+#: the inputs of a job that hold the scalars of `StepInputs`
+_STEP_INPUT = re.compile(r"_((?:lr|bias1|bias2)_\d+_\d+)$")
+
+
+class StepInputs:
+    """The host-set scalars of a compiled step: `lr` of each optimizer group, on each stage, and with `corrects_bias`
+    (Adam and its kin) `bias1` and `bias2`.
+
+    `tensors`: name `<scalar>_<group>_<stage>` → `(num_micro_batches,)` float32, all elements equal (an input of a graph
+    that accumulates is cut into micro-batches), as keyword arguments of the graph. A changed value is a new tensor: to
+    write into one that the running step reads would wait for the step. `constant(value, size, stage)` makes one where
+    its stage is: nothing may be sent between ranks for it.
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_stages: int,
+        num_micro_batches: int,
+        corrects_bias: bool,
+        constant: Callable[[float, int, int], flow.Tensor],
+    ):
+        self.tensors: dict[str, flow.Tensor] = {}
+        self._values: dict[tuple[str, int], float] = {}
+        self._num_stages, self._size, self._constant = num_stages, num_micro_batches, constant
+        for group in range(num_groups):
+            self.set(group, lr=0.0, **({"bias1": 1.0, "bias2": 1.0} if corrects_bias else {}))
+
+    def set(self, group: int, **scalars: float) -> None:
+        """Replace those scalars of a group that changed since the last call; no synchronisation, no communication."""
+        for scalar, value in scalars.items():
+            if self._values.get((scalar, group)) != value:
+                self._values[scalar, group] = value
+                for stage in range(self._num_stages):
+                    self.tensors[f"{scalar}_{group}_{stage}"] = self._constant(value, self._size, stage)
+
+
+class TrainGraph(CompiledGraph):
+    """One optimizer update as a compiled graph: forward, backward, clip over all groups, update.
+
+    Args:
+        model: the user's module, its parameters already laid out (local, or global in a multi-process job).
+        optimizer: over the parameters of `model`.
+        layout: of `model`; default: local tensors.
+        num_accumulation_steps: the inputs hold this many micro-batches, joined on axis 0.
+        max_grad_norm: clip by one 2-norm over all groups together, after accumulation.
+        max_grad_value: clip every element of the gradients, after accumulation.
+        amp: None, "fp16" (with loss scaling) or "bf16"; OneFlow 0.9 compiles it for CUDA only.
+        loss_scaling: with fp16.
+        recomputed_blocks: names of the modules whose activations the backward pass computes again.
+        random_scope: context manager factory entered around the forward with the graph's `key` input.
+        auto_parallel: let OneFlow choose the layout of every operation's output by its own cost model.
+        buffers: names of those that forward changes; they need `in_turn`, because each micro-batch reads what the one
+            before has written.
+        in_turn: trace the micro-batches one behind the other instead of letting OneFlow accumulate. The inputs are
+            then lists with one entry per micro-batch.
+
+    A call takes keyword tensors and returns `(losses, metrics, grad_norm | None, buffers)`; with accumulation the
+    scalars have one element per micro-batch, or with `in_turn` there is one dict of losses and metrics for each.
+    `buffers`: name → new value, which the caller writes. Raises what OneFlow raises when the model cannot be compiled.
+    """
+
+    #: how long it took to compile, and what the results of all operations take on a rank; set by who compiles it
+    build_seconds: float | None = None
+    num_bytes: int | None = None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: flow.optim.Optimizer,
+        layout: Layout | None = None,
+        *,
+        num_accumulation_steps: int = 1,
+        max_grad_norm: float | None = None,
+        max_grad_value: float | None = None,
+        amp: str | None = None,
+        loss_scaling: LossScaling = _DEFAULT_SCALING,
+        recomputed_blocks: Sequence[str] = (),
+        random_scope: Any = None,
+        auto_parallel: bool = False,
+        buffers: Sequence[str] = (),
+        in_turn: bool = False,
+        flops: FlopCounter | None = None,
+    ):
+        super().__init__()
+        self.model = model
+        self._layout = layout = layout or LocalLayout(Mesh())
+        self.reads = Reads()
+        self._num_groups = len(optimizer.param_groups)
+        mesh = layout.mesh
+        is_replicated = mesh.device == "cpu" and not (layout.cuts_parameters or auto_parallel)
+        self._joins_gradients = mesh.data > 1 and is_replicated
+        self._joins_updates = is_replicated and are_kernels_on()
+        self._traced = TracedState(buffers)
+        self._num_micro_batches = num_accumulation_steps
+        self._in_turn = in_turn
+        if in_turn:
+            num_accumulation_steps = 1
+        self._accumulation = num_accumulation_steps
+        self._clips, self._max_grad_value = max_grad_norm is not None, max_grad_value
+        self._flops = flops or FlopCounter()
+        self._random_scope = random_scope or (lambda key: contextlib.nullcontext())
+        for group in optimizer.param_groups:
+            group._enable_clip_grad = self._clips
+            if max_grad_norm is not None:
+                group["clip_grad_max_norm"], group["clip_grad_norm_type"] = float(max_grad_norm), 2.0
+        self.add_optimizer(optimizer)
+        _set_stages(self.model, layout)
+        for name, module in self.model.named_modules(prefix=""):
+            if name in recomputed_blocks:
+                module.to(nn.graph.GraphModule).activation_checkpointing = True
+        if num_accumulation_steps > 1:
+            self.config.set_gradient_accumulation_steps(num_accumulation_steps)
+        if amp is not None:
+            self.config.enable_amp(True, dtype={"fp16": flow.float16, "bf16": flow.bfloat16}[amp])
+        if auto_parallel:
+            self.config.enable_auto_parallel(True)
+        self._may_skip = amp == "fp16" and loss_scaling.is_dynamic
+        if amp == "fp16":
+            self.set_grad_scaler(loss_scaling.for_graph())
+
+    def build(self, batch: Any, step: dict[str, Any], share: Any = None, key: Any = None) -> Any:
+        """Trace one micro-batch, or with `in_turn` all of them. `batch`: forward's arguments; `step`:
+        `StepInputs.tensors`, which only the completed job reads; `share`: the micro-batch's weight; `key`: its random
+        key."""
+        with tracing(self.model, self.reads):
+            if not self._in_turn:
+                losses, metrics, total = self._forward(batch, share, key)
+            else:
+                parts = [self._forward(*part) for part in _transposed(self._num_micro_batches, batch, share, key)]
+                losses, metrics, totals = zip(*parts)
+                losses, metrics = list(losses), list(metrics)
+                total = functools.reduce(operator.add, totals) / float(self._num_micro_batches)
+            buffers = self._traced.values(self.model)
+        total.backward()
+        # replaced by the norm that clipping computes once the job is complete
+        norm = total.detach() * 1.0 if self._clips else None
+        return losses, metrics, norm, buffers
+
+    def _forward(self, batch: dict[str, Any], share: Any, key: Any) -> tuple[Any, Any, flow.Tensor]:
+        """`(losses, metrics, what to differentiate)`, which OneFlow, or `build`, averages over micro-batches."""
+        with self._random_scope(key), self._layout.source_ops():
+            outputs = self._flops.watching(self.model)(**batch)
+        losses, metrics = read_losses(outputs, self.model.to(nn.Module))
+        if share is None:
+            total = total_loss(losses)
+        else:  # this one's weight in the mean over counted items, or that of each of its losses
+            count = float(self._num_micro_batches)
+            named = isinstance(share, Mapping)
+            weights = {name: one.sum() * count for name, one in share.items()} if named else share.sum() * count
+            total = weighted_total(losses, weights)
+        return losses, {name: value.detach() for name, value in metrics.items()}, total
+
+    # ------------------------------------------------------------------ OneFlow 0.9.0 internals
+
+    def _generate_config_proto(self) -> None:
+        """One optimizer configuration for all groups with the same kind of update: their values are set later."""
+        super()._generate_config_proto()
+        confs = self.config.proto.train_conf.optimizer_conf
+        _make_mixable(confs)
+        self._group_confs = [copied(conf) for conf in confs]
+        self._group_of = {name: i for i, conf in enumerate(confs) for name in conf.variable_op_names}
+        kinds: dict[str, Any] = {}
+        for conf in self._group_confs:
+            if not conf.variable_op_names:  # all of the group is frozen
+                continue
+            first = kinds.setdefault(_structure(conf), copied(conf))
+            if first.variable_op_names != conf.variable_op_names:
+                first.variable_op_names.extend(conf.variable_op_names)
+        if len(kinds) > 1 and self._clips and self._layout.cuts_parameters:
+            raise UserError(
+                f"train.clip_grad.max_norm cannot be honoured in graph mode for {len(kinds)} kinds of updates "
+                f"({', '.join(kinds)}) where ranks hold parameters in parts (tensor or pipeline parallel, ZeRO): "
+                "OneFlow 0.9 compiles a norm for each. Use optimizers of one kind, clip nothing, or run with "
+                "graph.enabled=false."
+            )
+        del confs[:]
+        confs.extend(kinds.values())
+
+    def edit_job(self, out2name: Any) -> None:
+        """Connect each parameter's update to its group's inputs and values."""
+        with JobEdit(self._full_job_proto) as job:
+            self._connect(job, out2name)
+
+    def _connect(self, job: JobEdit, out2name: Any) -> None:
+        facts = JobFacts(
+            copied_variables=_variable_names(self.model) if self._needs_copies else set(),
+            joins_gradients=self._joins_gradients,
+            joins_updates=self._joins_updates,
+            may_skip=self._may_skip,
+            is_single=self._layout.mesh.is_single,
+            accumulation=self._accumulation,
+        )
+        repair_job(job, facts)
+        norm_source = None
+        step_values = self._step_values(job)
+        for op in job.ops.values():
+            if not op.HasField("user_conf"):
+                continue
+            if op.name.startswith(_CLIP_NORM_READER):
+                norm_source = op.user_conf.input["in"].s[0]
+            elif is_update(op):
+                self._connect_update(job, op, step_values)
+        if self._clips:
+            self._return_norm(job, norm_source, out2name)
+        if self._max_grad_value is not None:
+            clip_by_value(job, self._max_grad_value)
+        simplify_job(job, facts)
+
+    @property
+    def _needs_copies(self) -> bool:
+        """Whether reading the variables themselves is not safe (docs/decisions/0007-graph-variables.md)."""
+        return self._accumulation > 1 or self._layout.cuts_parameters
+
+    def _step_values(self, job: JobEdit) -> dict[str, str]:
+        """Where the completed job has each of the step's inputs as a `(1,)` value: name → output of an operation."""
+        found = {}
+        for op in list(job.ops.values()):
+            # nn.Graph calls an input `_<graph>_input.<path>_<name>`, and no name of ours has a dot
+            name = _STEP_INPUT.search(op.name) if op.HasField("input_conf") else None
+            if name is not None:
+                found[name[1]] = first_of_equal(job, op) if self._accumulation > 1 else f"{op.name}/out"
+        return found
+
+    def _connect_update(self, job: JobEdit, op: Any, step_values: Mapping[str, str]) -> None:
+        update = op.user_conf
+        variable = update.input["model"].s[0].split("/")[0]
+        group = self._group_of[variable]
+        conf = self._group_confs[group]
+        place = f"{group}_{self._layout.stage_of(variable.removeprefix(f'{MODULE_NAME}.'))}"
+        inputs = {"learning_rate": f"lr_{place}"}
+        if not self._may_skip:
+            # with dynamic loss scaling the graph may leave updates out, and only it knows how many it has made
+            inputs.update(bias_correction1=f"bias1_{place}", bias_correction2=f"bias2_{place}")
+        for argument, name in inputs.items():
+            if argument in update.input:
+                job.set_source(op, argument, 0, step_values[name])
+        update.attr["learning_rate_scale"].at_float = 1.0
+        # AdamW and LAMB decay in the update op; for the others OneFlow makes an op for each variable
+        update.attr["weight_decay"].at_float = conf.weight_decay_conf.weight_decay_rate
+        for field, value in _kind_conf(conf).ListFields():
+            if field.name in update.attr and field.name not in _STRUCTURAL:
+                attribute = update.attr[field.name]
+                setattr(attribute, attribute.WhichOneof("value"), value)
+
+    def _return_norm(self, job: JobEdit, norm_source: str | None, out2name: Any) -> None:
+        """Let the last output of the graph give the norm that clipping computed, instead of its placeholder."""
+        if norm_source is None:
+            raise RuntimeError("oneflow 0.9.0 makes a global-norm op when clipping is on, but none was found")
+        placeholder = self._eager_outputs[0][2]
+        output_name = out2name[placeholder]
+        unused = job.redirect_output(job.ops[output_name], norm_source)
+        del job.ops[output_name].output_conf.blob_conf.shape.dim[:]
+        del job.shapes[f"{output_name}/out"].shape.dim[:]
+        job.remove(unused.split("/")[0])
+
+
+class EvalGraph(CompiledGraph):
+    """The model's forward in eval mode, compiled; shares the weights with whatever trains them.
+
+    Compile (call the first time) while the module is in eval mode: the mode is frozen then.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout | None = None):
+        super().__init__()
+        self.model = model
+        self._layout = layout = layout or LocalLayout(Mesh())
+        self.reads = Reads()
+        _set_stages(self.model, layout)
+
+    def build(self, batch: dict[str, Any]) -> Any:
+        """Trace the forward of one batch."""
+        with tracing(self.model, self.reads), self._layout.source_ops():
+            return self.model(**batch)
+
+    def edit_job(self, out2name: Any) -> None:
+        """Let the forward read copies of parameters that ranks hold in parts."""
+        if self._layout.cuts_parameters:
+            with JobEdit(self._full_job_proto) as job:
+                read_copies_of_variables(job, _variable_names(self.model))
+
+
+def _transposed(count: int, *inputs: Any) -> list[tuple[Any, ...]]:
+    """Lists with one entry per micro-batch as one tuple for each micro-batch; None stays None."""
+    return list(zip(*([None] * count if given is None else given for given in inputs)))
+
+
+def _variable_names(proxy: Any) -> set[str]:
+    """The names that the parameters and buffers of a graph's module have as variables of its job."""
+    return {f"{MODULE_NAME}.{name}" for name, _ in named_tensors(proxy.to(nn.Module))}
+
+
+def _set_stages(proxy: Any, layout: Layout) -> None:
+    """Tell the compiler which pipeline stage every module under a graph's `proxy` of the model belongs to."""
+    if not isinstance(layout, GlobalLayout) or layout.mesh.pipeline == 1:
+        return
+    for name, module in proxy.named_modules(prefix=""):
+        stage = layout.stage_of_module(name)
+        if stage is not None:
+            module.to(nn.graph.GraphModule).set_stage(stage, layout.placement(stage))
+
+
+def _kind_conf(conf: Any) -> Any:
+    """The sub-message with the hyperparameters of one kind of optimizer (`adam_conf`, `momentum_conf`, ...)."""
+    return getattr(conf, conf.WhichOneof("normal_mdupdt"))
+
+
+def _structure(conf: Any) -> str:
+    """What one compiled update cannot mix."""
+    kind = _kind_conf(conf)
+    flags = [f"{name}={getattr(kind, name)}" for name in _STRUCTURAL if hasattr(kind, name)]
+    return " ".join([conf.WhichOneof("normal_mdupdt"), *flags])
+
+
+def _make_mixable(confs: Any) -> None:
+    """Write options in which groups may differ so that all groups have one kind of update op, with the same result."""
+    has_momentum = any(conf.HasField("momentum_conf") for conf in confs)
+    corrects_bias = any(getattr(_kind_conf(conf), "do_bias_correction", False) for conf in confs)
+    for conf in confs:
+        if has_momentum and conf.HasField("naive_conf"):
+            conf.momentum_conf.beta = 0.0  # the velocity is then the gradient itself
+        kind = _kind_conf(conf)
+        if corrects_bias and hasattr(kind, "do_bias_correction"):
+            kind.do_bias_correction = True  # by the group's own buffers, which hold 1 where nothing is corrected

@@ -1,0 +1,242 @@
+"""How a graph traces the forward of a module of the user, with what OneFlow 0.9.0's tracing leaves out or gets wrong.
+
+While a graph is traced, OneFlow calls the `forward` of each module with a stand-in for `self`, and tensors record
+operations instead of running them. `tracing(model)` adds, for that time and in this process only:
+
+* forward hooks and pre-hooks of modules run, with the stand-in as their module;
+* a parameter that is first read under `no_grad` keeps its gradient;
+* `isinstance(self.layer, nn.Linear)` and `super()` work, and `parameters()`, `ParameterList` and `ParameterDict` give
+  tensors;
+* `copy_`, `zero_`, and changes made through `.data` and `.detach()` change the tensor that is traced;
+* an operation may read one tensor twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import oneflow as flow
+from oneflow import nn
+from oneflow.nn.graph.proxy import LazyBuilder, ProxyModule, ProxyParameterDict, ProxyParameterList, ProxyTensor
+
+from libai.engine.compiled.reads import Reads
+from libai.forward.python_state import hooks_of
+from libai.forward.rebinding import rebound
+from libai.patches.wrapping import replaced, unwrap_forward, wrap_forward
+
+
+@contextlib.contextmanager
+def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
+    """The context in which the forward of a graph's `proxy` of the model is traced; `reads` receives the Python
+    values that it reads."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        # flow.ones and its kin are modules inside of OneFlow 0.9, and a graph warns of each
+        warnings.filterwarnings("ignore", ".*is called in a nn.Graph, but not registered")
+        standing_for: dict[nn.Module, list[Any]] = {}
+        for _, one in walk(proxy):
+            standing_for.setdefault(one.to(nn.Module), []).append(one)
+        for module in proxy.to(nn.Module).modules():
+            if hooks_of(module):
+                stack.enter_context(_hooks_in_forward(module, standing_for))
+        set_attribute = functools.partialmethod(_set_attribute, standing_for)
+        get_missing = functools.partialmethod(_get_missing, reads)
+        own = ((ProxyModule, "__setattr__", set_attribute), (ProxyModule, "__getattr__", get_missing))
+        stack.enter_context(replaced(*own, *_REPLACEMENTS))
+        stack.enter_context(reads.following(proxy.to(nn.Module)))
+        yield
+
+
+# ------------------------------------------------------------------------------------------------- hooks
+
+
+@contextlib.contextmanager
+def _hooks_in_forward(module: nn.Module, standing_for: dict[nn.Module, list[Any]]) -> Iterator[None]:
+    """Let the forward of `module` run its hooks, which `nn.Module.__call__` does outside of graphs."""
+
+    def run_hooks(proxy: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for hook in module._forward_pre_hooks.values():
+            changed = _as_proxy(hook, standing_for)(proxy, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        result = forward(proxy, *args, **kwargs)
+        for hook in module._forward_hooks.values():
+            changed = _as_proxy(hook, standing_for)(proxy, args, result)
+            result = result if changed is None else changed
+        return result
+
+    wrap_forward(module, run_hooks)
+    try:
+        yield
+    finally:
+        unwrap_forward(module)
+
+
+def _as_proxy(hook: Any, standing_for: dict[nn.Module, list[Any]]) -> Any:
+    """`hook` with the stand-ins of the modules, and the traced values of the parameters and buffers, that it knows."""
+
+    def stand_in(value: Any) -> Any:
+        if isinstance(value, nn.Module):
+            return standing_for[value][0] if value in standing_for else value
+        for module, stand_ins in standing_for.items():
+            for kind in ("_parameters", "_buffers"):
+                for name, tensor in getattr(module, kind).items():
+                    if tensor is value:
+                        return _lazy(stand_ins[0], kind, name)
+        return value
+
+    return rebound(hook, stand_in)
+
+
+# ------------------------------------------------------------------------------------------------- stand-ins
+
+
+def _get_attribute(self: Any, name: str) -> Any:
+    """The class of what it stands for, when asked for it: `isinstance` and `super()` ask."""
+    if name == "__class__":
+        origin = object.__getattribute__(self, "__dict__").get("_oneflow_internal_origin__")
+        return type(self) if origin is None else type(origin)
+    return object.__getattribute__(self, name)
+
+
+_get_plainly, _set_plainly = ProxyModule.__getattr__, ProxyModule.__setattr__
+
+
+def _get_missing(self: Any, reads: Reads, name: str) -> Any:
+    """Whatever the stand-in does not hold itself is an attribute of its module."""
+    value = _get_plainly(self, name)
+    reads.add(self.to(nn.Module), name, value)
+    return value
+
+
+def _set_attribute(self: Any, standing_for: dict[nn.Module, list[Any]], name: str, value: Any) -> None:
+    """A buffer that is given another tensor has it for whoever stands for the same module."""
+    if not isinstance(value, flow.Tensor) or name not in self.__dict__.get("_buffers", ()):
+        return _set_plainly(self, name, value)
+    builder = LazyBuilder()
+    builder.result, builder.finished = value, True
+    for one in standing_for[self.to(nn.Module)]:
+        one.__dict__["_buffers"][name].set_lazy_origin_builder(builder)
+
+
+_try_build = ProxyTensor.try_build
+
+
+def _build_with_gradient(self: Any) -> None:
+    """A parameter that is first read under `no_grad` would have no gradient anywhere."""
+    with flow.enable_grad():
+        _try_build(self)
+
+
+def _lazy(owner: Any, kind: str, name: str) -> flow.Tensor:
+    """The traced value of a parameter or buffer of the module that `owner` stands for."""
+    return owner._get_from_states(name, kind)
+
+
+def _named_tensors(kind: str) -> Callable[..., Iterator[tuple[str, flow.Tensor]]]:
+    def named(self: Any, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, flow.Tensor]]:
+        seen = set()
+        for path, owner in walk(self, prefix) if recurse else [(prefix, self)]:
+            for name in owner.__dict__[kind]:
+                tensor = _lazy(owner, kind, name)
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield f"{path}.{name}" if path else name, tensor
+
+    return named
+
+
+def _tensors(kind: str) -> Callable[..., Iterator[flow.Tensor]]:
+    named = _named_tensors(kind)
+    return lambda self, recurse=True: (tensor for _, tensor in named(self, "", recurse))
+
+
+def walk(proxy: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every stand-in under `proxy`, itself included, by dotted name."""
+    yield path, proxy
+    for name, child in proxy.__dict__["_modules"].items():
+        yield from walk(child, f"{path}.{name}" if path else name)
+
+
+def _values(self: Any) -> list[flow.Tensor]:
+    return [_lazy(self, "_parameters", name) for name in self.__dict__["_parameters"]]
+
+
+# ------------------------------------------------------------------------------------------------- tensors
+
+_copy, _zero, _data, _detach = (vars(flow.Tensor)[name] for name in ("copy_", "zero_", "data", "detach"))
+
+
+def _copy_lazily(self: flow.Tensor, other: Any) -> flow.Tensor:
+    """OneFlow would write the variable when the step is over, and continue with its old value."""
+    if not self.is_lazy or not isinstance(other, flow.Tensor):
+        return _copy(self, other)
+    value = other.detach().to(self.dtype)
+    self.data = value.expand(*self.shape) if tuple(value.shape) != tuple(self.shape) else flow._C.identity(value)
+    return self
+
+
+def _zero_lazily(self: flow.Tensor) -> flow.Tensor:
+    return self.fill_(0) if self.is_lazy else _zero(self)
+
+
+def _get_data(self: flow.Tensor) -> flow.Tensor:
+    """A tensor without gradient is its own data: what is done to one is done to the other."""
+    return self if self.is_lazy and not self.requires_grad else _data.__get__(self)
+
+
+def _detach_lazily(self: flow.Tensor) -> flow.Tensor:
+    if not self.is_lazy:
+        return _detach(self)
+    # an operation must not read a tensor and the same one detached: see `_reading_twice`
+    return flow._C.identity(_detach(self)) if self.requires_grad and self.is_global else _detached(self)
+
+
+def _detached(self: flow.Tensor) -> flow.Tensor:
+    return _detach(self) if self.requires_grad else self
+
+
+@functools.cache  # one for all names of an operation, by which those who replace it too find them all
+def _reading_twice(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """`operation` of two tensors, which are not one. OneFlow 0.9.0 may choose two layouts for what it reads, and ends
+    the process when both are of the same tensor (`op_graph.cpp:150] Check failed`)."""
+
+    @functools.wraps(operation)
+    def distinct(one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        if one is other and isinstance(one, flow.Tensor) and one.is_lazy and one.is_global:
+            other = flow._C.identity(other)
+        return operation(one, other, *args, **kwargs)
+
+    return distinct
+
+
+def _set_data(self: flow.Tensor, value: flow.Tensor) -> None:
+    _data.__set__(self, value)
+
+
+_PRODUCTS = ("mul", "multiply", "div", "matmul", "bmm", "dot", "mm", "pow")
+_OF_TWO = [
+    *((flow.Tensor, name) for name in ("__mul__", "__truediv__", "__matmul__", "__pow__", *_PRODUCTS)),
+    *((flow, name) for name in _PRODUCTS),
+    *((flow._C, name) for name in _PRODUCTS),
+]
+_REPLACEMENTS: Sequence[tuple[Any, str, Any]] = (
+    (ProxyModule, "__getattribute__", _get_attribute),
+    (ProxyTensor, "try_build", _build_with_gradient),
+    (ProxyModule, "parameters", _tensors("_parameters")),
+    (ProxyModule, "named_parameters", _named_tensors("_parameters")),
+    (ProxyModule, "buffers", _tensors("_buffers")),
+    (ProxyModule, "named_buffers", _named_tensors("_buffers")),
+    (ProxyParameterList, "__iter__", lambda self: iter(_values(self))),
+    (ProxyParameterDict, "values", _values),
+    (ProxyParameterDict, "items", lambda self: list(zip(self.__dict__["_parameters"], _values(self)))),
+    (flow.Tensor, "copy_", _copy_lazily),
+    (flow.Tensor, "zero_", _zero_lazily),
+    (flow.Tensor, "data", property(_get_data, _set_data)),
+    (flow.Tensor, "detach", _detach_lazily),
+    *((owner, name, _reading_twice(vars(owner)[name])) for owner, name in _OF_TWO if name in vars(owner)),
+)

@@ -1,0 +1,181 @@
+"""Operations that OneFlow 0.9.0 computes wrongly, or not at all, with global tensors, made of others that are right.
+
+`flow.stack` is the one that trains another model without a word: its gradient is wrong in eager mode where the new
+axis is not the first, and a graph cannot be compiled. What local tensors give is left as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+from oneflow.nn import functional
+from oneflow.nn.modules.rnn import RNNBase
+
+from libai.patches.global_tensors.indexing import in_full, index_with_all_ranks
+from libai.patches.wrapping import replaced, wrap_forward
+from libai.utils.tree import tensors_in
+
+
+@functools.cache
+def repair_global_operations() -> None:
+    """From now on these operations are right with global tensors, too. In this process."""
+    index_with_all_ranks()
+    for name, replacement in _REPLACEMENTS.items():
+        for owner in (flow, flow._C, functional):
+            if hasattr(owner, name):
+                setattr(owner, name, _for_global_tensors(getattr(owner, name), replacement))
+    # the other methods call the functions
+    flow.Tensor.median = _for_global_tensors(flow.Tensor.median, _median)
+    flow.Tensor.new_tensor = _for_global_tensors(flow.Tensor.new_tensor, _new_tensor)
+
+
+@contextmanager
+def source_ops(placement: Any, sbp: Any) -> Iterator[None]:
+    """OneFlow's global mode, and what does not keep to it in OneFlow 0.9.0."""
+    with flow.utils.global_view.global_mode(True, placement=placement, sbp=sbp), replaced(*_SOURCES):
+        yield
+
+
+def _eye(n: int, m: int | None = None, *_: Any, dtype: Any = flow.float32, **__: Any) -> flow.Tensor:
+    columns = n if m is None else m
+    return (flow.arange(n).unsqueeze(1) == flow.arange(columns).unsqueeze(0)).to(dtype)
+
+
+def _empty(*size: Any, **kwargs: Any) -> flow.Tensor:
+    return flow.zeros(*size, **kwargs)
+
+
+#: what gives local tensors in global mode -> what does not
+_SOURCES = ((flow, "eye", _eye), (flow, "from_numpy", flow.tensor), (flow, "empty", _empty))
+
+
+def _for_global_tensors(operation: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(operation)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        if any(tensor.is_global for tensor in tensors_in((args, kwargs))):
+            return replacement(operation, *args, **kwargs)
+        return operation(*args, **kwargs)
+
+    return chosen
+
+
+def _stack(_: Any, inputs: Sequence[flow.Tensor], dim: int = 0) -> flow.Tensor:
+    dim %= inputs[0].ndim + 1
+    return flow.cat([tensor.unsqueeze(dim) for tensor in inputs], dim=dim)
+
+
+def _with_full_tensors(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Each rank's part of the indices would leave out what other ranks write."""
+    return operation(*map(in_full, args), **{name: in_full(value) for name, value in kwargs.items()})
+
+
+def _like(operation: Callable[..., Any], like: flow.Tensor, *args: Any, **kwargs: Any) -> flow.Tensor:
+    """Not laid out as the parts of a sum, which most operations in place have no rule for."""
+    return operation(in_full(like) if flow.sbp.partial_sum in like.sbp else like, *args, **kwargs)
+
+
+def _median(operation: Callable[..., Any], input: flow.Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    if dim is None:
+        return operation(input)
+    values, indices = (_select(None, sorted_, dim, (input.shape[dim] - 1) // 2) for sorted_ in flow.sort(input, dim))
+    return (values.unsqueeze(dim), indices.unsqueeze(dim)) if keepdim else (values, indices)
+
+
+def _repeat_interleave(
+    operation: Callable[..., Any], input: flow.Tensor, repeats: Any, dim: int | None = None, **kwargs: Any
+) -> flow.Tensor:
+    if isinstance(repeats, flow.Tensor):
+        return operation(input, repeats, dim, **kwargs)
+    if dim is None:
+        input, dim = input.flatten(), 0
+    dim %= input.ndim
+    sizes = [-1] * (input.ndim + 1)
+    sizes[dim + 1] = repeats
+    return input.unsqueeze(dim + 1).expand(*sizes).flatten(dim, dim + 1)
+
+
+def _select(_: Any, input: flow.Tensor, dim: int, index: int) -> flow.Tensor:
+    return input.narrow(dim, index % input.shape[dim], 1).squeeze(dim)
+
+
+def _new_ones(operation: Callable[..., Any], x: flow.Tensor, *args: Any, **kwargs: Any) -> flow.Tensor:
+    given = inspect.signature(operation).bind(x, *args, **kwargs).arguments
+    if given.get("placement") is not None:
+        return operation(**given)
+    return flow.ones(
+        *given["size"],
+        dtype=given.get("dtype") or x.dtype,
+        placement=x.placement,
+        sbp=[flow.sbp.broadcast] * len(x.sbp),
+        requires_grad=given.get("requires_grad", False),
+    )
+
+
+def _new_tensor(operation: Callable[..., Any], self: flow.Tensor, data: Any, *args: Any, **kwargs: Any) -> flow.Tensor:
+    """Constants laid out like an activation would be sent between ranks, which ends a process in a graph on CPU."""
+    kwargs.setdefault("sbp", [flow.sbp.broadcast] * len(self.sbp))
+    return operation(self, data, *args, **kwargs)
+
+
+def _affine_grid(_: Any, theta: flow.Tensor, size: Sequence[int], align_corners: bool = False) -> flow.Tensor:
+    """(N, 2, 3) → (N, H, W, 2), or (N, 3, 4) → (N, D, H, W, 3). OneFlow compares `size` with a rank's part of it."""
+    axes = [np.linspace(-1, 1, n) * (1 if align_corners else (n - 1) / n) for n in size[2:]]
+    points = [axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")][::-1]
+    table = np.stack([*points, np.ones_like(points[0])], axis=1).astype(np.float32)
+    base = flow.tensor(table, placement=theta.placement, sbp=[flow.sbp.broadcast] * len(theta.sbp))
+    return flow.matmul(base, theta.transpose(1, 2)).reshape(size[0], *size[2:], len(axes))
+
+
+_REPLACEMENTS: dict[str, Callable[..., Any]] = {
+    "stack": _stack,
+    "zeros_like": _like,
+    "ones_like": _like,
+    "scatter_nd": _with_full_tensors,
+    "tensor_scatter_nd_update": _with_full_tensors,
+    "median": _median,
+    "repeat_interleave": _repeat_interleave,
+    "select": _select,
+    "new_ones": _new_ones,
+    "affine_grid": _affine_grid,
+}
+
+
+def give_initial_states(model: nn.Module) -> None:
+    """Let every recurrent layer of `model` make its own initial state where it is given none. In place, once.
+
+    OneFlow 0.9.0 (`nn/modules/rnn.py`) lays out the zeros that `nn.RNN`, `nn.LSTM` and `nn.GRU` start from as it finds
+    the input, split on axis 0 where the samples are on axis 0. But axis 0 of the state is layers. Here every rank of a
+    stage has all of the zeros, which fit any layout of the input.
+    """
+    for module in model.modules():
+        if isinstance(module, RNNBase) and not hasattr(type(module), "_gives_initial_state"):
+            wrap_forward(module, _with_initial_state)
+            type(module)._gives_initial_state = True
+
+
+def _with_initial_state(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    given = dict(zip(("input", "hx"), args)) | kwargs
+    data = given.get("input")
+    if isinstance(data, flow.Tensor) and data.is_global and given.get("hx") is None:
+        given["hx"] = _initial_state(module, data)
+    return forward(module, **given)
+
+
+def _initial_state(module: Any, data: flow.Tensor) -> Any:
+    layers = module.num_layers * (2 if module.bidirectional else 1)
+    samples = [data.shape[0 if module.batch_first else 1]] if data.ndim == 3 else []
+
+    def zeros(width: int) -> flow.Tensor:
+        sbp = [flow.sbp.broadcast] * len(data.sbp)
+        return flow.zeros(layers, *samples, width, dtype=data.dtype, placement=data.placement, sbp=sbp)
+
+    if module.mode != "LSTM":
+        return zeros(module.hidden_size)
+    return zeros(module.proj_size or module.hidden_size), zeros(module.hidden_size)

@@ -1,0 +1,128 @@
+"""Joins the gradients of a data-parallel job, so that ranks add them up in few messages.
+
+OneFlow adds up each gradient in a message of its own, between the operation that makes it and those that clip and
+update. On CPU a message costs half a millisecond however small it is (docs/decisions/0019-graph-on-several-ranks.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from libai.parallel.data_parallel import BUCKET_BYTES
+from libai.patches.job.job_edit import JobEdit, copied
+from libai.patches.job.variables import is_update
+from libai.utils.sizes import cut_into_buckets
+
+#: what OneFlow calls the operations that it puts between the gradients and the updates
+_AFTER_BACKWARD = ("System-", "Sys-")
+_OURS = "System-JoinedGradients"
+_NUM_BYTES = 4
+
+
+class _Edge(NamedTuple):
+    """A gradient of which every rank has a part of the sum, where an operation wants the sum."""
+
+    value: str
+    reader: str
+    argument: str
+    position: int
+
+
+def join_gradients(job: JobEdit, max_bytes: int = BUCKET_BYTES) -> int:
+    """Let the gradients that ranks must add up travel joined, in messages of at most `max_bytes`.
+
+    `job`: of a data-parallel mesh on CPU, before it is compiled. Sums are over the same two or more numbers as before.
+    Returns how many gradients were joined.
+    """
+    edges = edges_of_gradients(job)
+    # in the order in which backward makes them
+    gradients = [value for op in job.ops.values() for value in _outputs(op) if value in edges]
+    most = max_bytes // _NUM_BYTES
+    buckets = cut_into_buckets(gradients, lambda value: job.shapes[value].data_type, partial(_size, job), most)
+    buckets = [bucket for bucket in buckets if len(bucket) > 1]
+    for index, bucket in enumerate(buckets):
+        for value, added in zip(bucket, _add_up_together(job, index, bucket, edges[bucket[0]][0])):
+            for edge in edges[value]:
+                job.set_source(job.ops[edge.reader], edge.argument, edge.position, added)
+    return sum(map(len, buckets))
+
+
+def edges_of_gradients(job: JobEdit) -> dict[str, list[_Edge]]:
+    """Each value that ranks add up for clipping and updates, and where its sum is read."""
+    edges: dict[str, list[_Edge]] = {}
+    seen: set[str] = set()
+    for op in job.ops.values():
+        if is_update(op):
+            for edge in _edges_above(job, op.name, seen):
+                edges.setdefault(edge.value, []).append(edge)
+    return edges
+
+
+def _outputs(op: Any) -> list[str]:
+    return [name for entry in op.user_conf.output.values() for name in entry.s] if op.HasField("user_conf") else []
+
+
+def _edges_above(job: JobEdit, reader: str, seen: set[str]) -> Iterator[_Edge]:
+    """The sums over ranks that an operation behind the backward pass needs, directly or through others of its kind."""
+    pending = [reader]
+    while pending:
+        name = pending.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        conf = job.ops[name].user_conf
+        for argument, sources in conf.input.items():
+            for index, value in enumerate(sources.s):
+                maker, output = value.split("/")
+                if not job.ops[maker].HasField("user_conf"):
+                    continue
+                if _is(job.layout_of(maker, output), "partial_sum_parallel"):
+                    if _is(job.layout_of(name, f"{argument}_{index}"), "broadcast_parallel"):
+                        yield _Edge(value, name, argument, index)
+                elif maker.startswith(_AFTER_BACKWARD):
+                    pending.append(maker)
+
+
+def _is(layout: Any, kind: str) -> bool:
+    return layout is not None and [entry.WhichOneof("parallel_type") for entry in layout.sbp_parallel] == [kind]
+
+
+def _size(job: JobEdit, value: str) -> int:
+    return math.prod(job.shapes[value].shape.dim)
+
+
+def _add_up_together(job: JobEdit, number: int, gradients: list[str], edge: _Edge) -> list[str]:
+    """Append operations that join the gradients, wait for their sum and cut it up again; the sums' names."""
+    like = job.ops[edge.value.split("/")[0]]
+    partial = copied(job.layout_of(*edge.value.split("/")))
+    full = copied(job.layout_of(edge.reader, f"{edge.argument}_{edge.position}"))
+
+    def add(kind: str, inputs: dict[str, list[str]], layout: Any, shapes: list[list[int]], **others: Any) -> Any:
+        op = job.append(like, f"{_OURS}-{number}-{kind}-{len(job.ops)}", kind, inputs, "out", len(shapes))
+        job.lay_out(op, layout, **others)
+        for value, shape in zip(op.user_conf.output["out"].s, shapes):
+            job.shapes[value].CopyFrom(job.shapes[gradients[0]])
+            job.shapes[value].shape.dim[:] = shape
+        return op
+
+    def reshaped(value: str, shape: list[int], layout: Any) -> str:
+        if list(job.shapes[value].shape.dim) == shape:
+            return value
+        op = add("reshape", {"in": [value]}, layout, [shape])
+        op.user_conf.attr["shape"].at_shape.dim[:] = shape
+        return str(op.user_conf.output["out"].s[0])
+
+    sizes = [_size(job, value) for value in gradients]
+    pieces = [reshaped(value, [size], partial) for value, size in zip(gradients, sizes)]
+    joined = add("concat", {"in": pieces}, partial, [[sum(sizes)]])
+    joined.user_conf.attr["axis"].at_int64 = 0
+    joined.user_conf.attr["max_dim_size"].at_int64 = sum(sizes)
+    added = add("identity", {"in": list(joined.user_conf.output["out"].s)}, full, [[sum(sizes)]])
+    parts = {"like": pieces, "in": list(added.user_conf.output["out"].s)}
+    cut = add("split_like", parts, full, [[size] for size in sizes], like=partial)
+    cut.user_conf.attr["axis"].at_int64 = 0
+    shapes = [list(job.shapes[value].shape.dim) for value in gradients]
+    return [reshaped(value, shape, full) for value, shape in zip(cut.user_conf.output["out"].s, shapes)]

@@ -1,0 +1,60 @@
+"""All passes over a completed training job, in their order. A new one needs a row in `FIXES` and its call here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from libai.patches.fixes import is_on
+from libai.patches.job.clip import join_clip_norms, make_clip_norm_exact
+from libai.patches.job.gradients import join_gradients
+from libai.patches.job.job_edit import JobEdit
+from libai.patches.job.needless import fold_constants, remove_idle_ops
+from libai.patches.job.schedule import schedule_on_two_threads
+from libai.patches.job.updates import decay_in_updates, join_updates, scale_in_updates
+from libai.patches.job.variables import read_copies_of_variables, remove_step_count
+from libai.patches.openblas import threads_in_use, usable_cores
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What passes must know of a training job that it does not tell.
+
+    `copied_variables`: those that forward and backward read copies of. `joins_gradients`, `joins_updates`: ranks hold
+    full parameters on CPU, several of them, or with our kernels. `may_skip`: updates depend on the gradients.
+    """
+
+    copied_variables: Collection[str]
+    joins_gradients: bool
+    joins_updates: bool
+    may_skip: bool
+    is_single: bool
+    accumulation: int
+
+
+def repair_job(job: JobEdit, facts: JobFacts) -> None:
+    """The passes before updates are connected to the inputs of a step."""
+    if facts.joins_gradients and is_on("joined-gradients"):
+        join_gradients(job)
+    join_clip_norms(job)
+    make_clip_norm_exact(job)
+    if facts.copied_variables:
+        read_copies_of_variables(job, set(facts.copied_variables))
+
+
+def simplify_job(job: JobEdit, facts: JobFacts) -> None:
+    """The passes over a job that is complete."""
+    if facts.joins_updates and is_on("scaled-updates"):
+        decay_in_updates(job)
+        scale_in_updates(job)
+    if facts.joins_updates and is_on("joined-updates"):
+        join_updates(job)
+    if not facts.may_skip and is_on("step-count"):
+        remove_step_count(job)
+    if facts.is_single and is_on("idle-ops"):
+        remove_idle_ops(job)
+    if facts.is_single and facts.accumulation == 1:
+        if is_on("constants"):
+            fold_constants(job)
+        if job.is_on_cpu and threads_in_use() == 1 < usable_cores() and is_on("two-threads"):
+            schedule_on_two_threads(job)

@@ -1,0 +1,109 @@
+"""Private parts of OneFlow 0.9.0 that libai uses: a table with a probe for each, and the refusal of other versions.
+
+Not here: the repairs, which are in `fixes.py` and cannot be made where a part is missing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pkgutil
+import re
+import sys
+
+from libai.patches.fixes import ONEFLOW_VERSION, is_known_version
+
+VARIABLE = "LIBAI_ANY_ONEFLOW"
+#: names in the package oneflow, some with their parameters; after a colon an attribute that a class sets in itself
+PARTS = """\
+_C.assign_local_tensor
+_C.bias_add
+_C.comm_broadcast
+_C.constant
+_C.conv2d
+_C.dispatch_adam_update
+_C.dispatch_crop_mirror_normalize_from_uint8
+_C.dispatch_momentum_update
+_C.dispatch_sgd_update
+_C.fast_gelu
+_C.gelu
+_C.global_constant
+_C.identity
+_C.layer_norm
+_C.layer_norm_affine
+_C.local_all_reduce
+_C.matmul
+_oneflow_internal.GetCUDAMemoryUsed
+_oneflow_internal.autograd.Function.FunctionCtx
+_oneflow_internal.eager.Sync()
+_oneflow_internal.lazy_mode.is_enabled
+_oneflow_internal.nn.graph.RunLazyNNGraph(arg0, arg1, arg2, arg3)
+_oneflow_internal.nn.graph.SoftSyncNNGraphBuffers(arg0, arg1)
+_oneflow_internal.one.OpBuilder
+core.common.data_type_pb2.kFloat
+framework.tensor_tuple_util.convert_to_tensor_tuple(args)
+nn.Graph._Graph__flatten_io(self, io_type, args, kwargs)
+nn.Graph._Graph__rebuild_outputs(self, out2name)
+nn.Graph._compile(self, args, kwargs)
+nn.Graph._generate_config_proto(self)
+nn.Graph.build_graph(self, args, kwargs)
+nn.Graph:_c_nn_graph
+nn.Graph:_cur_index_of_ouputs_buffer
+nn.Graph:_eager_outputs_buffer
+nn.Graph:_forward_job_proto
+nn.Graph:_full_job_proto
+nn.Graph:_is_compiled
+nn.Graph:_outputs_buffer_size
+nn.Graph:_outputs_tensor_tuple_buffer
+nn.Graph:_state_tensor_tuple
+nn.graph.proxy.LazyBuilder(name, method)
+nn.graph.proxy.ProxyModule
+nn.graph.proxy.ProxyParameterDict
+nn.graph.proxy.ProxyParameterList
+nn.graph.proxy.ProxyTensor
+nn.modules.batchnorm._BatchNorm
+nn.modules.normalization.layer_norm
+nn.modules.rnn.RNNBase
+nn.optimizer.lr_scheduler.LRScheduler
+optim.SGD._generate_conf_for_graph(self, train_conf, vars_conf)
+optim.optimizer.Optimizer
+optim.optimizer.ParamGroup(parameters, default_options)
+utils.checkpoint.checkpoint
+"""
+
+
+def missing_parts() -> list[str]:
+    """Return the lines of `PARTS` that are not in the OneFlow that is imported, or differ there."""
+    return [part for part in PARTS.splitlines() if not _is_there(part)]
+
+
+def _is_there(part: str) -> bool:
+    name, _, attribute = part.partition(":")
+    name, has_parameters, parameters = name.rstrip(")").partition("(")
+    try:
+        found = pkgutil.resolve_name(f"oneflow.{name}")
+        if attribute:
+            return f"self.{attribute}" in inspect.getsource(found)
+        return not has_parameters or _parameters_of(found) == parameters
+    except (ImportError, AttributeError, OSError, TypeError):
+        return False
+
+
+def _parameters_of(function: object) -> str:
+    try:
+        return ", ".join(inspect.signature(function).parameters)  # type: ignore[arg-type]
+    except ValueError:  # native: the first line of its text has them
+        return ", ".join(re.findall(r"(\w+): ", (function.__doc__ or "").partition(" ->")[0]))
+
+
+def explain_other_version() -> str | None:
+    """Return the line that refuses the OneFlow that is imported; None for 0.9.0, and if the user asked for another."""
+    if is_known_version() or os.environ.get(VARIABLE) == "1":
+        return None
+    missing = missing_parts()
+    found = f"{len(missing)} of them are missing or differ here: {', '.join(missing[:5])}" + ", …" * (len(missing) > 5)
+    return (
+        f"oneflow {sys.modules['oneflow'].__version__} is installed, and libai uses {len(PARTS.splitlines())} private "
+        f"parts of oneflow {ONEFLOW_VERSION}; {found if missing else 'all of them are here, but untested'}. Install "
+        f"oneflow=={ONEFLOW_VERSION}, or set {VARIABLE}=1 to try this one without the optional repairs."
+    )

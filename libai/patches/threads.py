@@ -1,0 +1,38 @@
+"""OneFlow's threads, and how soon they get the interpreter's lock."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+from libai.patches.fixes import is_on
+
+
+def quick_thread_switches(seconds: float) -> contextlib.AbstractContextManager[None]:
+    """Let a thread that waits for the interpreter's lock have it after `seconds` while the block runs; Python's 5 ms.
+
+    OneFlow's thread that runs the operations needs the lock now and then, and while it waits nothing is computed
+    (docs/decisions/0009).
+    """
+    usual = sys.getswitchinterval()
+    return _switch_interval(min(usual, seconds) if is_on("switch-interval") else usual)
+
+
+@contextlib.contextmanager
+def _switch_interval(seconds: float) -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(seconds)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def thread_ids() -> set[int]:
+    """The threads of this process; empty where there is no /proc."""
+    try:
+        return set(map(int, os.listdir("/proc/self/task")))
+    except OSError:
+        return set()

@@ -1,0 +1,84 @@
+"""A compiled step whose updates are joined and clip by themselves is, bit for bit, the one that OneFlow makes."""
+
+from collections import Counter
+
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+from marks import slow_but
+
+from libai.patches.job import passes
+from libai.patches.job.job_edit import JobEdit
+
+OPTIMIZERS = {
+    "sgd": ("sgd", lambda p: flow.optim.SGD(p, lr=0.1)),
+    "sgd, decay": ("sgd", lambda p: flow.optim.SGD(p, lr=0.1, weight_decay=0.1)),
+    "momentum": ("momentum", lambda p: flow.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.2)),
+    "momentum, decay": ("momentum", lambda p: flow.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1)),
+    "nesterov": ("momentum", lambda p: flow.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True)),
+    "adam, decay": ("adam", lambda p: flow.optim.Adam(p, lr=1e-2, weight_decay=0.1)),
+    "adamw": ("adam", lambda p: flow.optim.AdamW(p, lr=1e-2, weight_decay=0.1)),
+    "no correction": ("adam", lambda p: flow.optim.AdamW(p, lr=1e-2, do_bias_correction=False)),
+}
+
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("library")]
+
+
+def trained(build, max_norm=0.05, accumulation=1):
+    """(weights, operations of each kind) after 6 updates of a model with two groups."""
+    flow.manual_seed(0)
+    model = toy.Classifier()
+    matrices, biases = ([p for p in model.parameters() if p.ndim == n] for n in (2, 1))
+    optimizer = build([{"params": matrices}, {"params": biases, "lr": 0.03}])
+    trainer = toy.trainer_of(
+        "graph", model, toy.batches(6), optimizer, max_grad_norm=max_norm, num_accumulation_steps=accumulation
+    )
+    trainer.train(0, 6)
+    job = JobEdit(trainer.graph._full_job_proto)
+    return [p.numpy() for p in model.parameters()], Counter(job.kind(op) for op in job.ops.values())
+
+
+@pytest.mark.filterwarnings("ignore:Only Momentum")
+@pytest.mark.parametrize("accumulation", slow_but([1, 2], 2))
+@pytest.mark.parametrize("max_norm", [None, 0.05])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_weights_are_those_of_single_updates(name, max_norm, accumulation, monkeypatch):
+    kind, build = OPTIMIZERS[name]
+    found, ops = trained(build, max_norm, accumulation)
+    assert (ops[f"multi_tensor_{kind}_update"], ops[f"{kind}_update"]) == (2, 0)
+    assert ops["scalar_mul_by_tensor"] == ops["l1_l2_regularize_gradient"] == 0
+    for part in ("decay_in_updates", "scale_in_updates", "join_updates"):
+        monkeypatch.setattr(passes, part, lambda job: 0)
+    expected, ops = trained(build, max_norm, accumulation)
+    assert ops["l1_l2_regularize_gradient"] == (4 if "decay" in name else 0)
+    assert (ops[f"multi_tensor_{kind}_update"], ops[f"{kind}_update"]) == (0, 4)
+    for one, other in zip(found, expected):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_joined_update_waits_for_all_who_read_its_weights(accumulation):
+    def weights(mode):
+        flow.manual_seed(0)
+        model = toy.LateReader()
+        groups = [{"params": list(model.a.parameters()) + list(model.b.parameters())}, {"params": [model.v], "lr": 0.3}]
+        optimizer = flow.optim.SGD(groups, lr=0.1)
+        trainer = toy.trainer_of(mode, model, toy.batches(6), optimizer, num_accumulation_steps=accumulation)
+        trainer.train(0, 6)
+        return [parameter.numpy() for parameter in model.parameters()]
+
+    for one, other in zip(weights("graph"), weights("eager")):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_comparison_would_see_another_bound():
+    """A negative control."""
+    build = OPTIMIZERS["sgd"][1]
+    assert not np.array_equal(trained(build, 0.05)[0][0], trained(build, 0.051)[0][0])
+
+
+def test_oneflows_own_kernels_get_single_updates(kernels_off):
+    _, ops = trained(OPTIMIZERS["adamw"][1])
+    assert ops["adam_update"] == ops["scalar_mul_by_tensor"] == 4

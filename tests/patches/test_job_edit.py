@@ -1,0 +1,96 @@
+"""All passes over a compiled job together do work in proportion to its operations, and an index stays true."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+from oneflow import nn
+
+import libai
+from libai.engine.compiled import graphs
+from libai.patches.job import passes
+
+pytestmark = pytest.mark.e2e
+
+PACKAGE = str(Path(libai.__file__).parent)
+
+
+class Deep(nn.Module):
+    """Layers with idle operations and, for each, a term of the loss whose gradient is a constant."""
+
+    def __init__(self, num_layers: int):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(num_layers)])
+
+    def forward(self, x):
+        losses = {}
+        for i, layer in enumerate(self.layers):
+            x = flow.relu(layer(x).reshape(-1, 4))
+            losses[f"mean_{i}"] = x.mean()
+        return {"losses": losses}
+
+
+def compiled(num_layers, **options):
+    flow.manual_seed(0)
+    net = Deep(num_layers)
+    trainer = toy.trainer_of(
+        "graph", net, [{"x": np.ones((2, 4), np.float32)}], toy.optimizer_of("adamw", net), **options
+    )
+    trainer.prepare()
+    return trainer.graph
+
+
+def steps_of_passes(num_layers, monkeypatch, **options):
+    """How many bytecode instructions of libai run between OneFlow's completion of a job and its plan."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    connect = graphs.TrainGraph._Graph__rebuild_outputs
+
+    def traced(graph, out2name=None):
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            connect(graph, out2name)
+        finally:
+            sys.settrace(before)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs.TrainGraph, "_Graph__rebuild_outputs", traced)
+        compiled(num_layers, **options)
+    return count
+
+
+def growth(monkeypatch, **options):
+    """1 if the work grows by a constant per layer, 2 if it grows with the square of the layers."""
+    few, some, many = (steps_of_passes(n, monkeypatch, **options) for n in (2, 4, 8))
+    return (many - some) / (some - few) / 2
+
+
+@pytest.mark.parametrize("options", [{"max_grad_norm": 1.0}, {"num_accumulation_steps": 2}], ids=str)
+def test_the_work_of_all_passes_is_linear_in_the_layers(options, monkeypatch):
+    assert 0.9 < growth(monkeypatch, **options) < 1.1
+
+
+def test_a_pass_that_looks_through_all_operations_for_each_would_be_noticed(monkeypatch):
+    """Negative control."""
+    monkeypatch.setattr(passes, "remove_idle_ops", _in_squares)
+    assert growth(monkeypatch) > 1.5
+
+
+def _in_squares(job):
+    names = list(job.ops)
+    code = compile("sum(a == b for a in names for b in names)", f"{PACKAGE}/planted.py", "eval")
+    return eval(code, {"names": names})

@@ -1,0 +1,53 @@
+"""Operations that OneFlow gets wrong have the values and gradients of NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from libai.patches.local_operations import _diagonal, repair_operations
+
+CASES = {
+    "first axes": ((4, 5, 3), lambda t: flow.diagonal(t), lambda a: np.diagonal(a)),
+    "last axes": ((3, 4, 4), lambda t: flow.diagonal(t, 0, 1, 2), lambda a: np.diagonal(a, 0, 1, 2)),
+    "above": ((3, 4, 5), lambda t: t.diagonal(2, 1, -1), lambda a: np.diagonal(a, 2, 1, -1)),
+    "below": ((5, 2, 3), lambda t: flow.diagonal(t, -1, 0, 2), lambda a: np.diagonal(a, -1, 0, 2)),
+    "axes the other way": ((5, 2, 3), lambda t: flow.diagonal(t, 1, 2, 0), lambda a: np.diagonal(a, 1, 2, 0)),
+    "einsum": ((3, 4, 4), lambda t: flow.einsum("bii->bi", t), lambda a: np.einsum("bii->bi", a)),
+    "sum": ((3, 4, 4), lambda t: flow.einsum("b i i", t), lambda a: np.einsum("bii", a)),
+    "three times": ((4, 2, 4, 4), lambda t: flow.einsum("ibii->bi", t), lambda a: np.einsum("ibii->bi", a)),
+    "two terms": ((4, 4), lambda t: flow.einsum("ii,ij->j", t, t), lambda a: np.einsum("ii,ij->j", a, a)),
+    "no repeats": ((3, 4), lambda t: flow.einsum("ab,cb->ac", t, t), lambda a: np.einsum("ab,cb->ac", a, a)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_numpys(name):
+    shape, operation, reference = CASES[name]
+    array = np.random.default_rng(0).standard_normal(shape)
+    tensor = flow.tensor(array, requires_grad=True)
+    found = operation(tensor)
+    expected = reference(array)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
+    factors = np.random.default_rng(1).standard_normal(expected.shape)
+    (found * flow.tensor(factors)).sum().backward()
+    gradient = np.zeros(shape)
+    for index in np.ndindex(shape):
+        step = np.zeros(shape)
+        step[index] = 1e-6
+        gradient[index] = ((reference(array + step) - reference(array - step)) * factors).sum() / 2e-6
+    np.testing.assert_allclose(tensor.grad.numpy(), gradient, rtol=1e-6, atol=1e-8)
+
+
+def test_oneflows_own_gradient_has_another_shape():
+    """A negative control, and the reason for the repair."""
+    repair_operations()
+    assert flow.diagonal is _diagonal
+    tensor = flow.zeros(3, 4, 4, requires_grad=True)
+    flow._C.diagonal(tensor * 1.0, 0, 1, 2).sum().backward()
+    assert tensor.grad.shape != tensor.shape
+
+
+def test_a_diagonal_outside_is_empty():
+    assert flow.diagonal(flow.ones(2, 3), 5).shape == (0,)

@@ -11,9 +11,8 @@ from typing import Any
 
 from libai.launch.runtime import installed_version
 from libai.native.kernels import kernels_in_use
-from libai.patches.fixes import fixes_that_are_on, is_known_version
 from libai.patches.openblas import openblas_in_use, threads_in_use
-from libai.patches.private_parts import missing_parts
+from libai.patches.table import is_known_version, missing_parts, patches_that_are_on
 from libai.utils.distributed import get_local_rank, get_rank, get_world_size
 
 _PACKAGES = ("numpy", "omegaconf", "hydra-core", "tensorboardX", "safetensors", "protobuf")
@@ -62,7 +61,7 @@ def _oneflow() -> dict[str, Any]:
         "openblas": openblas_in_use(),
         "openblas_threads": threads_in_use(),
         "cpu_kernels": kernels_in_use(),
-        "fixes": fixes_that_are_on(),
+        "patches": patches_that_are_on(),
         "missing_parts": [] if is_known_version() else missing_parts(),
     }
 

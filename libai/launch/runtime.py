@@ -25,9 +25,8 @@ from libai.launch.guard import guarded_main as guarded_main
 from libai.launch.guard import open_missing_streams
 from libai.native import kernels, layer_norm
 from libai.patches import openblas
-from libai.patches.fixes import is_on, left_out
 from libai.patches.local_operations import repair_operations
-from libai.patches.private_parts import explain_other_version
+from libai.patches.table import explain_other_version, is_on
 from libai.utils.rank_notes import FAILURE_DIR_VARIABLE, RENDEZVOUS_VARIABLES, phase, without_harmless_lines, world_size
 
 DEFAULT_CONNECT_SECONDS = 120.0
@@ -54,7 +53,7 @@ def prepare_environment() -> None:
     if not any(isinstance(finder, _OneFlowFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _OneFlowFinder())
     if "oneflow" in sys.modules:
-        _apply_fixes(openblas.is_wanted(), kernels.wanted_levels())
+        _apply_patches(kernels.wanted_levels())
 
 
 # ---------------------------------------------------------------------------------------------------- the CPU
@@ -124,8 +123,9 @@ class _OneFlowLoader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         if (text := explain_versions()) is not None:
             raise _oneflow_import_error(text)
-        left_out()  # a mistake in LIBAI_FIXES is told before anything is loaded
-        wanted = openblas.is_wanted(), kernels.wanted_levels()
+        # mistakes in LIBAI_PATCHES and LIBAI_NATIVE are reported before anything is loaded
+        is_on("openblas")
+        kernel_levels = kernels.wanted_levels()
         try:
             with phase("meet") if world_size() > 1 else contextlib.nullcontext():
                 if "MASTER_PORT" in os.environ:
@@ -140,7 +140,7 @@ class _OneFlowLoader(importlib.abc.Loader):
         if (text := explain_versions()) is not None:  # of modules that are loaded now
             raise _oneflow_import_error(text)
         _take_back_ctrl_c()
-        _apply_fixes(*wanted)
+        _apply_patches(kernel_levels)
 
 
 def _take_back_ctrl_c() -> None:
@@ -150,11 +150,11 @@ def _take_back_ctrl_c() -> None:
         signal.signal(signal.SIGINT, handler)
 
 
-def _apply_fixes(wants_other_openblas: bool, kernel_levels: tuple[str, ...]) -> None:
+def _apply_patches(kernel_levels: tuple[str, ...]) -> None:
     if (text := explain_other_version()) is not None:
         raise _oneflow_import_error(text)
     repair_operations()
-    if wants_other_openblas and is_on("openblas"):
+    if is_on("openblas"):
         openblas.use_current()
     if is_on("kernels"):
         kernels.use_kernels(kernel_levels)

@@ -8,7 +8,7 @@ import oneflow as flow
 
 from libai.layers.random import SeededLayer, dropout_mask, random_int32
 from libai.native.kernels import are_kernels_on
-from libai.patches.fixes import is_on
+from libai.patches.table import is_on
 from libai.utils.errors import UserError
 from libai.utils.tensors import is_on_cpu
 

@@ -15,7 +15,7 @@ import oneflow as flow
 from libai.native.kernels import are_kernels_on
 from libai.native.operations import apply_to_many, build_operation
 from libai.optim.several import Optimizers, optimizer_of
-from libai.patches.fixes import is_on
+from libai.patches.table import is_on
 
 
 def are_joinable(tensors: Sequence[flow.Tensor]) -> bool:

@@ -1,1 +1,1 @@
-"""Repairs of OneFlow 0.9.0 and uses of its private parts, each with the decision that tells why."""
+"""Patches: repairs of OneFlow 0.9.0, and every use of its private parts."""

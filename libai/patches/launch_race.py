@@ -14,7 +14,7 @@ import os
 import re
 
 from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow, require_linux_x86_64
-from libai.patches.fixes import is_on
+from libai.patches.table import is_on
 from libai.patches.threads import thread_ids
 
 logger = logging.getLogger("libai.engine")

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow, require_linux_x86_64
-from libai.utils.errors import UserError
 from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE, world_size
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("libai")
 
-#: `bundled`: oneflow keeps its own
-VARIABLE = "LIBAI_OPENBLAS"
 #: more than the kinds of operations of a model try at first
 _TRIALS = 1000
 #: OpenBLAS has memory for 128 callers at a time, and ends the process when there are more
@@ -42,14 +39,6 @@ _openblas: ctypes.CDLL | None = None
 _num_threads = 1
 _library: Library | None = None
 _has_told = False
-
-
-def is_wanted() -> bool:
-    """False with LIBAI_OPENBLAS=bundled; `UserError` for any other value."""
-    asked = os.environ.get(VARIABLE, "")
-    if asked not in ("", "bundled"):
-        raise UserError(f"{VARIABLE} is {asked!r}; it must be bundled (oneflow keeps its own OpenBLAS), or not be set.")
-    return not asked
 
 
 def use_current() -> None:

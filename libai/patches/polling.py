@@ -11,8 +11,8 @@ import contextlib
 import ctypes
 
 from libai.native.symbol_table import Unavailable, find_slot, open_oneflow, require_linux_x86_64
-from libai.patches.fixes import is_on
 from libai.patches.launch_race import make_executable
+from libai.patches.table import is_on
 
 #: A thread that comes back later has done something meanwhile: about 2 µs, where looking at nothing takes 0.2.
 _IDLE_CYCLES = 6_000

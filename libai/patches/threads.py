@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from libai.patches.fixes import is_on
+from libai.patches.table import is_on
 
 
 def quick_thread_switches(seconds: float) -> contextlib.AbstractContextManager[None]:

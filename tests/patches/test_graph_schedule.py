@@ -58,7 +58,7 @@ def test_two_threads_train_the_same_bits(one_of_two_cores, monkeypatch):
     assert len(products) == 11  # the first layer's input needs no gradient
     assert len({threads[name] for name in products[:4]}) == 1  # forward, where each waits for the one before
     assert len({threads[name] for name in products[4:]}) == 2  # those of weights beside those of inputs
-    monkeypatch.setenv("LIBAI_FIXES", "-two-threads")
+    monkeypatch.setenv("LIBAI_PATCHES", "-two-threads")
     expected, threads, _ = trained(wide())
     assert set(threads.values()) == {""}
     for one, other in zip(found, expected):

@@ -46,7 +46,7 @@ def test_products_are_right(transposed, sizes):
 
 
 def test_oneflow_keeps_its_own_where_asked():
-    assert jobs.last_line(SHOW, LIBAI_OPENBLAS="bundled") == "bundled"
+    assert jobs.last_line(SHOW, LIBAI_PATCHES="-openblas") == "bundled"
 
 
 def test_oneflow_keeps_its_own_without_the_package(tmp_path):
@@ -55,6 +55,6 @@ def test_oneflow_keeps_its_own_without_the_package(tmp_path):
 
 
 def test_a_run_with_a_wrong_value_ends_with_one_error():
-    done = jobs.train_sh("configs/mlp_digits.py", 1, "--dry-run", LIBAI_OPENBLAS="mkl")
+    done = jobs.train_sh("configs/mlp_digits.py", 1, "--dry-run", LIBAI_PATCHES="-mkl")
     assert done.returncode == 2
-    assert done.stderr.count("LIBAI_OPENBLAS") == 1, done
+    assert done.stderr.count("LIBAI_PATCHES") == 1, done

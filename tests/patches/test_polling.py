@@ -26,9 +26,9 @@ print(slot.value != before)
 
 
 @pytest.mark.parametrize(
-    "mode, fixes, is_changed", [("graph", "", True), ("eager", "", False), ("graph", "-polling-thread", False)]
+    "mode, patches, is_changed", [("graph", "", True), ("eager", "", False), ("graph", "-polling-thread", False)]
 )
-def test_a_first_graph_lets_them_sleep(mode, fixes, is_changed):
+def test_a_first_graph_lets_them_sleep(mode, patches, is_changed):
     command = [sys.executable, "-c", PROGRAM.replace("MODE", repr(mode))]
-    done = jobs.run(command, LIBAI_FIXES=fixes, PYTHONPATH=os.pathsep.join(sys.path))
+    done = jobs.run(command, LIBAI_PATCHES=patches, PYTHONPATH=os.pathsep.join(sys.path))
     assert done.stdout.split()[-1:] == [str(is_changed)], done

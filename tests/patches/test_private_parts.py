@@ -11,7 +11,7 @@ import oneflow as flow
 import pytest
 
 from libai.cli.commands.doctor import check_oneflow
-from libai.patches.private_parts import PARTS, explain_other_version, missing_parts
+from libai.patches.table import PARTS, explain_other_version, missing_parts
 
 #: imported from a module inside OneFlow, and documented or a module whose members are looked up
 PUBLIC = ("nn.parallel.DistributedDataParallel", "nn.functional", "optim.Optimizer")

@@ -20,8 +20,8 @@ from libai.engine.run.result import result_of
 from libai.launch.facts import collect_env, git_state
 from libai.native.kernels import kernels_in_use
 from libai.optim import Optimizers
-from libai.patches.fixes import describe_fixes
 from libai.patches.openblas import openblas_in_use, threads_in_use
+from libai.patches.table import describe_patches
 from libai.scheduler import FactorLR, initial_lrs
 from libai.utils.atomic import atomic_write_text
 
@@ -63,7 +63,7 @@ def start_banner(run: Any, length: str | None = None) -> None:
         "startup": run.startup.describe(),
         "software": _describe_software(),
         "kernels": f"{kernels_in_use()} on CPU",
-        "fixes": describe_fixes(),
+        "patches": describe_patches(),
     }
     width = max(map(len, lines)) + 2
     for title, text in lines.items():

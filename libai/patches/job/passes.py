@@ -1,11 +1,10 @@
-"""All passes over a completed training job, in their order. A new one needs a row in `FIXES` and its call here."""
+"""All passes over a completed training job, in their order; a new one is named in `libai.patches.table`, too."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from libai.patches.fixes import is_on
 from libai.patches.job.clip import join_clip_norms, make_clip_norm_exact
 from libai.patches.job.gradients import join_gradients
 from libai.patches.job.job_edit import JobEdit
@@ -14,6 +13,7 @@ from libai.patches.job.schedule import schedule_on_two_threads
 from libai.patches.job.updates import decay_in_updates, join_updates, scale_in_updates
 from libai.patches.job.variables import read_copies_of_variables, remove_step_count
 from libai.patches.openblas import threads_in_use, usable_cores
+from libai.patches.table import is_on
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,44 @@
-"""Private parts of OneFlow 0.9.0 that libai uses: a table with a probe for each, and the refusal of other versions.
+"""The table of patches of OneFlow 0.9.0, optional and needed ones, and the private parts that they use.
 
-Not here: the repairs, which are in `fixes.py` and cannot be made where a part is missing.
+`LIBAI_PATCHES=-openblas,-switch-interval` leaves optional patches out. Another OneFlow than 0.9.0 is refused; with
+`LIBAI_ANY_ONEFLOW=1` it runs without the optional patches. docs/performance.md describes each of them. Standard library
+only. Not here: the patches themselves.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import pkgutil
 import re
 import sys
 
-from libai.patches.fixes import ONEFLOW_VERSION, is_known_version
+from libai.utils.errors import UserError
 
-VARIABLE = "LIBAI_ANY_ONEFLOW"
+VARIABLE = "LIBAI_PATCHES"
+ONEFLOW_VERSION = "0.9.0"
+#: their code asks `is_on(name)`
+OPTIONAL = (
+    "openblas",
+    "threads",
+    "kernels",
+    "layer-norm",
+    "dropout-mask",
+    "eager-updates",
+    "switch-interval",
+    "launch-race",
+    "polling-thread",
+    "step-count",
+    "idle-ops",
+    "constants",
+    "scaled-updates",
+    "joined-updates",
+    "two-threads",
+    "joined-gradients",
+)
+#: without them numbers are wrong or the process ends
+NEEDED = ("clip-norm", "variable-copies", "operations", "global-operations", "buffers-in-place", "tracing")
 #: names in the package oneflow, some with their parameters; after a colon an attribute that a class sets in itself
 PARTS = """\
 _C.assign_local_tensor
@@ -72,6 +97,46 @@ utils.checkpoint.checkpoint
 """
 
 
+@functools.lru_cache(maxsize=8)
+def _left_out(text: str) -> frozenset[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    wrong = [word for word in words if word[:1] != "-" or word[1:] not in OPTIONAL]
+    if wrong:
+        raise UserError(
+            f"{VARIABLE} has {', '.join(map(repr, wrong))}; it takes optional patches of OneFlow to leave out, such as "
+            f"-{OPTIONAL[0]},-{OPTIONAL[1]}. These are optional: {', '.join(OPTIONAL)}."
+        )
+    return frozenset(word[1:] for word in words)
+
+
+def is_on(name: str) -> bool:
+    """Return whether to apply the patch `name`; `UserError` if `LIBAI_PATCHES` names anything that is not optional."""
+    left_out = _left_out(os.environ.get(VARIABLE, ""))
+    if os.environ.get("LIBAI_NATIVE") == "0":
+        left_out |= {"kernels"}
+    return name in NEEDED or (is_known_version() and name not in left_out)
+
+
+def is_known_version() -> bool:
+    """Return True for OneFlow 0.9.0, also while none is imported."""
+    version = getattr(sys.modules.get("oneflow"), "__version__", ONEFLOW_VERSION)
+    return version.partition("+")[0] == ONEFLOW_VERSION
+
+
+def patches_that_are_on() -> list[str]:
+    """Return their names, for reports."""
+    return [name for name in (*OPTIONAL, *NEEDED) if is_on(name)]
+
+
+def describe_patches() -> str:
+    """Return for the banner how many patches are on, and which are left out and why."""
+    off = [name for name in OPTIONAL if not is_on(name)]
+    count = len(OPTIONAL) + len(NEEDED)
+    reason = "as asked" if is_known_version() else f"made for oneflow {ONEFLOW_VERSION}"
+    left_out = f"; left out: {', '.join(off)} ({reason})" if off else ""
+    return f"{count - len(off)} of {count} patches of oneflow{left_out}"
+
+
 def missing_parts() -> list[str]:
     """Return the lines of `PARTS` that are not in the OneFlow that is imported, or differ there."""
     return [part for part in PARTS.splitlines() if not _is_there(part)]
@@ -98,12 +163,12 @@ def _parameters_of(function: object) -> str:
 
 def explain_other_version() -> str | None:
     """Return the line that refuses the OneFlow that is imported; None for 0.9.0, and if the user asked for another."""
-    if is_known_version() or os.environ.get(VARIABLE) == "1":
+    if is_known_version() or os.environ.get("LIBAI_ANY_ONEFLOW") == "1":
         return None
     missing = missing_parts()
     found = f"{len(missing)} of them are missing or differ here: {', '.join(missing[:5])}" + ", …" * (len(missing) > 5)
     return (
         f"oneflow {sys.modules['oneflow'].__version__} is installed, and libai uses {len(PARTS.splitlines())} private "
         f"parts of oneflow {ONEFLOW_VERSION}; {found if missing else 'all of them are here, but untested'}. Install "
-        f"oneflow=={ONEFLOW_VERSION}, or set {VARIABLE}=1 to try this one without the optional repairs."
+        f"oneflow=={ONEFLOW_VERSION}, or set LIBAI_ANY_ONEFLOW=1 to try this one without the optional patches."
     )

@@ -1,4 +1,4 @@
-"""The table of repairs is true, and what it calls optional can be left out."""
+"""The table of patches is true, and what it calls optional can be left out."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ import jobs
 import oneflow as flow
 import pytest
 
-from libai.patches.fixes import FIXES, describe_fixes, fixes_that_are_on, is_on
+from libai.patches.table import NEEDED, OPTIONAL, describe_patches, is_on, patches_that_are_on
 from libai.patches.threads import quick_thread_switches
 from libai.utils.errors import UserError
-
-OPTIONAL = [fix.name for fix in FIXES if not fix.is_needed]
 
 
 @pytest.mark.parametrize("value", ["-clip-norm", "openblas", "-mkl", "-openblas,-mkl"])
 def test_what_cannot_be_left_out_is_a_users_mistake(value, monkeypatch):
-    monkeypatch.setenv("LIBAI_FIXES", value)
-    with pytest.raises(UserError, match=f"LIBAI_FIXES has '{value.split(',')[-1]}'; it takes optional fixes"):
+    monkeypatch.setenv("LIBAI_PATCHES", value)
+    with pytest.raises(UserError, match=f"LIBAI_PATCHES has '{value.split(',')[-1]}'; it takes optional patches"):
         is_on("openblas")
 
 
 def test_another_version_of_oneflow_has_the_needed_ones_only(monkeypatch):
     monkeypatch.setattr(flow, "__version__", "0.9.1")
-    assert fixes_that_are_on() == [fix.name for fix in FIXES if fix.is_needed]
-    assert f"left out: {', '.join(OPTIONAL)} (made for oneflow 0.9.0)" in describe_fixes()
+    assert patches_that_are_on() == list(NEEDED)
+    assert f"left out: {', '.join(OPTIONAL)} (made for oneflow 0.9.0)" in describe_patches()
 
 
 @pytest.mark.e2e
@@ -34,18 +32,18 @@ def test_a_process_starts_without_those_that_are_left_out():
         "import libai, oneflow; from libai.patches.openblas import openblas_in_use as a, threads_in_use as b; "
         "from libai.native.kernels import kernels_in_use as c; print(a(), b(), c(), flush=True)"
     )
-    assert jobs.last_line(code, LIBAI_FIXES="-openblas, -threads, -kernels") == "bundled 1 oneflow's own"
+    assert jobs.last_line(code, LIBAI_PATCHES="-openblas, -threads, -kernels") == "bundled 1 oneflow's own"
     code = (
         "import libai; from oneflow.nn.modules import normalization as n; print(hasattr(n.layer_norm, '__wrapped__'))"
     )
-    assert [jobs.last_line(code, LIBAI_FIXES=fixes) for fixes in ("", "-layer-norm")] == ["True", "False"]
-    assert "LIBAI_FIXES has '-mkl'" in jobs.last_line(code, LIBAI_FIXES="-mkl")
+    assert [jobs.last_line(code, LIBAI_PATCHES=patches) for patches in ("", "-layer-norm")] == ["True", "False"]
+    assert "LIBAI_PATCHES has '-mkl'" in jobs.last_line(code, LIBAI_PATCHES="-mkl")
 
 
 def test_the_switch_interval_stays_where_it_is_left_out(monkeypatch):
     usual = sys.getswitchinterval()
     with quick_thread_switches(1e-4):
         assert sys.getswitchinterval() < usual
-    monkeypatch.setenv("LIBAI_FIXES", "-switch-interval")
+    monkeypatch.setenv("LIBAI_PATCHES", "-switch-interval")
     with quick_thread_switches(1e-4):
         assert sys.getswitchinterval() == usual

@@ -105,6 +105,8 @@ def test_variants_that_cannot_train_this_take_no_part(tmp_path):
         ([CONFIG, "--rounds", "1"], "Counts are at least 2"),
         ([CONFIG, "--variant", "torch"], "write NAME=COMMAND"),
         ([CONFIG, "--python", "no-such-python"], "there is no such program"),
+        ([CONFIG, "--python", sys.executable, "--modes", "eager,graph"], "--python does nothing for --modes"),
+        ([CONFIG, "--python", sys.executable, "--modes", "torch", "--procs", "2"], "--procs does nothing for --modes"),
         ([CONFIG, "optim.lrr=1"], "optim.lr"),
         ([CONFIG, "--round", "3"], "Did you mean --rounds?"),
     ],

@@ -76,6 +76,17 @@ def test_convert_exports_weights_as_one_file(root, run, tmp_path):
     assert list(tmp_path.glob(".out*")) == []
 
 
+def test_show_has_statistics_that_json_can_hold(root, run):
+    tensors = {"model": {"good": np.arange(3.0), "bad": np.array([1.0, np.nan])}}
+    checkpoint.save(root, 4, tensors, {})
+    code, out, errors = run("show", root, "--stats", "--json")
+    assert code == 0, errors
+    shown = json.loads(out, parse_constant=pytest.fail)["tensors"]["model"]
+    assert [shown["good"][key] for key in ("min", "mean", "max")] == [0, 1, 2]
+    assert [shown["bad"][key] for key in ("min", "mean", "max")] == [None] * 3
+    assert "min nan" in run("show", root, "--stats")[1]
+
+
 def test_prune_deletes_only_when_told(root, run):
     code, out, _ = run("prune", root, "--max-to-keep", "1", "--dry-run")
     assert code == 0 and "would delete" in out and "iter_0000001" in out
@@ -92,6 +103,8 @@ def test_prune_deletes_only_when_told(root, run):
         (["prune", "root", "--max-to-keep", "0"], "keep at least one"),
         (["convert", "root", "x", "--drop", "optimiser"], "drop='optimiser'"),
         (["convert", "root/iter_0000001", "root"], "exists already"),
+        (["convert", "root", "x.safetensors", "--drop", "model"], "takes the group 'model'"),
+        (["convert", "root", "x.safetensors", "--shard-mb", "1"], "--shard-mb do nothing"),
         (["frobnicate"], "invalid choice"),
         ([], "required"),
     ],

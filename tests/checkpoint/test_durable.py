@@ -37,6 +37,8 @@ def test_what_dead_processes_have_left_is_cleared(tmp_path):
     for name in ("keep", ".saving-iter_0000003-a", ".deleting-iter_0000001-a", ".replaced-iter_0000002-a", ".hidden"):
         (tmp_path / name).mkdir()
     (tmp_path / "iter_0000002").mkdir()
+    for name in (".replaced-iter_0000002-b", ".best.json.ab.tmp"):
+        (tmp_path / name).touch()
     remove_leftovers(tmp_path)
     assert _names(tmp_path) == [".hidden", "iter_0000002", "keep"]
 

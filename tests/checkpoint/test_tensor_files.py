@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -51,6 +52,22 @@ def test_a_file_has_the_permissions_of_any_new_file(tmp_path, mask):
     finally:
         os.umask(before)
     assert (tmp_path / "x.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_write_that_fails_keeps_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "x.safetensors"
+    spec = {"x": TensorSpec("float32", (3,))}
+    write_tensors(path, spec, {"x": np.ones(3, np.float32)})
+
+    def fail(*args, **options):
+        raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(safetensors, "serialize_file", fail)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_tensors(path, spec, {"x": np.zeros(3, np.float32)})
+    assert caught.value.errno == 28
+    assert (open_safetensors(path)["x"] == 1).all()
+    assert os.listdir(tmp_path) == ["x.safetensors"]
 
 
 def _file(header: object, data: bytes = b"", length: int | None = None) -> bytes:

@@ -44,9 +44,21 @@ class BuildWithConfigs(build_py):
 
 
 setup(
-    name="libai",
+    name="libai-oneflow",  # `libai` on PyPI is another project; the package that is imported is `libai`
     version=read_version(),
-    description="An eager/graph dual-mode trainer for OneFlow",
+    description="Train one OneFlow model eagerly or compiled, with proof that both give the same losses",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: Apache Software License",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.10",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
     packages=find_packages(include=["libai", "libai.*"]),
     package_data={"libai.native": list_native_sources(), "libai.data.vision": ["digits.npz"]},
     cmdclass={"build_py": BuildWithConfigs},

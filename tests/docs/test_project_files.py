@@ -1,0 +1,49 @@
+"""Files that a host, a package index or a citation manager reads agree with the project."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import libai
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
+def _load(path: Path) -> dict:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_the_hook_before_a_commit_runs_the_ruff_of_the_tests():
+    (hooks,) = _load(ROOT / ".pre-commit-config.yaml")["repos"]
+    pinned = re.search(r"^ruff==(\S+)", (ROOT / "requirements" / "dev.lock").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert hooks["rev"] == "v" + pinned.group(1)
+
+
+def test_the_citation_names_this_version_and_licence():
+    citation = _load(ROOT / "CITATION.cff")
+    assert citation["version"] == libai.__version__
+    assert citation["license"] == "Apache-2.0"
+    assert "SPDX-License-Identifier: Apache-2.0" in (ROOT / "LICENSE").read_text()
+
+
+def test_the_hosted_ci_runs_what_maintainers_run():
+    steps = _load(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["all"]["steps"]
+    commands = [step["run"] for step in steps if "run" in step]
+    assert commands == ["bash .ci/run"]
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_an_issue_template_has_what_its_host_asks_for(path):
+    form = _load(path)
+    if path.stem == "config":
+        assert form == {"blank_issues_enabled": False}
+        return
+    assert {"name", "description", "body"} <= form.keys()
+    labels = [field["attributes"]["label"] for field in form["body"]]
+    assert len(set(labels)) == len(labels)

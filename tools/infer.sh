@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # usage: bash tools/infer.sh SOURCE PROCS [PROMPT ...] [flags of `libai generate`]
 # example: bash tools/infer.sh out/gpt_stdlib 1 "def main(" --max-new-tokens 50
-# SOURCE = a run's output folder, a Hugging Face folder or a .gguf file; PROCS = processes of this machine that share the model
+# SOURCE = a run's output folder or a Hugging Face folder; PROCS = processes of this machine that share the model
 #
 # Makes the project's Python environment when there is none (tools/env.sh), then continues the prompts (libai generate).
 set -euo pipefail

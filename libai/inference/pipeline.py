@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,6 @@ import numpy as np
 from libai.config import instantiate
 from libai.engine.run.predictor import Predictor
 from libai.hf import load_pretrained
-from libai.hf.gguf import convert_gguf
 from libai.inference.generation import GenerationOptions, Generator
 from libai.inference.text import TextCodec, TextStream
 from libai.parallel import Mesh, full_tensor
@@ -27,7 +25,7 @@ class Pipeline:
     """A model in eval mode and what makes numbers of its texts.
 
     Args:
-        source: the output folder of a run, a Hugging Face folder, or a GGUF file of a Llama model.
+        source: the output folder of a run, or a Hugging Face folder.
         which, mode, overrides: of a run, see `Predictor`. Other sources have a mode, too, by default "eager".
         tokenizer: a tokenizer.json, or a folder with one. Default: the one beside the weights, or of the run's data.
 
@@ -46,11 +44,7 @@ class Pipeline:
     ):
         self._source, self._tokenizer_path = Path(source), tokenizer
         self._labels: Mapping[str, str] = {}
-        if self._source.suffix == ".gguf":
-            with tempfile.TemporaryDirectory(prefix="libai-gguf-") as folder:
-                convert_gguf(self._source, folder)
-                self._load_hf(Path(folder), mode)
-        elif (self._source / "config.yaml").is_file():
+        if (self._source / "config.yaml").is_file():
             ranks = [("data", 1), ("tensor", get_world_size()), ("pipeline", 1)]
             spread = [f"train.dist.{axis}_parallel_size={size}" for axis, size in ranks]
             self.predictor = Predictor(self._source, which, mode, [*spread, *overrides])

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from gguf_file import convert_gguf
 from tokenizers import Tokenizer
 
 from libai.hf import import_folder
-from libai.hf.gguf import convert_gguf
 from libai.utils.errors import UserError
 
 _VALIDATION_SHARE = 0.1

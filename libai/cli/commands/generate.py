@@ -1,4 +1,4 @@
-"""Continue prompts with the language model of a run, of a Hugging Face folder or of a GGUF file.
+"""Continue prompts with the language model of a run or of a Hugging Face folder.
 
     libai generate out/gpt_stdlib "def main("
     libai generate SmolLM2-135M "Once upon a time" --temperature 0.8 --top-p 0.95
@@ -64,7 +64,7 @@ def _texts(pipeline: Any, prompts: list[str], options: Any, as_json: bool) -> It
 
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
-    parser.add_argument("source", metavar="SOURCE", help="a run's output folder, a Hugging Face folder or a .gguf file")
+    parser.add_argument("source", metavar="SOURCE", help="a run's output folder or a Hugging Face folder")
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="default: the lines of stdin")
     parser.add_argument("--file", "-f", type=Path, help='prompts: a line each, or .jsonl with {"prompt": …}')
     parser.add_argument("--max-new-tokens", type=int, default=100, help="most new tokens of a prompt (default 100)")

@@ -1,6 +1,7 @@
-"""GGUF files of Llama models, whose weights are stored in blocks of 4 or 8 bits, as Hugging Face folders in float32.
+"""Read SmolLM2's GGUF file (weights in blocks of 4 or 8 bits) as a Hugging Face folder in float32.
 
-The format: gguf.md of github.com/ggml-org/ggml. Nothing in a file is executed.
+The format: gguf.md of github.com/ggml-org/ggml. Nothing in a file is executed. Only the tensor types of that one file
+are read.
 """
 
 from __future__ import annotations
@@ -11,20 +12,19 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from libai.checkpoint import CheckpointError
 from libai.checkpoint.tensor_files import TensorSpec
 from libai.hf.families.registry import FAMILIES
 from libai.hf.files import CONFIG, write_folder, write_json
 
 _ALIGNMENT = 32
-_STRING, _ARRAY = 8, 9
+_STRING = 8
+_ARRAY = 9
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 #: type of a tensor -> (elements of a block, layout of its bytes)
 _BLOCKS: dict[int, tuple[int, np.dtype]] = {
     0: (1, np.dtype([("x", "<f4")])),
-    1: (1, np.dtype([("x", "<f2")])),
-    2: (32, np.dtype([("scale", "<f2"), ("nibbles", "u1", 16)])),
     3: (32, np.dtype([("scale", "<f2"), ("least", "<f2"), ("nibbles", "u1", 16)])),
     8: (32, np.dtype([("scale", "<f2"), ("bytes", "i1", 32)])),
 }
@@ -47,42 +47,31 @@ _OUTSIDE = {
 
 
 class GGUF:
-    """An open file: `metadata`, and `tensors` as name -> (shape, type, place)."""
+    """An open file: `metadata`, and `tensors` as name -> (shape, type, offset)."""
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
-        with open(path, "rb") as file:
+    def __init__(self, path: Path):
+        self.path = path
+        with path.open("rb") as file:
             if file.read(4) != b"GGUF":
-                raise CheckpointError(f"{path} is not a GGUF file.")
-            version, num_tensors, num_values = _unpack(file, "<IQQ")
-            if version not in (2, 3):
-                raise CheckpointError(f"{path} is GGUF version {version}; 2 and 3 can be read.")
+                raise ValueError(f"{path} is not a GGUF file.")
+            _, num_tensors, num_values = _unpack(file, "<IQQ")
             self.metadata = {_text(file): _value(file, *_unpack(file, "<I")) for _ in range(num_values)}
             placed = [_tensor_info(file) for _ in range(num_tensors)]
-            alignment = int(self.metadata.get("general.alignment", _ALIGNMENT))
-            start = -(-file.tell() // alignment) * alignment
+            start = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
         self.tensors = {name: (shape, kind, start + offset) for name, shape, kind, offset in placed}
 
     def __getitem__(self, name: str) -> np.ndarray:
         """A tensor in float32."""
         shape, kind, offset = self.tensors[name]
-        if kind not in _BLOCKS:
-            raise CheckpointError(
-                f"{self.path}: `{name}` is of type {kind}; F32, F16, Q4_0, Q4_1 and Q8_0 can be read."
-            )
         size, layout = _BLOCKS[kind]
-        with open(self.path, "rb") as file:
-            file.seek(offset)
-            blocks = np.frombuffer(_read(file, math.prod(shape) // size * layout.itemsize), layout)
+        blocks = np.fromfile(self.path, layout, math.prod(shape) // size, offset=offset)
         return _dequantized(blocks).reshape(shape)
 
 
-def convert_gguf(path: str | Path, out: str | Path) -> None:
+def convert_gguf(path: Path, out: Path) -> None:
     """Write a GGUF file of architecture `llama` as the Hugging Face folder `out`, with its tokenizer."""
-    file, out = GGUF(path), Path(out)
+    file = GGUF(path)
     meta = file.metadata
-    if meta.get("general.architecture") != "llama":
-        raise CheckpointError(f"{path} holds a {meta.get('general.architecture')!r} model; only 'llama' is known.")
     arguments = {
         "vocab_size": file.tensors["token_embd.weight"][0][0],
         "max_seq_length": meta["llama.context_length"],
@@ -92,10 +81,10 @@ def convert_gguf(path: str | Path, out: str | Path) -> None:
         "num_kv_heads": meta["llama.attention.head_count_kv"],
         "inner_size": meta["llama.feed_forward_length"],
         "norm_eps": round(meta["llama.attention.layer_norm_rms_epsilon"], 9),
-        "rotary_base": meta.get("llama.rope.freq_base", 10000.0),
+        "rotary_base": meta["llama.rope.freq_base"],
         "tie_head": "output.weight" not in file.tensors,
     }
-    names = {_name(name): name for name in file.tensors if name != "rope_freqs.weight"}
+    names = {_name(name): name for name in file.tensors}
     heads = {"attn_q": arguments["num_heads"], "attn_k": arguments["num_kv_heads"]}
 
     def fetch(name: str) -> np.ndarray:
@@ -106,12 +95,12 @@ def convert_gguf(path: str | Path, out: str | Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     write_folder(out, {new: TensorSpec("float32", file.tensors[old][0]) for new, old in names.items()}, fetch)
     config = FAMILIES["LlamaForCausalLM"].write_config("LlamaForCausalLM", arguments)
-    write_json(out / CONFIG, {**config, "eos_token_id": meta.get("tokenizer.ggml.eos_token_id")})
-    _write_tokenizer(meta, out)
+    write_json(out / CONFIG, {**config, "eos_token_id": meta["tokenizer.ggml.eos_token_id"]})
+    _tokenizer(meta).save(str(out / "tokenizer.json"))
 
 
 def _halves_together(array: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows of queries or keys, whose pairs for the rotation lie next to each other in GGUF, as Llama has them."""
+    """Reorder the rows of queries or keys: GGUF keeps the pairs that rotate next to each other, Llama in halves."""
     return array.reshape(num_heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
@@ -122,52 +111,37 @@ def _name(name: str) -> str:
     return f"model.layers.{block}.{_NAMES[kind]}.{end}"
 
 
-def _write_tokenizer(meta: dict[str, Any], out: Path) -> None:
-    if meta.get("tokenizer.ggml.model") != "gpt2":
-        return
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
+def _tokenizer(meta: dict[str, Any]) -> Tokenizer:
     tokens = meta["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in meta["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
-    parts: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    if meta.get("tokenizer.ggml.pre") == "smollm":
-        parts.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
     tokenizer.decoder = decoders.ByteLevel()
-    control = [t for t, kind in zip(tokens, meta.get("tokenizer.ggml.token_type", [])) if kind == 3]
+    control = [token for token, kind in zip(tokens, meta["tokenizer.ggml.token_type"]) if kind == 3]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
-    tokenizer.save(str(out / "tokenizer.json"))
+    return tokenizer
 
 
 def _dequantized(blocks: np.ndarray) -> np.ndarray:
     fields = blocks.dtype.names or ()
     if "x" in fields:
-        return blocks["x"].astype(np.float32)
+        return blocks["x"]
     scale = blocks["scale"].astype(np.float32)[:, None]
     if "bytes" in fields:
         return scale * blocks["bytes"]
     nibbles = blocks["nibbles"]
     numbers = np.concatenate([nibbles & 15, nibbles >> 4], axis=1).astype(np.float32)
-    if "least" in fields:
-        return scale * numbers + blocks["least"].astype(np.float32)[:, None]
-    return scale * (numbers - 8.0)
-
-
-def _read(file: BinaryIO, count: int) -> bytes:
-    data = file.read(count)
-    if len(data) < count:
-        raise CheckpointError(f"{file.name} ends where {count} more bytes were expected.")
-    return data
+    return scale * numbers + blocks["least"].astype(np.float32)[:, None]
 
 
 def _unpack(file: BinaryIO, layout: str) -> tuple[Any, ...]:
-    return struct.unpack(layout, _read(file, struct.calcsize(layout)))
+    return struct.unpack(layout, file.read(struct.calcsize(layout)))
 
 
 def _text(file: BinaryIO) -> str:
     (length,) = _unpack(file, "<Q")
-    return _read(file, length).decode("utf-8", errors="replace")
+    return file.read(length).decode("utf-8", errors="replace")
 
 
 def _value(file: BinaryIO, kind: int) -> Any:
@@ -176,8 +150,6 @@ def _value(file: BinaryIO, kind: int) -> Any:
     if kind == _ARRAY:
         inner, count = _unpack(file, "<IQ")
         return [_value(file, inner) for _ in range(count)]
-    if kind not in _SCALARS:
-        raise CheckpointError(f"{file.name} has a value of unknown type {kind}.")
     return _unpack(file, _SCALARS[kind])[0]
 
 

@@ -81,7 +81,7 @@ def _export_model(folder: Path, section: Any, model: Any) -> tuple[dict[str, lis
     from omegaconf import OmegaConf
 
     from libai.hf import export_folder
-    from libai.hf.families.registry import family_of
+    from libai.hf.families import family_of
     from libai.hf.families.rules import match
     from libai.hf.files import read_json
 

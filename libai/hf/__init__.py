@@ -3,7 +3,6 @@
 Only JSON and raw numbers are read. docs/pretrained.md says which architectures there are.
 """
 
-from libai.hf.adapters import export_adapters
 from libai.hf.convert import export_folder, import_folder, load_pretrained, model_config
 from libai.hf.files import read_folder
 from libai.hf.verify import verify

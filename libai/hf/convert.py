@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 from oneflow import nn
 
-from libai.checkpoint import CheckpointError, WeightsReport, load_weights, open_weights
+from libai.checkpoint import CheckpointError, TensorGroup, WeightsReport, load_weights, open_weights
 from libai.checkpoint.tensor_files import TensorSpec
 from libai.config import LazyCall, instantiate, locate
-from libai.hf.adapters import without_adapters
+from libai.hf.families import FAMILIES, family_of
 from libai.hf.families.family import Family
-from libai.hf.families.registry import FAMILIES, family_of
 from libai.hf.families.rules import match
 from libai.hf.files import (
     CONFIG,
@@ -32,6 +31,7 @@ from libai.hf.files import (
     write_json,
     write_like,
 )
+from libai.layers.lora import ADAPTER, lora_delta, lora_scale
 from libai.models.blocks.init import without_initial_values
 from libai.utils.errors import UserError
 
@@ -91,7 +91,7 @@ def export_folder(
         average: write the averages that `train.ema` keeps, in place of the latest weights.
     """
     _check_target(out, weights, like)
-    tensors = without_adapters(open_weights(weights, "average" if average else "model"), Path(weights))
+    tensors = _without_adapters(open_weights(weights, "average" if average else "model"), Path(weights))
     specs = {name: tensors.spec(name) for name in tensors}
     out = Path(out)
     if like is not None:
@@ -185,6 +185,39 @@ class _Imported(Mapping[str, np.ndarray]):
         """Type in the file, and our shape."""
         found, _ = self._places[name]
         return TensorSpec(self._source.spec(self._source.name_in_file(found.theirs)).dtype, self._specs[name].shape)
+
+
+class _Merged(Mapping[str, np.ndarray]):
+    """Tensors by name as `TensorGroup` gives them, without adapters, which are added to the weights of their layers."""
+
+    def __init__(self, tensors: TensorGroup, scale: float):
+        self._tensors, self._scale = tensors, scale
+        self._names = [name for name in tensors if not ADAPTER.search(name)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        a, b = (f"{name.removesuffix('weight')}lora_{letter}.weight" for letter in "AB")
+        array = self._tensors[name]
+        if a not in self._tensors:
+            return array
+        return array + lora_delta(self._tensors[a], self._tensors[b], self._scale).astype(array.dtype)
+
+    def spec(self, name: str) -> TensorSpec:
+        """As on disk."""
+        return self._tensors.spec(name)
+
+
+def _without_adapters(tensors: TensorGroup, weights: Path) -> TensorGroup | _Merged:
+    """`tensors` of `weights`, merged with their adapters where there are any, or as they are."""
+    if not any(map(ADAPTER.search, tensors)):
+        return tensors
+    lora = read_run_config(weights)["train"]["lora"]
+    return _Merged(tensors, lora_scale(lora["rank"], lora["alpha"]))
 
 
 def _report(source: Pretrained, wanted: Mapping[str, TensorSpec]) -> WeightsReport:

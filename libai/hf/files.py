@@ -17,8 +17,8 @@ from libai.checkpoint.reader import open_safetensors
 from libai.checkpoint.shards import Entry, cut_shards
 from libai.checkpoint.strict_json import parse_json
 from libai.checkpoint.tensor_files import HUGGING_FACE, TensorSpec, write_tensors
+from libai.hf.families import family_of
 from libai.hf.families.family import Family
-from libai.hf.families.registry import family_of
 from libai.utils.errors import UserError
 
 CONFIG = "config.json"

@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from libai.checkpoint.tensor_files import TensorSpec
-from libai.hf.families.registry import FAMILIES
+from libai.hf.families import FAMILIES
 from libai.hf.files import CONFIG, write_folder, write_json
 
 _ALIGNMENT = 32

@@ -1,8 +1,7 @@
-"""LoRA adapters of a run: merged into a Hugging Face folder, or alone as PEFT reads them."""
+"""LoRA adapters of a run are merged into a Hugging Face folder."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +10,10 @@ import pytest
 from omegaconf import OmegaConf
 from safetensors.numpy import load_file
 
-from libai.cli.commands.hf import run as main
 from libai.config import LazyCall, LazyConfig, defaults, validate
 from libai.data import build_train_loader
 from libai.engine import Run, default_setup
-from libai.hf import export_adapters, export_folder, import_folder, load_pretrained, model_config
-from libai.utils.errors import UserError
+from libai.hf import export_folder, import_folder, load_pretrained, model_config
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 LORA = "train.lora={patterns: ['attention\\.[qv]$', 'mlp\\.down'], rank: 2, alpha: 4}"
@@ -62,29 +59,3 @@ def test_merged_weights_compute_what_the_run_does(tmp_path):
     trained, before = load_file(tmp_path / "merged/model.safetensors"), load_file(source / "model.safetensors")
     changed = {name for name in before if not np.array_equal(trained[name], before[name])}
     assert all(name.split(".")[-2] in ("q_proj", "v_proj", "down_proj") for name in changed) and len(changed) == 6
-
-
-@pytest.mark.e2e
-def test_adapters_alone_have_the_names_of_peft(tmp_path, capsys):
-    source = FIXTURES / "qwen2"
-    run = tuned(tmp_path, source)
-    weights = str(tmp_path / "run/checkpoints/last")
-    assert main(["export", weights, str(tmp_path / "adapters"), "--adapters", str(source)]) == 0
-    assert "adapter_model.safetensors" in capsys.readouterr().out
-    found = load_file(tmp_path / "adapters/adapter_model.safetensors")
-    ours = dict(run.model.named_parameters())["blocks.1.attention.q.lora_B.weight"].numpy()
-    assert np.array_equal(found["base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"], ours)
-    settings = json.loads((tmp_path / "adapters/adapter_config.json").read_text())
-    assert (settings["r"], settings["lora_alpha"]) == (2, 4.0)
-    assert "model.layers.0.mlp.down_proj" in settings["target_modules"] and len(found) == 12
-
-
-@pytest.mark.e2e
-def test_what_a_file_of_adapters_cannot_hold_is_refused(tmp_path):
-    source, weights = FIXTURES / "gpt2", tmp_path / "run/checkpoints/last"
-    tuned(tmp_path, source)
-    with pytest.raises(UserError, match="as a part or in another form"):
-        export_adapters(weights, tmp_path / "adapters", source)
-    tuned(tmp_path, source, "train.lora.patterns=null")
-    with pytest.raises(UserError, match="has no adapters"):
-        export_adapters(weights, tmp_path / "adapters", source)

@@ -16,10 +16,7 @@ def run(arguments: Sequence[str]) -> int:
         print(f"{report}\nwrote {options.out}; train.load_weight={options.out} starts a run from it.")
         return 0
     if options.action == "export":
-        if options.adapters:
-            files = hf.export_adapters(options.weights, options.out, options.adapters)
-        else:
-            files = hf.export_folder(options.weights, options.out, options.like, options.architecture, options.average)
+        files = hf.export_folder(options.weights, options.out, options.like, options.architecture, options.average)
         print(f"wrote {', '.join(files)} into {options.out}")
         return 0
     found = hf.verify(options.folder, options.python)
@@ -40,10 +37,8 @@ def build_parser() -> Parser:
     action.add_argument("weights", help="a run's folder, a checkpoint, or what import wrote")
     action.add_argument("out")
     action.add_argument("--like", help="a Hugging Face folder whose names, types, order and shards are kept")
-    kind = action.add_mutually_exclusive_group()
-    kind.add_argument("--adapters", metavar="FOLDER", help="write LoRA adapters alone, for PEFT and this model")
     action.add_argument("--architecture", help="architecture of a run, such as LlamaForCausalLM")
-    kind.add_argument("--average", action="store_true", help="the averages of train.ema, not the latest weights")
+    action.add_argument("--average", action="store_true", help="the averages of train.ema, not the latest weights")
     action = actions.add_parser("verify", help="compare what libai and transformers compute")
     action.add_argument("folder")
     action.add_argument("--python", required=True, help="interpreter of an environment with PyTorch and transformers")

@@ -1,1 +1,24 @@
-"""The kinds of Hugging Face models that are known: names and settings as data."""
+"""The kinds of Hugging Face models that are known."""
+
+from __future__ import annotations
+
+from libai.hf.families.family import Config, Family
+from libai.hf.families.text import TEXT_FAMILIES
+from libai.hf.families.vision import VISION_FAMILIES
+from libai.utils.errors import UserError
+
+#: architecture of config.json -> family
+FAMILIES: dict[str, Family] = {**TEXT_FAMILIES, **VISION_FAMILIES}
+
+
+def family_of(config: Config) -> tuple[str, Family]:
+    """The architecture that a config.json names, and its family. Raises `UserError` for one that is not known."""
+    named = config.get("architectures") or ["none"]
+    if named[0] not in FAMILIES:
+        kind = config.get("model_type")
+        related = [name for name, family in FAMILIES.items() if kind is not None and family.model_type == kind]
+        known = (
+            f"of model_type {kind!r} it knows {', '.join(related)}" if related else f"it knows {', '.join(FAMILIES)}"
+        )
+        raise UserError(f"config.json is for {named[0]!r}, which libai.hf does not know; {known}.")
+    return named[0], FAMILIES[named[0]]

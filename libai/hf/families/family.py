@@ -18,7 +18,7 @@ class Family:
     """One architecture of `transformers`.
 
     Args:
-        model_type: of config.json; "timm" for ResMLP, whose folders have `architecture` instead.
+        model_type: of config.json.
         target: our class.
         rules: how the tensors belong together; as a function of config.json where forms depend on it.
         arguments: our argument -> (key of config.json, what `transformers` takes without that key).
@@ -67,8 +67,6 @@ class Family:
         fixed = {key: values[0] for key, values in self.required.items()}
         plain = {key: arguments[ours] for ours, (key, _) in self.arguments.items() if arguments.get(ours) is not None}
         head: dict[str, Any] = {"architectures": [architecture], "model_type": self.model_type, "dtype": "float32"}
-        if self.model_type == "timm":
-            head = {"architecture": architecture}
         written = {**head, **fixed, **plain, **self.write_more(arguments)}
         self._check(written)
         return written

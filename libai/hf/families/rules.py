@@ -36,8 +36,6 @@ BATCHED = Form(lambda ours: ours[0][None], lambda theirs, _: [theirs[0]])
 
 #: with two more axes of 1
 COLUMN = Form(lambda ours: ours[0][:, None, None], lambda theirs, _: [theirs[:, 0, 0]])
-#: with two axes of 1 before it
-CHANNELS = Form(lambda ours: ours[0][None, None], lambda theirs, _: [theirs[0, 0]])
 
 
 def kernel(channels: int, size: int) -> Form:
@@ -47,13 +45,10 @@ def kernel(channels: int, size: int) -> Form:
     )
 
 
-_KINDS = "weight|bias|running_mean|running_var|num_batches_tracked"
-
-
 @dataclass(frozen=True)
 class Rule:
     """`ours`: the name of one of our tensors, or several; `theirs`: the one that holds them. `*` stands for the same
-    number in both, `@` for `weight`, `bias` or a statistic of batch normalization."""
+    number in both, `@` for `weight` or `bias`."""
 
     ours: str | tuple[str, ...]
     theirs: str
@@ -85,7 +80,7 @@ def match(rules: Sequence[Rule], tensors: Mapping[str, TensorSpec]) -> dict[str,
     known: set[str] = set()
     for rule in rules:
         ours = (rule.ours,) if isinstance(rule.ours, str) else rule.ours
-        pattern = re.compile(re.escape(ours[0]).replace(r"\*", r"(?P<n>\d+)").replace("@", rf"(?P<k>{_KINDS})"))
+        pattern = re.compile(re.escape(ours[0]).replace(r"\*", r"(?P<n>\d+)").replace("@", "(?P<k>weight|bias)"))
         for name in tensors:
             if found := pattern.fullmatch(name):
                 parts = tuple(_filled(text, found) for text in ours)

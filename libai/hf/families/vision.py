@@ -1,4 +1,4 @@
-"""ViT, ResNet and Swin, as data."""
+"""ViT, Swin and Swin V2, as data."""
 
 from __future__ import annotations
 
@@ -18,74 +18,6 @@ from libai.hf.families.family import (
     write_encoder,
 )
 from libai.hf.families.rules import BATCHED, COLUMN, Rule, kernel, rules_of
-from libai.utils.errors import UserError
-
-# ------------------------------------------------------------------------------------------------------------ ResNet
-
-
-def _resnet_rules(config: Config) -> tuple[Rule, ...]:
-    """The file numbers the blocks of each stage, we number all of them."""
-    rules = [
-        Rule("stem.0.weight", "resnet.embedder.embedder.convolution.weight"),
-        Rule("stem.1.@", "resnet.embedder.embedder.normalization.@"),
-        Rule("head.@", "classifier.1.@"),
-    ]
-    depths = config.get("depths", [3, 4, 6, 3])
-    places = [(stage, layer) for stage, depth in enumerate(depths) for layer in range(depth)]
-    for number, (stage, layer) in enumerate(places):
-        ours, theirs = f"blocks.{number}", f"resnet.encoder.stages.{stage}.layers.{layer}"
-        for i in range(2):
-            rules += [
-                Rule(f"{ours}.conv{i + 1}.weight", f"{theirs}.layer.{i}.convolution.weight"),
-                Rule(f"{ours}.norm{i + 1}.@", f"{theirs}.layer.{i}.normalization.@"),
-            ]
-        rules += [
-            Rule(f"{ours}.shortcut.0.weight", f"{theirs}.shortcut.convolution.weight"),
-            Rule(f"{ours}.shortcut.1.@", f"{theirs}.shortcut.normalization.@"),
-        ]
-    return tuple(rules)
-
-
-def _read_resnet(config: Config) -> dict[str, Any]:
-    kind = config.get("layer_type", "bottleneck")
-    if kind != "basic":
-        raise UserError(
-            f"config.json has layer_type={kind!r}, which libai.models.ResNet cannot compute. It can: 'basic'."
-        )
-    width = config.get("embedding_size", 64)
-    depths = list(config.get("depths", [3, 4, 6, 3]))
-    sizes = [width * 2**stage for stage in range(len(depths))]
-    if list(config.get("hidden_sizes", [256, 512, 1024, 2048])) != sizes:
-        raise UserError(f"config.json has hidden_sizes={config['hidden_sizes']}; libai.models.ResNet has {sizes}.")
-    return {"blocks_per_stage": depths, "num_classes": num_classes_of(config)}
-
-
-def _write_resnet(ours: Config) -> dict[str, Any]:
-    depths = list(ours.get("blocks_per_stage", (2, 2, 2, 2)))
-    sizes = [ours.get("width", 64) * 2**stage for stage in range(len(depths))]
-    return {"depths": depths, "hidden_sizes": sizes, "layer_type": "basic", **labels_of(ours)}
-
-
-_RESNET = Family(
-    "resnet",
-    "libai.models.ResNet",
-    _resnet_rules,
-    arguments={
-        "num_channels": ("num_channels", 3),
-        "width": ("embedding_size", 64),
-    },
-    required={
-        "hidden_act": ("relu",),
-        "downsample_in_first_stage": (False,),
-        "downsample_in_bottleneck": (False,),
-    },
-    implied={"stem": "imagenet"},
-    prefix="resnet.",
-    inputs={"pixel_values": "images"},
-    read_more=_read_resnet,
-    write_more=_write_resnet,
-)
-
 
 # --------------------------------------------------------------------------------------------------------------- ViT
 
@@ -196,7 +128,6 @@ def _swin(model_type: str, target: str, **required: tuple[Any, ...]) -> Family:
 
 #: architecture of config.json -> family
 VISION_FAMILIES: dict[str, Family] = {
-    "ResNetForImageClassification": _RESNET,
     "SwinForImageClassification": _swin("swin", "libai.models.Swin"),
     "Swinv2ForImageClassification": _swin(
         "swinv2", "libai.models.SwinV2", pretrained_window_sizes=([0] * 4, [0] * 3, [0] * 2)

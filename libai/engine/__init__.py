@@ -4,20 +4,20 @@ from typing import Any
 
 from libai.config.settings.other_names import member_meant
 from libai.engine import hooks
+from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.compiled.graphs import EvalGraph, TrainGraph
+from libai.engine.eager import EagerTrainer
 from libai.engine.events.events import EventStorage, get_event_storage
 from libai.engine.events.throughput import Throughput
 from libai.engine.events.writers import LogRecord, RunInfo, Writer
-from libai.engine.loop.hook_base import HookBase
-from libai.engine.loop.metrics import NonFiniteLoss
-from libai.engine.loop.trainer_base import StopTraining, TrainerBase
+from libai.engine.graph import GraphTrainer
+from libai.engine.hook_base import HookBase
+from libai.engine.loop import StopTraining, TrainerBase
+from libai.engine.metrics import NonFiniteLoss
 from libai.engine.run.result import TrainResult
 from libai.engine.run.run import Run
 from libai.engine.run.setup import default_setup
 from libai.engine.setup.batch_plan import BatchPlan
-from libai.engine.trainer.checkpointer import TrainerCheckpointer
-from libai.engine.trainer.eager import EagerTrainer
-from libai.engine.trainer.graph import GraphTrainer
 from libai.engine.verify.parity import check_parity
 from libai.engine.verify.report import ParityReport
 from libai.forward.contract import ModelContractError

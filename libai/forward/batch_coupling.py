@@ -3,7 +3,7 @@
 A trial on a copy of the model: samples are exchanged between batches of the same size, in which every sample appears
 equally often in all. A loss that is a mean does not notice, and neither do its gradients. No batch is smaller than the
 one of training, because OneFlow 0.9 ends the process for some operations then (a top-k of more than there is). What
-follows from the answer is the business of `libai.engine.trainer.batch_scope`.
+follows from the answer is the business of `libai.engine.rehearsal.batch_scope`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import toy
 
+from libai.engine.options import TrainOptions
 from libai.engine.run.find_lr import find_lr, find_lr_of_run
-from libai.engine.trainer.options import TrainOptions
 from libai.utils.errors import UserError
 
 

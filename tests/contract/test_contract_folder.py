@@ -15,8 +15,8 @@ from contract_runs import make_config, make_run, tree
 from libai import checkpoint
 from libai.config import LazyCall, LazyConfig, validate
 from libai.engine import Run, default_setup
+from libai.engine.hook_base import HookBase
 from libai.engine.hooks import CallbackHook
-from libai.engine.loop.hook_base import HookBase
 from libai.engine.run.earlier_runs import find_run
 from libai.launch.guard import run_guarded
 from libai.utils.errors import OutputLostError, UserError

@@ -12,7 +12,7 @@ from oneflow import nn
 
 from libai.engine.events.events import get_event_storage
 from libai.engine.hooks import CallbackHook
-from libai.engine.loop.trainer_base import StopTraining
+from libai.engine.loop import StopTraining
 from libai.utils.errors import UserError
 
 

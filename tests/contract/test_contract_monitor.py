@@ -11,9 +11,9 @@ import oneflow as flow
 import pytest
 import toy
 
+from libai.engine.hook_base import StopTraining
 from libai.engine.hooks import CallbackHook, LossSpikeHook
-from libai.engine.loop.hook_base import StopTraining
-from libai.engine.trainer.bad_losses import LossSpike
+from libai.engine.hooks.bad_losses import LossSpike
 from libai.utils.errors import UserError
 
 pytestmark = pytest.mark.e2e

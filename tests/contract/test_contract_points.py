@@ -6,8 +6,8 @@ import contract_runs
 import numpy as np
 import pytest
 
+from libai.engine.hook_base import EveryEpoch
 from libai.engine.hooks import CallbackHook
-from libai.engine.loop.periods import EveryEpoch
 from libai.utils.errors import UserError
 
 pytestmark = pytest.mark.e2e

@@ -10,7 +10,7 @@ import pytest
 import toy
 from oneflow.optim import SGD
 
-import libai.engine.loop.trainer_base as trainer_module
+import libai.engine.loop as trainer_module
 from libai.engine.hooks import CallbackHook
 
 pytestmark = pytest.mark.e2e

@@ -10,8 +10,8 @@ import toy
 from contract_runs import weights
 
 from libai import checkpoint
+from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.hooks import CallbackHook, EMAHook
-from libai.engine.trainer.checkpointer import TrainerCheckpointer
 from libai.utils.errors import UserError
 
 pytestmark = pytest.mark.e2e

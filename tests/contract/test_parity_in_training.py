@@ -12,11 +12,11 @@ from oneflow import nn
 
 from libai.config import LazyCall, validate
 from libai.engine import Run, default_setup
+from libai.engine import trainer as trainer_module
 from libai.engine.compiled.graphs import StepInputs
 from libai.engine.hooks import CallbackHook, RehearsalHook
 from libai.engine.rehearsal import reference
 from libai.engine.rehearsal.rehearsal import NotTheSame
-from libai.engine.trainer import model_trainer
 from libai.layers import Dropout
 from libai.patches.internals import is_tracing
 from libai.utils.distributed import get_rank
@@ -187,7 +187,7 @@ def test_a_wrong_gradient_in_mid_run_is_refused(every):
 
 
 def test_another_precision_is_not_compared(monkeypatch):
-    monkeypatch.setattr(model_trainer, "AMP_DEVICES", ("cpu",))
+    monkeypatch.setattr(trainer_module, "AMP_DEVICES", ("cpu",))
     model = toy.Classifier()
     trainer = toy.trainer_of("graph", model, toy.batches(2), toy.optimizer_of("sgd", model), amp="fp16")
     trainer.register_hooks([RehearsalHook(1)])

@@ -30,7 +30,7 @@ def leg(folder: Path, mesh: tuple[int, int, int], mode: str) -> list[float]:
     from mesh_cases import CLIPPED, Planned, build_trainer, plain, record
 
     from libai.data import build_train_loader
-    from libai.engine.trainer.checkpointer import TrainerCheckpointer
+    from libai.engine.checkpointer import TrainerCheckpointer
     from libai.parallel import Mesh
 
     case = replace(plain(dropout=0.1), max_norm=CLIPPED)

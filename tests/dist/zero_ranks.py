@@ -26,9 +26,9 @@ from oneflow import nn  # noqa: E402
 from parity_cases import Case, Difference, Result, compare, grouped, plain_loop  # noqa: E402
 
 from libai.engine import EagerTrainer, GraphTrainer  # noqa: E402
-from libai.engine.trainer.checkpointer import TrainerCheckpointer  # noqa: E402
+from libai.engine.checkpointer import TrainerCheckpointer  # noqa: E402
 from libai.engine.hooks import CallbackHook  # noqa: E402
-from libai.engine.trainer.model_trainer import TRAINERS  # noqa: E402
+from libai.engine.trainer import TRAINERS  # noqa: E402
 from libai.models import GPT  # noqa: E402
 from libai.parallel import Mesh, named_tensors, full_tensor  # noqa: E402
 from libai.utils.distributed import all_reduce, barrier, broadcast_object, get_rank, get_world_size  # noqa: E402

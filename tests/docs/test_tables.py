@@ -36,8 +36,7 @@ from libai.config import load_config
 from libai.config.settings import schema
 from libai.config.settings.errors import ConfigError
 from libai.data import build_train_loader
-from libai.engine.loop.hook_base import HOOK_POINTS
-from libai.engine.loop.periods import EveryEpoch
+from libai.engine.hook_base import HOOK_POINTS, EveryEpoch
 from libai.utils.errors import UserError
 from libai.utils.logging import reset_logging
 

@@ -9,9 +9,9 @@ import pytest
 import toy
 from test_support import make_run
 
+from libai.engine import trainer as trainer_module
 from libai.engine.hooks import CallbackHook
 from libai.engine.setup.support import amp_dtype
-from libai.engine.trainer import model_trainer
 from libai.optim import LossScaling
 from libai.utils.errors import UserError
 
@@ -22,7 +22,7 @@ LARGE = LossScaling(init_scale=2.0**120, growth_interval=2)
 @pytest.fixture(autouse=True)
 def _amp_on_cpu(monkeypatch):
     """On CPU autocast does nothing but warn; the compiled job says what a CUDA device would do."""
-    monkeypatch.setattr(model_trainer, "AMP_DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(trainer_module, "AMP_DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(flow, "autocast", lambda *_, **__: contextlib.nullcontext())
 
 

@@ -11,9 +11,9 @@ import pytest
 import toy
 
 from libai import checkpoint
+from libai.engine.checkpointer import TrainerCheckpointer, find_checkpoint
 from libai.engine.hooks import BestCheckpointHook, CallbackHook, CheckpointHook, RandomStateHook
 from libai.engine.run.run_folder import require_checkpoint
-from libai.engine.trainer.checkpointer import TrainerCheckpointer, find_checkpoint
 from libai.utils.errors import UserError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from libai.engine.loop.data_feed import DataFeed
+from libai.engine.data_feed import DataFeed
 
 
 class Counting:

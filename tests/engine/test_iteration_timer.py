@@ -7,8 +7,7 @@ import toy
 
 from libai.engine.events.writers import Writer
 from libai.engine.hooks import CallbackHook, CheckpointHook, EvalHook, IterationTimer, WriterHook
-from libai.engine.loop.trainer_base import StopTraining
-from libai.engine.loop.training_clock import TrainingClock
+from libai.engine.loop import StopTraining, TrainingClock
 
 
 class Recording(Writer):

@@ -13,8 +13,9 @@ import oneflow as flow
 from parity_cases import OPTIMIZERS, Case
 from parity_variants import ADAMW, MOMENTUM, SCHEDULES, VARIANTS, MeanOfMeans
 
-from libai.engine.trainer import gradients, model_trainer
-from libai.engine.trainer.batch_scope import BatchScope
+from libai.engine import gradients
+from libai.engine import trainer as trainer_module
+from libai.engine.rehearsal.batch_scope import BatchScope
 from libai.parallel import batch_statistics, data_parallel
 from libai.parallel.data_parallel import FlatReduction, OneFlowDDP
 
@@ -71,7 +72,7 @@ def controls() -> Iterator[Planned]:
     yield control(
         "batch statistics of one rank",
         VARIANTS["batch_norm"],
-        fault=lambda: mock.patch.object(model_trainer, "share_batch_statistics", lambda layers: None),
+        fault=lambda: mock.patch.object(trainer_module, "share_batch_statistics", lambda layers: None),
     )
     yield control("dropout masks that repeat on every rank", VARIANTS["dropout"], ("eager",), _same_masks)
 
@@ -112,4 +113,4 @@ def _same_masks() -> AbstractContextManager[Any]:
     return mock.patch.object(gradients, "random_context", lambda key, rank: opened(key, 0))
 
 
-assert batch_statistics.share_batch_statistics is model_trainer.share_batch_statistics  # what a control replaces
+assert batch_statistics.share_batch_statistics is trainer_module.share_batch_statistics  # what a control replaces

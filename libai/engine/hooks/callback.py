@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from libai.engine.loop.hook_base import HOOK_POINTS, STEP_POINTS, HookBase
+from libai.engine.hook_base import HOOK_POINTS, STEP_POINTS, HookBase
 
 Function = Callable[..., None]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 
 from libai.checkpoint import CheckpointError
-from libai.engine.loop.hook_base import HookBase
-from libai.engine.loop.metrics import NonFiniteLoss
-from libai.engine.loop.periods import Period, is_due
-from libai.engine.trainer.checkpointer import TrainerCheckpointer
+from libai.engine.checkpointer import TrainerCheckpointer
+from libai.engine.hook_base import HookBase, Period, is_due
+from libai.engine.metrics import NonFiniteLoss
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import OutputLostError
 

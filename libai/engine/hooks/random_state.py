@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
-from libai.engine.loop.hook_base import HookBase
+from libai.engine.hook_base import HookBase
 from libai.layers.random import fold
 from libai.utils.distributed import any_rank, gather_objects, get_rank
 from libai.utils.seeding import seed_everything

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from libai.engine.loop.hook_base import HookBase
+from libai.engine.hook_base import HookBase
 from libai.engine.rehearsal.reference import reference_of
 from libai.engine.rehearsal.rehearsal import can_compare, is_own_update, require_same, why_not
 from libai.utils.errors import UserError

@@ -17,7 +17,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.rehearsal.snapshot import Snapshot
+from libai.engine.snapshot import Snapshot
 from libai.forward.python_state import (
     PACKAGES,
     SharedState,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from libai.engine.loop.metrics import StepResult
+from libai.engine.metrics import StepResult
 from libai.optim import clip_grad_norm, clip_grad_value, export_state, import_state
 
 

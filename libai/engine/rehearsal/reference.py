@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
-from libai.engine.loop.metrics import StepResult
+from libai.engine.metrics import StepResult
 from libai.engine.rehearsal.kept import everything_kept, stock_dropout_off
 from libai.engine.rehearsal.one_process import as_one_process, whole_batches
 from libai.engine.rehearsal.op_by_op import update_op_by_op

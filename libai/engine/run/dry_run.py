@@ -15,7 +15,7 @@ import numpy as np
 
 from libai import checkpoint
 from libai.engine.events.throughput import memory_gb
-from libai.engine.loop.metrics import NonFiniteLoss
+from libai.engine.metrics import NonFiniteLoss
 from libai.engine.rehearsal.kept import rolled_back
 from libai.engine.run.report import describe_length, start_banner
 from libai.engine.setup.summary import parameter_table

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from libai.engine.loop.metrics import NonFiniteLoss
+from libai.engine.metrics import NonFiniteLoss
 from libai.engine.rehearsal.kept import rolled_back
 from libai.scheduler import initial_lrs
 from libai.utils.atomic import atomic_write_text
@@ -24,9 +24,9 @@ from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from libai.engine.loop.data_feed import DataFeed
+    from libai.engine.data_feed import DataFeed
     from libai.engine.run.run import Run
-    from libai.engine.trainer.model_trainer import ModelTrainer
+    from libai.engine.trainer import ModelTrainer
 
 #: the loss counts as diverged above so many times its minimum, both smoothed
 DIVERGED = 4.0

@@ -19,11 +19,12 @@ import oneflow as flow
 from libai import checkpoint
 from libai.config import RunConfig, batch_sizes_of, combinations, validate
 from libai.config.settings.other_names import member_meant
+from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.events.console import bar_while_preparing, format_eval_lines
 from libai.engine.events.writers import LogRecord
 from libai.engine.hooks import IterationTimer
 from libai.engine.hooks.evaluation.eval_metric import chosen_metric, look_for
-from libai.engine.loop.trainer_base import Interrupted
+from libai.engine.loop import Interrupted
 from libai.engine.run import modes
 from libai.engine.run.default_hooks import default_hooks, default_writers
 from libai.engine.run.dry_run import dry_run
@@ -33,8 +34,7 @@ from libai.engine.run.result import TrainResult, load_best, result_of
 from libai.engine.run.run_folder import RunFolder, require_checkpoint, saved_seed
 from libai.engine.setup import build
 from libai.engine.setup.batch_plan import BatchPlan
-from libai.engine.trainer.checkpointer import TrainerCheckpointer
-from libai.engine.trainer.model_trainer import TRAINERS, ModelTrainer
+from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.launch.startup import StartupTimes
 from libai.launch.stop import STOP, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
 from libai.layers.lora import ADAPTER

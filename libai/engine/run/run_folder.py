@@ -21,8 +21,8 @@ from typing import Any
 
 from libai import checkpoint
 from libai.checkpoint.manifest import STATE
+from libai.engine import checkpointer
 from libai.engine.run.earlier_runs import ENV_FILE, RUN_FILE, find_run, move_aside, move_newer_aside, recorded_run
-from libai.engine.trainer import checkpointer
 from libai.utils.atomic import atomic_write_text, read_json
 from libai.utils.distributed import barrier, get_rank, result_of_rank_0
 from libai.utils.errors import OutputLostError, UserError

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from libai.config import BatchSizes
 from libai.config.settings.fields import LARGEST
-from libai.engine.loop.periods import EveryEpoch, Period
+from libai.engine.hook_base import EveryEpoch, Period
 from libai.utils.errors import UserError
 
 

@@ -17,7 +17,7 @@ from libai.config import fill_unset, instantiate
 from libai.config.instantiation import TARGET, accepts, describe, target_of
 from libai.config.settings.errors import did_you_mean
 from libai.config.validation import calls_by_dataset
-from libai.engine.loop.check_parts import (
+from libai.engine.check_parts import (
     check_batch_memory,
     check_evaluator,
     check_hook,
@@ -26,14 +26,14 @@ from libai.engine.loop.check_parts import (
     check_optimizer,
     check_schedule,
 )
-from libai.engine.loop.hook_base import HookBase
+from libai.engine.hook_base import HookBase
+from libai.engine.options import TrainOptions
 from libai.engine.setup.batch_plan import BatchPlan
 from libai.engine.setup.freezing import freeze
 from libai.engine.setup.layer_sizes import checked_sizes
 from libai.engine.setup.overfit import RepeatedBatches
 from libai.engine.setup.support import amp_dtype
-from libai.engine.trainer.model_trainer import TRAINERS, ModelTrainer
-from libai.engine.trainer.options import TrainOptions
+from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.layers import add_lora, synchronize_batch_norms
 from libai.optim import LossScaling, Optimizers, auto_scale_lr, get_param_groups
 from libai.parallel import Mesh

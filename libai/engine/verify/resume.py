@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from libai import checkpoint
+from libai.engine.hook_base import HookBase
 from libai.engine.hooks import RandomStateHook
-from libai.engine.loop.hook_base import HookBase
 from libai.engine.run.run import Run
 from libai.launch.stop import STOP
 from libai.scheduler import load_scheduler_state, scheduler_state

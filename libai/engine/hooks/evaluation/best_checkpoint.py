@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.hooks.evaluation.eval_metric import MetricHook
-from libai.engine.trainer.checkpointer import TrainerCheckpointer
 
 
 class BestCheckpointHook(MetricHook):

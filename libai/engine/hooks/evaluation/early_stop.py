@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from libai.engine.hooks.evaluation.eval_metric import MetricHook
-from libai.engine.loop.trainer_base import StopTraining
+from libai.engine.loop import StopTraining
 
 
 class EarlyStopHook(MetricHook):

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from libai.config.settings.errors import did_you_mean
 from libai.config.settings.sections import Evaluation
-from libai.engine.loop.hook_base import HookBase
+from libai.engine.hook_base import HookBase
 from libai.evaluation import MeanLossEvaluator
 from libai.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from libai.engine.trainer.model_trainer import ModelTrainer
+    from libai.engine.trainer import ModelTrainer
 
 
 def chosen_metric(evaluation: Evaluation) -> tuple[str | None, str]:

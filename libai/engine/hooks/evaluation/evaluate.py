@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from libai.engine.loop.hook_base import HookBase
-from libai.engine.loop.periods import Period, is_due
+from libai.engine.hook_base import HookBase, Period, is_due
 
 
 class EvalHook(HookBase):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from libai.engine.events.throughput import Throughput
-from libai.engine.loop.hook_base import HookBase
+from libai.engine.hook_base import HookBase
 
 
 class IterationTimer(HookBase):

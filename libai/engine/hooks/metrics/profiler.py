@@ -9,7 +9,7 @@ import pstats
 from pathlib import Path
 from typing import Any
 
-from libai.engine.loop.hook_base import HookBase
+from libai.engine.hook_base import HookBase
 from libai.utils.distributed import get_rank
 
 logger = logging.getLogger("libai.engine")

@@ -9,9 +9,8 @@ import numpy as np
 
 from libai.engine.events.throughput import memory_gb
 from libai.engine.events.writers import LogRecord, Writer, close_all
+from libai.engine.hook_base import HookBase, Period, is_due
 from libai.engine.hooks.metrics.iteration_timer import IterationTimer
-from libai.engine.loop.hook_base import HookBase
-from libai.engine.loop.periods import Period, is_due
 from libai.patches.openblas import tell_of_busy_cores
 from libai.utils.distributed import all_reduce, is_main_process
 

@@ -17,17 +17,16 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
+from libai.engine.check_parts import check_arguments, check_metrics, check_sums
 from libai.engine.compiled.build_errors import explain_forward_error
-from libai.engine.loop.check_parts import check_arguments, check_metrics, check_sums
-from libai.engine.loop.loop_state import LoopState
-from libai.engine.loop.metrics import StepResult, require_same_names, to_numbers
-from libai.engine.loop.trainer_base import TrainerBase
+from libai.engine.gradients import Batch, Gradients
+from libai.engine.hooks.bad_losses import BadLossHook
+from libai.engine.hooks.ema import EMAHook
+from libai.engine.loop import LoopState, TrainerBase
+from libai.engine.metrics import StepResult, require_same_names, to_numbers
+from libai.engine.optimizer_state import OptimizerState
+from libai.engine.options import TrainOptions
 from libai.engine.rehearsal.rehearsal import can_compare, look_ahead, require_same
-from libai.engine.trainer.bad_losses import BadLossHook
-from libai.engine.trainer.ema import EMAHook
-from libai.engine.trainer.gradients import Batch, Gradients
-from libai.engine.trainer.optimizer_state import OptimizerState
-from libai.engine.trainer.options import TrainOptions
 from libai.forward.contract import as_batch_dict, read_losses, structured
 from libai.forward.same_on_ranks import refuse_different_forwards
 from libai.forward.state import Facts, note_unsaved_buffers

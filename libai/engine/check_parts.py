@@ -18,7 +18,7 @@ from libai.config import batch_sizes_of
 from libai.config.optimizer_numbers import OPTIONS, wrong_number
 from libai.data.loading.batches import BatchReader
 from libai.engine.events.writers import Writer
-from libai.engine.loop.hook_base import HookBase
+from libai.engine.hook_base import HookBase
 from libai.utils.errors import UserError
 from libai.utils.sizes import available_bytes, format_bytes
 

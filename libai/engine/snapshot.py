@@ -7,7 +7,7 @@ from typing import Any
 
 import oneflow as flow
 
-from libai.engine.loop.hook_base import HookBase
+from libai.engine.hook_base import HookBase
 from libai.scheduler import load_scheduler_state, scheduler_state
 
 

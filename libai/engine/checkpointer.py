@@ -13,8 +13,8 @@ from libai import __version__, checkpoint
 from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, on_rank_0
 from libai.checkpoint.shards import cut_shards
 from libai.checkpoint.strict_json import dump_json
-from libai.engine.loop.hook_base import HookBase, keyed
-from libai.engine.loop.trainer_base import TrainerBase
+from libai.engine.hook_base import HookBase, keyed
+from libai.engine.loop import TrainerBase
 from libai.scheduler import load_scheduler_state, scheduler_state
 from libai.utils.atomic import point_link
 from libai.utils.distributed import get_world_size, is_main_process, result_of_rank_0
@@ -22,7 +22,7 @@ from libai.utils.errors import UserError
 from libai.utils.rank_notes import phase
 
 if TYPE_CHECKING:
-    from libai.engine.trainer.model_trainer import ModelTrainer
+    from libai.engine.trainer import ModelTrainer
 
 logger = logging.getLogger("libai.engine")
 Best = tuple[str, float]

@@ -19,15 +19,15 @@ from libai.engine.compiled.build_errors import GraphBuildError, explain_build_er
 from libai.engine.compiled.graphs import EvalGraph, StepInputs, TrainGraph
 from libai.engine.compiled.guards import Guards, refuse_own_update
 from libai.engine.compiled.memory import warn_if_too_large
+from libai.engine.compiled.own_graph import MakeGraph, OwnGraph, refuse_options
 from libai.engine.compiled.traced_state import refuse_changed_parameters, same_buffers, write_buffers
-from libai.engine.loop.metrics import Shares, StepResult
+from libai.engine.gradients import Batch, map_shares
+from libai.engine.metrics import Shares, StepResult
+from libai.engine.optimizer_state import GraphOptimizerState
 from libai.engine.rehearsal.kept import forward_rolled_back, python_kept
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.rehearsal import facts_of
-from libai.engine.trainer.gradients import Batch, map_shares
-from libai.engine.trainer.model_trainer import TRAINERS, ModelTrainer
-from libai.engine.trainer.optimizer_state import GraphOptimizerState
-from libai.engine.trainer.own_graph import MakeGraph, OwnGraph, refuse_options
+from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.forward.contract import as_batch_dict
 from libai.forward.indices.check import NOTHING
 from libai.forward.state import Facts, local_values, own_buffers
@@ -51,8 +51,8 @@ class GraphTrainer(ModelTrainer):
     """`ModelTrainer` that compiles the whole update; in a multi-process job parameters and batches are global tensors.
 
     Input shapes are frozen when the graph is compiled, before the first update. `train_graph(model, optimizer)`: an
-    `nn.Graph` of your own whose call makes the update (`libai.engine.trainer.own_graph`). `graph`: the compiled update;
-    None before.
+    `nn.Graph` of your own whose call makes the update (`libai.engine.compiled.own_graph`). `graph`: the compiled
+    update; None before.
     """
 
     mode = "graph"

@@ -15,8 +15,8 @@ from typing import Any
 import oneflow as flow
 
 from libai.engine.compiled.build_errors import explain_forward_error
-from libai.engine.loop.metrics import StepResult
-from libai.engine.trainer.batch_scope import BatchScope
+from libai.engine.metrics import StepResult
+from libai.engine.rehearsal.batch_scope import BatchScope
 from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss, weighted_total
 from libai.forward.in_place import values_kept
 from libai.forward.indices.check import IndexCheck

@@ -16,12 +16,11 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
-from libai.engine.loop.data_feed import num_bytes
-from libai.engine.loop.hook_base import HookBase
-from libai.engine.loop.metrics import LossPolicy, NonFiniteLoss
-from libai.engine.loop.periods import Period, is_due
+from libai.engine.data_feed import num_bytes
+from libai.engine.hook_base import HookBase, Period, is_due
+from libai.engine.metrics import LossPolicy, NonFiniteLoss
 from libai.engine.rehearsal.kept import forward_rolled_back
-from libai.engine.rehearsal.snapshot import Snapshot
+from libai.engine.snapshot import Snapshot
 from libai.forward.first_non_finite import find_first_non_finite, weights_are_finite
 from libai.scheduler import has_state
 from libai.utils.distributed import is_main_process

@@ -17,7 +17,7 @@ from libai.engine.compiled.build_errors import explain_build_error
 from libai.engine.compiled.guards import Guards
 from libai.engine.compiled.reads import Reads
 from libai.engine.compiled.tracing import tracing
-from libai.engine.loop.metrics import StepResult
+from libai.engine.metrics import StepResult
 from libai.parallel.batch_statistics import count_batches
 from libai.patches.compiled_graph import garbage_kept
 from libai.patches.launch_race import protect_graph_launches

@@ -7,19 +7,20 @@ results to numbers); everything that happens around them is the same for every t
 from __future__ import annotations
 
 import logging
+import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from libai.config.settings.other_names import member_meant
+from libai.engine.check_parts import check_iterations
+from libai.engine.data_feed import DataFeed
 from libai.engine.events.events import EventStorage
-from libai.engine.loop.check_parts import check_iterations
-from libai.engine.loop.data_feed import DataFeed
-from libai.engine.loop.hook_base import EPOCH_POINTS, HOOK_POINTS, HookBase, Interrupted, StopTraining, keyed
-from libai.engine.loop.loop_state import LoopState
-from libai.engine.loop.metrics import MAX_PENDING_RESULTS, StepResult
-from libai.engine.loop.periods import EveryEpoch
-from libai.launch.stop import STOP
+from libai.engine.hook_base import EPOCH_POINTS, HOOK_POINTS, EveryEpoch, HookBase, Interrupted, StopTraining, keyed
+from libai.engine.metrics import MAX_PENDING_RESULTS, PendingMetrics, StepResult
+from libai.forward.flops import FlopCounter
+from libai.launch.stop import STOP, Agreement
 from libai.patches.threads import quick_thread_switches
 from libai.utils.disk import is_full_disk
 from libai.utils.distributed import get_rank, get_world_size, is_main_process
@@ -33,6 +34,115 @@ logger = logging.getLogger("libai.engine")
 _STOP_OF_MAIN = "stop of the main rank"
 #: how long a thread waits for the interpreter's lock before it asks for it
 SWITCH_SECONDS = 1e-4
+
+
+class TrainingClock:
+    """Counts seconds inside of `running()` blocks and stands still inside of `paused()` ones; blocks may be nested.
+
+    Args:
+        now: gives seconds from any fixed moment.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter):
+        self._now = now
+        self._counted = 0.0
+        self._since: float | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """True while the time counts."""
+        return self._since is not None
+
+    @property
+    def seconds(self) -> float:
+        """What was counted so far."""
+        return self._counted if self._since is None else self._counted + self._now() - self._since
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time of the block."""
+        with self._set(True):
+            yield
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time of the block."""
+        with self._set(False):
+            yield
+
+    @contextmanager
+    def _set(self, is_running: bool) -> Iterator[None]:
+        before = self.is_running
+        self._turn(is_running)
+        try:
+            yield
+        finally:
+            self._turn(before)
+
+    def _turn(self, is_running: bool) -> None:
+        self._counted = self.seconds
+        self._since = self._now() if is_running else None
+
+
+class LoopState:
+    """Who may stop the loop, the time that it has taken, and the results that nobody has fetched yet.
+
+    Args:
+        device: "cpu" or "cuda".
+        wait_for_device: waits until everything that was launched is done.
+
+    Attributes:
+        agreement: how all ranks come to act on something in the same iteration.
+        clock: the time spent on training, see `not_training`.
+        metrics: results of updates, until they are fetched, and the numbers of the latest one.
+        rates: learning rates that the latest update has used, by tag.
+        calls_at: what the hooks do at each point, in order.
+        result: what the latest update gave, on the device: a `StepResult`.
+        epoch: how many iterations a pass over the data takes, where that is known.
+        failure: what `train` raised, when it failed.
+        is_mode_final: false while the mode may still change: hooks are then judged when training starts.
+        events: state of the `EventStorage` from a checkpoint, until training begins.
+        flops: of the first forward.
+        generation: how often the state was replaced by anything but an update; an older copy of it cannot be put back.
+        unfinished_hooks: the keys of the hooks whose `after_step` was cut short.
+    """
+
+    def __init__(self, device: str = "cpu", wait_for_device: Callable[[], None] = lambda: None):
+        self.device, self.wait_for_device = device, wait_for_device
+        self.agreement = Agreement()
+        self.clock = TrainingClock()
+        self.metrics = PendingMetrics()
+        self.rates: dict[str, float] = {}
+        self.calls_at: dict[str, list[Callable[..., None]]] = {point: [] for point in HOOK_POINTS}
+        self.result: Any = None
+        self.epoch: EveryEpoch | None = None
+        self.failure: BaseException | None = None
+        self.is_mode_final = True
+        self.is_pausing = False
+        self.events: Mapping[str, Any] | None = None
+        self.unfinished_hooks: list[str] = []
+        self.flops = FlopCounter()
+        self.generation = 0
+
+    def call_hooks(self, point: str, *arguments: Any) -> None:
+        """Run every hook that does something at `point`, one of `HOOK_POINTS`."""
+        for call in self.calls_at[point]:
+            call(*arguments)
+
+    def pause(self) -> None:
+        """Leave the loop after the present iteration, without `after_train`; the trainer's `status` is then "paused".
+
+        Meant for `after_step`. `train` continues, in this mode or, after `switch_to`, in the other.
+        """
+        self.is_pausing = True
+
+    @contextmanager
+    def not_training(self) -> Iterator[None]:
+        """Leave the time of the block out of the throughput: an evaluation, a save. The updates launched before are
+        waited for first, because their time is training's."""
+        self.wait_for_device()
+        with self.clock.paused():
+            yield
 
 
 class TrainerBase:

@@ -138,7 +138,7 @@ class NonFiniteLoss(FloatingPointError):
 class LossPolicy:
     """The reaction of a loop to a bad loss, one that is not finite or a spike. This one ends training.
 
-    `spikes`: judges finite losses, where that was asked for: a `LossSpikes` of `libai.engine.trainer.bad_losses`.
+    `spikes`: judges finite losses, where that was asked for: a `LossSpikes` of `libai.engine.hooks.bad_losses`.
     """
 
     spikes: Any = None

@@ -11,11 +11,11 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.loop.data_feed import num_bytes
-from libai.engine.loop.metrics import StepResult
-from libai.engine.trainer.gradients import Batch
-from libai.engine.trainer.model_trainer import TRAINERS, ModelTrainer
-from libai.engine.trainer.optimizer_state import OptimizerState
+from libai.engine.data_feed import num_bytes
+from libai.engine.gradients import Batch
+from libai.engine.metrics import StepResult
+from libai.engine.optimizer_state import OptimizerState
+from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.forward.contract import read_losses
 from libai.forward.python_state import switches_of
 from libai.forward.state import Facts, with_line

@@ -41,7 +41,7 @@ class TrainOptions:
         loss_scaling: with fp16.
         gradient_reduction: how eager data-parallel ranks average their gradients, see `EagerTrainer`.
         detect_anomalous_params: log the trainable parameters that the first iteration's losses do not reach.
-        non_finite: "raise", "skip" or "rollback", see `libai.engine.trainer.bad_losses`.
+        non_finite: "raise", "skip" or "rollback", see `libai.engine.hooks.bad_losses`.
         keeps_copy: keep a second copy of the state on the device, so that with "raise" a bad update can be undone and
             explained; "skip" and "rollback" keep one anyway.
         ema_decay: keep an exponential moving average of the weights with this decay, with which the model is evaluated;
@@ -50,7 +50,7 @@ class TrainOptions:
             (`libai.engine.rehearsal`); None: 3 in graph mode and on several ranks, 1 otherwise.
         deterministic: make the first update twice from the same state and refuse a model for which it differs.
         batch_scope: what operations over the samples see where data-parallel ranks are several: "global", the batches
-            of all of them, as in one process, or "rank" (`libai.engine.trainer.batch_scope`).
+            of all of them, as in one process, or "rank" (`libai.engine.rehearsal.batch_scope`).
     """
 
     num_accumulation_steps: int = 1

@@ -5,12 +5,44 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from libai.engine.loop.metrics import NonFiniteLoss
+from libai.engine.metrics import NonFiniteLoss
 from libai.utils.errors import UserError, first_line
 
 logger = logging.getLogger("libai.engine")
+
+
+@dataclass(frozen=True)
+class EveryEpoch:
+    """Due after the iteration in which a pass over the data ends; an iteration may hold the end of one and the
+    beginning of the next."""
+
+    samples_per_epoch: int
+    samples_per_iter: int
+
+    def ends(self, completed: int) -> bool:
+        """Whether a pass ended in the last of `completed` iterations."""
+        seen = completed * self.samples_per_iter
+        return seen // self.samples_per_epoch > (seen - self.samples_per_iter) // self.samples_per_epoch
+
+    def begins(self, iteration: int) -> bool:
+        """Whether a pass begins in the 0-based `iteration`, with its first sample or a later one."""
+        first = iteration * self.samples_per_iter
+        return -first % self.samples_per_epoch < self.samples_per_iter
+
+
+#: a number of iterations (0: never), or every epoch
+Period = int | EveryEpoch
+
+
+def is_due(period: Period, completed: int) -> bool:
+    """Whether something with this period is due once `completed` iterations are made."""
+    if isinstance(period, int):
+        return period > 0 and completed % period == 0
+    return period.ends(completed)
+
 
 STEP_POINTS = ("before_step", "before_update", "after_backward", "after_step")
 EPOCH_POINTS = ("before_epoch", "after_epoch")

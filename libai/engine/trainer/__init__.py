@@ -1,1 +1,0 @@
-"""The eager and the graph trainer, and what both share."""

@@ -21,4 +21,3 @@ train.checkpointer.period = 1000
 train.evaluation.eval_period = 500
 train.evaluation.evaluators = {"accuracy": LazyCall("libai.evaluation.ClassificationEvaluator")(topk=[1, 5])}
 train.evaluation.eval_metric = "val/accuracy"
-train.evaluation.eval_mode = "max"

@@ -20,4 +20,3 @@ train.checkpointer.period = 150
 train.evaluation.eval_period = 100
 train.evaluation.evaluators = {"accuracy": LazyCall("libai.evaluation.ClassificationEvaluator")(topk=[1])}
 train.evaluation.eval_metric = "val/accuracy"
-train.evaluation.eval_mode = "max"

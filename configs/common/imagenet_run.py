@@ -22,4 +22,3 @@ train.checkpointer.period = 5000
 train.evaluation.eval_period = 5000
 train.evaluation.evaluators = {"accuracy": LazyCall("libai.evaluation.ClassificationEvaluator")(topk=[1, 5])}
 train.evaluation.eval_metric = "val/accuracy"
-train.evaluation.eval_mode = "max"

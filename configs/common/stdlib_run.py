@@ -20,4 +20,3 @@ train.checkpointer.period = 200
 train.evaluation.eval_period = 200
 train.evaluation.evaluators = {"perplexity": LazyCall("libai.evaluation.PerplexityEvaluator")()}
 train.evaluation.eval_metric = "val/loss"
-train.evaluation.eval_mode = "min"

@@ -77,9 +77,9 @@ def refused(run: Any) -> list[str]:
             "train.evaluation.eval_metric and train.checkpointer.enabled=true.",
         ),
         (
-            (metric or "").startswith("-"),
+            (metric or "").startswith("-" if evaluation.eval_mode == "max" else "+"),
             ["train.evaluation.eval_mode"],
-            " cannot be kept: the sign of train.evaluation.eval_metric says that smaller is better. Leave one of them "
+            f" cannot be kept: the sign of train.evaluation.eval_metric={metric} says the opposite. Leave one of them "
             "out.",
         ),
         (

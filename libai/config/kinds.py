@@ -31,7 +31,6 @@ def wrong_kind(target: Callable[..., Any], wanted: str, place: str) -> str:
     bases = inspect.getmro(target) if inspect.isclass(target) else ()
     named = [(base.__module__.partition(".")[0], base.__name__) for base in bases]
     found = [_BASES[name] for name in named if name in _BASES]
-    is_metric = wanted == "an evaluator" and "a module" in found  # which may be a module
-    if not found or not wanted or wanted in found or is_metric:
+    if not found or not wanted or wanted in found:
         return ""
     return f"{place}: {describe(target)} is {found[0]}, not {wanted}. Use one such as {_EXAMPLES[wanted]}."

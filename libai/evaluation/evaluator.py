@@ -1,4 +1,4 @@
-"""What an evaluator is: additive sums of one batch, and metrics from the sums of all batches and ranks.
+"""The evaluator protocol: additive sums of one batch, and metrics from the sums of all batches and ranks.
 
 Sums are float64 and hold exact integers for counts, so the result does not depend on batch size, ranks or order.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from libai.utils.errors import UserError
 
-Sums = dict[str, Any]  # name -> float, float64 array or list of arrays; added (joined) over batches and ranks
+Sums = dict[str, Any]  # name -> float or float64 array; added over batches and ranks
 
 
 class EvaluatorError(UserError):
@@ -24,7 +24,13 @@ class Evaluator:
     """Base of all evaluators. Stateless: the caller adds the sums.
 
     `process` sees the local tensors (OneFlow or NumPy) of one batch, `compute` the sums over all of them.
+
+    Attributes:
+        directions: metric → "min" or "max", the better direction of the metrics that `compute` returns. A metric that
+            no evaluator lists needs a sign in `train.evaluation.eval_metric`.
     """
+
+    directions: Mapping[str, str] = {}
 
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
         """Additive sums of one batch: the same keys for every batch, each value a float or an array of fixed shape."""
@@ -54,44 +60,31 @@ def add_sums(total: Sums, sums: Sums) -> Sums:
 
 
 def evaluators_of(evaluators: Mapping[str, Any], dataset: str) -> dict[str, Any]:
-    """Those of `evaluators` that judge `dataset`: all, but for names such as `other/accuracy` of another data set."""
+    """Evaluators that judge `dataset`: all except those named `other/accuracy` after another data set."""
     return {name: each for name, each in evaluators.items() if name.rpartition("/")[0] in ("", dataset)}
 
 
+def directions_of(evaluators: Mapping[str, Any], dataset: str) -> dict[str, str]:
+    """Map `<dataset>/<metric>` to "min" or "max", its better direction, where an evaluator lists it."""
+    directions = {}
+    for evaluator in evaluators_of(evaluators, dataset).values():
+        for name, direction in getattr(evaluator, "directions", {}).items():
+            directions[f"{dataset}/{name}"] = direction
+    return directions
+
+
 def reduce_sums(sums: Sums) -> Sums:
-    """Add the sums over all ranks, and join lists of arrays; ranks that saw no batch may lack keys. Collective."""
+    """Add the sums over all ranks; a rank that saw no batch may lack keys. Collective."""
     from libai.utils.distributed import all_reduce, gather_objects
 
-    lists = {key: [(str(a.dtype), list(a.shape)) for a in value] for key, value in sums.items() if type(value) is list}
-    shapes = {key: list(np.shape(value)) for key, value in sums.items() if key not in lists}
-    merged: dict[str, list[int]] = {}
-    described: list[dict[str, Any]] = []
-    for shape, arrays in gather_objects([shapes, lists]):
-        merged.update(shape)
-        described.append(arrays)
-    reduced: Sums = {
-        key: all_reduce(np.asarray(sums.get(key, np.zeros(shape)), dtype=np.float64)).reshape(shape)
-        for key, shape in sorted(merged.items())
-    }
-    for key in sorted({key for arrays in described for key in arrays}):
-        reduced[key] = _gather_lists(sums.get(key, []), [arrays.get(key, []) for arrays in described])
+    shapes: dict[str, Any] = {}
+    for of_rank in gather_objects({key: list(np.shape(value)) for key, value in sums.items()}):
+        shapes.update(of_rank)
+    reduced = {}
+    for key, shape in sorted(shapes.items()):
+        own = np.asarray(sums.get(key, np.zeros(shape)), dtype=np.float64)
+        reduced[key] = all_reduce(own).reshape(shape)
     return reduced
-
-
-def _gather_lists(arrays: list[np.ndarray], described: list[list[tuple[str, list[int]]]]) -> list[np.ndarray]:
-    """The arrays of all ranks; `described`: dtype and shape of each, by rank. Collective."""
-    from libai.utils.distributed import gather_arrays
-
-    sizes = [[math.prod(shape) for _, shape in rank] for rank in described]
-    kind = np.result_type(*(dtype for rank in described for dtype, _ in rank))
-    wide = np.zeros(max(map(sum, sizes)), np.float64 if kind.kind == "f" else np.int64)
-    flat = np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.zeros(0)
-    wide[: len(flat)] = flat
-    joined = []
-    for gathered, rank, lengths in zip(gather_arrays(wide), described, sizes):
-        parts = np.split(gathered[: sum(lengths)], np.cumsum(lengths)[:-1]) if rank else []
-        joined += [part.astype(dtype).reshape(shape) for part, (dtype, shape) in zip(parts, rank)]
-    return joined
 
 
 def ratio(numerator: float, denominator: float) -> float:

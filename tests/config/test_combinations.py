@@ -199,7 +199,7 @@ REFUSED = [
     (
         ["train.evaluation.eval_metric=-val/loss", "train.evaluation.eval_mode=max"],
         {},
-        "train.evaluation.eval_mode=max cannot be kept: the sign of train.evaluation.eval_metric says that smaller is",
+        "train.evaluation.eval_mode=max cannot be kept: the sign of train.evaluation.eval_metric=-val/loss says the",
     ),
     (
         ["train.evaluation.early_stop_patience=3"],

@@ -149,11 +149,12 @@ def test_a_refusal_comes_before_anything_is_built(mode, tmp_path):
 
 
 def test_a_misspelt_metric_ends_the_run_before_the_first_update(mode, tmp_path):
-    """It used to switch off best checkpoint and early stopping without a word."""
+    """It would switch off best checkpoint and early stopping silently."""
     metric, nearest = {"eager": ("val/los", "val/loss"), "graph": ("val/acuracy", "val/accuracy")}[mode]
-    run = contract_runs.make_run(
-        tmp_path, mode, f"train.evaluation.eval_metric={metric}", "train.evaluation.early_stop_patience=1"
-    )
+    setting = f"train.evaluation.eval_metric={metric}"
+    with pytest.raises(UserError, match=f"eval_metric={metric} does not say.*Did you mean {nearest}"):
+        contract_runs.make_run(tmp_path, mode, setting)
+    run = contract_runs.make_run(tmp_path, mode, setting.replace("=", "=-"), "train.evaluation.early_stop_patience=1")
     with pytest.raises(UserError, match=f"eval_metric={metric} is not measured.*Did you mean {nearest}"):
         run.train()
     assert run.trainer.completed_iters == 0

@@ -45,7 +45,7 @@ CONFIG = str(jobs.ROOT / "configs/mlp_digits.py")
 BASE = ["model.hidden_sizes=[8]", "train.train_micro_batch_size=8", "train.train_iter=6", "train.output_dir=out/run"]
 BASE += [f"train.{name}=1" for name in ("log_period", "checkpointer.period", "evaluation.eval_period")]
 BASE += ["train.evaluation.eval_iter=2", "train.checkpointer.max_to_keep=null", "train.warmup_ratio=0"]
-BASE += ["~train.evaluation.eval_mode", "train.evaluation.eval_metric=null"]
+BASE += ["train.evaluation.eval_metric=null"]
 SETTING = re.compile(rf"['\"]?\+?(?:--|(?:{'|'.join(schema.SECTIONS)})[\w.]*=(?!=))")
 #: code, and the case to which the words after it restrict it
 SPAN = re.compile(r"`([^`]+)`(?: \((eager|graph|CUDA|several processes)\b)?")

@@ -68,7 +68,7 @@ def test_newest_and_best_stay(tmp_path, async_save):
     trainer.register_hooks(
         [
             CallbackHook(after_step=lambda t: t.storage.put_scalar("eval/val/loss", next(values)), priority=40),
-            BestCheckpointHook(saver, "eval/val/loss"),
+            BestCheckpointHook(saver, "eval/val/loss", "min"),
             CheckpointHook(saver, period=1),
         ]
     )

@@ -27,7 +27,7 @@ def test_the_mean_is_over_items_not_over_batches():
 
 def test_without_a_count_the_samples_count():
     result = MeanLossEvaluator().process(BATCH, {"losses": {"lm": 2.0}})
-    assert result == {"loss": 8.0, "num_items": 4.0}
+    assert result == {"losses/lm": 8.0, "items/lm": 4.0}
 
 
 def test_several_losses_are_added_and_named():

@@ -10,6 +10,7 @@ import pytest
 from libai.config import LazyConfig, RunConfig, instantiate, load_config
 from libai.data import DataError
 from libai.engine import Run
+from libai.evaluation import MeanLossEvaluator, directions_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 EXPERIMENTS = sorted(path.stem for path in CONFIGS.glob("*.py") if path.stem != "__init__")
@@ -53,9 +54,9 @@ def test_config_validates_and_decides_what_is_best(name: str) -> None:
     assert run.train.output_dir == f"out/{name}"
     dataset, metric = run.train.evaluation.eval_metric.split("/")
     assert dataset in run.dataloader.test
-    assert run.train.evaluation.eval_mode == ("min" if metric == "loss" else "max")
-    for evaluator in run.train.evaluation.evaluators.values():
-        assert hasattr(instantiate(evaluator), "process")
+    evaluators = {name: instantiate(each) for name, each in run.train.evaluation.evaluators.items()}
+    known = directions_of({"loss": MeanLossEvaluator(), **evaluators}, dataset)
+    assert known[f"{dataset}/{metric}"] == ("min" if metric == "loss" else "max")
     assert not run.graph.enabled
 
 

@@ -141,9 +141,11 @@ class Evaluation(Switched):
     evaluators: dict[str, Any] = lazy(dict, "Name -> LazyCall of an evaluator, or dataset -> such a section.")
     eval_metric: str | None = key(
         None,
-        'What decides which is best: "-val/loss" (smaller is better), "+val/accuracy" (larger), or see `eval_mode`.',
+        'What decides which is best, such as "val/loss"; "-val/cost": smaller is better, "+val/f1": larger.',
     )
-    eval_mode: Literal["min", "max"] = key("min", "Whether smaller or larger is better, for a metric without sign.")
+    eval_mode: Literal["min", "max"] | None = key(
+        None, "Better direction of a metric without sign; null takes the one that its evaluator lists."
+    )
     early_stop_patience: int | None = key(
         None, "Stop after so many evaluations without a better `eval_metric`; null never stops early.", at_least=1
     )

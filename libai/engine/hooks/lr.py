@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from libai.engine.hooks.evaluation.eval_metric import MetricHook
+from libai.engine.hooks.evaluation import MetricHook
 from libai.scheduler import needs_metric
 from libai.utils.errors import UserError
 
@@ -41,9 +38,3 @@ class LRHook(MetricHook):
 
     def judge(self, value: float) -> None:
         self.trainer.lr_scheduler.step(value)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {} if self._last_iter is None else {"last_iter": self._last_iter}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._last_iter = state["last_iter"]

@@ -17,7 +17,6 @@ from libai.engine.events.tensorboard import TensorBoardWriter
 from libai.engine.events.trackers import WandbWriter
 from libai.engine.events.writers import AsyncWriter, RunInfo, Writer
 from libai.engine.hook_base import HookBase
-from libai.engine.hooks.evaluation.eval_metric import chosen_metric
 from libai.engine.run.report import summary_of
 from libai.engine.setup import build
 from libai.scheduler import needs_metric
@@ -72,17 +71,16 @@ def default_hooks(run: Any) -> list[HookBase | None]:
         hooks.RandomStateHook(run.seed, run.seed_offset),
         run.timer,
     ]
-    metric, better = chosen_metric(evaluation)
     tag = None
     if evaluation.enabled and run.test_loaders:
         period = plan.period(evaluation.eval_period, "train.evaluation.eval_period")
         found.append(hooks.EvalHook(period, run.evaluate))
-        if metric is not None:
-            tag = f"eval/{metric}"
+        if run.metric is not None:
+            tag = f"eval/{run.metric}"
             saver = run.checkpointer if saving.enabled else None
-            found.append(hooks.BestCheckpointHook(saver, tag, better))
+            found.append(hooks.BestCheckpointHook(saver, tag, run.better))
             if evaluation.early_stop_patience:
-                found.append(hooks.EarlyStopHook(tag, evaluation.early_stop_patience, better))
+                found.append(hooks.EarlyStopHook(tag, evaluation.early_stop_patience, run.better))
     if needs_metric(run.trainer.lr_scheduler):
         found.append(hooks.LRHook(tag))
     if saving.enabled:

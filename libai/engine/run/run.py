@@ -23,7 +23,7 @@ from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.events.console import bar_while_preparing, format_eval_lines
 from libai.engine.events.writers import LogRecord
 from libai.engine.hooks import IterationTimer
-from libai.engine.hooks.evaluation.eval_metric import chosen_metric, look_for
+from libai.engine.hooks.evaluation import chosen_metric, look_for
 from libai.engine.loop import Interrupted
 from libai.engine.run import modes
 from libai.engine.run.default_hooks import default_hooks, default_writers
@@ -91,11 +91,12 @@ class Run:
         self.seed_offset = self.mesh.data_rank if config.train.diff_rank_seed else 0
         seed_everything(self.seed)
 
+        self.evaluators = self.build_evaluators(config)
+        self.metric, self.better = chosen_metric(config.train.evaluation, self.evaluators)  # or refused, before data
         sizes = batch_sizes_of(config.train, self.mesh.data)
         start = time.perf_counter()
         self.train_loader = self.build_train_loader(config, self.mesh, sizes.micro, self.seed)
         self.test_loaders = self.build_test_loaders(config, self.mesh, sizes.micro)
-        self.evaluators = self.build_evaluators(config)
         logger.debug("built the data loaders in %.2f s", time.perf_counter() - start)
         self.plan = BatchPlan.of(config.train, sizes, self.mesh.data, self.train_loader)
         flow.manual_seed(self.seed)  # initial weights depend on nothing that the loaders drew
@@ -289,10 +290,9 @@ class Run:
 
     def check_metric(self) -> None:
         """Refuse a `train.evaluation.eval_metric` that the evaluation does not give. Collective."""
-        evaluation = self.config.train.evaluation
-        if evaluation.enabled and evaluation.eval_metric and not self.config.train.extra_hooks:
+        if self.metric is not None and not self.config.train.extra_hooks:
             # a hook may put a metric of its own; whoever uses the metric looks for it after the first evaluation
-            look_for(str(chosen_metric(evaluation)[0]), self.trainer, self.test_loaders, self.evaluators)
+            look_for(self.metric, self.trainer, self.test_loaders, self.evaluators)
 
     def report_evaluation(self) -> dict[str, float]:
         """Evaluate once, log the result and return it (`--eval-only`). Collective."""

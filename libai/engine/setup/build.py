@@ -245,14 +245,13 @@ def build_test_loaders(run: Any, mesh: Mesh, micro_batch_size: int) -> dict[str,
 def build_evaluators(run: Any) -> dict[str, Any]:
     """Name → evaluator, always with one for the mean losses (`eval/<dataset>/loss`).
 
-    Those of one data set are called `<dataset>/<name>`; a metric object becomes a `MetricEvaluator`.
+    Those of one data set are called `<dataset>/<name>`.
     """
-    from libai.evaluation import MeanLossEvaluator, MetricEvaluator, is_metric
+    from libai.evaluation import MeanLossEvaluator
 
     evaluators = {}
     for name, section in calls_by_dataset(run.train.evaluation.evaluators or {}).items():
-        built = instantiate(section)
-        evaluators[name] = MetricEvaluator(built, name=name.rpartition("/")[2]) if is_metric(built) else built
+        evaluators[name] = instantiate(section)
         check_evaluator(evaluators[name], f"train.evaluation.evaluators.{name.replace('/', '.')}")
     return {"loss": MeanLossEvaluator(), **evaluators}
 

@@ -1,0 +1,230 @@
+"""Evaluation during a run, and what its deciding metric does: keep the best checkpoint, or stop the run early.
+
+A metric that no evaluation measures, and one whose better direction nobody says, are refused: they would switch all of
+that off, or turn it round, silently.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from libai.config.settings.errors import did_you_mean
+from libai.config.settings.sections import Evaluation
+from libai.engine.checkpointer import TrainerCheckpointer
+from libai.engine.hook_base import HookBase, Period, is_due
+from libai.engine.loop import StopTraining
+from libai.evaluation import MeanLossEvaluator, directions_of
+from libai.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from libai.engine.trainer import ModelTrainer
+
+
+def chosen_metric(evaluation: Evaluation, evaluators: Mapping[str, Any]) -> tuple[str | None, str]:
+    """The deciding metric without its sign, and "min" or "max", its better direction.
+
+    The sign of `eval_metric` gives the direction, else `eval_mode`, else an evaluator that knows the metric. Raises
+    `UserError` when none of them does.
+    """
+    signed = evaluation.eval_metric
+    if not signed or not evaluation.enabled:
+        return None, "min"
+    metric = signed.lstrip("+-")
+    of_sign = {"-": "min", "+": "max"}.get(signed[0])
+    known = directions_of(evaluators, metric.partition("/")[0])
+    mode = of_sign or evaluation.eval_mode or known.get(metric)
+    if mode is None:
+        raise UserError(
+            f"train.evaluation.eval_metric={metric} does not say which values are better, and none of the evaluators "
+            f"({', '.join(evaluators)}) lists the metric in its directions.{did_you_mean(metric, known)} Write "
+            f"+{metric} where larger is better (LiBai's default), -{metric} where smaller is, or set "
+            "train.evaluation.eval_mode to max or min."
+        )
+    return metric, mode
+
+
+def look_for(
+    metric: str, trainer: ModelTrainer, loaders: Mapping[str, Iterable[Any]], evaluators: Mapping[str, Any]
+) -> None:
+    """Refuse `metric` (`<dataset>/<name>`) before training when these evaluators do not give it.
+
+    Evaluates one batch to learn the names, which nothing else tells, except for the total loss. Collective.
+    """
+    dataset, _, name = metric.partition("/")
+    if dataset in loaders and name == "loss" and isinstance(evaluators.get("loss"), MeanLossEvaluator):
+        return
+    measured: list[str] = []
+    for each in [dataset] if dataset in loaders else loaders:
+        measured += trainer.evaluate(loaders[each], evaluators, each, max_batches=1)
+    _refuse_unknown(f"eval/{metric}", measured)
+
+
+def _refuse_unknown(metric: str, measured: Iterable[str]) -> None:
+    """Raise `UserError` when there are tags `measured` and `metric` is none of them."""
+    names = [tag.removeprefix("eval/") for tag in measured]
+    name = metric.removeprefix("eval/")
+    if not names or name in names:
+        return
+    raise UserError(
+        f"train.evaluation.eval_metric={name} is not measured, so it could decide nothing: the evaluation gives "
+        f"{', '.join(sorted(names))}.{did_you_mean(name, names)} Name one of them."
+    )
+
+
+class EvalHook(HookBase):
+    """Runs `function() -> {tag: value}` every `period` iterations (or epoch) and after the last, never twice in one.
+
+    `period=0`: only at the end. The values go to the event storage, where writers and the best-checkpoint hook find
+    them. All ranks must run it: evaluation is collective.
+    """
+
+    priority = 40
+
+    def __init__(self, period: Period, function: Callable[[], Mapping[str, float]]):
+        self._period = period
+        self._function = function
+        self._last_evaluated = -1
+
+    def after_step(self) -> None:
+        """Evaluates when the period says so, and after the last iteration."""
+        completed = self.trainer.iter + 1
+        if completed == self.trainer.max_iter or is_due(self._period, completed):
+            self._evaluate(completed)
+
+    def after_train(self) -> None:
+        """Evaluates the weights of a run that was stopped early."""
+        if self.trainer.status == "stopped":
+            self._evaluate(self.trainer.iter)
+
+    def _evaluate(self, completed: int) -> None:
+        if completed == self._last_evaluated:
+            return
+        self.trainer.check_finite()  # so that corrupted weights are reported as that, and not as a strange metric
+        self.trainer.loop.call_hooks("before_eval")
+        with self.trainer.loop.not_training():
+            start = time.perf_counter()
+            metrics = self._function()
+            seconds = time.perf_counter() - start
+        self._last_evaluated = completed
+        self.trainer.storage.put_scalars(**metrics, **{"perf/eval_s": seconds})
+        self.trainer.loop.call_hooks("after_eval")
+
+
+class MetricHook(HookBase):
+    """Does something with each new value of `metric` (`eval/<dataset>/<name>`), the same on all ranks.
+
+    `saved`: names of the attributes that a checkpoint keeps.
+    """
+
+    saved: tuple[str, ...] = ("last_iter",)
+
+    def __init__(self, metric: str):
+        self.metric = metric
+        self.last_iter: int | None = None
+
+    def judge(self, value: float) -> None:
+        """Called after the iteration whose evaluation gave `value`."""
+        raise NotImplementedError
+
+    def after_step(self) -> None:
+        """Looks at the metric when it is new. Raises `UserError` when the evaluation does not give it."""
+        found = self.trainer.storage.get(self.metric)
+        if found is None:
+            _refuse_unknown(self.metric, self.trainer.storage.names("eval/"))
+        elif found[1] != self.last_iter:
+            value, self.last_iter = found
+            self.judge(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.saved}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in self.saved:
+            setattr(self, name, state[name])
+
+
+class _BestHook(MetricHook):
+    """Remembers the best finite value. `mode`: "min" or "max", the better direction."""
+
+    def __init__(self, metric: str, mode: str, min_delta: float = 0.0):
+        super().__init__(metric)
+        self._sign = {"min": 1.0, "max": -1.0}[mode]
+        self._min_delta = min_delta
+        self.best: float | None = None
+
+    def improve(self, value: float) -> bool:
+        """Take `value` if it is better than the best one by more than `min_delta`."""
+        is_better = self.best is None or self._sign * (self.best - value) > self._min_delta
+        if not math.isfinite(value) or not is_better:
+            return False
+        self.best = value
+        return True
+
+
+class BestCheckpointHook(_BestHook):
+    """After an evaluation with the best value of `metric` (`eval/<dataset>/<name>`) so far, saves a checkpoint.
+
+    The metric is named, never guessed: a test set cannot choose the model by accident. A value that is not finite is
+    never the best.
+
+    Args:
+        checkpointer: where to; None only remembers the best value.
+        mode: "min" or "max", the better direction of the metric.
+
+    Attributes: `metric`, `best`, its value, and `best_iter`, the updates made until then; None before there is one.
+    `best_metrics`: every finite metric of that evaluation, keyed `<dataset>/<name>`.
+    """
+
+    priority = 94
+    saved = ("best", "best_iter", "best_metrics", "last_iter")
+
+    def __init__(self, checkpointer: TrainerCheckpointer | None, metric: str, mode: str):
+        super().__init__(metric, mode)
+        self._checkpointer = checkpointer
+        self.best_iter: int | None = None
+        self.best_metrics: dict[str, float] = {}
+
+    def judge(self, value: float) -> None:
+        if not self.improve(value):
+            return
+        self.best_iter = self.trainer.iter + 1
+        self.best_metrics = {
+            tag.removeprefix("eval/"): found
+            for tag, (found, at) in self.trainer.storage.latest().items()
+            if tag.startswith("eval/") and at == self.last_iter and math.isfinite(found)
+        }
+        if self._checkpointer is not None:
+            self._checkpointer.save(best=(self.metric, value))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self._checkpointer is not None and self.best_iter is not None:
+            self._checkpointer.keep_best(self.best_iter)
+
+
+class EarlyStopHook(_BestHook):
+    """Ends training cleanly after `patience` evaluations without a better `metric` (`eval/<dataset>/<name>`).
+
+    `mode`: "min" or "max", the better direction. An improvement of `min_delta` or less does not count. Every rank sees
+    the same metric, so all ranks stop in the same iteration. A value that is not finite is no improvement.
+    """
+
+    priority = 70
+    saved = ("best", "bad_evaluations", "last_iter")
+
+    def __init__(self, metric: str, patience: int, mode: str, min_delta: float = 0.0):
+        super().__init__(metric, mode, min_delta)
+        self._patience = patience
+        self.bad_evaluations = 0
+
+    def judge(self, value: float) -> None:
+        if self.improve(value):
+            self.bad_evaluations = 0
+            return
+        self.bad_evaluations += 1
+        if self.bad_evaluations >= self._patience:
+            best = "no finite value" if self.best is None else f"{self.best:.6g}"
+            raise StopTraining(f"{self.metric} has not improved on {best} for {self.bad_evaluations} evaluations")

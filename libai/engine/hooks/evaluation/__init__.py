@@ -1,1 +1,0 @@
-"""Hooks that evaluate, and those that act on what an evaluation has measured."""

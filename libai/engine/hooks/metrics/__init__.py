@@ -1,1 +1,0 @@
-"""Hooks that time the loop, profile it, and bring its numbers to the writers."""

@@ -5,10 +5,10 @@ For tools/env.sh, and for images that have no compiler when they run. Exit code 
 
 import sys
 
-from libai.native.cache import cache_folders, find_library
+from libai.native.build import cache_folders, find_library
 from libai.native.symbol_table import Unavailable
 
 try:
-    print(f"CPU kernels in {find_library(cache_folders()[::-1]).parent}")
+    print(f"CPU kernels in {find_library(cache_folders()[::-1])}")
 except Unavailable as reason:
     sys.exit(f"no CPU kernels of libai, oneflow's own are slower: {reason}")

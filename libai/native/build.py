@@ -1,10 +1,13 @@
-"""Compile the kernels against the installed oneflow, and test what was made. Standard library only.
+"""Compile the kernels against the installed oneflow, test what was made, and keep it: `find_library`.
 
-Where the result is kept: libai/native/cache.py.
+A library is named after all that it depends on, and has a digest beside it without which it is not used. It is made in
+a temporary folder and renamed, by one process at a time. Standard library and filelock only.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -13,9 +16,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from libai.native.symbol_table import Unavailable, require_linux_x86_64
@@ -23,7 +26,9 @@ from libai.utils.rank_notes import environment_of_no_rank
 
 SOURCES = Path(__file__).resolve().parent / "src"
 _ONEFLOW = "0.9.0"
-_COMPILE_SECONDS, _CHECK_SECONDS = 180.0, 120.0
+_BUILD_SECONDS, _WAIT_SECONDS = 180.0, 240.0
+#: a failure may be the machine's, such as a full disk
+_RETRY_SECONDS = 3600.0
 
 _AVX2 = ("-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vector-width=512")
@@ -45,114 +50,187 @@ _UNITS: dict[str, tuple[str, tuple[str, ...]]] = {
 _HEADERS = ("oneflow", "google", "absl", "llvm", "llvm-c", "half.hpp")
 
 
-@dataclass(frozen=True)
-class Wheel:
-    """The installed oneflow: its folder of headers and the libraries that ours is linked to."""
+def cache_folders() -> list[Path]:
+    """Where libraries are looked for: the user's cache, and the environment, for users who have no compiler."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return [Path(home) / "libai" / "native", Path(sys.prefix) / "share" / "libai" / "native"]
 
-    include: Path
-    libraries: tuple[Path, ...]
 
-    @staticmethod
-    def find() -> Wheel:
-        """`Unavailable` for another oneflow than the one whose inner structures the kernels were written for."""
-        require_linux_x86_64()
-        spec = importlib.util.find_spec("oneflow")
-        if spec is None or spec.origin is None:
-            raise Unavailable("oneflow is not installed")
-        version = importlib.metadata.version("oneflow").partition("+")[0]
-        if version != _ONEFLOW:
-            raise Unavailable(f"they are for oneflow {_ONEFLOW}, and this is {version}")
-        site_packages = Path(spec.origin).parents[1]
-        libraries = []
-        for name in ("liboneflow-*.so", "libof_protoobj-*.so"):
-            libraries += list((site_packages / "oneflow.libs").glob(name))
-        include = site_packages / "oneflow" / "include"
-        if len(libraries) != 2 or not (include / "oneflow").is_dir():
-            raise Unavailable("this oneflow is not the wheel, or came without its headers")
-        return Wheel(include, tuple(libraries))
+def find_library(folders: Sequence[Path] | None = None) -> Path:
+    """Return the library for this machine: one that is there, else one that is compiled and tested now.
 
-    def identity(self) -> list[str]:
-        """What tells this wheel from others."""
-        return [_ONEFLOW, *(f"{path.name} {path.stat().st_size}" for path in self.libraries)]
+    `folders`: where to look, and to keep it in the first that can be written to; default: `cache_folders()`. A library
+    is tested on each kind of CPU, except on machines without a compiler, which use any for this wheel and these
+    sources. `Unavailable`, with what to change, where there is none and none can be made.
+    """
+    folders = folders or cache_folders()
+    wheel = find_wheel()
+    compiler = find_compiler()
+    family = _digest(describe_sources(wheel))
+    if compiler is None:
+        libraries = [path for folder in folders for path in folder.glob(f"{family}-*.so")]
+    else:
+        name = f"{family}-{_digest(_describe_compiler(compiler) + _read_cpu_flags())}.so"
+        libraries = [folder / name for folder in folders]
+    for library in libraries:
+        if _is_intact(library):
+            return library
+    if compiler is None:
+        missing = f"CXX={os.environ['CXX']} is not there" if os.environ.get("CXX") else "no g++ or clang++"
+        raise Unavailable(f"{missing}; install one, such as `apt install g++`")
+    problems = []
+    for library in libraries:
+        try:
+            library.parent.mkdir(parents=True, exist_ok=True)
+            with _only_builder(library.with_suffix(".lock")):
+                if not _is_intact(library):  # else by the process that had the lock before
+                    _make(library, wheel, compiler)
+            return library
+        except OSError as error:
+            problems.append(f"{library.parent}: {error.strerror or error}")
+    raise Unavailable(f"no folder to keep them in ({'; '.join(problems)}); set XDG_CACHE_HOME to one")
+
+
+def find_wheel() -> list[Path]:
+    """Return the installed oneflow's folder of headers, and the two libraries that ours is linked to.
+
+    `Unavailable` for another oneflow than the one whose inner structures the kernels were written for.
+    """
+    require_linux_x86_64()
+    spec = importlib.util.find_spec("oneflow")
+    if spec is None or spec.origin is None:
+        raise Unavailable("oneflow is not installed")
+    version = importlib.metadata.version("oneflow").partition("+")[0]
+    if version != _ONEFLOW:
+        raise Unavailable(f"they are for oneflow {_ONEFLOW}, and this is {version}")
+    package = Path(spec.origin).parent
+    libraries = package.parent / "oneflow.libs"
+    found = [package / "include", *libraries.glob("liboneflow-*.so"), *libraries.glob("libof_protoobj-*.so")]
+    if len(found) != 3 or not (found[0] / "oneflow").is_dir():
+        raise Unavailable("this oneflow is not the wheel, or came without its headers")
+    return found
 
 
 def find_compiler() -> list[str] | None:
-    """The command of `CXX`, else of g++ or clang++; None where there is none."""
+    """Return the command of `CXX`, else of g++ or clang++; None where there is none."""
     given = shlex.split(os.environ.get("CXX", ""))
     if given:
         return given if shutil.which(given[0]) else None
     return next(([name] for name in ("g++", "clang++") if shutil.which(name)), None)
 
 
-def describe_build(wheel: Wheel) -> bytes:
-    """All that a library depends on, the compiler apart: wheel, C library, flags, sources and the test."""
-    parts = [*wheel.identity(), os.confstr("CS_GNU_LIBC_VERSION") or "", repr(_UNITS)]
+def describe_sources(wheel: Sequence[Path]) -> bytes:
+    """Return all that a library depends on, except compiler and CPU: wheel, C library, flags, sources and the test."""
+    parts = [os.confstr("CS_GNU_LIBC_VERSION") or "", repr(_UNITS)]
+    parts += [f"{path.name} {path.stat().st_size}" for path in wheel[1:]]
     files = sorted(path for path in SOURCES.rglob("*") if path.suffix in (".h", ".cpp"))
     files.append(Path(__file__).with_name("check.py"))
     return "\n".join(parts).encode() + b"".join(path.name.encode() + path.read_bytes() for path in files)
 
 
-def describe_compiler(compiler: list[str]) -> bytes:
-    """Its command, and of the program what changes with its version; without starting it."""
+def _describe_compiler(compiler: list[str]) -> bytes:
+    """Return its command, and of the program what changes with its version; without starting it."""
     program = Path(shutil.which(compiler[0]) or compiler[0]).resolve()
     stat = program.stat()
     return f"{compiler} {program} {stat.st_size} {stat.st_mtime_ns}".encode()
 
 
-def compile_library(wheel: Wheel, compiler: list[str], library: Path) -> None:
+def _read_cpu_flags() -> bytes:
+    lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    return next((line for line in lines if line.startswith(b"flags")), b"")
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _is_intact(library: Path) -> bool:
+    """Return True if a library is, byte for byte, the one that has passed the test."""
+    try:
+        return library.with_suffix(".digest").read_text() == _digest(library.read_bytes())
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+@contextlib.contextmanager
+def _only_builder(path: Path) -> Iterator[None]:
+    """Hold the lock file, which goes with the process that holds it. `Unavailable` when others take too long."""
+    from filelock import FileLock, Timeout  # not at the top: `import libai` works without packages
+
+    try:
+        with FileLock(path, timeout=_WAIT_SECONDS, poll_interval=0.1, fallback_to_soft=False):
+            yield
+    except Timeout:
+        raise Unavailable(f"another process has been compiling them for {_WAIT_SECONDS:.0f} s") from None
+
+
+def _make(library: Path, wheel: Sequence[Path], compiler: list[str]) -> None:
+    """Compile and test a library, and put it in its place with its digest. Under the lock."""
+    failure = library.with_suffix(".failed")
+    with contextlib.suppress(OSError):
+        if time.time() - failure.stat().st_mtime < _RETRY_SECONDS:
+            raise Unavailable(f"{failure.read_text()}; tried again after an hour, or without {failure}")
+    print("libai: compiling CPU kernels for oneflow, once (10 to 30 s)", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as name:
+        made = Path(name) / "libai_native.so"
+        try:
+            _compile(wheel, compiler, made)
+            test_library(made)
+        except Unavailable as error:
+            failure.write_text(str(error))
+            raise
+        digest = made.with_suffix(".digest")
+        digest.write_text(_digest(made.read_bytes()))
+        os.replace(made, library)  # a process that has the old one loaded keeps its file
+        os.replace(digest, library.with_suffix(".digest"))
+
+
+def _compile(wheel: Sequence[Path], compiler: list[str], library: Path) -> None:
     """`Unavailable` with the compiler's first error."""
-    with tempfile.TemporaryDirectory(dir=library.parent) as name:
-        folder = Path(name)
-        for header in _HEADERS:
-            (folder / header).symlink_to(wheel.include / header)
-        includes = ["-I", str(SOURCES / "shim"), "-isystem", str(folder)]
+    folder = library.parent
+    for header in _HEADERS:
+        (folder / header).symlink_to(wheel[0] / header)
+    includes = ["-I", str(SOURCES / "shim"), "-isystem", str(folder)]
+    environment = {**os.environ, "LC_ALL": "C"}
 
-        def compile_unit(unit: str) -> Path:
-            source, flags = _UNITS[unit]
-            target = folder / f"{unit}.o"
-            _compile([*compiler, *flags, *includes, "-c", str(SOURCES / source), "-o", str(target)])
-            return target
+    def run(*arguments: str | Path) -> None:
+        done = _run([*compiler, *map(str, arguments)], environment)
+        if done.returncode != 0:
+            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            error_line = next((line for line in lines if "error" in line), lines[-1])
+            raise Unavailable(f"{compiler[0]} could not compile them ({error_line.strip()})")
 
-        # the linker takes from a library its name only, and need not open the 1.7 GB of the real one
-        stubs = [folder / path.name for path in wheel.libraries]
-        (folder / "empty.c").touch()
-        for stub in stubs:
-            soname = f"-Wl,-soname,{stub.name}"
-            _compile([*compiler, "-shared", "-xc", str(folder / "empty.c"), soname, "-o", str(stub)])
-        with ThreadPoolExecutor(2) as pool:
-            objects = pool.map(compile_unit, _UNITS)
-            linked = [*map(str, objects), "-Wl,--no-as-needed", *map(str, stubs)]
-        linked += ["-Wl,--strip-all", "-static-libgcc", "-pthread"]
-        _compile([*compiler, "-shared", *linked, "-o", str(library)])
+    def compile_unit(unit: str) -> Path:
+        source, flags = _UNITS[unit]
+        run(*flags, *includes, "-c", SOURCES / source, "-o", folder / f"{unit}.o")
+        return folder / f"{unit}.o"
+
+    # the linker takes from a library its name only, and need not open the 1.7 GB of the real one
+    stubs = [folder / path.name for path in wheel[1:]]
+    (folder / "empty.c").touch()
+    for stub in stubs:
+        run("-shared", "-xc", folder / "empty.c", f"-Wl,-soname,{stub.name}", "-o", stub)
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compile_unit, _UNITS))
+    linker_flags = ("-Wl,--strip-all", "-static-libgcc", "-pthread")
+    run("-shared", *objects, "-Wl,--no-as-needed", *stubs, *linker_flags, "-o", library)
 
 
 def test_library(library: Path) -> None:
-    """Load it in a child process and compare its results with NumPy's; `Unavailable` for any difference or crash."""
+    """Load it in a child process and compare its results with OneFlow's; `Unavailable` for any difference or crash."""
     keep = environment_of_no_rank()
     path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *filter(None, [keep.get("PYTHONPATH")])])
-    environment = {**keep, "LIBAI_NATIVE": "0", "PYTHONPATH": path}
     command = [sys.executable, "-c", "from libai.native.check import main; main()", str(library)]
-    done = _call("their test", command, environment, _CHECK_SECONDS)
+    done = _run(command, {**keep, "LIBAI_NATIVE": "0", "PYTHONPATH": path})
     if done.returncode != 0:
         lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()
         raise Unavailable(f"they failed their test ({lines[-1] if lines else f'exit code {done.returncode}'})")
 
 
-def _call(
-    what: str, command: list[str], environment: Mapping[str, str], seconds: float
-) -> subprocess.CompletedProcess[str]:
-    none = subprocess.DEVNULL
+def _run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, stdin=none)
-    except OSError as error:
-        raise Unavailable(f"{what} cannot be started ({error.strerror})") from error
-    except subprocess.TimeoutExpired:
-        raise Unavailable(f"{what} did not end in {seconds:.0f} s") from None
-
-
-def _compile(command: list[str]) -> None:
-    done = _call(command[0], command, {**os.environ, "LC_ALL": "C"}, _COMPILE_SECONDS)
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        error_line = next((line for line in lines if "error" in line), lines[-1])
-        raise Unavailable(f"{command[0]} could not compile them ({error_line.strip()})")
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_BUILD_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{command[0]} failed ({error})") from error

@@ -1,4 +1,4 @@
-"""Which CPU kernels OneFlow computes with: those of libai/native, or its own.
+"""The CPU kernels that OneFlow computes with: those of libai/native, as a compiled library, or its own.
 
 docs/decisions/0015-native-kernels.md tells why, and what was measured.
 """
@@ -6,18 +6,104 @@ docs/decisions/0015-native-kernels.md tells why, and what was measured.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from libai.native.symbol_table import Unavailable
+from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow
 from libai.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from libai.native.library import Library
 
 #: not set or `1`: ours; `0`: oneflow keeps its own; an instruction set: ours, with no more than that
 VARIABLE = "LIBAI_NATIVE"
-_LEVELS = ("avx512", "avx2", "sse2")
+#: the instruction sets, lowest first: the library knows them by their index
+LEVELS = ("sse2", "avx2", "avx512")
+
+
+class SharedLoops(NamedTuple):
+    """Of the loops that are large enough to share: how many were, how many were not, and what is faster now."""
+
+    num_shared: int
+    num_alone: int
+    prefers_sharing: bool
+
+
+class Library:
+    """Registers its kernels with the loaded oneflow when constructed; there is no way back but `enable(False)`.
+
+    Operations that have run before keep OneFlow's kernels. `Unavailable` for a file that cannot be loaded.
+    """
+
+    def __init__(self, path: Path):
+        self.is_enabled = True
+        oneflow = open_oneflow()  # a library that needs it would load a second one
+        try:
+            self._library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        except OSError as error:
+            raise Unavailable(f"they cannot be loaded ({error})") from error
+        self._library.libai_native_use_level.restype = ctypes.c_bool
+        self._library.libai_native_op.restype = ctypes.c_char_p
+        self._library.libai_native_calls.restype = ctypes.c_int64
+        self._library.libai_native_decode.restype = ctypes.c_bool
+        self._library.libai_products_in_parts.restype = ctypes.c_bool
+        self._library.libai_team_shared.restype = ctypes.c_int64
+        self._library.libai_team_alone.restype = ctypes.c_int64
+        self._library.libai_team_prefers_sharing.restype = ctypes.c_bool
+        with contextlib.suppress(Unavailable):  # products stay oneflow's
+            self._library.libai_native_use_sgemm(ctypes.byref(find_slot(oneflow, "cblas_sgemm")))
+
+    def decode(self, step: ctypes.Structure) -> bool:
+        """Compute a step of generation (libai/native/decoding.py); False, and nothing, where products are OneFlow's."""
+        return bool(self._library.libai_native_decode(ctypes.byref(step)))
+
+    def use_level(self, level: str) -> bool:
+        """Compute with this instruction set from now on; False, and no change, where the CPU lacks it."""
+        return bool(self._library.libai_native_use_level(LEVELS.index(level)))
+
+    def enable(self, is_enabled: bool) -> None:
+        """False: every operation takes OneFlow's own kernel again."""
+        self.is_enabled = is_enabled
+        self._library.libai_native_enable(ctypes.c_bool(is_enabled))
+
+    def start_threads(self, count: int) -> None:
+        """Share the loops of large operations out among `count` threads (src/team.cpp). Once per process."""
+        self._library.libai_team_start(count)
+
+    def share_products(self, sgemm: int) -> int:
+        """The address of a `cblas_sgemm` that shares large products out among these threads (src/products.cpp).
+
+        `sgemm`: the address of OpenBLAS's, which must use one thread from now on. Once per process.
+        """
+        self._library.libai_products_start(ctypes.c_void_p(sgemm))
+        return address_of(self._library, "libai_products_sgemm")
+
+    def multiply_in_parts(self, sgemm: int, num_threads: int, a: Any, b: Any, c: Any, beta: float = 0.0) -> bool:
+        """`c = a b + beta c` as threads would do it, one part after another; False, and nothing, for a small product.
+
+        float32 arrays of NumPy; `a` and `b` may be transposed views of contiguous ones.
+        """
+        trans = [111 if x.flags.c_contiguous else 112 for x in (a, b)]
+        pointers = [x.ctypes.data_as(ctypes.c_void_p) for x in (a, b, c)]
+        sizes = (*c.shape, a.shape[1])
+        factor = ctypes.c_float(beta)
+        function = self._library.libai_products_in_parts
+        return bool(function(ctypes.c_void_p(sgemm), num_threads, *trans, *sizes, *pointers[:2], factor, pointers[2]))
+
+    def shared_loops(self) -> SharedLoops:
+        """How operations have been computed since `start_threads`."""
+        library = self._library
+        return SharedLoops(
+            library.libai_team_shared(), library.libai_team_alone(), library.libai_team_prefers_sharing()
+        )
+
+    def calls(self) -> dict[str, int]:
+        """How often each operation has been computed by it, for tests."""
+        library = self._library
+        return {
+            library.libai_native_op(i).decode(): library.libai_native_calls(i)
+            for i in range(library.libai_native_count())
+        }
+
 
 _library: Library | None = None
 _description = "oneflow's own"
@@ -27,20 +113,20 @@ def wanted_levels() -> tuple[str, ...]:
     """The instruction sets that LIBAI_NATIVE allows, best first, none with 0; `UserError` for any other value."""
     asked = os.environ.get(VARIABLE, "")
     if asked in ("", "1"):
-        return _LEVELS
-    if asked in _LEVELS:
-        return _LEVELS[_LEVELS.index(asked) :]
+        return LEVELS[::-1]
+    if asked in LEVELS:
+        return LEVELS[LEVELS.index(asked) :: -1]
     if asked == "0":
         return ()
     raise UserError(
         f"{VARIABLE} is {asked!r}; it must be 0 (oneflow's own CPU kernels), 1 (ours where they can be compiled) or "
-        f"an instruction set that they may use: {', '.join(_LEVELS)}."
+        f"an instruction set that they may use: {', '.join(LEVELS)}."
     )
 
 
 def compile_kernels() -> None:
     """Compile them where that has not been done, so that ranks need not wait for one of them. Imports no oneflow."""
-    from libai.native.cache import find_library
+    from libai.native.build import find_library
 
     with contextlib.suppress(Unavailable):
         if wanted_levels():
@@ -56,8 +142,7 @@ def use_kernels(levels: tuple[str, ...]) -> None:
     global _library, _description
     if _library is not None or not levels:
         return
-    from libai.native.cache import find_library
-    from libai.native.library import Library
+    from libai.native.build import find_library
 
     try:
         library = Library(find_library())

@@ -21,7 +21,7 @@ from libai.native.symbol_table import Unavailable, address_of, find_slot, open_o
 from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE, world_size
 
 if TYPE_CHECKING:
-    from libai.native.library import Library
+    from libai.native.kernels import Library
 
 logger = logging.getLogger("libai")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from libai.native import kernels
-from libai.native.library import LEVELS
+from libai.native.kernels import LEVELS
 
 
 @pytest.fixture(params=LEVELS)

@@ -38,7 +38,7 @@ class Gradients:
     Attributes:
         batch_scope: what operations over the samples of a batch see.
         draws_randomness: whether forward needs a random key; the masks of stock dropout layers ignore every seed
-            (docs/oneflow.md#dropout-ignores-seeds).
+            (docs/dev/oneflow.md#dropout-ignores-seeds).
         counts_items: whether the model says over how many items its losses average.
         index_check: refuses ids and labels that the model has no row for.
         facts: what forward does beside its losses, once that was tried.

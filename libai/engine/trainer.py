@@ -56,7 +56,7 @@ class ModelTrainer(TrainerBase):
     """Trains one module with one optimizer; see `EagerTrainer` and `GraphTrainer`.
 
     Args:
-        model: a plain `oneflow.nn.Module` that keeps the model contract (docs/contracts.md).
+        model: a plain `oneflow.nn.Module` that keeps the model contract (docs/dev/architecture.md).
         data_loader: micro-batches of this rank, dicts of arrays or tensors whose keys are `model.forward`'s arguments.
         optimizer: over the parameters of `model`.
         options: how to train.

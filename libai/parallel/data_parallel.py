@@ -187,7 +187,8 @@ class OneFlowDDP(GradientReduction):
     taken away again. Its hooks stay on the parameters for ever.
     """
 
-    set_to_none = False  # it keeps gradients in its buckets: None would leave stale ones behind (docs/oneflow.md#ddp)
+    # it keeps gradients in its buckets: None would leave stale ones behind (docs/dev/oneflow.md#ddp)
+    set_to_none = False
     leaves_hooks = True
 
     def __init__(self, model: nn.Module, parameters: Sequence[flow.Tensor], split: Split):

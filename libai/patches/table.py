@@ -1,8 +1,8 @@
 """The table of patches of OneFlow 0.9.0, optional and needed ones, and the private parts that they use.
 
 `LIBAI_PATCHES=-openblas,-switch-interval` leaves optional patches out. Another OneFlow than 0.9.0 is refused; with
-`LIBAI_ANY_ONEFLOW=1` it runs without the optional patches. docs/performance.md describes each of them. Standard library
-only. Not here: the patches themselves.
+`LIBAI_ANY_ONEFLOW=1` it runs without the optional patches. docs/dev/performance.md describes each of them.
+Standard library only. Not here: the patches themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Code of others exchanged from outside: functions and OneFlow's operations for a while, and how modules are called.
 
 The class of a module is exchanged for a subclass with another `forward`, because `nn.Graph` ignores an attribute
-`forward` of the object (docs/oneflow.md#forward-in-a-graph). In a graph `self` is then OneFlow's proxy of the module.
+`forward` of the object (docs/dev/oneflow.md#forward-in-a-graph). In a graph `self` is then
+OneFlow's proxy of the module.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
 
 def clear_gradients(model: flow.nn.Module) -> None:
     """Set every gradient to None: one that is not when a graph is compiled keeps its parameter out of the update for
-    ever (docs/oneflow.md#eager-gradients-at-compile-time), and the compiled trace leaves lazy ones behind."""
+    ever (docs/dev/oneflow.md#eager-gradients-at-compile-time), and the compiled trace leaves lazy ones behind."""
     for parameter in model.parameters():
         parameter.grad = None
 

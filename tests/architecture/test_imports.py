@@ -1,4 +1,4 @@
-"""Imports point one way: the rule of docs/contracts.md, held by the AST."""
+"""Imports point one way: the rule of docs/dev/architecture.md, held by the AST."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ import pytest
 from libai.config import ConfigError, load_config, parse_args
 
 ROOT = jobs.ROOT
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("projects/*/README.md")])
+FOLDERS = ("", "docs/", "docs/dev/", "docs/migrate/", "projects/*/")
+PAGES = sorted(page for folder in FOLDERS for page in ROOT.glob(f"{folder}*.md"))
 REPOSITORY_PATH = re.compile(r"(?<![\w/.-])((?:tools|configs|docs|libai|tests|projects)/[\w./-]*[\w/])(?![\w*…<{])")
 PLACEHOLDERS = ("NAME", "NNNN", "configs/my", "<")
 

@@ -53,7 +53,7 @@ def test_pages_name_and_link_nothing_outside_of_the_repository(page):
 
 
 def test_the_table_of_patches_names_all_optional_ones():
-    text = (ROOT / "docs/performance.md").read_text()
+    text = (ROOT / "docs/dev/performance.md").read_text()
     named = re.findall(
         r"^\| `([\w-]+)` \|", text[text.index("| patch |") : text.index("**CPU kernels.**")], re.MULTILINE
     )
@@ -62,5 +62,5 @@ def test_the_table_of_patches_names_all_optional_ones():
 
 def test_the_checks_can_fail():
     """Negative control."""
-    text = "see ONEFLOW.md, docs/oneflow.md#ddp, docs/oneflow.md#none, docs/none.md, decision 0099 and (0001)"
-    assert unknown_references(text) == ["ONEFLOW.md", "docs/oneflow.md#none", "docs/none.md", "0099"]
+    text = "see ONEFLOW.md, docs/dev/oneflow.md#ddp, docs/dev/oneflow.md#none, docs/none.md, decision 0099 and (0001)"
+    assert unknown_references(text) == ["ONEFLOW.md", "docs/dev/oneflow.md#none", "docs/none.md", "0099"]

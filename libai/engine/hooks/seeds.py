@@ -20,7 +20,7 @@ class RandomStateHook(HookBase):
     """Saves and restores the generators of Python, numpy and oneflow, those of every rank.
 
     libai's own dropout needs none of them; models, data sets and hooks of the user may. The state of oneflow 0.9.0's
-    generator cannot be read (docs/oneflow.md#rng-state), only whether somebody has drawn: from then on it is seeded
+    generator cannot be read (docs/dev/oneflow.md#rng-state), only whether somebody has drawn: from then on it is seeded
     anew in every iteration, from (seed, iteration), which costs 30 µs that runs without such draws need not pay.
     Graph mode has no such draws: a compiled random operation ignores every seed. `offset`: of `seed_everything`.
     """

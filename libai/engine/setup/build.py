@@ -208,7 +208,7 @@ def _build_schedule(section: Any, name: str, optimizer: flow.optim.Optimizer, pl
 
 
 def build_train_loader(run: Any, mesh: Mesh, micro_batch_size: int, seed: int) -> Any:
-    """The training loader of this rank; see docs/contracts.md, Data."""
+    """The training loader of this rank; see docs/dev/architecture.md, Data."""
     loader = _instantiate_with(
         run.dataloader.get("train"),
         micro_batch_size=micro_batch_size,

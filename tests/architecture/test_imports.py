@@ -18,7 +18,7 @@ FLOORS = (
     ("patches",),
     ("patches.global_tensors", "launch"),
     ("data.loading",),
-    ("data.text", "data.vision"),
+    ("data.text",),
     ("data",),
     ("config", "layers", "optim", "scheduler", "evaluation", "checkpoint", "engine.events"),
     ("models.blocks",),

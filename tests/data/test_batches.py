@@ -1,9 +1,16 @@
-"""From samples to batches: types, order, and the errors that teach the dataset contract."""
+"""From samples to batches: types, order, padding, and the errors that teach the dataset contract."""
 
 import numpy as np
 import pytest
 
-from libai.data import DataError, InMemoryDataset, SampleError
+from libai.data import (
+    DataError,
+    InMemoryDataset,
+    PadCollate,
+    SampleError,
+    build_eval_loader,
+    build_train_loader,
+)
 from libai.data.loading.batches import BatchReader
 
 
@@ -19,11 +26,7 @@ class ListDataset:
 
 
 def read(*samples, num_workers=0):
-    reader = BatchReader(ListDataset(*samples), num_workers)
-    try:
-        return reader.read(np.arange(len(samples)))
-    finally:
-        reader.close()
+    return BatchReader(ListDataset(*samples), num_workers).read(np.arange(len(samples)))
 
 
 @pytest.mark.parametrize(
@@ -45,8 +48,9 @@ def test_numbers_become_int64_float32_or_bool(value, dtype, num_workers):
 @pytest.mark.parametrize(
     ("samples", "text"),
     [
-        ([(1, 2)], "sample 0 of ListDataset is a tuple, not a dict: return a dict whose keys"),
-        ([{"x": 1}, {"y": 1}], r"sample 1 of ListDataset has the keys \['y'\], others have \['x'\]"),
+        ([(1, 2)], "a sample of ListDataset is a tuple, not a dict: return a dict whose keys"),
+        ([{"x": 1}, {"y": 1}], r"samples of ListDataset have the keys \['x'\] and \['y'\]: every sample"),
+        ([{"x": 1}, 3], r"samples of ListDataset have the keys \['x'\] and a int"),
         ([{"x": "word"}], "'x' of ListDataset holds <U4 values"),
         ([{"x": np.zeros(2)}, {"x": np.zeros(3)}], "pad or crop"),
     ],
@@ -77,3 +81,59 @@ def test_a_failing_get_batch_names_the_samples():
 def test_unequal_arrays_are_refused(arrays, text):
     with pytest.raises(DataError, match=text):
         InMemoryDataset(**arrays)
+
+
+PADDING = {"input_ids": 0, "labels": -100}
+
+
+class Words:
+    """Sample i has `lengths[i]` tokens, all of them i + 1."""
+
+    def __init__(self, lengths):
+        self.lengths = np.asarray(lengths)
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        tokens = np.full(self.lengths[index], index + 1)
+        return {"input_ids": tokens, "labels": tokens, "number": index}
+
+
+def test_a_collate_function_of_the_user_makes_the_batch():
+    def collate(samples):
+        return {"total": np.array([sample["input_ids"].sum() for sample in samples])}
+
+    options = {"micro_batch_size": 3, "shuffle": False, "collate": collate, "num_workers": 2}
+    assert next(build_train_loader(Words([1, 2, 3]), **options))["total"].tolist() == [1, 4, 9]
+    with pytest.raises(DataError, match="what collate returned for samples of Words is a list, not a dict"):
+        next(build_train_loader(Words([1, 2]), micro_batch_size=2, collate=lambda samples: samples))
+    with pytest.raises(DataError, match="collate is a int"):
+        build_train_loader(Words([1, 2]), micro_batch_size=2, collate=3)
+
+
+def test_padding_fills_marks_rounds_and_cuts():
+    pad = PadCollate(PADDING, multiple_of=4, mask="mask")
+    batch = next(build_train_loader(Words([2, 5]), micro_batch_size=2, shuffle=False, collate=pad))
+    assert batch["input_ids"].tolist() == [[1, 1] + [0] * 6, [2] * 5 + [0] * 3]
+    assert batch["labels"][0].tolist() == [1, 1] + [-100] * 6
+    assert batch["mask"].sum(1).tolist() == [2, 5] and batch["number"].tolist() == [0, 1]
+    short = PadCollate(PADDING, multiple_of=4, max_length=3)([Words([2, 5])[i] for i in (0, 1)])
+    assert short["input_ids"].tolist() == [[1, 1, 0], [2, 2, 2]]
+    with pytest.raises(DataError, match="PadCollate pads 'tokens', and a sample has"):
+        PadCollate({"tokens": 0})([Words([1])[0]])
+    with pytest.raises(DataError, match="'labels' differs in shape.*name a value to pad it with"):
+        PadCollate({"input_ids": 0})([Words([1, 2])[i] for i in (0, 1)])
+
+
+def test_ranks_pad_alike():
+    """Global tensors need equal shapes: the longest sample of all ranks decides."""
+    dataset = Words([1, 2, 9, 3, 4, 5, 2, 2])
+    for build in (build_train_loader, build_eval_loader):
+        options = {"micro_batch_size": 2, "num_data_ranks": 2, "collate": PadCollate(PADDING)}
+        order = {"shuffle": False} if build is build_train_loader else {}
+        loaders = [iter(build(dataset, data_rank=rank, **options, **order)) for rank in (0, 1)]
+        for longest in (9, 5):
+            batches = [next(loader) for loader in loaders]
+            batches = [batch[0] if isinstance(batch, tuple) else batch for batch in batches]
+            assert [batch["input_ids"].shape for batch in batches] == [(2, longest)] * 2

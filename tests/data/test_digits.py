@@ -1,4 +1,4 @@
-"""The handwritten digits as a dataset: scale, split, augmentation."""
+"""The handwritten digits as a dataset: scale, split, shifts."""
 
 import hashlib
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from libai.data import DataError, DigitsDataset
-from libai.data.vision.images import stratified_split
+from libai.data.vision import random_shift, stratified_split
 
 
 def test_images_are_scaled_and_typed():
@@ -37,3 +37,12 @@ def test_an_unknown_split_is_refused():
 def test_a_share_that_leaves_a_class_out_is_refused():
     with pytest.raises(DataError, match="gives class 0 0 of its 2 samples"):
         stratified_split(np.array([0, 0, 1, 1]), 0.1, seed=0)
+
+
+def test_a_shift_moves_every_image_by_its_own_numbers():
+    images = np.arange(2 * 3 * 4 * 4, dtype=np.float32).reshape(2, 3, 4, 4) + 1
+    # With one pixel there are three positions per axis: 0 moves content down or right, the last one up or left.
+    moved = random_shift(images, np.array([[0.0, 0.5], [0.99, 0.99]]), max_pixels=1)
+    assert np.array_equal(moved[0, :, 1:], images[0, :, :-1]) and not moved[0, :, 0].any()
+    assert np.array_equal(moved[1, :, :-1, :-1], images[1, :, 1:, 1:])
+    assert not moved[1, :, -1].any() and not moved[1, :, :, -1].any()

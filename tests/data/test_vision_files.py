@@ -1,4 +1,4 @@
-"""MNIST files, folders of images, and mixed images."""
+"""MNIST files and folders of images."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from libai.data import DataError, DigitsDataset, ImageFolderDataset, MixedImages, MnistDataset, build_train_loader
-from libai.data.vision.files import MEAN, STD
-from libai.data.vision.images import resize
+from libai.data import DataError, ImageFolderDataset, MnistDataset, build_train_loader
+from libai.data.vision import MEAN, STD, resize
 
 PIXELS = np.random.RandomState(0).randint(0, 256, (5, 28, 28)).astype(np.uint8)
 LABELS = np.array([3, 1, 4, 1, 5], np.uint8)
@@ -82,41 +81,3 @@ def test_resizing_a_part_follows_pillow() -> None:
         expected = np.asarray(picture.resize((size, size), image_module.Resampling.BILINEAR, box=box))
         inner = slice(2, -2)  # Pillow does not look beyond the box
         np.testing.assert_allclose(found[0, 0, inner, inner], expected[inner, inner], atol=1e-5)
-
-
-@pytest.mark.parametrize("mixing", [{"cutmix": 0.0}, {"mixup": 0.0}, {}], ids=["mixup", "cutmix", "both"])
-def test_mixing_is_the_same_on_any_number_of_ranks(mixing: dict[str, float]) -> None:
-    dataset, options = MixedImages(DigitsDataset(augment=True), **mixing), {"seed": 3, "prefetch": 0}
-    one = next(build_train_loader(dataset, micro_batch_size=16, **options))
-    options.update(micro_batch_size=8, num_data_ranks=2)
-    two = [next(build_train_loader(dataset, data_rank=rank, **options)) for rank in (0, 1)]
-    for name, array in one.items():
-        np.testing.assert_array_equal(np.concatenate([batch[name] for batch in two]), array)
-    np.testing.assert_allclose(one["labels"].sum(axis=1), 1, rtol=1e-6)
-    assert one["labels"].shape == (16, 10) and (one["labels"].max(axis=1) < 1).any()
-
-
-def test_shares_of_labels_are_those_of_pixels() -> None:
-    """With all pixels of a sample equal to its class, an image's mean is the mean of its labels."""
-    pixels = np.broadcast_to(np.arange(4.0)[:, None, None, None], (4, 1, 8, 8))
-
-    class Flat:
-        num_classes = 4
-
-        def __len__(self) -> int:
-            return 4
-
-        def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-            return {"images": pixels[indices], "labels": indices}
-
-    batch = next(iter(build_train_loader(MixedImages(Flat()), micro_batch_size=64, seed=1, prefetch=0)))
-    np.testing.assert_allclose(batch["images"].mean(axis=(1, 2, 3)), batch["labels"] @ np.arange(4.0), atol=1e-5)
-    cut = [len(np.unique(image)) == 2 for image in batch["images"]]
-    assert 0 < sum(cut) < 64  # a rectangle of another class, or one share everywhere
-
-
-def test_impossible_mixing_is_refused() -> None:
-    with pytest.raises(DataError, match="one of them is above 0"):
-        MixedImages(DigitsDataset(), mixup=0.0, cutmix=0.0)
-    with pytest.raises(DataError, match="give num_classes"):
-        MixedImages({"images": np.zeros((2, 1, 4, 4)), "labels": np.arange(2)})

@@ -191,7 +191,6 @@ _SENTENCES = {
     "dataloader.train makes the sampler and cuts it over the ranks; nothing is dropped (docs/data.md).": (
         "sampler test_sampler batch_sampler use_distributed_sampler drop_last dataloader_drop_last indices"
     ),
-    "It is an argument of the loader: dataloader.train.group_by_length (docs/data.md).": "group_by_length",
     "The keys of a batch are the arguments of forward; leave others out in the dataset (docs/data.md).": (
         "remove_unused_columns"
     ),

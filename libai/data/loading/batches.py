@@ -6,192 +6,94 @@ A batch is `dict[str, np.ndarray]`, first axis = samples, int64, float32 or bool
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from libai.data.loading.datasets import Batch, as_dataset
 from libai.data.loading.errors import DataError, SampleError, checked_count
-from libai.data.loading.processes import WorkerProcesses
 from libai.utils.errors import UserError
 
-Batch = dict[str, np.ndarray]
 #: a list of what `ds[i]` returned → a batch
 Collate = Callable[[list[Any]], Mapping[str, Any]]
 
 MAX_WORKERS = 1024
 
-_RIGHT_CODE = 'return a dict whose keys are arguments of model.forward, e.g. {"images": image, "labels": label}'
-
-
-class InMemoryDataset:
-    """Equally long arrays as a dataset; sample i holds row i of every array.
-
-    >>> dataset = InMemoryDataset(images=np.zeros((4, 1, 8, 8)), labels=np.arange(4))
-    >>> len(dataset), dataset[3]["labels"], dataset.get_batch(np.array([2, 0]))["labels"]
-    (4, 3, array([2, 0]))
-
-    Raises `DataError` when there is no array or the lengths differ.
-    """
-
-    def __init__(self, **arrays: Any):
-        if not arrays:
-            raise DataError("InMemoryDataset() was given no arrays: pass them by name, e.g. images=..., labels=....")
-        self.arrays = {key: np.asarray(value) for key, value in arrays.items()}
-        shapes = {key: array.shape for key, array in self.arrays.items()}
-        if any(not shape for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
-            raise DataError(
-                f"InMemoryDataset was given arrays of the shapes {shapes}: the first axis counts the samples and must "
-                "be the same for all."
-            )
-
-    def __len__(self) -> int:
-        return len(next(iter(self.arrays.values())))
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {key: array[index] for key, array in self.arrays.items()}
-
-    def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows at `indices` of every array, each `(len(indices), ...)`."""
-        return {key: array[indices] for key, array in self.arrays.items()}
-
-
-def as_dataset(source: Any) -> Any:
-    """`source` itself when it is a dataset; a mapping of equally long arrays becomes an `InMemoryDataset`.
-
-    Raises `DataError` for anything without `len()` and `[i]` or `get_batch`, and for an empty dataset.
-    """
-    dataset = InMemoryDataset(**source) if isinstance(source, Mapping) else source
-    name = type(dataset).__name__
-    if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "get_batch")):
-        raise DataError(
-            f"a dataset was asked for and a {name} was found, which lacks len(ds) or ds[i]. Add both, pass a dict of "
-            "arrays, or give an iterable of ready batches to the trainer directly, without a loader around it."
-        )
-    if len(dataset) == 0:
-        raise DataError(f"{name} is empty (len 0), so there is nothing to read: check its path, split and filters.")
-    return dataset
-
-
-class BatchDataset(ABC):
-    """Base of datasets that read many samples at once; `ds[i]` is a batch of one."""
-
-    @abstractmethod
-    def get_batch(self, indices: np.ndarray) -> Batch:
-        """The samples at `indices`, one in each row of every array."""
-
-    def __getitem__(self, index: int) -> Batch:
-        return {name: rows[0] for name, rows in self.get_batch(np.array([index])).items()}
-
-
-def read_rows(dataset: Any, indices: np.ndarray) -> Batch:
-    """The samples of `dataset` at `indices`, by its `get_batch` where it has one, else stacked."""
-    if hasattr(dataset, "get_batch"):
-        return {key: np.asarray(values) for key, values in dataset.get_batch(indices).items()}
-    samples = [dataset[int(index)] for index in indices]
-    return {key: np.stack([np.asarray(sample[key]) for sample in samples]) for key in samples[0]}
-
-
-def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch:
-    """`values` of `dataset` as contiguous int64, float32 or bool arrays of `num_samples` rows, or `DataError`."""
-    return {key: _as_batch_array(dataset, key, value, num_samples) for key, value in values.items()}
-
 
 class BatchReader:
-    """Reads the samples at given indices as one batch, shared by `num_workers` threads or processes.
+    """Reads the samples at given indices as one batch, shared by `num_workers` threads.
 
-    Threads are enough where reading files, decoding or NumPy takes the time, which release the interpreter lock;
-    processes are for datasets whose own Python code does. `collate(samples) -> dict` makes the batch of a list of what
-    `ds[i]` returned, in the trainer's process. One with a method `pad_to(samples, length)` is given the length that the
-    longest of several ranks needs, by the dataset's attribute `lengths`.
+    Threads are enough where reading files, decoding or NumPy takes the time, which release the interpreter lock.
+    `collate(samples) -> dict` makes the batch of a list of what `ds[i]` returned. One with a method
+    `pad_to(samples, length)` is given the length that the longest of several ranks needs, by the dataset's attribute
+    `lengths`.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        num_workers: int = 0,
-        *,
-        workers: Literal["threads", "processes"] = "threads",
-        collate: Collate | None = None,
-    ):
-        checked_count("num_workers", num_workers, MAX_WORKERS, "no extra threads or processes")
-        if workers not in ("threads", "processes"):
-            raise DataError(f"workers={workers!r}: samples are read by 'threads' or 'processes'.")
+    def __init__(self, dataset: Any, num_workers: int = 0, *, collate: Collate | None = None):
+        checked_count("num_workers", num_workers, MAX_WORKERS, "no extra threads")
         if collate is not None and not callable(collate):
             raise DataError(f"collate is a {type(collate).__name__}, not a function of a list of samples.")
         self.dataset = as_dataset(dataset)
-        if collate is not None and not hasattr(self.dataset, "__getitem__"):
+        self._has_batches = collate is None and hasattr(self.dataset, "get_batch")
+        if not self._has_batches and not hasattr(self.dataset, "__getitem__"):
             raise DataError(f"collate needs single samples, and {type(self.dataset).__name__} has no ds[i]. Add it.")
-        self._read_part = _read_chunk if collate is None else _read_samples
         self._collate = collate
         self._num_workers = num_workers
-        self._workers: WorkerThreads | WorkerProcesses | None = None
-        if num_workers:
-            kind = WorkerThreads if workers == "threads" else WorkerProcesses
-            self._workers = kind(self._read_part, self.dataset, num_workers)
+        self._pool = ThreadPoolExecutor(num_workers, "libai-data-worker") if num_workers else None
 
     def read(self, indices: np.ndarray, together: np.ndarray | None = None) -> Batch:
         """The samples at `indices`, in this order. A failing sample raises with its index, see `SampleError`.
 
         `together`: what all ranks read at this moment, for collate functions that pad; default: `indices`.
         """
+        read = partial(_read_rows if self._has_batches else _read_samples, self.dataset)
         chunks = np.array_split(indices, max(1, min(self._num_workers, len(indices))))
-        if self._workers is None or (len(chunks) == 1 and isinstance(self._workers, WorkerThreads)):
-            parts = [self._read_part(self.dataset, indices)]
+        if self._pool is None or len(chunks) == 1:
+            parts: list[Any] = [read(indices)]
         else:
-            parts = self._workers.map(chunks)
-        if self._collate is not None:
+            parts = list(self._pool.map(read, chunks))
+        batch: Mapping[str, Any]
+        if self._has_batches:
+            batch = parts[0] if len(parts) == 1 else _combined(self.dataset, parts, np.concatenate)
+        else:
             samples = [sample for part in parts for sample in part]
-            return self._collated(samples, indices if together is None else together)
-        return self._joined(parts, chunks)
+            if self._collate is None:
+                batch = _combined(self.dataset, samples, np.stack)
+            else:
+                batch = self._collated(samples, indices if together is None else together)
+        return as_batch(self.dataset, batch, len(indices))
 
-    def _joined(self, parts: Sequence[Any], chunks: list[np.ndarray]) -> Batch:
-        if len(parts) == 1:
-            return parts[0]
-        for part, chunk in zip(parts, chunks):
-            _check_same_keys(self.dataset, parts[0], part, chunk[0])
-        try:
-            return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-        except ValueError as error:
-            raise DataError(
-                f"samples of {type(self.dataset).__name__} differ in shape and cannot be stacked into one batch "
-                f"({error}): pad or crop them to one shape in the dataset, or give a collate function."
-            ) from error
-
-    def _collated(self, samples: list[Any], together: np.ndarray) -> Batch:
-        collate, lengths = self._collate, getattr(self.dataset, "lengths", None)
-        assert collate is not None
+    def _collated(self, samples: list[Any], together: np.ndarray) -> Mapping[str, Any]:
+        collate: Any = self._collate
+        lengths = getattr(self.dataset, "lengths", None)
         if lengths is not None and hasattr(collate, "pad_to"):
             batch = collate.pad_to(samples, int(np.asarray(lengths)[together].max()))
         else:
             batch = collate(samples)
-        if not isinstance(batch, Mapping):
-            raise DataError(f"collate returned a {type(batch).__name__}, not a dict: {_RIGHT_CODE}.")
-        return as_batch(self.dataset, batch, len(samples))
-
-    def close(self) -> None:
-        """Wait for the workers and end them."""
-        if self._workers is not None:
-            self._workers.close()
+        return _checked_dict("what collate returned for samples", self.dataset, batch)
 
 
-class WorkerThreads:
-    """Calls `read(dataset, indices)` in threads, see `WorkerProcesses`."""
-
-    def __init__(self, read: Callable[[Any, np.ndarray], Any], dataset: Any, num_workers: int):
-        self._read = partial(read, dataset)
-        self._pool = ThreadPoolExecutor(num_workers, "libai-data-worker")
-
-    def map(self, chunks: Sequence[np.ndarray]) -> list[Any]:
-        """`read` of every chunk, in order."""
-        return list(self._pool.map(self._read, chunks))
-
-    def close(self) -> None:
-        """Wait for the threads and end them."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch:
+    """`values` of `dataset` as contiguous int64, float32 or bool arrays of `num_samples` rows, or `DataError`."""
+    batch = {}
+    for key, value in values.items():
+        array = _to_numpy(value)
+        if array.ndim == 0 or len(array) != num_samples:
+            raise DataError(
+                f"{key!r} of {type(dataset).__name__} has the shape {array.shape} for {num_samples} samples: "
+                "the first axis of every entry of a batch counts the samples."
+            )
+        dtype = {"i": np.int64, "u": np.int64, "f": np.float32, "b": np.bool_}.get(array.dtype.kind)
+        if dtype is None:
+            raise DataError(
+                f"{key!r} of {type(dataset).__name__} holds {array.dtype} values, which cannot become a tensor: "
+                "give numbers or booleans, or leave the key out."
+            )
+        batch[key] = np.ascontiguousarray(array, dtype=dtype)
+    return batch
 
 
 def _read_samples(dataset: Any, indices: np.ndarray) -> list[Any]:
@@ -205,58 +107,36 @@ def _read_samples(dataset: Any, indices: np.ndarray) -> list[Any]:
     return samples
 
 
-def _read_chunk(dataset: Any, indices: np.ndarray) -> Batch:
-    if hasattr(dataset, "get_batch"):
-        try:
-            batch = dataset.get_batch(indices)
-        except Exception as error:
-            raise _reading_failed(dataset, f"samples {_some(indices)}", error) from error
-        if not isinstance(batch, Mapping):
-            raise _not_a_dict(dataset, "get_batch", batch)
-    else:
-        batch = _stack(dataset, indices)
-    return as_batch(dataset, batch, len(indices))
-
-
-def _stack(dataset: Any, indices: np.ndarray) -> Batch:
-    samples = _read_samples(dataset, indices)
-    for index, sample in zip(indices, samples):
-        if not isinstance(sample, Mapping):
-            raise _not_a_dict(dataset, f"sample {index}", sample)
-        _check_same_keys(dataset, samples[0], sample, index)
-    return {key: _stack_key(dataset, key, [sample[key] for sample in samples]) for key in samples[0]}
-
-
-def _stack_key(dataset: Any, key: str, values: list[Any]) -> np.ndarray:
-    arrays = [_to_numpy(value) for value in values]
+def _read_rows(dataset: Any, indices: np.ndarray) -> Mapping[str, Any]:
     try:
-        return np.stack(arrays)
-    except ValueError as error:
-        raise DataError(
-            f"{key!r} of {type(dataset).__name__} has the shapes {sorted({a.shape for a in arrays})} within one batch, "
-            "which cannot be stacked: pad or crop the samples to one shape in the dataset, or give a collate "
-            "function, such as libai.data.PadCollate."
-        ) from error
+        batch = dataset.get_batch(indices)
+    except Exception as error:
+        raise _reading_failed(dataset, f"samples {', '.join(map(str, indices[:8].tolist()))}", error) from error
+    return _checked_dict("get_batch", dataset, batch)
 
 
-def _as_batch_array(dataset: Any, key: str, value: Any, num_samples: int) -> np.ndarray:
-    """`value` as a contiguous int64, float32 or bool array whose first axis counts `num_samples`."""
-    array = _to_numpy(value)
-    if array.ndim == 0 or len(array) != num_samples:
-        raise DataError(
-            f"{key!r} of {type(dataset).__name__} has the shape {array.shape} for {num_samples} samples: "
-            "the first axis of every entry of a batch counts the samples."
-        )
-    if array.dtype.kind in "iu":
-        return np.ascontiguousarray(array, dtype=np.int64)
-    if array.dtype.kind == "f":
-        return np.ascontiguousarray(array, dtype=np.float32)
-    if array.dtype.kind == "b":
-        return np.ascontiguousarray(array)
-    raise DataError(
-        f"{key!r} of {type(dataset).__name__} holds {array.dtype} values, which cannot become a tensor: "
-        "give numbers or booleans, or leave the key out."
-    )
+def _combined(dataset: Any, parts: Sequence[Any], combine: Callable[[list[np.ndarray]], np.ndarray]) -> Batch:
+    """One dict of arrays of many: samples that are stacked, or parts of a batch that are joined."""
+    first = _checked_dict("a sample", dataset, parts[0])
+    for part in parts:
+        if not isinstance(part, Mapping) or part.keys() != first.keys():
+            found = sorted(part) if isinstance(part, Mapping) else f"a {type(part).__name__}"
+            raise DataError(
+                f"samples of {type(dataset).__name__} have the keys {sorted(first)} and {found}: every sample must "
+                "have the same keys."
+            )
+    batch = {}
+    for key in first:
+        arrays = [_to_numpy(part[key]) for part in parts]
+        try:
+            batch[key] = combine(arrays)
+        except ValueError as error:
+            raise DataError(
+                f"{key!r} of {type(dataset).__name__} has the shapes {sorted({a.shape for a in arrays})} within one "
+                "batch, which cannot be stacked: pad or crop the samples to one shape in the dataset, or give a "
+                "collate function, such as libai.data.PadCollate."
+            ) from error
+    return batch
 
 
 def _to_numpy(value: Any) -> np.ndarray:
@@ -264,12 +144,13 @@ def _to_numpy(value: Any) -> np.ndarray:
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 
-def _check_same_keys(dataset: Any, first: Mapping, other: Mapping, index: int) -> None:
-    if first.keys() != other.keys():
-        raise DataError(
-            f"sample {index} of {type(dataset).__name__} has the keys {sorted(other)}, others have {sorted(first)}: "
-            "every sample must have the same keys."
-        )
+def _checked_dict(what: str, dataset: Any, found: Any) -> Mapping[str, Any]:
+    if isinstance(found, Mapping):
+        return found
+    raise DataError(
+        f"{what} of {type(dataset).__name__} is a {type(found).__name__}, not a dict: return a dict whose keys are "
+        'arguments of model.forward, e.g. {"images": image, "labels": label}.'
+    )
 
 
 def _reading_failed(dataset: Any, what: str, error: Exception) -> Exception:
@@ -279,10 +160,78 @@ def _reading_failed(dataset: Any, what: str, error: Exception) -> Exception:
     return SampleError(f"{text} ({type(error).__name__})")
 
 
-def _not_a_dict(dataset: Any, what: str, found: Any) -> DataError:
-    return DataError(f"{what} of {type(dataset).__name__} is a {type(found).__name__}, not a dict: {_RIGHT_CODE}.")
+class PadCollate:
+    """A collate function that pads arrays along their first axis to the longest of the batch.
+
+    Args:
+        padding: key -> value to fill with, such as `{"input_ids": 0, "labels": -100}`. Other keys must have one shape.
+        multiple_of: lengths are rounded up to it; few different shapes suit graph mode, which compiles one of them.
+        max_length: longer samples are cut.
+        mask: name of a further bool array that is true where a sample has a value.
+
+    >>> pad = PadCollate({"x": 0}, multiple_of=4)
+    >>> pad([{"x": [1, 2]}, {"x": [3]}])["x"].tolist()
+    [[1, 2, 0, 0], [3, 0, 0, 0]]
+    """
+
+    def __init__(
+        self,
+        padding: Mapping[str, float],
+        *,
+        multiple_of: int = 1,
+        max_length: int | None = None,
+        mask: str | None = None,
+    ):
+        if not padding or multiple_of < 1 or (max_length is not None and max_length < 1):
+            raise DataError(
+                f"PadCollate(padding={dict(padding)}, multiple_of={multiple_of}, max_length={max_length}): name at "
+                "least one key to pad, and lengths of at least 1."
+            )
+        self._padding = dict(padding)
+        self._multiple_of = multiple_of
+        self._max_length = max_length
+        self._mask = mask
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The batch of `samples`."""
+        self._check(samples)
+        return self.pad_to(samples, max(len(sample[key]) for sample in samples for key in self._padding))
+
+    def pad_to(self, samples: Sequence[Mapping[str, Any]], length: int) -> dict[str, Any]:
+        """The batch of `samples`, as long as a sample of `length` needs it."""
+        self._check(samples)
+        length = -(-length // self._multiple_of) * self._multiple_of
+        length = min(length, self._max_length or length)
+        batch: dict[str, Any] = {}
+        for key, values in ((key, [sample[key] for sample in samples]) for key in samples[0]):
+            if key in self._padding:
+                batch[key] = _padded(values, self._padding[key], length)
+            else:
+                batch[key] = _stacked(key, values)
+        if self._mask is not None:
+            first = next(iter(self._padding))
+            ends = np.array([min(len(sample[first]), length) for sample in samples])
+            batch[self._mask] = np.arange(length) < ends[:, None]
+        return batch
+
+    def _check(self, samples: Sequence[Mapping[str, Any]]) -> None:
+        for sample in samples:
+            missing = [key for key in self._padding if not isinstance(sample, Mapping) or key not in sample]
+            if missing:
+                found = sorted(sample) if isinstance(sample, Mapping) else f"is a {type(sample).__name__}"
+                raise DataError(f"PadCollate pads {missing[0]!r}, and a sample has {found}. Name one of its keys.")
 
 
-def _some(indices: np.ndarray) -> str:
-    shown = ", ".join(map(str, indices[:8].tolist()))
-    return f"{shown}, ... ({len(indices)} in all)" if len(indices) > 8 else shown
+def _padded(values: Sequence[Any], fill: float, length: int) -> np.ndarray:
+    arrays = [np.asarray(value)[:length] for value in values]
+    padded = np.full((len(arrays), length, *arrays[0].shape[1:]), fill, arrays[0].dtype)
+    for row, array in zip(padded, arrays):
+        row[: len(array)] = array
+    return padded
+
+
+def _stacked(key: str, values: Sequence[Any]) -> np.ndarray:
+    try:
+        return np.stack([np.asarray(value) for value in values])
+    except ValueError as error:
+        raise DataError(f"{key!r} differs in shape ({error}): name a value to pad it with.") from None

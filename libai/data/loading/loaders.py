@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from libai.data.loading.batches import Batch, BatchReader, Collate, as_batch
+from libai.data.loading.batches import BatchReader, Collate, as_batch
+from libai.data.loading.datasets import Batch
 from libai.data.loading.errors import DataError
 from libai.data.loading.read_ahead import ReadAhead, checked_prefetch
 from libai.data.loading.sampling import DataLayout, SampleRandom, SampleStream
-from libai.data.loading.variable_length import lengths_of
 from libai.utils.distributed import get_rank, get_world_size
 
 
@@ -58,17 +58,13 @@ class TrainLoader:
         seed: int = 0,
         shuffle: bool = True,
         prefetch: int = 2,
-        group_by_length: int | None = None,
         **reading: Any,
     ):
         reader = BatchReader(dataset, **reading)
         self.dataset = reader.dataset
         self.layout = layout
         self.collate = reading.get("collate")
-        lengths = None if group_by_length is None else lengths_of(self.dataset)
-        self._stream = SampleStream(
-            len(self.dataset), seed=seed, shuffle=shuffle, lengths=lengths, group=group_by_length or 1
-        )
+        self._stream = SampleStream(len(self.dataset), seed=seed, shuffle=shuffle)
         self._steps = _StepReader(reader, layout, self._stream)
         self._prefetch = checked_prefetch(prefetch)
         self._consumed_samples = 0
@@ -140,9 +136,7 @@ def build_train_loader(
     seed: int = 0,
     shuffle: bool = True,
     num_workers: int = 0,
-    workers: Literal["threads", "processes"] = "threads",
     collate: Collate | None = None,
-    group_by_length: int | None = None,
     prefetch: int = 2,
 ) -> TrainLoader:
     """An endless, exactly resumable loader of one rank's micro-batches.
@@ -150,10 +144,9 @@ def build_train_loader(
     `data_rank` of `num_data_ranks`: which part of every global batch this process reads; default: every process of
     the job reads one. Tensor and pipeline parallel ranks share their data: pass `mesh.data_rank` and `mesh.data` there.
     `dataset`: an object with `len(ds)` and `ds[i] -> dict` or `get_batch(indices)`, or a dict of equally long arrays.
-    `prefetch`: micro-batches read ahead in one background thread, once reading proves slow. `num_workers`: threads or
-    processes (`workers`) that share the reading of one micro-batch, for datasets that are slow per sample. `collate`:
-    a function that makes the batch of a list of samples, see `BatchReader`. `group_by_length`: keep so many samples of
-    similar length together (by `dataset.lengths`); the global batch size or a multiple of it is best.
+    `prefetch`: micro-batches read ahead in one background thread, once reading proves slow. `num_workers`: threads that
+    share the reading of one micro-batch, for datasets that are slow per sample. `collate`: a function that makes the
+    batch of a list of samples, see `BatchReader`.
     Raises `DataError` for an empty dataset or impossible numbers.
     """
     return TrainLoader(
@@ -162,9 +155,7 @@ def build_train_loader(
         seed=seed,
         shuffle=shuffle,
         prefetch=prefetch,
-        group_by_length=group_by_length,
         num_workers=num_workers,
-        workers=workers,
         collate=collate,
     )
 
@@ -236,7 +227,6 @@ def build_eval_loader(
     num_data_ranks: int | None = None,
     max_batches: int | None = None,
     num_workers: int = 0,
-    workers: Literal["threads", "processes"] = "threads",
     collate: Collate | None = None,
     prefetch: int = 2,
 ) -> EvalLoader:
@@ -246,5 +236,5 @@ def build_eval_loader(
     those of `build_train_loader`. Raises `DataError` for an empty dataset or impossible numbers.
     """
     layout = DataLayout(micro_batch_size, *_ranks(data_rank, num_data_ranks))
-    reading = {"num_workers": num_workers, "workers": workers, "collate": collate}
+    reading = {"num_workers": num_workers, "collate": collate}
     return EvalLoader(dataset, layout, max_batches=max_batches, prefetch=prefetch, **reading)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from libai.data.loading.errors import DataError
-from libai.data.loading.variable_length import group_similar
 from libai.utils.seeding import GOLDEN, mix_bits
 
 
@@ -19,31 +18,17 @@ class SampleStream:
     """The endless sequence of sample indices: one permutation of `range(num_samples)` per epoch, concatenated.
 
     `shuffle=False` visits the samples in order, every epoch alike. The permutation of an epoch depends on
-    (seed, epoch) alone; it costs 8 bytes per sample of memory. With `lengths`, each `group` consecutive samples of an
-    epoch have similar ones.
+    (seed, epoch) alone; it costs 8 bytes per sample of memory.
     """
 
-    def __init__(
-        self,
-        num_samples: int,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        lengths: np.ndarray | None = None,
-        group: int = 1,
-    ):
+    def __init__(self, num_samples: int, *, seed: int = 0, shuffle: bool = True):
         if num_samples < 1:
             raise DataError("the dataset is empty (len 0), so there is nothing to visit: check its path and split.")
         if seed < 0:
             raise DataError(f"seed={seed} is negative, and a seed of the sample order is not: use 0 or more.")
-        if lengths is not None and (group < 1 or not shuffle):
-            raise DataError(
-                f"group_by_length={group} with shuffle={shuffle}: groups hold at least 1 sample and need shuffle=True."
-            )
         self.num_samples = num_samples
         self.seed = seed
         self.shuffle = shuffle
-        self._lengths, self._group = lengths, group
         # One tuple, replaced whole: a reading thread that is being shut down may still look at the old one.
         self._cached: tuple[int, np.ndarray] | None = None
 
@@ -62,10 +47,7 @@ class SampleStream:
         if self._cached is not None and self._cached[0] == epoch:
             return self._cached[1]
         if self.shuffle:
-            random = np.random.default_rng([self.seed, epoch])
-            order = random.permutation(self.num_samples)
-            if self._lengths is not None:
-                order = group_similar(order, self._lengths, self._group, random)
+            order = np.random.default_rng([self.seed, epoch]).permutation(self.num_samples)
         else:
             order = self._cached[1] if self._cached is not None else np.arange(self.num_samples)
         self._cached = (epoch, order)

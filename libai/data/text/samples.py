@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from libai.data.loading.batches import BatchDataset, read_rows
+from libai.data.loading.datasets import BatchDataset, read_rows
 from libai.data.loading.errors import DataError
 from libai.data.loading.sampling import SampleRandom
 

@@ -22,17 +22,12 @@ def token_cross_entropy(logits: flow.Tensor, labels: flow.Tensor, ignore_index: 
 def classification_outputs(logits: flow.Tensor, labels: flow.Tensor | None, training: bool) -> dict[str, Any]:
     """What a classifier's forward returns.
 
-    `logits` (batch, classes), `labels` (batch,) int64, shares of the classes (batch, classes) float32, as
-    `libai.data.MixedImages` gives them, or None for prediction. Training: losses `cls` and metrics
+    `logits` (batch, classes), `labels` (batch,) int64, or None for prediction. Training: losses `cls` and metrics
     `accuracy` (a fraction). Evaluation: `logits` and, when there are labels, the losses.
     """
     if labels is None:
         return {"logits": logits}
-    if labels.ndim == 2:
-        losses = {"cls": -(flow.log_softmax(logits, dim=1) * labels).sum(dim=1).mean()}
-        labels = labels.argmax(dim=1)
-    else:
-        losses = {"cls": F.cross_entropy(logits, labels)}
+    losses = {"cls": F.cross_entropy(logits, labels)}
     if not training:
         return {"logits": logits, "losses": losses}
     hits = (logits.detach().argmax(dim=1) == labels).to(flow.float32)

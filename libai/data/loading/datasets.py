@@ -1,14 +1,84 @@
-"""Several datasets as one, mixed by weights."""
+"""Datasets: what they must have, arrays in memory, and several of them mixed by weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from libai.data.loading.batches import BatchDataset, as_dataset, read_rows
 from libai.data.loading.errors import DataError
+
+Batch = dict[str, np.ndarray]
+
+
+class InMemoryDataset:
+    """Equally long arrays as a dataset; sample i holds row i of every array.
+
+    >>> dataset = InMemoryDataset(images=np.zeros((4, 1, 8, 8)), labels=np.arange(4))
+    >>> len(dataset), dataset[3]["labels"], dataset.get_batch(np.array([2, 0]))["labels"]
+    (4, 3, array([2, 0]))
+
+    Raises `DataError` when there is no array or the lengths differ.
+    """
+
+    def __init__(self, **arrays: Any):
+        if not arrays:
+            raise DataError("InMemoryDataset() was given no arrays: pass them by name, e.g. images=..., labels=....")
+        self.arrays = {key: np.asarray(value) for key, value in arrays.items()}
+        shapes = {key: array.shape for key, array in self.arrays.items()}
+        if any(not shape for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
+            raise DataError(
+                f"InMemoryDataset was given arrays of the shapes {shapes}: the first axis counts the samples and must "
+                "be the same for all."
+            )
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {key: array[index] for key, array in self.arrays.items()}
+
+    def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows at `indices` of every array, each `(len(indices), ...)`."""
+        return {key: array[indices] for key, array in self.arrays.items()}
+
+
+def as_dataset(source: Any) -> Any:
+    """`source` itself when it is a dataset; a mapping of equally long arrays becomes an `InMemoryDataset`.
+
+    Raises `DataError` for anything without `len()` and `[i]` or `get_batch`, and for an empty dataset.
+    """
+    dataset = InMemoryDataset(**source) if isinstance(source, Mapping) else source
+    name = type(dataset).__name__
+    if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "get_batch")):
+        raise DataError(
+            f"a dataset was asked for and a {name} was found, which lacks len(ds) or ds[i]. Add both, pass a dict of "
+            "arrays, or give an iterable of ready batches to the trainer directly, without a loader around it."
+        )
+    if len(dataset) == 0:
+        raise DataError(f"{name} is empty (len 0), so there is nothing to read: check its path, split and filters.")
+    return dataset
+
+
+class BatchDataset(ABC):
+    """Base of datasets that read many samples at once; `ds[i]` is a batch of one."""
+
+    @abstractmethod
+    def get_batch(self, indices: np.ndarray) -> Batch:
+        """The samples at `indices`, one in each row of every array."""
+
+    def __getitem__(self, index: int) -> Batch:
+        return {name: rows[0] for name, rows in self.get_batch(np.array([index])).items()}
+
+
+def read_rows(dataset: Any, indices: np.ndarray) -> Batch:
+    """The samples of `dataset` at `indices`, by its `get_batch` where it has one, else stacked."""
+    if hasattr(dataset, "get_batch"):
+        return {key: np.asarray(values) for key, values in dataset.get_batch(indices).items()}
+    samples = [dataset[int(index)] for index in indices]
+    return {key: np.stack([np.asarray(sample[key]) for sample in samples]) for key in samples[0]}
 
 
 class BlendedDataset(BatchDataset):

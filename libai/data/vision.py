@@ -1,0 +1,372 @@
+"""Image datasets, and the augmentation of whole batches.
+
+The digits come with libai; CIFAR, MNIST and folders of images are read from files on the machine: nothing is
+downloaded or unpickled.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from libai.data.loading.cache import default_cache_dir
+from libai.data.loading.errors import DataError, describe_folder
+from libai.data.loading.sampling import SampleRandom
+
+#: of ImageNet's training pixels
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+def random_shift(images: np.ndarray, uniform: np.ndarray, max_pixels: int) -> np.ndarray:
+    """Move every image by up to `max_pixels` in both directions; zeros come in from outside.
+
+    `images` `(B, C, H, W)`; `uniform` `(B, 2)` numbers in [0, 1), one per direction. The same as padding by
+    `max_pixels` and cropping at a random corner.
+    """
+    height, width = images.shape[2:]
+    pad = max_pixels
+    padded = np.pad(images, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))  # type: ignore[call-overload]
+    corners = (uniform * (2 * pad + 1)).astype(np.int64)
+    return windows[np.arange(len(images)), :, corners[:, 0], corners[:, 1]]
+
+
+def random_flip(images: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    """Mirror left to right the images whose number in `uniform` `(B,)` is below one half; `images` `(B, C, H, W)`."""
+    return np.where((uniform < 0.5)[:, None, None, None], images[..., ::-1], images)
+
+
+def resize(images: np.ndarray, boxes: np.ndarray, size: int) -> np.ndarray:
+    """A part of each image, resized bilinearly to a square; where it shrinks, pixels are averaged.
+
+    `images` `(B, C, H, W)`; `boxes` `(B, 2, 2)`: begin and length of the rows, then of the columns, as shares of the
+    image; returns `(B, C, size, size)`.
+    """
+    weights = []
+    for length, begin, share in zip(images.shape[2:], boxes[:, :, 0].T, boxes[:, :, 1].T):
+        step = (share * length / size)[:, None, None]
+        centres = (begin * length)[:, None, None] + (np.arange(size)[:, None] + 0.5) * step - 0.5
+        distances = abs(np.clip(centres, 0, length - 1) - np.arange(length))
+        near = np.maximum(0, 1 - distances / np.maximum(1, step))
+        weights.append((near / near.sum(axis=2, keepdims=True)).astype(images.dtype)[:, None])
+    return weights[0] @ images @ weights[1].swapaxes(2, 3)
+
+
+def random_resized_crop(
+    images: np.ndarray,
+    uniform: np.ndarray,
+    size: int,
+    area: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> np.ndarray:
+    """A random part of each image with a share `area` of it and width / height within `ratio`, resized to `size`.
+
+    `images` `(B, C, H, W)`, square; `uniform` `(B, 4)` numbers in [0, 1). A side that would be longer than the image is
+    as long.
+    """
+    shares = area[0] + uniform[:, 0] * (area[1] - area[0])
+    ratios = ratio[0] * (ratio[1] / ratio[0]) ** uniform[:, 1]
+    lengths = np.minimum(1, np.sqrt(np.stack([shares / ratios, shares * ratios], axis=1)))
+    return resize(images, np.stack([uniform[:, 2:4] * (1 - lengths), lengths], axis=2), size)
+
+
+class ImagesInMemory:
+    """Base of small data sets: `images` and `labels` of all samples, which the train loader changes if `augment`."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    num_classes: int
+    augment: bool
+    #: of augmentation: by how many pixels images are shifted, and whether half of them are mirrored
+    _max_shift = 1
+    _mirrors = False
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return self.get_batch(index)
+
+    def get_batch(self, indices: np.ndarray | int) -> dict[str, np.ndarray]:
+        """`images` float32 `(B, C, H, W)` and `labels` int64 `(B,)`."""
+        return {"images": self._scaled(self.images[indices]), "labels": self.labels[indices]}
+
+    def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
+        """Called by the train loader: the batch, its images shifted (and mirrored) when `augment=True`."""
+        if not self.augment:
+            return batch
+        uniform = random.uniform(3 if self._mirrors else 2)
+        images = random_shift(batch["images"], uniform[:, :2], self._max_shift)
+        return {**batch, "images": random_flip(images, uniform[:, 2]) if self._mirrors else images}
+
+    def _scaled(self, images: np.ndarray) -> np.ndarray:
+        """Stored images as a model takes them."""
+        return images
+
+
+class DigitsDataset(ImagesInMemory):
+    """`images` float32 `(1, 8, 8)` in [0, 1] and `labels` 0..9, one split of a stratified cut.
+
+    `seed` chooses the cut and is the same for both splits of a run; `augment=True` shifts training images by up to one
+    pixel. Raises `DataError` when the split does not exist.
+
+    The 1,797 images are the test set of "Optical Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak (UCI
+    Machine Learning Repository, 1998, https://doi.org/10.24432/C50P49, licence CC BY 4.0), in scikit-learn's order.
+    `digits.npz` holds them unchanged: `images` uint8 `(1797, 8, 8)` in 0..16, `labels` uint8 `(1797,)`.
+    """
+
+    num_classes = 10
+
+    def __init__(self, split: str = "train", *, validation_fraction: float = 0.2, seed: int = 0, augment: bool = False):
+        pixels, labels = _load_digits()
+        splits = stratified_split(labels, validation_fraction, seed)
+        _check_known("split", split, splits)
+        self.indices = splits[split]
+        self.images = (pixels[self.indices] / 16).astype(np.float32)[:, None]
+        self.labels = labels[self.indices].astype(np.int64)
+        self.augment = augment
+
+
+def _load_digits() -> tuple[np.ndarray, np.ndarray]:
+    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as arrays:
+        return arrays["images"], arrays["labels"]
+
+
+def stratified_split(labels: np.ndarray, validation_fraction: float, seed: int) -> dict[str, np.ndarray]:
+    """`{"train": indices, "validation": indices}`, sorted, disjoint, with the same share of every class.
+
+    A pure function of its arguments. Raises `DataError` when a class would be missing from one of the two.
+    """
+    validation = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        num_validation = round(validation_fraction * len(members))
+        if not 0 < num_validation < len(members):
+            raise DataError(
+                f"validation_fraction={validation_fraction} gives class {label} {num_validation} of its {len(members)} "
+                "samples for validation: choose a share that leaves at least one on both sides."
+            )
+        shuffled = np.random.default_rng([seed, int(label)]).permutation(members)
+        validation.append(shuffled[:num_validation])
+    chosen = np.sort(np.concatenate(validation))
+    return {"train": np.setdiff1d(np.arange(len(labels)), chosen), "validation": chosen}
+
+
+#: name -> classes, folder, bytes of labels before each image (the last one counts), files, mean and std of the pixels
+_CIFAR: dict[str, tuple[int, str, int, dict[str, list[str]], tuple[float, ...], tuple[float, ...]]] = {
+    "cifar10": (
+        10,
+        "cifar-10-batches-bin",
+        1,
+        {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]},
+        (0.4914, 0.4822, 0.4465),
+        (0.2470, 0.2435, 0.2616),
+    ),
+    "cifar100": (
+        100,
+        "cifar-100-binary",
+        2,
+        {"train": ["train.bin"], "test": ["test.bin"]},
+        (0.5071, 0.4865, 0.4409),
+        (0.2673, 0.2564, 0.2762),
+    ),
+}
+_CIFAR_PIXELS = 3 * 32 * 32
+
+
+class CifarDataset(ImagesInMemory):
+    """`images` float32 `(3, 32, 32)`, normalised per channel, and `labels`.
+
+    `path`: the folder with the binary version's files, or the one above it; default `$LIBAI_DATA_DIR` or
+    `~/.cache/libai`. `name`: `"cifar10"` or `"cifar100"` (fine labels). `augment=True` shifts training images by up to
+    4 pixels and mirrors half of them. Images stay uint8 in memory. Raises `DataError` with the place that was searched
+    and the archive to fetch.
+    """
+
+    _max_shift = 4
+    _mirrors = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike | None = None,
+        *,
+        name: str = "cifar10",
+        split: str = "train",
+        augment: bool = False,
+    ):
+        _check_known("name", name, _CIFAR)
+        self.num_classes, folder, label_bytes, files, mean, std = _CIFAR[name]
+        _check_known("split", split, files)
+        root = _data_folder(path)
+        root = root / folder if (root / folder).is_dir() else root
+        rows = np.concatenate([_read_cifar(root / file, label_bytes) for file in files[split]])
+        self.images = rows[:, label_bytes:].reshape(-1, 3, 32, 32)
+        self.labels = rows[:, label_bytes - 1].astype(np.int64)
+        if self.labels.max() >= self.num_classes:
+            raise DataError(f"{root} has the label {self.labels.max()}: these are not the files of {name}, or damaged.")
+        self.augment = augment
+        self._mean = np.array(mean, np.float32)[:, None, None]
+        self._std = np.array(std, np.float32)[:, None, None]
+
+    def _scaled(self, images: np.ndarray) -> np.ndarray:
+        return (images.astype(np.float32) / np.float32(255) - self._mean) / self._std
+
+
+def _read_cifar(path: Path, label_bytes: int) -> np.ndarray:
+    """The bytes of a file, a row for each image."""
+    if not path.is_file():
+        raise DataError(
+            f"{path.name} was looked for in {path.parent}, which {describe_folder(path.parent)}. Fetch CIFAR's binary "
+            "version from https://www.cs.toronto.edu/~kriz/cifar.html, unpack it and give its folder as path=... "
+            "(nothing is downloaded, and the Python version is not unpickled)."
+        )
+    content = np.fromfile(path, dtype=np.uint8)
+    record = label_bytes + _CIFAR_PIXELS
+    if content.size == 0 or content.size % record:
+        raise DataError(
+            f"{path} has {content.size} bytes, not a whole number of {record}-byte images: it is cut off or of another "
+            "set. Unpack its archive again."
+        )
+    return content.reshape(-1, record)
+
+
+_MNIST = {"train": "train", "test": "t10k"}
+
+
+class MnistDataset(ImagesInMemory):
+    """`images` float32 `(1, 28, 28)` in [0, 1] and `labels`, from the IDX files of MNIST, packed (.gz) or not.
+
+    `path`: their folder; default `$LIBAI_DATA_DIR` or `~/.cache/libai`. Sets of the same format, such as
+    Fashion-MNIST, are read as well. `augment=True` shifts training images by up to 2 pixels.
+    """
+
+    num_classes = 10
+    _max_shift = 2
+
+    def __init__(self, path: str | os.PathLike | None = None, *, split: str = "train", augment: bool = False):
+        _check_known("split", split, _MNIST)
+        root = _data_folder(path)
+        self.images = _read_idx(root, f"{_MNIST[split]}-images-idx3-ubyte")[:, None]
+        self.labels = _read_idx(root, f"{_MNIST[split]}-labels-idx1-ubyte").astype(np.int64)
+        if len(self.images) != len(self.labels):
+            raise DataError(f"{root} has {len(self.images)} images and {len(self.labels)} labels of {split}.")
+        self.augment = augment
+
+    def _scaled(self, images: np.ndarray) -> np.ndarray:
+        return images / np.float32(255)
+
+
+def _read_idx(root: Path, name: str) -> np.ndarray:
+    """An array of bytes: two zeros, a type, the number of axes, their sizes as big-endian integers, the values."""
+    path = next((path for path in (root / name, root / f"{name}.gz") if path.is_file()), None)
+    if path is None:
+        raise DataError(
+            f"{name} or {name}.gz was looked for in {root}, which {describe_folder(root)}. Fetch MNIST's four files "
+            "and give their folder as path=... (nothing is downloaded by itself)."
+        )
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read ({error}): fetch it again.") from error
+    shape = tuple(np.frombuffer(content[4 : 4 + 4 * content[3]], ">u4").tolist()) if len(content) > 4 else ()
+    start = 4 + 4 * len(shape)
+    if content[:3] != b"\0\0\x08" or len(content) - start != int(np.prod(shape, dtype=np.int64)):
+        raise DataError(f"{path} is no whole IDX file of bytes: it is cut off or something else. Fetch it again.")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+class ImageFolderDataset:
+    """`images` float32 `(3, image_size, image_size)`, normalised, and `labels`: one folder for each class, in order of
+    their names, with files that Pillow reads.
+
+    The shorter side is resized to `image_size * 256 / 224` and the middle is cut out. `augment=True` keeps the middle
+    square as it is; the train loader resizes a random part of it, of at least `min_area`, to `image_size` and mirrors
+    half of the images.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike, *, image_size: int = 224, augment: bool = False, min_area: float = 0.08
+    ):
+        if not 0 < min_area <= 1:
+            raise DataError(f"min_area={min_area} is a share of the image: use a number above 0, and at most 1.")
+        root = Path(path).expanduser()
+        self.classes = sorted(folder.name for folder in root.iterdir() if folder.is_dir()) if root.is_dir() else []
+        self.files = [
+            (file, label)
+            for label, name in enumerate(self.classes)
+            for file in sorted((root / name).iterdir())
+            if file.is_file() and not file.name.startswith(".")
+        ]
+        if not self.files:
+            raise DataError(f"{root} {describe_folder(root)}: no folders of classes with images. Give their folder.")
+        self.num_classes, self.image_size = len(self.classes), image_size
+        self.augment, self.min_area = augment, min_area
+        import_pillow()
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        path, label = self.files[index]
+        image = _read_image(path, self._shorter_side if self.augment else self.image_size, self._shorter_side)
+        return {"images": image, "labels": np.int64(label)}
+
+    def read_image(self, path: str | os.PathLike) -> np.ndarray:
+        """An image of a file as a model that was trained on this dataset takes it, float32 `(3, image_size,
+        image_size)`."""
+        return _read_image(path, self.image_size, self._shorter_side)
+
+    @property
+    def _shorter_side(self) -> int:
+        return round(self.image_size * 256 / 224)
+
+    def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
+        """Called by the train loader: random parts of the images, half of them mirrored, when `augment=True`."""
+        if not self.augment:
+            return batch
+        uniform = random.uniform(5)
+        parts = random_resized_crop(batch["images"], uniform[:, :4], self.image_size, area=(self.min_area, 1.0))
+        return {**batch, "images": random_flip(parts, uniform[:, 4])}
+
+
+def _read_image(path: str | os.PathLike, size: int, shorter_side: int) -> np.ndarray:
+    """The middle of an image whose shorter side is resized before, normalised, float32 `(3, size, size)`."""
+    image = open_image(path)
+    scale = shorter_side / min(image.size)
+    width, height = (max(size, round(side * scale)) for side in image.size)
+    left, top = (width - size) // 2, (height - size) // 2
+    image = image.resize((width, height), import_pillow().Resampling.BILINEAR)
+    pixels = np.asarray(image.crop((left, top, left + size, top + size)), np.float32) / np.float32(255)
+    return ((pixels - np.array(MEAN, np.float32)) / np.array(STD, np.float32)).transpose(2, 0, 1)
+
+
+def open_image(path: str | os.PathLike) -> Any:
+    """Pillow's image of a file, in colour."""
+    try:
+        with import_pillow().open(path) as opened:
+            return opened.convert("RGB")
+    except OSError as error:
+        raise DataError(f"{path} is no image that can be read: {error}") from error
+
+
+def import_pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError(f"image files are read with Pillow, which is missing ({error}): pip install pillow.") from None
+    return Image
+
+
+def _data_folder(path: str | os.PathLike | None) -> Path:
+    return default_cache_dir() if path is None else Path(path).expanduser()
+
+
+def _check_known(argument: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise DataError(f"{argument}={value!r} was asked for, and there are {sorted(known)}: use one of them.")

@@ -1,1 +1,0 @@
-"""Images: datasets and augmentation."""

@@ -1,6 +1,6 @@
 """The command `libai SUBCOMMAND …`, also as `python -m libai`: its table of subcommands.
 
-A new subcommand is a file in libai/cli/commands with `run(arguments) -> exit code`, and a line in `COMMANDS`. Modules
+A new subcommand is a file in libai/cli/commands with `run(arguments) -> exit code`, and a line in `GROUPS`. Modules
 are imported when their subcommand runs, so that `libai --help` takes no longer than Python's own start.
 """
 
@@ -11,17 +11,15 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from libai import __version__
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """A subcommand: `function` of `module` receives the words after it."""
 
     summary: str
@@ -33,28 +31,40 @@ class Command:
         return importlib.import_module(self.module)
 
 
-COMMANDS: dict[str, Command] = {
-    "train": Command("train a config", "libai.cli.training", "train"),
-    "eval": Command("evaluate a run, or a config", "libai.cli.training", "evaluate"),
-    "resume": Command("continue a run from its newest checkpoint", "libai.cli.training", "resume"),
-    "predict": Command("predict with the model of a run or of Hugging Face", "libai.cli.commands.predict"),
-    "generate": Command("continue prompts with a language model", "libai.cli.commands.generate"),
-    "parity": Command("prove that eager and graph mode train the same", "libai.cli.commands.parity"),
-    "verify-resume": Command("prove that a config resumes exactly", "libai.cli.commands.verify_resume"),
-    "benchmark": Command("measure configs in both modes", "libai.cli.commands.benchmark"),
-    "checkpoint": Command("list, verify, compare, convert and delete checkpoints", "libai.cli.commands.checkpoint"),
-    "preprocess": Command("turn text into token files", "libai.cli.commands.preprocess"),
-    "hf": Command("import, export and verify weights of Hugging Face", "libai.cli.commands.hf"),
-    "compare": Command("compare settings, metrics and curves of runs", "libai.cli.commands.compare"),
-    "doctor": Command("check this environment", "libai.cli.commands.doctor"),
+GROUPS: dict[str, dict[str, Command]] = {
+    "Train": {
+        "train": Command("train a model from a config file", "libai.cli.training", "train"),
+        "resume": Command("continue a run from its newest checkpoint", "libai.cli.training", "resume"),
+        "eval": Command("evaluate a run, or a config with given weights", "libai.cli.training", "evaluate"),
+    },
+    "Look": {
+        "compare": Command("compare settings, metrics and curves of runs", "libai.cli.commands.compare"),
+        "doctor": Command("check that training works on this machine", "libai.cli.commands.doctor"),
+    },
+    "Models and files": {
+        "predict": Command("predict for samples in a file or a dataset", "libai.cli.commands.predict"),
+        "generate": Command("continue text with a language model", "libai.cli.commands.generate"),
+        "checkpoint": Command("list, verify, compare, convert, delete checkpoints", "libai.cli.commands.checkpoint"),
+        "hf": Command("import, export, verify Hugging Face weights", "libai.cli.commands.hf"),
+        "preprocess": Command("turn text into token files for training", "libai.cli.commands.preprocess"),
+    },
+    "Prove and measure": {
+        "parity": Command("prove that eager and graph mode train the same", "libai.cli.commands.parity"),
+        "verify-resume": Command("prove that a config resumes exactly", "libai.cli.commands.verify_resume"),
+        "benchmark": Command("measure training speed in both modes", "libai.cli.commands.benchmark"),
+    },
 }
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
 def usage() -> str:
     """Return the text of `libai --help`."""
-    rows = [f"  {name:<14} {command.summary}" for name, command in COMMANDS.items()]
-    lines = ["usage: libai COMMAND [arguments]", "", *rows, "", "`libai COMMAND --help` lists the flags of each."]
-    return "\n".join(lines)
+    lines = ["usage: libai COMMAND [arguments]", ""]
+    for title, commands in GROUPS.items():
+        lines.append(f"{title}:")
+        lines += [f"  {name:<14} {command.summary}" for name, command in commands.items()]
+        lines.append("")
+    return "\n".join([*lines, "First run: libai train mlp_digits", "Flags of a command: libai COMMAND --help"])
 
 
 def dispatch(words: Sequence[str]) -> int:

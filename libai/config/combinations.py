@@ -30,8 +30,9 @@ def impossible_sizes(train: schema.Train, world_size: int) -> Iterator[str]:
             f"train.on_exception=return cannot be kept by {world_size} processes: a rank that failed would leave the "
             "others waiting for it. Remove it, or use one process."
         )
-    if not train.train_iter and not train.train_epoch:
-        yield "train.train_iter and train.train_epoch are both 0, so nothing would be trained. Set one of them."
+    if bool(train.train_iter) == bool(train.train_epoch):
+        found = "both set, and a run has one length" if train.train_iter else "both 0, so nothing would be trained"
+        yield f"train.train_iter and train.train_epoch are {found}. Set one of them, and the other to 0."
     dist = train.dist
     sizes = (dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size)
     try:

@@ -29,7 +29,7 @@ from libai.config.instantiation import CONFIG_PACKAGE, TARGET
 from libai.config.settings.coercion import OBJECTS, copy_config, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean
 from libai.config.settings.other_names import is_foreign, meant
-from libai.config.settings.schema import LAZY_SECTIONS, SCHEDULES, SECTIONS
+from libai.config.settings.schema import LAZY_SECTIONS, SCHEDULES, SECTIONS, TYPED_SECTIONS, defaults
 from libai.launch.installation import shipped_config, shipped_configs
 from libai.launch.request import is_file
 from libai.utils.errors import UserError
@@ -90,6 +90,9 @@ def load(path: str | Path) -> DictConfig:
                 problems.append(f"{shown(path)}:{line}: {name}={value!r} sets nothing.{meant(name)}")
     if problems:
         raise ConfigError(problems)
+    if "model" in public:  # a whole config: edits such as `config.graph.enabled = True` find their section
+        for section in TYPED_SECTIONS:
+            public.setdefault(section, defaults(section))  # type: ignore[arg-type]
     return OmegaConf.create(copy_config(public), flags=OBJECTS)
 
 

@@ -20,7 +20,7 @@ class GenerationOptions:
     """How tokens are chosen.
 
     Args:
-        max_new_tokens: at most so many for each prompt.
+        max_new_tokens: maximum number of new tokens for each prompt.
         temperature: 0 takes the likeliest token; others divide the scores by it before one is drawn.
         top_k: draw among so many likeliest tokens; 0 among all.
         top_p: draw among the likeliest tokens that together have this probability.
@@ -114,6 +114,12 @@ class Generator:
             if has_ended.all() or step + 1 == options.max_new_tokens:
                 return
             scores = self._decoder.append(tokens)
+
+    def room_for(self, prompts: Sequence[Sequence[int]]) -> int:
+        """Return the number of new tokens for which the model has positions, at least 1."""
+        if self._max_target_length is not None:
+            return self._max_target_length - 1
+        return max(1, self._max_length - max(map(len, prompts)))
 
     def _start(self, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> np.ndarray:
         longest = max(map(len, prompts), default=0)

@@ -3,7 +3,7 @@ import textwrap
 
 import pytest
 
-from libai.config import ConfigError, LazyConfig, get_config, instantiate, loader
+from libai.config import ConfigError, LazyConfig, defaults, get_config, instantiate, loader
 
 
 @pytest.fixture
@@ -42,7 +42,13 @@ def test_public_dicts_and_calls_are_the_config(folder):
         size = 7
         """,
     )
-    assert LazyConfig.load(path) == {"model": {"_target_": "builtins.dict", "a": 1}, "train": {"train_iter": 3}}
+    config = LazyConfig.load(path)
+    assert {**config, "graph": 0} == {
+        "model": {"_target_": "builtins.dict", "a": 1},
+        "train": {"train_iter": 3},
+        "graph": 0,
+    }
+    assert config.graph == defaults("graph"), "a section that the file leaves out can be edited"
 
 
 def test_relative_imports_run_config_files(folder):

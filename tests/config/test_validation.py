@@ -87,7 +87,13 @@ def test_interpolations_are_resolved():
         ),
         (
             {"train": {"train_iter": 0}},
-            "train.train_iter and train.train_epoch are both 0, so nothing would be trained. Set one of them.",
+            "train.train_iter and train.train_epoch are both 0, so nothing would be trained. Set one of them, and the "
+            "other to 0.",
+        ),
+        (
+            {"train": {"train_epoch": 2}},
+            "train.train_iter and train.train_epoch are both set, and a run has one length. Set one of them, and the "
+            "other to 0.",
         ),
         (
             {"train": {"extra_hooks": [{"period": 3}]}},

@@ -72,7 +72,7 @@ def test_a_run_writes_the_curve(tmp_path, capsys):
     with pytest.raises(UserError, match="LOWEST,HIGHEST,UPDATES"):
         find_lr_of_run(run, "1e-3,1")
     curve = find_lr_of_run(run, "1e-4,1e-1,12")
-    written = json.loads((tmp_path / "lr_find.json").read_text())
+    written = json.loads((tmp_path.parent / f"{tmp_path.name}_find_lr.json").read_text())
     assert written["lrs"] == curve.lrs and written["valley"] == curve.valley and written["mode"] == "eager"
     assert f"suggested rate: {curve.valley:.2e}" in capsys.readouterr().out
-    assert (tmp_path / "lr_find.svg").read_text().startswith("<?xml")
+    assert (tmp_path.parent / f"{tmp_path.name}_find_lr.svg").read_text().startswith("<?xml")

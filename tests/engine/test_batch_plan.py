@@ -28,11 +28,6 @@ def test_epochs_are_rounded_up_to_whole_iterations():
     assert make(train_epoch=0.5, samples_per_epoch=96).train_iter == 2
 
 
-def test_of_two_lengths_the_shorter_counts():
-    assert make(train_iter=5, train_epoch=2, samples_per_epoch=100).train_iter == 5
-    assert make(train_iter=50, train_epoch=2, samples_per_epoch=100).train_iter == 9
-
-
 def test_epochs_of_a_loader_without_length_are_refused():
     with pytest.raises(UserError, match="train.train_epoch=2 needs to know.*no samples_per_epoch.*train.train_iter"):
         make(train_epoch=2)

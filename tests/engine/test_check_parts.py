@@ -83,6 +83,22 @@ def test_float64_batches_say_so(parts):
         trainer_of("eager", model, loader, optimizer).train(0, 1)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_ids_that_are_floats_are_told_to_be_int64(mode, dtype):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(5, 3)
+
+        def forward(self, ids):
+            return {"losses": {"loss": self.embedding(ids).mean()}}
+
+    model = Net()
+    trainer = trainer_of(mode, model, [{"ids": np.ones((4, 2), dtype)}], flow.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(UserError, match=r"floating point. Give them as int64: astype\('int64'\)"):
+        trainer.train(0, 1)
+
+
 def test_a_batch_of_text(parts):
     model, _, optimizer = parts
     loader = [{"x": np.array(["a", "b"]), "y": np.zeros(2, np.int64)}]

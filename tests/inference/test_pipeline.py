@@ -113,6 +113,10 @@ def test_a_run_generates_with_the_tokenizer_of_its_data(run, capsys):
     tokens = pipeline.generator.generate([list(b"a qu")], GenerationOptions(5, 1.0, seed=4))
     text = bytes(token for token in tokens[0] if token < 256).decode(errors="replace")
     assert printed(capsys, str(run), "a qu", "--max-new-tokens=5", "--temperature=1", "--seed=4") == f"a qu{text}\n"
+    # without a number as many tokens as the model has positions for: 64, and the prompt takes four
+    everything = printed(capsys, str(run), "a qu", "--temperature=1", "--seed=4", "--stop-token=-1", "--json")
+    options = GenerationOptions(60, temperature=1.0, seed=4, stop_token=None)
+    assert json.loads(everything)["text"] == pipeline.generate(["a qu"], options)[0]
 
 
 def test_a_character_of_several_tokens_is_streamed_when_it_is_complete(run):

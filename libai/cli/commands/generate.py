@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from libai.utils.errors import UserError
 from libai.utils.parser import Parser
 
 _MODULE = "libai.cli.commands.generate"
+#: new tokens of a prompt, if no number is given
+_MOST_TOKENS = 100
+_MOST_HELP = f"maximum number of new tokens per prompt (default: up to {_MOST_TOKENS}, as the model has positions)"
 _OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "num_beams", "length_penalty", "seed")
 
 
@@ -37,12 +41,16 @@ def run(arguments: Sequence[str]) -> int:
     from libai.inference import GenerationOptions, Pipeline
     from libai.utils.distributed import get_rank
 
-    values = {name: getattr(args, name) for name in _OPTIONS}
+    values = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
     pipeline = Pipeline(args.source, args.checkpoint, args.mode, tokenizer=args.tokenizer)
     stop = pipeline.tokenizer.stop_token if args.stop_token is None else args.stop_token
     options = GenerationOptions(**values, stop_token=None if stop == -1 else stop)
     for start in range(0, len(prompts), args.batch_size):
-        for text in _texts(pipeline, prompts[start : start + args.batch_size], options, args.json):
+        batch = prompts[start : start + args.batch_size]
+        if args.max_new_tokens is None:
+            room = pipeline.generator.room_for([pipeline.tokenizer.encode(prompt) for prompt in batch])
+            options = replace(options, max_new_tokens=min(room, _MOST_TOKENS))
+        for text in _texts(pipeline, batch, options, args.json):
             if get_rank() == 0:
                 print(text, end="", flush=True)
     return 0
@@ -67,11 +75,13 @@ def build_parser() -> Parser:
     parser.add_argument("source", metavar="SOURCE", help="a run's output folder or a Hugging Face folder")
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="default: the lines of stdin")
     parser.add_argument("--file", "-f", type=Path, help='prompts: a line each, or .jsonl with {"prompt": …}')
-    parser.add_argument("--max-new-tokens", type=int, default=100, help="most new tokens of a prompt (default 100)")
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help=_MOST_HELP)
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default 0)")
-    parser.add_argument("--top-k", type=int, default=0, help="sample among the K likeliest tokens (default: all)")
     parser.add_argument(
-        "--top-p", type=float, default=1.0, help="sample among the likeliest tokens of this total probability"
+        "--top-k", type=int, default=0, metavar="K", help="sample from the K most likely tokens (default: all)"
+    )
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="sample from the most likely tokens up to probability P"
     )
     parser.add_argument("--num-beams", type=int, default=1, help="number of beams (default 1)")
     parser.add_argument(

@@ -52,7 +52,7 @@ class Train:
         None, "Samples of one forward pass in evaluation; null takes the training one.", at_least=1
     )
 
-    train_iter: int = key(0, "Iterations to train; 0 leaves it to `train_epoch`. With both, the shorter.", at_least=0)
+    train_iter: int = key(0, "Iterations to train; 0 leaves it to `train_epoch`.", at_least=0)
     train_epoch: float = key(0.0, "Passes over the data; 0 leaves it to `train_iter`.", at_least=0, at_most=LARGEST)
     max_seconds: float | None = key(
         None, "Save and stop, resumable, when training has taken so long; null sets no limit.", above=0

@@ -47,6 +47,7 @@ _REMEDIES = (
         "a module has an attribute `forward` that is a function. Define forward in its class, which is what OneFlow "
         "compiles",
     ),
+    (r"IsIndexDataType", "indices are floating point. Give them as int64: astype('int64') in the dataset"),
     (
         r"input/output item only support types",
         "forward returns or takes something that is not a tensor. Return tensors and None only, and keep numbers and "
@@ -112,7 +113,7 @@ def explain_forward_error(error: Exception, model: Any, batch: Any, is_first: bo
     frame = _user_frame(error)
     where = f" At {frame.filename}:{frame.lineno}: `{frame.line}`." if frame else ""
     doubles = [name for name, value in batch.items() if value.dtype is flow.float64]
-    remedy = None if doubles else _remedy(error)
+    remedy = _remedy(error)
     if remedy is not None:
         return UserError(f"{type(model).__name__}.forward failed: {first_line(error)}.{where} There {remedy}.")
     change = (

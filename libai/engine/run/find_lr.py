@@ -157,7 +157,8 @@ def _smoothed(losses: list[float]) -> list[float]:
 
 def find_lr_of_run(run: Run, words: str) -> LRCurve:
     """`find_lr` for a run: `words` are the lowest and the highest rate and the number of updates. Rank 0 writes
-    `lr_find.json` and, with matplotlib, `lr_find.svg` into the output folder, and says what it suggests. Collective."""
+    `NAME_find_lr.json` beside the output folder NAME, which may hold a finished run, and with matplotlib a picture, and
+    says what it suggests. Collective."""
     try:
         lowest, highest, num_iters = words.split(",")
         asked = float(lowest), float(highest), int(num_iters)
@@ -168,8 +169,8 @@ def find_lr_of_run(run: Run, words: str) -> LRCurve:
     run.resolve_mode()
     curve = find_lr(run.trainer, *asked)
     if is_main_process():
-        run.output_dir.mkdir(parents=True, exist_ok=True)
-        path = run.output_dir / "lr_find.json"
+        path = run.output_dir.with_name(f"{run.output_dir.name}_find_lr.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_text(path, json.dumps({"mode": run.trainer.mode, **curve.to_dict()}, indent=1))
         drawn = _draw(curve, path.with_suffix(".svg"))
         ended = "the loss diverged" if curve.has_diverged else "the loss did not diverge"

@@ -41,16 +41,15 @@ class BatchPlan:
         warmup_ratio: float = 0.0,
         samples_per_epoch: int | None = None,
     ) -> BatchPlan:
-        """The plan of a run. `train_epoch > 0` sets the length from `samples_per_epoch`, rounded up; with both
-        lengths given the shorter counts. Raises `UserError` when epochs are asked of a loader that has no length."""
+        """The plan of a run. `train_epoch > 0` sets the length from `samples_per_epoch`, rounded up.
+        Raises `UserError` when epochs are asked of a loader that has no length."""
         if train_epoch > 0:
             if not samples_per_epoch:
                 raise UserError(
                     f"train.train_epoch={train_epoch} needs to know how many samples an epoch has, and the training "
                     "loader has no samples_per_epoch. Set train.train_iter instead."
                 )
-            from_epochs = math.ceil(train_epoch * samples_per_epoch / sizes.global_)
-            train_iter = min(train_iter, from_epochs) if train_iter else from_epochs
+            train_iter = math.ceil(train_epoch * samples_per_epoch / sizes.global_)
             if train_iter > LARGEST:
                 raise UserError(
                     f"train.train_epoch={train_epoch:g} of {samples_per_epoch} samples are {train_iter:g} iterations, "

@@ -7,7 +7,7 @@ from libai.engine import hooks
 from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.compiled.graphs import EvalGraph, TrainGraph
 from libai.engine.eager import EagerTrainer
-from libai.engine.events.events import EventStorage, get_event_storage
+from libai.engine.events.storage import EventStorage, get_event_storage
 from libai.engine.events.throughput import Throughput
 from libai.engine.events.writers import LogRecord, RunInfo, Writer
 from libai.engine.graph import GraphTrainer

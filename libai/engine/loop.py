@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from libai.config.settings.other_names import member_meant
 from libai.engine.check_parts import check_iterations
 from libai.engine.data_feed import DataFeed
-from libai.engine.events.events import EventStorage
+from libai.engine.events.storage import EventStorage
 from libai.engine.hook_base import EPOCH_POINTS, HOOK_POINTS, EveryEpoch, HookBase, Interrupted, StopTraining, keyed
 from libai.engine.metrics import MAX_PENDING_RESULTS, PendingMetrics, StepResult
 from libai.forward.flops import FlopCounter

@@ -10,7 +10,7 @@ import pytest
 import toy
 from oneflow import nn
 
-from libai.engine.events.events import get_event_storage
+from libai.engine.events.storage import get_event_storage
 from libai.engine.hooks import CallbackHook
 from libai.engine.loop import StopTraining
 from libai.utils.errors import UserError

@@ -5,7 +5,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 
-from libai.engine.events.events import EventStorage, get_event_storage
+from libai.engine.events.storage import EventStorage, get_event_storage
 from libai.utils.errors import UserError
 
 

@@ -18,7 +18,7 @@ import jobs
 import pytest
 from conftest import HERE
 
-from libai.engine.events.tensorboard import TensorBoardWriter
+from libai.engine.events.writers import TensorBoardWriter
 from libai.launch.guard import run_guarded
 from libai.utils.atomic import atomic_write_text
 from libai.utils.logging import reset_logging, setup_logging

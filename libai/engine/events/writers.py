@@ -1,17 +1,35 @@
-"""What a writer of a run's numbers is, and one that works in a thread. Writers are objects of rank 0 only.
+"""Writers of a run's numbers: the protocol, a thread for slow ones, `metrics.jsonl`, TensorBoard and the W&B interface.
 
-Writers get finished `LogRecord`s: they know no trainer, fetch nothing from a device and call no collective, so any of
-them may run in a thread (`AsyncWriter`).
+Writers are objects of rank 0 only. They get finished `LogRecord`s: they know no trainer, fetch nothing from a device
+and call no collective, so any of them may run in a thread (`AsyncWriter`). The screen: libai/engine/events/console.py.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Iterable, Mapping
+import html
+import importlib
+import importlib.util
+import io
+import itertools
+import json
+import logging
+import math
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from libai.utils.atomic import atomic_write_bytes, read_json
+from libai.utils.disk import naming
+from libai.utils.errors import OutputLostError, UserError
+
+logger = logging.getLogger("libai.engine")
 
 
 @dataclass(frozen=True)
@@ -76,71 +94,6 @@ class Writer:
         """Finish; nothing is written afterwards. May be called twice."""
 
 
-class AsyncWriter(Writer):
-    """Runs another writer in a thread, so that a slow disk or tracker does not hold training up.
-
-    Nothing is lost: records are written in order, `close` waits for the last one, and the first error of the thread is
-    raised by the next `write` or `close`. After an error nothing more is written.
-    """
-
-    def __init__(self, writer: Writer, max_pending: int = 1000):
-        self._writer = writer
-        self._error: BaseException | None = None
-        self._queue: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue(maxsize=max_pending)
-        self._thread: threading.Thread | None = None
-
-    def begin(self, start_iter: int = 0) -> None:
-        """See `Writer.begin`; the inner writer begins in the calling thread, so its errors show at once."""
-        self.close()
-        self._error = None
-        self._writer.begin(start_iter)
-        self._thread = threading.Thread(target=self._run, name=f"async-{type(self._writer).__name__}", daemon=True)
-        self._thread.start()
-
-    def write(self, record: LogRecord) -> None:
-        self._submit("write", record)
-
-    def write_text(self, name: str, text: str, iter: int = 0) -> None:
-        self._submit("write_text", name, text, iter)
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        self._submit("write_summary", summary)
-
-    def close(self) -> None:
-        """Wait for the thread, close the inner writer, raise what the thread raised."""
-        if self._thread is None:
-            return
-        self._queue.put(None)
-        self._thread.join()
-        self._thread = None
-        try:
-            self._writer.close()
-        except BaseException as error:
-            self._error = self._error or error
-        self._raise_error()
-
-    def _submit(self, method: str, *arguments: Any) -> None:
-        self._raise_error()
-        if self._thread is None:
-            self.begin()
-        self._queue.put((method, arguments))
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        while (job := self._queue.get()) is not None:
-            try:
-                if self._error is None:  # after an error keep taking jobs, so that nobody waits on a full queue
-                    getattr(self._writer, job[0])(*job[1])
-            except BaseException as error:
-                self._error = error
-            finally:
-                self._queue.task_done()
-        self._queue.task_done()
-
-
 def close_all(writers: Iterable[Writer]) -> None:
     """Close every writer, also when one fails; the first error is raised at the end."""
     first: Exception | None = None
@@ -151,3 +104,313 @@ def close_all(writers: Iterable[Writer]) -> None:
             first = first or error
     if first is not None:
         raise first
+
+
+class AsyncWriter(Writer):
+    """Runs another writer in a thread, so that a slow disk or tracker does not hold training up.
+
+    Nothing is lost: records are written in order, `close` waits for the last one, and the first error of the thread is
+    raised by the next `write` or `close`. After an error nothing more is written.
+    """
+
+    def __init__(self, writer: Writer, max_pending: int = 1000):
+        self._writer = writer
+        self._max_pending = max_pending
+        self._pending: deque[Future[None]] = deque()
+        self._thread: ThreadPoolExecutor | None = None
+        self._has_failed = False
+
+    def begin(self, start_iter: int = 0) -> None:
+        """See `Writer.begin`; the inner writer begins in the calling thread, so its errors show at once."""
+        self.close()
+        self._has_failed = False
+        self._writer.begin(start_iter)
+        self._thread = ThreadPoolExecutor(max_workers=1)
+
+    def write(self, record: LogRecord) -> None:
+        self._submit(self._writer.write, record)
+
+    def write_text(self, name: str, text: str, iter: int = 0) -> None:
+        self._submit(self._writer.write_text, name, text, iter)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        self._submit(self._writer.write_summary, summary)
+
+    def close(self) -> None:
+        """Wait for the thread, close the inner writer, raise what the thread raised."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        thread.shutdown()
+        try:
+            self._raise_errors(most_left=0)
+        finally:
+            self._pending.clear()
+            self._writer.close()
+
+    def _submit(self, method: Callable[..., None], *arguments: Any) -> None:
+        if self._thread is None:
+            self.begin()
+        assert self._thread is not None
+        self._pending.append(self._thread.submit(self._call, method, *arguments))
+        self._raise_errors(self._max_pending)
+
+    def _call(self, method: Callable[..., None], *arguments: Any) -> None:
+        if self._has_failed:
+            return
+        try:
+            method(*arguments)
+        except BaseException:
+            self._has_failed = True
+            raise
+
+    def _raise_errors(self, most_left: int) -> None:
+        """Take what is done off the queue, and wait until at most `most_left` calls are pending."""
+        while self._pending and (self._pending[0].done() or len(self._pending) > most_left):
+            self._pending.popleft().result()
+
+
+class JSONLinesWriter(Writer):
+    """`metrics.jsonl`: one JSON object per logged iteration, `"iter"` first, then tags, in full float precision.
+
+    JSON has no NaN or infinity: such a value is null, and its tag is in the list `"non_finite"`. Records of one
+    iteration share its line, which is in the file when `write` returns.
+
+    A resumed run drops the lines after `start_iter`, atomically, so that no iteration is there twice; a run from the
+    start moves a file that it finds to `metrics.1.jsonl` (2, 3, ...).
+
+    Args:
+        path: of the file; its folder must exist.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self._path = Path(path)
+        self._file: io.FileIO | None = None
+        self._last: dict[str, Any] = {}
+        self._last_offset = 0
+
+    def begin(self, start_iter: int = 0) -> None:
+        self.close()
+        lines = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
+        if lines and start_iter == 0:
+            names = (f"{self._path.stem}.{number}{self._path.suffix}" for number in itertools.count(1))
+            target = next(path for path in map(self._path.with_name, names) if not path.exists())
+            self._path.rename(target)
+            logger.info("%s is of an earlier run: moved to %s", self._path, target.name)
+            lines = []
+        kept = [line for line in lines if _is_kept(line, start_iter)]
+        if len(kept) < len(lines):
+            atomic_write_bytes(self._path, b"".join(kept))
+        self._last = json.loads(kept[-1]) if kept else {}
+        self._last_offset = sum(map(len, kept[:-1]))
+        self._file = io.FileIO(self._path, "r+" if self._path.exists() else "w+")
+        self._file.seek(0, os.SEEK_END)
+
+    def write(self, record: LogRecord) -> None:
+        if self._file is None:
+            self.begin()
+        assert self._file is not None
+        if self._last.get("iter") == record.iter:
+            self._file.seek(self._last_offset)
+        else:
+            self._last = {"iter": record.iter}
+            self._last_offset = self._file.tell()
+        non_finite = [tag for tag in self._last.pop("non_finite", []) if tag not in record.scalars]
+        for tag, value in record.scalars.items():
+            is_finite = math.isfinite(value)
+            self._last[tag] = value if is_finite else None
+            if not is_finite:
+                non_finite.append(tag)
+        if non_finite:
+            self._last["non_finite"] = non_finite
+        self._write_line(self._file, json.dumps(self._last, allow_nan=False).encode() + b"\n")
+
+    def _write_line(self, file: io.FileIO, line: bytes) -> None:
+        """Write all of `line` where the last line begins, or nothing."""
+        self._check_present(file)
+        rest = memoryview(line)
+        try:
+            while len(rest):  # an unbuffered write may be short
+                rest = rest[file.write(rest) :]
+        except OSError as error:
+            with suppress(OSError):  # half a line would swallow the next one
+                file.truncate(self._last_offset)
+            text = f"{os.strerror(error.errno or 0)}: the metrics cannot be written"
+            raise OSError(error.errno, text, str(self._path)) from None
+        file.truncate()  # a line written again may have become shorter
+
+    def _check_present(self, file: io.FileIO) -> None:
+        with suppress(OSError):
+            if os.path.samestat(os.stat(self._path), os.fstat(file.fileno())):
+                return
+        raise OutputLostError(
+            f"{self._path} was removed or renamed while the run wrote into it, so its metrics would be lost. The run "
+            "ends here. Leave the folder of a run in place until it is over."
+        )
+
+    def close(self) -> None:
+        """See `Writer.close`. Raises `OutputLostError` when the file is no longer there."""
+        file, self._file = self._file, None
+        if file is not None:
+            with file:
+                self._check_present(file)
+
+
+def _is_kept(line: bytes, last_iter: int) -> bool:
+    """Return True for a whole line of an iteration up to `last_iter`; a power cut may have damaged the last line."""
+    try:
+        parsed = json.loads(line)
+        return line.endswith(b"\n") and parsed["iter"] <= last_iter
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+class TensorBoardWriter(Writer):
+    """TensorBoard event files in `directory`, under the tags of the records; texts too.
+
+    A resumed or repeated run in the same folder makes TensorBoard hide what earlier files hold beyond its start. Uses
+    tensorboardX's file format without its `SummaryWriter`, whose background thread dies silently on a full disk, after
+    which training waits forever on its queue; one event per record is also eight times cheaper.
+
+    Args:
+        flush_seconds: numbers are on disk at the latest this long after the next record, and when the run ends.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], flush_seconds: float = 10.0):
+        self._directory = Path(directory)
+        self._flush_seconds = flush_seconds
+        self._events: Any = None
+        self._last_flush = 0.0
+
+    def begin(self, start_iter: int = 0) -> None:
+        """See `Writer.begin`. Raises `UserError` when tensorboardX is not there."""
+        self.close()
+        try:
+            from tensorboardX.event_file_writer import EventsWriter
+        except ImportError as error:
+            raise UserError(
+                f"the TensorBoard writer needs the package tensorboardX, which cannot be imported ({error}). "
+                "Run `pip install tensorboardX`, or leave tensorboard out of train.writers."
+            ) from error
+        self._directory.mkdir(parents=True, exist_ok=True)
+        # names hold the second only: two sessions within one must not share a file
+        self._events = EventsWriter(str(self._directory / "events"), f".{os.getpid()}.{secrets.token_hex(2)}")
+        self._add(start_iter + 1 if start_iter else 0, session_log={"status": "START"})
+
+    def write(self, record: LogRecord) -> None:
+        values = [{"tag": tag, "simple_value": float(value)} for tag, value in record.scalars.items()]
+        self._add(record.iter, summary={"value": values})
+        if time.monotonic() - self._last_flush >= self._flush_seconds:
+            self._flush()
+
+    def write_text(self, name: str, text: str, iter: int = 0) -> None:
+        """See `Writer.write_text`; shown in a fixed-width font."""
+        from tensorboardX.summary import text as text_summary
+
+        self._add(iter, summary=text_summary(name, "    " + text.replace("\n", "\n    ")))
+        self._flush()
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """See `Writer.write_summary`; shown as a text."""
+        self.write_text("summary", json.dumps(summary, indent=1), int(summary.get("iterations", 0)))
+
+    def close(self) -> None:
+        if self._events is not None:
+            events, self._events = self._events, None
+            with naming(self._directory):
+                events.close()
+
+    def _add(self, step: int, **content: Any) -> None:
+        if self._events is None:
+            self.begin()
+        from tensorboardX.proto.event_pb2 import Event
+
+        with naming(self._directory):
+            self._events.write_event(Event(wall_time=time.time(), step=step, **content))
+
+    def _flush(self) -> None:
+        with naming(self._directory):
+            self._events.flush()
+        self._last_flush = time.monotonic()
+
+
+class WandbWriter(Writer):
+    """A run of a tracker that has `init`, `Html`, `run.log` and `run.finish` of Weights & Biases.
+
+    The package is imported when training begins; an error of the tracker ends the run, as with any other writer. A
+    tracker keeps every row that it was sent: `<package>.json` in the output folder notes the last iteration sent, and
+    a resumed run continues the tracker's run, without the iterations that it makes again.
+
+    Args:
+        run_info: the run; a note of another run does not count.
+        package: `wandb` or `trackio`.
+        project: name of the tracker's project.
+        options: further arguments of `init`, such as `entity`, `group`, `tags` or `mode` of W&B.
+    """
+
+    def __init__(
+        self,
+        run_info: RunInfo,
+        package: str = "wandb",
+        project: str = "libai",
+        options: Mapping[str, Any] | None = None,
+    ):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(
+                f"train.writers asks for {package}, which is not installed. Run `pip install {package}`, or leave it "
+                "out of train.writers."
+            )
+        self._info = run_info
+        self._package = package
+        self._options = {"project": project, "config": dict(run_info.config), "resume": "allow", **(options or {})}
+        self._note = run_info.output_dir / f"{package}.json"
+        self._start = 0
+        self._sent = 0
+        self._run: Any = None
+
+    def begin(self, start_iter: int = 0) -> None:
+        """See `Writer.begin`. Opens the tracker's run, or opens it again."""
+        self.close()
+        note = read_json(self._note)
+        self._start = start_iter
+        self._sent = note.get("last_iter", 0) if note.get("run_id") == self._info.run_id else 0
+        identity: dict[str, Any] = {
+            "name": f"{self._info.name} {self._info.run_id}"
+        }  # trackio has no ids: it finds a run by its name
+        if self._package == "wandb":
+            settings = {"console": "off"}  # lines and progress bar go through the terminal that is there
+            identity = {
+                "name": self._info.name,
+                "id": self._info.run_id,
+                "dir": str(self._info.output_dir),
+                "allow_val_change": True,
+                "settings": settings,
+            }
+        self._run = importlib.import_module(self._package).init(**{**identity, **self._options})
+        if self._sent > start_iter:
+            logger.info("%s has this run up to iteration %d: not sent again", self._package, self._sent)
+
+    def write(self, record: LogRecord) -> None:
+        if self._run is None:
+            self.begin()
+        if self._start < record.iter <= self._sent:
+            return
+        self._run.log(dict(record.scalars), step=record.iter)
+        note = {"run_id": self._info.run_id, "last_iter": record.iter}
+        self._note.write_text(json.dumps(note) + "\n")
+
+    def write_text(self, name: str, text: str, iter: int = 0) -> None:
+        if self._run is None:
+            self.begin()
+        if iter > self._sent or not self._sent:
+            page = importlib.import_module(self._package).Html(f"<pre>{html.escape(text)}</pre>")
+            self._run.log({name: page}, step=iter)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        if hasattr(self._run, "summary"):  # not in trackio
+            self._run.summary.update(dict(summary))
+
+    def close(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish()

@@ -12,10 +12,14 @@ from libai.config import fill_unset, instantiate
 from libai.engine import hooks
 from libai.engine.check_parts import check_writer
 from libai.engine.events.console import ConsoleWriter
-from libai.engine.events.lines import JSONLinesWriter
-from libai.engine.events.tensorboard import TensorBoardWriter
-from libai.engine.events.trackers import WandbWriter
-from libai.engine.events.writers import AsyncWriter, RunInfo, Writer
+from libai.engine.events.writers import (
+    AsyncWriter,
+    JSONLinesWriter,
+    RunInfo,
+    TensorBoardWriter,
+    WandbWriter,
+    Writer,
+)
 from libai.engine.hook_base import HookBase
 from libai.engine.run.report import summary_of
 from libai.engine.setup import build

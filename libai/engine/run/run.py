@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from libai import checkpoint
 from libai.config import RunConfig, batch_sizes_of, combinations, validate
 from libai.config.settings.other_names import member_meant
 from libai.engine.checkpointer import TrainerCheckpointer
-from libai.engine.events.console import bar_while_preparing, format_eval_lines
+from libai.engine.events.console import format_eval_lines
 from libai.engine.events.writers import LogRecord
 from libai.engine.hooks import IterationTimer
 from libai.engine.hooks.evaluation import chosen_metric, look_for
@@ -246,8 +246,7 @@ class Run:
 
     def resolve_mode(self) -> None:
         """See `libai.engine.run.modes.resolve`. Collective."""
-        with bar_while_preparing(self.plan.train_iter) if is_main_process() else nullcontext():
-            modes.resolve(self)
+        modes.resolve(self)
 
     def switch_mode(self, mode: str) -> None:
         """Continue in `mode` ("eager" or "graph") with the same state; the curve continues.

@@ -15,6 +15,7 @@ from libai.engine.data_feed import num_bytes
 from libai.engine.gradients import Batch
 from libai.engine.metrics import StepResult
 from libai.engine.optimizer_state import OptimizerState
+from libai.engine.rehearsal.one_process import loss_mixes_samples
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.forward.contract import read_losses
 from libai.forward.python_state import switches_of
@@ -174,11 +175,21 @@ class EagerTrainer(ModelTrainer):
             switches = switches_of(self.model)
             if switches not in self._switches:
                 self._switches.add(switches)
-                self.gradients.batch_scope.look_again(self, self.feed.peek())
+                self._refuse_mixing()
         super().run_step()
         if self._num_writes is None:
             self._switches.add(switches_of(self.model))
         self._num_writes = count_plain_writes()
+
+    def _refuse_mixing(self) -> None:
+        """Raise `UserError` if the loss mixes samples of this rank's batch. Not collective: ranks of which one has
+        another attribute do not wait for each other."""
+        if self.options.batch_scope == "global" and loss_mixes_samples(self, self.feed.peek()[0]):
+            raise UserError(
+                f"since a hook has set an attribute of {type(self.model).__name__}, before iteration {self.iter + 1}, "
+                "its loss mixes the samples of a batch; the ranks hold replicas, which see the samples of one rank. "
+                "Set train.dist.gradient_reduction=global, or train.dist.batch_scope=rank if that is meant."
+            )
 
     def reduce_gradients(self) -> None:
         """Average the gradients over the data-parallel ranks; on one rank, and with global tensors, they are.

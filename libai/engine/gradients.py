@@ -16,14 +16,12 @@ import oneflow as flow
 
 from libai.engine.compiled.build_errors import explain_forward_error
 from libai.engine.metrics import StepResult
-from libai.engine.rehearsal.batch_scope import BatchScope
 from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss, weighted_total
 from libai.forward.in_place import values_kept
 from libai.forward.indices.check import IndexCheck
-from libai.forward.lost_views import ViewWrites, refuse_lost_changes
 from libai.forward.state import Facts
 from libai.layers.random import assign_layer_ids, fold, random_context
-from libai.utils.distributed import any_rank, get_rank
+from libai.utils.distributed import get_rank
 from libai.utils.tensors import detached
 
 logger = logging.getLogger("libai.engine")
@@ -36,7 +34,6 @@ class Gradients:
     """The forward pass of one trainer's model over batches of this rank, and its gradients.
 
     Attributes:
-        batch_scope: what operations over the samples of a batch see.
         draws_randomness: whether forward needs a random key; the masks of stock dropout layers ignore every seed
             (docs/dev/oneflow.md#dropout-ignores-seeds).
         counts_items: whether the model says over how many items its losses average.
@@ -50,7 +47,6 @@ class Gradients:
         self.model, self.mesh, self.device = trainer.model, trainer.mesh, device
         self.forward: Callable[..., Any] = self.model
         self._data_rank = trainer.mesh.data_rank
-        self.batch_scope = BatchScope(trainer.options.batch_scope)
         self.draws_randomness = bool(assign_layer_ids(self.model))
         self.counts_items = hasattr(self.model, "num_loss_items")
         self.index_check = IndexCheck(self.model)
@@ -58,7 +54,7 @@ class Gradients:
         self.evaluated: tuple[str, int] | None = None
         #: what the loss is multiplied by before the backward pass
         self.loss_scale: float | None = None
-        #: whether the next forward is the first one; lost changes of views are looked for in it
+        #: whether the next forward is the first one, whose operations are counted
         self._is_first = True
         self._checked_keys: tuple[str, ...] = ()
         # without a cycle the trainer, its graph and the memory of both go when the last user lets go of it
@@ -95,16 +91,6 @@ class Gradients:
             return _NO_SCOPE
         return random_context(fold(self._trainer.options.seed, self._trainer.iter, micro), self._data_rank)
 
-    def _try_forward(self, model: flow.nn.Module, inputs: Mapping[str, flow.Tensor]) -> Any:
-        inputs = {name: tensor.clone() for name, tensor in inputs.items()}  # forward may change them in place
-        with self.random_scope(0), self._trainer.layout.source_ops():
-            return model(**inputs)
-
-    def _try_local_forward(self, model: flow.nn.Module, batch: Mapping[str, flow.Tensor]) -> Any:
-        """The outputs of a local `model` for a batch of local tensors; refuses ids that it has no row for."""
-        with self.index_check.watch([dict(batch)], self.describe_batch, model), self.random_scope(0):
-            return model(**{name: tensor.clone() for name, tensor in batch.items()})
-
     def forward_eagerly(self, batch: Batch, micro: int) -> dict[str, flow.Tensor]:
         """The losses of one micro-batch, run op by op on the plain module, as `update` would compute them."""
         with self.random_scope(micro), self._trainer.layout.source_ops():
@@ -113,16 +99,14 @@ class Gradients:
     def accumulate_gradients(self, forward: Callable[..., Any], batches: Sequence[Batch]) -> StepResult:
         """Forward and backward eagerly over the micro-batches of one iteration, each with its share of the loss.
 
-        `batches`: of this rank, local tensors. The first call is watched: raises `UserError` for a forward whose
-        changes of global tensors OneFlow loses.
+        `batches`: of this rank, local tensors.
         """
         model, layout = self.model, self._trainer.layout
         scales, shares = self._scales(batches)
         losses, metrics = [], []
         is_first, self._is_first = self._is_first, False
-        writes = ViewWrites()
         if is_first:
-            forward = self._trainer.loop.flops.watching(writes.watching(forward) if layout.is_global else forward)
+            forward = self._trainer.loop.flops.watching(forward)
         needs_scope = self.draws_randomness or layout.is_global
         written = self.facts.written
         for micro, (batch, scale) in enumerate(zip(batches, scales)):
@@ -136,9 +120,6 @@ class Gradients:
                 self._differentiate(step_losses, scale)
             losses.append(dict(zip(step_losses, map(detached, step_losses.values()))))
             metrics.append(dict(zip(step_metrics, map(detached, step_metrics.values()))))
-        if is_first and layout.is_global and any_rank(bool(writes.lines)):
-            inputs = layout.lay_out_batch(batches[0])
-            refuse_lost_changes(self.model, lambda model: self._try_forward(model, inputs), list(writes.lines))
         return StepResult.of(losses, metrics, shares)
 
     def _differentiate(self, losses: dict[str, flow.Tensor], scale: Any) -> None:

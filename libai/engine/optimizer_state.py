@@ -52,6 +52,10 @@ class OptimizerState:
         for parameter, entries in copies.items():
             self.optimizer._state[parameter] = _copied(entries)
 
+    def loss_scale(self) -> dict[str, float]:
+        """The state of loss scaling that is kept here, as checkpoint scalars."""
+        return {}
+
     def _parameters(self) -> dict[str, flow.Tensor]:
         return dict(self.model.named_parameters())
 
@@ -178,7 +182,7 @@ class GraphOptimizerState(OptimizerState):
         wait_for_device()
 
     def loss_scale(self) -> dict[str, float]:
-        """The state of fp16 loss scaling as checkpoint scalars; empty without it."""
+        """See `OptimizerState.loss_scale`."""
         if not self._has_loss_scale or self._graph is None:
             return {}
         with self.variables() as variables:

@@ -6,7 +6,6 @@ The two trainers differ in `update`, `_eval_batch` and `optimizer_state`, and no
 from __future__ import annotations
 
 import inspect
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,9 +25,8 @@ from libai.engine.loop import LoopState, TrainerBase
 from libai.engine.metrics import StepResult, require_same_names, to_numbers
 from libai.engine.optimizer_state import OptimizerState
 from libai.engine.options import TrainOptions
-from libai.engine.rehearsal.rehearsal import can_compare, look_ahead, require_same
+from libai.engine.rehearsal.rehearsal import can_compare, compare_on_mesh, look_ahead, require_same
 from libai.forward.contract import as_batch_dict, read_losses, structured
-from libai.forward.same_on_ranks import refuse_different_forwards
 from libai.forward.state import Facts, note_unsaved_buffers
 from libai.layers.lora import refuse_direct_reads
 from libai.layers.random import find_unseeded_dropouts
@@ -172,7 +170,6 @@ class ModelTrainer(TrainerBase):
             hook.check_mode(mode)
         target._refuse_parts(self)
         layout = self.layout
-        scope = self.gradients.batch_scope
         is_global = target._needs_global_tensors(self.mesh, options.zero_stage, options.gradient_reduction)
         with self._parameters_laid_out_anew():
             self._end_mode()
@@ -185,7 +182,6 @@ class ModelTrainer(TrainerBase):
             self.options = options
             self._take_layout(layout if layout.is_global == is_global else None)
             self._start_mode(**{name: value for name, value in settings.items() if name not in names})
-        self.gradients.batch_scope.adopt_findings(scope)
         self._is_prepared = False
 
     def _lay_out(self) -> Layout:
@@ -259,22 +255,14 @@ class ModelTrainer(TrainerBase):
         micro_batches = self.feed.peek()
         self.feed.items_per_iter = self._count_tokens(micro_batches)
         self._refuse_equal_batches(micro_batches)
-        if self._runs_one_program():
-            batch = self.gradients.to_device(micro_batches[0])
-            refuse_different_forwards(self.model, batch, self.gradients._try_local_forward)
         iterations, reference = look_ahead(self)
         if reference is not None:
             self._learn(reference.facts)
-        self.gradients.batch_scope.resolve(self, micro_batches)
+            compare_on_mesh(self, iterations, reference)
         self._build_step(micro_batches)
         if reference is not None and can_compare(self, iterations):
             require_same(self, iterations, reference)
         super().prepare()
-
-    def _runs_one_program(self) -> bool:
-        """Return whether all ranks must compute the same, and each of them can hold the whole model to try it."""
-        is_whole = self.mesh.is_data_parallel_only and not self.options.zero_stage
-        return self.mesh.data > 1 and is_whole and self.layout.is_global
 
     def _build_step(self, micro_batches: list[Any]) -> None:
         """Bring the trainer into the form in which it makes updates."""
@@ -479,11 +467,8 @@ class ModelTrainer(TrainerBase):
         was_training = self.model.training
         self.model.eval()
         poll = self.loop.agreement.poller()
-        items = iter(loader)
-        first = list(itertools.islice(items, 1))
-        self.gradients.batch_scope.resolve_for_evaluation(self, *(_eval_item(item) for item in first))
         try:
-            for number, item in enumerate(itertools.chain(first, items)):
+            for number, item in enumerate(loader):
                 self._evaluated_batches += 1
                 note_progress()
                 poll()

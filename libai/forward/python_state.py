@@ -12,7 +12,6 @@ import copy
 import functools
 import gc
 import inspect
-import linecache
 import random
 import sys
 import sysconfig
@@ -389,20 +388,6 @@ def is_users_code(code: types.CodeType, module: str) -> bool:
 def is_users_frame(frame: types.FrameType) -> bool:
     """Whether a frame runs such code."""
     return is_users_code(frame.f_code, frame.f_globals.get("__name__", ""))
-
-
-def describe_line(frame: types.FrameType) -> str:
-    """`file:line: code` of what a frame is at."""
-    file, number = frame.f_code.co_filename, frame.f_lineno
-    return f"{file}:{number}: `{linecache.getline(file, number).strip()}`"
-
-
-def line_of_user() -> str:
-    """Return the line of the user's code that is running, in words."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users_frame(frame):
-        frame = frame.f_back
-    return describe_line(frame) if frame is not None else "an operation"
 
 
 def _places_of_function(function: Any, seen: set[int] | None = None) -> Iterator[tuple[str, _Place]]:

@@ -1,6 +1,6 @@
 """How a plain module is spread over processes: a mesh of ranks, a plan for the model, and their meeting."""
 
-from libai.parallel.layout import GlobalLayout, Layout, LocalLayout, localize, parallelize
+from libai.parallel.layout import GlobalLayout, Layout, LocalLayout, localize, localized, parallelize
 from libai.parallel.mesh import Mesh
 from libai.parallel.plan import ParallelPlan, ShardingPlan, named_tensors
 from libai.parallel.recompute import recompute_in_backward

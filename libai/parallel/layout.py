@@ -7,8 +7,8 @@ mesh: `LocalLayout` for a module of local tensors (one process, or one replica p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -265,7 +265,7 @@ def _pin_outputs(module: nn.Module, plan: ParallelPlan, mesh: Mesh) -> None:
 
 
 def _pinned(tensor: flow.Tensor, sbp: Sequence[Any]) -> flow.Tensor:
-    return tensor.to_global(placement=tensor.placement, sbp=sbp)
+    return tensor.to_global(placement=tensor.placement, sbp=sbp) if tensor.is_global else tensor
 
 
 def _connect_stages(module: nn.Module, sharding: ShardingPlan, layout: GlobalLayout) -> None:
@@ -305,13 +305,33 @@ def _wrap_output(module: nn.Module, change: Any) -> None:
 def localize(module: nn.Module) -> None:
     """Turn global parameters and buffers of `module` into local ones that hold the full tensor on every rank.
 
-    Parameters stay the same objects and lose their gradients. Collective. Only for modules of one stage.
+    Parameters stay the same objects and lose their gradients. Collective.
     """
     for parameter in module.parameters():
         parameter.grad = None
         if parameter.is_global:
             parameter.data = full_tensor(parameter)
     _exchange_tensors(module, lambda _, buffer: _localized(buffer), lambda _, constant: _localized(constant))
+
+
+@contextmanager
+def localized(module: nn.Module) -> Iterator[None]:
+    """In the block `module` has local tensors as after `localize`, and runs as on one process; then those of before.
+
+    Takes the memory of the whole module on every rank. Collective.
+    """
+    parameters = [(parameter, parameter.data) for parameter in module.parameters()]
+    holders = [(vars(child), dict(vars(child)), dict(child._buffers)) for child in module.modules()]
+    localize(module)
+    try:
+        yield
+    finally:
+        for parameter, data in parameters:
+            parameter.grad = None
+            parameter.data = data
+        for attributes, before, buffers in holders:
+            attributes.update(before)
+            attributes["_buffers"].update(buffers)
 
 
 def _localized(tensor: flow.Tensor) -> flow.Tensor:

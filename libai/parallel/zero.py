@@ -71,6 +71,8 @@ def _run_gathered(
         for shared in unit_shares:
             owners = [(reduce(getattr, path, unit), name) for path, name in shared.places]
             parameter = getattr(*owners[0])
+            if not parameter.is_global:  # a rehearsal runs the model as one process does
+                continue
             copy = parameter.to_global(placement=parameter.placement, sbp=shared.full, grad_sbp=parameter.sbp)
             for owner, name in owners:
                 stack.enter_context(_shadowed(owner, name, copy))

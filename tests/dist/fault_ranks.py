@@ -45,6 +45,8 @@ def cells() -> dict[str, Cell]:
         by_rank = {"batch_scope": "rank"}
         found[f"{name}, each rank, eager"] = Cell(fault, "eager", "right", parts=2, options=by_rank)
         found[f"{name}, each rank, graph"] = Cell(fault, "graph", "refused", culprit, options=by_rank)
+        flat = {"gradient_reduction": "flat"}
+        found[f"{name}, flat, eager"] = Cell(fault, "eager", "refused", culprit, options=flat)
     mean = faults.Fault(cm.BatchMean)
     for reduction in ("flat", "ddp"):
         found[f"mean, {reduction}"] = Cell(mean, "eager", "refused", options={"gradient_reduction": reduction})
@@ -73,7 +75,7 @@ def cells() -> dict[str, Cell]:
     for name in ("buffer, copy_", "buffer, assign", "buffer, through detach", "hook of an object with a module"):
         for mode in ("eager", "graph"):
             found[f"{name}, {mode}"] = Cell(faults.FAULTS[name], mode, "right")
-    found["attribute, eager"] = Cell(faults.FAULTS["an average in an attribute"], "eager", "refused")
+    found["attribute, eager"] = Cell(faults.FAULTS["an average in an attribute"], "eager", "right")
     return found
 
 

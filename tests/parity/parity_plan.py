@@ -15,7 +15,6 @@ from parity_variants import ADAMW, MOMENTUM, SCHEDULES, VARIANTS, MeanOfMeans
 
 from libai.engine import gradients
 from libai.engine import trainer as trainer_module
-from libai.engine.rehearsal.batch_scope import BatchScope
 from libai.parallel import batch_statistics, data_parallel
 from libai.parallel.data_parallel import FlatReduction, OneFlowDDP
 
@@ -57,7 +56,7 @@ def controls() -> Iterator[Planned]:
     control = partial(Planned, is_control=True)
     whole = Case(ADAMW)
     averaged = whole.with_(model=MeanOfMeans)
-    yield control("mean of the ranks' means", whole, ("eager",), _no_trial_of_scope, trained_case=averaged)
+    yield control("mean of the ranks' means", whole, ("eager",), _no_rehearsal, trained_case=averaged)
     quarters = whole.with_(accumulation=2)
     yield control("mean of micro-batch means", quarters, trained_case=quarters.with_(model=MeanOfMeans))
     yield control(
@@ -77,9 +76,9 @@ def controls() -> Iterator[Planned]:
     yield control("dropout masks that repeat on every rank", VARIANTS["dropout"], ("eager",), _same_masks)
 
 
-def _no_trial_of_scope() -> AbstractContextManager[Any]:
+def _no_rehearsal() -> AbstractContextManager[Any]:
     """Without it the model is found to mix its samples, and computed right with global tensors."""
-    return mock.patch.object(BatchScope, "resolve", lambda *_: None)
+    return mock.patch.object(trainer_module, "look_ahead", lambda _: ([], None))
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,10 +11,12 @@ import numpy as np
 
 from libai.engine.compiled.traced_state import same_buffers
 from libai.engine.rehearsal.kept import python_kept
+from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.recorder import Event, Record, Recorder, recording_trace
 from libai.engine.rehearsal.reference import Iterations, Reference, copied, keeping_copies, rehearsing
 from libai.forward.state import Facts
+from libai.utils.distributed import gather_arrays
 
 #: how far apart two recorded values may be, relative to the largest number in them
 _VALUE_BOUND = 1e-5
@@ -33,22 +35,35 @@ class Culprit:
     text: str
 
 
-def find_culprit(trainer: Any, iterations: Iterations, number: int, reference: Reference) -> Culprit | None:
+def find_culprit(
+    trainer: Any, iterations: Iterations, number: int, reference: Reference, is_compiled: bool
+) -> Culprit | None:
     """Return the module with which update `number` (1 is the first) begins to differ, or the one before it where all
     that it computes is the same from the same weights; None when no module shows.
 
-    Makes the updates again, from the same state, and puts everything back. A compiled step is compiled again with what
-    its modules see among its results, and is gone afterwards. Collective.
+    Makes the updates again, from the same state, and puts everything back. `is_compiled`: it is the compiled update
+    that differs. It is compiled again with what its modules see among its results, and is gone afterwards. Collective.
     """
-    with _recording(trainer, iterations) as recorder:
-        for update in range(number, max(number - 2, 0), -1):
-            updates = iterations[:update]
-            expected = _watch(trainer, recorder, updates, reference, is_own=False)
-            found = _watch(trainer, recorder, updates, reference, is_own=True)
-            culprit = _in_forward(expected, found) or _in_backward(expected, found)
+    recorder = Recorder(trainer.model)
+    numbers = range(number, max(number - 2, 0), -1)
+    try:
+        expected = [_watch(trainer, recorder, iterations[:update], reference) for update in numbers]
+        if is_compiled:
+            batches = [trainer.gradients.name_inputs(batch) for batch in iterations[0]]
+            trainer._forget_graph()
+            with recording_trace(trainer, recorder):
+                trainer._build(batches)
+        for update, record in zip(numbers, expected):
+            found = _watch(trainer, recorder, iterations[:update], reference, is_own=True, is_compiled=is_compiled)
+            aligned, found = _aligned(record, found), _aligned(found, record)
+            culprit = _in_forward(aligned, found) or _in_backward(aligned, found)
             if culprit is not None:
                 return culprit
-    return None
+        return None
+    finally:
+        recorder.remove()
+        if is_compiled:
+            trainer._forget_graph()
 
 
 def describe(trainer: Any, culprit: Culprit) -> str:
@@ -62,27 +77,20 @@ def describe(trainer: Any, culprit: Culprit) -> str:
 # ------------------------------------------------------------------------------------------------- watching
 
 
-@contextmanager
-def _recording(trainer: Any, iterations: Iterations) -> Iterator[Recorder]:
-    recorder = Recorder(trainer.model)
-    try:
-        if trainer.mode == "graph":
-            batches = [trainer.gradients.name_inputs(batch) for batch in iterations[0]]
-            trainer._forget_graph()
-            with recording_trace(trainer, recorder):
-                trainer._build(batches)
-        yield recorder
-    finally:
-        recorder.remove()
-        if trainer.mode == "graph":
-            trainer._forget_graph()
-
-
-def _watch(trainer: Any, recorder: Recorder, updates: Iterations, reference: Reference, is_own: bool) -> Record:
+def _watch(
+    trainer: Any,
+    recorder: Recorder,
+    updates: Iterations,
+    reference: Reference,
+    is_own: bool = False,
+    is_compiled: bool = False,
+) -> Record:
     """Record the last of `updates`; `is_own`: as the trainer makes it, and not as a plain loop would."""
     facts, start = trainer.gradients.facts, trainer.iter
-    is_compiled = is_own and trainer.mode == "graph"
-    with rehearsing(trainer, reference):
+    with ExitStack() as stack:
+        if not is_own and reference.is_of_one_process:
+            updates, _ = stack.enter_context(by_one_process(trainer, updates))
+        stack.enter_context(rehearsing(trainer, reference))
         try:
             trainer.gradients.facts = Facts()
             before = python_kept(trainer.model) if is_compiled else nullcontext()
@@ -100,12 +108,40 @@ def _watch(trainer: Any, recorder: Recorder, updates: Iterations, reference: Ref
             recorder.start()
             forward = None if is_own else keeping_copies(trainer)
             update_op_by_op(trainer, batches, forward, recorder.read_gradients)
-            return recorder.eager_record()
+            record = recorder.eager_record()
+            return record if trainer.mesh.data == 1 or trainer.layout.is_global else _of_all_ranks(record)
         finally:
             trainer.gradients.facts = facts
 
 
+def _of_all_ranks(record: Record) -> Record:
+    """Return the values that replicas have recorded, each micro-batch of one rank after that of another. Collective."""
+    values = {}
+    for key, rows in record.values.items():
+        values[key] = np.stack(gather_arrays(rows), 1).reshape(-1, rows.shape[1])
+    return Record(record.events, values, attached=record.attached)
+
+
 # ------------------------------------------------------------------------------------------------- comparing
+
+
+def _aligned(record: Record, other: Record) -> Record:
+    """Return `record` with the samples of ranks that follow each other joined where `other` has them in one batch.
+
+    What is not per sample, such as a loss, becomes its mean over the ranks. Such records have no gradients.
+    """
+    values = {}
+    is_apart = False
+    for key, rows in record.values.items():
+        whole = other.values.get(key)
+        ranks = 1 if whole is None else len(rows) // len(whole)
+        values[key] = rows
+        if ranks > 1:
+            is_apart = True
+            parts = rows.reshape(len(rows) // ranks, ranks, -1)
+            is_per_sample = whole is not None and whole.shape[1] == ranks * rows.shape[1]
+            values[key] = parts.reshape(len(parts), -1) if is_per_sample else parts.mean(1)
+    return Record(record.events, values, attached=record.attached) if is_apart else record
 
 
 def _in_forward(expected: Record, found: Record) -> Culprit | None:

@@ -1,36 +1,40 @@
-"""Updates of data-parallel ranks with local replicas, made by one process with the samples of all of them.
+"""Updates of the ranks of a job, made by one process with the samples of all data-parallel ranks.
 
-Every rank makes the same ones, on its own replica, so that nothing is sent but the batches.
+Every rank makes the same ones, with local tensors, so that nothing is sent but the batches.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import oneflow as flow
 
+from libai.engine.optimizer_state import OptimizerState
+from libai.engine.rehearsal.kept import forward_rolled_back
+from libai.forward.contract import total_loss
 from libai.layers import is_batch_norm_of_rank
-from libai.parallel import Mesh
+from libai.layers.random import STOCK_DROPOUTS, SeededLayer, fold, random_context
+from libai.parallel import LocalLayout, Mesh, localized
 from libai.patches.wrapping import unwrap_forward, wrap_forward
 from libai.utils.distributed import gather_arrays, gather_objects
 
 Batches = list[list[dict[str, Any]]]
+#: how far the loss of a batch may be from the mean over its samples, relative
+_MEAN_BOUND = 1e-5
 
 
-def whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches | None:
+def _whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches | None:
     """Return the micro-batches of `iterations` with the samples of all data ranks. Collective.
 
-    None where ranks hold no replicas of their own, see their own samples only as the user asks, or have batches of
-    different shapes.
+    With `batch_scope=rank` the batches of the ranks stay apart and follow each other. None on one process, for ranks
+    whose batches have different shapes, and for a model that is compiled into a graph as global tensors.
     """
     mesh = trainer.mesh
-    if mesh.data == 1 or trainer.layout.is_global or not mesh.is_data_parallel_only:
-        return None
-    if trainer.options.batch_scope == "rank":
+    if mesh.is_single or (trainer.layout.is_global and trainer.graph is not None):
         return None
     named = []
     for micro_batches in iterations:
@@ -39,45 +43,144 @@ def whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches 
     shapes = gather_objects([{name: array.shape for name, array in batch.items()} for batch in named])
     if any(of_rank != shapes[0] for of_rank in shapes):
         return None
-    joined = []
+    # ranks count first over tensor, then over data, then over pipeline peers
+    data_ranks = slice(0, mesh.data * mesh.tensor, mesh.tensor)
+    stays_apart = trainer.options.batch_scope == "rank"
+    whole: list[dict[str, Any]] = []
     for batch in named:
-        joined.append({name: _of_all_ranks(array) for name, array in batch.items()})
-    steps = len(iterations[0])
-    return [joined[start : start + steps] for start in range(0, len(joined), steps)]
+        of_ranks = {name: gather_arrays(array)[data_ranks] for name, array in batch.items()}
+        if stays_apart:
+            whole += [{name: arrays[rank] for name, arrays in of_ranks.items()} for rank in range(mesh.data)]
+        else:
+            whole.append({name: _joined(arrays) for name, arrays in of_ranks.items()})
+    steps = len(whole) // len(iterations)
+    return [whole[start : start + steps] for start in range(0, len(whole), steps)]
 
 
 def _array(value: Any) -> np.ndarray:
     return value.numpy() if isinstance(value, flow.Tensor) else np.asarray(value)
 
 
-def _of_all_ranks(array: np.ndarray) -> np.ndarray:
-    arrays = gather_arrays(array)
-    return np.concatenate(arrays) if array.ndim else arrays[0]
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate(arrays) if arrays[0].ndim else arrays[0]
 
 
 @contextmanager
-def as_one_process(trainer: Any) -> Iterator[None]:
-    """In the block updates of `trainer` are those of one process: gradients are not averaged, losses are not gathered.
+def by_one_process(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Iterator[tuple[Sequence[Sequence[Any]], bool]]:
+    """Give the micro-batches of all ranks and True, and let the block make the updates of one process with them; those
+    of this rank and False where that is not possible. Collective."""
+    whole = _whole_batches(trainer, iterations)
+    if whole is None:
+        yield iterations, False
+        return
+    with _as_one_process(trainer):
+        yield whole, True
+
+
+@contextmanager
+def _as_one_process(trainer: Any) -> Iterator[None]:
+    """In the block updates of `trainer` are those of one process with local tensors: gradients are not averaged, losses
+    are not gathered. Afterwards the tensors of the model and the optimizer are those of before. Collective.
 
     Batch norms of a rank take their statistics from the samples of one rank after the other (docs/decisions/0005).
     """
     mesh, gradients = trainer.mesh, trainer.gradients
-    norms = [module for module in trainer.model.modules() if is_batch_norm_of_rank(module)]
-    around = functools.partial(_rank_by_rank, mesh.data)
-    for module in norms:
-        wrap_forward(module, around)
-    trainer.mesh = gradients.mesh = Mesh(device=mesh.device)
-    data_rank, gradients._data_rank = gradients._data_rank, 0
-    try:
-        yield
-    finally:
-        trainer.mesh = gradients.mesh = mesh
-        gradients._data_rank = data_rank
+    data_rank = gradients._data_rank
+    norms = []
+    with ExitStack() as stack:
+        if trainer.layout.is_global:
+            stack.enter_context(_with_local_tensors(trainer))
+        if trainer.options.batch_scope == "rank":
+            vars(gradients)["random_scope"] = functools.partial(_scope_of_a_rank, trainer, mesh.data)
+        else:
+            norms = [module for module in trainer.model.modules() if is_batch_norm_of_rank(module)]
         for module in norms:
-            unwrap_forward(module)
+            wrap_forward(module, functools.partial(_rank_by_rank, mesh.data))
+        trainer.mesh = gradients.mesh = Mesh(device=mesh.device)
+        gradients._data_rank = 0
+        try:
+            yield
+        finally:
+            vars(gradients).pop("random_scope", None)
+            trainer.mesh = gradients.mesh = mesh
+            gradients._data_rank = data_rank
+            for module in norms:
+                unwrap_forward(module)
+
+
+@contextmanager
+def _with_local_tensors(trainer: Any) -> Iterator[None]:
+    layout, optimizer_state, optimizer = trainer.layout, trainer.optimizer_state, trainer.optimizer
+    entries = {}
+    for key, entry in optimizer._state.items():
+        entries[key] = dict(entry) if isinstance(entry, dict) else entry
+    exported = optimizer_state.export()
+    with localized(trainer.model):
+        trainer.layout = LocalLayout(Mesh(device=layout.mesh.device))
+        trainer.optimizer_state = OptimizerState(trainer.model, optimizer)
+        trainer.optimizer_state.load(*exported)
+        try:
+            yield
+        finally:
+            trainer.layout = layout
+            trainer.optimizer_state = optimizer_state
+            optimizer._state.clear()
+            optimizer._state.update(entries)
+
+
+def _scope_of_a_rank(trainer: Any, ranks: int, number: int) -> Any:
+    """The random scope of forward `number` of an iteration, where those of the ranks follow each other."""
+    if not trainer.gradients.draws_randomness:
+        return nullcontext()
+    return random_context(fold(trainer.options.seed, trainer.iter, number // ranks), number % ranks)
 
 
 def _rank_by_rank(ranks: int, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
     if not module.training:
         return forward(module, *args, **kwargs)
     return flow.cat([forward(module, part) for part in args[0].chunk(ranks, 0)], 0)
+
+
+def loss_mixes_samples(trainer: Any, batch: Any) -> bool:
+    """Return whether the loss of this rank's `batch` is not the mean over its samples, or over counted items.
+
+    Compares it with the losses of batches in which its two halves are exchanged, and with that of all samples twice;
+    without dropout. False where that cannot be computed. Not collective, for local replicas.
+    """
+    gradients = trainer.gradients
+    batch = gradients.to_device(batch)
+    size = min((len(tensor) for tensor in batch.values() if tensor.ndim), default=0)
+    if size < 2:
+        return False
+    first, second = list(range(size // 2)), list(range(size // 2, 2 * (size // 2)))
+    odd = [size - 1] * (size % 2)
+    exchanged = [_rows(batch, first + first + odd), _rows(batch, second + second + odd)]
+    twice = _rows(batch, [*range(size), *range(size)])
+    quiet = [module for module in trainer.model.modules() if module.training and _draws_or_normalizes(module)]
+    try:
+        with forward_rolled_back(trainer.model), flow.no_grad():
+            for module in quiet:
+                vars(module)["training"] = False
+            loss = _loss(gradients, batch)
+            counts = np.array([float(gradients.item_counts([one])[0]) for one in exchanged])
+            mean = np.average([_loss(gradients, one) for one in exchanged], weights=counts)
+            return not np.allclose([mean, _loss(gradients, twice)], loss, rtol=_MEAN_BOUND)
+    except Exception:  # a forward for one size of batch, or with items counted by loss: the update itself raises again
+        return False
+    finally:
+        for module in quiet:
+            vars(module)["training"] = True
+
+
+def _rows(batch: dict[str, flow.Tensor], rows: list[int]) -> dict[str, flow.Tensor]:
+    index = flow.tensor(np.array(rows))
+    return {name: one[index.to(one.device)] if one.ndim else one for name, one in batch.items()}
+
+
+def _draws_or_normalizes(module: Any) -> bool:
+    return isinstance(module, (SeededLayer, *STOCK_DROPOUTS)) or is_batch_norm_of_rank(module)
+
+
+def _loss(gradients: Any, batch: dict[str, flow.Tensor]) -> float:
+    losses = gradients.forward_eagerly({name: tensor.clone() for name, tensor in batch.items()}, 0)
+    return float(total_loss(losses).numpy())

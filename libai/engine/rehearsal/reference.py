@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,8 +19,9 @@ import oneflow as flow
 
 from libai.engine.metrics import StepResult
 from libai.engine.rehearsal.kept import everything_kept, stock_dropout_off
-from libai.engine.rehearsal.one_process import as_one_process, whole_batches
+from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
+from libai.forward.contract import read_losses
 from libai.forward.in_place import written_in_place
 from libai.forward.python_state import CalledFunctions, PythonState, SharedState, fingerprint
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_line
@@ -27,8 +29,9 @@ from libai.layers import is_batch_norm_of_rank
 from libai.layers.lora import direct_reads_seen
 from libai.optim.state import state_keys, walk_parameters
 from libai.parallel import full_tensor
-from libai.utils.distributed import any_rank, gather_objects
-from libai.utils.errors import UserError
+from libai.parallel.data_parallel import functions_behind
+from libai.utils.distributed import any_rank, gather_arrays, gather_objects
+from libai.utils.errors import UserError, first_line
 from libai.utils.tensors import is_on_cpu, local_part, part_here, saved_tensor_hooks
 
 Arrays = dict[str, np.ndarray]
@@ -36,6 +39,8 @@ Iterations = Sequence[Sequence[Any]]
 #: seeds OneFlow's generator for models that draw from it; any number would do
 _SEED = 20_211
 _NOTHING_KNOWN = Facts()
+#: how far apart, relative, two ranks may find a loss of the same samples
+_SAME_ON_RANKS = 1e-5
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class Reference:
     """
 
     losses: list[dict[str, float]] = field(default_factory=list)
+    metrics: list[dict[str, float]] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)
     facts: Facts = Facts()
     changing: list[str] = field(default_factory=list)
@@ -83,7 +89,7 @@ class Reference:
     changed: list[str] = field(default_factory=list)
     remembered: list[str] = field(default_factory=list)
     functions: list[Any] = field(default_factory=list)
-    #: made by one process on its own replica, with the samples of all ranks
+    #: made by every rank as one process would, with the samples of all ranks
     is_of_one_process: bool = False
 
 
@@ -126,15 +132,14 @@ def _run(
     """`copies`: let operations keep copies for their backward pass; takes the memory of what they keep again."""
     reference, start = Reference(), trainer.iter
     reference.states[0] = State.of(trainer)
-    alone: AbstractContextManager[None] = nullcontext()
-    whole = whole_batches(trainer, iterations)
-    if whole is not None:
-        iterations, alone = whole, as_one_process(trainer)
-        reference.is_of_one_process = True
     known, trainer.gradients.facts = trainer.gradients.facts, facts
     try:
         calls = CalledFunctions()
-        with everything_kept(trainer) as put_back, stock_dropout_off(trainer.model), alone:
+        with (
+            by_one_process(trainer, iterations) as (iterations, reference.is_of_one_process),
+            everything_kept(trainer) as put_back,
+            stock_dropout_off(trainer.model),
+        ):
             put_back.append(calls.restore)
             if seed is not None:
                 flow.manual_seed(seed)
@@ -148,7 +153,9 @@ def _run(
                     result = _later_update(trainer, micro_batches, copies)
                     if result is None:
                         break
-                reference.losses.append(losses_of(trainer, result))
+                losses, metrics = numbers_of(trainer, result)
+                reference.losses.append(losses)
+                reference.metrics.append(metrics)
                 if number == 1:
                     python = PythonState(trainer.model)
                 if number == 0:
@@ -163,6 +170,8 @@ def _run(
                 reference.changing = _of_all_ranks(python.changed())
     finally:
         trainer.gradients.facts = known
+    if reference.is_of_one_process:
+        _refuse_other_losses(trainer, reference)
     _require_shapes(trainer, reference)
     buffers = changed_arrays([state.buffers for state in reference.states.values()])
     reference.facts = replace(reference.facts, buffers=tuple(buffers))
@@ -200,6 +209,7 @@ def _first_update(
     written: set[str] = set()
     reached: list[str] = []
     changed: list[str] = []
+    operations: dict[str, Any] = {}
     counts = _batch_counts(trainer)
     generators = _generators()
     needs_gradient = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
@@ -209,6 +219,8 @@ def _first_update(
         hooks = saved_tensor_hooks(_copy, _same) if copies else saved_tensor_hooks(_with_checksum, compare)
         with written_in_place(model, names) as found, hooks:
             outputs = trainer.gradients.forward(**batch)
+        if reference.is_of_one_process:
+            operations.update(_operations_of(outputs, model))
         written.update(found)
         calls.watch()
         return outputs
@@ -227,11 +239,18 @@ def _first_update(
             if not needs_gradient[name]:
                 parameter.grad = None  # it was only asked whether it has one
 
-    try:
-        with direct_reads_seen(model):
-            result = update_op_by_op(trainer, copied(trainer, micro_batches), forward, look)
-    finally:
-        calls.stop()
+    def make() -> StepResult:
+        try:
+            with direct_reads_seen(model):
+                return update_op_by_op(trainer, copied(trainer, micro_batches), forward, look)
+        finally:
+            calls.stop()
+
+    if reference.is_of_one_process:
+        result = _on_all_ranks(trainer, make)
+        _refuse_difference(trainer, {**operations, "the parameters with a gradient": sorted(reached)})
+    else:
+        result = make()
     drawn = [name for name, state in _generators().items() if state != generators[name]]
     counting = [name for name, count in _batch_counts(trainer).items() if count != counts[name]]
     found = gather_objects([sorted(written), reached, changed, drawn, counting])
@@ -244,6 +263,69 @@ def _first_update(
         counting=frozenset(united[4]),
     )
     return result
+
+
+def _on_all_ranks(trainer: Any, make: Callable[[], StepResult]) -> StepResult:
+    """Return what `make` returns, which is local; raise on every rank if it raises on one. Collective."""
+    result = None
+    failure: Exception | None = None
+    try:
+        result = make()
+    except Exception as error:
+        failure = error
+    texts = gather_objects(None if failure is None else first_line(failure))
+    raising = [rank for rank, text in enumerate(texts) if text is not None]
+    if raising and len(raising) < len(texts):
+        raise _differs_by_rank(
+            trainer, f"it raises on rank {raising[0]} and not everywhere: {texts[raising[0]]}"
+        ) from failure
+    if failure is not None:
+        raise failure
+    assert result is not None
+    return result
+
+
+def _operations_of(outputs: Any, model: Any) -> dict[str, Any]:
+    losses, metrics = read_losses(outputs, model)
+    functions = Counter(function.name() for function in functions_behind(losses.values()))
+    return {"the losses": [*losses], "the metrics": [*metrics], "the operations": sorted(functions.items())}
+
+
+def _refuse_difference(trainer: Any, mine: Mapping[str, Any]) -> None:
+    """Raise `UserError` on every rank where the same samples lead to other `mine` on rank 0 than on another rank."""
+    first, *others = gather_objects(dict(mine))
+    for rank, theirs in enumerate(others, start=1):
+        for kind, expected in first.items():
+            here = [str(one) for one in expected if one not in theirs[kind]]
+            there = [str(one) for one in theirs[kind] if one not in expected]
+            if here or there:
+                raise _differs_by_rank(
+                    trainer,
+                    f"{kind} are not the same, {', '.join(here[:3]) or 'none'} on rank 0 only, and "
+                    f"{', '.join(there[:3]) or 'none'} on rank {rank} only",
+                )
+
+
+def _refuse_other_losses(trainer: Any, reference: Reference) -> None:
+    """Raise `UserError` on every rank where ranks have found other losses for the same samples. Collective."""
+    totals = gather_arrays(np.array([losses["train/loss"] for losses in reference.losses]))
+    for rank, theirs in enumerate(totals):
+        for number, (one, other) in enumerate(zip(totals[0], theirs), 1):
+            if not np.isclose(one, other, rtol=_SAME_ON_RANKS, atol=0, equal_nan=True):
+                raise _differs_by_rank(
+                    trainer,
+                    f"in update {number} the loss of the same samples is {one:.8g} on rank 0 and {other:.8g} on rank "
+                    f"{rank}",
+                )
+
+
+def _differs_by_rank(trainer: Any, difference: str) -> UserError:
+    return UserError(
+        f"{type(trainer.model).__name__}.forward differs by rank: {difference}. Graph mode and global tensors run one "
+        "program on all ranks, and averaged gradients belong to one model. Compute the same everywhere, times 0 where "
+        "it does not apply. Where ranks are meant to differ, use graph.enabled=false with gradient_reduction=flat and "
+        "rehearse=0."
+    )
 
 
 def _generators() -> dict[str, Any]:
@@ -267,11 +349,12 @@ def _copy_of_input(value: Any) -> Any:
     return value.clone() if isinstance(value, flow.Tensor) else np.array(value)
 
 
-def losses_of(trainer: Any, result: Any) -> dict[str, float]:
-    """The losses of one update by tag, over all ranks. Collective."""
+def numbers_of(trainer: Any, result: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """The losses of one update by tag, and its metrics, over all ranks. Collective."""
     numbers = trainer.collect([result])[0]
     tags = {"train/loss", *(f"train/{name}" for name in result.losses)}
-    return {tag: value for tag, value in numbers.items() if tag in tags}
+    losses = {tag: value for tag, value in numbers.items() if tag in tags}
+    return losses, {name: numbers[f"train/{name}"] for name in result.metrics}
 
 
 def changed_arrays(states: Sequence[Mapping[str, np.ndarray]]) -> list[str]:

@@ -7,21 +7,24 @@ trainer makes them its own way: with fused updates, averaged over ranks, compile
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from libai.engine.rehearsal.comparison import LOSS_BOUND, Difference, first_difference, first_other_bit
 from libai.engine.rehearsal.kept import iterators_of
 from libai.engine.rehearsal.naming import describe, find_culprit
-from libai.engine.rehearsal.reference import Iterations, Reference, State, copied, losses_of, reference_of, rehearsing
+from libai.engine.rehearsal.op_by_op import update_op_by_op
+from libai.engine.rehearsal.reference import Iterations, Reference, State, copied, numbers_of, reference_of, rehearsing
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_line
 from libai.layers.lora import has_adapters
 from libai.layers.random import find_unseeded_dropouts
 from libai.utils.distributed import gather_objects, is_main_process
-from libai.utils.errors import UserError
+from libai.utils.errors import UserError, last_line
 
 logger = logging.getLogger("libai.engine")
+#: how far apart metrics of ranks and of one process may be, relative
+_METRIC_BOUND = 1e-4
 
 
 class NotTheSame(UserError):
@@ -34,27 +37,32 @@ def look_ahead(trainer: Any) -> tuple[Iterations, Reference | None]:
     There is no reference where nobody needs one, or where the updates could not be put back, which a line in the log
     says.
     """
-    wanted = trainer.options.rehearse
+    options = trainer.options
+    wanted = options.rehearse
     if wanted is None:
         wanted = 3 if trainer.mode == "graph" or not trainer.mesh.is_single else 1
     left = trainer.max_iter - trainer.completed_iters
     if left > 0:
         wanted = min(wanted, left)
     reason = why_not(trainer)
-    if trainer.options.deterministic and (reason is not None or not is_own_update(trainer)):
+    if options.deterministic and (reason is not None or not is_own_update(trainer)):
         raise UserError(
             "train.deterministic=true makes the first updates twice, and cannot: "
             f"{reason or 'the trainer makes updates of its own'}. Remove the setting, or what stands in its way."
         )
     if reason is not None and trainer.mode == "graph":
         raise NotTheSame(f"graph mode cannot be compared with eager mode: {reason}. Run with graph.enabled=false.")
-    if reason is not None and wanted and is_main_process():
+    if reason is None and wanted:
+        reason = _why_incomparable(trainer)
+        if reason is not None:  # ranks still compare an eager update on the mesh with that of one process
+            wanted = min(wanted, 0 if trainer.mesh.is_single else 1)
+    if reason is not None and is_main_process():
         logger.warning("the first updates are not rehearsed: %s.", reason)
-    if reason is not None or not is_own_update(trainer) or not (wanted or _needs_facts(trainer)):
+    if why_not(trainer) is not None or not is_own_update(trainer) or not (wanted or _needs_facts(trainer)):
         return [], None
     iterations = trainer.feed.read_ahead(max(1, wanted))
     reference = reference_of(trainer, iterations)
-    if trainer.options.deterministic:
+    if options.deterministic:
         _require_deterministic(trainer, iterations, reference)
     if trainer.mode == "graph":
         refuse_changing(trainer, reference)
@@ -66,6 +74,82 @@ def look_ahead(trainer: Any) -> tuple[Iterations, Reference | None]:
             ", ".join(reference.remembered),
         )
     return (iterations if wanted else []), reference
+
+
+def compare_on_mesh(trainer: Any, iterations: Iterations, reference: Reference) -> None:
+    """Make the first update of `reference` eagerly on the ranks of `trainer`, put it back, and compare.
+
+    Before the update is compiled, because some kernels of OneFlow 0.9 end the process then; also with AMP, where
+    nothing else is compared. Raises `NotTheSame`. Collective.
+    """
+    is_eager = trainer.mode == "eager" and _why_incomparable(trainer) is None  # `require_same` does it
+    if not iterations or not reference.is_of_one_process or is_eager:
+        return
+
+    def make(batches: Any) -> Any:
+        return update_op_by_op(trainer, batches)
+
+    difference = _agreed_difference(trainer, reference, own_updates(trainer, iterations[:1], reference, make))
+    if difference is not None:
+        _use_global_tensors(trainer, iterations[:1], reference, difference, make)
+
+
+def _use_global_tensors(
+    trainer: Any,
+    iterations: Iterations,
+    reference: Reference,
+    difference: Difference,
+    make: Callable[[Any], Any] | None = None,
+) -> None:
+    """Lay replicas, with which ranks make other updates than one process, out as global tensors, and compare again.
+
+    Raises `NotTheSame` where that is not allowed or does not help. `make`: as for `own_updates`.
+    """
+    options = trainer.options
+    begins = naming(trainer, iterations, difference, reference)
+    text = refusal(trainer, difference, reference) + begins
+    may_change = options.batch_scope == "global" and options.gradient_reduction == "auto"
+    if trainer.layout.is_global or not may_change or not reference.is_of_one_process:
+        raise NotTheSame(text)
+    if is_main_process():
+        logger.info(
+            "%s mixes the samples of a batch: %s.%s Eager mode computes with global tensors, so that it sees those of "
+            "all %d data ranks (train.dist.batch_scope=global)",
+            type(trainer.model).__name__,
+            difference,
+            begins,
+            trainer.mesh.data,
+        )
+    trainer._use_global_tensors()
+    try:
+        found = own_updates(trainer, iterations, reference, make)
+    except Exception as error:  # whatever OneFlow raises for an operation on global tensors, on all ranks
+        raise NotTheSame(f"{text} As global tensors its forward fails: {last_line(error)[:200]}") from error
+    still = _agreed_difference(trainer, reference, found)
+    if still is not None:
+        raise NotTheSame(refusal(trainer, still, reference) + naming(trainer, iterations, still, reference))
+
+
+def _agreed_difference(trainer: Any, reference: Reference, found: Reference) -> Difference | None:
+    return agreed(first_difference(reference, found, LOSS_BOUND[trainer.gradients.device]))
+
+
+def _warn_of_odd_metrics(trainer: Any, reference: Reference, found: Reference) -> None:
+    """Name the metrics that ranks with replicas log differently from one process."""
+    other = found.metrics[0]
+    odd = []
+    for name, value in reference.metrics[0].items():
+        bound = _METRIC_BOUND * max(abs(value), abs(other[name]))
+        if abs(other[name] - value) > bound:  # false for NaN
+            odd.append(f"metric {name!r}")
+    if odd and is_main_process():
+        logger.warning(
+            "%s of %s: not a mean over samples (or counted items). Eager data-parallel ranks log the mean of their own "
+            "values, graph mode and one process the value over the samples of all ranks; training is the same. Set "
+            "train.dist.gradient_reduction=global for the latter.",
+            ", ".join(odd),
+            type(trainer.model).__name__,
+        )
 
 
 def refuse_changing(trainer: Any, reference: Reference) -> None:
@@ -99,55 +183,66 @@ def why_not(trainer: Any) -> str | None:
     return None
 
 
+def _why_incomparable(trainer: Any) -> str | None:
+    """Return why the updates of `trainer` may differ from those of the reference; None when they must not."""
+    if trainer.options.amp is not None:
+        return f"amp={trainer.options.amp} rounds them differently"
+    if trainer.mode == "graph" and find_unseeded_dropouts(trainer.model):
+        return "OneFlow's own dropout draws other masks in a graph"
+    return None
+
+
 def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> None:
     """Make the updates of `reference` as `trainer` makes them, put them back, and raise `NotTheSame` for a difference.
 
-    Collective. A model that is different every time differs from itself: eager training warns, graph mode refuses.
+    Replicas whose model mixes the samples of a batch become global tensors. A model that is different every time
+    differs from itself: eager training warns, graph mode refuses. Collective.
     """
-    difference = _difference(trainer, iterations, reference)
+    updates = iterations[: len(reference.losses)]
+    found = own_updates(trainer, updates, reference)
+    difference = _agreed_difference(trainer, reference, found)
     if difference is None:
+        if reference.is_of_one_process and not trainer.layout.is_global:
+            _warn_of_odd_metrics(trainer, reference, found)
         return
     gradients = trainer.gradients
     if trainer.mode == "eager" and gradients.facts.written:
         # memory of their own for changed buffers is wrong where a view of one is read after the change
         written, gradients.facts = gradients.facts, replace(gradients.facts, written=())
-        if _difference(trainer, iterations, reference) is None:
+        if _agreed_difference(trainer, reference, own_updates(trainer, updates, reference)) is None:
             return
         gradients.facts = written
-    if reference.is_of_one_process and trainer.layout.is_global:
-        # it cannot be made again: global tensors may lose what the local ones of then did not
-        raise NotTheSame(refusal(trainer, difference, reference))
+    text = refusal(trainer, difference, reference)
+    if reference.is_of_one_process and trainer.mode == "graph":
+        trainer._forget_graph()  # the same updates can be made on one process again
     again = reference_of(trainer, iterations)
-    itself = agreed(first_difference(reference, again, LOSS_BOUND[gradients.device]))
+    itself = _agreed_difference(trainer, reference, again)
     name = type(trainer.model).__name__
     if itself is not None:
-        text = (
+        unstable = (
             f"{name} is another model every time: made twice from the same weights, batches and random states, "
             f"{itself}. Something in forward draws what no seed governs, reads a clock, or remembers earlier calls "
             "where nothing can put it back"
         )
         if trainer.mode == "graph":
             raise NotTheSame(
-                f"{text}; a compiled step would repeat what was read when it was compiled. Give such a number in the "
-                "batch, or run with graph.enabled=false."
+                f"{unstable}; a compiled step would repeat what was read when it was compiled. Give such a number in "
+                "the batch, or run with graph.enabled=false."
             )
         if is_main_process():
-            logger.warning("%s. A resumed run will not repeat this one.", text)
+            logger.warning("%s. A resumed run will not repeat this one.", unstable)
         return
-    raise NotTheSame(refusal(trainer, difference, reference) + _naming(trainer, iterations, difference, reference))
+    if trainer.mode == "graph":
+        raise NotTheSame(text + naming(trainer, iterations, difference, reference, is_compiled=True))
+    _use_global_tensors(trainer, updates, reference, difference)
 
 
-def _naming(trainer: Any, iterations: Iterations, difference: Difference, reference: Reference) -> str:
-    """Say in which module the difference begins, where that can be found out."""
-    if not trainer.mesh.is_single and not trainer.layout.is_global:
-        return ""  # the reference has the samples of all ranks, and the modules of a rank see only its own
-    culprit = find_culprit(trainer, iterations, difference.update, reference)
+def naming(
+    trainer: Any, iterations: Iterations, difference: Difference, reference: Reference, is_compiled: bool = False
+) -> str:
+    """Say in which module the difference begins, where that can be found out. Collective."""
+    culprit = find_culprit(trainer, iterations, difference.update, reference, is_compiled)
     return "" if culprit is None else f" {describe(trainer, culprit)}"
-
-
-def _difference(trainer: Any, iterations: Iterations, reference: Reference) -> Difference | None:
-    found = own_updates(trainer, iterations[: len(reference.losses)], reference)
-    return agreed(first_difference(reference, found, LOSS_BOUND[trainer.gradients.device]))
 
 
 def _require_deterministic(trainer: Any, iterations: Iterations, reference: Reference) -> None:
@@ -167,19 +262,35 @@ def refusal(trainer: Any, difference: Difference, reference: Reference) -> str:
     facts = reference.facts
     changed = [*reference.changed, *(with_line(trainer.model, one) for one in (*facts.parameters, *facts.buffers))]
     changes = f" Its forward changes {', '.join(changed)}." if changed else ""
-    if trainer.mode == "graph":
+    if trainer.mode == "graph" and trainer.graph is not None:
         return (
             f"graph mode would train another model than eager mode: {difference} compiled, against the same update of "
             f"{name} made eagerly.{changes} A compiled step runs the Python code of forward once and loses changes "
             "through views: keep numbers that change in buffers (`register_buffer`), draw from libai.layers.Dropout, "
             "and compute new tensors in place of `h.view(-1).add_(1)`; or train with graph.enabled=false."
         )
-    if not trainer.mesh.is_single:
+    if reference.is_of_one_process:
+        if trainer.options.batch_scope == "rank":
+            change = (
+                "global tensors see the samples of all ranks: set train.dist.batch_scope=global, or train eagerly, "
+                "data-parallel only, with train.dist.gradient_reduction=auto"
+            )
+        elif trainer.layout.is_global:
+            change = (
+                "an operation of OneFlow 0.9 in it sees only the samples of its rank, or it changes a tensor through a "
+                "view, which is a copy for global tensors. Use `flow.mean` and the like, compute new tensors in place "
+                "of `h.view(-1).add_(1)`, or use one rank"
+            )
+        else:
+            change = (
+                "if it mixes the samples of a batch, set train.dist.gradient_reduction=auto or global, or "
+                "train.dist.batch_scope=rank if each rank is meant to see its own"
+            )
         return (
-            f"{trainer.mesh.data} data-parallel ranks would train another model than one process: {difference}, "
-            f"against the same update of {name} made by one process with the samples of all ranks. If its forward "
-            "mixes the samples of a batch, set train.dist.gradient_reduction=global, or train.dist.batch_scope=rank if "
-            "each rank is meant to see its own."
+            f"{trainer.mesh.size} ranks would train another model than one process: {difference}, against the same "
+            f"update of {name} made by one process with the samples of all ranks.{changes} This is {trainer.mode} mode "
+            f"with train.dist.batch_scope={trainer.options.batch_scope} and train.dist.gradient_reduction="
+            f"{trainer.options.gradient_reduction}; {change}."
         )
     return (
         f"{name}.forward changes a value in place that the backward pass reads: {difference}, against the same update "
@@ -189,14 +300,18 @@ def refusal(trainer: Any, difference: Difference, reference: Reference) -> str:
     )
 
 
-def own_updates(trainer: Any, iterations: Iterations, reference: Reference) -> Reference:
-    """Make updates as `trainer` makes them, and put them back. Collective."""
+def own_updates(
+    trainer: Any, iterations: Iterations, reference: Reference, make: Callable[[Any], Any] | None = None
+) -> Reference:
+    """Make updates as `trainer` makes them, and put them back. `make`: makes them instead. Collective."""
     found, start = Reference(), trainer.iter
     with rehearsing(trainer, reference):
         for number, micro_batches in enumerate(iterations, 1):
             trainer.iter = start + number - 1
-            result = trainer.update(copied(trainer, micro_batches))
-            found.losses.append(losses_of(trainer, result))
+            result = (make or trainer.update)(copied(trainer, micro_batches))
+            losses, metrics = numbers_of(trainer, result)
+            found.losses.append(losses)
+            found.metrics.append(metrics)
             if number in reference.states:
                 found.states[number] = State.of(trainer)
     return found
@@ -216,12 +331,6 @@ def is_own_update(trainer: Any) -> bool:
 
 
 def can_compare(trainer: Any, iterations: Iterations) -> bool:
-    """Return whether the updates of `trainer` are meant to be those of the reference.
-
-    With AMP they are rounded differently; OneFlow's own dropout draws other masks in a graph.
-    """
-    if not iterations or trainer.options.amp is not None:
-        return False
-    if trainer.mode != "graph":
-        return True
-    return trainer.graph is not None and not find_unseeded_dropouts(trainer.model)
+    """Return whether the updates of `trainer` are meant to be those of the reference."""
+    is_ready = trainer.mode == "eager" or trainer.graph is not None
+    return bool(iterations) and is_ready and _why_incomparable(trainer) is None

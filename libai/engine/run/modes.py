@@ -19,7 +19,6 @@ from libai.engine.compiled.build_errors import GraphBuildError
 from libai.engine.compiled.guards import refuse_own_update
 from libai.engine.graph import GraphTrainer
 from libai.engine.hook_base import HookBase
-from libai.engine.rehearsal.batch_scope import BatchScopeError
 from libai.engine.rehearsal.kept import rolled_back
 from libai.engine.rehearsal.rehearsal import NotTheSame
 from libai.engine.setup import build
@@ -40,7 +39,6 @@ BLOCKS = 3
 #: what a graph could not do that raises one of these
 _COULD_NOT = {
     GraphBuildError: "be compiled",
-    BatchScopeError: "honour train.dist.batch_scope",
     NotTheSame: "train the same model",
 }
 
@@ -84,7 +82,7 @@ def resolve(run: Any) -> None:
         run.trainer.prepare()
         if run.trainer.graph is not None:  # kept here: a switch to eager mode drops the graph
             run.compile_seconds = run.trainer.graph.build_seconds
-    except (GraphBuildError, BatchScopeError, NotTheSame) as error:
+    except (GraphBuildError, NotTheSame) as error:
         if run.config.mode != "auto" and run.config.graph.on_build_error != "eager":
             raise
         if is_main_process():
@@ -100,10 +98,12 @@ def _keep_the_faster(run: Any) -> None:
     model = run.build_model(config)
     build.adapt_model(config, model)
     optimizer = run.build_optimizer(config, model)
-    eager = run.new_trainer(config, "eager", model, [], optimizer)
-    scope = eager.gradients.batch_scope
-    scope.adopt_findings(graph.gradients.batch_scope)
-    scope.resolve(eager, graph.feed.peek())
+    eager = run.new_trainer(config, "eager", model, graph.feed.peek(), optimizer)
+    try:
+        eager.prepare()
+    except NotTheSame as error:
+        run.mode_reason = f"graph.enabled=auto: {error}"
+        return
     seconds = time_modes({"graph": graph, "eager": eager}, graph.feed.peek())
     seed_everything(run.seed, run.seed_offset)
     compared = ", ".join(f"{name} {value * 1e3:.1f}" for name, value in seconds.items())

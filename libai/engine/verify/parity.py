@@ -155,7 +155,7 @@ def _compare(trainer: GraphTrainer, num_iters: int, bound: float) -> ParityRepor
     if difference is None:
         verdict, reason = _sameness(differences["loss"].relative)
         return ParityReport(verdict, reason, bound, num_iters, **facts)
-    culprit = find_culprit(trainer, iterations, difference.update, eager)
+    culprit = find_culprit(trainer, iterations, difference.update, eager, is_compiled=True)
     if culprit is None:
         return ParityReport("broken", str(difference), bound, num_iters, difference.update, None, "update", **facts)
     module = culprit.module or type(trainer.model).__name__

@@ -50,7 +50,7 @@ class TrainOptions:
             (`libai.engine.rehearsal`); None: 3 in graph mode and on several ranks, 1 otherwise.
         deterministic: make the first update twice from the same state and refuse a model for which it differs.
         batch_scope: what operations over the samples see where data-parallel ranks are several: "global", the batches
-            of all of them, as in one process, or "rank" (`libai.engine.rehearsal.batch_scope`).
+            of all of them, as in one process, or "rank" (`libai.engine.rehearsal.one_process`).
     """
 
     num_accumulation_steps: int = 1

@@ -248,7 +248,7 @@ def _first_update(
 
     if reference.is_of_one_process:
         result = _on_all_ranks(trainer, make)
-        _refuse_difference(trainer, {**operations, "the parameters with a gradient": sorted(reached)})
+        _refuse_difference(trainer, {"the parameters with a gradient": sorted(reached), **operations})
     else:
         result = make()
     drawn = [name for name, state in _generators().items() if state != generators[name]]
@@ -288,14 +288,19 @@ def _on_all_ranks(trainer: Any, make: Callable[[], StepResult]) -> StepResult:
 def _operations_of(outputs: Any, model: Any) -> dict[str, Any]:
     losses, metrics = read_losses(outputs, model)
     functions = Counter(function.name() for function in functions_behind(losses.values()))
-    return {"the losses": [*losses], "the metrics": [*metrics], "the operations": sorted(functions.items())}
+    return {
+        "the losses": [*losses],
+        "the metrics": [*metrics],
+        "the operations": [list(one) for one in sorted(functions.items())],
+    }
 
 
 def _refuse_difference(trainer: Any, mine: Mapping[str, Any]) -> None:
     """Raise `UserError` on every rank where the same samples lead to other `mine` on rank 0 than on another rank."""
     first, *others = gather_objects(dict(mine))
     for rank, theirs in enumerate(others, start=1):
-        for kind, expected in first.items():
+        for kind in ("the losses", "the metrics", "the parameters with a gradient", "the operations"):
+            expected = first[kind]
             here = [str(one) for one in expected if one not in theirs[kind]]
             there = [str(one) for one in theirs[kind] if one not in expected]
             if here or there:

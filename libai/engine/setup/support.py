@@ -1,7 +1,8 @@
 """Options that a mode cannot honour on a device: refused with reason and remedy before anything is built.
 
 Not here: settings of a section that is switched off (libai/config/combinations.py), and what only shows with the parts
-of a run, such as a hook that works in one mode (`HookBase.check_mode`) or a model that mixes samples (`libai.engine.rehearsal`).
+of a run, such as a hook that works in one mode (`HookBase.check_mode`) or a model that mixes samples
+(`libai.engine.rehearsal`).
 """
 
 from __future__ import annotations

@@ -162,6 +162,8 @@ def _apply_patches(kernel_levels: tuple[str, ...]) -> None:
         layer_norm.use_operation()
     if is_on("threads"):
         openblas.use_threads(kernels.loaded_library())
+    if is_on("memory-plan"):
+        kernels.plan_memory()
 
 
 def _prepare_to_meet(rank: int) -> None:

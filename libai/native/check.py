@@ -15,6 +15,7 @@ import numpy as np
 
 from libai.native.kernels import LEVELS, Library
 from libai.native.operations import apply_to_many, build_operation
+from libai.native.symbol_table import Unavailable
 
 _TOLERANCE = 2e-6  # of the largest number: float32 has 1.2e-7, and the sums here have up to 64 terms
 
@@ -27,6 +28,7 @@ def main() -> None:
 
     library = Library(Path(sys.argv[1]))
     problems = [f"{level}: {text}" for level in LEVELS if library.use_level(level) for text in find_problems(library)]
+    problems += find_problems_of_memory_plan(library)
     print(problems[0] if problems else "ok", flush=True)
     os._exit(1 if problems else 0)  # oneflow's own end takes a second
 
@@ -46,6 +48,48 @@ def find_problems(library: Library) -> list[str]:
         elif not all(_is_close(ours, theirs) for ours, theirs in zip(found, expected)):
             problems.append(f"{op} is wrong")
     return problems
+
+
+def find_problems_of_memory_plan(library: Library) -> list[str]:
+    """Compile a small training step with memory of its own for each result, and with shared memory."""
+    expected = _train_compiled()
+    try:
+        library.plan_memory()
+    except Unavailable:
+        return []
+    if not np.array_equal(_train_compiled(), expected):
+        return ["a compiled step with shared memory is wrong"]
+    apart, shared = library.planned_bytes()
+    return [] if 0 < shared < apart else ["a compiled step shares no memory"]
+
+
+def _train_compiled() -> np.ndarray:
+    """Return the loss and the weights after three updates of a compiled step."""
+    import oneflow as flow
+
+    # large products: a step that ends before OneFlow has entered it in its queue may end the process
+    numbers = np.sin(np.arange(512 * 512, dtype=np.float32)).reshape(512, 512) / 16
+    layers = [flow.nn.Linear(512, 512, bias=False) for _ in range(4)]
+    for layer in layers:
+        layer.weight.data = flow.tensor(numbers)
+    model = flow.nn.Sequential(
+        layers[0], flow.nn.ReLU(), layers[1], flow.nn.Tanh(), layers[2], flow.nn.GELU(), layers[3]
+    )
+
+    class Step(flow.nn.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            self.add_optimizer(flow.optim.SGD(model.parameters(), lr=0.1))
+
+        def build(self, x: Any) -> Any:
+            loss = flow.softmax(self.model(x), -1).square().sum()
+            loss.backward()
+            return loss
+
+    step = Step()
+    losses = [step(flow.tensor(numbers)).numpy().reshape(1) for _ in range(3)]
+    return np.concatenate([*losses, *(layer.weight.numpy().ravel() for layer in layers)])
 
 
 def _results(function: Callable[[Any], Any], x: Any) -> list[np.ndarray]:

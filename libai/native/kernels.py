@@ -18,6 +18,10 @@ from libai.utils.errors import UserError
 VARIABLE = "LIBAI_NATIVE"
 #: the instruction sets, lowest first: the library knows them by their index
 LEVELS = ("sse2", "avx2", "avx512")
+#: OneFlow's `IntraJobMemSharingUtil::InferMemBlockId4MemReusedRegst`
+OWN_MEMORY_PLANNER = (
+    "_ZN7oneflow22IntraJobMemSharingUtil30InferMemBlockId4MemReusedRegstEPNS_4PlanERKSt8functionIFbRKSsS5_EE"
+)
 
 
 class SharedLoops(NamedTuple):
@@ -46,6 +50,8 @@ class Library:
         self._library.libai_native_calls.restype = ctypes.c_int64
         self._library.libai_native_decode.restype = ctypes.c_bool
         self._library.libai_products_in_parts.restype = ctypes.c_bool
+        self._library.libai_memory_plan.restype = ctypes.c_void_p
+        self._library.libai_memory_plan_bytes.restype = ctypes.c_int64
         self._library.libai_team_shared.restype = ctypes.c_int64
         self._library.libai_team_alone.restype = ctypes.c_int64
         self._library.libai_team_prefers_sharing.restype = ctypes.c_bool
@@ -89,6 +95,20 @@ class Library:
         function = self._library.libai_products_in_parts
         return bool(function(ctypes.c_void_p(sgemm), num_threads, *trans, *sizes, *pointers[:2], factor, pointers[2]))
 
+    def plan_memory(self) -> None:
+        """Let the results of compiled CPU steps share memory from now on (src/memory_plan.cpp); `Unavailable` if not.
+
+        Bit-equal. Once per process.
+        """
+        oneflow = open_oneflow()
+        slot = find_slot(oneflow, OWN_MEMORY_PLANNER)
+        slot.value = self._library.libai_memory_plan(ctypes.c_void_p(address_of(oneflow, OWN_MEMORY_PLANNER)))
+
+    def planned_bytes(self) -> tuple[int, int]:
+        """Return what the results that share memory in the step compiled last take: each by itself, and shared."""
+        count = self._library.libai_memory_plan_bytes
+        return count(ctypes.c_bool(False)), count(ctypes.c_bool(True))
+
     def shared_loops(self) -> SharedLoops:
         """How operations have been computed since `start_threads`."""
         library = self._library
@@ -107,6 +127,7 @@ class Library:
 
 _library: Library | None = None
 _description = "oneflow's own"
+_plans_memory = False
 
 
 def wanted_levels() -> tuple[str, ...]:
@@ -151,6 +172,20 @@ def use_kernels(levels: tuple[str, ...]) -> None:
         _description = f"oneflow's own, which are slower ({reason})"
         return
     _library, _description = library, f"libai's for {level}"
+
+
+def plan_memory() -> None:
+    """Let the results of compiled CPU steps share memory, if our library is loaded and this OneFlow allows it."""
+    global _plans_memory
+    if _library is not None and not _plans_memory:
+        with contextlib.suppress(Unavailable):
+            _library.plan_memory()
+            _plans_memory = True
+
+
+def is_memory_planned() -> bool:
+    """Return whether results of compiled CPU steps share memory."""
+    return _plans_memory
 
 
 def kernels_in_use() -> str:

@@ -35,6 +35,8 @@ OPTIONAL = (
     "scaled-updates",
     "joined-updates",
     "two-threads",
+    "one-thread",
+    "memory-plan",
     "joined-gradients",
 )
 #: without them numbers are wrong or the process ends

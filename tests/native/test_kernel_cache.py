@@ -194,7 +194,7 @@ def test_two_processes_that_compile_at_once_make_one_library(compiler, tmp_path)
 
 @pytest.mark.e2e
 def test_the_sources_are_installed_with_the_package(tmp_path):
-    for name in ("setup.py", "pyproject.toml", "requirements", "configs", "libai"):
+    for name in ("setup.py", "README.md", "LICENSE", "pyproject.toml", "requirements", "configs", "libai"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
         copy(ROOT / name, tmp_path / name)
     command = [sys.executable, "setup.py", "-q", "build_py", "-d", str(tmp_path / "built")]

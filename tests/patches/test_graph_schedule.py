@@ -65,8 +65,8 @@ def test_two_threads_train_the_same_bits(one_of_two_cores, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize(("threads", "cores"), [(2, 2), (1, 1)])
-def test_shared_operations_and_single_cores_need_no_schedule(monkeypatch, threads, cores):
+@pytest.mark.parametrize(("threads", "cores", "expected"), [(2, 2, {"compute-0"}), (1, 1, {""})])
+def test_shared_operations_take_one_thread_and_a_single_core_no_schedule(monkeypatch, threads, cores, expected):
     monkeypatch.setattr(passes, "threads_in_use", lambda: threads)
     monkeypatch.setattr(passes, "usable_cores", lambda: cores)
-    assert set(trained(wide())[1].values()) == {""}
+    assert set(trained(wide())[1].values()) == expected

@@ -21,11 +21,20 @@ _FLOPS = 200e9
 _SECONDS_TO_OTHER_THREAD = 15e-6
 
 
+def schedule_on_one_thread(job: JobEdit) -> None:
+    """Let one thread compute all operations of a completed CPU job, each of which is shared between the cores.
+
+    OneFlow deals them out to two threads, both of which then ask for all cores. Bit-equal.
+    """
+    for op in job.ops.values():
+        op.stream_name_hint = "compute-0"
+
+
 def schedule_on_two_threads(job: JobEdit) -> int:
     """Write the thread of each operation into a completed CPU job. Bit-equal. Returns how many the second one gets."""
-    sources = _sources(job)
+    sources = sources_of(job)
     costs = {name: _seconds(job, op) for name, op in job.ops.items()}
-    order = _in_order(job, sources)
+    order = in_order(job, sources)
     chains: dict[str, float] = {}
     for name in reversed(order):
         chains[name] = costs[name] + max((chains[reader.name] for reader in job.readers(name)), default=0.0)
@@ -44,7 +53,8 @@ def schedule_on_two_threads(job: JobEdit) -> int:
     return sum(threads.values())
 
 
-def _sources(job: JobEdit) -> Mapping[str, list[str]]:
+def sources_of(job: JobEdit) -> Mapping[str, list[str]]:
+    """Return for each operation those whose results it reads, or whose end it waits for."""
     found: dict[str, list[str]] = {name: [] for name in job.ops}
     for name in job.ops:
         for reader in job.readers(name):
@@ -52,8 +62,8 @@ def _sources(job: JobEdit) -> Mapping[str, list[str]]:
     return found
 
 
-def _in_order(job: JobEdit, sources: Mapping[str, list[str]]) -> list[str]:
-    """All operations, each behind those whose results it reads."""
+def in_order(job: JobEdit, sources: Mapping[str, list[str]]) -> list[str]:
+    """Return all operations, each after those that it reads or waits for."""
     missing = {name: len(found) for name, found in sources.items()}
     order = [name for name, count in missing.items() if count == 0]
     for name in order:  # which grows

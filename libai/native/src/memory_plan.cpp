@@ -1,0 +1,321 @@
+// Gives the results of a compiled CPU step memory by their lifetime. OneFlow 0.9.0 does so on CUDA only: on CPU every
+// operation keeps memory of its own for ever (docs/dev/decisions has what was measured).
+//
+// Works on the `Plan`, before OneFlow's own planner: registers of one rank and one rate share a block, at offsets at
+// which no two that can be alive at once overlap. Two registers may share a place only if every user of the first one
+// comes before the producer of the second one by dependencies of the plan alone, whatever thread computes them.
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <queue>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "oneflow/core/job/plan.pb.h"
+
+namespace oneflow {
+RegstDescProto* FindOrCreateProducedCtrlRegstDesc(TaskProto* task_proto, const std::string& name);
+RegstDescIdSet* FindOrCreateConsumedCtrlRegstDescIdSet(TaskProto* task_proto, const std::string& name);
+}  // namespace oneflow
+
+namespace libai {
+namespace {
+
+using namespace oneflow;
+using CanReach = std::function<bool(const std::string&, const std::string&)>;
+using OwnPlanner = void (*)(Plan*, const CanReach&);
+
+OwnPlanner g_own_planner = nullptr;
+int64_t g_bytes_before = 0, g_bytes_after = 0;
+
+constexpr int64_t kAlignment = 512;  // that of OneFlow's blocks
+constexpr int64_t kFirstBlock = 1ll << 40;  // OneFlow counts its own blocks from 0
+
+int64_t BytesOfElement(DataType type) {
+  switch (type) {
+    case kChar: case kInt8: case kUInt8: case kBool: return 1;
+    case kFloat16: case kBFloat16: case kInt16: case kUInt16: return 2;
+    case kFloat: case kInt32: case kUInt32: return 4;
+    case kDouble: case kInt64: case kUInt64: return 8;
+    default: return 0;  // constructed once, as TensorBuffer: its memory must stay its own
+  }
+}
+
+const DataRegstDesc& DataOf(const RegstDescProto& regst) { return regst.regst_desc_type().data_regst_desc(); }
+bool HasData(const RegstDescProto& regst) { return regst.regst_desc_type().has_data_regst_desc(); }
+
+// 0 for a register that cannot share memory.
+int64_t BytesOf(const RegstDescProto& regst) {
+  if (DataOf(regst).lbi2blob_desc_size() != 1) return 0;
+  const BlobDescProto& blob = DataOf(regst).lbi2blob_desc(0).blob_desc();
+  if (blob.is_dynamic()) return 0;
+  int64_t bytes = BytesOfElement(blob.data_type());
+  for (int64_t size : blob.shape().dim()) bytes *= size;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// How often in an iteration it is written: micro-batches and updates have different time shapes.
+std::string RateOf(const RegstDescProto& regst) {
+  std::string rate;
+  for (int64_t size : DataOf(regst).time_shape().dim()) rate += std::to_string(size) + ",";
+  return rate;
+}
+
+class TaskSet {  // a set of bits, one for each task
+ public:
+  explicit TaskSet(int count) : words_((count + 63) / 64) {}
+  void Add(int task) { words_[task >> 6] |= uint64_t{1} << (task & 63); }
+  void AddAll(const TaskSet& other) {
+    for (size_t i = 0; i < words_.size(); ++i) words_[i] |= other.words_[i];
+  }
+  bool Has(int task) const { return words_[task >> 6] >> (task & 63) & 1; }
+
+ private:
+  std::vector<uint64_t> words_;
+};
+
+struct Register {
+  RegstDescProto* proto;
+  int64_t bytes;
+  int producer;
+  std::vector<int> users;  // the producer among them
+  int64_t offset;
+};
+
+class MemoryPlanner {
+ public:
+  explicit MemoryPlanner(Plan* plan) : plan_(plan), next_(plan->task_size()), previous_(plan->task_size()) {
+    for (int i = 0; i < plan->task_size(); ++i) index_[plan->task(i).task_id()] = i;
+    for (int i = 0; i < plan->task_size(); ++i) {
+      for (const auto& produced : plan->task(i).produced_regst_desc()) {
+        for (int64_t id : produced.second.consumer_task_id()) {
+          const auto consumer = index_.find(id);
+          if (consumer != index_.end()) AddEdge(i, consumer->second);
+        }
+      }
+    }
+  }
+
+  void Run() {
+    std::map<std::pair<int64_t, std::string>, std::vector<int>> groups;
+    for (int i = 0; i < plan_->task_size(); ++i) {
+      // a pipeline: edges from its backward to its forward pass would let stages wait for each other
+      const OperatorConf* op = OpOf(plan_->task(i));
+      if (op != nullptr && op->user_conf().op_type_name() == "identity_buffer") return;
+      const std::string rate = RateOfHostOperation(i);
+      if (!rate.empty()) groups[{plan_->task(i).machine_id(), rate}].push_back(i);
+    }
+    for (const auto& group : groups) PlanGroup(group.second);
+  }
+
+ private:
+  void AddEdge(int from, int to) {
+    if (std::find(next_[from].begin(), next_[from].end(), to) != next_[from].end()) return;
+    next_[from].push_back(to);
+    previous_[to].push_back(from);
+  }
+
+  // Of a task with one operation of a user's model; nullptr for others.
+  const OperatorConf* OpOf(const TaskProto& task) const {
+    if (task.task_type() != kNormalForward || task.exec_sequence().exec_node_size() != 1) return nullptr;
+    const KernelConf& kernel = task.exec_sequence().exec_node(0).kernel_conf();
+    const OperatorConf* op = nullptr;
+    if (kernel.has_op_attribute()) {
+      op = &kernel.op_attribute().op_conf();
+    } else {
+      const auto job = plan_->job_id2op_attribute_ref_table().find(task.job_id());
+      if (job == plan_->job_id2op_attribute_ref_table().end()) return nullptr;
+      const auto found = job->second.op_name2op_attribute().find(kernel.op_attribute_ref());
+      if (found == job->second.op_name2op_attribute().end()) return nullptr;
+      op = &found->second.op_conf();
+    }
+    return op->has_user_conf() ? op : nullptr;
+  }
+
+  // Empty for a task whose registers keep memory of their own.
+  std::string RateOfHostOperation(int task) const {
+    if (OpOf(plan_->task(task)) == nullptr) return "";
+    std::string rate;
+    for (const auto& produced : plan_->task(task).produced_regst_desc()) {
+      if (!HasData(produced.second)) continue;
+      if (produced.second.mem_case().device_type() != kCPU) return "";
+      rate = RateOf(produced.second);
+    }
+    return rate;
+  }
+
+  bool FindUsers(const RegstDescProto& regst, int producer, std::vector<int>* users) const {
+    users->push_back(producer);
+    for (int64_t id : regst.consumer_task_id()) {
+      const auto found = index_.find(id);
+      if (found == index_.end()) return false;
+      const TaskProto& user = plan_->task(found->second);
+      // others send a register with its header, or read it at another rate
+      if (user.task_type() != kNormalForward || user.machine_id() != plan_->task(producer).machine_id()) return false;
+      users->push_back(found->second);
+    }
+    return true;
+  }
+
+  std::vector<Register> RegistersOf(const std::vector<int>& tasks) {
+    std::vector<Register> registers;
+    for (int task : tasks) {
+      for (auto& produced : *plan_->mutable_task(task)->mutable_produced_regst_desc()) {
+        RegstDescProto* regst = &produced.second;
+        if (!HasData(*regst) || !regst->enable_reuse_mem() || regst->register_num() != 1) continue;
+        if (regst->mem_block_id() != -1 || regst->mem_block_offset() != -1) continue;
+        if (regst->has_inplace_consumed_regst_desc_id() || regst->inplace_info_type_case() != 0) continue;
+        Register found{regst, BytesOf(*regst), task, {}, 0};
+        if (found.bytes > 0 && FindUsers(*regst, task, &found.users)) registers.push_back(found);
+      }
+    }
+    return registers;
+  }
+
+  // All tasks, each after those that it waits for; empty if they wait in a circle.
+  std::vector<int> InOrder() const {
+    using Entry = std::pair<int64_t, int>;
+    std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> ready;
+    std::vector<int> order, missing;
+    for (const auto& tasks : previous_) missing.push_back(static_cast<int>(tasks.size()));
+    const auto push = [&](int task) { ready.push({plan_->task(task).task_set_info().order_in_graph(), task}); };
+    for (size_t i = 0; i < missing.size(); ++i) {
+      if (missing[i] == 0) push(static_cast<int>(i));
+    }
+    while (!ready.empty()) {
+      const int task = ready.top().second;
+      ready.pop();
+      order.push_back(task);
+      for (int later : next_[task]) {
+        if (--missing[later] == 0) push(later);
+      }
+    }
+    if (order.size() != missing.size()) order.clear();
+    return order;
+  }
+
+  // For each task those that come after it in the same iteration, for certain.
+  std::vector<TaskSet> SuccessorsOf(const std::vector<int>& order) const {
+    std::vector<TaskSet> successors(order.size(), TaskSet(static_cast<int>(order.size())));
+    for (auto task = order.rbegin(); task != order.rend(); ++task) {
+      const TaskType type = plan_->task(*task).task_type();
+      // what they send belongs to several iterations of what they read
+      if (type == kRepeat || type == kAcc || type == kPack || type == kUnpack || type == kAccTick) continue;
+      for (int later : next_[*task]) {
+        successors[*task].Add(later);
+        successors[*task].AddAll(successors[later]);
+      }
+    }
+    return successors;
+  }
+
+  void PlanGroup(const std::vector<int>& tasks) {
+    std::vector<Register> registers = RegistersOf(tasks);
+    const std::vector<int> order = InOrder();
+    if (registers.size() < 2 || order.empty()) return;
+    std::vector<int> position(order.size());
+    for (size_t i = 0; i < order.size(); ++i) position[order[i]] = static_cast<int>(i);
+    const std::vector<TaskSet> successors = SuccessorsOf(order);
+    const auto is_over_before = [&](const Register& earlier, const Register& later) {
+      return std::all_of(earlier.users.begin(), earlier.users.end(),
+                         [&](int user) { return successors[user].Has(later.producer); });
+    };
+    const auto may_share = [&](const Register& a, const Register& b) { return is_over_before(a, b) || is_over_before(b, a); };
+
+    // the largest first, each at the lowest place that is free while it is alive
+    std::sort(registers.begin(), registers.end(), [&](const Register& a, const Register& b) {
+      return a.bytes != b.bytes ? a.bytes > b.bytes : position[a.producer] < position[b.producer];
+    });
+    int64_t sum = 0, end = 0;
+    for (size_t i = 0; i < registers.size(); ++i) {
+      std::vector<std::pair<int64_t, int64_t>> taken;
+      for (size_t j = 0; j < i; ++j) {
+        const Register& placed = registers[j];
+        if (!may_share(placed, registers[i])) taken.push_back({placed.offset, placed.offset + placed.bytes});
+      }
+      std::sort(taken.begin(), taken.end());
+      int64_t offset = 0;
+      for (const auto& range : taken) {
+        if (range.first >= offset + registers[i].bytes) break;
+        offset = std::max(offset, range.second);
+      }
+      registers[i].offset = offset;
+      sum += registers[i].bytes;
+      end = std::max(end, offset + registers[i].bytes);
+    }
+
+    // The first task of the group runs again only when all that use a register have run: it holds a control register
+    // that those which come last read. And it runs first: those which wait for nothing in the group wait for it.
+    const int first = *std::min_element(tasks.begin(), tasks.end(), [&](int a, int b) { return position[a] < position[b]; });
+    std::unordered_set<int> users;
+    for (const Register& found : registers) users.insert(found.users.begin(), found.users.end());
+    std::vector<int> waiting;
+    const std::unordered_set<int> members(tasks.begin(), tasks.end());
+    for (int task : order) {
+      if (task == first) continue;
+      const bool is_last = users.count(task) > 0
+          && std::none_of(users.begin(), users.end(), [&](int other) { return successors[task].Has(other); });
+      const bool is_start = members.count(task) > 0
+          && std::none_of(tasks.begin(), tasks.end(), [&](int other) { return successors[other].Has(task); });
+      if (!is_last && !is_start) continue;
+      if (position[task] < position[first]) return;  // would close a circle
+      waiting.push_back(task);
+    }
+
+    for (size_t i = 0; i < registers.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) {
+        const Register &a = registers[i], &b = registers[j];
+        const bool overlaps = a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+        if (overlaps && !may_share(a, b)) return;  // cannot be: a fault of the code above
+      }
+    }
+    const int64_t block = kFirstBlock + registers[0].proto->regst_desc_id();
+    for (const Register& found : registers) {
+      found.proto->set_mem_block_id(block);
+      found.proto->set_mem_block_offset(found.offset);
+      // OneFlow writes the shape of a register once, in front of its data, where the next register of this place would
+      // overwrite it. It keeps the shapes of variables apart, and knows them by this name.
+      found.proto->set_variable_op_name("libai_memory_plan");
+    }
+    for (int task : waiting) Connect(first, task);
+    g_bytes_before += sum;
+    g_bytes_after += end;
+  }
+
+  void Connect(int from, int to) {
+    TaskProto *producer = plan_->mutable_task(from), *consumer = plan_->mutable_task(to);
+    RegstDescProto* regst = FindOrCreateProducedCtrlRegstDesc(producer, "out_ctrl_libai_memory_plan");
+    const auto& ids = regst->consumer_task_id();
+    if (std::find(ids.begin(), ids.end(), consumer->task_id()) != ids.end()) return;
+    regst->add_consumer_task_id(consumer->task_id());
+    FindOrCreateConsumedCtrlRegstDescIdSet(consumer, "in_ctrl")->add_regst_desc_id(regst->regst_desc_id());
+    AddEdge(from, to);
+  }
+
+  Plan* plan_;
+  std::unordered_map<int64_t, int> index_;  // task id -> place in the plan
+  std::vector<std::vector<int>> next_, previous_;
+};
+
+void PlanMemory(Plan* plan, const CanReach& can_reach) {
+  g_bytes_before = g_bytes_after = 0;
+  MemoryPlanner(plan).Run();
+  g_own_planner(plan, can_reach);
+}
+
+}  // namespace
+}  // namespace libai
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+// The address of a function that takes the place of OneFlow's `InferMemBlockId4MemReusedRegst`, which it calls.
+EXPORTED void* libai_memory_plan(void* own_planner) {
+  libai::g_own_planner = reinterpret_cast<libai::OwnPlanner>(own_planner);
+  return reinterpret_cast<void*>(&libai::PlanMemory);
+}
+// Bytes of the registers that share memory in the plan made last: each by itself, and in their block.
+EXPORTED int64_t libai_memory_plan_bytes(bool is_shared) { return is_shared ? libai::g_bytes_after : libai::g_bytes_before; }

@@ -1,0 +1,103 @@
+"""Results of a compiled step share memory and are, bit for bit, those of results that keep memory of their own."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+from oneflow import nn
+
+from libai.native.kernels import OWN_MEMORY_PLANNER
+from libai.native.symbol_table import address_of, find_slot, open_oneflow
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("library")]
+
+WIDTH, SAMPLES = 24, 16
+
+
+@contextlib.contextmanager
+def memory_of_its_own():
+    """Let OneFlow plan compiled steps by itself."""
+    oneflow = open_oneflow()
+    slot = find_slot(oneflow, OWN_MEMORY_PLANNER)
+    before = slot.value
+    slot.value = address_of(oneflow, OWN_MEMORY_PLANNER)
+    try:
+        yield
+    finally:
+        slot.value = before
+
+
+class RandomModel(nn.Module):
+    """Operations drawn from a seed, each of values that earlier ones made."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.rng_seed = seed
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        rng = np.random.default_rng(self.rng_seed)
+        values = [self.layers[0](x)]
+        for _ in range(int(rng.integers(4, 22))):
+            a = values[rng.integers(len(values))]
+            b = values[rng.integers(len(values))]
+            values.append(self.apply_one(int(rng.integers(9)), a, b))
+        total = sum(values[1:], values[0])
+        accuracy = (total.argmax(-1) == x.argmax(-1)).to(flow.float32).mean()
+        return {
+            "losses": {"square": (total * total).mean(), "last": values[-1].abs().mean()},
+            "metrics": {"accuracy": accuracy, "largest": values[-1].max()},
+        }
+
+    def apply_one(self, kind, a, b):
+        if kind == 0:
+            return self.layers[1](a)
+        if kind == 1:
+            return flow.relu(a)
+        if kind == 2:
+            return nn.functional.gelu(self.layers[2](a))
+        if kind == 3:
+            return flow.softmax(a, dim=-1) * b
+        if kind == 4:
+            return self.norm(a + b)
+        if kind == 5:
+            return flow.matmul(flow.softmax(flow.matmul(a, b.transpose(0, 1)), dim=-1), b)
+        if kind == 6:
+            return flow.cat([a[:, : WIDTH // 2], b[:, WIDTH // 2 :]], dim=1)
+        if kind == 7:
+            return flow.tanh(a).reshape(2, -1).reshape(SAMPLES, WIDTH)
+        return a.to(flow.float64).to(flow.float32) / 2 + b
+
+
+def train(seed, accumulation):
+    rng = np.random.default_rng(1000 + seed)
+    batches = [{"x": rng.standard_normal((SAMPLES, WIDTH)).astype(np.float32)} for _ in range(5 * accumulation)]
+    flow.manual_seed(seed)
+    model = RandomModel(seed)
+    optimizer = (flow.optim.AdamW if seed % 2 else flow.optim.SGD)(model.parameters(), lr=1e-2)
+    trainer = toy.trainer_of("graph", model, batches, optimizer, num_accumulation_steps=accumulation)
+    found = []
+    for iteration in range(5):
+        trainer.train(iteration, iteration + 1)
+        found.append(trainer.fetch_metrics())
+    return [{key: value for key, value in metrics.items() if "/" in key} for metrics in found], [
+        parameter.numpy() for parameter in model.parameters()
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_graphs_train_the_same_bits(seed, library):
+    accumulation = 3 if seed % 5 == 4 else 1
+    with memory_of_its_own():
+        expected_metrics, expected_weights = train(seed, accumulation)
+    metrics, weights = train(seed, accumulation)
+    apart, shared = library.planned_bytes()
+    assert 0 < shared < apart
+    assert metrics == expected_metrics
+    for found, expected in zip(weights, expected_weights):
+        np.testing.assert_array_equal(found, expected)

@@ -241,18 +241,17 @@ def _no_such_name(holder: Any, names: list[str], index: int) -> str:
     """Describe the name in a dotted path that `holder` does not have, and suggest one."""
     name = names[index]
     modules = pkgutil.iter_modules(getattr(holder, "__path__", []) if index else sys.path[:1])
-    others = getattr(holder, "__all__", None) or (dir(holder) if index else [*sys.modules])
+    others = getattr(holder, "__all__", None) or (dir(holder) if index else sys.modules)
     known = [other for other in [*others, *(module.name for module in modules)] if not re.search(r"\.|^_", other)]
-    hint = did_you_mean(name, known)
-    for home in _HOMES if not hint else ():
+    hint = did_you_mean(name, known, at_least=0.5)
+    for home in _HOMES if index == 0 else ():
         with contextlib.suppress(ImportError):
             if hasattr(importlib.import_module(home), names[-1]):
                 hint = f" Did you mean {home}.{names[-1]}?"
                 break
     if index == 0:
         return f"there is no module {name!r}.{hint} Modules of your own are found beside the config and on PYTHONPATH."
-    hint = hint or did_you_mean(name, known, at_least=0.5) or f" It has {_listed(known)}."
-    return f"{'.'.join(names[:index])} has no {name!r}.{hint}"
+    return f"{'.'.join(names[:index])} has no {name!r}.{hint or f' It has {_listed(known)}.'}"
 
 
 def _listed(names: list[str]) -> str:

@@ -25,7 +25,7 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from libai.config.instantiation import CONFIG_PACKAGE, TARGET
+from libai.config.instantiation import CONFIG_PACKAGE
 from libai.config.settings.coercion import OBJECTS, copy_config, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean
 from libai.config.settings.other_names import is_foreign, meant
@@ -75,25 +75,24 @@ def load(path: str | Path) -> DictConfig:
         if isinstance(value, (dict, DictConfig, ListConfig)) or (name in SCHEDULES and isinstance(value, list)):
             public[name] = to_nodes(value)
         elif name in SECTIONS and not (name in LAZY_SECTIONS and value is None):
-            is_shown = isinstance(value, (int, float, str, list, type, types.ModuleType, type(None)))
-            found = f"{value!r:.60}" if is_shown else f"a built {type(value).__name__}"
             right = "LazyCall(Target)(argument=value)" if name in LAZY_SECTIONS else f'defaults("{name}")'
             problems.append(
-                f"{shown(path)}: {name} is {found}, not a section of the config. Write {name} = {right}, or rename the "
-                "variable."
+                f"{shown(path)}: {name} is {value!r:.60}, not a section of the config. Write {name} = {right}, or "
+                "rename the variable."
             )
-        elif is_foreign(name) and isinstance(value, (int, float, str)):
-            text = source.read_text(encoding="utf-8")
-            uses = list(re.finditer(rf"\b{name}\b", text))
-            if len(uses) == 1:
-                line = text.count("\n", 0, uses[0].start()) + 1
-                problems.append(f"{shown(path)}:{line}: {name}={value!r} sets nothing.{meant(name)}")
+        elif is_foreign(name) and isinstance(value, (int, float, str)) and _is_unused(name, source):
+            problems.append(f"{shown(path)}: {name}={value!r} sets nothing.{meant(name)}")
     if problems:
         raise ConfigError(problems)
     if "model" in public:  # a whole config: edits such as `config.graph.enabled = True` find their section
         for section in TYPED_SECTIONS:
             public.setdefault(section, defaults(section))  # type: ignore[arg-type]
     return OmegaConf.create(copy_config(public), flags=OBJECTS)
+
+
+def _is_unused(name: str, source: Path) -> bool:
+    """Return True unless `name` is a helper variable, which a config file uses after it has set it."""
+    return len(re.findall(rf"\b{name}\b", source.read_text(encoding="utf-8"))) == 1
 
 
 class _ConfigFile(SourceFileLoader):
@@ -227,28 +226,21 @@ def shown(path: Path | str) -> str:
 
 
 def _load_yaml(path: Path) -> DictConfig:
-    config: Any = None
     try:
-        config = OmegaConf.load(path)
-        problem = "expected sections such as `train:`, found a list." if isinstance(config, ListConfig) else ""
+        config: Any = OmegaConf.load(path)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         raise ConfigError(f"{shown(path)}{line}: {getattr(error, 'problem', None) or error}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{shown(path)}: {_not_utf8(error)}") from error
-    except (OSError, OmegaConfBaseException) as error:  # OmegaConf's own, for a file that holds a bare number
-        problem = f"expected sections such as `train:` ({error})."
-    names = [str(name) for name in config or () if not problem and name not in (*SECTIONS, IMPORT_FROM)]
-    hydra = [name for name in names if name in ("defaults", "hydra")]
-    if hydra:
-        problem = f"`{hydra[0]}:` is Hydra's, which does not start runs here."
-    elif names and not any(TARGET in str(config._get_node(name)) for name in LAZY_SECTIONS if name in config):
-        problem = f"it holds {', '.join(f'`{name}:`' for name in names[:4])}, and no section with a {TARGET}."
-    if problem:
+    except (OSError, OmegaConfBaseException):  # OmegaConf's own, for a file that holds a bare number
+        config = None
+    is_ours = isinstance(config, DictConfig) and (not config or any(name in config for name in SECTIONS))
+    if not is_ours:
         raise ConfigError(
-            f"{shown(path)}: {problem} A config here is a Python file with model, optim, dataloader and train "
-            "(configs/mlp_digits.py is an example), or the config.yaml that a run has saved."
+            f"{shown(path)}: expected sections such as `train:`. A config here is a Python file with model, optim, "
+            "dataloader and train (configs/mlp_digits.py is an example), or the config.yaml that a run has saved."
         )
     config._set_flag("allow_objects", True)
     for folder in reversed(config.pop(IMPORT_FROM, None) or []):
@@ -258,18 +250,11 @@ def _load_yaml(path: Path) -> DictConfig:
 
 
 def _missing(path: Path) -> str:
-    if len(path.name) > 255 or "\0" in str(path):
-        return f"{str(path)[:80]}... cannot be opened. Name a config file."
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path, false for a name that is too long
         return f"{path} is a folder: expected a .py or .yaml file in it."
-    if not path.parent.is_dir():
-        folder = path.parent
-        close = did_you_mean(folder.name, [other.name for other in folder.parent.glob("*/")])
-        return f"{shown(path)} does not exist, and neither does the folder {shown(folder)}.{close}"
-    there = [file.name for file in path.parent.iterdir() if file.suffix in (".py", ".yaml")]
-    if str(path).isidentifier():
-        there += [file.stem for file in Path(shipped_configs()).glob("*.py")]
-    return f"{shown(path)} does not exist.{did_you_mean(path.name, there)}"
+    there = [file.name for file in path.parent.glob("*.*")]
+    there += [file.stem for file in Path(shipped_configs()).glob("*.py")]
+    return f"{str(path)[:200]} does not exist.{did_you_mean(path.name, there)}"
 
 
 def _not_utf8(reason: object) -> str:
@@ -287,7 +272,7 @@ def _explain(error: BaseException, path: Path, files: Sequence[str]) -> str:
     if not inside:
         return text if isinstance(error, UserError) else f"{shown(path)}: {type(error).__name__}: {text}."
     last, rose = inside[-1], frames[-1]
-    what = text if isinstance(error, UserError) else f"{type(error).__name__}: {text}.{_hint(error, path.parent)}"
+    what = text if isinstance(error, UserError) else f"{type(error).__name__}: {text}.{_hint(error)}"
     line = f"\n    {last.line}"
     if isinstance(error, ImportError) and "partially initialized" in text:
         name = Path(str(error.path)).name
@@ -297,16 +282,10 @@ def _explain(error: BaseException, path: Path, files: Sequence[str]) -> str:
     return f"{shown(last.filename)}:{last.lineno}: {what}{line}"
 
 
-def _hint(error: Any, folder: Path) -> str:
-    """Suggest the nearest name for the errors that come from a misspelt one."""
+def _hint(error: Any) -> str:
+    """Suggest the nearest name for a misspelt variable or attribute."""
     name = str(getattr(error, "name", ""))
     if isinstance(error, NameError):
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         return did_you_mean(name, {**frame.f_globals, **frame.f_locals})
-    if isinstance(error, ImportError):
-        found = re.search(r"cannot import name '(\w+)'", str(error))
-        files = [file.stem for file in folder.glob("*.py")]
-        return did_you_mean(found[1] if found else name.rpartition(".")[2], [*files, *dir(sys.modules.get(name))])
-    if found := re.match(r"'dict' object has no attribute '(\w+)'", str(error)):
-        return f' A dict made in this file has keys, no attributes (an imported one has both): write ["{found[1]}"].'
-    return did_you_mean(name, dir(error.obj)) if getattr(error, "obj", None) is not None else ""
+    return did_you_mean(name, dir(error.obj)) if isinstance(error, AttributeError) else ""

@@ -7,8 +7,6 @@ refused what cannot be read or has no place. All problems are reported together.
 from __future__ import annotations
 
 import contextlib
-import re
-import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from libai.config.instantiation import TARGET, items_of
 from libai.config.settings import schema
 from libai.config.settings.coercion import accepts_text, copy_config, members_of
-from libai.config.settings.errors import ConfigError, did_you_mean, hint, nearest
+from libai.config.settings.errors import ConfigError, did_you_mean, hint
 from libai.utils.errors import first_line
 
 
@@ -71,15 +69,19 @@ def _format(value: Any) -> str:
 
 
 def _apply(config: DictConfig, text: str) -> None:
-    _check_key(config, text)
-    name, equals, raw = text.partition("=")
+    name, equals, _ = text.partition("=")
     key = name.lstrip("+~")
+    if name.startswith("-"):
+        raise ConfigError(f"{text}: overrides are written key=value, without dashes: {text.lstrip('-')}")
+    if not all(part.isascii() and (part.isidentifier() or part.isdigit()) for part in key.split(".")):
+        raise ConfigError(
+            f"{ascii(text)}: the key cannot be read. Write key=value without spaces; a key is names of Latin "
+            "letters, joined by dots, such as train.amp.enabled."
+        )
     if equals and text.startswith("~"):
         raise ConfigError(f"{text}: a setting is removed without a value: {name}")
     if not equals and not text.startswith("~"):
         raise ConfigError(f"{text}: expected key=value, without spaces (to remove a setting: ~{text}).")
-    if not all(part.isidentifier() or part.isdigit() for part in key.split(".")):
-        raise ConfigError(f"{text}: the key cannot be read; a key is names joined by dots, such as train.amp.enabled.")
     path, _, last = key.rpartition(".")
     parent: Any = OmegaConf.select(config, path) if path else config
     section: Any = schema.find(path)
@@ -129,47 +131,6 @@ def _unknown(config: DictConfig, key: str) -> ConfigError:
     return ConfigError(f"{key}: no such setting.{hint(key, _known_keys(config))}")
 
 
-def _check_key(config: DictConfig, text: str) -> None:
-    """Raise `ConfigError` for a key that is empty, or has a character that no key has."""
-    if not text.strip():
-        raise ConfigError(
-            "an empty argument stands where a setting belongs: write key=value, such as train.seed=3, or leave it out. "
-            "(In a script, a variable in quotes may be empty.)"
-        )
-    key, equals, value = text.partition("=")
-    if found := _odd_character(key):
-        known = _known_keys(config)
-        change = f"{_plain(key)}{equals}{value}"
-        name, equals, value = change.partition("=")
-        is_right = name.lstrip("+~") in known or name.startswith("--")
-        close = [name] if is_right else nearest(name, known)
-        suggestion = f" Did you mean {close[0]}{equals}{value}?" if close else ""
-        raise ConfigError(f"{text}: the key has {found}. A key is names of Latin letters, joined by dots.{suggestion}")
-    if key.startswith("-"):
-        raise ConfigError(f"{text}: overrides are written key=value, without dashes: {text.lstrip('-')}")
-
-
-def _odd_character(text: str) -> str:
-    """Describe the first character of `text` that no key has; the empty string if there is none."""
-    for character in text:
-        if not "!" <= character <= "~":
-            what = f"the character {character!r}" if character.isprintable() else "an invisible character"
-            code = f"U+{ord(character):04X}, {unicodedata.name(character, 'without a name')}"
-            return "a space" if character == " " else f"{what} ({code})"
-    return ""
-
-
-def _plain(text: str) -> str:
-    """Return `text` in ASCII: wide characters, dashes and digits replaced, accents and all others dropped.
-
-    >>> _plain("tr\N{LATIN SMALL LETTER A WITH ACUTE}in.se\N{ZERO WIDTH SPACE}ed")
-    'train.seed'
-    """
-    decomposed = unicodedata.normalize("NFKD", re.sub("[\N{EM DASH}\N{EN DASH}]", "--", text))
-    digits = "".join(str(unicodedata.digit(character, character)) for character in decomposed)
-    return re.sub("[^!-~]", "", digits)
-
-
 def _parse(text: str) -> tuple[Any, str]:
     """Return the value of an override and the text that was typed for it, without quotes (`007` stays `007`)."""
     # not at the top: Hydra takes 60 ms to import, a quarter of `train_net.py --help`, which has no override to read
@@ -186,11 +147,7 @@ def _parse(text: str) -> tuple[Any, str]:
             value = yaml.safe_load(raw) if raw.startswith("{") else None
             if isinstance(value, dict) and None not in value.values():
                 return value, raw
-        plain = _plain(raw)
-        if _odd_character(raw) and re.fullmatch(r"[-+.eE\d]+", plain):
-            reason = f"the value has {_odd_character(raw)}. Did you mean {name}={plain}?"
-        else:
-            reason = f"cannot be read ({first_line(error)}). Quote the value, for bash twice: {name}=\"'{raw}'\""
+        reason = f"cannot be read ({first_line(error)}). Quote the value, for bash twice: {name}=\"'{raw}'\""
         raise ConfigError(f"{text}: {reason}") from error
     if isinstance(parsed._value, Sweep):
         raise ConfigError(

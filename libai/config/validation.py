@@ -189,22 +189,18 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
             close = did_you_mean(where, ["dataloader.train", "dataloader.test"])
             problems.append(f"{where}: no such setting; a dataloader has train and test.{close}")
     evaluators = train.evaluation.evaluators
-    for key, where in items_of(evaluators, "train.evaluation.evaluators"):
-        if isinstance(evaluators[key], Mapping) and TARGET not in evaluators[key] and str(key) not in datasets:
+    for name, section in evaluators.items():
+        if isinstance(section, Mapping) and TARGET not in section and str(name) not in datasets:
             problems.append(
-                f"{where} names no {TARGET} and no dataset of dataloader.test ({', '.join(datasets)}). "
-                "Write LazyCall(Target)(argument=value), or a dataset's name."
+                f"train.evaluation.evaluators.{name!s} names no {TARGET} and no dataset of dataloader.test "
+                f"({', '.join(datasets)}). Write LazyCall(Target)(argument=value), or a dataset's name."
             )
-    writers = []
-    for writer in train.writers:
-        if isinstance(writer, str) and writer not in schema.WRITERS:
-            problems.append(
-                f"train.writers names {writer!r}: expected {', '.join(schema.WRITERS)}, or "
-                f"LazyCall(Writer)(argument=value).{did_you_mean(writer, schema.WRITERS)}"
-            )
-        if isinstance(writer, str) and writer in writers:
-            problems.append(f"train.writers names {writer} twice. Remove one.")
-        writers.append(writer)
+    names = [writer for writer in train.writers if isinstance(writer, str)]
+    if len(set(names)) < len(names) or not set(names) <= set(schema.WRITERS):
+        problems.append(
+            f"train.writers={names}: expected each of {', '.join(schema.WRITERS)} once at most, or "
+            "LazyCall(Writer)(argument=value)."
+        )
     # path, node, what the calls must give, and how many levels of names or lists may be above a call
     for path, section, kind, depth in (
         ("model", lazy["model"], "a module", 0),
@@ -213,7 +209,7 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
         ("momentum_scheduler", lazy["momentum_scheduler"], "a schedule", 1),
         ("train.evaluation.evaluators", evaluators or None, "an evaluator", 2),
         ("train.extra_hooks", train.extra_hooks or None, "a hook", 1),
-        ("train.writers", [None if isinstance(writer, str) else writer for writer in writers] or None, "", 1),
+        ("train.writers", [None if isinstance(writer, str) else writer for writer in train.writers] or None, "", 1),
     ):
         _check_calls(section, path, kind, depth, problems)
 

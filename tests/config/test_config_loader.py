@@ -149,11 +149,10 @@ def test_a_class_of_an_imported_config_file_can_be_built(folder):
             "name 'LazyCal' is not defined. Did you mean LazyCall?",
         ),
         ("x = (", 1, "SyntaxError: '(' was never closed."),
-        ("import nex_to", 1, "No module named 'nex_to'. Did you mean next_to?"),
+        ("import nex_to", 1, "No module named 'nex_to'."),
         ("from next_to import Nett", 1, "cannot import name 'Nett' from 'next_to'"),
-        ("from .nex_to import Net", 1, "No module named '.nex_to'. Did you mean next_to?"),
         ("from .nowhere.next_to import Net", 1, "No module named '.nowhere'."),
-        ("from . import nex_to", 1, "cannot import name 'nex_to' from '.' (unknown location). Did you mean next_to?"),
+        ("from . import nex_to", 1, "cannot import name 'nex_to' from '.'"),
         ("import math\nmath.sqroot", 2, "has no attribute 'sqroot'. Did you mean sqrt?"),
         ("from libai.config import LazyCall\nmodel = LazyCall(dict)(1)", 2, "got 1 positional argument(s)"),
         ("from .exp import model", 1, "imports itself"),
@@ -190,7 +189,7 @@ def test_a_missing_file_names_the_nearest(folder):
     [
         ("train:\n  seed: [1", "exp.yaml:2: "),
         ("train: 1\ntrain: 2", "exp.yaml:2: found duplicate key train."),
-        ("- 1", "expected sections such as `train:`, found a list."),
+        ("- 1", "expected sections such as `train:`. A config here"),
     ],
 )
 def test_a_damaged_yaml_is_explained(folder, monkeypatch, text, what):
@@ -243,11 +242,3 @@ def test_however_a_config_is_imported_its_edits_stay_out_of_it(folder, name, wri
     assert LazyConfig.load(path).train.train_iter == 5
     assert LazyConfig.load(folder / "base.py").train.train_iter == 10
     assert LazyConfig.load(path).train.train_iter == 5
-
-
-def test_an_attribute_of_a_dict_of_the_same_file_is_explained(folder):
-    path = write(folder, "exp.py", "train = dict(train_iter=1)\ntrain.train_iter = 5")
-    assert "exp.py:2: AttributeError" in failure(path)
-    assert 'A dict made in this file has keys, no attributes (an imported one has both): write ["train_iter"].' in (
-        failure(path)
-    )

@@ -134,11 +134,13 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
         ),
         (
             "train/seed=1",
-            "train/seed=1: the key cannot be read; a key is names joined by dots, such as train.amp.enabled.",
+            "'train/seed=1': the key cannot be read. Write key=value without spaces; a key is names of Latin "
+            "letters, joined by dots, such as train.amp.enabled.",
         ),
         (
             "train.seed@x=1",
-            "train.seed@x=1: the key cannot be read; a key is names joined by dots, such as train.amp.enabled.",
+            "'train.seed@x=1': the key cannot be read. Write key=value without spaces; a key is names of Latin "
+            "letters, joined by dots, such as train.amp.enabled.",
         ),
         ("+train.foo=1", "train.foo: no such setting. The keys of train are fixed; docs/config.md lists them."),
         (

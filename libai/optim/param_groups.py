@@ -7,27 +7,24 @@ options share a group, so there are few groups however many rules there are.
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import oneflow as flow
 
 from libai.utils.errors import UserError
 
 _OVERRIDE_KEYS = ("lr", "lr_mult", "weight_decay")
+_NO_DECAY_KEYWORDS = ("bias", "norm", "1d")
 
 
-@dataclass(frozen=True)
-class _Parameter:
-    """One trainable tensor with all its names (tied weights have several) and its place in the model."""
+class _Parameter(NamedTuple):
+    """One trainable tensor with all its names (tied weights have several)."""
 
     tensor: flow.Tensor
-    names: tuple[str, ...]
+    names: list[str]
     in_norm: bool
-    position: int
 
     def matches(self, pattern: str) -> bool:
         return any(re.search(pattern, name) for name in self.names)
@@ -36,7 +33,7 @@ class _Parameter:
 def get_param_groups(
     model: flow.nn.Module,
     weight_decay: float | None = None,
-    no_decay: Sequence[str] = ("bias", "norm", "1d"),
+    no_decay: Sequence[str] = _NO_DECAY_KEYWORDS,
     layer_decay: float | None = None,
     blocks: str | None = None,
     overrides: Mapping[str, Mapping[str, float]] | None = None,
@@ -69,22 +66,26 @@ def get_param_groups(
     Raises:
         UserError: a pattern matches nothing, an option is unknown, `base_lr` is missing, nothing is trainable.
     """
-    parameters, frozen = _collect(model)
+    parameters = _collect(model)
     overrides = overrides or {}
-    keywords = ("bias", "norm", "1d")
-    no_decay_patterns = [entry for entry in no_decay if entry not in keywords]
-    _check_overrides(overrides)
-    given = (("only", [only] if only else []), ("no_decay", no_decay_patterns), ("overrides", list(overrides)))
-    for source, patterns in given:
-        for pattern in patterns:
-            _check_matches(source, pattern, parameters, frozen)
-    needs_base_lr = layer_decay is not None or any("lr_mult" in options for options in overrides.values())
+    no_decay_patterns = [entry for entry in no_decay if entry not in _NO_DECAY_KEYWORDS]
+    for pattern in [*([only] if only else []), *no_decay_patterns, *overrides]:
+        _check_matches(pattern, parameters)
+    for pattern, override in overrides.items():
+        if not set(override) <= set(_OVERRIDE_KEYS) or {"lr", "lr_mult"} <= set(override):
+            raise UserError(
+                f"get_param_groups: overrides[{pattern!r}] sets {', '.join(override)}; it can set weight_decay, and "
+                "either lr or lr_mult."
+            )
+    needs_base_lr = layer_decay is not None or any("lr_mult" in override for override in overrides.values())
     if needs_base_lr and base_lr is None:
         raise UserError(
             "get_param_groups: layer_decay and lr_mult multiply the optimizer's learning rate, but base_lr is not "
             'given, so it is not known here. Add base_lr="${optim.lr}" (or the number) to the call.'
         )
-    scales = _layer_scales(model, parameters, layer_decay, blocks)
+    scales = [1.0] * len(parameters)
+    if layer_decay is not None:
+        scales = _layer_scales(parameters, layer_decay, *_find_blocks(model, blocks))
 
     groups: dict[tuple[tuple[str, float], ...], dict[str, Any]] = {}
     for parameter, scale in zip(parameters, scales):
@@ -99,82 +100,56 @@ def get_param_groups(
             options["lr"] = base_lr * scale
         for pattern, override in overrides.items():
             if parameter.matches(pattern):
-                _apply(override, options, base_lr)
+                options.update(override)
+                if "lr_mult" in override and base_lr is not None:
+                    options["lr"] = options.get("lr", base_lr) * options.pop("lr_mult")
         group = groups.setdefault(tuple(sorted(options.items())), {"params": [], "param_names": [], **options})
         group["params"].append(parameter.tensor)
         group["param_names"].append(parameter.names[0])
     if not groups:
         raise UserError(
-            "get_param_groups leaves no parameter to this optimizer: the optimizers before it have all of "
-            f"{f'those that only={only!r} finds' if only else 'them'}. Remove it, or narrow their patterns."
+            f"get_param_groups leaves no parameter to this optimizer: only={only!r}, and the optimizers before it have "
+            "the others. Remove it, or narrow their patterns."
         )
     return list(groups.values())
 
 
-def _collect(model: flow.nn.Module) -> tuple[list[_Parameter], list[_Parameter]]:
-    """The trainable and the frozen parameters of `model` in the order of registration."""
-    tensors: dict[int, flow.Tensor] = {}
-    names: dict[int, list[str]] = {}
-    in_norm: set[int] = set()
+def _collect(model: flow.nn.Module) -> list[_Parameter]:
+    """The trainable parameters of `model` in the order of registration."""
+    found: dict[int, _Parameter] = {}
     for module_name, module in model.named_modules():
         is_norm = any("Norm" in cls.__name__ for cls in type(module).__mro__)
         # named_parameters() would hide the second name of a tied weight, on which a pattern may be written
         for name, tensor in module._parameters.items():
-            if tensor is None:
+            if tensor is None or not tensor.requires_grad:
                 continue
-            tensors[id(tensor)] = tensor
-            names.setdefault(id(tensor), []).append(f"{module_name}.{name}" if module_name else name)
-            if is_norm:
-                in_norm.add(id(tensor))
-    everything = [
-        _Parameter(tensor, tuple(names[key]), key in in_norm, position)
-        for position, (key, tensor) in enumerate(tensors.items())
-    ]
-    trainable = [parameter for parameter in everything if parameter.tensor.requires_grad]
-    if not trainable:
+            known = found.get(id(tensor), _Parameter(tensor, [], False))
+            known.names.append(f"{module_name}.{name}" if module_name else name)
+            found[id(tensor)] = known._replace(in_norm=known.in_norm or is_norm)
+    if not found:
         raise UserError(
-            f"get_param_groups: {type(model).__name__} has no trainable parameter ({len(everything)} in all are "
-            "frozen), so there is nothing to optimise. Set requires_grad=True on some of them."
+            f"get_param_groups: {type(model).__name__} has no trainable parameter, so there is nothing to optimise. "
+            "Set requires_grad=True on some of them."
         )
-    return trainable, [parameter for parameter in everything if not parameter.tensor.requires_grad]
+    return list(found.values())
 
 
-def _check_matches(source: str, pattern: str, parameters: list[_Parameter], frozen: list[_Parameter]) -> None:
+def _check_matches(pattern: str, parameters: list[_Parameter]) -> None:
     """Raise unless `pattern` is a regular expression that finds a trainable parameter."""
     try:
         if any(parameter.matches(pattern) for parameter in parameters):
             return
     except re.error as error:
         raise UserError(
-            f"get_param_groups: {source} has {pattern!r}, which is not a regular expression ({error}). "
-            r"Escape special characters, for example 'blocks\.0\.'."
+            f"get_param_groups: {pattern!r} is not a regular expression ({error}). Escape special characters, for "
+            r"example 'blocks\.0\.'."
         ) from None
-    if any(parameter.matches(pattern) for parameter in frozen):
-        raise UserError(
-            f"get_param_groups: {source} pattern {pattern!r} matches frozen parameters only, so it would have no "
-            "effect. Unfreeze them or remove the pattern."
-        )
     names = [name for parameter in parameters for name in parameter.names]
     near = difflib.get_close_matches(pattern, names, n=5, cutoff=0.3) or names[:5]
     raise UserError(
-        f"get_param_groups: {source} pattern {pattern!r} matches none of the {len(parameters)} trainable parameters. "
-        f"Near: {', '.join(near)}. Correct the pattern or remove it."
+        f"get_param_groups: the pattern {pattern!r} matches none of the {len(parameters)} trainable parameters (frozen "
+        f"ones do not count). Near: {', '.join(near)}. Correct the pattern or remove it."
     )
-
-
-def _check_overrides(overrides: Mapping[str, Mapping[str, float]]) -> None:
-    for pattern, options in overrides.items():
-        for key in options:
-            if key not in _OVERRIDE_KEYS:
-                near = difflib.get_close_matches(key, _OVERRIDE_KEYS, n=1)
-                raise UserError(
-                    f"get_param_groups: overrides[{pattern!r}] sets {key!r}; it can set {', '.join(_OVERRIDE_KEYS)}"
-                    + (f". Did you mean {near[0]!r}?" if near else ".")
-                )
-        if "lr" in options and "lr_mult" in options:
-            raise UserError(
-                f"get_param_groups: overrides[{pattern!r}] sets lr and lr_mult, which contradict each other. Keep one."
-            )
 
 
 def _is_without_decay(parameter: _Parameter, no_decay: Sequence[str], patterns: list[str]) -> bool:
@@ -186,82 +161,52 @@ def _is_without_decay(parameter: _Parameter, no_decay: Sequence[str], patterns: 
     )
 
 
-def _apply(override: Mapping[str, float], options: dict[str, float], base_lr: float | None) -> None:
-    options.update((name, value) for name, value in override.items() if name != "lr_mult")
-    if "lr_mult" in override and base_lr is not None:
-        options["lr"] = options.get("lr", base_lr) * override["lr_mult"]
-
-
-def _layer_scales(
-    model: flow.nn.Module, parameters: list[_Parameter], layer_decay: float | None, blocks: str | None
-) -> list[float]:
-    """The rate factor of each parameter by the depth of its block; 1 everywhere without `layer_decay`."""
-    if layer_decay is None:
-        return [1.0] * len(parameters)
-    prefix, num_blocks = _find_blocks(model, blocks)
+def _layer_scales(parameters: list[_Parameter], layer_decay: float, prefix: str, num_blocks: int) -> list[float]:
+    """The rate factor of each parameter by the depth of its block."""
     inside = re.compile(rf"{re.escape(prefix)}\.(\d+)\." if prefix else r"(\d+)\.")
-    found = [next((match for match in map(inside.match, parameter.names) if match), None) for parameter in parameters]
-    block_positions = [parameter.position for parameter, match in zip(parameters, found) if match]
-    first = min(block_positions, default=0)
     scales = []
-    for parameter, match in zip(parameters, found):
+    depth_outside = 0  # what is registered before the first block
+    for parameter in parameters:
+        match = next(filter(None, map(inside.match, parameter.names)), None)
         if match:
-            depth = int(match.group(1)) + 1
-        else:
-            depth = 0 if parameter.position < first else num_blocks + 1
+            depth_outside = num_blocks + 1
+        depth = int(match.group(1)) + 1 if match else depth_outside
         scales.append(layer_decay ** (num_blocks + 1 - depth))
     return scales
 
 
 def _find_blocks(model: flow.nn.Module, blocks: str | None) -> tuple[str, int]:
     """Dotted name and length of the list of blocks: `blocks` when given, else the only longest numbered list."""
-    lists = {}
+    lists: dict[str, int] = {}
     for name, module in model.named_modules():
         children = list(module._modules)
         if children and children == [str(index) for index in range(len(children))]:
             lists[name] = len(children)
-    listed = ", ".join(f"{name or '(the model itself)'} ({length})" for name, length in lists.items()) or "none"
-    if blocks is not None:
-        if blocks not in lists:
-            raise UserError(
-                f"get_param_groups: blocks={blocks!r} is not a numbered list of modules. Lists in this model: {listed}."
-            )
-        return blocks, lists[blocks]
     longest = [name for name, length in lists.items() if length == max(lists.values())]
-    if len(longest) != 1:
+    chosen = longest[0] if blocks is None and len(longest) == 1 else blocks
+    if chosen is None or chosen not in lists:
+        listed = ", ".join(f"{name or '(the model itself)'} ({length})" for name, length in lists.items()) or "none"
         raise UserError(
-            "get_param_groups: layer_decay needs the model's one list of blocks, but which it is cannot be told from "
-            f"the lists in this model: {listed}. Name it with blocks='...', or remove layer_decay."
+            f"get_param_groups: layer_decay needs the model's list of blocks, and blocks={blocks!r} does not name one. "
+            f"Set it to one of the lists in this model, or remove layer_decay. Lists in this model: {listed}."
         )
-    return longest[0], lists[longest[0]]
+    return chosen, lists[chosen]
 
 
-def auto_scale_lr(
-    optimizer: flow.optim.Optimizer, base_batch_size: int, global_batch_size: int, rule: str = "linear"
-) -> float:
+def auto_scale_lr(optimizer: flow.optim.Optimizer, base_batch_size: int, global_batch_size: int) -> float:
     """Multiply every group's rate by `global_batch_size / base_batch_size` and return that factor.
 
     `base_batch_size`: samples per iteration for which the config's rates were tuned. `global_batch_size`: samples per
-    iteration of this run, accumulation and data-parallel ranks included. `rule="sqrt"` takes the square root, which
-    suits Adam-like optimizers (arXiv:2205.10287).
+    iteration of this run, accumulation and data-parallel ranks included.
 
     Raises `UserError` when a scheduler was built on the optimizer already: it holds the unscaled rates.
     """
-    if base_batch_size < 1 or global_batch_size < 1:
-        raise UserError(
-            f"auto_scale_lr: base_batch_size={base_batch_size} and global_batch_size={global_batch_size} are samples "
-            "per iteration: give 1 or more."
-        )
-    if rule not in ("linear", "sqrt"):
-        raise UserError(f"auto_scale_lr: rule={rule!r} is unknown. Use 'linear' or 'sqrt'.")
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise UserError(
             "auto_scale_lr: a learning rate scheduler was already built on this optimizer and holds the unscaled "
             "rates, so scaling now would be undone at the next iteration. Call it before the scheduler is built."
         )
     factor = global_batch_size / base_batch_size
-    if rule == "sqrt":
-        factor = math.sqrt(factor)
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] * factor
     return factor

@@ -104,13 +104,13 @@ class GlobalLayout:
     def lay_out_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
         """See `LocalLayout`. Every rank passes the samples of its data rank. Collective."""
         return {
-            name: tensor.to_global(placement=self._placements[self.sharding.stage_of_input(name)], sbp=self._samples)
+            name: tensor.to_global(placement=self._placements[self.sharding.stage_of(name)], sbp=self._samples)
             for name, tensor in batch.items()
         }
 
     def lay_out_replicated_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
         """See `LocalLayout`. Collective."""
-        return {name: self.replicate(tensor, self.sharding.stage_of_input(name)) for name, tensor in batch.items()}
+        return {name: self.replicate(tensor, self.sharding.stage_of(name)) for name, tensor in batch.items()}
 
     def replicate(self, tensor: flow.Tensor, stage: int | None = None) -> flow.Tensor:
         """See `LocalLayout`. Collective."""
@@ -194,7 +194,7 @@ def parallelize(
     _exchange_tensors(
         module,
         lambda name, buffer: _lay_out(buffer, sharding.tensors[name], layout),
-        lambda name, constant: layout.replicate(constant, layout.stage_of_module(name) or 0),
+        lambda name, constant: layout.replicate(constant, sharding.stage_of_module(name) or 0),
     )
     give_initial_states(module)
     _pin_outputs(module, plan, mesh)
@@ -206,7 +206,7 @@ def parallelize(
         }
         # what a block that runs twice saves is not kept in any case
         gathers_again = zero_stage == 3 and not recomputed_blocks
-        compute_with_full_parameters(module, full, sharding.block_names, gathers_again)
+        compute_with_full_parameters(module, full, list(sharding.stage_of_block), gathers_again)
     recompute_in_backward(module, recomputed_blocks)
     if mesh.pipeline > 1:
         _connect_stages(module, sharding, layout)
@@ -269,23 +269,26 @@ def _pinned(tensor: flow.Tensor, sbp: Sequence[Any]) -> flow.Tensor:
 
 
 def _connect_stages(module: nn.Module, sharding: ShardingPlan, layout: GlobalLayout) -> None:
+    def fetching(stage: int) -> Any:
+        return partial(move_to, placement=layout.placement(stage))
+
+    blocks = sharding.stage_of_block
     modules = dict(module.named_modules())
-    for number, name in enumerate(sharding.block_names):
-        stage = sharding.stage_of_block(number)
-        if stage > 0:
-            # every block and not only a stage's first: other inputs (a mask) come from the first stage each time
-            _wrap_input(modules[name], partial(move_to, placement=layout.placement(stage)))
-    last = sharding.block_names[-1]
-    tail = partial(move_to, placement=layout.placement(sharding.tail))
-    if sharding.stage_of_block(len(sharding.block_names) - 1) != sharding.tail:
-        _wrap_output(modules[last], tail)
-    # a residual connection around the last block keeps its value on that block's stage: what follows fetches it
     for name, child in modules.items():
-        own = layout.stage_of_module(name)
-        is_in_block = any(name == block or name.startswith(f"{block}.") for block in sharding.block_names)
-        if own is not None and not is_in_block and next(child.children(), None) is None:
-            _wrap_input(child, partial(move_to, placement=layout.placement(own)))
-    _wrap_output(module, tail)
+        stage = sharding.stage_of_module(name)
+        if name in blocks:
+            # every block and not only a stage's first: other inputs (a mask) come from the first stage each time
+            is_fetching = stage != 0
+        else:
+            # a residual connection around the last block keeps its value on that block's stage
+            is_in_block = any(name.startswith(f"{block}.") for block in blocks)
+            is_fetching = stage is not None and not is_in_block and not child._modules
+        if is_fetching and stage is not None:
+            _wrap_input(child, fetching(stage))
+    last = list(blocks)[-1]
+    if blocks[last] != sharding.tail:
+        _wrap_output(modules[last], fetching(sharding.tail))
+    _wrap_output(module, fetching(sharding.tail))
 
 
 def _wrap_input(module: nn.Module, change: Any) -> None:

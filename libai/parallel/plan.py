@@ -10,84 +10,65 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import oneflow as flow
 from oneflow import nn
 
 from libai.layers.lora import ADAPTER
 from libai.parallel.mesh import Mesh
-from libai.parallel.stages import balance
 from libai.utils.errors import UserError
-from libai.utils.tables import format_table
 
 _SHOWN_NAMES = 12
 
 
-@dataclass(frozen=True)
-class TensorLayout:
+class TensorLayout(NamedTuple):
     """Where one parameter or buffer lives: its pipeline stage, the axis that tensor-parallel ranks share and the one
-    that data-parallel ranks share (None where each holds it all). `num_bytes` is the full tensor's size."""
+    that data-parallel ranks share (None where each holds it all)."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    num_bytes: int
     stage: int
     axis: int | None
-    is_parameter: bool
-    data_axis: int | None = None
-
-    def bytes_per_rank(self, mesh: Mesh) -> int:
-        """Bytes on each rank that holds a part of it."""
-        parts = mesh.tensor if self.axis is not None else 1
-        return self.num_bytes // (parts * (mesh.data if self.data_axis is not None else 1))
+    data_axis: int | None
 
 
 @dataclass(frozen=True)
 class ShardingPlan:
     """A plan worked out for one model and one mesh.
 
-    `tensors`: every parameter and buffer by name. `blocks_per_stage`: how many blocks each pipeline stage runs.
-    `tail`: the stage of what comes behind the blocks. `block_names`: the blocks in order.
+    `tensors`: every parameter and buffer by name. `stage_of_block`: name of each block, in order → its pipeline stage.
+    `tail`: the stage of what comes after the blocks.
     """
 
     mesh: Mesh
     tensors: Mapping[str, TensorLayout]
-    block_names: Sequence[str]
-    blocks_per_stage: Sequence[int]
+    stage_of_block: Mapping[str, int]
     tail: int
     plan: ParallelPlan
 
     @property
     def shares_parameters(self) -> bool:
         """Whether data-parallel ranks hold parts of some parameters instead of all of each (ZeRO)."""
-        return any(t.data_axis is not None for t in self.tensors.values())
+        return any(layout.data_axis is not None for layout in self.tensors.values())
 
-    def stage_of_block(self, number: int) -> int:
-        """The stage that runs the block with this number."""
-        for stage, count in enumerate(self.blocks_per_stage):
-            if number < count:
-                return stage
-            number -= count
-        raise IndexError(number)
+    @property
+    def blocks_per_stage(self) -> list[int]:
+        """The number of blocks that each pipeline stage runs."""
+        stages = list(self.stage_of_block.values())
+        return [stages.count(stage) for stage in range(self.mesh.pipeline)]
 
     def stage_of_module(self, name: str) -> int | None:
         """The stage that runs the module `name`; None for one that spans stages, such as the list of blocks."""
-        if not name or name == self.plan.blocks or f"{self.plan.blocks}.".startswith(f"{name}."):
+        if not name or f"{self.plan.blocks}.".startswith(f"{name}."):
             return None
-        for number, block in enumerate(self.block_names):
-            if name == block or name.startswith(f"{block}."):
-                return self.stage_of_block(number)
-        return self.tail if self.plan.is_last(name) else 0
+        return self.stage_of(name)
 
-    def stage_of_input(self, name: str) -> int:
-        """The stage that reads the argument `name` of the model's forward."""
+    def stage_of(self, name: str) -> int:
+        """The stage of a parameter, a buffer, a module, or an argument of the model's forward."""
+        for block, stage in self.stage_of_block.items():
+            if f"{name}.".startswith(f"{block}."):
+                return stage
         return self.tail if self.plan.is_last(name) else 0
-
-    def parameter_bytes(self, stage: int) -> int:
-        """Bytes of parameters on each rank of a stage."""
-        return sum(t.bytes_per_rank(self.mesh) for t in self.tensors.values() if t.stage == stage and t.is_parameter)
 
 
 @dataclass(frozen=True)
@@ -128,9 +109,7 @@ class ParallelPlan:
         known = [f.name for f in fields(cls)]
         for key in description:
             if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
-                hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
-                raise UserError(f"{source} has no key {key!r}. {hint}")
+                raise UserError(f"{source} has no key {key!r}. Nearest: {_nearest(str(key), known)}.")
         return cls(**{str(key): value for key, value in description.items() if value is not None})
 
     @classmethod
@@ -144,12 +123,7 @@ class ParallelPlan:
         """True when a pattern of `last` names `name`, all that is in it (`head.*`), or a module that it is in."""
         return any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") or p == f"{name}.*" for p in self.last)
 
-    def arrange(
-        self,
-        model: nn.Module,
-        mesh: Mesh,
-        shares_parameters: bool = False,
-    ) -> ShardingPlan:
+    def arrange(self, model: nn.Module, mesh: Mesh, shares_parameters: bool = False) -> ShardingPlan:
         """Work the plan out for `model` (local or global tensors) on `mesh`. Moves nothing.
 
         Args:
@@ -159,71 +133,38 @@ class ParallelPlan:
         Raises `UserError` for a pattern that matches nothing, an axis that does not divide, and more stages than
         blocks; the text lists what would fit.
         """
-        named = {name: (t, isinstance(t, nn.Parameter)) for name, t in named_tensors(model)}
+        named = dict(named_tensors(model))
         axes = self._axes(named, mesh)
         self._check_patterns(model, mesh)
-        names = self.block_names(model) if self.blocks or mesh.pipeline > 1 else []
+        blocks = self.block_names(model) if self.blocks or mesh.pipeline > 1 else []
         tail = mesh.pipeline - 1 if self.last else 0
-        counts = self._blocks_per_stage(model, names, mesh, tail)
+        counts = self._blocks_per_stage(model, blocks, mesh, tail)
         starts = [stage for stage, count in enumerate(counts) for _ in range(count)]
-        stage_of_block = dict(zip(names, starts))
+        sharding = ShardingPlan(mesh, {}, dict(zip(blocks, starts)), tail, self)
         tensors = {}
-        for name, (tensor, is_parameter) in named.items():
-            block = next((b for b in names if name.startswith(f"{b}.")), None)
-            stage = stage_of_block[block] if block else (tail if self.is_last(name) else 0)
-            tensors[name] = TensorLayout(
-                name,
-                tuple(tensor.shape),
-                str(tensor.dtype).removeprefix("oneflow."),
-                tensor.numel() * tensor.element_size(),
-                stage,
-                axes.get(name),
-                is_parameter,
-                _data_axis(tensor, axes.get(name), mesh) if shares_parameters and is_parameter else None,
-            )
-        return ShardingPlan(mesh, tensors, names, counts, tail, self)
-
-    def describe(self, model: nn.Module, mesh: Mesh, **options: Any) -> str:
-        """A table: parameter, shape, stage, layout, bytes per rank. `options` as for `arrange`."""
-        sharding = self.arrange(model, mesh, **options)
-        rows = [("parameter", "shape", "stage", "layout", "bytes per rank")]
-        for t in sharding.tensors.values():
-            if t.is_parameter:
-                cuts = [(t.axis, mesh.tensor), (t.data_axis, mesh.data)]
-                layout = ", ".join(f"axis {a} in {n}" for a, n in cuts if a is not None and n > 1) or "full"
-                shape = " x ".join(map(str, t.shape)) or "scalar"
-                rows.append((t.name, shape, str(t.stage), layout, f"{t.bytes_per_rank(mesh):,}"))
-        lines = [format_table(rows, right=[4])]
-        for stage, count in enumerate(sharding.blocks_per_stage):
-            what = f"stage {stage}, {count} blocks: " if mesh.pipeline > 1 else ""
-            lines.append(f"{what}{sharding.parameter_bytes(stage):,} bytes of parameters per rank")
-        return "\n".join([mesh.describe(), *lines])
+        for name, tensor in named.items():
+            axis = axes.get(name)
+            is_shared = shares_parameters and mesh.data > 1 and isinstance(tensor, nn.Parameter)
+            data_axis = _data_axis(tensor, axis, mesh) if is_shared else None
+            tensors[name] = TensorLayout(sharding.stage_of(name), axis, data_axis)
+        return ShardingPlan(mesh, tensors, sharding.stage_of_block, tail, self)
 
     # ------------------------------------------------------------------ the parts of `arrange`
 
-    def _axes(self, named: Mapping[str, tuple[Any, bool]], mesh: Mesh) -> dict[str, int]:
+    def _axes(self, named: Mapping[str, flow.Tensor], mesh: Mesh) -> dict[str, int]:
         """Name -> axis that is split on this mesh."""
         axes: dict[str, int] = {}
         for pattern, axis in self.split.items():
-            matched = [name for name in named if fnmatchcase(name, pattern) and not ADAPTER.search(name)]
-            if not matched:
-                raise UserError(
-                    f"the plan splits {pattern!r}, which matches no parameter. Parameters there are: "
-                    f"{_nearest(pattern, named)}."
-                )
-            for name in matched:
-                shape = tuple(named[name][0].shape)
-                if not isinstance(axis, int) or isinstance(axis, bool) or not 0 <= axis < len(shape):
+            for name in _matching(pattern, named, "splits"):
+                if ADAPTER.search(name):
+                    continue
+                shape = tuple(named[name].shape)
+                if type(axis) is not int or axis not in range(len(shape)):
                     raise UserError(
                         f"the plan splits {pattern!r} on axis {axis!r}, but {name} has shape {shape}: its axes are "
                         f"{', '.join(map(str, range(len(shape))))}."
                     )
-                if shape[axis] % mesh.tensor:
-                    raise UserError(
-                        f"{name} has shape {shape}, and its axis {axis} of {shape[axis]} cannot be shared by "
-                        f"{mesh.tensor} tensor-parallel ranks. train.dist.tensor_parallel_size must divide it: "
-                        f"{', '.join(map(str, _divisors(shape[axis])))}."
-                    )
+                _check_shared(f"axis {axis} of {name}", shape[axis], mesh)
                 if mesh.tensor > 1:
                     axes[name] = axis
                     adapter = f"{name.removesuffix('weight')}{'lora_A' if axis else 'lora_B'}.weight"
@@ -240,65 +181,48 @@ class ParallelPlan:
     def _check_patterns(self, model: nn.Module, mesh: Mesh) -> None:
         modules = dict(model.named_modules())
         for pattern in self.pin:
-            if not any(fnmatchcase(name, pattern) for name in modules):
-                raise UserError(
-                    f"the plan pins the output of {pattern!r}, which matches no module. Modules there are: "
-                    f"{_nearest(pattern, modules)}."
-                )
+            _matching(pattern, modules, "pins the output of")
         for pattern in self.divisible:
             owner, _, attribute = pattern.rpartition(".")
-            found = {
-                f"{name}.{attribute}": getattr(module, attribute, None)
-                for name, module in modules.items()
-                if fnmatchcase(name, owner)
-            }
-            if not found:
-                raise UserError(f"the plan's `divisible` names {pattern!r}, but {owner!r} matches no module.")
-            for name, value in found.items():
+            for name in _matching(owner, modules, f"wants a divisible {attribute} of"):
+                value = getattr(modules[name], attribute, None)
                 if not isinstance(value, int):
-                    raise UserError(f"the plan's `divisible` names {name}, which is no whole number but {value!r}.")
-                if value % mesh.tensor:
-                    raise UserError(
-                        f"{name}={value} cannot be shared by {mesh.tensor} tensor-parallel ranks. "
-                        f"train.dist.tensor_parallel_size must divide it: {', '.join(map(str, _divisors(value)))}."
-                    )
+                    raise UserError(f"the plan's `divisible` names {pattern}, which is {value!r}, not a whole number.")
+                _check_shared(f"{name}.{attribute}".lstrip("."), value, mesh)
 
     def block_names(self, model: nn.Module) -> list[str]:
         """The names of the blocks in order. Raises `UserError` when the plan names no list of blocks."""
-        if self.blocks is None:
+        modules = dict(model.named_modules())
+        lists = [name for name, module in modules.items() if name and isinstance(module, nn.ModuleList | nn.Sequential)]
+        if self.blocks not in lists:
             raise UserError(
-                "pipeline stages and activation checkpointing cut a model between its blocks, and no plan names the "
-                f"list of blocks. Give {type(model).__name__} an attribute plan = {{'blocks': name}}, or set "
-                f"train.dist.plan.blocks. Lists in this model: {_lists_in(model)}."
+                f"pipeline stages and activation checkpointing cut a model between its blocks, and blocks="
+                f"{self.blocks!r} of the plan does not name a ModuleList or Sequential. Give {type(model).__name__} an "
+                "attribute plan = {'blocks': name}, or set train.dist.plan.blocks. Lists in this model: "
+                f"{', '.join(lists) or 'none'}."
             )
-        container = dict(model.named_modules()).get(self.blocks)
-        if not isinstance(container, nn.ModuleList | nn.Sequential):
-            found = "there is none" if container is None else f"it is a {type(container).__name__}"
-            raise UserError(
-                f"the plan's blocks={self.blocks!r} must name a ModuleList or Sequential of the model; {found}. "
-                f"Lists in this model: {_lists_in(model)}."
-            )
-        return [f"{self.blocks}.{name}" for name, _ in container.named_children()]
+        return [f"{self.blocks}.{name}" for name, _ in modules[self.blocks].named_children()]
 
     def _blocks_per_stage(self, model: nn.Module, names: Sequence[str], mesh: Mesh, tail: int) -> list[int]:
         """Return how many blocks each stage runs so that the stages have about as many parameters."""
-        if mesh.pipeline > 1 and mesh.pipeline > len(names):
+        if mesh.pipeline > max(1, len(names)):
             raise UserError(
                 f"train.dist.pipeline_parallel_size={mesh.pipeline}, but {self.blocks} has {len(names)} block(s), and "
                 f"every stage needs one. Use at most {len(names)} stages."
             )
         if mesh.pipeline == 1:
             return [len(names)]
-        modules = dict(model.named_modules())
-        costs = [float(sum(p.numel() for p in modules[name].parameters())) for name in names]
-        outside = {
-            name: p.numel()
-            for name, p in model.named_parameters()
-            if not any(name.startswith(f"{block}.") for block in names)
-        }
-        behind = float(sum(size for name, size in outside.items() if self.is_last(name)))
-        before = float(sum(outside.values())) - behind
-        return balance(costs, mesh.pipeline, before, behind, tail)
+        costs = dict.fromkeys(names, 0.0)
+        before = behind = 0.0
+        for name, parameter in model.named_parameters():
+            block = next((block for block in names if name.startswith(f"{block}.")), None)
+            if block is not None:
+                costs[block] += parameter.numel()
+            elif self.is_last(name):
+                behind += parameter.numel()
+            else:
+                before += parameter.numel()
+        return balance(list(costs.values()), mesh.pipeline, before, behind, tail)
 
 
 def named_tensors(model: nn.Module) -> list[tuple[str, flow.Tensor]]:
@@ -307,23 +231,67 @@ def named_tensors(model: nn.Module) -> list[tuple[str, flow.Tensor]]:
 
 
 def _data_axis(tensor: flow.Tensor, taken: int | None, mesh: Mesh) -> int | None:
-    if mesh.data == 1:
-        return None
     fitting = [axis for axis, size in enumerate(tensor.shape) if axis != taken and size and size % mesh.data == 0]
     return fitting[0] if fitting else None
 
 
+def _matching(pattern: str, names: Iterable[str], verb: str) -> list[str]:
+    """The `names` that a shell pattern matches; `UserError` if there are none."""
+    matched = [name for name in names if fnmatchcase(name, pattern)]
+    if not matched:
+        raise UserError(f"the plan {verb} {pattern!r}, which matches nothing. Nearest: {_nearest(pattern, names)}.")
+    return matched
+
+
+def _check_shared(what: str, size: int, mesh: Mesh) -> None:
+    if size % mesh.tensor:
+        divisors = [n for n in range(1, size + 1) if size % n == 0][:_SHOWN_NAMES]
+        raise UserError(
+            f"{what} is {size}, which {mesh.tensor} tensor-parallel ranks cannot share. "
+            f"train.dist.tensor_parallel_size must divide it: {', '.join(map(str, divisors))}."
+        )
+
+
 def _nearest(pattern: str, names: Iterable[str]) -> str:
-    names = [name for name in names if name]
-    near = difflib.get_close_matches(pattern, names, n=_SHOWN_NAMES, cutoff=0.3) or names[:_SHOWN_NAMES]
-    rest = len(names) - len(near)
-    return ", ".join(near) + (f" and {rest} more" if rest > 0 else "")
+    known = [name for name in names if name]
+    near = difflib.get_close_matches(pattern, known, n=_SHOWN_NAMES, cutoff=0.3) or known[:_SHOWN_NAMES]
+    return ", ".join(near)
 
 
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0][:_SHOWN_NAMES]
+def balance(
+    costs: Sequence[float], num_stages: int, before: float = 0.0, behind: float = 0.0, tail: int | None = None
+) -> list[int]:
+    """How many consecutive blocks each of `num_stages` stages takes so that the dearest stage is as cheap as possible.
 
+    Args:
+        costs: of the blocks, in order, in any unit; at least `num_stages` of them.
+        before: cost of what runs on the first stage ahead of the blocks.
+        behind: cost of what runs behind the blocks, on stage `tail` (default: the last).
 
-def _lists_in(model: nn.Module) -> str:
-    lists = [name for name, m in model.named_modules() if name and isinstance(m, nn.ModuleList | nn.Sequential)]
-    return ", ".join(lists) or "none"
+    Among equally good cuts the first stages take the fewest blocks.
+
+    >>> balance([1, 1, 1, 1], 2)
+    [2, 2]
+    >>> balance([1, 1, 1, 1], 2, before=2)
+    [1, 3]
+    """
+    extra = [0.0] * num_stages
+    extra[0] += before
+    extra[num_stages - 1 if tail is None else tail] += behind
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+
+    @cache
+    def best(stage: int, start: int) -> tuple[float, tuple[int, ...]]:
+        left = num_stages - stage - 1
+        if left == 0:
+            return sums[-1] - sums[start] + extra[stage], (len(costs) - start,)
+        candidates = []
+        for end in range(start + 1, len(costs) - left + 1):
+            dearest, counts = best(stage + 1, end)
+            here = sums[end] - sums[start] + extra[stage]
+            candidates.append((max(here, dearest), (end - start, *counts)))
+        return min(candidates)
+
+    return list(best(0, 0)[1])

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from oneflow.optim import Optimizer
 
 from libai.scheduler import schedules
-from libai.scheduler.factor_lr import FactorLR
+from libai.scheduler.factor_lr import FactorLR, require_range
 from libai.scheduler.schedules import Schedule
 from libai.scheduler.state import initial_lrs
 from libai.utils.errors import UserError
@@ -80,8 +79,8 @@ def _build(
     warmup_epoch: float | None = None,
 ) -> FactorLR:
     """The schedule held per epoch where asked, with a checked warm-up in front, bound to `optimizer`."""
-    if by not in ("iter", "epoch"):
-        raise UserError(f"by={by!r} is unknown. Use by='iter' or by='epoch'.")
+    _require_one_of("by", by, ("iter", "epoch"))
+    _require_one_of("warmup_method", warmup_method, ("linear", "constant"))
     unit = _epoch(iters_per_epoch, "by='epoch'") if by == "epoch" else 1
     if max_epoch is not None:
         max_iter = _positive(
@@ -96,19 +95,16 @@ def _build(
             )
         warmup_iter = schedules.first_iter(warmup_epoch, _epoch(iters_per_epoch, f"warmup_epoch={warmup_epoch:g}"))
     schedule = shape(_Run(optimizer, max_iter, warmup_iter, unit))
-    if warmup_method not in ("linear", "constant"):
-        raise UserError(f"warmup_method={warmup_method!r} is unknown. Use 'linear' or 'constant'.")
     if not 0 <= warmup_iter <= max_iter:
         raise UserError(
             f"The warm-up of {warmup_iter} iterations does not fit into the run of {max_iter} (max_iter). "
             f"Choose warmup_iter (or train.warmup_ratio) between 0 and {max_iter} iterations."
         )
-    if warmup_factor < 0:
-        raise UserError(f"warmup_factor={warmup_factor} would make the learning rate negative. Use 0 or more.")
     if by == "epoch":
         schedule = schedules.held_per_epoch(schedule, unit)
     schedule = schedules.with_warmup(schedule, warmup_iter, warmup_factor, warmup_method)
-    return FactorLR(optimizer, _checked(schedule, max_iter), length=max_iter, warmup_iter=warmup_iter)
+    require_range(schedule, max_iter, "learning rate")
+    return FactorLR(optimizer, schedule, length=max_iter, warmup_iter=warmup_iter)
 
 
 @_with_warmup
@@ -205,10 +201,7 @@ def WarmupStableDecayLR(
     The last part is `decay_ratio * max_iter` iterations, or `decay_iter` when given. `decay_shape`: `"linear"`,
     `"cosine"` or `"sqrt"`.
     """
-    if decay_shape not in schedules.DECAY_SHAPES:
-        raise UserError(
-            f"WarmupStableDecayLR: decay_shape={decay_shape!r} is not one of {sorted(schedules.DECAY_SHAPES)}."
-        )
+    _require_one_of("decay_shape", decay_shape, schedules.DECAY_SHAPES)
     max_iter = run.max_iter
     length = round(decay_ratio * max_iter) if decay_iter is None else int(decay_iter * run.unit)
     if not 0 <= length <= max_iter:
@@ -231,19 +224,8 @@ def OneCycleLR(
         raise UserError(f"OneCycleLR: rise_ratio={rise_ratio} is the rising part of the run: give 0 <= rise_ratio < 1.")
     rise_iter = round(rise_ratio * (_positive("max_iter", max_iter) - 1))
     schedule = schedules.one_cycle(max_iter, rise_iter, start_factor, end_factor)
-    return FactorLR(optimizer, _checked(schedule, max_iter), length=max_iter)
-
-
-def _checked(schedule: Schedule, max_iter: int) -> Schedule:
-    """`schedule`, unless some rate of the run would be negative or not finite; looks at a hundred iterations."""
-    for step in range(0, max_iter + 1, max(1, max_iter // 100)):
-        factor = schedule(step)
-        if not 0 <= factor < math.inf:
-            raise UserError(
-                f"this schedule multiplies the learning rate with {factor:.6g} at iteration {step} of {max_iter}: a "
-                "rate is a finite number of at least 0. Check its final factor or rate, its gamma and its decay."
-            )
-    return schedule
+    require_range(schedule, max_iter, "learning rate")
+    return FactorLR(optimizer, schedule, length=max_iter)
 
 
 def _epoch(iters_per_epoch: float | None, asked: str) -> float:
@@ -254,6 +236,11 @@ def _epoch(iters_per_epoch: float | None, asked: str) -> float:
             "(samples per epoch / global batch size, which a loader with samples_per_epoch tells), or count iterations."
         )
     return iters_per_epoch
+
+
+def _require_one_of(name: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise UserError(f"{name}={value!r} is unknown. Use {' or '.join(map(repr, known))}.")
 
 
 def _positive(name: str, value: int) -> int:

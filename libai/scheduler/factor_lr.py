@@ -5,6 +5,8 @@ Another may multiply the initial momentum. `in_sequence` and `with_momentum` mak
 from __future__ import annotations
 
 import logging
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,7 +51,8 @@ class FactorLR(LRScheduler):
         self.base_momenta: list[float] = []
         if momentum_factor is not None:
             self.base_momenta = [_momentum(group) for group in optimizer.param_groups]
-            self._check_momenta()
+            for momentum in self.base_momenta:
+                require_range(momentum_factor, length or 0, "momentum", momentum, sys.float_info.min, 1.0)
         super().__init__(optimizer)
 
     def step(self) -> None:
@@ -73,15 +76,8 @@ class FactorLR(LRScheduler):
         """Continue from a `state_dict`: restores the iteration and the initial rates and writes the rates.
 
         Saved initial rates win over the config's, so that a resumed run continues its curve; a difference is logged.
-        Raises `UserError` when the number of groups differs.
         """
         saved = [float(lr) for lr in state_dict["base_lrs"]]
-        if len(saved) != len(self.base_lrs):
-            raise UserError(
-                f"The saved scheduler has {len(saved)} parameter group(s), this run's optimizer has "
-                f"{len(self.base_lrs)}, so the rates cannot be matched. Use the parameter group options of the saved "
-                "run, or start the schedule again without the scheduler's state."
-            )
         if saved != self.base_lrs:
             _logger.warning("initial learning rates %s of the saved run replace %s of the config", saved, self.base_lrs)
         self.base_lrs = saved
@@ -107,18 +103,6 @@ class FactorLR(LRScheduler):
             else:
                 group["momentum"] = momentum * factor
 
-    def _check_momenta(self) -> None:
-        assert self.momentum_factor is not None
-        length = self.length or 0
-        for step in range(0, length + 1, max(1, length // 100)):
-            for momentum in self.base_momenta:
-                value = momentum * self.momentum_factor(step)
-                if not 0 < value < 1:
-                    raise UserError(
-                        f"this momentum schedule gives the momentum {value:.6g} at iteration {step}, and a momentum "
-                        "is a number above 0 and below 1. Check its factors and the optimizer's momentum."
-                    )
-
 
 def in_sequence(optimizer: flow.optim.Optimizer, parts: Sequence[FactorLR], max_iter: int) -> FactorLR:
     """One scheduler that runs `parts` one after another, each for its `length`, in a run of `max_iter` iterations.
@@ -127,17 +111,13 @@ def in_sequence(optimizer: flow.optim.Optimizer, parts: Sequence[FactorLR], max_
     """
     start = 0
     for index, part in enumerate(parts):
-        if not isinstance(part, FactorLR) or part.length is None:
-            raise UserError(
-                f"part {index} of the list of schedules is a {type(part).__name__}: only schedules of libai.scheduler "
-                "know their length and can follow one another. Use one of them, or a scheduler of your own alone."
-            )
+        _require_factor(part, f"part {index} of the list of schedules")
         if start >= max_iter:
             raise UserError(
                 f"part {index} of the list of schedules would begin after {start} iterations, and the run has "
                 f"{max_iter}. Make the parts before it shorter (max_iter or max_epoch), or train longer."
             )
-        start += part.length
+        start += part.length or 0
     factor = schedules.in_sequence([(part.factor, part.length or 0) for part in parts])
     return FactorLR(optimizer, factor, length=start, warmup_iter=parts[0].warmup_iter)
 
@@ -145,11 +125,7 @@ def in_sequence(optimizer: flow.optim.Optimizer, parts: Sequence[FactorLR], max_
 def by_optimizer(optimizer: flow.optim.Optimizer, parts: Mapping[str, Any]) -> FactorLR:
     """One scheduler of several optimizers, each by its own; those that `parts` does not name keep their rates."""
     for name, part in parts.items():
-        if not isinstance(part, FactorLR):
-            raise UserError(
-                f"the schedule of the optimizer {name!r} is a {type(part).__name__}: only schedules of libai.scheduler "
-                "can be given to each optimizer. Use one of them, or one scheduler of your own for all."
-            )
+        _require_factor(part, f"the schedule of the optimizer {name!r}")
     return FactorLR(
         optimizer,
         schedules.constant(),
@@ -161,15 +137,34 @@ def by_optimizer(optimizer: flow.optim.Optimizer, parts: Mapping[str, Any]) -> F
 
 def with_momentum(optimizer: flow.optim.Optimizer, rates: Any, momentum: Any) -> FactorLR:
     """One scheduler of the learning rates by `rates` (None: constant) and of the momentum by `momentum`'s factor."""
-    for name, schedule in (("lr_scheduler", rates), ("momentum_scheduler", momentum)):
-        if schedule is not None and not isinstance(schedule, FactorLR):
-            raise UserError(
-                f"{name} is a {type(schedule).__name__}, and a momentum can only be scheduled by schedules of "
-                "libai.scheduler, next to a learning rate that they schedule too. Use one of them, or FactorLR."
-            )
+    _require_factor(momentum, "momentum_scheduler")
+    if rates is not None:
+        _require_factor(rates, "lr_scheduler (next to a momentum_scheduler)")
     factor = schedules.constant() if rates is None else rates.factor
     warmup_iter = 0 if rates is None else rates.warmup_iter
     return FactorLR(optimizer, factor, momentum_factor=momentum.factor, length=momentum.length, warmup_iter=warmup_iter)
+
+
+def _require_factor(schedule: Any, what: str) -> None:
+    if not isinstance(schedule, FactorLR):
+        raise UserError(
+            f"{what} is a {type(schedule).__name__}, and only schedules of libai.scheduler can be combined with "
+            "others. Use one of them or FactorLR, or a scheduler of your own alone."
+        )
+
+
+def require_range(
+    schedule: Schedule, length: int, what: str, initial: float = 1.0, least: float = 0.0, below: float = math.inf
+) -> None:
+    """Raise `UserError` for a value outside of its bounds, at a hundred of `length` iterations."""
+    for step in range(0, length + 1, max(1, length // 100)):
+        value = initial * schedule(step)
+        if not least <= value < below:
+            raise UserError(
+                f"this schedule multiplies the {what} with {schedule(step):.6g} at iteration {step} of {length}, which "
+                f"gives {value:.6g}; it must be at least {least:.3g} and below {below}. Check its factors, its gamma "
+                "and its decay."
+            )
 
 
 def _momentum(group: Any) -> float:

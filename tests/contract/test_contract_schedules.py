@@ -85,11 +85,11 @@ def test_the_momentum_follows_its_schedule_or_is_refused(mode, tmp_path):
         ),
         (
             {"lr_scheduler": [LazyCall(flow.optim.lr_scheduler.StepLR)(step_size=2)]},
-            "part 0 of the list of schedules is a StepLR: only schedules of libai.scheduler",
+            "part 0 of the list of schedules is a StepLR, and only schedules of libai.scheduler",
         ),
         (
             {"momentum_scheduler": LazyCall(flow.optim.lr_scheduler.StepLR)(step_size=2)},
-            "momentum_scheduler is a StepLR, and a momentum can only be scheduled by schedules of libai.scheduler",
+            "momentum_scheduler is a StepLR, and only schedules of libai.scheduler can be combined",
         ),
         (
             {"momentum_scheduler": LazyCall(WarmupCosineLR)(), "optim": LazyCall(flow.optim.SGD)(lr=0.1)},
@@ -97,7 +97,7 @@ def test_the_momentum_follows_its_schedule_or_is_refused(mode, tmp_path):
         ),
         (
             {"momentum_scheduler": LazyCall(WarmupConstantLR)(warmup_factor=2.0, warmup_iter=2)},
-            "this momentum schedule gives the momentum 1.8 at iteration 0",
+            "this schedule multiplies the momentum with 2 at iteration 0",
         ),
         (
             {"lr_scheduler": LazyCall(WarmupConstantLR)(warmup_iter=2, warmup_epoch=1)},

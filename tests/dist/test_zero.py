@@ -42,7 +42,7 @@ def test_every_run_equals_one_plain_process(rows):
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_two_ranks_hold_half_of_parameters_and_state_each(rows, stage, mode):
     held = rows[f"zero {stage}", mode]["bytes"]
-    assert held["parameters"] == held["planned"] == held["whole"] // 2
+    assert held["shares"] and held["parameters"] == held["whole"] // 2
     assert held["state"] == 2 * held["parameters"]  # AdamW keeps two tensors for each
 
 
@@ -58,4 +58,4 @@ def test_zero_and_tensor_parallel_together(tmp_path):
     for row in measured:
         assert row["is_rounding"], row
         held = row["bytes"]
-        assert held["parameters"] == held["planned"] < held["whole"] / 3  # small vectors are halved and not quartered
+        assert held["shares"] and held["parameters"] < held["whole"] / 3  # small vectors are halved and not quartered

@@ -169,7 +169,7 @@ def bytes_here(trainer: Any) -> dict[str, int]:
         "whole": sum(p.numel() * p.element_size() for p in parameters),
         "parameters": sum(map(_size_here, parameters)),
         "state": sum(map(_size_here, state)),
-        "planned": sharding.parameter_bytes(trainer.mesh.pipeline_rank) if sharding else 0,
+        "shares": sharding is not None and sharding.shares_parameters,
     }
 
 

@@ -114,13 +114,15 @@ def test_overrides_apply_in_order_and_multiply():
     [
         (
             {"overrides": {"hed.weight": {"lr": 0.1}}},
-            "overrides pattern 'hed.weight' matches none .* Near: head.weight",
+            "pattern 'hed.weight' matches none .* Near: head.weight",
         ),
-        ({"no_decay": ("bias", "token_type")}, "no_decay pattern 'token_type' matches none"),
+        ({"no_decay": ("bias", "token_type")}, "pattern 'token_type' matches none"),
         ({"overrides": {"(": {"lr": 0.1}}}, "not a regular expression"),
-        ({"overrides": {"head": {"learning_rate": 0.1}}}, "sets 'learning_rate'; it can set lr, lr_mult, weight_decay"),
-        ({"overrides": {"head": {"weight_decy": 0.1}}}, "Did you mean 'weight_decay'"),
-        ({"overrides": {"head": {"lr": 0.1, "lr_mult": 2}}}, "contradict each other"),
+        (
+            {"overrides": {"head": {"learning_rate": 0.1}}},
+            "sets learning_rate; it can set",
+        ),
+        ({"overrides": {"head": {"lr": 0.1, "lr_mult": 2}}}, "sets lr, lr_mult; it can set"),
         ({"overrides": {"head": {"lr_mult": 2}}}, "base_lr is not given"),
         ({"layer_decay": 0.5}, "base_lr is not given"),
         ({"layer_decay": 0.5, "base_lr": 0.1, "blocks": "layers"}, r"Lists in this model: blocks \(2\)"),
@@ -134,7 +136,7 @@ def test_mistakes_are_named(options, text):
 def test_a_pattern_on_frozen_parameters_only_is_refused():
     model = Model()
     model.blocks.requires_grad_(False)
-    with pytest.raises(UserError, match="matches frozen parameters only"):
+    with pytest.raises(UserError, match=r"none of the 3 trainable parameters \(frozen ones do not count\)"):
         get_param_groups(model, overrides={"blocks": {"lr": 0.1}})
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libai.parallel.stages import balance
+from libai.parallel.plan import balance
 
 
 def dearest(costs, counts, before, behind, tail) -> float:

@@ -41,8 +41,6 @@ def test_saved_initial_rates_win_and_say_so(caplog):
 def test_another_number_of_groups_is_refused():
     saved = WarmupCosineLR(build_optimizer(0.3, 0.1), max_iter=20)
     with pytest.raises(UserError, match=r"has 2 parameter group\(s\), this run's optimizer has 1"):
-        WarmupCosineLR(build_optimizer(), max_iter=20).load_state_dict(saved.state_dict())
-    with pytest.raises(UserError, match=r"has 2 parameter group\(s\), this run's optimizer has 1"):
         load_scheduler_state(WarmupCosineLR(build_optimizer(), max_iter=20), scheduler_state(saved))
 
 

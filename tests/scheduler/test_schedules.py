@@ -160,14 +160,18 @@ def test_groups_keep_their_own_rates():
     [
         (WarmupCosineLR, {"warmup_method": "cosine"}, "warmup_method='cosine' is unknown"),
         (WarmupCosineLR, {"warmup_iter": 41}, "warm-up of 41 iterations does not fit into the run of 40"),
-        (WarmupCosineLR, {"warmup_factor": -0.1}, "would make the learning rate negative"),
+        (
+            WarmupCosineLR,
+            {"warmup_factor": -0.1, "warmup_iter": 4},
+            r"the learning rate with -0\.1 at iteration 0",
+        ),
         (WarmupCosineLR, {"by": "step"}, "by='step' is unknown"),
         (WarmupCosineLR, {"by": "epoch"}, "iters_per_epoch=None"),
         (WarmupStepLR, {"step_size": 0}, "step_size=0"),
         (WarmupMultiStepLR, {"milestones": [30, 10]}, "do not increase"),
         (WarmupMultiStepLR, {"milestones": [0.5, 10]}, r"are the iterations \[20, 10\]"),
         (WarmupStableDecayLR, {"decay_iter": 50}, "the decay lasts 50 iterations, but the run has 40"),
-        (WarmupStableDecayLR, {"decay_shape": "exp"}, "decay_shape='exp' is not one of"),
+        (WarmupStableDecayLR, {"decay_shape": "exp"}, "decay_shape='exp' is unknown. Use 'linear' or"),
         (OneCycleLR, {"rise_ratio": 1.0}, "rise_ratio=1.0"),
     ],
 )

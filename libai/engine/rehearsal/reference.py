@@ -248,7 +248,7 @@ def _first_update(
 
     if reference.is_of_one_process:
         result = _on_all_ranks(trainer, make)
-        _refuse_difference(trainer, {"the parameters with a gradient": sorted(reached), **operations})
+        _refuse_difference(trainer, {"the parameters with a gradient": reached, **operations})
     else:
         result = make()
     drawn = [name for name, state in _generators().items() if state != generators[name]]

@@ -29,7 +29,7 @@ from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.rehearsal import facts_of
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.forward.contract import as_batch_dict
-from libai.forward.indices.check import NOTHING
+from libai.forward.index_check import NOTHING
 from libai.forward.state import Facts, local_values, own_buffers
 from libai.layers.random import draws_randomness, fold, random_context
 from libai.optim import bias_corrections

@@ -10,7 +10,7 @@ from oneflow import nn
 from oneflow.nn import functional as F
 
 from libai.evaluation import MeanLossEvaluator
-from libai.forward.indices.check import IndexOutOfRange
+from libai.forward.index_check import IndexOutOfRange
 from libai.utils.errors import UserError
 
 ROWS = 20

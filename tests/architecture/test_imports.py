@@ -25,7 +25,7 @@ FLOORS = (
     ("models.text", "models.vision"),
     ("models",),
     ("parallel",),
-    ("patches.job", "forward.indices"),
+    ("patches.job",),
     ("forward",),
     ("engine", "engine.compiled", "engine.rehearsal", "engine.setup", "engine.run", "engine.verify", "engine.hooks"),
     ("benchmark", "benchmark.others", "hf.families"),

@@ -127,6 +127,26 @@ def test_the_switch_of_the_docs_continues_the_curve(folder):
     assert_same_curve(folder / "whole", folder / "out/wave")
 
 
+@pytest.mark.e2e
+def test_the_ported_libai_project_trains_alike_in_both_modes(tmp_path):
+    for name in ("my_model.py", "my_data.py", "my_config.py"):
+        (tmp_path / name).write_text(file_shown("docs/migrate/from_libai.md", f"Here, `{name}`"))
+    random = np.random.default_rng(0)
+    for split in ("train", "test"):
+        labels = random.integers(0, 10, 256)
+        images = random.normal(size=(256, 64))
+        images[:, :10] += 4 * np.eye(10)[labels]
+        np.savez(tmp_path / f"{split}.npz", images=images, labels=labels)
+    for name in ("false", "true"):
+        settings = [f"graph.enabled={name}", f"train.output_dir={name}", "optim.lr=0.01", "train.train_iter=60"]
+        settings.append("train.log_period=1")
+        result = jobs.train_net("my_config.py", *settings, cwd=tmp_path)
+        assert result.returncode == 0, result
+    losses = [jobs.read_column(tmp_path / name) for name in ("false", "true")]
+    assert losses[0][60] < 0.5 * losses[0][1]
+    np.testing.assert_allclose(list(losses[1].values()), list(losses[0].values()), rtol=1e-5)  # docs/modes.md
+
+
 # ------------------------------------------------------------------------------------------- what all pages show
 
 

@@ -49,7 +49,8 @@ BASE += ["train.evaluation.eval_metric=null"]
 SETTING = re.compile(rf"['\"]?\+?(?:--|(?:{'|'.join(schema.SECTIONS)})[\w.]*=(?!=))")
 #: code, and the case to which the words after it restrict it
 SPAN = re.compile(r"`([^`]+)`(?: \((eager|graph|CUDA|several processes)\b)?")
-TEXT = "".join((jobs.ROOT / f"docs/{page}.md").read_text() for page in ("coming_from", "members"))
+PAGES = [page for page in sorted(jobs.ROOT.glob("docs/migrate/*.md")) if page.name != "README.md"]
+TEXT = "".join(page.read_text() for page in PAGES)
 #: left and right cell
 ROWS = [row for row in re.findall(r"^\| (.+?) \| (.+) \|$", TEXT, re.MULTILINE) if row[1] != "here"]
 SPANS = list(dict.fromkeys(span for _, here in ROWS for span in SPAN.findall(here)))

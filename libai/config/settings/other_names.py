@@ -308,7 +308,8 @@ def meant(key: str) -> str:
     setting = _SETTING_OF.get(name, key)
     if setting != key:
         return f" Did you mean {setting}?"
-    return f" In Python it is {_MEMBER_OF[name]} (docs/members.md)." if name in _MEMBER_OF and name != key else ""
+    is_member = name in _MEMBER_OF and name != key
+    return f" In Python it is {_MEMBER_OF[name]} (docs/migrate/README.md)." if is_member else ""
 
 
 def argument_meant(name: str, arguments: Collection[str]) -> str:
@@ -325,7 +326,7 @@ def argument_meant(name: str, arguments: Collection[str]) -> str:
     same += [setting.rpartition(".")[2]]
     if same[0] in arguments:
         return f" Did you mean {same[0]}?"
-    member = f" In Python it is {_MEMBER_OF[name]} (docs/members.md)." if name in _MEMBER_OF else ""
+    member = f" In Python it is {_MEMBER_OF[name]} (docs/migrate/README.md)." if name in _MEMBER_OF else ""
     return f" In a config it is {setting}; without one see docs/library.md.{member}" if setting else member
 
 
@@ -333,11 +334,11 @@ def member_meant(name: str) -> str:
     """Return a sentence about `name`, which is not an attribute or class here, or an empty string.
 
     >>> member_meant("write_metrics")
-    ' Use trainer.fetch_metrics() (docs/members.md).'
+    ' Use trainer.fetch_metrics() (docs/migrate/README.md).'
     """
     name = name.lower()
     if name in _MEMBER_OF:
-        return f" Use {_MEMBER_OF[name]} (docs/members.md)."
+        return f" Use {_MEMBER_OF[name]} (docs/migrate/README.md)."
     if name in _SETTING_OF:
         return f" In a config it is {_SETTING_OF[name]}."
     return f" {_SENTENCE_OF[name]}" if name in _SENTENCE_OF else ""

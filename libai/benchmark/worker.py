@@ -15,7 +15,7 @@ import oneflow as flow
 from libai.benchmark.protocol import Unavailable, Variant, serve
 from libai.benchmark.raw_loops import RawEager, RawGraph
 from libai.engine import HookBase, Run, default_setup
-from libai.engine.setup.parts import Parts
+from libai.engine.run.build import Parts
 from libai.launch.guard import leave_at_once
 from libai.layers.random import draws_randomness
 from libai.parallel import Mesh
@@ -105,7 +105,7 @@ class RawVariant(OneFlowVariant):
                 "no AMP and no activation checkpointing"
             )
         self._device = default_device(train.device)
-        parts = Parts.of(config, Mesh.of_this_job(self._device))
+        parts = Parts(config, Mesh.of_this_job(self._device))
         self._loader = iter(parts.loader)
         self._accumulation = parts.sizes.accumulation
         self.samples_per_iter = parts.plan.global_batch_size

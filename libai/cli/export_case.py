@@ -48,10 +48,10 @@ def export(folder: Path, config: str, overrides: Sequence[str], iterations: int 
         if run.model.get(rate):
             raise UserError(f"model.{rate}={run.model[rate]} cannot be exported: its masks would differ. Set it to 0.")
 
-    from libai.engine.setup.parts import Parts
+    from libai.engine.run.build import Parts
     from libai.parallel import Mesh
 
-    parts = Parts.of(run, Mesh())
+    parts = Parts(run, Mesh())
     steps = parts.sizes.accumulation
     batches = list(itertools.islice(parts.loader, iterations * steps))
     model = parts.model()

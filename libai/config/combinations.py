@@ -1,7 +1,7 @@
 """Settings that depend on each other: what no run can honour is refused, what has no effect is warned about.
 
-A setting counts as given when it differs from its default. What a mode or a device cannot honour is checked by the
-support table of the engine; what is wrong by itself is found by `libai.config.validation`.
+A setting counts as given when it differs from its default. What a mode or a device cannot honour is refused by
+`check_supported`; what is wrong by itself is found by `libai.config.validation`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from libai.config.instantiation import TARGET, accepts, target_of
 from libai.config.optimizer_numbers import wrong_numbers
 from libai.config.settings import schema
 from libai.config.settings.errors import ConfigError, did_you_mean
+from libai.utils.errors import UserError
 
+#: why mixed precision does nothing on CPU, by mode
+NO_AMP = {"graph": "OneFlow 0.9 compiles AMP for CUDA only", "eager": "OneFlow 0.9 has no autocast on CPU"}
 #: a condition under which settings have no effect or no meaning, these settings, and what follows their values
 Rule = tuple[Any, Iterable[str], str]
 
@@ -143,6 +146,80 @@ def refused(run: Any) -> list[str]:
         )
         rules.append((dataset not in datasets or not name, ["train.evaluation.eval_metric"], why))
     return [*_lines(run, rules), *wrong_numbers(run.optim, "optim")]
+
+
+def check_supported(run: Any, mode: str, device: str) -> None:
+    """Raise `UserError` naming every option of `run` that `mode` cannot honour on `device`, with reason and remedy."""
+    train = run.train
+    is_cpu = device != "cuda"
+    if mode == "graph":
+        rules = [
+            (
+                train.activation_checkpoint.enabled and is_cpu,
+                "train.activation_checkpoint.enabled",
+                "memory is all it is for, and OneFlow 0.9 needs more with it in a compiled step on CPU (385 MB, not "
+                "262). Run with graph.enabled=false, or with train.device=cuda.",
+            ),
+            (
+                train.zero_grad_before_forward or train.zero_grad_set_to_none is not None,
+                "train.zero_grad_before_forward, zero_grad_set_to_none",
+                "a compiled step keeps no gradients between iterations, so there is nothing to clear. Remove it, or "
+                "run with graph.enabled=false.",
+            ),
+            (
+                train.dist.gradient_reduction != "auto",
+                "train.dist.gradient_reduction",
+                "the compiled step averages the gradients of all ranks itself. Leave it at auto, or run with "
+                "graph.enabled=false.",
+            ),
+            (
+                run.momentum_scheduler is not None,
+                "momentum_scheduler",
+                "a compiled update of OneFlow 0.9 holds the momentum as a constant. Remove it, or run with "
+                "graph.enabled=false.",
+            ),
+        ]
+    else:
+        rules = [
+            (
+                train.dist.auto,
+                "train.dist.auto",
+                "OneFlow's auto-parallel is a pass of its graph compiler. Remove it, or run with graph.enabled=true.",
+            ),
+            (
+                run.graph.on_build_error == "eager" and run.mode == "eager",
+                "graph.on_build_error=eager",
+                "there is no graph to build in eager mode. Remove it, or run with graph.enabled=true or auto.",
+            ),
+        ]
+    rules += [
+        (
+            train.amp.enabled is True and is_cpu,
+            f"train.amp.enabled=true ({train.amp.dtype})",
+            f"it does nothing on this device ({NO_AMP[mode]}). Use train.amp.enabled=auto (float32 where AMP does "
+            "nothing), or run with train.device=cuda.",
+        ),
+        (
+            train.amp.enabled and not is_cpu and (train.rehearse or train.rehearse_every),
+            "train.rehearse, rehearse_every with amp",
+            "AMP rounds to 5e-4 (fp16) or 4e-3 (bf16), which would hide what the modes are compared to 1e-5 for. "
+            "Compare with train.amp.enabled=false.",
+        ),
+        (
+            # on CPU each process has one compute thread, and two runs are equal to the last bit, see tests/parity
+            train.deterministic and device != "cpu",
+            "train.deterministic",
+            "OneFlow 0.9 has no switch that keeps to deterministic CUDA kernels. Remove it, or run with "
+            "train.device=cpu.",
+        ),
+    ]
+    lines = [
+        f"{option} cannot be honoured in {mode} mode on {device}: {reason}"
+        for applies, option, reason in rules
+        if applies
+    ]
+    if lines:
+        raise UserError("\n".join(lines))
 
 
 def warnings(run: Any, world_size: int, train_iter: int, start_iter: int) -> list[str]:

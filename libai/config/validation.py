@@ -1,6 +1,6 @@
 """`validate`: one frozen, typed `RunConfig` from a config, or one error with everything that is wrong with it.
 
-Device and mode are not judged here: what a mode cannot honour is refused by the engine (libai/engine/setup/support.py).
+Device and mode are not judged here: what a mode cannot honour is refused by the engine (libai/config/combinations.py).
 """
 
 from __future__ import annotations

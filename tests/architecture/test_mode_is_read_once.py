@@ -16,10 +16,9 @@ READERS = {
     "libai/config/validation.py": 1,  # RunConfig.mode
     "libai/engine/run/modes.py": 5,
     # before there is a run: what is refused, the banner of a tool
-    "libai/config/combinations.py": 1,
+    "libai/config/combinations.py": 2,
     "libai/config/arguments.py": 2,
     "libai/config/settings/other_names.py": 1,
-    "libai/engine/setup/support.py": 1,
 }
 #: here a run is one of the two that are compared
 OTHER_RUNS = ("libai/engine/verify/parity.py",)

@@ -10,7 +10,7 @@ import jobs
 import pytest
 
 from libai import checkpoint
-from libai.engine.setup.batch_plan import BatchPlan
+from libai.engine.run.batch_plan import BatchPlan
 from libai.utils.errors import UserError
 
 pytestmark = pytest.mark.e2e

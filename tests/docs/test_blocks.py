@@ -22,7 +22,7 @@ from test_readme import blocks
 from libai import checkpoint
 from libai.config import LazyCall, LazyConfig, defaults, instantiate, target_of, validate
 from libai.data import PadCollate, build_eval_loader, build_train_loader, preprocess
-from libai.engine.setup.build import build_optimizer
+from libai.engine.run.build import build_optimizer
 from libai.evaluation import Evaluator
 from libai.parallel import ParallelPlan
 from libai.scheduler import in_sequence

@@ -11,7 +11,7 @@ from test_support import make_run
 
 from libai.engine import trainer as trainer_module
 from libai.engine.hooks import CallbackHook
-from libai.engine.setup.support import amp_dtype
+from libai.engine.run.build import amp_dtype
 from libai.optim import LossScaling
 from libai.utils.errors import UserError
 

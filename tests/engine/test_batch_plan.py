@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +14,9 @@ from libai.utils.errors import UserError
 SIZES = BatchSizes(micro=4, accumulation=2, global_=24)
 
 
-def make(**options):
-    return BatchPlan.make(SIZES, 3, **{"train_iter": 0, **options})
+def make(samples_per_epoch=None, **lengths):
+    train = SimpleNamespace(**{"train_iter": 0, "train_epoch": 0, "warmup_ratio": 0.0, **lengths})
+    return BatchPlan.of(train, SIZES, 3, SimpleNamespace(samples_per_epoch=samples_per_epoch))
 
 
 def test_iterations_count_as_given():

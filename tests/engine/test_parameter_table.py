@@ -5,7 +5,7 @@ from __future__ import annotations
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.setup.summary import MOST_ROWS, parameter_table
+from libai.engine.run.parameter_table import MOST_ROWS, parameter_table
 
 
 class Tied(nn.Module):

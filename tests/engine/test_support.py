@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from libai.config.combinations import check_supported
 from libai.config.settings.schema import Graph, Train
-from libai.engine.setup.support import check_supported
 from libai.utils.errors import UserError
 
 EVERYWHERE = [(mode, device) for mode in ("eager", "graph") for device in ("cpu", "cuda")]

@@ -7,8 +7,8 @@ import pytest
 import toy
 
 from libai.config import load_config
+from libai.config.combinations import check_supported
 from libai.engine.compiled.graphs import TrainGraph
-from libai.engine.setup.support import check_supported
 from libai.utils.errors import UserError
 
 CONFIG = str(jobs.ROOT / "configs" / "gpt_stdlib.py")

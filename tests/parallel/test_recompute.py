@@ -13,9 +13,9 @@ import pytest
 import toy
 from oneflow import nn
 
+from libai.config import combinations
 from libai.config.settings.schema import Graph, Train
 from libai.config.settings.sections import ActivationCheckpoint
-from libai.engine.setup import support
 from libai.layers import Dropout
 from libai.parallel import recompute, recompute_in_backward
 from libai.utils.errors import UserError
@@ -207,9 +207,9 @@ def test_the_config_is_refused_in_graph_mode_on_cpu_only():
         train=Train(activation_checkpoint=ActivationCheckpoint(enabled=True)), graph=Graph(), momentum_scheduler=None
     )
     with pytest.raises(UserError, match="graph mode on cpu: memory is all it is for.*graph.enabled=false"):
-        support.check_supported(run, "graph", "cpu")
-    support.check_supported(run, "graph", "cuda")
-    support.check_supported(run, "eager", "cpu")
+        combinations.check_supported(run, "graph", "cpu")
+    combinations.check_supported(run, "graph", "cuda")
+    combinations.check_supported(run, "eager", "cpu")
 
 
 @pytest.mark.slow

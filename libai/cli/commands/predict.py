@@ -190,7 +190,7 @@ def _classes(pipeline: Any, outputs: Columns) -> Columns:
 
 
 def _dataset(predictor: Any, args: Any) -> Iterator[Columns]:
-    from libai.engine.setup import build
+    from libai.engine.run import build
 
     if predictor.config is None:
         raise UserError(f"--data {args.data}: {args.run} is no run, so it has no datasets. Give --input FILE.")

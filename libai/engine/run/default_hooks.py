@@ -21,8 +21,8 @@ from libai.engine.events.writers import (
     Writer,
 )
 from libai.engine.hook_base import HookBase
+from libai.engine.run import build
 from libai.engine.run.report import summary_of
-from libai.engine.setup import build
 from libai.scheduler import needs_metric
 
 #: the names in `train.writers`

@@ -17,8 +17,8 @@ from libai import checkpoint
 from libai.engine.events.throughput import memory_gb
 from libai.engine.metrics import NonFiniteLoss
 from libai.engine.rehearsal.kept import rolled_back
+from libai.engine.run.parameter_table import parameter_table
 from libai.engine.run.report import describe_length, start_banner
-from libai.engine.setup.summary import parameter_table
 from libai.utils.distributed import all_reduce, any_rank, broadcast_object, is_main_process
 from libai.utils.sizes import format_bytes
 

@@ -15,14 +15,14 @@ import numpy as np
 import oneflow as flow
 
 from libai.config import RunConfig
+from libai.config.combinations import check_supported
 from libai.engine.compiled.build_errors import GraphBuildError
 from libai.engine.compiled.guards import refuse_own_update
 from libai.engine.graph import GraphTrainer
 from libai.engine.hook_base import HookBase
 from libai.engine.rehearsal.kept import rolled_back
 from libai.engine.rehearsal.rehearsal import NotTheSame
-from libai.engine.setup import build
-from libai.engine.setup.support import check_supported
+from libai.engine.run import build
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.utils.distributed import all_reduce, is_main_process
 from libai.utils.errors import UserError

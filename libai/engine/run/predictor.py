@@ -11,8 +11,8 @@ import oneflow as flow
 from libai import checkpoint
 from libai.config import load_config
 from libai.engine.options import TrainOptions
+from libai.engine.run import build
 from libai.engine.run.modes import UNDECIDED, first_mode
-from libai.engine.setup import build
 from libai.engine.trainer import TRAINERS
 from libai.parallel import Layout, Mesh
 from libai.utils.distributed import default_device, get_world_size

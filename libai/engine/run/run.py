@@ -25,15 +25,14 @@ from libai.engine.events.writers import LogRecord
 from libai.engine.hooks import IterationTimer
 from libai.engine.hooks.evaluation import chosen_metric, look_for
 from libai.engine.loop import Interrupted
-from libai.engine.run import modes
+from libai.engine.run import build, modes
+from libai.engine.run.batch_plan import BatchPlan
 from libai.engine.run.default_hooks import default_hooks, default_writers
 from libai.engine.run.dry_run import dry_run
 from libai.engine.run.predictor import Predictor
 from libai.engine.run.report import start_banner, starting_files, write_summary
 from libai.engine.run.result import TrainResult, load_best, result_of
 from libai.engine.run.run_folder import RunFolder, require_checkpoint, saved_seed
-from libai.engine.setup import build
-from libai.engine.setup.batch_plan import BatchPlan
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.launch.startup import StartupTimes
 from libai.launch.stop import STOP, StoppedFromOutside, StopRequest, describe_stop, exit_code_of

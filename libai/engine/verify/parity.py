@@ -13,13 +13,13 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.config import load_config
+from libai.config.combinations import check_supported
 from libai.engine.graph import GraphTrainer
 from libai.engine.rehearsal.comparison import first_difference
 from libai.engine.rehearsal.naming import find_culprit
 from libai.engine.rehearsal.reference import Reference, reference_of
 from libai.engine.rehearsal.rehearsal import own_updates, refuse_changing
-from libai.engine.setup.parts import Parts
-from libai.engine.setup.support import amp_dtype, check_supported
+from libai.engine.run.build import Parts, amp_dtype
 from libai.engine.verify.report import ROUNDING, Difference, ParityReport, largest_difference, relative_difference
 from libai.layers.random import find_unseeded_dropouts
 from libai.parallel import Mesh
@@ -99,7 +99,7 @@ def check_config(config: str, overrides: Sequence[str], num_iters: int, bound: f
             f"train.amp.dtype={run.train.amp.dtype}: the modes round differently there. Compare them in float32 "
             "(train.amp.enabled=false)."
         )
-    parts = Parts.of(run, Mesh(device=device))
+    parts = Parts(run, Mesh(device=device))
     return check_parity(
         parts.model,
         itertools.islice(parts.loader, num_iters * parts.sizes.accumulation),

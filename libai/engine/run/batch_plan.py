@@ -31,28 +31,23 @@ class BatchPlan:
     samples_per_epoch: int | None = None
 
     @classmethod
-    def make(
-        cls,
-        sizes: BatchSizes,
-        data_parallel_size: int,
-        *,
-        train_iter: int,
-        train_epoch: float = 0,
-        warmup_ratio: float = 0.0,
-        samples_per_epoch: int | None = None,
-    ) -> BatchPlan:
-        """The plan of a run. `train_epoch > 0` sets the length from `samples_per_epoch`, rounded up.
-        Raises `UserError` when epochs are asked of a loader that has no length."""
-        if train_epoch > 0:
-            if not samples_per_epoch:
+    def of(cls, train: Any, sizes: BatchSizes, data_parallel_size: int, loader: Any) -> BatchPlan:
+        """The plan of a run by the section `train` of its config.
+
+        `train_epoch > 0` sets the length, rounded up. Raises `UserError` for a loader without `samples_per_epoch` then.
+        """
+        samples = getattr(loader, "samples_per_epoch", None)
+        train_iter = train.train_iter
+        if train.train_epoch > 0:
+            if not samples:
                 raise UserError(
-                    f"train.train_epoch={train_epoch} needs to know how many samples an epoch has, and the training "
-                    "loader has no samples_per_epoch. Set train.train_iter instead."
+                    f"train.train_epoch={train.train_epoch} needs to know how many samples an epoch has, and the "
+                    "training loader has no samples_per_epoch. Set train.train_iter instead."
                 )
-            train_iter = math.ceil(train_epoch * samples_per_epoch / sizes.global_)
+            train_iter = math.ceil(train.train_epoch * samples / sizes.global_)
             if train_iter > LARGEST:
                 raise UserError(
-                    f"train.train_epoch={train_epoch:g} of {samples_per_epoch} samples are {train_iter:g} iterations, "
+                    f"train.train_epoch={train.train_epoch:g} of {samples} samples are {train_iter:g} iterations, "
                     f"and a run has at most {LARGEST}. Lower train.train_epoch."
                 )
         return cls(
@@ -61,20 +56,8 @@ class BatchPlan:
             data_parallel_size=data_parallel_size,
             global_batch_size=sizes.global_,
             train_iter=train_iter,
-            warmup_iter=round(train_iter * warmup_ratio),
-            samples_per_epoch=samples_per_epoch,
-        )
-
-    @classmethod
-    def of(cls, train: Any, sizes: BatchSizes, data_parallel_size: int, loader: Any) -> BatchPlan:
-        """The plan of a run by the section `train` of its config."""
-        return cls.make(
-            sizes,
-            data_parallel_size,
-            train_iter=train.train_iter,
-            train_epoch=train.train_epoch,
-            warmup_ratio=train.warmup_ratio,
-            samples_per_epoch=getattr(loader, "samples_per_epoch", None),
+            warmup_iter=round(train_iter * train.warmup_ratio),
+            samples_per_epoch=samples,
         )
 
     @property

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import oneflow as flow
 from omegaconf import DictConfig, ListConfig
 
-from libai.config import fill_unset, instantiate
+from libai.config import batch_sizes_of, fill_unset, instantiate
+from libai.config.combinations import NO_AMP
 from libai.config.instantiation import TARGET, accepts, describe, target_of
 from libai.config.settings.errors import did_you_mean
+from libai.config.settings.patterns import names_matching
 from libai.config.validation import calls_by_dataset
 from libai.engine.check_parts import (
     check_batch_memory,
@@ -28,11 +30,8 @@ from libai.engine.check_parts import (
 )
 from libai.engine.hook_base import HookBase
 from libai.engine.options import TrainOptions
-from libai.engine.setup.batch_plan import BatchPlan
-from libai.engine.setup.freezing import freeze
-from libai.engine.setup.layer_sizes import checked_sizes
-from libai.engine.setup.overfit import RepeatedBatches
-from libai.engine.setup.support import amp_dtype
+from libai.engine.run.batch_plan import BatchPlan
+from libai.engine.run.layer_sizes import checked_sizes
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.layers import add_lora, synchronize_batch_norms
 from libai.optim import LossScaling, Optimizers, auto_scale_lr, get_param_groups
@@ -40,6 +39,8 @@ from libai.parallel import Mesh
 from libai.scheduler import by_optimizer, in_sequence, with_momentum
 from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
+from libai.utils.logging import warn_once
+from libai.utils.seeding import resolve_seed, seed_everything
 
 logger = logging.getLogger("libai.engine")
 _initialised: weakref.WeakSet[flow.nn.Module] = weakref.WeakSet()
@@ -84,7 +85,15 @@ def adapt_model(run: Any, model: flow.nn.Module) -> None:
     lora = run.train.lora
     if lora.patterns:
         add_lora(model, lora.patterns, lora.rank, lora.alpha, lora.dropout, lora.also_train or ())
-    freeze(run, model)
+    named = dict(model.named_parameters())
+    frozen = names_matching(run.train.freeze or (), list(named), "train.freeze")
+    for name in frozen:
+        named[name].requires_grad_(False)
+    if frozen and not any(parameter.requires_grad for parameter in named.values()):
+        raise UserError(
+            f"train.freeze leaves none of the {len(named)} parameters of {type(model).__name__} to train. Take a "
+            "pattern out of it."
+        )
 
 
 def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
@@ -223,6 +232,39 @@ def build_train_loader(run: Any, mesh: Mesh, micro_batch_size: int, seed: int) -
     return loader
 
 
+class RepeatedBatches:
+    """The first `count` micro-batches of `loader`, in their order and without an end; it is its own iterator.
+
+    `samples_per_step`: samples of one micro-batch over all ranks. The state counts samples, as that of a train loader
+    does.
+    """
+
+    def __init__(self, loader: Any, count: int, samples_per_step: int):
+        self.samples_per_epoch = count * samples_per_step
+        self._source: Iterator[Any] = iter(loader)
+        self._count, self._samples_per_step = count, samples_per_step
+        self._batches: list[Any] = []
+        self._position = 0
+
+    def __iter__(self) -> RepeatedBatches:
+        return self
+
+    def __next__(self) -> Any:
+        index = self._position % self._count
+        while len(self._batches) <= index:
+            self._batches.append(next(self._source))
+        self._position += 1
+        return self._batches[index]
+
+    def state_dict(self) -> dict[str, int]:
+        """`{"consumed_samples": int}`, over all ranks."""
+        return {"consumed_samples": self._position * self._samples_per_step}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue after so many samples."""
+        self._position = state["consumed_samples"] // self._samples_per_step
+
+
 def build_test_loaders(run: Any, mesh: Mesh, micro_batch_size: int) -> dict[str, Any]:
     """Name → evaluation loader of this rank. `dataloader.test` is a mapping; a list gets the names test, test2, ..."""
     sections = run.dataloader.get("test") or {}
@@ -264,6 +306,22 @@ def build_extra_hooks(run: Any) -> list[HookBase]:
     return built
 
 
+def amp_dtype(run: Any, mode: str, device: str) -> str | None:
+    """Return the dtype of mixed precision that `mode` computes in on `device`: "fp16", "bf16" or None for float32.
+
+    With `train.amp.enabled=auto` it is None where AMP does nothing; the log says so once.
+    """
+    amp = run.train.amp
+    if not amp.enabled:
+        return None
+    if device == "cuda":
+        return amp.dtype
+    if is_main_process():
+        text = f"train.amp.enabled=auto: this run computes in float32, because {NO_AMP[mode]}."
+        warn_once(logger, f"amp-{mode}", text)
+    return None
+
+
 def mode_options(run: Any, mode: str, device: str) -> dict[str, Any]:
     """The arguments that the trainers of the two modes do not share."""
     amp = amp_dtype(run, mode, device)
@@ -280,18 +338,6 @@ def mode_options(run: Any, mode: str, device: str) -> dict[str, Any]:
     }
 
 
-def keeps_copy(train: Any) -> bool:
-    """Return True if a second copy of the state is kept on the device, to undo updates."""
-    undoes_spikes = train.monitor.loss_spike is not None and train.monitor.loss_spike_action != "warn"
-    return train.non_finite != "raise" or undoes_spikes
-
-
-def loss_scaling(run: Any) -> LossScaling:
-    """How `train.amp` scales the loss with fp16."""
-    amp = run.train.amp
-    return LossScaling(amp.init_scale, amp.growth_factor, amp.growth_interval)
-
-
 def build_trainer(
     run: Any,
     mode: str,
@@ -304,6 +350,9 @@ def build_trainer(
     seed: int,
 ) -> ModelTrainer:
     """The trainer of `mode`, "eager" or "graph"."""
+    amp = run.train.amp
+    monitor = run.train.monitor
+    undoes_spikes = monitor.loss_spike is not None and monitor.loss_spike_action != "warn"
     options = TrainOptions(
         num_accumulation_steps=plan.num_accumulation_steps,
         mesh=mesh,
@@ -314,10 +363,10 @@ def build_trainer(
         max_grad_norm=run.train.clip_grad.max_norm,
         max_grad_value=run.train.clip_grad.value,
         seed=seed,
-        loss_scaling=loss_scaling(run),
+        loss_scaling=LossScaling(amp.init_scale, amp.growth_factor, amp.growth_interval),
         detect_anomalous_params=run.train.detect_anomalous_params,
         non_finite=run.train.non_finite,
-        keeps_copy=keeps_copy(run.train),
+        keeps_copy=run.train.non_finite != "raise" or undoes_spikes,  # a second copy of the state, to undo updates,
         ema_decay=run.train.ema.decay if run.train.ema.enabled else None,
         rehearse=run.train.rehearse,
         deterministic=run.train.deterministic,
@@ -331,3 +380,33 @@ def build_trainer(
         lr_scheduler=lr_scheduler,
         **mode_options(run, mode, mesh.device),
     )
+
+
+class Parts:
+    """The parts of a training as a `Run` builds them, for commands that measure or compare one without a `Run`.
+
+    Seeds all generators. Attributes: `sizes`, `seed`, `mesh`, `plan` and `loader`, of this data rank.
+    """
+
+    def __init__(self, run: Any, mesh: Mesh):
+        self.run = run
+        self.mesh = mesh
+        self.seed = seed_everything(resolve_seed(run.train.seed))
+        self.sizes = batch_sizes_of(run.train, mesh.data)
+        self.loader = build_train_loader(run, mesh, self.sizes.micro, self.seed)
+        self.plan = BatchPlan.of(run.train, self.sizes, mesh.data, self.loader)
+
+    def model(self) -> flow.nn.Module:
+        """A new model, at every call with the weights that a run starts with."""
+        flow.manual_seed(self.seed)  # initial weights depend on nothing that the loader drew
+        return build_model(self.run)
+
+    def optimizer(self, model: flow.nn.Module) -> flow.optim.Optimizer:
+        """The optimizer of `model`, with the rates that follow from the global batch."""
+        optimizer = build_optimizer(self.run, model)
+        scale_lr(self.run, optimizer, self.plan)
+        return optimizer
+
+    def lr_scheduler(self, optimizer: flow.optim.Optimizer) -> Any:
+        """The schedule of `optimizer`, or None."""
+        return build_lr_scheduler(self.run, optimizer, self.plan)

@@ -55,32 +55,34 @@ def _layers() -> list[type]:
 
 def _checked_init(layer: type, init: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(init)
-    # a default of 0 or None means "none", so such an argument is no size that must be there
-    sizes = {
-        name: parameter
-        for name, parameter in signature.parameters.items()
-        if _SIZE.search(name) and parameter.default != 0
-    }
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        with contextlib.suppress(TypeError):  # the call itself tells what is wrong with it
+        with contextlib.suppress(TypeError):  # the call itself says what is wrong with it
             given = signature.bind(self, *args, **kwargs).arguments
-            _check(layer.__name__, {name: given[name] for name in sizes if name in given}, sizes)
+            # a default of 0 or None means "none", so such an argument is no size that must be there
+            _check(
+                layer.__name__,
+                {
+                    name: value
+                    for name, value in given.items()
+                    if _SIZE.search(name) and signature.parameters[name].default not in (0, value)
+                },
+            )
         init(self, *args, **kwargs)
 
     return checked
 
 
-def _check(layer: str, given: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
+def _check(layer: str, given: Mapping[str, Any]) -> None:
+    num_weights = 1
     for name, value in given.items():
-        if value is None and parameters[name].default is None:
-            continue
         items = value if isinstance(value, (list, tuple)) else [value]
         if not all(is_size(item) or (item is None and len(items) > 1) for item in items):
             raise ValueError(f"nn.{layer} needs whole numbers >= 1, and its {name} is {value!r}")
-    weights = [value for name, value in given.items() if _WEIGHTS.search(name) and is_size(value)]
-    _check_memory(f"nn.{layer}({', '.join(f'{n}={v}' for n, v in given.items())})", 4 * math.prod(map(int, weights)))
+        if _WEIGHTS.search(name) and is_size(value):
+            num_weights *= int(value)
+    _check_memory(f"nn.{layer}({', '.join(f'{name}={value}' for name, value in given.items())})", 4 * num_weights)
 
 
 def _checked_maker(name: str, maker: Callable[..., Any]) -> Callable[..., Any]:

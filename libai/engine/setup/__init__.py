@@ -1,1 +1,0 @@
-"""From a checked config to objects: what is supported, batch sizes, mesh, model and optimizer."""

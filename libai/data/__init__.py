@@ -4,16 +4,14 @@ A dataset is an object with `len(ds)` and `ds[i] -> dict`, or `ds.get_batch(indi
 arguments of `model.forward`. `build_train_loader` and `build_eval_loader` cut it over the ranks.
 """
 
-from libai.data.loading.batches import PadCollate
-from libai.data.loading.datasets import BlendedDataset, InMemoryDataset
-from libai.data.loading.errors import DataError, SampleError
-from libai.data.loading.loaders import EvalLoader, TrainLoader, build_eval_loader, build_train_loader
-from libai.data.loading.sampling import SampleRandom, SampleStream
-from libai.data.text.megatron import MegatronDataset
-from libai.data.text.prepare import build_stdlib_dataset, build_text_dataset, prepare_stdlib_tokens, prepare_tokens
-from libai.data.text.preprocess import Preprocessed, preprocess
-from libai.data.text.samples import MaskedTokens, SentenceOrder
-from libai.data.text.span_corruption import SpanCorruption
-from libai.data.text.tokenizers import BPETokenizer, ByteTokenizer, load_tokenizer
-from libai.data.text.windows import TokenDataset
+from libai.data.batches import PadCollate
+from libai.data.datasets import BlendedDataset, InMemoryDataset
+from libai.data.documents import Preprocessed, preprocess
+from libai.data.errors import DataError, SampleError
+from libai.data.loaders import EvalLoader, TrainLoader, build_eval_loader, build_train_loader
+from libai.data.prepare import build_stdlib_dataset, build_text_dataset
+from libai.data.samples import MaskedTokens, SentenceOrder, SpanCorruption
+from libai.data.sampling import SampleRandom, SampleStream
+from libai.data.tokenizers import BPETokenizer, ByteTokenizer, load_tokenizer
 from libai.data.vision import CifarDataset, DigitsDataset, ImageFolderDataset, MnistDataset
+from libai.data.windows import MegatronDataset, TokenDataset

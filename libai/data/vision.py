@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from libai.data.loading.cache import default_cache_dir
-from libai.data.loading.errors import DataError, describe_folder
-from libai.data.loading.sampling import SampleRandom
+from libai.data.cache import default_cache_dir
+from libai.data.errors import DataError, describe_folder
+from libai.data.sampling import SampleRandom
 
 #: of ImageNet's training pixels
 MEAN = (0.485, 0.456, 0.406)

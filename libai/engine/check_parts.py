@@ -16,7 +16,7 @@ from oneflow import nn
 
 from libai.config import batch_sizes_of
 from libai.config.optimizer_numbers import OPTIONS, wrong_number
-from libai.data.loading.batches import BatchReader
+from libai.data.batches import BatchReader
 from libai.engine.events.writers import Writer
 from libai.engine.hook_base import HookBase
 from libai.utils.errors import UserError

@@ -17,8 +17,6 @@ FLOORS = (
     ("native", "config.settings"),
     ("patches",),
     ("patches.global_tensors", "launch"),
-    ("data.loading",),
-    ("data.text",),
     ("data",),
     ("config", "layers", "optim", "scheduler", "evaluation", "checkpoint", "engine.events"),
     ("models.blocks",),

@@ -11,7 +11,7 @@ from libai.data import (
     build_eval_loader,
     build_train_loader,
 )
-from libai.data.loading.batches import BatchReader
+from libai.data.batches import BatchReader
 
 
 class ListDataset:

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from libai.data import DataError
-from libai.data.loading.cache import prepare_once
+from libai.data.cache import prepare_once
 
 
 def is_complete(folder):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from libai.data import DataError, MegatronDataset
-from libai.data.text.megatron import read_megatron
+from libai.data.windows import read_megatron
 
 DOCUMENTS = [[[1, 2, 3]], [[4, 5], [6]], [[7]], [[8, 9, 10, 11]]]  # sequences of each document
 CODES = {"<u2": 8, "<i4": 4}
@@ -55,11 +55,11 @@ def test_what_is_no_such_file_is_refused(tmp_path):
     path = write(tmp_path / "text")
     index, data = path.with_suffix(".idx").read_bytes(), path.with_suffix(".bin").read_bytes()
     for content, tokens, message in [
-        (b"TNTIDX\x00\x00" + index[8:], data, "is no index of tokens"),
-        (index[:9] + (2).to_bytes(8, "little") + index[17:], data, "has version 2 and numbers of kind"),
-        (index[:-3], data, "which 5 sequences do not take"),
+        (b"TNTIDX\x00\x00" + index[8:], data, "begins with b'TNTIDX.*MMIDIDX"),
+        (index[:9] + (2).to_bytes(8, "little") + index[17:], data, "version 2 and numbers of kind"),
+        (index[:-3], data, "describes 5 sequences in 5 documents that do not fit"),
         (index, data[:-2], "the two do not belong together"),
-        (index[:-8] + struct.pack("<q", 9), data, "begin outside of its 5 sequences"),
+        (index[:-8] + struct.pack("<q", 9), data, "describes 5 sequences in 5 documents that do not fit"),
     ]:
         path.with_suffix(".idx").write_bytes(content)
         path.with_suffix(".bin").write_bytes(tokens)

@@ -7,7 +7,7 @@ import pytest
 
 from libai.cli.commands.preprocess import run
 from libai.data import DataError, TokenDataset, load_tokenizer, preprocess
-from libai.data.text.token_files import open_offsets, open_tokens, read_index
+from libai.data.token_files import open_split, read_index
 
 TEXTS = [f"document {i} says: " + "naïve words " * (i % 7 + 1) for i in range(200)]
 
@@ -23,7 +23,7 @@ def jsonl(tmp_path):
 def texts_of(folder, split):
     """The documents of a split, decoded."""
     index = read_index(folder)
-    tokens, offsets = open_tokens(folder, split, index), open_offsets(folder, split, index)
+    tokens, offsets = open_split(folder, split, index)
     tokenizer = load_tokenizer(folder, index.end_of_document)
     assert (tokens[offsets[1:] - 1] == index.end_of_document).all()
     return [tokenizer.decode(tokens[a : b - 1].tolist()) for a, b in zip(offsets, offsets[1:])]
@@ -40,7 +40,7 @@ def test_every_document_is_in_one_split_by_its_text(jsonl, tmp_path):
 
 @pytest.mark.slow
 def test_the_result_does_not_depend_on_the_number_of_processes(jsonl, tmp_path, monkeypatch):
-    monkeypatch.setattr("libai.data.text.preprocess._CHUNK_BYTES", 500)
+    monkeypatch.setattr("libai.data.documents._CHUNK_BYTES", 500)
     words = [str(jsonl), "--tokenizer", "bpe", "--vocab-size", "300", "--validation-fraction", "0.2"]
     for count in "12":
         assert run([*words, "--processes", count, "-o", str(tmp_path / count)]) == 0
@@ -108,5 +108,5 @@ def test_damaged_offsets_are_refused(jsonl, tmp_path):
     path = tmp_path / "out" / "train.offsets"
     offsets = np.fromfile(path, "<i8")
     offsets[::-1].tofile(path)
-    with pytest.raises(DataError, match="train.offsets is missing or damaged"):
+    with pytest.raises(DataError, match="train.bin or its .offsets is damaged"):
         TokenDataset(tmp_path / "out", 8)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from libai.data import BlendedDataset, DataError, MaskedTokens, SentenceOrder, build_train_loader
-from libai.data.text.windows import TokenWindows
+from libai.data.windows import TokenWindows
 
 CLS, SEP, PAD, MASK, STOP = 900, 901, 902, 903, 7
 LENGTHS = [40, 3, 1, 17, 2, 90]

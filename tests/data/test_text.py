@@ -2,15 +2,9 @@
 
 import os
 
-import numpy as np
 import pytest
 
-from libai.data import (
-    DataError,
-    build_text_dataset,
-    prepare_tokens,
-)
-from libai.data.text.token_files import open_offsets, open_tokens, read_index
+from libai.data import DataError, build_text_dataset
 
 
 @pytest.fixture
@@ -28,24 +22,34 @@ def cache(tmp_path):
     return tmp_path / "cache"
 
 
-def documents_of(folder, split):
-    """Name and bytes of every document of a split, from the token files."""
-    index = read_index(folder)
-    tokens, entry = open_tokens(folder, split, index), index.splits[split]
-    offsets = open_offsets(folder, split, index)
-    cuts = zip(entry.documents, offsets, offsets[1:])
-    return {name: bytes(tokens[start : end - 1].astype(np.uint8)) for name, start, end in cuts}
+def documents_of(dataset):
+    """The text of every document of a split."""
+    bounds = zip(dataset.offsets, dataset.offsets[1:])
+    return [dataset.tokenizer.decode(dataset.tokens[start : end - 1].tolist()) for start, end in bounds]
+
+
+def build(files, cache, **options):
+    return build_text_dataset(files, **{"sequence_length": 4, "cache_dir": cache, **options})
+
+
+def test_whole_files_are_in_one_split_and_copies_in_none(corpus, cache):
+    (corpus / "copy.txt").write_text((corpus / "0.txt").read_text())
+    (corpus / "empty.txt").write_text("")
+    options = {"validation_fraction": 0.3}
+    splits = [documents_of(build(f"{corpus}/**/*.txt", cache, split=s, **options)) for s in ("train", "validation")]
+    assert [len(documents) for documents in splits] == [14, 6]
+    assert sorted(splits[0] + splits[1]) == sorted(f"document {i}\n" * (i + 1) for i in range(20))
 
 
 def test_changed_files_and_options_are_prepared_anew(corpus, cache):
-    folders = [prepare_tokens(f"{corpus}/**/*.txt", cache_dir=cache)]
-    folders.append(prepare_tokens(f"{corpus}/**/*.txt", validation_fraction=0.3, cache_dir=cache))
+    made = [build(f"{corpus}/**/*.txt", cache), build(f"{corpus}/**/*.txt", cache, validation_fraction=0.3)]
     (corpus / "0.txt").write_text("document Z\n")  # the same size
     os.utime(corpus / "0.txt", ns=(1, 1))
-    folders.append(prepare_tokens(f"{corpus}/**/*.txt", cache_dir=cache))
-    assert len(set(folders)) == 3
-    found = documents_of(folders[2], "train") | documents_of(folders[2], "validation")
-    assert found["0.txt"] == b"document Z\n"
+    made.append(build(f"{corpus}/**/*.txt", cache))
+    assert len({dataset.path for dataset in made}) == 3
+    assert build(f"{corpus}/**/*.txt", cache).path == made[2].path
+    validation = build(f"{corpus}/**/*.txt", cache, split="validation")
+    assert "document Z\n" in documents_of(made[2]) + documents_of(validation)
 
 
 @pytest.mark.parametrize(
@@ -58,19 +62,20 @@ def test_changed_files_and_options_are_prepared_anew(corpus, cache):
         ({"tokenizer": "bpe"}, "add vocab_size"),
         ({"vocab_size": 1000}, "always has 257 tokens"),
         ({"validation_fraction": 1.0}, "not a share"),
-        ({"files": "0.txt"}, r"1 different file\(s\) leaves none to train on"),
+        ({"files": "0.txt"}, r"1 different, not empty file\(s\) leaves none to train on"),
     ],
 )
 def test_impossible_preparations_are_explained(corpus, cache, monkeypatch, options, text):
     monkeypatch.chdir(corpus)
     with pytest.raises(DataError, match=text):
-        prepare_tokens(**{"files": "**/*.txt", "cache_dir": cache, **options})
+        build(**{"files": "**/*.txt", "cache": cache, **options})
 
 
 def test_one_file_alone_trains_without_validation(corpus, cache):
-    folder = prepare_tokens(corpus / "0.txt", validation_fraction=0, cache_dir=cache)
-    assert documents_of(folder, "train") == {"0.txt": b"document 0\n"}
+    dataset = build(corpus / "0.txt", cache, validation_fraction=0)
+    assert documents_of(dataset) == ["document 0\n"]
     with pytest.raises(DataError, match=r"holds \['train'\]"):
-        build_text_dataset(
-            corpus / "0.txt", sequence_length=4, split="validation", validation_fraction=0, cache_dir=cache
-        )
+        build(corpus / "0.txt", cache, split="validation", validation_fraction=0)
+    (corpus / "0.txt").write_text("")
+    with pytest.raises(DataError, match="0 different, not empty file"):
+        build(corpus / "0.txt", cache, validation_fraction=0)

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from libai.data import DataError, TokenDataset, prepare_tokens
+from libai.data import DataError, TokenDataset, build_text_dataset
 
 
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "text").write_bytes(bytes(range(20)))
-    return prepare_tokens(tmp_path / "text", validation_fraction=0, cache_dir=tmp_path / "cache")
+    options = {"validation_fraction": 0, "cache_dir": tmp_path / "cache"}
+    return build_text_dataset(tmp_path / "text", sequence_length=4, **options).path
 
 
 def test_every_token_is_predicted_at_most_once(folder):

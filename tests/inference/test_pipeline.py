@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from libai.cli.commands import generate, predict
 from libai.config import LazyCall, defaults, validate
-from libai.data import ImageFolderDataset, TokenDataset, build_train_loader, prepare_tokens
+from libai.data import ImageFolderDataset, TokenDataset, build_text_dataset, build_train_loader
 from libai.engine import Run
 from libai.hf import load_pretrained
 from libai.inference import GenerationOptions, Generator, Pipeline
@@ -53,7 +53,8 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     (folder / "a.txt").write_text("a quick brown fox. " * 60)
     (folder / "b.txt").write_text("a lazy dog. " * 60)
-    tokens = prepare_tokens(str(folder / "*.txt"), cache_dir=folder / "tokens", validation_fraction=0.0)
+    options = {"cache_dir": folder / "tokens", "validation_fraction": 0.0}
+    tokens = build_text_dataset(str(folder / "*.txt"), sequence_length=8, **options).path
     model = LazyCall(GPT)(vocab_size=257, max_seq_length=64, hidden_size=8, num_layers=1, num_heads=2)
     return trained(folder, 1, model, LazyCall(TokenDataset)(path=str(tokens), sequence_length=8))
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from libai.config import ConfigError, LazyCall, LazyConfig, defaults, validate
 from libai.config.settings.coercion import OBJECTS
 from libai.config.settings.schema import all_paths
-from libai.data.loading.sampling import DataLayout, SampleStream
+from libai.data.sampling import DataLayout, SampleStream
 
 pytestmark = pytest.mark.e2e
 

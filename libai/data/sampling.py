@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libai.data.loading.errors import DataError
+from libai.data.errors import DataError
 from libai.utils.seeding import GOLDEN, mix_bits
 
 

@@ -1,23 +1,22 @@
 """Two tokenizers that need no download: bytes as they are, and byte-level BPE trained on the spot or read from a file.
 
 Both have `vocab_size`, `end_of_document` (a token id), `encode(text) -> list[int]`, `decode(ids) -> str`, and
-`encode_files(paths)` for preparing token files. They are stored as JSON, so loading one runs no code.
+`encode_batch(texts)` for preparing token files. They are stored as JSON, so loading one runs no code.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from libai.data.loading.errors import DataError
+from libai.data.errors import DataError
 
 _END_OF_DOCUMENT = "<|endofdocument|>"
 _END_TOKENS = (_END_OF_DOCUMENT, "<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "[SEP]")
-_FILES_PER_BATCH = 64
 
 
 class Tokenizer(Protocol):
@@ -34,9 +33,6 @@ class Tokenizer(Protocol):
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The token ids of every text, 1-D integer arrays without an end-of-document token."""
-
-    def encode_files(self, paths: Sequence[Path]) -> Iterator[np.ndarray]:
-        """The same for files, in order."""
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` into `folder`, to be read by `load_tokenizer`."""
@@ -63,11 +59,6 @@ class ByteTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The bytes of every text, uint8."""
         return [np.frombuffer(text.encode("utf-8"), dtype=np.uint8) for text in texts]
-
-    def encode_files(self, paths: Sequence[Path]) -> Iterator[np.ndarray]:
-        """The bytes of every file, uint8."""
-        for path in paths:
-            yield np.frombuffer(path.read_bytes(), dtype=np.uint8)
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` into `folder`."""
@@ -144,12 +135,6 @@ class BPETokenizer:
         encodings = self._model.encode_batch(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
-    def encode_files(self, paths: Sequence[Path]) -> Iterator[np.ndarray]:
-        """The token ids of every file, uint32; several files at a time, on all cores."""
-        for start in range(0, len(paths), _FILES_PER_BATCH):
-            texts = [read_text(path) for path in paths[start : start + _FILES_PER_BATCH]]
-            yield from self.encode_batch(texts)
-
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` into `folder`, in the format of the `tokenizers` library."""
         self._model.save(str(folder / "tokenizer.json"))
@@ -157,13 +142,17 @@ class BPETokenizer:
 
 def make_tokenizer(kind: str, vocab_size: int | None, texts: Iterable[str], end_token: str | None = None) -> Tokenizer:
     """ "bytes", "bpe" learnt from `texts`, or the `tokenizer.json` that `kind` names. Raises `DataError`."""
-    if kind == "bytes":
-        return ByteTokenizer()
-    if kind != "bpe":
-        return BPETokenizer.load(find_tokenizer(kind), end_token)
-    if vocab_size is None:
-        raise DataError('tokenizer="bpe" needs to know how many tokens to learn: add vocab_size, e.g. 4096.')
-    return BPETokenizer.train(texts, vocab_size)
+    if kind == "bpe":
+        if vocab_size is None:
+            raise DataError('tokenizer="bpe" needs to know how many tokens to learn: add vocab_size, e.g. 4096.')
+        return BPETokenizer.train(texts, vocab_size)
+    made: Tokenizer = ByteTokenizer() if kind == "bytes" else BPETokenizer.load(find_tokenizer(kind), end_token)
+    if vocab_size not in (None, made.vocab_size):
+        raise DataError(
+            f"vocab_size={vocab_size} was asked for with tokenizer={kind!r}, which always has {made.vocab_size} "
+            'tokens: leave it out, or use tokenizer="bpe".'
+        )
+    return made
 
 
 def load_tokenizer(folder: Path, end_of_document: int | None = None) -> Tokenizer:
@@ -173,7 +162,7 @@ def load_tokenizer(folder: Path, end_of_document: int | None = None) -> Tokenize
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise DataError(f"{path} does not exist: prepare the folder again with libai.data.prepare_tokens(...).")
+        raise DataError(f"{path} does not exist: prepare the folder again.")
     if json.loads(path.read_text(encoding="utf-8")).get("type") == "bytes":
         return ByteTokenizer()
     from tokenizers import Tokenizer as Model

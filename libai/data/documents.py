@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from libai.data.loading.cache import prepare_once
-from libai.data.loading.errors import DataError
-from libai.data.text.token_files import SplitWriter, is_complete, smallest_dtype, write_index
-from libai.data.text.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
+from libai.data.cache import prepare_once
+from libai.data.errors import DataError
+from libai.data.token_files import SplitWriter, is_complete, smallest_dtype, write_index
+from libai.data.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
 
 _CHUNK_BYTES = 2**20
 _CHUNKS_AHEAD = 4  # for each process
@@ -152,7 +152,7 @@ def preprocess(
                 f"no document is left for {empty[0]} (of {done.documents}): give more documents, or "
                 "validation_fraction=0 for no validation split."
             )
-        write_index(temporary, made, {split: writer.index() for split, writer in writers.items()})
+        write_index(temporary, made, writers)
 
     prepare_once(target, is_complete, write)
     return done

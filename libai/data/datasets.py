@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from libai.data.loading.errors import DataError
+from libai.data.errors import DataError
 
 Batch = dict[str, np.ndarray]
 

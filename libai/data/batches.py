@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from libai.data.loading.datasets import Batch, as_dataset
-from libai.data.loading.errors import DataError, SampleError, checked_count
+from libai.data.datasets import Batch, as_dataset
+from libai.data.errors import DataError, SampleError, checked_count
 from libai.utils.errors import UserError
 
 #: a list of what `ds[i]` returned → a batch

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import AcquireReturnProxy, BaseFileLock, FileLock, Timeout
 
-from libai.data.loading.errors import DataError
+from libai.data.errors import DataError
 
 _logger = logging.getLogger(__name__)
 

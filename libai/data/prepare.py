@@ -11,65 +11,21 @@ import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from libai.data.loading.cache import default_cache_dir, prepare_once
-from libai.data.loading.errors import DataError
-from libai.data.text.token_files import FORMAT, is_complete, write_token_files
-from libai.data.text.tokenizers import ByteTokenizer, find_tokenizer, make_tokenizer, read_text
-from libai.data.text.windows import TokenDataset
+import numpy as np
+
+from libai.data.cache import default_cache_dir, prepare_once
+from libai.data.errors import DataError
+from libai.data.token_files import FORMAT, SplitWriter, is_complete, smallest_dtype, write_index
+from libai.data.tokenizers import Tokenizer, find_tokenizer, make_tokenizer, read_text
+from libai.data.windows import TokenDataset
+from libai.utils.rank_notes import note_progress
 
 _logger = logging.getLogger(__name__)
 
-_NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__"}
-_TEST_FOLDERS = {"test", "tests", "idle_test"}
-
-_KINDS = ("bytes", "bpe")
+_NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+_FILES_PER_BATCH = 64
 
 Document = tuple[str, Path]
-
-
-def prepare_tokens(
-    files: str | os.PathLike | Iterable[str | os.PathLike],
-    *,
-    name: str = "text",
-    tokenizer: str = "bytes",
-    vocab_size: int | None = None,
-    validation_fraction: float = 0.05,
-    cache_dir: str | os.PathLike | None = None,
-) -> Path:
-    """Tokenise text files into a folder for `TokenDataset` and return the folder; the second call finds it ready.
-
-    `files`: one or several paths or glob patterns (`**` goes into folders). Whole files are assigned to training or
-    validation by the hash of their relative path; of files with equal content only the first is kept, so no validation
-    text occurs as a training file. `tokenizer`: `"bytes"`, `"bpe"` with a `vocab_size`, trained on the training
-    files alone, or the path of a `tokenizer.json`. The folder lies in `cache_dir` (default `$LIBAI_DATA_DIR` or
-    `~/.cache/libai`) and is named after a digest of the options and of every file's path, size and time of change. Any
-    number of ranks may call at once.
-    Raises `DataError` for no files, too few files to split, or options that do not go together.
-    """
-    return _prepare(_matching_files(files), name, tokenizer, vocab_size, validation_fraction, cache_dir)
-
-
-def prepare_stdlib_tokens(
-    *,
-    tokenizer: str = "bytes",
-    vocab_size: int | None = None,
-    validation_fraction: float = 0.05,
-    include_tests: bool = False,
-    cache_dir: str | os.PathLike | None = None,
-) -> Path:
-    """Tokenise the Python standard library's own source text (about 11 MB, no download), see `prepare_tokens`.
-
-    The text differs between Python versions: losses are comparable only under the same interpreter.
-    """
-    root = Path(sysconfig.get_paths()["stdlib"])
-    skipped = _NOT_STDLIB if include_tests else _NOT_STDLIB | _TEST_FOLDERS
-    paths = [path for path in root.rglob("*.py") if skipped.isdisjoint(path.relative_to(root).parts)]
-    if not paths:
-        raise DataError(
-            f"the standard library was looked for in {root}, which holds no .py files (a stripped or zipped Python?): "
-            "use prepare_tokens(...) with text files of your own."
-        )
-    return _prepare(_named(paths, root), "stdlib", tokenizer, vocab_size, validation_fraction, cache_dir)
 
 
 def build_text_dataset(
@@ -83,16 +39,19 @@ def build_text_dataset(
     validation_fraction: float = 0.05,
     cache_dir: str | os.PathLike | None = None,
 ) -> TokenDataset:
-    """One split (`"train"` or `"validation"`) of your own text files; arguments as in `prepare_tokens`."""
-    path = prepare_tokens(
-        files,
-        name=name,
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        validation_fraction=validation_fraction,
-        cache_dir=cache_dir,
-    )
-    return TokenDataset(path, sequence_length, split)
+    """Tokenise text files into a folder, or find it ready, and return one split (`"train"` or `"validation"`) of it.
+
+    `files`: one or several paths or glob patterns (`**` goes into folders). Whole files are assigned to training or
+    validation by the hash of their relative path; of files with equal content only the first is kept, so no validation
+    text occurs as a training file. `tokenizer`: `"bytes"`, `"bpe"` with a `vocab_size`, trained on the training
+    files alone, or the path of a `tokenizer.json`. The folder lies in `cache_dir` (default `$LIBAI_DATA_DIR` or
+    `~/.cache/libai`) and is named after a digest of the options and of every file's path, size and time of change. Any
+    number of ranks may call at once.
+    Raises `DataError` for no files, too few files to split, or options that do not go together.
+    """
+    documents = _matching_files(files)
+    folder = _prepare(documents, name, tokenizer, vocab_size, validation_fraction, cache_dir)
+    return TokenDataset(folder, sequence_length, split)
 
 
 def build_stdlib_dataset(
@@ -102,18 +61,21 @@ def build_stdlib_dataset(
     tokenizer: str = "bytes",
     vocab_size: int | None = None,
     validation_fraction: float = 0.05,
-    include_tests: bool = False,
     cache_dir: str | os.PathLike | None = None,
 ) -> TokenDataset:
-    """One split (`"train"` or `"validation"`) of the standard library's text, see `prepare_stdlib_tokens`."""
-    path = prepare_stdlib_tokens(
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        validation_fraction=validation_fraction,
-        include_tests=include_tests,
-        cache_dir=cache_dir,
-    )
-    return TokenDataset(path, sequence_length, split)
+    """`build_text_dataset` of the Python standard library's own source text (about 11 MB, no download), without tests.
+
+    The text differs between Python versions: losses are comparable only under the same interpreter.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = [path for path in root.rglob("*.py") if _NOT_STDLIB.isdisjoint(path.relative_to(root).parts)]
+    if not paths:
+        raise DataError(
+            f"the standard library was looked for in {root}, which holds no .py files (a stripped or zipped Python?): "
+            "use build_text_dataset(...) with text files of your own."
+        )
+    folder = _prepare(_named(paths, root), "stdlib", tokenizer, vocab_size, validation_fraction, cache_dir)
+    return TokenDataset(folder, sequence_length, split)
 
 
 def _prepare(
@@ -124,36 +86,47 @@ def _prepare(
     validation_fraction: float,
     cache_dir: str | os.PathLike | None,
 ) -> Path:
-    _check_options(tokenizer, vocab_size, validation_fraction)
+    if not 0 <= validation_fraction < 1:
+        raise DataError(f"validation_fraction={validation_fraction} is not a share of the files: use 0 <= share < 1.")
     options = {"tokenizer": tokenizer, "vocab_size": vocab_size, "validation_fraction": validation_fraction}
-    if tokenizer not in _KINDS:
+    if tokenizer not in ("bytes", "bpe"):
         options["tokenizer"] = hashlib.sha256(find_tokenizer(tokenizer).read_bytes()).hexdigest()
     root = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-    folder = root / f"{name}-{_fingerprint(documents, options)}"
 
     def write(temporary: Path) -> None:
-        splits = split_by_file(_without_copies(documents), validation_fraction)
+        splits = _split_by_file(_without_copies(documents), validation_fraction)
         made = make_tokenizer(tokenizer, vocab_size, (read_text(path) for _, path in splits["train"]))
-        written = write_token_files(temporary, made, splits)
-        for split, index in written.items():
-            _logger.info("%s %s: %d files, %d tokens", name, split, len(index.documents), index.num_tokens)
+        for split, chosen in splits.items():
+            with SplitWriter(temporary, split, smallest_dtype(made.vocab_size)) as writer:
+                _write_files(writer, made, [path for _, path in chosen])
+            _logger.info("%s %s: %d files, %d tokens", name, split, len(chosen), writer.num_tokens)
+        write_index(temporary, made, splits)
 
-    return prepare_once(folder, is_complete, write)
+    return prepare_once(root / f"{name}-{_fingerprint(documents, options)}", is_complete, write)
 
 
-def split_by_file(documents: Sequence[Document], validation_fraction: float) -> dict[str, list[Document]]:
+def _write_files(writer: SplitWriter, tokenizer: Tokenizer, paths: Sequence[Path]) -> None:
+    for start in range(0, len(paths), _FILES_PER_BATCH):
+        texts = [read_text(path) for path in paths[start : start + _FILES_PER_BATCH]]
+        for tokens in tokenizer.encode_batch(texts):
+            writer.add(np.append(tokens, tokenizer.end_of_document), [len(tokens) + 1])
+        note_progress()
+
+
+def _split_by_file(documents: list[Document], validation_fraction: float) -> dict[str, list[Document]]:
     """`{"train": [...], "validation": [...]}`: the files whose names hash lowest are for validation, at least one.
 
-    Raises `DataError` when one file would have to be in both. `validation_fraction=0`: no validation split.
+    Raises `DataError` when none would be left to train on. `validation_fraction=0`: no validation split.
     """
-    if validation_fraction == 0:
-        return {"train": list(documents)}
-    num_validation = max(1, round(validation_fraction * len(documents)))
+    num_validation = max(1, round(validation_fraction * len(documents))) if validation_fraction else 0
     if num_validation >= len(documents):
         raise DataError(
-            f"validation_fraction={validation_fraction} of {len(documents)} different file(s) leaves none to train on; "
-            "the split is by whole files. Give more files, or validation_fraction=0 for no validation split."
+            f"validation_fraction={validation_fraction} of {len(documents)} different, not empty file(s) leaves none "
+            "to train on; the split is by whole files. Give more files, or validation_fraction=0 for no "
+            "validation split."
         )
+    if not num_validation:
+        return {"train": documents}
     by_hash = sorted(documents, key=lambda document: hashlib.sha256(document[0].encode()).digest())
     chosen = {name for name, _ in by_hash[:num_validation]}
     return {
@@ -199,17 +172,3 @@ def _fingerprint(documents: Iterable[Document], options: dict) -> str:
     stats = [(name, stat.st_size, stat.st_mtime_ns) for name, path in documents for stat in [path.stat()]]
     text = json.dumps([FORMAT, options, stats], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _check_options(tokenizer: str, vocab_size: int | None, validation_fraction: float) -> None:
-    if tokenizer == "bytes" and vocab_size not in (None, ByteTokenizer.vocab_size):
-        raise DataError(
-            f'vocab_size={vocab_size} was asked for with tokenizer="bytes", which always has '
-            f'{ByteTokenizer.vocab_size} tokens: leave it out, or use tokenizer="bpe".'
-        )
-    if tokenizer == "bpe" and vocab_size is None:
-        raise DataError('tokenizer="bpe" needs to know how many tokens to learn: add vocab_size, e.g. 4096.')
-    if tokenizer not in _KINDS and vocab_size is not None:
-        raise DataError(f"vocab_size={vocab_size} was asked for with {tokenizer}, which has its own: leave it out.")
-    if not 0 <= validation_fraction < 1:
-        raise DataError(f"validation_fraction={validation_fraction} is not a share of the files: use 0 <= share < 1.")

@@ -1,1 +1,0 @@
-"""From a dataset to the batches of each rank: sample order, loaders, workers."""

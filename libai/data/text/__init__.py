@@ -1,1 +1,0 @@
-"""Text: tokenizers, token files and samples of them."""

@@ -26,8 +26,7 @@ from libai.checkpoint.manifest import (
 from libai.checkpoint.shards import Entry, Shard, cut_shards
 from libai.checkpoint.strict_json import dump_json
 from libai.checkpoint.tensor_files import write_tensors
-from libai.utils.atomic import fsync_dir
-from libai.utils.disk import free_space, is_full_disk
+from libai.utils.atomic import free_space, fsync_dir, is_full_disk
 from libai.utils.distributed import is_main_process, result_of_rank_0
 from libai.utils.sizes import format_bytes
 

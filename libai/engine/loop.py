@@ -22,7 +22,7 @@ from libai.engine.metrics import MAX_PENDING_RESULTS, PendingMetrics, StepResult
 from libai.forward.flops import FlopCounter
 from libai.launch.stop import STOP, Agreement
 from libai.patches.threads import quick_thread_switches
-from libai.utils.disk import is_full_disk
+from libai.utils.atomic import is_full_disk
 from libai.utils.distributed import get_rank, get_world_size, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import phase, report_progress

@@ -38,8 +38,7 @@ from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import default_device, gather_objects, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import note_progress, phase
-from libai.utils.tensors import clear_gradients, detached, digest_of
-from libai.utils.tree import map_tensors
+from libai.utils.tensors import clear_gradients, detached, digest_of, map_tensors
 
 logger = logging.getLogger("libai.engine")
 #: where OneFlow 0.9 computes in lower precision; tests of what is compiled add the CPU

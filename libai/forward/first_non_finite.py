@@ -11,8 +11,7 @@ from libai.forward.contract import total_loss
 from libai.forward.python_state import forward_hooks
 from libai.parallel import full_tensor
 from libai.utils.distributed import gather_objects
-from libai.utils.tensors import part_here
-from libai.utils.tree import tensors_in
+from libai.utils.tensors import part_here, tensors_in
 
 Batch = dict[str, flow.Tensor]
 

@@ -27,8 +27,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.patches.internals import FunctionContext
-from libai.utils.tensors import local_part
-from libai.utils.tree import tensors_in
+from libai.utils.tensors import local_part, tensors_in
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _MAX_DEPTH = 5

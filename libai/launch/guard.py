@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from libai.utils.disk import explain_full_disk
+from libai.utils.atomic import explain_full_disk
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
 from libai.utils.rank_notes import (
     FAILURE_DIR_VARIABLE,

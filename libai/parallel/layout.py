@@ -25,8 +25,7 @@ from libai.patches.global_tensors.indexing import refuse_unseen_assignments
 from libai.patches.global_tensors.meeting import move_to, stages_meet
 from libai.patches.global_tensors.operations import give_initial_states, repair_global_operations, source_ops
 from libai.patches.wrapping import wrap_forward
-from libai.utils.tensors import full_tensor
-from libai.utils.tree import map_tensors, tensors_in
+from libai.utils.tensors import full_tensor, map_tensors, tensors_in
 
 Batch = dict[str, flow.Tensor]
 _NOTHING = nullcontext()

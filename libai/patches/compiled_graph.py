@@ -15,7 +15,7 @@ from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
 
 from libai.patches.launch_race import protect_graph_launches
 from libai.utils.rank_notes import without_harmless_lines
-from libai.utils.tree import map_tensors, tensors_in
+from libai.utils.tensors import map_tensors, tensors_in
 
 
 @contextlib.contextmanager

@@ -12,18 +12,20 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import numpy as np
 
-from libai.utils import gpu
 from libai.utils.errors import EXIT_USER_MISTAKE, UserError
 
 logger = logging.getLogger("libai.utils")
 
 Op = Literal["sum", "max", "min"]
 
+_FIRST, _LAST = (6, 0), (8, 9)
+#: the wheel holds machine code for sm_60 ... sm_86 and no PTX that a driver could compile; 8.9 runs the code of 8.6
+_SUPPORTED = "compute capability 6.0 to 8.9 (Pascal to Ada)"
 #: sent in place of a length by a rank whose object JSON cannot hold, so that the others fail with it and do not wait
 _NOT_ENCODABLE = -1
 
@@ -78,14 +80,14 @@ def default_device(device: str = "auto") -> str:
     import oneflow as flow
 
     count = flow.cuda.device_count() if flow.cuda.is_available() else 0
-    obstacle = _cuda_obstacle(count)
+    obstacle = _explain_no_cuda(count)
     if obstacle is not None and device == "cuda":
         raise UserError(f"train.device=cuda cannot be had: {obstacle}. Use train.device=cpu or auto.")
     if obstacle is not None:
         if count:
             logger.warning("training on the CPU: %s", obstacle)
         return "cpu"
-    if get_local_rank() >= count:  # never the CPU for some ranks only: they would wait for each other for ever
+    if get_local_rank() >= count:  # never the CPU for some ranks only: they would wait for each other forever
         raise UserError(
             f"train.device={device}: local rank {get_local_rank()} needs a GPU of its own, and this machine shows "
             f"{count}. Start at most {count} processes here, or use train.device=cpu."
@@ -93,16 +95,29 @@ def default_device(device: str = "auto") -> str:
     return "cuda"
 
 
-def _cuda_obstacle(count: int) -> str | None:
+def _explain_no_cuda(count: int) -> str | None:
     """Why the `count` GPUs of this machine cannot be used; None when they can. The same for all its ranks."""
     import oneflow as flow
 
     if not count:
         return "oneflow sees no usable GPU here (no NVIDIA driver, no device, or CUDA_VISIBLE_DEVICES hides it)"
-    devices = [
-        (flow.cuda.get_device_name(index), tuple(flow.cuda.get_device_capability(index))) for index in range(count)
-    ]
-    return gpu.explain_unsupported(devices)
+    cuda = flow.cuda
+    return explain_unsupported([(cuda.get_device_name(i), tuple(cuda.get_device_capability(i))) for i in range(count)])
+
+
+def explain_unsupported(devices: Iterable[tuple[str, tuple[int, ...]]]) -> str | None:
+    """Return why a GPU cannot be used, None if all of them can. `devices`: name and compute capability of each.
+
+    >>> explain_unsupported([("A100", (8, 0))]) is None
+    True
+    """
+    for index, (name, capability) in enumerate(devices):
+        if not _FIRST <= capability <= _LAST:
+            return (
+                f"GPU {index} ({name}) has compute capability {'.'.join(map(str, capability))}, and OneFlow 0.9.0 has "
+                f"machine code for {_SUPPORTED}. Hide it with CUDA_VISIBLE_DEVICES if others are there"
+            )
+    return None
 
 
 def all_reduce(array: np.ndarray, op: Op = "sum") -> np.ndarray:
@@ -159,23 +174,7 @@ def broadcast_object(obj: Any, src: int = 0) -> Any:
     JSON values only, nothing is pickled; they come back as JSON gives them (tuples as lists), also with one process.
     When `src` holds something else, every rank raises `TypeError`.
     """
-    if get_world_size() == 1:
-        return _decode(_encode(obj))
-    import oneflow as flow
-
-    is_source = get_rank() == src
-    data = _try_encode(obj) if is_source else None
-    length = flow.tensor(np.array([_NOT_ENCODABLE if data is None else len(data)], dtype=np.int64))
-    flow.comm.broadcast(length, src)
-    num_bytes = int(length.numpy()[0])
-    if num_bytes == _NOT_ENCODABLE:
-        if is_source:
-            _encode(obj)  # raises with the reason, which only this rank knows
-        raise TypeError(f"broadcast_object: rank {src} passed an object that JSON cannot hold")
-    payload = np.frombuffer(data, np.uint8).copy() if data is not None else np.empty(num_bytes, np.uint8)
-    tensor = flow.tensor(payload)
-    flow.comm.broadcast(tensor, src)
-    return _decode(tensor.numpy().tobytes())
+    return gather_objects(obj if get_rank() == src else None)[src]
 
 
 def result_of_rank_0(
@@ -203,17 +202,19 @@ def result_of_rank_0(
 def gather_objects(obj: Any) -> list[Any]:
     """The objects of all ranks in rank order, on **every** rank; JSON values as in `broadcast_object`. Collective."""
     if get_world_size() == 1:
-        return [_decode(_encode(obj))]
-    data = _try_encode(obj)
-    lengths = [int(n[0]) for n in _all_gather(np.array([_NOT_ENCODABLE if data is None else len(data)], np.int64))]
+        return [json.loads(_encode(obj))]
+    error, data = None, b""
+    try:
+        data = _encode(obj)
+    except TypeError as raised:  # the others wait for the lengths
+        error = raised
+    lengths = [int(n[0]) for n in _all_gather(np.array([_NOT_ENCODABLE if error else len(data)], np.int64))]
     if _NOT_ENCODABLE in lengths:
-        if data is None:
-            _encode(obj)  # raises with the reason, which only this rank knows
-        raise TypeError(f"gather_objects: rank {lengths.index(_NOT_ENCODABLE)} passed an object that JSON cannot hold")
+        rank = lengths.index(_NOT_ENCODABLE)
+        raise error or TypeError(f"rank {rank} passed an object that JSON cannot hold")
     payload = np.zeros(max(lengths), np.uint8)
-    if data is not None:
-        payload[: len(data)] = np.frombuffer(data, np.uint8)
-    return [_decode(one[:length].tobytes()) for one, length in zip(_all_gather(payload), lengths)]
+    payload[: len(data)] = np.frombuffer(data, np.uint8)
+    return [json.loads(one[:length].tobytes()) for one, length in zip(_all_gather(payload), lengths)]
 
 
 def _encode(obj: Any) -> bytes:
@@ -224,17 +225,6 @@ def _encode(obj: Any) -> bytes:
             f"only JSON values travel between ranks (nothing is pickled), and {type(obj).__name__} is or holds "
             f"something else: {error}. Send numbers, text, lists and dicts; arrays go through all_reduce."
         ) from error
-
-
-def _try_encode(obj: Any) -> bytes | None:
-    try:
-        return _encode(obj)
-    except TypeError:
-        return None
-
-
-def _decode(data: bytes) -> Any:
-    return json.loads(data.decode())
 
 
 def barrier() -> None:

@@ -1,7 +1,6 @@
 """Logging of a run: rank 0 to the screen and `log.txt`, every other rank to its own `log_rank<k>.txt` alone.
 
-A record may bring `at_width`, which gives its text for a terminal of a width, and `is_result=True`, with which a quiet
-screen shows it: `logger.info(text, extra={"is_result": True})`.
+A quiet screen shows a record with `is_result=True`: `logger.info(text, extra={"is_result": True})`.
 
 Modules log through `logging.getLogger("libai.<package>")`; only the program calls `setup_logging`.
 """
@@ -15,24 +14,22 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from libai.utils.disk import free_space, is_full_disk
+from libai.utils.atomic import free_space, is_full_disk
 from libai.utils.distributed import get_rank, get_world_size
-from libai.utils.screen import coloured, columns, fold, say
+from libai.utils.screen import coloured, say
 
 _FILE_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 _warned: set[str] = set()
 
 
 class _ScreenFormatter(logging.Formatter):
-    """The message alone, folded to a terminal's width; what is worse than information says so in front."""
+    """The message alone; what is worse than information says so in front."""
 
     def format(self, record: logging.LogRecord) -> str:
-        width = columns(sys.stdout)
-        text = record.at_width(width) if width and hasattr(record, "at_width") else super().format(record)
+        text = super().format(record)
         if record.levelno < logging.WARNING:
-            return fold(text, width)
-        level = record.levelname.lower()
-        return coloured(level, sys.stdout) + fold(f"{level}: {text}", width).removeprefix(level)
+            return text
+        return f"{coloured(record.levelname.lower(), sys.stdout)}: {text}"
 
 
 class _ScreenHandler(logging.StreamHandler):

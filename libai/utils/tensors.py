@@ -1,4 +1,4 @@
-"""What OneFlow 0.9.0's tensors need to be handled with care for."""
+"""Tensors of OneFlow 0.9.0, which need care, and the tensors in nested dicts, lists and tuples."""
 
 from __future__ import annotations
 
@@ -128,20 +128,50 @@ def saved_tensor_hooks(pack: Callable[[flow.Tensor], Any], unpack: Callable[[Any
 
 def digest_of(values: Any) -> int:
     """Return a checksum of all arrays and tensors in nested dicts, lists and tuples; equal for equal values."""
-    digest = 0
-    for value in _leaves_of(values):
-        array = value.numpy() if isinstance(value, flow.Tensor) else np.asarray(value)
-        if array.dtype != object:
-            digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), digest)
-    return digest
-
-
-def _leaves_of(values: Any) -> Iterator[Any]:
-    """Yield the leaves of nested dicts, lists and tuples."""
     if isinstance(values, Mapping):
         values = list(values.values())
     if isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _leaves_of(value)
-    else:
-        yield values
+        return zlib.crc32(np.array([digest_of(value) for value in values], np.uint32).tobytes())
+    array = values.numpy() if isinstance(values, flow.Tensor) else np.asarray(values)
+    return 0 if array.dtype == object else zlib.crc32(np.ascontiguousarray(array).tobytes())
+
+
+def map_tensors(value: Any, change: Callable[[flow.Tensor], Any]) -> Any:
+    """`value` with `change` applied to every tensor in it; what is no dict, list or tuple is left as it is."""
+    if isinstance(value, flow.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [map_tensors(item, change) for item in value]
+        # a named tuple takes its items one by one
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def tensors_in(value: Any) -> list[flow.Tensor]:
+    """Every tensor in `value`, in order."""
+    found: list[flow.Tensor] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[flow.Tensor]) -> None:
+    """A list and no generator: it runs in every compiled step."""
+    if isinstance(value, flow.Tensor):
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _collect(item, found)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            _collect(item, found)
+
+
+def named_tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, flow.Tensor]]:
+    """`(path, tensor)` of every tensor in `value`; a path is the keys and indices that lead there, joined by dots."""
+    if isinstance(value, flow.Tensor):
+        yield path, value
+    elif isinstance(value, (dict, list, tuple)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from named_tensors_in(item, f"{path}.{key}" if path else str(key))

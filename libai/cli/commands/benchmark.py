@@ -42,7 +42,7 @@ from libai.launch.guard import guarded_main
 from libai.launch.installation import ROOT
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
-from libai.utils.tables import format_table
+from libai.utils.screen import format_table
 
 _DEFAULT_MODES = "eager,graph,raw-eager,raw-graph"
 

@@ -18,7 +18,7 @@ from libai.cli.commands.page import Curves, page_of
 from libai.utils.atomic import atomic_write_text, read_json
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
-from libai.utils.tables import format_table
+from libai.utils.screen import format_table
 
 #: they name the run, and would differ between any two
 _NAMES = ("train.output_dir",)

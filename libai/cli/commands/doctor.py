@@ -23,7 +23,7 @@ from libai.launch.installation import ROOT
 from libai.launch.runtime import explain_versions
 from libai.native.build import find_compiler
 from libai.patches import openblas
-from libai.utils import gpu
+from libai.utils import distributed
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
 from libai.utils.rank_notes import environment_of_no_rank
@@ -204,7 +204,7 @@ def check_gpu(facts: dict[str, Any] | None) -> Finding:
     """GPUs that oneflow 0.9.0 has machine code for."""
     if facts is not None and facts["cuda"]["available"]:
         devices = [(one["name"], tuple(one["capability"])) for one in facts["cuda"]["devices"]]
-        problem = gpu.explain_unsupported(devices)
+        problem = distributed.explain_unsupported(devices)
         if problem is not None:
             return Finding("gpu", "warning", problem, "Or train with train.device=cpu.")
         return Finding("gpu", "ok", ", ".join(f"{name} ({'.'.join(map(str, found))})" for name, found in devices))

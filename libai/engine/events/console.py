@@ -6,7 +6,6 @@ import logging
 import math
 import sys
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from libai.engine.events.writers import LogRecord, Writer
@@ -18,7 +17,6 @@ logger = logging.getLogger("libai.engine")
 
 #: kinds of fields that a line for a narrow terminal leaves out, in this order, until it fits; `log.txt` and
 #: `metrics.jsonl` have all of them. "own": a further loss or metric of the model
-_LEFT_OUT = ("mem", "data", "grad", "lr", "step", "own", "eta", "rate")
 #: what the bar says a process is at, by phase of `libai.utils.rank_notes`
 _AT = {"compile": "compiling", "evaluate": "evaluating", "save": "saving", "load": "loading", "build": "building"}
 #: a frame of the bar takes about a millisecond of the interpreter
@@ -42,8 +40,7 @@ class ConsoleWriter(Writer):
 
     def write(self, record: LogRecord) -> None:
         if record.kind == "train" and any(tag.startswith("train/") for tag in record.scalars):
-            at_width = partial(format_train_line, record)
-            logger.info("%s", format_train_line(record), extra={"at_width": at_width})
+            logger.info("%s", format_train_line(record))
             numbers = "  ".join(text for kind, text in _train_fields(record) if kind in ("loss", "rate", "eta"))
             self._show_bar(record.max_iter, logged=record.iter, numbers=numbers)
         for line in format_eval_lines(record):
@@ -85,7 +82,7 @@ def _build_bar(max_iter: int) -> Any:
         TextColumn("{task.description:<10}"),
         BarColumn(bar_width=16),
         TextColumn("{task.completed:.0f}/{task.total:.0f}  {task.fields[numbers]}"),
-        console=CursorStays(soft_wrap=True),  # log lines pass through it, folded already
+        console=CursorStays(soft_wrap=True),  # log lines pass through it
         refresh_per_second=_FRAMES_PER_SECOND,
         transient=True,
     )
@@ -93,21 +90,12 @@ def _build_bar(max_iter: int) -> Any:
     return bar
 
 
-def format_train_line(record: LogRecord, width: int | None = None) -> str:
+def format_train_line(record: LogRecord) -> str:
     """`iter     20/200  epoch 0.40  loss 4.8249  lr 6.00e-04  4,812 tok/s  213.1 ms/step  data 0.4%  eta 0:00:22`.
 
-    What a record does not hold is left out, and with `width` what does not fit. `eta` counts the remaining iterations
-    at the present time per iteration.
+    What a record does not hold is left out. `eta` counts the remaining iterations at the present time per iteration.
     """
     fields = [("iter", f"iter {record.iter:>6}/{record.max_iter}"), *_train_fields(record)]
-    for kind in _LEFT_OUT:
-        for field in [field for field in reversed(fields) if field[0] == kind]:
-            if width and len(_joined(fields)) > width:
-                fields.remove(field)
-    return _joined(fields)
-
-
-def _joined(fields: list[tuple[str, str]]) -> str:
     return "  ".join(text for _, text in fields)
 
 

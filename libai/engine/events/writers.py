@@ -25,8 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from libai.utils.atomic import atomic_write_bytes, read_json
-from libai.utils.disk import naming
+from libai.utils.atomic import atomic_write_bytes, naming, read_json
 from libai.utils.errors import OutputLostError, UserError
 
 logger = logging.getLogger("libai.engine")

@@ -21,7 +21,7 @@ from libai.engine.compiled.graphs import TrainGraph
 from libai.parallel import full_tensor
 from libai.patches.internals import is_tracing
 from libai.patches.wrapping import unwrap_forward, wrap_forward
-from libai.utils.tree import named_tensors_in
+from libai.utils.tensors import named_tensors_in
 
 #: of the names of recorded tensors among the metrics that a compiled step returns
 _PREFIX = "recorded:"

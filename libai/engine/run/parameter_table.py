@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from oneflow import nn
 
-from libai.utils.tables import format_table
+from libai.utils.screen import format_table
 
 #: a table has at most this many rows, and shows as many levels of modules as fit
 MOST_ROWS = 30

@@ -23,7 +23,7 @@ from libai.launch.stop import STOP
 from libai.scheduler import load_scheduler_state, scheduler_state
 from libai.utils.distributed import any_rank
 from libai.utils.errors import UserError
-from libai.utils.tables import format_table
+from libai.utils.screen import format_table
 
 _TIMINGS = "perf/"
 _NOT_OF_THE_CURVE = ("state.facts", "state.mode", "state.libai_version")

@@ -15,7 +15,7 @@ from typing import Any
 import oneflow as flow
 
 from libai.patches.wrapping import replaced
-from libai.utils.tree import map_tensors
+from libai.utils.tensors import map_tensors
 
 _OPERATORS = ("add", "sub", "mul", "truediv", "matmul")
 _FUNCTIONS = ("add", "sub", "mul", "div", "matmul", "bmm", "cat", "concat", "stack", "where", "maximum", "minimum")

@@ -20,7 +20,7 @@ from oneflow.nn.modules.rnn import RNNBase
 
 from libai.patches.global_tensors.indexing import in_full, index_with_all_ranks
 from libai.patches.wrapping import replaced, wrap_forward
-from libai.utils.tree import tensors_in
+from libai.utils.tensors import tensors_in
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from collections import namedtuple
 
 import oneflow as flow
 
-from libai.utils.tree import map_tensors, tensors_in
+from libai.utils.tensors import map_tensors, tensors_in
 
 A, B, C = flow.zeros(1), flow.ones(2), flow.nn.Parameter(flow.zeros(3))
 TREE = {"a": A, "rest": [B, {"none": None, "c": (C, "text")}], "number": 1.5}

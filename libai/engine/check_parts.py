@@ -1,11 +1,10 @@
-"""Whether an object can be what it stands for, asked when it is built: model, optimizer, loader, hook.
+"""Check the parts of a training when they are built: model, optimizer, loader, evaluator, hook.
 
 `place` says where the user finds it: a key of the config or an argument of a trainer. Nothing here calls the object.
 """
 
 from __future__ import annotations
 
-import inspect
 import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,36 +23,49 @@ from libai.utils.sizes import available_bytes, format_bytes
 
 #: samples of one update on a rank from which on they are compared with the memory
 _LARGE_BATCH = 4096
+#: part of a training -> (its class, or the methods that it has), the words for it, what to change
+_PARTS: dict[str, tuple[type | tuple[str, ...], str, str]] = {
+    "model": (nn.Module, "an oneflow.nn.Module", "Inherit from it: model = LazyCall(YourModule)(...)."),
+    "optimizer": (flow.optim.Optimizer, "an oneflow.optim.Optimizer", "Use one such as oneflow.optim.AdamW."),
+    "schedule": (("step",), "an object with step()", "Use a schedule of libai.scheduler."),
+    "evaluator": (("process", "compute"), "an evaluator", "Inherit from libai.evaluation.Evaluator."),
+    "hook": (HookBase, "a hook", "Inherit from libai.engine.HookBase."),
+    "writer": (Writer, "a writer", "Inherit from libai.engine.Writer and define write(record)."),
+    "sums": (Mapping, "a dict of sums", 'Return numbers to add up, such as {"correct": 3.0, "count": 8.0}.'),
+    "metrics": (Mapping, "a dict of numbers", 'Return a dict such as {"accuracy": 0.9}.'),
+    "metric": (("__float__",), "a number", 'Return a dict such as {"accuracy": 0.9}.'),
+}
+
+
+def check_part(part: str, value: Any, place: str) -> None:
+    """Raise `UserError` unless `value`, which the user finds at `place`, can be the `part` of a training."""
+    kind, wanted, change = _PARTS[part]
+    if isinstance(kind, tuple):
+        is_right = all(callable(getattr(value, method, None)) for method in kind)
+    else:
+        is_right = isinstance(value, kind)
+    if not is_right:
+        raise UserError(f"{place} is {_kind(value)}, not {wanted}. {change}")
 
 
 def check_model(model: Any, place: str) -> None:
     """Raise `UserError` unless `model` is a module with a forward of its own and something to train."""
-    name = type(model).__name__
-    if not isinstance(model, nn.Module):
-        raise UserError(
-            f"{place} is {_kind(model)}, not an oneflow.nn.Module. Give a class that inherits from oneflow.nn.Module: "
-            "model = LazyCall(YourModule)(...)."
-        )
-    if not hasattr(model, "_parameters"):
-        raise UserError(f"{place}: {name}.__init__ does not call super().__init__(), which a module needs. Add it.")
+    check_part("model", model, place)
+    lacks = ""
     if type(model).forward is nn.Module.forward and "forward" not in vars(model):
-        raise UserError(
-            f"{place}: {name} defines no forward. Define forward(self, ...) with the keys of a batch as arguments."
+        lacks = "defines no forward. Define it with the keys of a batch as arguments"
+    elif not any(parameter.requires_grad for parameter in model.parameters()):
+        lacks = (
+            "has no parameters that require a gradient, so there is nothing to train. Make layers attributes of the "
+            "module (in an nn.ModuleList, not a plain list), or leave requires_grad on for some"
         )
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        has = "no parameter that requires a gradient" if any(True for _ in model.parameters()) else "no parameters"
-        raise UserError(
-            f"{place}: {name} has {has}, so there is nothing to train. Make layers attributes of the module (in an "
-            "nn.ModuleList, not a plain list), or leave requires_grad on for some."
-        )
+    if lacks:
+        raise UserError(f"{place}: {type(model).__name__} {lacks}.")
 
 
 def check_optimizer(optimizer: Any, place: str) -> None:
-    """Raise `UserError` unless `optimizer` is one of OneFlow's, or inherits from it."""
-    if not isinstance(optimizer, flow.optim.Optimizer):
-        raise UserError(
-            f"{place} is {_kind(optimizer)}, not an oneflow.optim.Optimizer. Use one such as oneflow.optim.AdamW."
-        )
+    """Raise `UserError` unless `optimizer` is one of OneFlow's, or inherits from it, with numbers that fit."""
+    check_part("optimizer", optimizer, place)
     for group in optimizer.param_groups:
         for name in OPTIONS:
             reason = wrong_number(name, group[name]) if name in group else ""
@@ -61,21 +73,12 @@ def check_optimizer(optimizer: Any, place: str) -> None:
                 raise UserError(f"{place} has a group with {name}={group[name]}: {reason}")
 
 
-def check_schedule(schedule: Any, place: str) -> None:
-    """Raise `UserError` unless `schedule` has the method `step`."""
-    if not callable(getattr(schedule, "step", None)):
-        raise UserError(
-            f"{place} is {_kind(schedule)}, which has no method step(). Give a schedule of libai.scheduler or "
-            "oneflow.optim.lr_scheduler, or any object whose step() is called after each update."
-        )
-
-
 def check_loader(loader: Any, place: str) -> None:
     """Raise `UserError` unless batches can be read from `loader`, or from what it returns when it is a function."""
     can_be_read = isinstance(loader, Iterable) or hasattr(type(loader), "__getitem__") or callable(loader)
     if isinstance(loader, (str, bytes, nn.Module)) or not can_be_read:
         raise UserError(
-            f"{place} is {_kind(loader)}, not an iterable of batches. Set {place} to a loader, such as "
+            f"{place} is {_kind(loader)}, not an iterable of batches. Set it to a loader, such as "
             "LazyCall(build_train_loader)(dataset=...)."
         )
 
@@ -103,49 +106,9 @@ def check_batch_memory(loader: Any, train: Any, data_parallel_size: int) -> None
         )
 
 
-def check_evaluator(evaluator: Any, place: str) -> None:
-    """Raise `UserError` unless `evaluator` has `process(batch, outputs)` and `compute(sums)`."""
-    for method, arguments in (("process", ("batch", "outputs")), ("compute", ("sums",))):
-        found = getattr(evaluator, method, None)
-        wanted = f"{method}({', '.join(arguments)})"
-        if not callable(found):
-            raise UserError(
-                f"{place} is {_kind(evaluator)}, which has no method {wanted}. Inherit from libai.evaluation.Evaluator "
-                "and define process(batch, outputs) and compute(sums)."
-            )
-        try:
-            inspect.signature(found).bind(*arguments)
-        except TypeError as error:
-            raise UserError(
-                f"{place}: {type(evaluator).__name__}.{method} cannot be called as {wanted} ({error}). Change its "
-                "arguments."
-            ) from None
-        except ValueError:  # a built-in that does not tell
-            continue
-
-
-def check_hook(hook: Any, place: str) -> None:
-    """Raise `UserError` unless `hook` is a `HookBase`."""
-    if not isinstance(hook, HookBase):
-        raise UserError(
-            f"{place} is {_kind(hook)}, not a hook. Inherit from libai.engine.HookBase and define before_step, "
-            "after_step or another of its points."
-        )
-
-
-def check_writer(writer: Any, place: str) -> None:
-    """Raise `UserError` unless `writer` is a `Writer`."""
-    if not isinstance(writer, Writer):
-        raise UserError(
-            f"{place} is {_kind(writer)}, not a writer. Inherit from libai.engine.Writer and define write(record)."
-        )
-
-
 def check_arguments(trainer: str, model: Any, data_loader: Any, optimizer: Any, lr_scheduler: Any) -> None:
     """Raise `UserError` for arguments of the class `trainer` that are of the wrong kind or in the wrong order."""
-    if isinstance(data_loader, nn.Module) or (
-        isinstance(optimizer, nn.Module) or isinstance(data_loader, flow.optim.Optimizer)
-    ):
+    if isinstance(data_loader, nn.Module | flow.optim.Optimizer) or isinstance(optimizer, nn.Module):
         found = ", ".join(type(value).__name__ for value in (model, data_loader, optimizer))
         raise UserError(f"{trainer}({found}): the order is {trainer}(model, data_loader, optimizer). Swap them.")
     check_model(model, f"{trainer}'s model")
@@ -153,12 +116,12 @@ def check_arguments(trainer: str, model: Any, data_loader: Any, optimizer: Any, 
         check_loader(data_loader, f"{trainer}'s data_loader")
     check_optimizer(optimizer, f"{trainer}'s optimizer")
     if lr_scheduler is not None:
-        check_schedule(lr_scheduler, f"{trainer}'s lr_scheduler")
+        check_part("schedule", lr_scheduler, f"{trainer}'s lr_scheduler")
 
 
-def check_iterations(start_iter: Any, max_iter: Any) -> None:
-    """Raise `UserError` unless both are whole numbers of at least 0."""
-    for name, value in (("start_iter", start_iter), ("max_iter", max_iter)):
+def check_iterations(**iterations: Any) -> None:
+    """Raise `UserError` unless all of them are whole numbers of at least 0."""
+    for name, value in iterations.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
             raise UserError(
                 f"train(start_iter, max_iter) with {name}={value!r}: it must be a whole number >= 0. train(0, 100) "
@@ -166,39 +129,17 @@ def check_iterations(start_iter: Any, max_iter: Any) -> None:
             )
 
 
-def check_sums(sums: Any, evaluator: Any) -> dict[str, Any]:
-    """What `evaluator.process` returned. Raises `UserError` unless it is a dict."""
-    if isinstance(sums, Mapping):
-        return dict(sums)
-    raise UserError(
-        f"{type(evaluator).__name__}.process returned {_kind(sums)}, not a dict of sums. Return the additive numbers "
-        'of the batch, such as {"correct": 3.0, "count": 8.0}.'
-    )
-
-
 def check_metrics(metrics: Any, evaluator: Any) -> dict[str, float]:
-    """What `evaluator.compute` returned, as floats. Raises `UserError` unless it is a dict of numbers."""
-    name = type(evaluator).__name__
-    if not isinstance(metrics, Mapping):
-        raise UserError(
-            f"{name}.compute returned {_kind(metrics)}, not a dict of numbers. Return a dict such as "
-            '{"accuracy": 0.9}.'
-        )
-    numbers_by_name = {}
-    for key, value in metrics.items():
-        try:
-            numbers_by_name[str(key)] = float(value)
-        except (TypeError, ValueError):
-            raise UserError(
-                f"{name}.compute returned {key}={_kind(value)}, not a number. Return a float for each metric."
-            ) from None
-    return numbers_by_name
+    """Return `metrics`, the result of `evaluator.compute`, as floats. Raises `UserError` unless they are numbers."""
+    place = f"the result of {type(evaluator).__name__}.compute"
+    check_part("metrics", metrics, place)
+    for name, value in metrics.items():
+        check_part("metric", value, f"{name} in {place}")
+    return {str(name): float(value) for name, value in metrics.items()}
 
 
 def _kind(value: Any) -> str:
-    if value is None:
-        return "None"
-    if isinstance(value, (bool, int, float, str)):
-        return f"{value!r} ({type(value).__name__})"
     name = type(value).__name__
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return f"{value!r} ({name})"
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"

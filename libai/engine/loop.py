@@ -256,7 +256,7 @@ class TrainerBase:
         A paused run continues, without another `before_train`. An exception is logged with its iteration and raised
         again after the hooks' `after_train`.
         """
-        check_iterations(start_iter, max_iter)
+        check_iterations(start_iter=start_iter, max_iter=max_iter)
         assert max_iter is not None
         has_begun = self.status == "paused"
         self.iter = self.start_iter = start_iter

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
-from libai.engine.check_parts import check_arguments, check_metrics, check_sums
+from libai.engine.check_parts import check_arguments, check_metrics, check_part
 from libai.engine.compiled.build_errors import explain_forward_error
 from libai.engine.gradients import Batch, Gradients
 from libai.engine.hooks.bad_losses import BadLossHook
@@ -483,7 +483,9 @@ class ModelTrainer(TrainerBase):
                     continue
                 outputs = with_num_loss_items(outputs, self.gradients.item_counts([batch])[0])
                 for name, evaluator in evaluators.items():
-                    sums[name] = add_sums(sums[name], check_sums(evaluator.process(batch, outputs), evaluator))
+                    found = evaluator.process(batch, outputs)
+                    check_part("sums", found, f"the result of {type(evaluator).__name__}.process")
+                    sums[name] = add_sums(sums[name], dict(found))
         finally:
             self.gradients.evaluated = None
             self.model.train(was_training)

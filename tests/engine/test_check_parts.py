@@ -42,10 +42,10 @@ def test_swapped_loader_and_model_are_named(mode, parts):
 @pytest.mark.parametrize(
     "index, value, text",
     [
-        (0, None, "model is None, not an oneflow.nn.Module"),
-        (0, nn.ReLU(), "has no parameters"),
+        (0, None, "model is None .NoneType., not an oneflow.nn.Module"),
+        (0, nn.ReLU(), "has no parameters that require a gradient"),
         (1, 7, "data_loader is 7 .int., not an iterable"),
-        (2, None, "optimizer is None, not an oneflow.optim.Optimizer"),
+        (2, None, "optimizer is None .NoneType., not an oneflow.optim.Optimizer"),
         (2, "adam", "optimizer is 'adam'"),
     ],
 )
@@ -57,7 +57,7 @@ def test_a_part_of_the_wrong_kind(mode, parts, index, value, text):
 
 
 def test_a_schedule_without_step(mode, parts):
-    with pytest.raises(UserError, match=r"lr_scheduler is a dict, which has no method step\(\)"):
+    with pytest.raises(UserError, match=r"lr_scheduler is a dict, not an object with step\(\)"):
         trainer_of(mode, *parts, lr_scheduler={})
 
 

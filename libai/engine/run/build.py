@@ -21,12 +21,10 @@ from libai.config.settings.patterns import names_matching
 from libai.config.validation import calls_by_dataset
 from libai.engine.check_parts import (
     check_batch_memory,
-    check_evaluator,
-    check_hook,
     check_loader,
     check_model,
     check_optimizer,
-    check_schedule,
+    check_part,
 )
 from libai.engine.hook_base import HookBase
 from libai.engine.options import TrainOptions
@@ -210,7 +208,7 @@ def _build_schedule(section: Any, name: str, optimizer: flow.optim.Optimizer, pl
             warmup_iter=0 if index else warmup_iter,
             iters_per_epoch=plan.iters_per_epoch,
         )
-        check_schedule(schedule, f"the config's `{name}`")
+        check_part("schedule", schedule, f"the config's `{name}`")
         parts.append(schedule)
         start += getattr(schedule, "length", None) or 0
     return in_sequence(optimizer, parts, plan.train_iter) if isinstance(section, ListConfig) else parts[0]
@@ -294,7 +292,7 @@ def build_evaluators(run: Any) -> dict[str, Any]:
     evaluators = {}
     for name, section in calls_by_dataset(run.train.evaluation.evaluators or {}).items():
         evaluators[name] = instantiate(section)
-        check_evaluator(evaluators[name], f"train.evaluation.evaluators.{name.replace('/', '.')}")
+        check_part("evaluator", evaluators[name], f"train.evaluation.evaluators.{name.replace('/', '.')}")
     return {"loss": MeanLossEvaluator(), **evaluators}
 
 
@@ -302,7 +300,7 @@ def build_extra_hooks(run: Any) -> list[HookBase]:
     """The hooks of `train.extra_hooks`."""
     built = [instantiate(section) for section in run.train.extra_hooks or []]
     for index, hook in enumerate(built):
-        check_hook(hook, f"train.extra_hooks[{index}]")
+        check_part("hook", hook, f"train.extra_hooks[{index}]")
     return built
 
 

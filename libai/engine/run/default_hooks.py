@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from libai.config import fill_unset, instantiate
 from libai.engine import hooks
-from libai.engine.check_parts import check_writer
+from libai.engine.check_parts import check_part
 from libai.engine.events.console import ConsoleWriter
 from libai.engine.events.writers import (
     AsyncWriter,
@@ -46,7 +46,7 @@ def default_writers(run: Any) -> list[Writer]:
             writers.append(_WRITERS[section](info))
             continue
         writers.append(instantiate(section, **fill_unset(section, run_info=info)))
-        check_writer(writers[-1], f"train.writers[{index}]")
+        check_part("writer", writers[-1], f"train.writers[{index}]")
     return [AsyncWriter(w) for w in writers] if train.async_write_metrics else writers
 
 

@@ -71,19 +71,19 @@ class AsyncCheckpointer:
     def check(self) -> None:
         """Raise the failure of a finished write, if there is one, on rank 0. Costs nothing; call it every iteration."""
         if self._pending is not None and self._pending.done():
-            self._finish()
+            self.wait()
 
     def finish(self) -> None:
         """Wait for the write in flight and raise its failure, on every rank alike. Collective."""
-        on_rank_0(self._finish)
+        on_rank_0(self.wait)
 
     def close(self) -> None:
         """As `finish`, and give the memory of the copy back. May be called again."""
         self.finish()
         self._copy.free()
 
-    def _finish(self) -> None:
-        """Wait for the write in flight and raise what it failed with, once."""
+    def wait(self) -> None:
+        """Wait for this rank's write in flight and raise what it failed with, once; not collective."""
         pending = self._pending
         self._pending = None
         if pending is not None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -28,7 +29,6 @@ _PARTS: dict[str, tuple[type | tuple[str, ...], str, str]] = {
     "model": (nn.Module, "an oneflow.nn.Module", "Inherit from it: model = LazyCall(YourModule)(...)."),
     "optimizer": (flow.optim.Optimizer, "an oneflow.optim.Optimizer", "Use one such as oneflow.optim.AdamW."),
     "schedule": (("step",), "an object with step()", "Use a schedule of libai.scheduler."),
-    "evaluator": (("process", "compute"), "an evaluator", "Inherit from libai.evaluation.Evaluator."),
     "hook": (HookBase, "a hook", "Inherit from libai.engine.HookBase."),
     "writer": (Writer, "a writer", "Inherit from libai.engine.Writer and define write(record)."),
     "sums": (Mapping, "a dict of sums", 'Return numbers to add up, such as {"correct": 3.0, "count": 8.0}.'),
@@ -56,7 +56,7 @@ def check_model(model: Any, place: str) -> None:
         lacks = "defines no forward. Define it with the keys of a batch as arguments"
     elif not any(parameter.requires_grad for parameter in model.parameters()):
         lacks = (
-            "has no parameters that require a gradient, so there is nothing to train. Make layers attributes of the "
+            "has no parameter that requires a gradient, so there is nothing to train. Make layers attributes of the "
             "module (in an nn.ModuleList, not a plain list), or leave requires_grad on for some"
         )
     if lacks:
@@ -71,6 +71,20 @@ def check_optimizer(optimizer: Any, place: str) -> None:
             reason = wrong_number(name, group[name]) if name in group else ""
             if reason:
                 raise UserError(f"{place} has a group with {name}={group[name]}: {reason}")
+
+
+def check_evaluator(evaluator: Any, place: str) -> None:
+    """Raise `UserError` unless `evaluator.process(batch, outputs)` and `evaluator.compute(sums)` can be called."""
+    for method, arguments in (("process", ("batch", "outputs")), ("compute", ("sums",))):
+        try:
+            inspect.signature(getattr(evaluator, method)).bind(*arguments)
+        except ValueError:  # a built-in without a signature
+            continue
+        except (AttributeError, TypeError) as error:
+            raise UserError(
+                f"{place} is {_kind(evaluator)}, not an evaluator: {error}. Inherit from libai.evaluation.Evaluator "
+                "and define process(batch, outputs) and compute(sums)."
+            ) from None
 
 
 def check_loader(loader: Any, place: str) -> None:

@@ -17,7 +17,7 @@ from libai.engine.hook_base import HookBase, keyed
 from libai.engine.loop import TrainerBase
 from libai.scheduler import load_scheduler_state, scheduler_state
 from libai.utils.atomic import point_link
-from libai.utils.distributed import get_world_size, is_main_process, result_of_rank_0
+from libai.utils.distributed import is_main_process, result_of_rank_0
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import phase
 
@@ -85,7 +85,6 @@ class TrainerCheckpointer:
         self._background: checkpoint.AsyncCheckpointer | None = None
         #: what is to be marked as the best when it has been written
         self._choices: dict[Path, Best | None] = {}
-        self._in_flight: Path | None = None
 
     # ------------------------------------------------------------------ saving
 
@@ -135,9 +134,7 @@ class TrainerCheckpointer:
             self._background = checkpoint.AsyncCheckpointer(self.root, after_write=self._after_write)
         path = self.root / (name or checkpoint.checkpoint_name(iteration))
         self._choices[path] = best
-        self._in_flight = None  # what was in flight is over, well or badly, once the next save has begun
-        self._in_flight = self._background.save(iteration, tensors, state, name)
-        return path
+        return self._background.save(iteration, tensors, state, name)
 
     def _after_write(self, path: Path, best: Best | None = None) -> None:
         """Mark, prune and link, on rank 0; in the background thread when that has written the checkpoint."""
@@ -215,13 +212,8 @@ class TrainerCheckpointer:
 
     def check(self) -> None:
         """Raise, on rank 0, what a write in the background failed with. Costs nothing: call it every iteration."""
-        if self._background is None:
-            return
-        try:
+        if self._background is not None:
             self._background.check()
-        except BaseException:
-            self._in_flight = None
-            raise
 
     @phase("save")
     def finish(self) -> None:
@@ -238,14 +230,8 @@ class TrainerCheckpointer:
     @phase("save")
     def wait(self) -> None:
         """As `close`, for this rank alone: after a failure the other ranks may not come to a collective any more."""
-        if get_world_size() == 1:
-            self.close()
-            return
-        while self._background is not None and self._in_flight is not None and is_main_process():
-            if self._background.last_path == self._in_flight:
-                return
-            self.check()
-            time.sleep(0.02)
+        if self._background is not None:
+            self._background.wait()
 
     # ------------------------------------------------------------------ resuming
 
@@ -264,13 +250,13 @@ class TrainerCheckpointer:
     def load(self, path: str | Path, reset: Collection[str] = ()) -> None:
         """Take everything back from one checkpoint: weights, optimizer, schedule, iteration, data position, hooks.
 
-        `reset`: parts of `RESETTABLE` that stay as they are in this run; a table in the log shows both. Raises
-        `CheckpointError` when the model or the optimizer differ from the saved ones, or when the checkpoint holds
-        weights but no run. Collective when parameters are global.
+        `reset`: parts of `RESETTABLE` that stay as they are in this run. Raises `CheckpointError` when the model or the
+        optimizer differ from the saved ones, or when the checkpoint holds weights but no run. Collective when
+        parameters are global.
         """
         trainer = self.trainer
         saved = self.take_back(path, reset)
-        self._warn_of_changes(saved)
+        self._warn_of_changes(saved.state.get("facts", {}))
         self.last_saved = Path(path)
         # an iteration that was cut short will be finished and is then saved again
         self._last_saved_iter = -1 if saved.state["trainer"].get("unfinished_hooks") else trainer.iter
@@ -279,9 +265,8 @@ class TrainerCheckpointer:
             switched = f" (written in {written} mode)" if written != trainer.mode else ""
             run_id = self._facts.get("run_id")
             of_run = f" of run {run_id}" if run_id else ""
-            logger.info("resumed %s after iteration %d%s%s", path, trainer.iter, of_run, switched)
-            if reset:
-                logger.info("%s", self._describe_reset(saved, reset))
+            without = f" without its {', '.join(reset)}" if reset else ""
+            logger.info("resumed %s after iteration %d%s%s%s", path, trainer.iter, of_run, switched, without)
 
     @property
     def resumable(self) -> Path | None:
@@ -297,7 +282,7 @@ class TrainerCheckpointer:
                 f"{saved.path} holds no run to continue: its state has no {', '.join(missing)}. Take its weights "
                 f"alone: train.load_weight={saved.path}."
             )
-        checkpoint.load_weights(path, trainer.model, strict=True)
+        checkpoint.load_weights(saved.tensors["model"], trainer.model, strict=True)
         if "optimizer" not in reset:  # one without state, such as plain SGD, has no tensors to save
             trainer.optimizer_state.load(saved.tensors.get("optimizer", {}), saved.state["optimizer"])
         if "schedule" not in reset:
@@ -307,18 +292,6 @@ class TrainerCheckpointer:
         self.load_tensors_of_hooks(saved)
         self.extra = dict(saved.state.get("extra", {}))
         return saved
-
-    def _describe_reset(self, saved: checkpoint.Checkpoint, reset: Collection[str]) -> str:
-        """A table: what the checkpoint has of each part that is reset, and what this run has."""
-        state, now = saved.state, self._state({})
-        held = len(saved.tensors.get("optimizer", {}))
-        rows = {
-            "optimizer": (f"{held} tensors, {state['optimizer'].get('step')} updates", "a new one"),
-            "schedule": tuple(_describe_schedule(one["lr_scheduler"]) for one in (state, now)),
-            "data": (str(state["trainer"].get("data_loader")), str(self.trainer.feed.position())),
-        }
-        lines = [f"  {part:<10} {rows[part][0]} -> {rows[part][1]}" for part in RESETTABLE if part in reset]
-        return "\n".join(["reset (checkpoint -> this run):", *lines])
 
     def load_tensors_of_hooks(self, saved: checkpoint.Checkpoint) -> None:
         """Give hooks their tensors back, such as the average of the weights. Collective when parameters are global."""
@@ -339,23 +312,15 @@ class TrainerCheckpointer:
                 "none" if scheduler is None else f"a {type(scheduler).__name__}",
             )
 
-    def _warn_of_changes(self, saved: checkpoint.Checkpoint) -> None:
-        """Say which facts of the run differ in a way that changes the curve."""
-        before = saved.state.get("facts", {})
+    def _warn_of_changes(self, before: Mapping[str, Any]) -> None:
+        """Say which facts of the run differ from those `before` in a way that changes the curve."""
         for name, consequence in (
             ("seed", "the order of the data and the dropout masks change"),
             ("global_batch_size", "an iteration takes another number of samples"),
         ):
-            old, new = before.get(name), self._facts.get(name)
-            if old is not None and new is not None and old != new and is_main_process():
-                logger.warning("%s was %s in the resumed run and is %s now: %s", name, old, new, consequence)
-
-
-def _describe_schedule(state: Mapping[str, Any] | None) -> str:
-    if state is None:
-        return "none"
-    rates = ", ".join(f"{rate:.4g}" for rate in dict.fromkeys(state["lrs"]))
-    return f"{state['class']} at {rates}"
+            now = self._facts.get(name)
+            if before.get(name, now) != now and is_main_process():
+                logger.warning("%s was %s in the resumed run and is %s now: %s", name, before[name], now, consequence)
 
 
 @phase("load")

@@ -288,12 +288,6 @@ class EagerTrainer(ModelTrainer):
             numbers[-1]["train/loss_scale"] = self._scaler.scale
         return numbers
 
-    # ------------------------------------------------------------------ evaluation and state
-
-    def _eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
-        """See `ModelTrainer._eval_batch`. With local tensors ranks need not have equally many batches."""
-        return self._run_eagerly(batch, replicated, everywhere)
-
     def clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=self._set_to_none)
 

@@ -105,7 +105,8 @@ class GraphTrainer(ModelTrainer):
         self.optimizer_state = self._new_optimizer_state()
         self._shapes: Shapes | None = None
         self._guards: Guards | None = None
-        self._eval_graphs: dict[Signature, EvalGraph] = {}
+        self._eval_graph: EvalGraph | None = None
+        self._eval_signature: Signature = ()
         self._eval_guards: Guards | None = None
         #: those batch norms that run in training mode
         self._counting_norms = self._batch_norms
@@ -253,35 +254,21 @@ class GraphTrainer(ModelTrainer):
 
     def _inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
         """`(keyword arguments of the graph, shares)` for the micro-batches of one iteration."""
-        if self._in_turn:
-            return self._separate_inputs(batches)
-        steps, layout = self.options.num_accumulation_steps, self.layout
-        batch = self.gradients.to_device(_join(batches))
-        inputs: dict[str, Any] = {"batch": layout.lay_out_batch(batch), "step": self._step_inputs.tensors}
+        steps, layout, gradients = self.options.num_accumulation_steps, self.layout, self.gradients
+        joined = batches if self._in_turn else [_join(batches)]
+        parts = [gradients.to_device(batch) for batch in joined]
+        # lists with an entry for each micro-batch that is traced, or with one for all of them
+        lists: dict[str, list[Any]] = {"batch": [layout.lay_out_batch(part) for part in parts]}
         shares: Shares = [1.0 / steps] * steps
         if self._weighted:
-            size = len(next(iter(batch.values()))) // steps
-            parts = [{name: t[i * size : (i + 1) * size] for name, t in batch.items()} for i in range(steps)]
-            shares = self.gradients.item_shares(parts)
-            inputs["share"] = map_shares(shares, layout.replicate)
+            shares = gradients.item_shares(parts if self._in_turn else _cut(parts[0], steps))
+            entries = _entries(shares, steps) if self._in_turn else [shares]
+            lists["share"] = [map_shares(entry, layout.replicate) for entry in entries]
         if self._takes_key:
-            inputs["key"] = layout.replicate(self._keys(range(steps)))
-        return inputs, shares
-
-    def _separate_inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
-        """`_inputs` for a graph that traces the micro-batches one behind the other: lists with an entry for each."""
-        steps, layout = self.options.num_accumulation_steps, self.layout
-        parts = [self.gradients.to_device(batch) for batch in batches]
-        inputs: dict[str, Any] = {"batch": [layout.lay_out_batch(part) for part in parts]}
-        inputs["step"] = self._step_inputs.tensors
-        shares: Shares = [1.0 / steps] * steps
-        if self._weighted:
-            shares = self.gradients.item_shares(parts)
-            parted = [map_shares(shares, itemgetter(slice(i, i + 1))) for i in range(steps)]
-            inputs["share"] = [map_shares(share, layout.replicate) for share in parted]
-        if self._takes_key:
-            inputs["key"] = [layout.replicate(self._keys([micro])) for micro in range(steps)]
-        return inputs, shares
+            numbers = [[micro] for micro in range(steps)] if self._in_turn else [range(steps)]
+            lists["key"] = [layout.replicate(self._keys(of_entry)) for of_entry in numbers]
+        inputs = lists if self._in_turn else {name: entries[0] for name, entries in lists.items()}
+        return {**inputs, "step": self._step_inputs.tensors}, shares
 
     def _keys(self, micro_batches: Sequence[int]) -> flow.Tensor:
         """The random keys of micro-batches of this iteration. from_numpy runs no operation, which a launch would wait
@@ -380,18 +367,20 @@ class GraphTrainer(ModelTrainer):
 
     def _eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
         """See `ModelTrainer._eval_batch`. Full batches run compiled; remainders, of other shapes, eagerly."""
-        if replicated or self._evaluates_eagerly or self._eval_signature_is_new(batch):
+        if replicated or self._evaluates_eagerly or self._is_evaluated_eagerly(batch):
             before = {} if self._eval_buffers_stay else local_values(own_buffers(self.model))
             with same_buffers(self.model):
-                outputs = self._run_eagerly(batch, replicated, everywhere)
+                outputs = super()._eval_batch(batch, replicated, everywhere)
             if self._eval_buffers_stay is None:
                 self._eval_buffers_stay = not any_rank(local_values(own_buffers(self.model)) != before)
             return outputs
-        graph, inputs = self._eval_graphs[signature(batch)], self.layout.lay_out_batch(batch)
-        if not graph._is_compiled:
-            graph._compile(inputs)
-            self._eval_guards = Guards(self.model, graph.reads)
-        outputs = graph(inputs)
+        inputs = self.layout.lay_out_batch(batch)
+        if self._eval_graph is None:
+            self._eval_graph = EvalGraph(self.model, self.layout)
+            self._eval_graph._compile(inputs)
+            self._eval_signature = signature(batch)
+            self._eval_guards = Guards(self.model, self._eval_graph.reads)
+        outputs = self._eval_graph(inputs)
         return self._localize_outputs(outputs, batch, replicated, everywhere)
 
     def _watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
@@ -403,20 +392,18 @@ class GraphTrainer(ModelTrainer):
         self.gradients.index_check.compare(batches, self.gradients.describe_batch)
         return NOTHING
 
-    def _eval_signature_is_new(self, batch: Mapping[str, Any]) -> bool:
+    def _is_evaluated_eagerly(self, batch: Mapping[str, Any]) -> bool:
         """Compile for the first shape only; whatever is ragged afterwards runs eagerly on the same weights."""
-        shape = signature(batch)
         if self._eval_buffers_stay is None and not own_buffers(self.model):
             self._eval_buffers_stay = True
         if not self._eval_buffers_stay:
             return True  # a compiled forward would not write buffers, so the first batch shows whether any changes
-        if self._eval_guards is not None and (decision := self._eval_guards.decide(self.iter)) != "compiled":
-            if decision == "eager":
-                return True
-            self._eval_graphs.clear()
-        if not self._eval_graphs:
-            self._eval_graphs[shape] = EvalGraph(self.model, self.layout)
-        return shape not in self._eval_graphs
+        if self._eval_guards is None:
+            return False
+        decision = self._eval_guards.decide(self.iter)
+        if decision == "recompile":
+            self._eval_graph = self._eval_guards = None
+        return decision == "eager" or (decision == "compiled" and signature(batch) != self._eval_signature)
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `ModelTrainer.collect`; with fp16 also `train/loss_scale`."""
@@ -441,6 +428,15 @@ def describe(batch: Mapping[str, Any]) -> str:
 
 def _shapes(batch: Mapping[str, Any]) -> Shapes:
     return tuple([tuple(value.shape) for value in batch.values()])  # a list: it runs in every iteration
+
+
+def _cut(batch: Mapping[str, flow.Tensor], count: int) -> list[dict[str, flow.Tensor]]:
+    size = len(next(iter(batch.values()))) // count
+    return [{name: t[i * size : (i + 1) * size] for name, t in batch.items()} for i in range(count)]
+
+
+def _entries(shares: Any, count: int) -> list[Any]:
+    return [map_shares(shares, itemgetter(slice(i, i + 1))) for i in range(count)]
 
 
 def _join(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -152,17 +152,15 @@ class ModelTrainer(TrainerBase):
                 f"instead, or train a {TRAINERS[mode].__name__} from a checkpoint."
             )
         target = TRAINERS[mode]
-        names = {field.name for field in fields(TrainOptions)}
-        shared = {name: value for name, value in settings.items() if name in names}
-        options = replace(self.options, **{"amp": None, "gradient_reduction": "auto", **shared})
-        known = {*OPTIONS_OF_A_MODE, *inspect.signature(target._begin_mode).parameters} - {"self"}
-        fixed = [name for name in settings if name not in known and name not in names]
-        fixed += [name for name in shared if name not in known and shared[name] != getattr(self.options, name)]
+        of_mode = set(inspect.signature(target._begin_mode).parameters) - {"self"}
+        fixed = [name for name in settings if name not in of_mode and name not in OPTIONS_OF_A_MODE]
         if fixed:
             raise UserError(
                 f"switch_to({mode!r}) cannot set {', '.join(fixed)}: another mode may have other values of "
-                f"{', '.join(sorted(known))}. Build a trainer with the rest."
+                f"{', '.join(sorted({*of_mode, *OPTIONS_OF_A_MODE}))}. Build a trainer with the rest."
             )
+        shared = {name: settings.pop(name) for name in OPTIONS_OF_A_MODE if name in settings}
+        options = replace(self.options, **{"amp": None, "gradient_reduction": "auto", **shared})
         _refuse_amp_without_effect(options.amp, self.loop.device)
         self.check_finite()
         for hook in self.hooks:
@@ -180,7 +178,7 @@ class ModelTrainer(TrainerBase):
             self.__class__ = target
             self.options = options
             self._take_layout(layout if layout.is_global == is_global else None)
-            self._start_mode(**{name: value for name, value in settings.items() if name not in names})
+            self._start_mode(**settings)
         self._is_prepared = False
 
     def _lay_out(self) -> Layout:
@@ -318,12 +316,9 @@ class ModelTrainer(TrainerBase):
         """Run the model in eval mode on one micro-batch of this rank; outputs are local tensors of this rank.
 
         `replicated`: every rank holds the same batch. Collective in graph mode and with global tensors; then the
-        outputs are empty on ranks of other stages than the one that computes them, unless `everywhere` is set.
+        outputs are empty on ranks of other stages than the one that computes them, unless `everywhere` is set. With
+        local tensors ranks need not have equally many batches.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define _eval_batch")
-
-    def _run_eagerly(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
-        """`_eval_batch` op by op."""
         layout = self.layout
         lay_out = layout.lay_out_replicated_batch if replicated else layout.lay_out_batch
         with flow.no_grad(), layout.source_ops():

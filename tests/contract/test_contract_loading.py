@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import contract_runs
 import jobs
 import numpy as np
@@ -149,10 +147,7 @@ def test_a_resume_leaves_out_optimizer_schedule_and_data(first, mode, tmp_path, 
     path = str(tmp_path / "first" / "checkpoints" / "iter_0000004")
     with caplog.at_level("INFO", logger="libai.engine"):
         run = contract_runs.make_run(tmp_path / "all", mode, resume=path, reset=["optimizer", "schedule", "data"])
-    table = next(text for text in caplog.messages if text.startswith("reset"))
-    assert "optimizer  8 tensors, 4 updates -> a new one" in table
-    assert "data       {'consumed_samples': 32} -> {'consumed_samples': 0}" in table
-    assert re.search(r"schedule   FactorLR at [\d.e-]+ -> FactorLR at 0\.01", table)
+    assert any("without its optimizer, schedule, data" in text for text in caplog.messages)
     assert run.trainer.feed.position() == {"consumed_samples": 0} and run.trainer.completed_iters == 4
     assert np.array_equal(weights(run)["a.weight"], checkpoint.load(path).tensors["model"]["a.weight"])
     run.train()

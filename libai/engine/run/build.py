@@ -21,6 +21,7 @@ from libai.config.settings.patterns import names_matching
 from libai.config.validation import calls_by_dataset
 from libai.engine.check_parts import (
     check_batch_memory,
+    check_evaluator,
     check_loader,
     check_model,
     check_optimizer,
@@ -292,7 +293,7 @@ def build_evaluators(run: Any) -> dict[str, Any]:
     evaluators = {}
     for name, section in calls_by_dataset(run.train.evaluation.evaluators or {}).items():
         evaluators[name] = instantiate(section)
-        check_part("evaluator", evaluators[name], f"train.evaluation.evaluators.{name.replace('/', '.')}")
+        check_evaluator(evaluators[name], f"train.evaluation.evaluators.{name.replace('/', '.')}")
     return {"loss": MeanLossEvaluator(), **evaluators}
 
 

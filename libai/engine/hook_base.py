@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from libai.engine.metrics import NonFiniteLoss
-from libai.utils.errors import UserError, first_line
-
-logger = logging.getLogger("libai.engine")
+from libai.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -92,9 +88,6 @@ class HookBase:
     modes: ClassVar[tuple[str, ...]] = ("eager", "graph")
     #: "all" ranks, or "main": only rank 0 registers it (such a hook must not call collectives)
     only_on: ClassVar[str] = "all"
-    #: what becomes of an error of the hook: "raise" ends the run, "log" logs it and training continues. A hook that
-    #: calls collectives must raise: the other ranks would wait for it
-    on_error: str = "raise"
     #: hooks with smaller numbers run first; the shipped hooks use 10 ... 90
     priority: int = 50
 
@@ -177,32 +170,6 @@ class HookBase:
     def state_key(self) -> str:
         """Name of this hook's state in a checkpoint; the trainer numbers hooks that share one."""
         return type(self).__name__
-
-    def caller(self, point: str) -> Callable[..., None]:
-        """What the loop calls at `point`: the method, with `on_error="log"` guarded."""
-        method: Callable[..., None] = getattr(self, point)
-        if self.on_error not in ("raise", "log"):
-            raise UserError(f"{type(self).__name__}.on_error={self.on_error!r}: choose raise or log.")
-        return method if self.on_error == "raise" else self._logging_errors(method, point)
-
-    def _logging_errors(self, method: Callable[..., None], point: str) -> Callable[..., None]:
-        has_failed = False
-
-        def call(*arguments: Any) -> None:
-            nonlocal has_failed
-            try:
-                method(*arguments)
-            except (StopTraining, Interrupted, NonFiniteLoss):
-                raise
-            except Exception as error:
-                name = type(self).__name__
-                if not has_failed:
-                    logger.exception("%s failed in %s; training continues (on_error=log)", name, point)
-                else:
-                    logger.error("%s failed in %s again: %s", name, point, first_line(error))
-                has_failed = True
-
-        return call
 
     def overrides(self, point: str) -> bool:
         """True when this hook does something at `point`, one of `HOOK_POINTS`, or overrides another method."""

@@ -225,7 +225,7 @@ class TrainerBase:
             self.hooks.append(hook)
         self.hooks.sort(key=lambda hook: hook.priority)
         for point in HOOK_POINTS:
-            self.loop.calls_at[point] = [hook.caller(point) for hook in self.hooks if hook.overrides(point)]
+            self.loop.calls_at[point] = [getattr(hook, point) for hook in self.hooks if hook.overrides(point)]
 
     @property
     def data_loader(self) -> Any:

@@ -22,22 +22,6 @@ def raising(error, **options):
     return CallbackHook(after_step=fail, **options)
 
 
-def test_a_hook_that_may_fail_does_not_end_the_run(mode, tmp_path):
-    contract_runs.train(tmp_path / "plain", mode, *SHORT)
-    run = contract_runs.make_run(tmp_path / "failing", mode, *SHORT)
-    run.trainer.register_hooks([raising(RuntimeError("planted"), every=2, on_error="log")])
-    assert run.train().status == "finished"
-    assert jobs.read_column(tmp_path / "failing") == jobs.read_column(tmp_path / "plain")
-    log = (tmp_path / "failing" / "log.txt").read_text()
-    assert (log.count("Traceback"), log.count("CallbackHook failed in after_step again: planted")) == (1, 2)
-
-
-def test_an_unknown_policy_of_a_hook_is_refused(tmp_path):
-    run = contract_runs.make_run(tmp_path, "eager")
-    with pytest.raises(UserError, match="CallbackHook.on_error='ignore': choose raise or log"):
-        run.trainer.register_hooks([raising(RuntimeError(), on_error="ignore")])
-
-
 def test_a_run_that_returns_after_a_failure_saves_says_so_and_resumes(mode, tmp_path):
     contract_runs.train(tmp_path / "plain", mode, *SHORT)
     run = contract_runs.make_run(tmp_path / "failing", mode, *SHORT, "train.on_exception=return")

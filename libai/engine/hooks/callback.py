@@ -17,7 +17,7 @@ class CallbackHook(HookBase):
         every: call the step functions in every n-th iteration only.
         once: call each function one time only, counted over resumes.
         filter: called with the trainer before a function, which is left out where it returns false.
-        priority, on_error: see `HookBase`.
+        priority: see `HookBase`.
         functions: point of `HookBase` → function of the trainer and of what the point gives, which is nothing but at
             `before_save(trainer, extra)`; None is as good as leaving it out.
             `after_backward` makes the hook refuse graph mode.
@@ -30,7 +30,6 @@ class CallbackHook(HookBase):
         once: bool = False,
         filter: Callable[[Any], bool] | None = None,
         priority: int = 50,
-        on_error: str = "raise",
         **functions: Function | None,
     ):
         unknown = sorted(functions.keys() - set(HOOK_POINTS))
@@ -39,7 +38,7 @@ class CallbackHook(HookBase):
         self._functions = functions
         self._every, self._once, self._filter = every, once, filter
         self._done: set[str] = set()
-        self.priority, self.on_error = priority, on_error
+        self.priority = priority
         for point, function in self._functions.items():
             if function is not None:
                 setattr(self, point, self._caller(function, point))

@@ -28,7 +28,7 @@ from libai.engine.options import TrainOptions
 from libai.engine.rehearsal.rehearsal import can_compare, compare_on_mesh, look_ahead, require_same
 from libai.forward.contract import as_batch_dict, read_losses, structured
 from libai.forward.state import Facts, note_unsaved_buffers
-from libai.layers.lora import refuse_direct_reads
+from libai.layers.lora import refuse_unused_adapters
 from libai.layers.random import find_unseeded_dropouts
 from libai.optim import Optimizers
 from libai.parallel import Layout, LocalLayout, Mesh, ParallelPlan, localize, parallelize, recompute_in_backward
@@ -274,7 +274,7 @@ class ModelTrainer(TrainerBase):
         reached = facts.reached
         if reached is None:
             return
-        refuse_direct_reads(self.model, reached)
+        refuse_unused_adapters(self.model, reached)
         if not self.options.detect_anomalous_params:
             return
         names = [name for name, p in self.model.named_parameters() if p.requires_grad and name not in reached]

@@ -1,4 +1,4 @@
-"""The next token's scores for rows of tokens that grow by one: with and without a cache, eagerly and compiled.
+"""The next token's scores for rows of tokens that grow by one, eagerly and compiled.
 
 A row is padded on the left, so that all rows end together. What a token may see and its position follow from that and
 are made with NumPy: they are a few numbers for each step.
@@ -37,14 +37,16 @@ class Decoder:
     """Rows of tokens and their next token's scores, (batch, vocabulary) float32.
 
     `start(tokens, is_token)`, each (batch, length), begins rows; `append(tokens)`, (batch,), adds one token to each.
-    `select(rows)` continues from other rows, as beams do. This one computes every token again each time.
+    `select(rows)` continues from other rows, as beams do. Only new tokens are computed; keys and values of the others
+    are kept.
 
     `encode(tokens, is_token)` comes first for a model with an encoder: the rows attend to what it reads. Rows that take
     the place of others then have their text.
     """
 
     def __init__(self, model: Any, layout: Layout):
-        self.model, self._layout = model, layout
+        self.model = model
+        self._layout = layout
         self._context: list[np.ndarray] = []
 
     def encode(self, tokens: np.ndarray, is_token: np.ndarray) -> None:
@@ -54,7 +56,8 @@ class Decoder:
 
     def start(self, tokens: np.ndarray, is_token: np.ndarray, capacity: int) -> np.ndarray:
         """`capacity`: the longest that a row will become."""
-        self._is_token, self._capacity = is_token, capacity
+        self._is_token = is_token
+        self._capacity = capacity
         return self._compute_prompt(tokens)
 
     def append(self, tokens: np.ndarray) -> np.ndarray:
@@ -68,14 +71,20 @@ class Decoder:
         self._select(rows)
 
     def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
-        self._tokens = tokens
-        return self._run(partial(_scores, self.model, None), tokens, self._positions(), self._mask(), *self._context)[0]
+        self._caches: list[KeyValues] = _no_keys_values(self.model)
+        return self._compute(tokens, self._positions(), self._mask())
 
     def _compute_token(self, tokens: np.ndarray) -> np.ndarray:
-        return self._compute_prompt(np.concatenate([self._tokens, tokens], axis=1))
+        self._caches = [KeyValues(cache.full) for cache in self._caches]
+        return self._compute(tokens, self._positions()[:, -1:], self._mask()[:, :, -1:])
+
+    def _compute(self, tokens: np.ndarray, *others: np.ndarray) -> np.ndarray:
+        return self._run(partial(_scores, self.model, self._caches), tokens, *others, *self._context)[0]
 
     def _select(self, rows: np.ndarray) -> None:
-        self._tokens = self._tokens[rows]
+        index = self._layout.replicate(flow.from_numpy(rows), stage=0)
+        for cache in self._caches:
+            cache.full = tuple(flow.index_select(tensor, 0, index) for tensor in cache.full)
 
     def _run(self, compute: Callable[..., Any], *arrays: np.ndarray) -> list[np.ndarray]:
         """What `compute` makes of arrays that all ranks have, as arrays on all ranks."""
@@ -94,28 +103,8 @@ class Decoder:
         return is_hidden.astype(np.float32) * HIDDEN
 
 
-class CachedDecoder(Decoder):
-    """Computes new tokens only; keys and values of the others are kept."""
-
-    def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
-        self._caches: list[KeyValues] = _no_keys_values(self.model)
-        return self._compute(tokens, self._positions(), self._mask())
-
-    def _compute_token(self, tokens: np.ndarray) -> np.ndarray:
-        self._caches = [KeyValues(cache.full) for cache in self._caches]
-        return self._compute(tokens, self._positions()[:, -1:], self._mask()[:, :, -1:])
-
-    def _compute(self, tokens: np.ndarray, *others: np.ndarray) -> np.ndarray:
-        return self._run(partial(_scores, self.model, self._caches), tokens, *others, *self._context)[0]
-
-    def _select(self, rows: np.ndarray) -> None:
-        index = self._layout.replicate(flow.from_numpy(rows), stage=0)
-        for cache in self._caches:
-            cache.full = tuple(flow.index_select(tensor, 0, index) for tensor in cache.full)
-
-
 class GraphDecoder(Decoder):
-    """As `CachedDecoder` by two compiled graphs, for a prompt and for a token. Their shapes are fixed: other numbers of
+    """As `Decoder` by two compiled graphs, for a prompt and for a token. Their shapes are fixed: other numbers of
     rows, lengths of prompts or capacities compile others, of which the last ones are kept."""
 
     def __init__(self, model: Any, layout: Layout):
@@ -181,7 +170,7 @@ def _with_new(model: Any, caches: Sequence[KeyValues], *inputs: flow.Tensor) -> 
 
 def _scores(
     model: Any,
-    caches: Sequence[KeyValues] | None,
+    caches: Sequence[KeyValues],
     tokens: flow.Tensor,
     positions: flow.Tensor,
     mask: flow.Tensor,

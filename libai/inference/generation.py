@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from libai.inference.decoders import CachedDecoder, Decoder, GraphDecoder
+from libai.inference.decoders import Decoder, GraphDecoder
 from libai.inference.native_decoder import NativeDecoder, can_decode
 from libai.parallel import Layout, LocalLayout, Mesh
 from libai.utils.errors import UserError
@@ -63,21 +63,15 @@ class Generator:
 
     Args:
         is_graph: compile the steps. Each shape (number of prompts, longest prompt, length) is compiled once.
-        uses_cache: keep keys and values of earlier tokens; without, every token is computed again in each step.
         layout: what `libai.parallel.parallelize` returned for the model, where several ranks share its weights (tensor
             parallelism). Every rank then makes the same calls and gets all tokens. Default: the model is local.
     """
 
-    def __init__(self, model: Any, is_graph: bool = False, uses_cache: bool = True, layout: Layout | None = None):
-        if is_graph and not uses_cache:
-            raise UserError("is_graph=True computes with a cache, whose shapes are fixed. Leave uses_cache=True.")
+    def __init__(self, model: Any, is_graph: bool = False, layout: Layout | None = None):
         layout = layout or LocalLayout(Mesh(device=next(model.parameters()).device.type))
-        if is_graph:
-            kind: type[Decoder] = GraphDecoder
-        elif not uses_cache:
-            kind = Decoder
-        else:
-            kind = NativeDecoder if can_decode(model, layout) else CachedDecoder
+        kind: type[Decoder] = GraphDecoder
+        if not is_graph:
+            kind = NativeDecoder if can_decode(model, layout) else Decoder
         self._decoder = kind(model.eval(), layout)
         self._max_length: int = model.max_seq_length
         self._vocab_size: int = model.token_embedding.weight.shape[0]

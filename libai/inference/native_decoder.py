@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from oneflow import nn
 
-from libai.inference.decoders import HIDDEN, CachedDecoder
+from libai.inference.decoders import HIDDEN, Decoder
 from libai.layers import Dropout, DropPath, RMSNorm
 from libai.models import GPT, Llama
 from libai.models.blocks.transformer import Attention, Block, GatedMLP, GELUTanh, MLPBlock
@@ -43,8 +43,8 @@ def _sizes(block: Any) -> tuple[Any, ...]:
     return (*kinds, attention.num_heads, attention.num_kv_heads, attention.head_size, mlp.up.weight.shape[0])
 
 
-class NativeDecoder(CachedDecoder):
-    """As `CachedDecoder`. Keys and values lie in arrays of the full length, which a step extends in place."""
+class NativeDecoder(Decoder):
+    """As `Decoder`. Keys and values lie in arrays of the full length, which a step extends in place."""
 
     def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
         scores = super()._compute_prompt(tokens)

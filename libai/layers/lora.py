@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import oneflow as flow
@@ -20,7 +19,6 @@ from libai.layers.dropout import Dropout
 from libai.patches.wrapping import unwrap_forward, wrap_forward
 from libai.utils.errors import UserError
 
-_detach = flow.Tensor.detach  # the reference follows the detached values of frozen weights, and replaces it
 #: the parameters of adapters, by name
 ADAPTER = re.compile(r"(^|\.)lora_[AB]\.weight$")
 
@@ -86,50 +84,23 @@ def lora_delta(a: Any, b: Any, scale: float) -> Any:
     return (product * scale).reshape(b.shape[0], *a.shape[1:])
 
 
-def refuse_direct_reads(model: nn.Module, reached: Collection[str]) -> None:
-    """Raise `UserError` where losses read the weight of an adapted layer beside its forward, in which its adapter acts.
+def refuse_unused_adapters(model: nn.Module, reached: Collection[str]) -> None:
+    """Raise `UserError` where no loss depends on an adapter, because the model reads the weight of its layer.
 
-    `reached`: names of the parameters that got a gradient while `direct_reads_seen` was on.
+    `reached`: names of the parameters that got a gradient.
     """
-    weights = {f"{name}.weight".lstrip("."): name for name, module in model.named_modules() if _has_adapter(module)}
-    if read := sorted(weights.keys() & reached):
+    adapted = [name for name, layer in model.named_modules() if _has_adapter(layer)]
+    if unused := [name for name in adapted if f"{name}.lora_B.weight".lstrip(".") not in reached]:
         raise UserError(
-            f"train.lora gives {weights[read[0]]} an adapter, but the model also computes with {read[0]} directly "
-            f"({len(read)} such layers), where the adapter is not added: it would train nothing there, and merging it "
-            "would change the result. Call the layer instead of reading its weight, or narrow train.lora.patterns."
+            f"train.lora gives {unused[0]} an adapter that the losses do not depend on ({len(unused)} such layers): "
+            "the model does not call this layer, or reads its weight directly. Call it, or narrow "
+            "train.lora.patterns."
         )
-
-
-@contextmanager
-def direct_reads_seen(model: nn.Module) -> Iterator[None]:
-    """Let losses reach the weight of an adapted layer where it is read outside of the layer's forward only."""
-    layers = [module for module in model.modules() if _has_adapter(module)]
-    before = [layer.weight.requires_grad for layer in layers]
-    for layer in layers:
-        layer.weight.requires_grad_(True)
-        wrap_forward(layer, _with_detached_weight)
-    try:
-        yield
-    finally:
-        for layer, needs_gradient in zip(layers, before):
-            unwrap_forward(layer)
-            layer.weight.requires_grad_(needs_gradient)
 
 
 def has_adapters(model: nn.Module) -> bool:
     """Return whether layers of `model` have adapters."""
     return any(_has_adapter(module) for module in model.modules())
-
-
-def _with_detached_weight(
-    layer: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    weight = layer.weight
-    layer._parameters["weight"] = _detach(weight)
-    try:
-        return forward(layer, *args, **kwargs)
-    finally:
-        layer._parameters["weight"] = weight
 
 
 def _adapt(layer: Any, rank: int, scale: float, dropout: float) -> None:

@@ -20,7 +20,7 @@ from libai.inference import GenerationOptions, Generator  # noqa: E402
 from libai.parallel import Mesh, ParallelPlan, parallelize  # noqa: E402
 from libai.utils.distributed import get_rank, get_world_size  # noqa: E402
 
-WAYS = {"uncached": {"uses_cache": False}, "cached": {}, "graph": {"is_graph": True}}
+WAYS = {"eager": {}, "graph": {"is_graph": True}}
 OPTIONS = {
     "greedy": GenerationOptions(8),
     "drawn": GenerationOptions(8, temperature=1.0, top_k=12, seed=1),

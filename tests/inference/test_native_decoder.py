@@ -8,7 +8,7 @@ import pytest
 from oneflow import nn
 
 from libai.inference import GenerationOptions, Generator
-from libai.inference.decoders import CachedDecoder
+from libai.inference.decoders import Decoder
 from libai.inference.native_decoder import NativeDecoder, can_decode
 from libai.models import GPT, Llama
 from libai.parallel import LocalLayout, Mesh
@@ -37,7 +37,7 @@ def test_scores_are_those_of_the_model(name, rows, library):
     assert can_decode(model, LAYOUT)
     tokens = random.integers(0, 61, (rows, 5))
     is_token = np.arange(5) >= random.integers(0, 5, (rows, 1))
-    native, plain = NativeDecoder(model, LAYOUT), CachedDecoder(model, LAYOUT)
+    native, plain = NativeDecoder(model, LAYOUT), Decoder(model, LAYOUT)
     np.testing.assert_array_equal(*(decoder.start(tokens, is_token, 24) for decoder in (native, plain)))
     for step in range(19):
         if step == 4 and rows > 1:
@@ -56,7 +56,7 @@ def test_changed_weights_are_seen(library):
     model.blocks[0].mlp.down.weight.data.mul_(-3.0)
     model.blocks[1].attention.q.weight.data = flow.randn(48, 48)
     after = generator.generate(prompts, GenerationOptions(8))
-    assert before != after == Generator(model, uses_cache=False).generate(prompts, GenerationOptions(8))
+    assert before != after == Generator(model, is_graph=True).generate(prompts, GenerationOptions(8))
 
 
 class Doubled(nn.Linear):
@@ -74,6 +74,4 @@ def test_a_model_with_anything_else_in_it_is_computed_by_itself(library):
     mixed.blocks[1].mlp_norm.eps = 0.5
     for model in (other, hooked, mixed):
         assert not can_decode(model, LAYOUT)
-        cached, uncached = (Generator(model, uses_cache=uses).generate([[5, 7]]) for uses in (True, False))
-        assert cached == uncached
     assert Generator(other).generate([[5, 7]]) != Generator(build("llama")).generate([[5, 7]])  # it matters

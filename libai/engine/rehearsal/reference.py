@@ -26,7 +26,6 @@ from libai.forward.in_place import written_in_place
 from libai.forward.python_state import CalledFunctions, PythonState, SharedState, fingerprint
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_line
 from libai.layers import is_batch_norm_of_rank
-from libai.layers.lora import direct_reads_seen
 from libai.optim.state import state_keys, walk_parameters
 from libai.parallel import full_tensor
 from libai.parallel.data_parallel import functions_behind
@@ -241,8 +240,7 @@ def _first_update(
 
     def make() -> StepResult:
         try:
-            with direct_reads_seen(model):
-                return update_op_by_op(trainer, copied(trainer, micro_batches), forward, look)
+            return update_op_by_op(trainer, copied(trainer, micro_batches), forward, look)
         finally:
             calls.stop()
 

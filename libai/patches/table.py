@@ -30,8 +30,6 @@ OPTIONAL = (
     "launch-race",
     "polling-thread",
     "step-count",
-    "idle-ops",
-    "constants",
     "scaled-updates",
     "joined-updates",
     "two-threads",

@@ -131,30 +131,15 @@ class JobEdit:
         signature = self.layouts.op_name2nd_sbp_signature_conf.get(op_name)  # [] would add one
         return signature.bn_in_op2nd_sbp.get(name) if signature is not None else None
 
-    def become(self, op: Any, kind: str, output: str) -> None:
-        """Turn an operation into one of another kind that reads nothing and makes `output`; without attributes and
-        layout."""
-        conf = op.user_conf
-        self._forget_layouts(op.name)
-        for field in ("input", "output", "attr", "input_order", "output_order"):
-            conf.ClearField(field)
-        conf.op_type_name = kind
-        conf.output[output].s.append(f"{op.name}/{output}_0")
-        conf.output_order.append(output)
-        self._learn(op)
-
     def remove(self, name: str) -> None:
         """Take an operation that nothing reads any more out of the job."""
         del self.ops[name]
         for maker in self._mentions.pop(name):
             self._readers[maker].pop(name, None)
-        self._forget_layouts(name)
-        self.layouts.op_name2is_local_parallel_view.pop(name, None)
-        self._removed.add(name)
-
-    def _forget_layouts(self, name: str) -> None:
         self.layouts.op_name2sbp_signature_conf.pop(name, None)
         self.layouts.op_name2nd_sbp_signature_conf.pop(name, None)
+        self.layouts.op_name2is_local_parallel_view.pop(name, None)
+        self._removed.add(name)
 
     def _learn(self, op: Any) -> None:
         """Note what an operation reads, in place of what was noted before."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from libai.patches.job.clip import join_clip_norms, make_clip_norm_exact
 from libai.patches.job.gradients import join_gradients
 from libai.patches.job.job_edit import JobEdit
-from libai.patches.job.needless import fold_constants, remove_idle_ops
 from libai.patches.job.schedule import schedule_on_one_thread, schedule_on_two_threads
 from libai.patches.job.updates import decay_in_updates, join_updates, scale_in_updates
 from libai.patches.job.variables import read_copies_of_variables, remove_step_count
@@ -51,12 +50,11 @@ def simplify_job(job: JobEdit, facts: JobFacts) -> None:
         join_updates(job)
     if not facts.may_skip and is_on("step-count"):
         remove_step_count(job)
-    if facts.is_single and is_on("idle-ops"):
-        remove_idle_ops(job)
-    if facts.is_single and facts.accumulation == 1:
-        if is_on("constants"):
-            fold_constants(job)
-        if job.is_on_cpu and threads_in_use() == 1 < usable_cores() and is_on("two-threads"):
-            schedule_on_two_threads(job)
-    if job.is_on_cpu and threads_in_use() > 1 and is_on("one-thread"):
+    if not job.is_on_cpu:
+        return
+    if threads_in_use() > 1 and is_on("one-thread"):
         schedule_on_one_thread(job)
+    elif (
+        threads_in_use() == 1 < usable_cores() and facts.is_single and facts.accumulation == 1 and is_on("two-threads")
+    ):
+        schedule_on_two_threads(job)

@@ -15,9 +15,8 @@ from libai.engine.hook_base import HookBase
 from libai.engine.loop import StopTraining, TrainerBase
 from libai.engine.metrics import NonFiniteLoss
 from libai.engine.run.batch_plan import BatchPlan
-from libai.engine.run.result import TrainResult
-from libai.engine.run.run import Run
-from libai.engine.run.setup import default_setup
+from libai.engine.run.report import TrainResult
+from libai.engine.run.run import Run, default_setup
 from libai.engine.verify.parity import check_parity
 from libai.engine.verify.report import ParityReport
 from libai.forward.contract import ModelContractError

@@ -20,11 +20,6 @@ class StartupTimes:
     build_seconds: float
     compile_seconds: float | None
 
-    def describe(self) -> str:
-        """For a log line: `import 1.21 s, build 0.34 s, compile 2.05 s`, without the parts that are None."""
-        parts = {"import": self.import_seconds, "build": self.build_seconds, "compile": self.compile_seconds}
-        return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in parts.items() if seconds is not None)
-
 
 def seconds_since_process_start() -> float | None:
     """The age of this process in seconds, by the kernel's clock (10 ms steps); None where /proc does not tell it."""

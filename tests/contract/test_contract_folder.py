@@ -10,6 +10,7 @@ from pathlib import Path
 import contract_runs
 import jobs
 import pytest
+import toy
 from contract_runs import make_config, make_run, tree
 
 from libai import checkpoint
@@ -83,6 +84,23 @@ def test_a_failed_check_leaves_the_earlier_run_where_it_is(tmp_path):
             make_run(tmp_path, "eager", mistake).train()
         assert tree(tmp_path) == before, mistake
     make_run(tmp_path, "eager").train()  # the control
+    assert tree(tmp_path) != before
+
+
+class WrongShape(toy.Classifier):
+    """Fails in its first update only: nothing before it calls forward."""
+
+    def forward(self, x, y):
+        return super().forward(x[:, :3], y)
+
+
+def test_a_run_that_fails_before_its_first_update_leaves_the_folder_as_it_was(mode, tmp_path):
+    contract_runs.train(tmp_path, mode)
+    before = tree(tmp_path)
+    with pytest.raises(Exception, match="(?i)matmul|shape|dim"):
+        make_run(tmp_path, mode, "model._target_=test_contract_folder.WrongShape").train()
+    assert tree(tmp_path) == before
+    make_run(tmp_path, mode).train()  # the control
     assert tree(tmp_path) != before
 
 

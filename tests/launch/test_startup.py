@@ -8,8 +8,6 @@ import sys
 import jobs
 import pytest
 
-from libai.launch.startup import StartupTimes
-
 pytestmark = pytest.mark.e2e
 
 CONFIG = "configs/mlp_digits.py"
@@ -45,7 +43,7 @@ def test_an_import_would_be_seen():
     assert "hydra" in imported_by(CONFIG, "train.train_iter=3", "--print-config")
 
 
-def test_a_run_reports_its_startup_on_screen_and_in_the_summary(tmp_path):
+def test_a_run_reports_its_startup_in_the_summary(tmp_path):
     result = jobs.train_net(
         CONFIG, f"train.output_dir={tmp_path}", "train.train_iter=2", "graph.enabled=true", timeout=100
     )
@@ -53,4 +51,3 @@ def test_a_run_reports_its_startup_on_screen_and_in_the_summary(tmp_path):
     startup = json.loads((tmp_path / "summary.json").read_text())["startup"]
     assert set(startup) == {"import_seconds", "build_seconds", "compile_seconds"}
     assert all(seconds > 0 for seconds in startup.values())
-    assert StartupTimes(**startup).describe() in result.stdout

@@ -18,7 +18,6 @@ from libai.config import RunConfig
 from libai.config.combinations import check_supported
 from libai.engine.compiled.build_errors import GraphBuildError
 from libai.engine.compiled.guards import refuse_own_update
-from libai.engine.graph import GraphTrainer
 from libai.engine.hook_base import HookBase
 from libai.engine.rehearsal.kept import rolled_back
 from libai.engine.rehearsal.rehearsal import NotTheSame
@@ -75,19 +74,21 @@ def resolve(run: Any) -> None:
         run.mode_reason = f"graph.enabled=auto: {reason}"
         switch(run, mode, run.mode_reason)
     run.trainer.loop.is_mode_final = True
-    if not isinstance(run.trainer, GraphTrainer):
+    run.trainer.max_iter = run.plan.train_iter  # no more updates are rehearsed than are left
+    if run.trainer.completed_iters >= run.trainer.max_iter:
         return
     try:
-        run.trainer.max_iter = run.plan.train_iter  # no more updates are rehearsed than are left
-        run.trainer.prepare()
+        run.trainer.prepare()  # before the run takes its folder: a model that cannot train leaves it as it was
         if run.trainer.graph is not None:  # kept here: a switch to eager mode drops the graph
             run.compile_seconds = run.trainer.graph.build_seconds
     except (GraphBuildError, NotTheSame) as error:
-        if run.config.mode != "auto" and run.config.graph.on_build_error != "eager":
+        falls_back = run.config.mode == "auto" or run.config.graph.on_build_error == "eager"
+        if run.trainer.mode == "eager" or not falls_back:
             raise
         if is_main_process():
             logger.warning("%s", error)
         switch(run, "eager", f"the graph could not {_COULD_NOT[type(error)]}")
+        run.trainer.prepare()
         return
     if run.mode_reason == UNDECIDED:
         _keep_the_faster(run)

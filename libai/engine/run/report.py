@@ -1,31 +1,66 @@
-"""What a run says at its start and at its end, on screen and in `summary.json`."""
+"""What a run says at its start and at its end: banner, `summary.json` and the result of `Run.train`."""
 
 from __future__ import annotations
 
 import json
 import logging
-import platform
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import oneflow as flow
 
-from libai import __version__
-from libai.config import fill_unset
+from libai import __version__, checkpoint
+from libai.config.instantiation import target_of
 from libai.config.lazy_config import to_yaml
-from libai.engine.run.result import result_of
-from libai.launch.facts import collect_env, git_state
+from libai.engine.hooks import BestCheckpointHook
+from libai.launch.facts import collect_env
 from libai.native.kernels import kernels_in_use
 from libai.optim import Optimizers
 from libai.patches.openblas import openblas_in_use, threads_in_use
-from libai.patches.table import describe_patches
-from libai.scheduler import FactorLR, initial_lrs
+from libai.scheduler import initial_lrs
 from libai.utils.atomic import atomic_write_text
 
 logger = logging.getLogger("libai.engine")
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What `Run.train` returns; the same on every rank.
+
+    status: "finished", "stopped" (by a hook, such as early stopping) or "failed" (`train.on_exception`). seconds: of
+    training, in this process. iterations: updates since the beginning of the run. last_path: the newest checkpoint.
+    metric, best, best_iter, best_epoch, best_path: `train.evaluation.eval_metric`, its best value, the updates and
+    passes over the data made until then, and its checkpoint. best_metrics: all metrics of that evaluation. What does
+    not exist is None.
+    """
+
+    status: str
+    seconds: float
+    iterations: int
+    last_path: Path | None = None
+    metric: str | None = None
+    best: float | None = None
+    best_iter: int | None = None
+    best_path: Path | None = None
+    best_epoch: float | None = None
+    best_metrics: Mapping[str, float] | None = None
+
+
+def result_of(run: Any) -> TrainResult:
+    """The result of `run` as it stands."""
+    trainer = run.trainer
+    done = (trainer.status, run.timer.total_seconds, trainer.completed_iters, run.checkpointer.last_saved)
+    hook = next((hook for hook in trainer.hooks if isinstance(hook, BestCheckpointHook)), None)
+    if hook is None or hook.best_iter is None:
+        return TrainResult(*done, None if hook is None else run.metric)
+    epochs = hook.best_iter / run.plan.iters_per_epoch if run.plan.iters_per_epoch else None
+    saves = run.config.train.checkpointer.enabled
+    path = run.checkpointer.root / checkpoint.checkpoint_name(hook.best_iter) if saves else None
+    return TrainResult(*done, run.metric, hook.best, hook.best_iter, path, epochs, hook.best_metrics)
 
 
 def starting_files(run: Any, run_id: str) -> dict[str, str]:
@@ -39,47 +74,88 @@ def starting_files(run: Any, run_id: str) -> dict[str, str]:
 
 
 def start_banner(run: Any, length: str | None = None) -> None:
-    """Log what is about to run: mode, model, layout, batch, optimizer, software, kernels. Rank 0 only.
+    """Log what is about to run; `env.json` has the software in full. Rank 0 only.
 
     `length`: how much of it; default: a whole training.
     """
-    resumed, more = run.folder.checkpoint, run.process_ids[8:]
-    hooks = Counter(type(hook).__name__ for hook in run.trainer.hooks)  # in the order in which they are called
-    other = "graph.enabled=true" if run.trainer.mode == "eager" else "graph.enabled=false"
-    kind = "op by op" if run.trainer.mode == "eager" else "one compiled nn.Graph step"
+    trainer = run.trainer
+    resumed = run.folder.checkpoint
+    begins = "new" if resumed is None else f"continued from {resumed.name}"
+    pids = ", ".join(map(str, run.process_ids[:8])) + (", …" if len(run.process_ids) > 8 else "")
+    is_eager = trainer.mode == "eager"
+    kind = "op by op" if is_eager else "one compiled nn.Graph step"
+    other = "true" if is_eager else "false"
+    total = sum(p.numel() for p in run.model.parameters())
+    trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
+    samples = run.plan.samples_per_epoch
+    data = f"{samples:,} samples" if samples else type(run.train_loader).__name__
+    tests = ", ".join(run.test_loaders) if run.config.train.evaluation.enabled else ""
+    hooks = Counter(type(hook).__name__ for hook in trainer.hooks)  # in the order in which they are called
     lines = {
-        f"libai {__version__}": f"{run.output_dir.name} -> {run.output_dir}",
-        "mode": f"{run.trainer.mode} ({kind}; {run.mode_reason}); switch with {other}",
-        "model": _describe_model(run.model),
-        "layout": run.trainer.layout.describe(),
+        "run": f"{run.folder.run_id}, {begins}; seed {run.seed}; pid {pids}",
+        "mode": f"{trainer.mode} ({kind}; {run.mode_reason}); switch with graph.enabled={other}",
+        "model": f"{type(run.model).__name__}, {total:,} parameters ({trained:,} trained)",
+        "layout": trainer.layout.describe(),
+        "data": f"train {data}; evaluation on {tests or 'none'}",
         "batch": run.plan.describe(),
         "length": length or describe_length(run),
-        "data": _describe_data(run),
         "optimizer": _describe_optimizer(run),
-        "seed": str(run.seed),
         "hooks": ", ".join(f"{count} x {name}" if count > 1 else name for name, count in hooks.items()),
-        "run": f"{run.folder.run_id}, {'new' if resumed is None else f'continued from {resumed.name}'}",
-        "processes": f"pid {', '.join(map(str, run.process_ids[:8]))}{f' and {len(more)} more' if more else ''}",
-        "startup": run.startup.describe(),
-        "software": _describe_software(),
-        "kernels": f"{kernels_in_use()} on CPU",
-        "patches": describe_patches(),
+        "kernels": f"{kernels_in_use()} on CPU; oneflow {flow.__version__}, OpenBLAS {openblas_in_use()} "
+        f"({threads_in_use()} thread(s))",
     }
-    width = max(map(len, lines)) + 2
+    logger.info("libai %s  %s -> %s", __version__, run.output_dir.name, run.output_dir)
     for title, text in lines.items():
-        logger.info("%s%s", title.ljust(width), text)
+        logger.info("%s%s", title.ljust(11), text)
+
+
+def describe_length(run: Any) -> str:
+    """`400 iterations, 20 of them warm-up; log every 20, evaluate every 200, save every 200`: what will happen, from
+    where the run stands to its end, and nothing that will not."""
+    train = run.config.train
+    start = run.start_iter
+    end = run.plan.train_iter
+    warmup = min(getattr(run.lr_scheduler, "warmup_iter", 0), end)
+    text = f"{end} iterations"
+    if warmup:
+        text += f", {warmup} of them warm-up"
+    if start:
+        text += f", from {start} on"
+    if start >= end:
+        return f"{text}: nothing is left to do"
+    parts = [_times("log", train.log_period, start, end)]
+    evaluates = train.evaluation.enabled and run.test_loaders
+    parts.append(_times("evaluate", train.evaluation.eval_period, start, end) if evaluates else "no evaluation")
+    saves = train.checkpointer.enabled
+    parts.append(_times("save", train.checkpointer.period, start, end) if saves else "no checkpoints")
+    return f"{text}; {', '.join(parts)}"
+
+
+def _times(verb: str, period: int | str, start: int, end: int) -> str:
+    """`save every 200`, or `save at the end` if the period does not end between `start` and `end`."""
+    has_period = isinstance(period, str) or (start // period + 1) * period <= end
+    return f"{verb} every {period}" if has_period else f"{verb} at the end"
+
+
+def _describe_optimizer(run: Any) -> str:
+    rates = sorted(set(initial_lrs(run.optimizer)))
+    shown = " ... ".join(f"{rate:.2e}" for rate in dict.fromkeys((rates[0], rates[-1])))
+    parts = run.optimizer.optimizers.values() if isinstance(run.optimizer, Optimizers) else [run.optimizer]
+    kinds = " + ".join(type(part).__name__ for part in parts)
+    schedule = "constant rate"
+    if run.lr_scheduler is not None:
+        named = target_of(run.config.lr_scheduler)  # a list of schedules has none
+        schedule = getattr(named, "__name__", type(run.lr_scheduler).__name__)
+    clip = run.config.train.clip_grad.max_norm
+    clipped = f", gradients clipped to norm {clip:g}" if clip else ""
+    return f"{kinds}, {len(run.optimizer.param_groups)} group(s), rate {shown}, {schedule}{clipped}"
 
 
 def summary_of(run: Any) -> dict[str, Any]:
-    """What `summary.json` holds. Rank 0 only."""
-    return _without_nan(_summary(run))
-
-
-def _summary(run: Any) -> dict[str, Any]:
-    """Status, length, time, throughput, last metrics."""
+    """What `summary.json` holds: status, length, time, throughput, last metrics; null for what is not finite."""
     trainer = run.trainer
-    result = result_of(run)
-    return {
+    best = result_of(run)
+    summary = {
         "run_id": run.folder.run_id,
         "status": trainer.status,
         "mode": trainer.mode,
@@ -96,20 +172,21 @@ def _summary(run: Any) -> dict[str, Any]:
             "stall_seconds": round(run.checkpointer.stall_seconds, 3),
             "last": run.checkpointer.last_saved and run.checkpointer.last_saved.name,
         },
-        "best": result.metric
+        "best": best.metric
         and {
-            "metric": result.metric,
-            "value": result.best,
-            "iteration": result.best_iter,
-            "epoch": result.best_epoch,
-            "metrics": result.best_metrics,
-            "checkpoint": result.best_path and result.best_path.name,
+            "metric": best.metric,
+            "value": best.best,
+            "iteration": best.best_iter,
+            "epoch": best.best_epoch,
+            "metrics": best.best_metrics,
+            "checkpoint": best.best_path and best.best_path.name,
         },
         "metrics": {**trainer.loop.metrics.latest, **_evaluated(run)},
         "seed": run.seed,
-        "mesh": run.trainer.layout.describe(),
+        "mesh": trainer.layout.describe(),
         "batch": run.plan.describe(),
     }
+    return _without_nan(summary)
 
 
 def _evaluated(run: Any) -> dict[str, float]:
@@ -119,18 +196,20 @@ def _evaluated(run: Any) -> dict[str, float]:
 
 def write_summary(run: Any) -> None:
     """Log the closing line and write `summary.json`. Rank 0 only."""
-    trainer, summary, latest = run.trainer, _summary(run), _evaluated(run)
-    rates = summary["throughput"]
-    atomic_write_text(run.output_dir / "summary.json", json.dumps(_without_nan(summary), indent=1) + "\n")
+    trainer = run.trainer
+    summary = summary_of(run)
+    atomic_write_text(run.output_dir / "summary.json", json.dumps(summary, indent=1) + "\n")
     if trainer.status not in ("finished", "stopped"):
         return
-    parts = [
-        f"{'done' if trainer.status == 'finished' else 'stopped'} after {trainer.completed_iters} iterations in "
-        f"{timedelta(seconds=round(run.timer.total_seconds))}"
-    ]
-    if "train/loss" in summary["metrics"]:
-        parts.append(f"loss {summary['metrics']['train/loss']:.4f}")
-    parts += [f"{tag.removeprefix('eval/')} {value:.4f}" for tag, value in latest.items()]
+    made = trainer.completed_iters - run.start_iter
+    of_all = f" ({trainer.completed_iters} of {run.plan.train_iter})" if made != run.plan.train_iter else ""
+    verb = "done" if trainer.status == "finished" else "stopped"
+    parts = [f"{verb} after {made} iterations{of_all} in {timedelta(seconds=round(run.timer.total_seconds))}"]
+    loss = trainer.loop.metrics.latest.get("train/loss")
+    if loss is not None:
+        parts.append(f"loss {loss:.4f}")
+    parts += [f"{tag.removeprefix('eval/')} {value:.4f}" for tag, value in _evaluated(run).items()]
+    rates = run.timer.throughput.summary()
     for name, unit in (("tokens_per_s", "tok/s"), ("samples_per_s", "samples/s")):
         if name in rates:
             spread = f"p10-p90 {rates[f'{name}_p10']:,.0f}-{rates[f'{name}_p90']:,.0f}"
@@ -141,82 +220,8 @@ def write_summary(run: Any) -> None:
     logger.info("%s  -> %s", "  ".join(parts), run.output_dir, extra={"is_result": True})
 
 
-def describe_length(run: Any) -> str:
-    """`400 iterations, 20 of them warm-up; log every 20, evaluate every 200, save every 200`: what will happen, from
-    where the run stands to its end, and nothing that will not."""
-    train, start, end = run.config.train, run.start_iter, run.plan.train_iter
-    warmup = min(_warmup_iters(run), end)
-    parts = [
-        f"{end} iterations"
-        + (f", {warmup} of them warm-up" if warmup else "")
-        + (f", from {start} on" if start else "")
-    ]
-    if start >= end:
-        return f"{parts[0]}: nothing is left to do"
-    evaluation, checkpointer = train.evaluation, train.checkpointer
-    evaluates = evaluation.enabled and bool(run.test_loaders)
-    saves_at = _times("save", checkpointer.period, start, end)
-    what = [
-        _times("log", train.log_period, start, end),
-        _times("evaluate", evaluation.eval_period, start, end) if evaluates else "",
-        saves_at if checkpointer.enabled else "",
-    ]
-    missing = [name for name, text in (("no evaluation", what[1]), ("no checkpoints", what[2])) if not text]
-    return f"{parts[0]}; {', '.join([text for text in what if text] + missing)}"
-
-
-def _times(verb: str, period: int | str, start: int, end: int) -> str:
-    """`save every 200`, or `save at the end` if the period does not end between `start` and `end`."""
-    has_period = isinstance(period, str) or (start // period + 1) * period <= end
-    return f"{verb} every {period}" if has_period else f"{verb} at the end"
-
-
-def _warmup_iters(run: Any) -> int:
-    """Iterations of warm-up of the schedule that really runs: the plan's, where the schedule takes them."""
-    section = run.config.lr_scheduler
-    if section is None or isinstance(run.lr_scheduler, FactorLR):
-        return 0 if section is None else run.lr_scheduler.warmup_iter
-    if "warmup_iter" in fill_unset(section, warmup_iter=0):
-        return run.plan.warmup_iter
-    given = section.get("warmup_iter")
-    return given if isinstance(given, int) else 0
-
-
-def _describe_model(model: Any) -> str:
-    total = sum(p.numel() for p in model.parameters())
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    size = sum(p.numel() * p.element_size() for p in model.parameters())
-    return f"{type(model).__name__}, {total:,} parameters ({trained:,} trained), {size / 2**20:.1f} MB"
-
-
-def _describe_data(run: Any) -> str:
-    samples = run.plan.samples_per_epoch
-    train = f"{samples:,} samples" if samples else type(run.train_loader).__name__
-    tests = ", ".join(run.test_loaders) if run.config.train.evaluation.enabled else ""
-    return f"train {train}; evaluation on {tests or 'none'}"
-
-
-def _describe_optimizer(run: Any) -> str:
-    rates = sorted(set(initial_lrs(run.optimizer)))
-    shown = " ... ".join(f"{rate:.2e}" for rate in dict.fromkeys((rates[0], rates[-1])))
-    schedule = "constant rate" if run.lr_scheduler is None else type(run.lr_scheduler).__name__
-    parts = run.optimizer.optimizers.values() if isinstance(run.optimizer, Optimizers) else [run.optimizer]
-    kinds = " + ".join(type(part).__name__ for part in parts)
-    clip = run.config.train.clip_grad.max_norm
-    clipped = f", gradients clipped to norm {clip:g}" if clip else ""
-    return f"{kinds}, {len(run.optimizer.param_groups)} group(s), rate {shown}, {schedule}{clipped}"
-
-
-def _describe_software() -> str:
-    state = git_state(Path.cwd())
-    git = f"  git {state['commit'][:9]}{' (changed)' if state.get('dirty') else ''}" if state else ""
-    threads = f"({threads_in_use()} thread{'s' if threads_in_use() > 1 else ''})"
-    blas = f"OpenBLAS {openblas_in_use()} {threads}"
-    return f"oneflow {flow.__version__}  {blas}  python {platform.python_version()}{git}"
-
-
 def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, float) and (value != value or abs(value) == float("inf")):
         return None

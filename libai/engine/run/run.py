@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,19 +31,52 @@ from libai.engine.run.batch_plan import BatchPlan
 from libai.engine.run.default_hooks import default_hooks, default_writers
 from libai.engine.run.dry_run import dry_run
 from libai.engine.run.predictor import Predictor
-from libai.engine.run.report import start_banner, starting_files, write_summary
-from libai.engine.run.result import TrainResult, load_best, result_of
-from libai.engine.run.run_folder import RunFolder, require_checkpoint, saved_seed
+from libai.engine.run.report import TrainResult, result_of, start_banner, starting_files, write_summary
+from libai.engine.run.run_folder import RunFolder, prepare_output_dir, require_checkpoint, saved_seed
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.launch.startup import StartupTimes
 from libai.launch.stop import STOP, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
 from libai.layers.lora import ADAPTER
-from libai.utils.distributed import barrier, default_device, gather_objects, get_world_size, is_main_process
+from libai.utils.distributed import (
+    barrier,
+    broadcast_object,
+    default_device,
+    gather_objects,
+    get_rank,
+    get_world_size,
+    is_main_process,
+)
 from libai.utils.errors import OutputLostError, UserError
-from libai.utils.rank_notes import phase
-from libai.utils.seeding import resolve_seed, seed_everything
+from libai.utils.logging import setup_logging
+from libai.utils.rank_notes import note_output_folder, phase
+from libai.utils.seeding import raise_open_file_limit, resolve_seed, seed_everything
 
 logger = logging.getLogger("libai.engine")
+
+
+def default_setup(
+    cfg: Any, overrides: Sequence[str] | None = None, *, trains: bool = True, quiet: bool = False
+) -> RunConfig:
+    """Check the config and prepare the process: output folder, logs, limits. Every rank must call it.
+
+    `overrides`: what was typed on the command line, for `overrides.txt`. `trains=False` (`--dry-run`, `--eval-only`)
+    leaves the output folder alone; else it is made, and refused when another job trains there. What it holds stays
+    until training begins. `quiet`: see `setup_logging`. Returns the frozen `RunConfig`. Raises `UserError` before
+    anything is written.
+    """
+    config = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
+    # of rank 0: processes that another launcher has started may each have their own `${now:...}`
+    train = replace(config.train, output_dir=broadcast_object(config.train.output_dir))
+    config = replace(config, train=train, overrides=tuple(overrides or ()))
+    output_dir = Path(train.output_dir)
+    if trains and is_main_process():
+        prepare_output_dir(output_dir)
+    barrier()
+    if trains:
+        note_output_folder(output_dir)
+    raise_open_file_limit()  # loaders, sockets of many ranks and shards together pass the usual 1024
+    setup_logging(output_dir if trains else None, get_rank(), get_world_size(), holds_files=True, quiet=quiet)
+    return config
 
 
 class Run:
@@ -151,6 +185,10 @@ class Run:
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{member_meant(name)}")
 
+    def __repr__(self) -> str:
+        done = f"{self.trainer.completed_iters}/{self.plan.train_iter} iterations"
+        return f"<{type(self).__name__} {self.output_dir}: {self.trainer.mode} mode, {done}, {self.trainer.status}>"
+
     # ------------------------------------------------------------------ parts, each overridable
 
     build_model = staticmethod(build.build_model)
@@ -196,7 +234,7 @@ class Run:
                 self._train(until)
                 if self.trainer.status == "interrupted":
                     raise self._stopped()
-                load_best(self)
+                self._load_best()
             except Exception as error:
                 returns = self.config.train.on_exception == "return" and self.trainer.loop.failure is error
                 if isinstance(error, UserError) or not returns:
@@ -228,6 +266,18 @@ class Run:
         finally:
             if is_main_process() and not isinstance(self.trainer.loop.failure, OutputLostError):
                 write_summary(self)
+
+    def _load_best(self) -> None:
+        """Take the weights of the best checkpoint, once the run is over (`train.load_best_at_end`). Collective."""
+        is_over = self.trainer.status == "stopped" or self.trainer.completed_iters >= self.plan.train_iter
+        if not is_over or not self.config.train.load_best_at_end:
+            return
+        best = result_of(self).best_path
+        if best is not None:
+            self.load_weights(str(best))
+            self.checkpointer.load_tensors_of_hooks(checkpoint.load(best))  # the best value is that of the average
+        elif is_main_process():
+            logger.warning("no evaluation gave a finite %s: the model keeps its last weights", self.metric)
 
     def _stopped(self) -> StoppedFromOutside:
         asked_by, saved = self.trainer.loop.agreement.take(STOP), self.checkpointer.resumable

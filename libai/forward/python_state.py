@@ -10,16 +10,13 @@ import ast
 import collections
 import copy
 import functools
-import gc
 import inspect
 import random
-import sys
 import sysconfig
 import textwrap
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,13 +26,13 @@ from oneflow import nn
 from libai.patches.internals import FunctionContext
 from libai.utils.tensors import local_part, tensors_in
 
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _MAX_DEPTH = 5
 #: kept by `nn.Module` itself
 _OF_MODULE = frozenset(vars(nn.Module())) - {"training"}
 #: parameters and modules are looked at elsewhere
 # reading the `__dict__` of a context corrupts the memory of OneFlow 0.9.0
-_NOT_COMPARED = (
+NOT_COMPARED = (
     nn.Parameter,
     nn.Module,
     flow.optim.Optimizer,
@@ -44,29 +41,18 @@ _NOT_COMPARED = (
     types.ModuleType,
     FunctionContext,
 )
+#: class of generators → how their state is read, and set
+RANDOM_STATES: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
+    random.Random: (random.Random.getstate, random.Random.setstate),
+    np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
+    np.random.Generator: (
+        lambda generator: generator.bit_generator.state,
+        lambda generator, state: setattr(generator.bit_generator, "state", state),
+    ),
+}
 _CHANGING_METHODS = ("append", "extend", "add", "update", "pop", "clear")
 PACKAGES = ("oneflow", "libai")
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where code outside of modules keeps a value: an attribute of `owner`, or an entry of it."""
-
-    owner: Any
-    name: str
-    is_entry: bool = False
-
-    def get(self) -> Any:
-        if self.is_entry:
-            return self.owner[self.name]
-        return cell_value(self.owner) if isinstance(self.owner, types.CellType) else getattr(self.owner, self.name)
-
-    def set(self, value: Any) -> None:
-        if self.is_entry:
-            self.owner[self.name] = value
-        else:
-            setattr(self.owner, self.name, value)
 
 
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
@@ -84,87 +70,6 @@ def switches_of(model: nn.Module) -> frozenset[Any]:
             elif isinstance(value, (int, float)):
                 found.add((path, name, "zero" if value == 0 else "number"))
     return frozenset(found)
-
-
-class SharedState:
-    """State that code can change outside of modules: class attributes, closures, globals, hook objects, and the
-    random states of Python and NumPy.
-
-    `restore()` puts back what differs from when this was made: variables, and the contents of containers and objects.
-    """
-
-    def __init__(self, places: Iterable[tuple[str, _Place]]):
-        self._places = dict(places)
-        self._values = {name: copy_of_iterator(place.get()) for name, place in self._places.items()}
-        self._contents = {name: contents_of(value) for name, value in self._values.items()}
-        self._fingerprints = {name: fingerprint(value) for name, value in self._values.items()}
-        self._python, self._numpy = random.getstate(), np.random.get_state(legacy=True)
-
-    @classmethod
-    def of_model(cls, model: nn.Module) -> SharedState:
-        """Keep what the code of `model`'s modules and of their forward hooks can change."""
-        return cls(_places(model))
-
-    @classmethod
-    def of_functions(cls, functions: Iterable[Any]) -> SharedState:
-        """Keep the closures and globals of `functions`."""
-        found = []
-        for number, function in enumerate(functions):
-            found += [(f"{number} {name}", place) for name, place in _places_of_function(function)]
-        return cls(found)
-
-    def restore(self) -> None:
-        """Put everything back."""
-        for name, place in self._places.items():
-            if fingerprint(place.get()) != self._fingerprints[name]:
-                self._contents[name]()
-                place.set(copy_of_iterator(self._values[name]))
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-
-
-def lasting_iterators(model: nn.Module, functions: Iterable[Any]) -> list[str]:
-    """Return the names of what holds an iterator that nothing can put back, of the code of `model` and `functions`."""
-    places = list(_places(model))
-    for function in functions:
-        places += _places_of_function(function)
-    return [name for name, place in places if cannot_go_back(place.get())]
-
-
-class CalledFunctions:
-    """The user's functions that run while `watching` is on, such as hooks of gradients, of which OneFlow has no list.
-
-    `restore()` puts back what they had in closures and globals before their first call.
-    """
-
-    def __init__(self) -> None:
-        self.functions: list[Any] = []
-        self._kept: list[SharedState] = []
-        self._known: set[types.CodeType] = set()
-
-    def watch(self) -> None:
-        """Begin to watch, unless somebody else does; ends with `stop`."""
-        if sys.getprofile() is None:
-            sys.setprofile(self._note)
-
-    def stop(self) -> None:
-        """Stop watching; free when nobody watches."""
-        if sys.getprofile() == self._note:
-            sys.setprofile(None)
-
-    def restore(self) -> None:
-        """Put everything back."""
-        for kept in self._kept:
-            kept.restore()
-
-    def _note(self, frame: types.FrameType, event: str, _: Any) -> None:
-        if event != "call" or frame.f_code in self._known:
-            return
-        self._known.add(frame.f_code)
-        if is_users_frame(frame):
-            found = [one for one in gc.get_referrers(frame.f_code) if isinstance(one, types.FunctionType)]
-            self.functions += found
-            self._kept.append(SharedState.of_functions(found))
 
 
 class PythonState:
@@ -205,9 +110,9 @@ class PythonState:
 
 def fingerprint(value: Any, depth: int = 0) -> Any:
     """A value that equals another one's when `value` holds the same. Parameters, modules and functions count as one."""
-    if isinstance(value, _SIMPLE):
+    if isinstance(value, SIMPLE):
         return (type(value).__name__, value if value == value else "nan")
-    if isinstance(value, _NOT_COMPARED) or depth > _MAX_DEPTH:
+    if isinstance(value, NOT_COMPARED) or depth > _MAX_DEPTH:
         return type(value).__name__
     if isinstance(value, flow.Tensor):
         if value.is_lazy:
@@ -222,12 +127,8 @@ def fingerprint(value: Any, depth: int = 0) -> Any:
         return (type(value).__name__, *(fingerprint(item, depth + 1) for item in value))
     if isinstance(value, set | frozenset):
         return ("set", frozenset(fingerprint(item, depth + 1) for item in value))
-    if isinstance(value, random.Random):
-        return ("random", value.getstate())
-    if isinstance(value, np.random.Generator):
-        return ("random", repr(value.bit_generator.state))
-    if isinstance(value, np.random.RandomState):
-        return ("random", repr(value.get_state()))
+    if type(value) in RANDOM_STATES:
+        return ("random", repr(RANDOM_STATES[type(value)][0](value)))
     if not callable(value) and hasattr(value, "__dict__"):
         return (type(value).__name__, fingerprint(vars(value), depth + 1))
     if _is_iterator(value) and not cannot_go_back(value):
@@ -337,48 +238,6 @@ def forward_hooks(modules: Iterable[tuple[str, nn.Module]], call: Callable[..., 
             hooks.update(own)
 
 
-# ------------------------------------------------------------------------------------------------- places
-
-
-def _places(model: nn.Module) -> Iterator[tuple[str, _Place]]:
-    classes = dict.fromkeys(cls for module in model.modules() for cls in type(module).__mro__)
-    for cls in classes:
-        if cls is object or cls.__module__.split(".")[0] in PACKAGES:
-            continue
-        for name, value in list(vars(cls).items()):
-            if isinstance(value, types.FunctionType):
-                yield from _places_of_function(value)
-            elif not name.startswith("__") and not callable(value) and not hasattr(value, "__get__"):
-                yield f"the class attribute {cls.__name__}.{name}", _Place(cls, name)
-    for path, module in model.named_modules():
-        for value in list(vars(module).values()):
-            if isinstance(value, types.FunctionType):
-                yield from _places_of_function(value)
-        for hook in hooks_of(module):
-            yield from _places_of_hook(hook, path)
-
-
-def _places_of_hook(hook: Any, path: str) -> Iterator[tuple[str, _Place]]:
-    while isinstance(hook, functools.partial):
-        bound = {"arguments": (hook.args, hook.keywords)}  # nothing can be assigned to them
-        yield f"an argument bound to the hook of {path or 'the model'}", _Place(bound, "arguments", True)
-        hook = hook.func
-    if isinstance(hook, types.MethodType):
-        if not isinstance(hook.__self__, nn.Module):
-            yield from _places_of_object(hook.__self__, path)
-        hook = hook.__func__
-    if isinstance(hook, types.FunctionType):
-        yield from _places_of_function(hook)
-    elif hasattr(hook, "__dict__"):
-        yield from _places_of_object(hook, path)
-        yield from _places_of_function(type(hook).__call__)
-
-
-def _places_of_object(owner: Any, path: str) -> Iterator[tuple[str, _Place]]:
-    for name in vars(owner):
-        yield f"{type(owner).__name__}.{name} of the hook of {path or 'the model'}", _Place(owner, name)
-
-
 def is_users_code(code: types.CodeType, module: str) -> bool:
     """Whether `code` of a `module` is neither this project's nor OneFlow's, nor that of an installed package."""
     return module.split(".")[0] not in PACKAGES and not code.co_filename.startswith((*_INSTALLED, "<frozen"))
@@ -387,29 +246,6 @@ def is_users_code(code: types.CodeType, module: str) -> bool:
 def is_users_frame(frame: types.FrameType) -> bool:
     """Whether a frame runs such code."""
     return is_users_code(frame.f_code, frame.f_globals.get("__name__", ""))
-
-
-def _places_of_function(function: Any, seen: set[int] | None = None) -> Iterator[tuple[str, _Place]]:
-    """The globals and closures of a function and of the functions in them, but for those of installed packages."""
-    code = getattr(function, "__code__", None)
-    seen = set() if seen is None else seen
-    if code is None or id(function) in seen or not is_users_code(code, function.__module__ or ""):
-        return
-    seen.add(id(function))
-    variables = function.__globals__
-    known = [*map(variables.get, code.co_names), *map(cell_value, function.__closure__ or ())]
-    for called in [value for value in known if isinstance(value, types.FunctionType)]:
-        yield from _places_of_function(called, seen)
-    for name in code.co_names:
-        if name in variables and not callable(variables[name]) and not isinstance(variables[name], types.ModuleType):
-            yield f"the global {name} of {code.co_filename}", _Place(variables, name, True)
-    for name in ("__defaults__", "__kwdefaults__"):
-        if getattr(function, name):
-            yield f"a default argument of {code.co_filename}:{code.co_firstlineno}", _Place(function, name)
-    for name, cell in zip(code.co_freevars, function.__closure__ or ()):
-        if name != "__class__":
-            where = f"the variable {name} around {code.co_filename}:{code.co_firstlineno}"
-            yield where, _Place(cell, "cell_contents")
 
 
 def cell_value(cell: Any) -> Any:
@@ -437,54 +273,3 @@ def copy_of_iterator(value: Any) -> Any:
 
 def _is_iterator(value: Any) -> bool:
     return hasattr(type(value), "__next__")
-
-
-def contents_of(value: Any, depth: int = 0) -> Callable[[], None]:
-    """Return a function that gives `value`, a plain object, its present contents again, in place."""
-    if depth > _MAX_DEPTH or isinstance(value, (*_SIMPLE, *_NOT_COMPARED)):
-        return _nothing
-    if isinstance(value, flow.Tensor):
-        return _nothing if value.is_lazy else functools.partial(_put_values, value, value.detach().clone())
-    if isinstance(value, np.ndarray):
-        return functools.partial(np.copyto, value, value.copy()) if value.flags.writeable else _nothing
-    if isinstance(value, random.Random):
-        return functools.partial(value.setstate, value.getstate())
-    if isinstance(value, np.random.Generator):
-        return functools.partial(setattr, value.bit_generator, "state", value.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return functools.partial(value.set_state, value.get_state())
-    if isinstance(value, dict):
-        inner = [contents_of(item, depth + 1) for item in value.values()]
-        return functools.partial(_refill, value, value.update, dict(value), inner)
-    if isinstance(value, set):
-        return functools.partial(_refill, value, value.update, set(value), [])
-    if isinstance(value, list | collections.deque):
-        inner = [contents_of(item, depth + 1) for item in value]
-        return functools.partial(_refill, value, value.extend, list(value), inner)
-    if isinstance(value, tuple):
-        inner = [contents_of(item, depth + 1) for item in value]
-        return functools.partial(_restore_all, inner)
-    if not callable(value) and hasattr(value, "__dict__"):
-        return contents_of(vars(value), depth + 1)
-    return _nothing
-
-
-def _nothing() -> None:
-    pass
-
-
-def _put_values(tensor: flow.Tensor, values: flow.Tensor) -> None:
-    if not np.array_equal(local_part(tensor).numpy(), local_part(values).numpy(), equal_nan=tensor.is_floating_point()):
-        with flow.no_grad():
-            tensor.data.copy_(values)
-
-
-def _refill(value: Any, fill: Callable[[Any], None], contents: Any, inner: list[Callable[[], None]]) -> None:
-    value.clear()
-    fill(contents)
-    _restore_all(inner)
-
-
-def _restore_all(inner: list[Callable[[], None]]) -> None:
-    for restore in inner:
-        restore()

@@ -1,38 +1,248 @@
 """Everything that updates of a trainer change, put back at the end of a block.
 
 Not here: the position of the data (`DataFeed.read_ahead`). Not put back: what closures of gradient hooks hold, and
-iterators without a copy (`iterators_of`).
+iterators without a copy (`PythonKept.iterators`).
 """
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
+import gc
 import logging
+import random
+import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import oneflow as flow
 from oneflow import nn
 
 from libai.engine.snapshot import Snapshot
 from libai.forward.python_state import (
+    NOT_COMPARED,
     PACKAGES,
-    SharedState,
+    RANDOM_STATES,
+    SIMPLE,
     cannot_go_back,
-    contents_of,
     copy_of_iterator,
-    lasting_iterators,
+    hooks_of,
+    is_users_code,
+    is_users_frame,
     plain_attributes,
 )
 from libai.utils.distributed import barrier
 from libai.utils.seeding import generators_kept
+from libai.utils.tensors import local_part
 
 logger = logging.getLogger("libai.engine")
+#: containers in objects in containers: deeper than this nothing is kept
+_MAX_DEPTH = 6
 #: attributes of an optimizer that `Snapshot` holds
 _IN_SNAPSHOT = ("param_groups", "_state")
+
+
+class PythonKept:
+    """What Python code holds and can change: attributes, class attributes, closures, globals, contents of containers.
+
+    Args:
+        roots: modules, optimizers, schedules and functions. Of them, and of what they hold, `restore` puts back the
+            names and what they refer to, in place.
+
+    Attributes:
+        iterators: names that hold iterators without a copy, which nothing can put back.
+    """
+
+    def __init__(self, roots: Iterable[Any]):
+        self.iterators: list[str] = []
+        self._put_back: list[Callable[[], None]] = []
+        self._seen: dict[int, Any] = {}  # holds the objects, whose ids would be given to others
+        self._random = random.getstate(), np.random.get_state(legacy=True)
+        for root in roots:
+            if isinstance(root, types.FunctionType):
+                self._keep_function(root)
+            else:
+                self._keep_root(root)
+
+    @classmethod
+    def of_model(cls, model: nn.Module) -> PythonKept:
+        """Keep what the modules of `model` hold, and what their code and hooks can reach."""
+        return cls(model.modules())
+
+    @classmethod
+    def of_trainer(cls, trainer: Any) -> PythonKept:
+        """Keep the same of a trainer's model, optimizers and schedule."""
+        optimizers = [trainer.optimizer, *getattr(trainer.optimizer, "optimizers", {}).values()]
+        owners = [one for one in (*optimizers, trainer.lr_scheduler) if hasattr(one, "__dict__")]
+        return cls([*trainer.model.modules(), *owners])
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for restore in self._put_back:
+            restore()
+        random.setstate(self._random[0])
+        np.random.set_state(self._random[1])
+
+    def _keep_root(self, root: Any) -> None:
+        """Keep the attributes of `root`, and what the methods of the user's classes in it can reach."""
+        label = type(root).__name__
+        if isinstance(root, nn.Module):
+            self._keep_names(vars(root), [*plain_attributes(root)], label, lambda: plain_attributes(root))
+            self._keep_names(root._buffers, [*root._buffers], label, lambda: root._buffers, is_deep=False)
+            for hook in hooks_of(root):
+                self._keep(hook, label, 0)
+        else:
+            own = [name for name in vars(root) if name not in _IN_SNAPSHOT]
+            self._keep_names(vars(root), own, label, lambda: vars(root).keys() - set(_IN_SNAPSHOT))
+        for cls in type(root).__mro__:
+            if cls is not object and cls.__module__.split(".")[0] not in PACKAGES:
+                self._keep_class(cls)
+
+    def _keep_class(self, cls: type) -> None:
+        if id(cls) in self._seen:
+            return
+        self._seen[id(cls)] = cls
+        for name, value in list(vars(cls).items()):
+            if isinstance(value, types.FunctionType):
+                self._keep_function(value)
+            elif not name.startswith("__") and not callable(value) and not hasattr(value, "__get__"):
+                self._keep_slot(
+                    value, functools.partial(setattr, cls, name), f"the class attribute {cls.__name__}.{name}"
+                )
+
+    def _keep_function(self, function: types.FunctionType) -> None:
+        """Keep the globals, closure and defaults of a function of the user's, and those of functions in them."""
+        code = function.__code__
+        if id(function) in self._seen or not is_users_code(code, function.__module__ or ""):
+            return
+        self._seen[id(function)] = function
+        variables = function.__globals__
+        for name in code.co_names:
+            value = variables.get(name)
+            if isinstance(value, types.FunctionType):
+                self._keep_function(value)
+            elif name in variables and not callable(value) and not isinstance(value, types.ModuleType):
+                where = f"the global {name} of {code.co_filename}"
+                self._keep_slot(value, functools.partial(variables.__setitem__, name), where)
+        for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+            if name != "__class__" and cell != types.CellType():  # nothing has been assigned to an empty one
+                where = f"the variable {name} around {code.co_filename}:{code.co_firstlineno}"
+                self._keep_slot(cell.cell_contents, functools.partial(setattr, cell, "cell_contents"), where)
+        for value in (function.__defaults__, function.__kwdefaults__):
+            self._keep(value, code.co_name, 0)
+
+    def _keep_names(
+        self,
+        owner: dict[str, Any],
+        names: list[str],
+        label: str,
+        now: Callable[[], Iterable[str]],
+        is_deep: bool = True,
+    ) -> None:
+        """Keep the entries `names` of `owner`; `now` returns those that may be there later, of which new ones go."""
+
+        def drop_new() -> None:
+            for name in list(now()):
+                if name not in names:
+                    del owner[name]
+
+        self._put_back.append(drop_new)
+        for name in names:  # not by `setattr`, which the guards of a graph count
+            self._keep_slot(owner[name], functools.partial(owner.__setitem__, name), f"{label}.{name}", is_deep)
+
+    def _keep_slot(self, value: Any, assign: Callable[[Any], None], name: str, is_deep: bool = True) -> None:
+        if cannot_go_back(value):
+            self.iterators.append(name)
+        kept = copy_of_iterator(value)
+        self._put_back.append(lambda: assign(copy_of_iterator(kept)))
+        if is_deep:
+            self._keep(value, name, 0)
+
+    def _keep(self, value: Any, name: str, depth: int) -> None:
+        """Keep the contents of `value`."""
+        if depth > _MAX_DEPTH or id(value) in self._seen or isinstance(value, (*SIMPLE, *NOT_COMPARED)):
+            return
+        if isinstance(value, types.FunctionType):
+            self._keep_function(value)
+            return
+        self._seen[id(value)] = value
+        inner: Iterable[Any] = ()
+        if isinstance(value, flow.Tensor):
+            if not value.is_lazy:
+                self._put_back.append(functools.partial(_put_values, value, value.detach().clone()))
+        elif isinstance(value, np.ndarray):
+            if value.flags.writeable:
+                self._put_back.append(functools.partial(np.copyto, value, value.copy()))
+        elif type(value) in RANDOM_STATES:
+            read, write = RANDOM_STATES[type(value)]
+            self._put_back.append(functools.partial(write, value, read(value)))
+        elif isinstance(value, dict | set):
+            inner = list(value.values()) if isinstance(value, dict) else ()
+            self._put_back.append(functools.partial(_refill, value, value.update, copy.copy(value)))
+        elif isinstance(value, list | collections.deque):
+            inner = list(value)
+            self._put_back.append(functools.partial(_refill, value, value.extend, list(value)))
+        elif isinstance(value, tuple):
+            inner = value
+        elif isinstance(value, functools.partial):
+            inner = (value.func, *value.args, *value.keywords.values())
+        elif isinstance(value, types.MethodType):
+            inner = (value.__self__, value.__func__)
+        elif isinstance(getattr(value, "__dict__", None), dict):
+            inner = (vars(value), *([type(value).__call__] if callable(value) else []))
+        for one in inner:
+            self._keep(one, name, depth + 1)
+
+
+def _put_values(tensor: flow.Tensor, values: flow.Tensor) -> None:
+    if not np.array_equal(local_part(tensor).numpy(), local_part(values).numpy(), equal_nan=tensor.is_floating_point()):
+        with flow.no_grad():
+            tensor.data.copy_(values)
+
+
+def _refill(value: Any, fill: Callable[[Any], None], contents: Any) -> None:
+    value.clear()
+    fill(contents)
+
+
+class CalledFunctions:
+    """The user's functions that run while `watching` is on, such as hooks of gradients, of which OneFlow has no list.
+
+    `restore()` puts back what they had in closures and globals before their first call.
+    """
+
+    def __init__(self) -> None:
+        self.functions: list[Any] = []
+        self._kept: list[PythonKept] = []
+        self._known: set[types.CodeType] = set()
+
+    def watch(self) -> None:
+        """Begin to watch, unless somebody else does; ends with `stop`."""
+        if sys.getprofile() is None:
+            sys.setprofile(self._note)
+
+    def stop(self) -> None:
+        """Stop watching; free when nobody watches."""
+        if sys.getprofile() == self._note:
+            sys.setprofile(None)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for kept in self._kept:
+            kept.restore()
+
+    def _note(self, frame: types.FrameType, event: str, _: Any) -> None:
+        if event != "call" or frame.f_code in self._known:
+            return
+        self._known.add(frame.f_code)
+        if is_users_frame(frame):
+            found = [one for one in gc.get_referrers(frame.f_code) if isinstance(one, types.FunctionType)]
+            self.functions += found
+            self._kept.append(PythonKept(found))
 
 
 @contextmanager
@@ -44,9 +254,7 @@ def rolled_back(trainer: Any) -> Iterator[None]:
     """
     iteration = trainer.iter
     schedule = trainer.lr_scheduler
-    python = [SharedState.of_model(trainer.model).restore, _keep_attributes(trainer.model)]
-    for owner in _owners(trainer):
-        python += [_keep_object(owner), SharedState.of_functions(_functions_of(owner)).restore]
+    python = PythonKept.of_trainer(trainer)
     # schedules write momentum and weight decay, too
     settings = [(group._options, dict(group._options)) for group in trainer.optimizer.param_groups]
     trainer.lr_scheduler = None  # it is copied below, also one that has no state to save
@@ -60,8 +268,7 @@ def rolled_back(trainer: Any) -> Iterator[None]:
             yield
         finally:
             barrier()
-            for restore in python:
-                restore()
+            python.restore()
             trainer.lr_scheduler = None
             before.restore(trainer)
             for options, copied in settings:
@@ -102,13 +309,12 @@ def everything_kept(trainer: Any) -> Iterator[list[Callable[[], None]]]:
 def python_kept(model: nn.Module) -> Iterator[None]:
     """Put back what forwards of `model` in the block change in Python: attributes, shared variables, and the generators
     of Python and NumPy; for a trace, which runs the Python code of forward and changes no tensor."""
-    put_back = [SharedState.of_model(model).restore, _keep_attributes(model)]
+    kept = PythonKept.of_model(model)
     with generators_kept():
         try:
             yield
         finally:
-            for restore in put_back:
-                restore()
+            kept.restore()
 
 
 @contextmanager
@@ -127,97 +333,6 @@ def forward_rolled_back(model: nn.Module) -> Iterator[None]:
 def has_drawn_since(state: flow.Tensor) -> bool:
     """Return whether anybody has drawn from OneFlow's generator since its `state` was read."""
     return flow.get_rng_state().numpy().tobytes() != state.numpy().tobytes()
-
-
-def iterators_of(trainer: Any) -> list[str]:
-    """Return the names of what the code of model, optimizer and schedule reads iterators from that nothing can put
-    back."""
-    found = []
-    functions = []
-    for owner in _owners(trainer):
-        found += [f"{type(owner).__name__}.{name}" for name, value in vars(owner).items() if cannot_go_back(value)]
-        functions += _functions_of(owner)
-    for path, module in trainer.model.named_modules():
-        for name, value in plain_attributes(module).items():
-            if cannot_go_back(value):
-                found.append(f"{path}.{name}" if path else name)
-    return found + lasting_iterators(trainer.model, functions)
-
-
-def _keep_attributes(model: nn.Module) -> Callable[[], None]:
-    """Return a function that gives every module of `model` the attributes and buffers that it has now."""
-    kept = []
-    for module in model.modules():
-        attributes = {name: copy_of_iterator(value) for name, value in plain_attributes(module).items()}
-        contents = [contents_of(value) for value in attributes.values()]
-        kept.append((module, attributes, contents, dict(module._buffers)))
-
-    def put_back() -> None:
-        for module, attributes, contents, buffers in kept:
-            for restore in contents:
-                restore()
-            for name in plain_attributes(module):
-                if name not in attributes:
-                    del vars(module)[name]
-            for name, value in attributes.items():
-                vars(module)[name] = copy_of_iterator(value)  # not by `setattr`, which the guards of a graph count
-            module._buffers.clear()
-            module._buffers.update(buffers)
-
-    return put_back
-
-
-def _owners(trainer: Any) -> list[Any]:
-    """The optimizers and the schedule, which may be of a class of the user's."""
-    optimizer = trainer.optimizer
-    owners = [optimizer, *getattr(optimizer, "optimizers", {}).values(), trainer.lr_scheduler]
-    return [owner for owner in owners if hasattr(owner, "__dict__")]
-
-
-def _keep_object(owner: Any) -> Callable[[], None]:
-    """Return a function that gives `owner` the attributes that it has now, but for those in a `Snapshot`."""
-    attributes = {}
-    for name, value in vars(owner).items():
-        if name not in _IN_SNAPSHOT:
-            attributes[name] = copy_of_iterator(value)
-    contents = [contents_of(value) for value in attributes.values()]
-
-    def put_back() -> None:
-        for restore in contents:
-            restore()
-        for name in list(vars(owner)):
-            if name not in attributes and name not in _IN_SNAPSHOT:
-                del vars(owner)[name]
-        for name, value in attributes.items():
-            vars(owner)[name] = copy_of_iterator(value)
-
-    return put_back
-
-
-def _functions_of(owner: Any) -> list[types.FunctionType]:
-    """The functions of the user that `owner` may call: methods of its class, and those in its attributes."""
-    values = list(vars(owner).values())
-    for cls in type(owner).__mro__:
-        if cls.__module__.split(".")[0] not in PACKAGES:
-            values += vars(cls).values()
-    found = []
-    seen = set()
-    while values:
-        value = values.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, functools.partial):
-            values += [value.func, *value.args, *value.keywords.values()]
-        elif isinstance(value, types.MethodType):
-            values.append(value.__func__)
-        elif isinstance(value, types.FunctionType):
-            found.append(value)
-        elif isinstance(value, Mapping):
-            values += value.values()
-        elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-            values += [one for one in value if callable(one)]
-    return found
 
 
 @contextmanager

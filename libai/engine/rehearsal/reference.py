@@ -18,12 +18,12 @@ import numpy as np
 import oneflow as flow
 
 from libai.engine.metrics import StepResult
-from libai.engine.rehearsal.kept import everything_kept, stock_dropout_off
+from libai.engine.rehearsal.kept import CalledFunctions, PythonKept, everything_kept, stock_dropout_off
 from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.forward.contract import read_losses
 from libai.forward.in_place import written_in_place
-from libai.forward.python_state import CalledFunctions, PythonState, SharedState, fingerprint
+from libai.forward.python_state import PythonState, fingerprint
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_line
 from libai.layers import is_batch_norm_of_rank
 from libai.optim.state import state_keys, walk_parameters
@@ -115,7 +115,7 @@ def rehearsing(trainer: Any, reference: Reference | None) -> Iterator[None]:
     """Make updates in this block that are put back; OneFlow's generator is seeded where `reference` drew from it."""
     with everything_kept(trainer) as put_back, stock_dropout_off(trainer.model):
         if reference is not None:
-            put_back.append(SharedState.of_functions(reference.functions).restore)
+            put_back.append(PythonKept(reference.functions).restore)
         if reference is not None and "OneFlow" in reference.draws:
             flow.manual_seed(_SEED)
         yield

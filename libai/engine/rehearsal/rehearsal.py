@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from libai.engine.rehearsal.comparison import LOSS_BOUND, Difference, first_difference, first_other_bit
-from libai.engine.rehearsal.kept import iterators_of
+from libai.engine.rehearsal.kept import PythonKept
 from libai.engine.rehearsal.naming import describe, find_culprit
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.reference import Iterations, Reference, State, copied, numbers_of, reference_of, rehearsing
@@ -177,7 +177,7 @@ def _needs_facts(trainer: Any) -> bool:
 
 def why_not(trainer: Any) -> str | None:
     """Return why updates of `trainer` cannot be made and put back; None when they can."""
-    names = iterators_of(trainer)
+    names = PythonKept.of_trainer(trainer).iterators
     if names:
         return f"its model reads an iterator ({names[0]}), which cannot be put back"
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from libai.config import loader, overrides
-from libai.config.instantiation import CONFIG_PACKAGE, TARGET, describe, keyword_names, locate, path_of
+from libai.config.instantiation import TARGET, describe, keyword_names, path_of
 from libai.config.settings import schema
 from libai.config.settings.coercion import OBJECTS, PLAIN, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean
@@ -138,7 +137,7 @@ def _plain(value: Any, path: str, problems: list[str], targets: list[str]) -> An
     if isinstance(value, enum.Enum):
         name = f"{describe(type(value))}.{value.name}"
     elif is_target or inspect.isclass(value) or inspect.isroutine(value):
-        name = path_of(value) or _path_by_import(value)
+        name = path_of(value)
         if name is None:
             problems.append(
                 f"{path}: {describe(value)} has no dotted path, so a saved config could not name it. "
@@ -152,15 +151,3 @@ def _plain(value: Any, path: str, problems: list[str], targets: list[str]) -> An
         )
     targets.append(name or "")
     return name if is_target else {TARGET: "libai.config.locate", "path": name}
-
-
-def _path_by_import(target: Any) -> str | None:
-    """Return the path of a class or function of a config file, which was run without being imported."""
-    module = CONFIG_PACKAGE.sub("", getattr(target, "__module__", None) or "__main__")
-    path = f"{module}.{getattr(target, '__qualname__', '<none>')}"
-    try:
-        importlib.import_module(module)
-        is_same = module != "__main__" and inspect.getsource(locate(path)) == inspect.getsource(target)
-    except Exception:  # importing runs the user's file, which may raise anything; then it has no path
-        return None
-    return path if is_same else None

@@ -104,7 +104,7 @@ def test_prune_deletes_only_when_told(root, run):
         (["convert", "root", "x", "--drop", "optimiser"], "drop='optimiser'"),
         (["convert", "root/iter_0000001", "root"], "exists already"),
         (["convert", "root", "x.safetensors", "--drop", "model"], "takes the group 'model'"),
-        (["convert", "root", "x.safetensors", "--shard-mb", "1"], "--shard-mb do nothing"),
+        (["convert", "root", "x.safetensors", "--shard-mb", "1"], "--shard-mb does nothing"),
         (["frobnicate"], "invalid choice"),
         ([], "required"),
     ],

@@ -10,10 +10,10 @@ from oneflow import nn
 
 from libai.layers import DropPath
 from libai.models.blocks.init import fan_in_std, init_weights
-from libai.models.blocks.layer_scale import LayerScale, reset_layer_scales
 from libai.models.blocks.outputs import classification_outputs
 from libai.models.blocks.patches import check_image, check_patches, patches_of
 from libai.models.blocks.transformer import MLP_SPLIT, RESIDUAL_PROJECTIONS, MLPBlock, linear_rates
+from libai.models.resmlp import LayerScale
 from libai.utils.errors import UserError
 
 
@@ -102,7 +102,9 @@ class ConvNeXt(nn.Module):
         self.norm = nn.LayerNorm(widths[-1], eps=1e-6)
         self.head = nn.Linear(widths[-1], num_classes)
         init_weights(self, fan_in_std(sum(blocks_per_stage), RESIDUAL_PROJECTIONS))
-        reset_layer_scales(self)
+        for module in self.modules():
+            if isinstance(module, LayerScale):
+                module.weight.data.fill_(module.start)  # after `init_weights`, which takes them for scales of norms
 
     def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
         """`images` (batch, channels, image_size, image_size) float32, `labels` (batch,) int64."""

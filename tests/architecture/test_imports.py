@@ -20,7 +20,6 @@ FLOORS = (
     ("data",),
     ("config", "layers", "optim", "scheduler", "evaluation", "checkpoint", "engine.events"),
     ("models.blocks",),
-    ("models.text", "models.vision"),
     ("models",),
     ("parallel",),
     ("patches.job",),

@@ -7,7 +7,7 @@ import oneflow as flow
 import pytest
 
 from libai.models import T5
-from libai.models.text.t5 import relative_buckets
+from libai.models.t5 import relative_buckets
 from libai.utils.errors import UserError
 
 RANDOM = np.random.default_rng(0)

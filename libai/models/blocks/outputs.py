@@ -1,10 +1,11 @@
-"""The losses and metrics that several model families share, in the form of the model contract."""
+"""Outputs, losses and metrics that several model families share, in the form of the model contract."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import oneflow as flow
+from oneflow import nn
 from oneflow.nn import functional as F
 
 
@@ -32,3 +33,41 @@ def classification_outputs(logits: flow.Tensor, labels: flow.Tensor | None, trai
         return {"logits": logits, "losses": losses}
     hits = (logits.detach().argmax(dim=1) == labels).to(flow.float32)
     return {"losses": losses, "metrics": {"accuracy": hits.mean()}}
+
+
+class LanguageModel(nn.Module):
+    """Base of models with a `token_embedding`, an `ignore_index`, and a `head` that is None where it is tied."""
+
+    token_embedding: nn.Embedding
+    head: nn.Linear | None
+    ignore_index: int
+
+    def logits(self, features: flow.Tensor) -> flow.Tensor:
+        """Scores of the next token, (batch, length, vocab_size)."""
+        if self.head is not None:
+            return self.head(features)
+        return flow._C.matmul(features, self.token_embedding.weight, transpose_b=True)
+
+    def outputs(self, logits: flow.Tensor, labels: flow.Tensor | None) -> dict[str, Any]:
+        """The loss `lm` in nats per counted label, or without labels `{"logits": (batch, length, vocab_size)}`."""
+        if labels is None:
+            return {"logits": logits}
+        return {"losses": {"lm": token_cross_entropy(logits, labels, self.ignore_index)}}
+
+    def num_loss_items(self, input_ids: Any, labels: Any = None, **others: Any) -> Any:
+        """How many labels the mean of the loss is over (tensors or arrays in, a scalar of the same kind out)."""
+        return (labels != self.ignore_index).sum()
+
+
+class ImageClassifier(nn.Module):
+    """Base of models with `features(images)`, (batch, width), and a `head` over them."""
+
+    features: Any
+    head: nn.Linear
+
+    def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
+        """`images` (batch, channels, height, width) float32, `labels` (batch,) int64.
+
+        Returns what `classification_outputs` describes; logits are (batch, num_classes).
+        """
+        return classification_outputs(self.head(self.features(images)), labels, self.training)

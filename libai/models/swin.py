@@ -14,7 +14,7 @@ from oneflow.nn import functional as F
 
 from libai.layers import Dropout, scaled_dot_product_attention
 from libai.models.blocks.init import fan_in_std, init_weights
-from libai.models.blocks.outputs import classification_outputs
+from libai.models.blocks.outputs import ImageClassifier
 from libai.models.blocks.patches import check_image, check_patches, patches_of
 from libai.models.blocks.transformer import (
     BLOCK_SPLIT,
@@ -145,7 +145,7 @@ class PatchMergingV2(PatchMerging):
         return self.norm(self.reduction(self._neighbours(x)))
 
 
-class Swin(nn.Module):
+class Swin(ImageClassifier):
     """A classifier of square images.
 
     Args:
@@ -220,10 +220,6 @@ class Swin(nn.Module):
         self.norm = nn.LayerNorm(width, eps=norm_eps)
         self.head = nn.Linear(width, num_classes)
         init_weights(self, fan_in_std(sum(blocks_per_stage), self._residual_projections))
-
-    def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
-        """`images` (batch, channels, image_size, image_size) float32, `labels` (batch,) int64."""
-        return classification_outputs(self.head(self.features(images)), labels, self.training)
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
         """The average over the last map, (batch, channels of the last stage)."""

@@ -16,6 +16,7 @@ from oneflow import nn
 
 from libai.layers import Dropout, RMSNorm, causal_mask
 from libai.models.blocks.init import init_weights, transformer_std
+from libai.models.blocks.outputs import LanguageModel
 from libai.models.blocks.transformer import (
     ATTENTION_SPLIT,
     RESIDUAL_PROJECTIONS,
@@ -27,7 +28,6 @@ from libai.models.blocks.transformer import (
     padding_mask,
     plan_of_blocks,
 )
-from libai.models.text.language_model import LanguageModel
 from libai.utils.errors import UserError
 from libai.utils.sizes import check_rate, check_sizes
 

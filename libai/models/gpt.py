@@ -10,6 +10,7 @@ from oneflow import nn
 
 from libai.layers import Dropout
 from libai.models.blocks.init import init_weights, transformer_std
+from libai.models.blocks.outputs import LanguageModel
 from libai.models.blocks.transformer import (
     RESIDUAL_PROJECTIONS,
     check_transformer,
@@ -17,7 +18,6 @@ from libai.models.blocks.transformer import (
     layer_norm_block,
     plan_of_blocks,
 )
-from libai.models.text.language_model import LanguageModel
 from libai.utils.sizes import check_sizes
 
 

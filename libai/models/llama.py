@@ -15,6 +15,7 @@ from oneflow import nn
 
 from libai.layers import RMSNorm, rotary_frequencies, rotation_at
 from libai.models.blocks.init import init_weights, transformer_std
+from libai.models.blocks.outputs import LanguageModel
 from libai.models.blocks.transformer import (
     ATTENTION_BIAS_SPLIT,
     ATTENTION_SPLIT,
@@ -26,7 +27,6 @@ from libai.models.blocks.transformer import (
     padding_mask,
     plan_of_blocks,
 )
-from libai.models.text.language_model import LanguageModel
 from libai.utils.sizes import check_rate, check_sizes
 
 _SPLIT = {**ATTENTION_SPLIT, "mlp.gate.weight": 0, "mlp.up.weight": 0, "mlp.down.weight": 1}

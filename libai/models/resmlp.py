@@ -9,8 +9,7 @@ from oneflow import nn
 
 from libai.layers import DropPath
 from libai.models.blocks.init import fan_in_std, init_weights
-from libai.models.blocks.layer_scale import LayerScale, reset_layer_scales
-from libai.models.blocks.outputs import classification_outputs
+from libai.models.blocks.outputs import ImageClassifier
 from libai.models.blocks.patches import check_image, check_patches, patches_of
 from libai.models.blocks.transformer import MLP_SPLIT, RESIDUAL_PROJECTIONS, MLPBlock
 from libai.utils.sizes import check_rate, check_sizes
@@ -27,6 +26,19 @@ class Affine(nn.Module):
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """`x` (…, width) to the same shape."""
         return x * self.weight + self.bias
+
+
+class LayerScale(nn.Module):
+    """A learned factor for each channel of a branch (Touvron et al. 2021); `ResMLP` sets them to `start`."""
+
+    def __init__(self, width: int, start: float):
+        super().__init__()
+        self.start = start
+        self.weight = nn.Parameter(flow.ones(width))
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """`x` (…, width) to the same shape."""
+        return x * self.weight
 
 
 class ResMLPBlock(nn.Module):
@@ -49,7 +61,7 @@ class ResMLPBlock(nn.Module):
         return x + self.mlp_drop_path(self.mlp_scale(self.mlp(self.mlp_norm(x))))
 
 
-class ResMLP(nn.Module):
+class ResMLP(ImageClassifier):
     """A classifier of square images.
 
     Args:
@@ -91,11 +103,9 @@ class ResMLP(nn.Module):
         self.norm = Affine(hidden_size)
         self.head = nn.Linear(hidden_size, num_classes)
         init_weights(self, fan_in_std(num_layers, RESIDUAL_PROJECTIONS))
-        reset_layer_scales(self)
-
-    def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
-        """`images` (batch, channels, image_size, image_size) float32, `labels` (batch,) int64."""
-        return classification_outputs(self.head(self.features(images)), labels, self.training)
+        for module in self.modules():
+            if isinstance(module, LayerScale):
+                module.weight.data.fill_(module.start)  # after `init_weights`, which takes them for scales of norms
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
         """The average over the patches, (batch, hidden_size)."""

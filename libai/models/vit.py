@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import oneflow as flow
 from oneflow import nn
 
 from libai.layers import Dropout
 from libai.models.blocks.init import init_weights, transformer_std
-from libai.models.blocks.outputs import classification_outputs
-from libai.models.blocks.patches import check_patches, patches_of
+from libai.models.blocks.outputs import ImageClassifier
+from libai.models.blocks.patches import check_image, check_patches, patches_of
 from libai.models.blocks.transformer import (
     RESIDUAL_PROJECTIONS,
     check_transformer,
@@ -22,7 +20,7 @@ from libai.utils.errors import UserError
 from libai.utils.sizes import check_sizes
 
 
-class ViT(nn.Module):
+class ViT(ImageClassifier):
     """A classifier of square images.
 
     Args:
@@ -62,6 +60,7 @@ class ViT(nn.Module):
             raise UserError(
                 f'pool="{pool}" is not known. It is "cls" (class token) or "mean" (average of the patches).'
             )
+        self.image_size = image_size
         self.patch_size = patch_size
         self.pool = pool
         num_patches = (image_size // patch_size) ** 2
@@ -80,16 +79,10 @@ class ViT(nn.Module):
         self.head = nn.Linear(hidden_size, num_classes)
         init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))
 
-    def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
-        """`images` (batch, channels, image_size, image_size) float32, `labels` (batch,) int64.
-
-        Returns what `classification_outputs` describes; logits are (batch, num_classes).
-        """
-        return classification_outputs(self.head(self.features(images)), labels, self.training)
-
     def features(self, images: flow.Tensor) -> flow.Tensor:
         """The pooled output of the last block, (batch, hidden_size)."""
-        x = self.patch_embedding(self._patches(images))
+        check_image(images, self.image_size, "ViT")
+        x = self.patch_embedding(patches_of(images, self.patch_size))
         if self.pool == "cls":
             x = flow.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1)
         x = self.embedding_dropout(x + self.position_embedding)
@@ -97,13 +90,3 @@ class ViT(nn.Module):
             x = block(x)
         x = self.norm(x)
         return x[:, 0] if self.pool == "cls" else x.mean(dim=1)
-
-    def _patches(self, images: flow.Tensor) -> flow.Tensor:
-        height, width = images.shape[2:]
-        size = self.patch_size
-        if (height // size) * (width // size) + (self.pool == "cls") != self.position_embedding.shape[0]:
-            raise UserError(
-                f"the batch holds images of {height} x {width}, which do not give the number of patches this model was "
-                "built for. Resize the images, or set image_size."
-            )
-        return patches_of(images, size)

@@ -51,6 +51,7 @@ class TrainerCheckpointer:
         last_saved: the newest checkpoint that this object wrote, is writing, or resumed.
         num_saves, stall_seconds: how often and how long saving has held up training, counted from the moment at which
             this rank's device has finished the iteration.
+        background: writes checkpoints with `async_save`, from the first one on; its `check` raises what failed.
         extra: JSON values of the user that every checkpoint holds; a resume brings back what the checkpoint has.
     """
 
@@ -82,7 +83,7 @@ class TrainerCheckpointer:
         self.extra: dict[str, Any] = {}
         self._last_saved_iter = -1
         self._is_async, self._weights_only = async_save, weights_only
-        self._background: checkpoint.AsyncCheckpointer | None = None
+        self.background: checkpoint.AsyncCheckpointer | None = None
         #: what is to be marked as the best when it has been written
         self._choices: dict[Path, Best | None] = {}
 
@@ -130,11 +131,11 @@ class TrainerCheckpointer:
             path = checkpoint.save(self.root, iteration, tensors, state, name=name)
             self._after_write(path, best)
             return path
-        if self._background is None:
-            self._background = checkpoint.AsyncCheckpointer(self.root, after_write=self._after_write)
+        if self.background is None:
+            self.background = checkpoint.AsyncCheckpointer(self.root, after_write=self._after_write)
         path = self.root / (name or checkpoint.checkpoint_name(iteration))
         self._choices[path] = best
-        return self._background.save(iteration, tensors, state, name)
+        return self.background.save(iteration, tensors, state, name)
 
     def _after_write(self, path: Path, best: Best | None = None) -> None:
         """Mark, prune and link, on rank 0; in the background thread when that has written the checkpoint."""
@@ -210,28 +211,23 @@ class TrainerCheckpointer:
             "mode_facts": {**self.mode_facts, "build_seconds": graph and graph.build_seconds},
         }
 
-    def check(self) -> None:
-        """Raise, on rank 0, what a write in the background failed with. Costs nothing: call it every iteration."""
-        if self._background is not None:
-            self._background.check()
-
     @phase("save")
     def finish(self) -> None:
         """As `close`, but for a run that continues: the memory of the background save is kept for the next one."""
-        if self._background is not None:
-            self._background.finish()
+        if self.background is not None:
+            self.background.finish()
 
     @phase("save")
     def close(self) -> None:
         """Wait for what is still being written and raise what it failed with, on every rank alike. Collective."""
-        if self._background is not None:
-            self._background.close()
+        if self.background is not None:
+            self.background.close()
 
     @phase("save")
     def wait(self) -> None:
         """As `close`, for this rank alone: after a failure the other ranks may not come to a collective any more."""
-        if self._background is not None:
-            self._background.wait()
+        if self.background is not None:
+            self.background.wait()
 
     # ------------------------------------------------------------------ resuming
 

@@ -15,12 +15,12 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from libai.engine.compiled.buffers import refuse_changed_parameters, same_buffers, write_buffers
 from libai.engine.compiled.build_errors import GraphBuildError, explain_build_error, without_oneflow_error_lines
 from libai.engine.compiled.graphs import EvalGraph, StepInputs, TrainGraph
 from libai.engine.compiled.guards import Guards, refuse_own_update
 from libai.engine.compiled.memory import warn_if_too_large
 from libai.engine.compiled.own_graph import MakeGraph, OwnGraph, refuse_options
-from libai.engine.compiled.traced_state import refuse_changed_parameters, same_buffers, write_buffers
 from libai.engine.gradients import Batch, map_shares
 from libai.engine.metrics import Shares, StepResult
 from libai.engine.optimizer_state import GraphOptimizerState
@@ -157,7 +157,8 @@ class GraphTrainer(ModelTrainer):
         result = StepResult.of(losses, metrics, shares, norm)
         if buffers:
             write_buffers(self.model, buffers)
-        count_batches(self._counting_norms, self.options.num_accumulation_steps)
+        if self._counting_norms:
+            count_batches(self._counting_norms, self.options.num_accumulation_steps)
         self.optimizer._state["step"] += 1  # the compiled update counts for itself; this is the count the host sees
         self.finish_update()
         return result
@@ -255,10 +256,13 @@ class GraphTrainer(ModelTrainer):
     def _inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
         """`(keyword arguments of the graph, shares)` for the micro-batches of one iteration."""
         steps, layout, gradients = self.options.num_accumulation_steps, self.layout, self.gradients
-        joined = batches if self._in_turn else [_join(batches)]
-        parts = [gradients.to_device(batch) for batch in joined]
+        joined = batches if self._in_turn or steps == 1 else [_join(batches)]
+        parts = []
         # lists with an entry for each micro-batch that is traced, or with one for all of them
-        lists: dict[str, list[Any]] = {"batch": [layout.lay_out_batch(part) for part in parts]}
+        lists: dict[str, list[Any]] = {"batch": []}
+        for batch in joined:
+            parts.append(gradients.to_device(batch))
+            lists["batch"].append(layout.lay_out_batch(parts[-1]))
         shares: Shares = [1.0 / steps] * steps
         if self._weighted:
             shares = gradients.item_shares(parts if self._in_turn else _cut(parts[0], steps))
@@ -440,8 +444,6 @@ def _entries(shares: Any, count: int) -> list[Any]:
 
 
 def _join(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    if len(batches) == 1:
-        return batches[0]
     join = {True: flow.cat, False: np.concatenate}
     return {
         name: join[isinstance(value, flow.Tensor)]([batch[name] for batch in batches], 0)

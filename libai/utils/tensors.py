@@ -150,22 +150,18 @@ def map_tensors(value: Any, change: Callable[[flow.Tensor], Any]) -> Any:
 
 
 def tensors_in(value: Any) -> list[flow.Tensor]:
-    """Every tensor in `value`, in order."""
+    """Return every tensor in `value`, in order. One call, whatever the depth: it runs in every compiled step."""
     found: list[flow.Tensor] = []
-    _collect(value, found)
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, flow.Tensor):
+            found.append(item)
+        elif isinstance(item, (list, tuple)):
+            waiting.extend(reversed(item))
+        elif isinstance(item, Mapping):
+            waiting.extend(reversed(list(item.values())))
     return found
-
-
-def _collect(value: Any, found: list[flow.Tensor]) -> None:
-    """A list and no generator: it runs in every compiled step."""
-    if isinstance(value, flow.Tensor):
-        found.append(value)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _collect(item, found)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            _collect(item, found)
 
 
 def named_tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, flow.Tensor]]:

@@ -85,10 +85,12 @@ def test_evaluation_and_saving_are_no_time_of_training(mode):
             with self.trainer.loop.not_training():
                 clock.pass_by(1000.0)()
 
-        def check(self, **_):
+        background = None
+
+        def close(self, **_):
             pass
 
-        close = wait = check_can_save = check
+        wait = check_can_save = close
 
     saves = Saves()
     steps = CallbackHook(before_train=saves.begin, after_step=clock.pass_by(1.0))

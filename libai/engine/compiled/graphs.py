@@ -18,8 +18,8 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.compiled.reads import Reads
-from libai.engine.compiled.traced_state import TracedState
+from libai.engine.compiled.buffers import traced_buffers
+from libai.engine.compiled.guards import Reads
 from libai.engine.compiled.tracing import tracing
 from libai.forward.contract import read_losses, total_loss, weighted_total
 from libai.forward.flops import FlopCounter
@@ -133,7 +133,7 @@ class TrainGraph(CompiledGraph):
         is_replicated = mesh.device == "cpu" and not (layout.cuts_parameters or auto_parallel)
         self._joins_gradients = mesh.data > 1 and is_replicated
         self._joins_updates = is_replicated and are_kernels_on()
-        self._traced = TracedState(buffers)
+        self._changing = tuple(buffers)
         self._num_micro_batches = num_accumulation_steps
         self._in_turn = in_turn
         if in_turn:
@@ -173,7 +173,7 @@ class TrainGraph(CompiledGraph):
                 losses, metrics, totals = zip(*parts)
                 losses, metrics = list(losses), list(metrics)
                 total = functools.reduce(operator.add, totals) / float(self._num_micro_batches)
-            buffers = self._traced.values(self.model)
+            buffers = traced_buffers(self.model, self._changing)
         total.backward()
         # replaced by the norm that clipping computes once the job is complete
         norm = total.detach() * 1.0 if self._clips else None

@@ -14,8 +14,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.compiled.build_errors import explain_build_error
-from libai.engine.compiled.guards import Guards
-from libai.engine.compiled.reads import Reads
+from libai.engine.compiled.guards import Guards, Reads
 from libai.engine.compiled.tracing import tracing
 from libai.engine.metrics import StepResult
 from libai.parallel.batch_statistics import count_batches

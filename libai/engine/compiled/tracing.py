@@ -23,7 +23,7 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.nn.graph.proxy import LazyBuilder, ProxyModule, ProxyParameterDict, ProxyParameterList, ProxyTensor
 
-from libai.engine.compiled.reads import Reads
+from libai.engine.compiled.guards import Reads
 from libai.forward.python_state import hooks_of
 from libai.forward.rebinding import rebound
 from libai.patches.wrapping import replaced, unwrap_forward, wrap_forward

@@ -42,7 +42,8 @@ class CheckpointHook(HookBase):
 
     def after_step(self) -> None:
         """Saves when a period says so, and after the last iteration. Raises the failure of an earlier save."""
-        self._checkpointer.check()
+        if self._checkpointer.background is not None:
+            self._checkpointer.background.check()
         completed = self.trainer.iter + 1
         is_last = completed == self.trainer.max_iter and self._at_end
         if is_last or is_due(self._period, completed):

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from libai.engine.compiled.traced_state import same_buffers
+from libai.engine.compiled.buffers import same_buffers
 from libai.engine.rehearsal.kept import python_kept
 from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op

@@ -19,24 +19,18 @@ from libai.engine.compiled.tracing import walk
 from libai.forward.state import with_line
 
 
-class TracedState:
-    """The buffers `names` of one graph's model: their values at the end of a trace."""
-
-    def __init__(self, names: Sequence[str]):
-        self.names = tuple(names)
-
-    def values(self, proxy: Any) -> dict[str, flow.Tensor]:
-        """What the traced forward has made of the buffers of a graph's `proxy` of the model, laid out like them."""
-        stand_ins = dict(walk(proxy))
-        values = {}
-        for name in self.names:
-            path, _, attribute = name.rpartition(".")
-            real = stand_ins[path].to(nn.Module)._buffers[attribute]
-            value = stand_ins[path]._get_from_states(attribute, "_buffers").detach()
-            if real.is_global:
-                value = value.to_global(placement=real.placement, sbp=real.sbp)
-            values[name] = flow._C.identity(value)  # an output of a graph must not be another one, or an input
-        return values
+def traced_buffers(proxy: Any, names: Sequence[str]) -> dict[str, flow.Tensor]:
+    """Return what the traced forward has made of the buffers `names` of a graph's `proxy` of the model."""
+    stand_ins = dict(walk(proxy))
+    values = {}
+    for name in names:
+        path, _, attribute = name.rpartition(".")
+        real = stand_ins[path].to(nn.Module)._buffers[attribute]
+        value = stand_ins[path]._get_from_states(attribute, "_buffers").detach()
+        if real.is_global:
+            value = value.to_global(placement=real.placement, sbp=real.sbp)
+        values[name] = flow._C.identity(value)  # an output of a graph must not be another one, or an input
+    return values
 
 
 def write_buffers(model: nn.Module, values: Mapping[str, flow.Tensor]) -> None:

@@ -22,8 +22,8 @@ from libai.config.instantiation import (
     read_item,
     target_of,
     unknown_arguments,
+    wrong_kind,
 )
-from libai.config.kinds import wrong_kind
 from libai.config.lazy_config import LazyConfig
 from libai.config.overrides import format_override
 from libai.config.settings import schema
@@ -232,7 +232,7 @@ def _check_calls(node: Any, path: str, kind: str, depth: int, problems: list[str
 def _check_below(node: Any, path: str, problems: list[str], kind: str | None = None) -> None:
     """Check that everything below `node` can be read; with a kind, that targets exist and take their arguments.
 
-    `kind`: what a target at `path` must give, see `libai.config.kinds`; empty for anything. Values are converted to
+    `kind`: what a target at `path` must give, see `wrong_kind`; empty for anything. Values are converted to
     the types that targets declare, as 1 to 1.0 or "off" to False.
     """
     if isinstance(node, (str, bytes)) or not isinstance(node, (Mapping, Sequence)):

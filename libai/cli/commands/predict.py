@@ -11,7 +11,7 @@ import csv
 import json
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,7 @@ def read_columns(file: Path) -> Columns:
             with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
                 columns = {name: arrays[name] for name in arrays.files}
         else:
-            with open(file, encoding="utf-8", newline="") as lines:
-                rows = list(_json_rows(file, lines) if file.suffix == ".jsonl" else _csv_rows(file, lines))
+            rows = _read_rows(file)
             cells = {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
             if file.suffix == ".csv":
                 cells = {name: _parsed(values) for name, values in cells.items()}
@@ -95,30 +94,21 @@ def read_columns(file: Path) -> Columns:
     return columns
 
 
-def _json_rows(file: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    first: set[str] | None = None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{file}, line {number}: not JSON ({error}).") from None
-        if not isinstance(row, dict) or not row:
-            raise UserError(f'{file}, line {number}: it must be an object such as {{"x": [1.0, 2.0]}}.')
-        first = first or set(row)
-        if set(row) != first:
-            raise UserError(f"{file}, line {number}: it has {sorted(row)}, and the first line {sorted(first)}.")
-        yield row
-
-
-def _csv_rows(file: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    reader = csv.DictReader(lines)
-    for row in reader:
-        for name, cell in row.items():
-            if name is None or cell is None:
-                raise UserError(f"{file}, line {reader.line_num}: its number of cells differs from the header.")
-        yield row
+def _read_rows(file: Path) -> list[dict[str, Any]]:
+    """Return the samples of a .csv or .jsonl file, which all have the names of the header or of the first one."""
+    with open(file, encoding="utf-8", newline="") as stream:
+        if file.suffix == ".csv":
+            reader = csv.DictReader(stream, restkey="")
+            rows = [{name: cell for name, cell in row.items() if cell is not None} for row in reader]
+            names = list(reader.fieldnames or ())
+        else:
+            rows = [json.loads(line) for line in stream if line.strip()]
+            names = list(rows[0]) if rows and isinstance(rows[0], dict) else []
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or set(row) != set(names):
+            expected = ", ".join(names) or 'an object such as {"x": [1.0, 2.0]}'
+            raise UserError(f"{file}, sample {number}: expected {expected}, found {str(row)[:100]}.")
+    return rows
 
 
 def _parsed(cells: list[str]) -> list[Any]:
@@ -250,7 +240,8 @@ def write_columns(columns: Columns, file: Path | None) -> None:
         if file is not None and file.suffix == ".csv":
             writer = csv.writer(stream)
             writer.writerow(columns)
-            writer.writerows([json.dumps(value) for value in row.values()] for row in rows)
+            for row in rows:
+                writer.writerow([value if isinstance(value, str) else json.dumps(value) for value in row.values()])
         else:
             stream.writelines(json.dumps(row) + "\n" for row in rows)
     finally:

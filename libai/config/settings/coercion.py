@@ -6,6 +6,7 @@ Types are ordinary annotations built from bool, int, float, str, None, `Literal`
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import numbers
 import operator
@@ -20,6 +21,9 @@ from omegaconf.base import Node
 
 OBJECTS = {"allow_objects": True}
 """OmegaConf flags under which a config may hold any Python object."""
+
+LARGEST = 10**9
+"""No count of anything is larger: what is, overflows somewhere later (dates, C integers, memory)."""
 
 PLAIN = (bool, int, float, str, bytes, Path, type(None))
 """Types that OmegaConf holds and YAML can write."""
@@ -178,3 +182,16 @@ def _objects(node: Any) -> Iterator[Any]:
             yield from _objects(item)
     elif not isinstance(node, PLAIN):
         yield node
+
+
+def key(default: Any, doc: str, **bounds: Any) -> Any:
+    """Return a field of a section: a setting with its default, meaning and limits."""
+    return dataclasses.field(default=default, metadata={"doc": doc, "bounds": Bounds(**bounds)})
+
+
+def section(cls: type) -> Any:
+    return dataclasses.field(default_factory=cls)
+
+
+def lazy(factory: Any, doc: str) -> Any:
+    return dataclasses.field(default_factory=factory, metadata={"doc": doc, "bounds": Bounds()})

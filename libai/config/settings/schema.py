@@ -15,8 +15,7 @@ from typing import Any, Literal, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 
 from libai.config.settings import sections
-from libai.config.settings.coercion import OBJECTS, Bounds, Mismatch, coerce, expected
-from libai.config.settings.fields import LARGEST, key, lazy, section
+from libai.config.settings.coercion import LARGEST, OBJECTS, Bounds, Mismatch, coerce, expected, key, lazy, section
 
 
 @dataclass(frozen=True)

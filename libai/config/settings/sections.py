@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from libai.config.settings.fields import key, lazy
+from libai.config.settings.coercion import key, lazy
 
 
 class Switched:

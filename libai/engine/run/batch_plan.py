@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from libai.config import BatchSizes
-from libai.config.settings.fields import LARGEST
+from libai.config.settings.coercion import LARGEST
 from libai.engine.hook_base import EveryEpoch, Period
 from libai.utils.errors import UserError
 

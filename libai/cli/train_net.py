@@ -57,7 +57,7 @@ def main() -> int:
     if args.dry_run:
         run.dry_run()
     elif args.find_lr:
-        from libai.engine.run.find_lr import find_lr_of_run
+        from libai.engine.run.trials import find_lr_of_run
 
         find_lr_of_run(run, str(args.find_lr))
     elif args.eval_only:

@@ -6,12 +6,9 @@ The only place of the engine that looks at what the config says about the mode; 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable
-from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 import oneflow as flow
 
 from libai.config import RunConfig
@@ -19,20 +16,17 @@ from libai.config.combinations import check_supported
 from libai.engine.compiled.build_errors import GraphBuildError
 from libai.engine.compiled.guards import refuse_own_update
 from libai.engine.hook_base import HookBase
-from libai.engine.rehearsal.kept import rolled_back
 from libai.engine.rehearsal.rehearsal import NotTheSame
 from libai.engine.run import build
-from libai.engine.trainer import TRAINERS, ModelTrainer
-from libai.utils.distributed import all_reduce, is_main_process
+from libai.engine.run.trials import time_modes
+from libai.engine.trainer import TRAINERS
+from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
 from libai.utils.seeding import seed_everything
 
 logger = logging.getLogger("libai.engine")
 #: the reason for the mode of a run that has not decided yet
 UNDECIDED = "graph.enabled=auto"
-#: with auto: updates per timed block, and blocks per mode; they alternate, so that both see the machine in one state
-UPDATES_PER_BLOCK = 3
-BLOCKS = 3
 
 
 #: what a graph could not do that raises one of these
@@ -132,32 +126,6 @@ def mode_of_hooks(hooks: Iterable[HookBase]) -> tuple[str, str] | None:
         raise UserError("graph.enabled=auto finds no mode: " + " ".join(map(str, refusals.values())))
     (refusal,) = refusals.values()
     return allowed[0], str(refusal).partition(". ")[0]
-
-
-def time_modes(variants: dict[str, ModelTrainer], micro_batches: list[Any]) -> dict[str, float]:
-    """Seconds per update of each variant on the same micro-batches: the fastest block, of the slowest rank.
-
-    Every variant is left as it was: its state is restored bit for bit, and so are the random generators of Python
-    and NumPy. Collective; all ranks get the same numbers. Call `prepare()` on graph trainers first.
-    """
-    with ExitStack() as stack:
-        for trainer in variants.values():
-            stack.enter_context(rolled_back(trainer))
-        best = dict.fromkeys(variants, float("inf"))
-        for trainer in variants.values():
-            _time_block(trainer, micro_batches, updates=1)
-        for _ in range(BLOCKS):
-            for name, trainer in variants.items():
-                best[name] = min(best[name], _time_block(trainer, micro_batches, UPDATES_PER_BLOCK))
-    slowest = all_reduce(np.array(list(best.values())), "max")
-    return dict(zip(best, slowest.tolist()))
-
-
-def _time_block(trainer: ModelTrainer, micro_batches: list[Any], updates: int) -> float:
-    start = time.perf_counter()
-    results = [trainer.update(micro_batches) for _ in range(updates)]
-    trainer.collect(results)  # waits for the device
-    return (time.perf_counter() - start) / updates
 
 
 def switch(run: Any, mode: str, reason: str) -> None:

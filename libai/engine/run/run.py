@@ -29,10 +29,10 @@ from libai.engine.loop import Interrupted
 from libai.engine.run import build, modes
 from libai.engine.run.batch_plan import BatchPlan
 from libai.engine.run.default_hooks import default_hooks, default_writers
-from libai.engine.run.dry_run import dry_run
 from libai.engine.run.predictor import Predictor
 from libai.engine.run.report import TrainResult, result_of, start_banner, starting_files, write_summary
 from libai.engine.run.run_folder import RunFolder, prepare_output_dir, require_checkpoint, saved_seed
+from libai.engine.run.trials import dry_run
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.launch.startup import StartupTimes
 from libai.launch.stop import STOP, StoppedFromOutside, StopRequest, describe_stop, exit_code_of

@@ -56,7 +56,7 @@ def controls() -> Iterator[Planned]:
     control = partial(Planned, is_control=True)
     whole = Case(ADAMW)
     averaged = whole.with_(model=MeanOfMeans)
-    yield control("mean of the ranks' means", whole, ("eager",), _no_rehearsal, trained_case=averaged)
+    yield control("mean of the ranks' means", whole, ("eager",), trained_case=averaged)
     quarters = whole.with_(accumulation=2)
     yield control("mean of micro-batch means", quarters, trained_case=quarters.with_(model=MeanOfMeans))
     yield control(
@@ -76,8 +76,8 @@ def controls() -> Iterator[Planned]:
     yield control("dropout masks that repeat on every rank", VARIANTS["dropout"], ("eager",), _same_masks)
 
 
-def _no_rehearsal() -> AbstractContextManager[Any]:
-    """Without it the model is found to mix its samples, and computed right with global tensors."""
+def no_rehearsal() -> AbstractContextManager[Any]:
+    """Without a rehearsal, which would find that the ranks train wrongly, and train right with global tensors."""
     return mock.patch.object(trainer_module, "look_ahead", lambda _: ([], None))
 
 

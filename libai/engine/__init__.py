@@ -14,11 +14,10 @@ from libai.engine.graph import GraphTrainer
 from libai.engine.hook_base import HookBase
 from libai.engine.loop import StopTraining, TrainerBase
 from libai.engine.metrics import NonFiniteLoss
+from libai.engine.rehearsal.check_parity import ParityReport, check_parity
 from libai.engine.run.batch_plan import BatchPlan
 from libai.engine.run.report import TrainResult
 from libai.engine.run.run import Run, default_setup
-from libai.engine.verify.parity import check_parity
-from libai.engine.verify.report import ParityReport
 from libai.forward.contract import ModelContractError
 
 #: the name of a run in detectron2 and LiBai

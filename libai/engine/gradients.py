@@ -17,9 +17,8 @@ import oneflow as flow
 from libai.engine.compiled.build_errors import explain_forward_error
 from libai.engine.metrics import StepResult
 from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss, weighted_total
-from libai.forward.in_place import values_kept
 from libai.forward.index_check import IndexCheck
-from libai.forward.state import Facts
+from libai.forward.state import Facts, values_kept
 from libai.layers.random import assign_layer_ids, fold, random_context
 from libai.utils.distributed import get_rank
 from libai.utils.tensors import detached

@@ -24,7 +24,7 @@ FLOORS = (
     ("parallel",),
     ("patches.job",),
     ("forward",),
-    ("engine", "engine.compiled", "engine.rehearsal", "engine.run", "engine.verify", "engine.hooks"),
+    ("engine", "engine.compiled", "engine.rehearsal", "engine.run", "engine.hooks"),
     ("benchmark", "benchmark.others", "hf.families"),
     ("hf",),
     ("inference",),

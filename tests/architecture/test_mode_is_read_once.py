@@ -21,7 +21,7 @@ READERS = {
     "libai/config/settings/other_names.py": 1,
 }
 #: here a run is one of the two that are compared
-OTHER_RUNS = ("libai/engine/verify/parity.py",)
+OTHER_RUNS = ("libai/engine/rehearsal/check_parity.py",)
 
 
 def _name(node: ast.expr) -> str:

@@ -10,7 +10,7 @@ import toy
 from libai.cli.commands.verify_resume import FAULTS
 from libai.config import validate
 from libai.engine import default_setup
-from libai.engine.verify.resume import Rehearsal, compare, is_exact, job_overrides
+from libai.engine.run.verify_resume import Rehearsal, compare, is_exact, job_overrides
 from libai.launch.stop import StoppedFromOutside
 from libai.layers import Dropout
 from libai.utils.errors import UserError

@@ -169,7 +169,7 @@ def test_a_builder_must_build():
 
 
 def test_several_processes_are_refused(monkeypatch):
-    monkeypatch.setattr("libai.engine.verify.parity.get_world_size", lambda: 2)
+    monkeypatch.setattr("libai.engine.rehearsal.check_parity.get_world_size", lambda: 2)
     with pytest.raises(UserError, match="runs on one process, and this job has 2"):
         check(toy.Classifier)
 

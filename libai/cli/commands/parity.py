@@ -23,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     if args.config is None:
         raise UserError("no config is named. `libai train --help` lists the shipped ones.")
     require_one_process()
-    from libai.engine.verify.parity import check_config
+    from libai.engine.rehearsal.check_parity import check_config
 
     with only_result(args.json):
         report = check_config(args.config, args.overrides, args.iters, args.bound)

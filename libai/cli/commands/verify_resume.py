@@ -59,7 +59,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def run_job(args: argparse.Namespace) -> int:
     """One phase, as a rank of a job."""
     from libai.engine import default_setup
-    from libai.engine.verify.resume import Rehearsal, job_overrides
+    from libai.engine.run.verify_resume import Rehearsal, job_overrides
 
     folder, _ = PHASES[args.phase]
     overrides = [*args.words, *job_overrides(args.iters, args.folder / folder)]
@@ -95,7 +95,7 @@ def certify(args: argparse.Namespace, folder: Path) -> int:
         if code:
             return code
 
-    from libai.engine.verify.resume import compare, is_exact, report_json, report_table
+    from libai.engine.run.verify_resume import compare, is_exact, report_json, report_table
 
     findings = compare(folder / "straight", folder / "resumed", args.iters)
     exact = is_exact(findings)

@@ -10,4 +10,4 @@ from libai.engine.hooks.lr import LRHook
 from libai.engine.hooks.metrics import IterationTimer, WriterHook
 from libai.engine.hooks.profiler import ProfilerHook
 from libai.engine.hooks.seeds import RandomStateHook
-from libai.engine.rehearsal.hook import RehearsalHook
+from libai.engine.rehearsal.rehearsal import RehearsalHook

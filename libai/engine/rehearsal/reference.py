@@ -22,9 +22,8 @@ from libai.engine.rehearsal.kept import CalledFunctions, PythonKept, everything_
 from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.forward.contract import read_losses
-from libai.forward.in_place import written_in_place
 from libai.forward.python_state import PythonState, fingerprint
-from libai.forward.state import Facts, frozen_parameters, own_buffers, with_line
+from libai.forward.state import Facts, frozen_parameters, own_buffers, with_line, written_in_place
 from libai.layers import is_batch_norm_of_rank
 from libai.optim.state import state_keys, walk_parameters
 from libai.parallel import full_tensor

@@ -6,9 +6,13 @@ A long rehearsal (`libai.engine.rehearsal`): the updates made eagerly, and the s
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import oneflow as flow
 from oneflow import nn
 
@@ -20,12 +24,95 @@ from libai.engine.rehearsal.naming import find_culprit
 from libai.engine.rehearsal.reference import Reference, reference_of
 from libai.engine.rehearsal.rehearsal import own_updates, refuse_changing
 from libai.engine.run.build import Parts, amp_dtype
-from libai.engine.verify.report import ROUNDING, Difference, ParityReport, largest_difference, relative_difference
 from libai.layers.random import find_unseeded_dropouts
 from libai.parallel import Mesh
 from libai.utils.distributed import default_device, get_world_size
 from libai.utils.errors import UserError
 from libai.utils.seeding import seed_everything
+
+#: relative difference of two losses that float32 cannot resolve: four units in the last place
+ROUNDING = 4 * 2.0**-23
+#: a tensor is measured against its own largest value, but not against less than this part of the largest of its kind:
+#: the gradient of a key bias in attention is mathematically zero, and a ratio of two rounding errors says nothing
+_SMALLEST_SCALE = 1e-3
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A largest difference: relative and absolute, `where` (a name) and after which iteration (1 = the first)."""
+
+    relative: float = 0.0
+    absolute: float = 0.0
+    where: str = ""
+    iteration: int | None = None
+
+    def __str__(self) -> str:
+        if self.relative == 0.0:
+            return "bitwise equal"
+        after = f", iteration {self.iteration}" if self.iteration else ""
+        return f"{self.relative:.1e} relative, {self.absolute:.1e} absolute ({self.where}{after})"
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """The result of `check_parity`; `str()` is a table for people, `to_json()` the same for programs.
+
+    Attributes:
+        verdict: "same" (equal to the last bits), "within bound", or "broken".
+        reason: the verdict in one sentence.
+        first_broken: first iteration (1 = the first) in which the modes differ beyond the bound, or None.
+        module: qualified name of the module that diverges first (the model's class name for its own forward), or None.
+        stage: where it diverges: "build", "forward", "backward" or "update".
+        differences: "loss", "gradients", "weights", "buffers" -> the largest difference of the modes.
+        notes: facts that no difference shows.
+        losses: mode -> total loss of every iteration.
+    """
+
+    verdict: str
+    reason: str
+    bound: float
+    num_iters: int
+    first_broken: int | None = None
+    module: str | None = None
+    stage: str | None = None
+    differences: Mapping[str, Apart] | None = None
+    notes: tuple[str, ...] = ()
+    losses: Mapping[str, list[float]] | None = None
+
+    @property
+    def ok(self) -> bool:
+        """True unless the verdict is "broken"."""
+        return self.verdict != "broken"
+
+    @property
+    def exit_code(self) -> int:
+        """0 for "same" and "within bound", 1 for "broken"."""
+        return 0 if self.ok else 1
+
+    def to_json(self) -> str:
+        """All attributes as one JSON object; numbers that JSON has no word for (NaN, infinity) become strings."""
+        return json.dumps(_strict(asdict(self) | {"ok": self.ok}), indent=1)
+
+    def __str__(self) -> str:
+        rows = [("verdict", f"{self.verdict.upper()}: {self.reason}")]
+        if self.module is not None:
+            rows.append(("diverges in", f"{self.module} ({self.stage})"))
+        if self.first_broken is not None:
+            rows.append(("differs from", f"iteration {self.first_broken}"))
+        rows += [(name, str(difference)) for name, difference in (self.differences or {}).items()]
+        rows += [("note", text) for text in self.notes]
+        width = max(len(title) for title, _ in rows) + 2
+        text = "\n".join(f"{title:<{width}}{value}" for title, value in rows)
+        return f"eager against graph over {self.num_iters} iterations, bound {self.bound:g}\n{text}{self._loss_table()}"
+
+    def _loss_table(self) -> str:
+        eager, graph = (self.losses or {}).get("eager", []), (self.losses or {}).get("graph", [])
+        if not eager or not graph:
+            return ""
+        lines = [f"{'iteration':>9}  {'eager':>14}  {'graph':>14}  relative"]
+        for iteration, (a, b) in enumerate(zip(eager, graph), 1):
+            lines.append(f"{iteration:>9}  {a:>14.8g}  {b:>14.8g}  {_apart(a, b)[0]:.1e}")
+        return "\n" + "\n".join(lines)
 
 
 def check_parity(
@@ -176,18 +263,18 @@ def _totals(updates: Reference) -> list[float]:
     return [losses["train/loss"] for losses in updates.losses]
 
 
-def _differences(eager: Reference, graph: Reference) -> dict[str, Difference]:
-    loss = Difference()
+def _differences(eager: Reference, graph: Reference) -> dict[str, Apart]:
+    loss = Apart()
     for iteration, (one, other) in enumerate(zip(_totals(eager), _totals(graph)), 1):
-        relative = relative_difference(one, other)
+        relative, absolute = _apart(one, other)
         if relative > loss.relative:
-            loss = Difference(relative, abs(one - other), "loss", iteration)
+            loss = Apart(relative, absolute, "loss", iteration)
     last = len(eager.losses)
     differences = {"loss": loss}
     for kind, iteration in (("gradients", 1), ("weights", last), ("buffers", last)):
         expected = getattr(eager.states[iteration], kind)
         if expected:
-            differences[kind] = largest_difference(expected, getattr(graph.states[iteration], kind), iteration)
+            differences[kind] = _largest(expected, getattr(graph.states[iteration], kind), iteration)
     return differences
 
 
@@ -215,3 +302,38 @@ def _stock_dropouts(trainer: GraphTrainer) -> list[str]:
         f"{', '.join(names)}: OneFlow 0.9's own dropout ignores every seed and is switched off in this comparison. Use "
         "libai.layers.Dropout."
     ]
+
+
+def _apart(a: Any, b: Any, floor: float = 0.0) -> tuple[float, float]:
+    """`(relative, absolute)` largest difference of two numbers or arrays of one shape; relative to the largest
+    magnitude in them or to `floor`. Equal bits, NaN included, are no difference; otherwise infinite where one is not
+    finite."""
+    x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if np.array_equal(x, y, equal_nan=True):
+        return 0.0, 0.0
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return math.inf, math.inf
+    absolute = float(np.abs(x - y).max())
+    return absolute / max(float(np.abs(x).max()), float(np.abs(y).max()), floor), absolute
+
+
+def _largest(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], iteration: int) -> Apart:
+    """The largest relative difference over tensors of equal names."""
+    floor = _SMALLEST_SCALE * max((float(np.abs(one).max(initial=0)) for one in a.values()), default=0.0)
+    found = Apart()
+    for name in a:
+        relative, absolute = _apart(a[name], b[name], floor)
+        if relative > found.relative:
+            found = Apart(relative, absolute, name, iteration)
+    return found
+
+
+def _strict(value: Any) -> Any:
+    """`value` with text in place of the numbers that JSON has no word for (NaN, infinity)."""
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

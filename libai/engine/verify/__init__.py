@@ -1,1 +1,0 @@
-"""Whole runs compared: on every mesh, and resumed against never stopped."""

@@ -15,8 +15,7 @@ from oneflow import nn
 
 from libai.engine.compiled.graphs import MODULE_NAME
 from libai.optim import JoinedUpdates, check_state_names, export_graph_state, export_state, import_state, to_graph_state
-from libai.optim.graph_state import graph_state_names
-from libai.optim.state import like_parameter
+from libai.optim.state import graph_state_names, like_parameter
 from libai.parallel import Layout, full_tensor
 from libai.patches.internals import wait_for_device
 

@@ -2,9 +2,16 @@
 
 from libai.optim.clip import clip_grad_norm, clip_grad_value, norm_and_coefficient
 from libai.optim.ema import WeightAverage
-from libai.optim.graph_state import bias_corrections, export_graph_state, graph_state_names, to_graph_state
 from libai.optim.joined import JoinedUpdates
 from libai.optim.loss_scale import LossScaler, LossScaling
 from libai.optim.param_groups import auto_scale_lr, get_param_groups
 from libai.optim.several import Optimizers
-from libai.optim.state import check_state_names, export_state, import_state
+from libai.optim.state import (
+    bias_corrections,
+    check_state_names,
+    export_graph_state,
+    export_state,
+    graph_state_names,
+    import_state,
+    to_graph_state,
+)

@@ -1,8 +1,9 @@
 """Optimizer state in one form for both modes and every layout.
 
 The form is `tensors = {"<parameter name>/<eager key>": tensor}` plus `scalars = {"step": updates made}`. Eager mode
-reads and writes it here; `libai.optim.graph_state` translates it to and from the names of a compiled graph. Learning
-rates are not part of it: they belong to the scheduler and the config.
+reads and writes it with `export_state` and `import_state`; `export_graph_state` and `to_graph_state` translate it from
+and to the names of a compiled graph, for the seven optimizers of OneFlow 0.9.0. Learning rates are not part of it: they
+belong to the scheduler and the config.
 
 The state is complete: where OneFlow has not made a parameter's state yet (it does so at its first gradient) the zeros
 that it would start with stand for it. So what is missing on loading is really missing.
@@ -10,7 +11,8 @@ that it would start with stand for it. So what is missing on loading is really m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,22 @@ from libai.optim.several import optimizer_of
 from libai.utils.errors import UserError
 
 NamedParameters = Mapping[str, flow.Tensor] | Iterable[tuple[str, flow.Tensor]]
+
+
+#: a compiled graph counts updates in it, and calls the state of parameter `p` of its module `model` `model.p-<suffix>`
+TRAIN_STEP = "System-Train-TrainStep"
+
+_SUFFIX_OF_KEY = {
+    "momentum_buf": "momentum",
+    "exp_avg": "m",
+    "exp_avg_sq": "v",
+    "max_exp_avg_sq": "max_v",
+    "sum": "sum",
+    "square_avg": "mean_square",
+    "grad_avg": "mean_gradient",
+    "square_avgs": "square_avgs",
+    "acc_deltas": "acc_deltas",
+}
 
 
 def state_keys(optimizer: flow.optim.Optimizer, group: Any) -> tuple[str, ...] | None:
@@ -90,31 +108,18 @@ def import_state(
     Raises `UserError` with the exact differences when something is missing, left over or of another shape; the
     optimizer is then unchanged.
     """
-    missing: list[str] = []
-    mis_shaped: list[str] = []
+    entries = check_state_names(optimizer, named_parameters, tensors, scalars)
     staged: list[tuple[flow.Tensor, str, Any]] = []
-    unclaimed = dict.fromkeys([*tensors, *(key for key in scalars if "/" in key)])
-    for name, parameter, group in walk_parameters(optimizer, named_parameters):
-        keys = state_keys(optimizer, group)
-        if keys is None:  # an optimizer of the user's own: whatever was saved for this parameter
-            keys = tuple(key.rpartition("/")[2] for key in unclaimed if key.rpartition("/")[0] == name)
-        for key in keys:
-            full_name = f"{name}/{key}"
-            if full_name not in unclaimed:
-                missing.append(full_name)
-                continue
-            del unclaimed[full_name]
-            value = tensors[full_name] if full_name in tensors else scalars[full_name]
-            shape = tuple(parameter.shape)
-            if _is_number(value):
-                staged.append((parameter, key, value))
-            elif tuple(value.shape) == shape:
-                staged.append((parameter, key, like_parameter(value, parameter)))
-            else:
-                mis_shaped.append(f"{full_name} (saved {tuple(value.shape)}, wanted {shape})")
-    if "step" not in scalars:
-        missing.append("step")
-    _require_fit(optimizer, missing, list(unclaimed), mis_shaped)
+    mis_shaped = []
+    for name, (parameter, key) in entries.items():
+        value = tensors[name] if name in tensors else scalars[name]
+        if _is_number(value):
+            staged.append((parameter, key, value))
+        elif tuple(value.shape) == tuple(parameter.shape):
+            staged.append((parameter, key, like_parameter(value, parameter)))
+        else:
+            mis_shaped.append(f"{name} (saved {tuple(value.shape)}, wanted {tuple(parameter.shape)})")
+    _require_fit(optimizer, {"mis-shaped": mis_shaped})
     for parameter, key, value in staged:
         optimizer._state[parameter][key] = value
     for key, value in scalars.items():
@@ -124,26 +129,35 @@ def import_state(
 
 def check_state_names(
     optimizer: flow.optim.Optimizer, named_parameters: NamedParameters, tensors: Iterable[str], scalars: Iterable[str]
-) -> None:
-    """Raise `UserError`, as `import_state` would, when the names in a saved state are not those of `optimizer`."""
-    walked = walk_parameters(optimizer, named_parameters)
-    wanted = {f"{name}/{key}" for name, _, group in walked for key in state_keys(optimizer, group) or ()}
-    found = set(tensors)
-    missing = sorted(wanted - found) + ([] if "step" in scalars else ["step"])
-    _require_fit(optimizer, missing, sorted(found - wanted))
+) -> dict[str, tuple[flow.Tensor, str]]:
+    """Return parameter and key of each entry in a saved state; `UserError` if they are not those of `optimizer`.
+
+    An optimizer of the user's own takes whatever was saved for its parameters.
+    """
+    saved = dict.fromkeys([*tensors, *(key for key in scalars if "/" in key)])
+    entries: dict[str, tuple[flow.Tensor, str]] = {}
+    for name, parameter, group in walk_parameters(optimizer, named_parameters):
+        keys = state_keys(optimizer, group)
+        if keys is None:
+            keys = tuple(entry.rpartition("/")[2] for entry in saved if entry.rpartition("/")[0] == name)
+        entries.update((f"{name}/{key}", (parameter, key)) for key in keys)
+    missing = [name for name in entries if name not in saved] + ([] if "step" in scalars else ["step"])
+    _require_fit(optimizer, {"missing": missing, "unexpected": [name for name in saved if name not in entries]})
+    return entries
 
 
-def _require_fit(
-    optimizer: flow.optim.Optimizer, missing: list[str], unexpected: list[str], mis_shaped: Sequence[str] = ()
-) -> None:
+def _require_fit(optimizer: flow.optim.Optimizer, differences: Mapping[str, list[str]]) -> None:
     """Raise `UserError` with the names of what does not fit, at most five of each kind."""
-    kinds = (("missing", missing), ("unexpected", unexpected), ("mis-shaped", list(mis_shaped)))
-    differences = "; ".join(f"{len(names)} {kind}: {_shorten(names)}" for kind, names in kinds if names)
-    if differences:
+    found = []
+    for kind, names in differences.items():
+        more = f", … {len(names) - 5} more" if len(names) > 5 else ""
+        if names:
+            found.append(f"{len(names)} {kind}: {', '.join(names[:5])}{more}")
+    if found:
         raise UserError(
-            f"The saved optimizer state does not fit this {type(optimizer).__name__}: {differences}. It belongs to "
-            "another model, optimizer or set of frozen parameters. Configure them as in the saved run, or begin with "
-            "new state: --resume --reset optimizer."
+            f"The saved optimizer state does not fit this {type(optimizer).__name__}: {'; '.join(found)}. It belongs "
+            "to another model, optimizer or set of frozen parameters. Configure them as in the saved run, or begin "
+            "with new state: --resume --reset optimizer."
         )
 
 
@@ -197,5 +211,96 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _shorten(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f", … {len(names) - 5} more" if len(names) > 5 else "")
+def graph_state_names(optimizer: flow.optim.Optimizer) -> dict[str, str]:
+    """Eager state key -> suffix of the same tensor in a graph, for all groups of `optimizer`.
+
+    Raises `UserError` for an optimizer that is not one of OneFlow's, because a graph cannot compile it.
+    """
+    names: dict[str, str] = {}
+    for group in optimizer.param_groups:
+        keys = state_keys(optimizer, group)
+        if keys is None:
+            raise UserError(
+                f"{type(optimizer).__name__} is not an optimizer of OneFlow, so its state has no form in a graph. Use "
+                "graph.enabled=false, or one of SGD, Adam, AdamW, LAMB, Adagrad, RMSprop, Adadelta."
+            )
+        names.update((key, _SUFFIX_OF_KEY[key]) for key in keys)
+    return names
+
+
+def export_graph_state(
+    graph_state_dict: Mapping[str, Any],
+    prefix: str,
+    named_parameters: NamedParameters,
+    optimizer: flow.optim.Optimizer,
+    step: int | None = None,
+) -> tuple[dict[str, flow.Tensor], dict[str, Any]]:
+    """The state of a compiled training graph as `(tensors, scalars)` of the canonical form.
+
+    `graph_state_dict`: `graph.state_dict()` after the first call; `prefix`: the graph's attribute that is the module;
+    `step`: the updates made, of a graph that does not count them itself.
+    A graph makes no state for a parameter without gradient; its initial value stands for it. With a global
+    graph every rank must call it.
+    """
+    suffixes = graph_state_names(optimizer)
+    tensors: dict[str, flow.Tensor] = {}
+    for name, parameter, group in walk_parameters(optimizer, named_parameters):
+        for key in state_keys(optimizer, group) or ():
+            graph_name = f"{prefix}.{name}-{suffixes[key]}"
+            if graph_name in graph_state_dict:
+                tensors[f"{name}/{key}"] = graph_state_dict[graph_name]
+            else:
+                tensors[f"{name}/{key}"] = initial_state(parameter, group)
+    return tensors, {"step": _read_step(graph_state_dict[TRAIN_STEP]) if step is None else step}
+
+
+def to_graph_state(
+    tensors: Mapping[str, Any],
+    scalars: Mapping[str, Any],
+    prefix: str,
+    optimizer: flow.optim.Optimizer,
+    named_parameters: NamedParameters,
+) -> dict[str, flow.Tensor]:
+    """The canonical form as entries for `graph.load_state_dict`, to be called before the graph's first call.
+
+    Each tensor takes the dtype and layout of its parameter; for global parameters every rank must call it. The weights
+    are not in it: load them into the module.
+
+    Raises `UserError` for a name that `optimizer` does not have, such as a state that was not translated, and for a
+    missing one.
+    """
+    suffixes = graph_state_names(optimizer)
+    entries = check_state_names(optimizer, named_parameters, tensors, scalars)
+    state: dict[str, flow.Tensor] = {}
+    for name in tensors:
+        parameter, key = entries[name]
+        state[f"{prefix}.{name.rpartition('/')[0]}-{suffixes[key]}"] = like_parameter(tensors[name], parameter)
+    step = flow.tensor([int(scalars["step"])], dtype=flow.int64)
+    is_global = any(parameter.is_global for parameter, _ in entries.values())
+    state[TRAIN_STEP] = step.to_global(flow.placement.all("cpu"), flow.sbp.broadcast) if is_global else step
+    return state
+
+
+def _read_step(step: flow.Tensor) -> int:
+    if step.is_global:
+        # it lives on rank 0 alone, where other ranks would read an empty tensor
+        step = step.to_global(placement=flow.placement.all(step.placement.type), sbp=flow.sbp.broadcast).to_local()
+    return int(step.numpy()[0])
+
+
+def bias_corrections(group: Any, step: int) -> tuple[float, float]:
+    """`(1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1))` of a parameter group after `step` updates.
+
+    `(1.0, 1.0)` for `do_bias_correction=False` and for optimizers without betas. The count is the optimizer's, as in
+    OneFlow: a parameter whose first gradient comes late is corrected by it too.
+
+    >>> bias_corrections({"betas": (0.5, 0.75), "do_bias_correction": True}, step=0)
+    (0.5, 0.25)
+    >>> bias_corrections({"momentum": 0.9}, step=0)
+    (1.0, 1.0)
+    """
+    if "betas" not in group or not group["do_bias_correction"]:
+        return 1.0, 1.0
+    beta1, beta2 = group["betas"]
+    # math.pow as in OneFlow, so that the last bit agrees too
+    return 1.0 - math.pow(beta1, step + 1), 1.0 - math.pow(beta2, step + 1)

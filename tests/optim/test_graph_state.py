@@ -137,7 +137,7 @@ def test_a_missing_tensor_is_refused():
     optimizer = build_optimizer("adam", model, 1)
     tensors, scalars = export_state(optimizer, model.named_parameters())
     del tensors["2.bias/exp_avg_sq"]
-    with pytest.raises(UserError, match="missing .'2.bias/exp_avg_sq'"):
+    with pytest.raises(UserError, match="1 missing: 2.bias/exp_avg_sq"):
         to_graph_state(tensors, scalars, "model", optimizer, model.named_parameters())
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from libai.optim.graph_state import TRAIN_STEP
+from libai.optim.state import TRAIN_STEP
 from libai.patches.job.job_edit import JobEdit
 
 #: arguments through which batch normalization writes its running statistics; in a copy they would be lost

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import AcquireReturnProxy, BaseFileLock, FileLock, Timeout
+from filelock import FileLock
 
 from libai.data.errors import DataError
 
@@ -32,8 +32,7 @@ def prepare_once(folder: Path, is_complete: Callable[[Path], bool], write: Calla
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-        with _acquired(lock, folder):
+        with FileLock(folder.with_name(f".{folder.name}.lock")):
             if not is_complete(folder):
                 if folder.exists():
                     _logger.warning("the prepared data in %s is damaged or not complete: making it again", folder)
@@ -46,15 +45,6 @@ def prepare_once(folder: Path, is_complete: Callable[[Path], bool], write: Calla
     return folder
 
 
-def _acquired(lock: BaseFileLock, folder: Path) -> AcquireReturnProxy:
-    """Acquire `lock` until the end of a `with` block, saying so once when somebody else holds it."""
-    try:
-        return lock.acquire(timeout=0)
-    except Timeout:
-        _logger.info("another process is preparing %s, waiting for it", folder)
-        return lock.acquire()
-
-
 def _write_and_rename(folder: Path, write: Callable[[Path], None]) -> None:
     prefix = f".{folder.name}.tmp-"
     for left_behind in folder.parent.glob(f"{prefix}*"):  # by a killed process: the lock is ours, so nobody uses it
@@ -62,16 +52,9 @@ def _write_and_rename(folder: Path, write: Callable[[Path], None]) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     try:
         write(temporary)
-        for path in temporary.iterdir():
-            _flush_to_disk(path)
         temporary.chmod(0o755)  # mkdtemp makes it private; prepared data may be shared like any other file
         shutil.rmtree(folder, ignore_errors=True)
         temporary.replace(folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-def _flush_to_disk(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -47,13 +47,18 @@ class _Chunk:
     documents: list[bytes]
 
 
+#: bytes read, and split -> tokens of its documents and their lengths
+_Encoded = tuple[int, dict[str, tuple[np.ndarray, np.ndarray]]]
+
+
 @dataclass(frozen=True)
-class _Reading:
-    """How documents are read, and to which split they go."""
+class _Encoder:
+    """How documents are read, to which split they go, and the folder of the tokenizer; sent to other processes."""
 
     key: str
     validation_fraction: float
-    blank_lines: bool
+    folder: Path = Path()
+    end_of_document: int = 0
 
     def texts(self, chunk: _Chunk) -> Iterator[str]:
         """The texts of a chunk. Raises `DataError` with the line of what is no document."""
@@ -80,6 +85,18 @@ class _Reading:
         """The split of a document, by the hash of its text: equal documents are never in both."""
         place = int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big") / 2**64
         return "validation" if place < self.validation_fraction else "train"
+
+    def encode(self, chunk: _Chunk) -> _Encoded:
+        """The tokens of a chunk's documents by split."""
+        texts = list(self.texts(chunk))
+        found: dict[str, list[np.ndarray]] = {}
+        for text, tokens in zip(texts, _loaded(self.folder, self.end_of_document).encode_batch(texts)):
+            found.setdefault(self.split_of(text), []).append(np.append(tokens, self.end_of_document))
+        splits = {
+            split: (np.concatenate(documents), np.array([len(tokens) for tokens in documents]))
+            for split, documents in found.items()
+        }
+        return sum(map(len, chunk.documents)), splits
 
 
 def preprocess(
@@ -119,12 +136,12 @@ def preprocess(
             f"{num_processes}, validation_fraction={validation_fraction}): give at least one file, a new folder, at "
             "least one process and a fraction of at least 0 and below 1."
         )
-    reading = _Reading(key, validation_fraction, blank_lines)
+    reading = _Encoder(key, validation_fraction)
     done = Preprocessed(target)
 
     def write(temporary: Path) -> None:
         nonlocal done
-        texts = (text for chunk in _chunks(paths, reading) for text in reading.texts(chunk))
+        texts = (text for chunk in _chunks(paths, blank_lines) for text in reading.texts(chunk))
         training = (text for text in texts if reading.split_of(text) == "train")
         made = make_tokenizer(tokenizer, vocab_size, training, end_token)
         made.save(temporary)
@@ -134,8 +151,8 @@ def preprocess(
                 split: stack.enter_context(SplitWriter(temporary, split, smallest_dtype(made.vocab_size)))
                 for split in splits
             }
-            encoder = _Encoder(temporary, made.end_of_document, reading)
-            for num_bytes, encoded in _encode_all(_chunks(paths, reading), encoder, num_processes):
+            encoder = replace(reading, folder=temporary, end_of_document=made.end_of_document)
+            for num_bytes, encoded in _encode_all(_chunks(paths, blank_lines), encoder, num_processes):
                 for split, (tokens, lengths) in encoded.items():
                     writers[split].add(tokens, lengths)
                 done = Preprocessed(
@@ -161,12 +178,12 @@ def preprocess(
 # ---------------------------------------------------------------------------------------------------- reading
 
 
-def _chunks(paths: Iterable[Path], reading: _Reading) -> Iterator[_Chunk]:
+def _chunks(paths: Iterable[Path], blank_lines: bool) -> Iterator[_Chunk]:
     """The documents of all files, about a megabyte at a time."""
     for path in paths:
         documents: list[bytes] = []
         first, size = 1, 0
-        for number, document in enumerate(_documents(path, reading.blank_lines), 1):
+        for number, document in enumerate(_documents(path, blank_lines), 1):
             documents.append(document)
             size += len(document)
             if size >= _CHUNK_BYTES:
@@ -203,30 +220,6 @@ def _decode(document: bytes) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- encoding
-
-#: bytes read, and split -> tokens of its documents and their lengths
-_Encoded = tuple[int, dict[str, tuple[np.ndarray, np.ndarray]]]
-
-
-@dataclass(frozen=True)
-class _Encoder:
-    """Encodes chunks with the tokenizer in `folder`; sent to other processes, which read it there."""
-
-    folder: Path
-    end_of_document: int
-    reading: _Reading
-
-    def encode(self, chunk: _Chunk) -> _Encoded:
-        """The tokens of a chunk's documents by split."""
-        texts = list(self.reading.texts(chunk))
-        found: dict[str, list[np.ndarray]] = {}
-        for text, tokens in zip(texts, _loaded(self.folder, self.end_of_document).encode_batch(texts)):
-            found.setdefault(self.reading.split_of(text), []).append(np.append(tokens, self.end_of_document))
-        splits = {
-            split: (np.concatenate(documents), np.array([len(tokens) for tokens in documents]))
-            for split, documents in found.items()
-        }
-        return sum(map(len, chunk.documents)), splits
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,6 @@ from libai.checkpoint import CheckpointError, TensorGroup, WeightsReport, load_w
 from libai.checkpoint.tensor_files import TensorSpec
 from libai.config import LazyCall, instantiate, locate
 from libai.hf.families import FAMILIES, family_of
-from libai.hf.families.family import Family
 from libai.hf.families.rules import match
 from libai.hf.files import (
     CONFIG,
@@ -247,18 +246,16 @@ def _config_of(weights: Path, architecture: str | None) -> dict[str, Any]:
     kinds = {name: family for name, family in FAMILIES.items() if family.target.rpartition(".")[2] == ours}
     arguments = {**(_defaults_of(next(iter(kinds.values())).target) if kinds else {}), **model}
     fitting = [name for name, family in kinds.items() if family.implied.items() <= arguments.items()]
-    if (chosen := architecture or next(iter(fitting), None)) not in fitting:
+    chosen = architecture or next(iter(fitting), None)
+    if chosen not in fitting:
+        names = dict.fromkeys(name for family in kinds.values() for name in family.implied)
+        has = ", ".join(f"{name}={arguments.get(name)}" for name in names) or "its arguments"
         lacking = f"which {architecture} cannot compute" if architecture else "for which no architecture is known"
         raise UserError(
-            f"{weights} trains {target} with {_implied(kinds, arguments)}, {lacking}. "
+            f"{weights} trains {target} with {has}, {lacking}. "
             f"libai.hf knows {', '.join(kinds) or 'none'} for this class."
         )
     return FAMILIES[chosen].write_config(chosen, arguments)
-
-
-def _implied(kinds: Mapping[str, Family], arguments: Mapping[str, Any]) -> str:
-    names = dict.fromkeys(name for family in kinds.values() for name in family.implied)
-    return ", ".join(f"{name}={arguments.get(name)}" for name in names) or "its arguments"
 
 
 def _defaults_of(target: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +39,20 @@ class Pretrained(Mapping[str, np.ndarray]):
     files: dict[str, TensorGroup]
 
     def __iter__(self) -> Iterator[str]:
-        return (name for group in self.files.values() for name in group)
+        return iter(self._groups)
 
     def __len__(self) -> int:
-        return sum(map(len, self.files.values()))
+        return len(self._groups)
 
     def __contains__(self, name: object) -> bool:
-        return any(name in group for group in self.files.values())
+        return name in self._groups
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._group(name)[name]
+        return self._groups[name][name]
 
     def spec(self, name: str) -> TensorSpec:
         """Type and shape, without reading data."""
-        return self._group(name).spec(name)
+        return self._groups[name].spec(name)
 
     def name_in_file(self, name: str) -> str:
         """What this folder calls the tensor that files of models with a head call `name`."""
@@ -64,8 +65,9 @@ class Pretrained(Mapping[str, np.ndarray]):
         name, original = self.name_in_file(copy), self.name_in_file(self.family.copies[copy])
         return name in self and original in self and not np.array_equal(self[name], self[original])
 
-    def _group(self, name: str) -> TensorGroup:
-        return next(group for group in self.files.values() if name in group)
+    @cached_property
+    def _groups(self) -> dict[str, TensorGroup]:
+        return {name: group for group in self.files.values() for name in group}
 
 
 def read_json(path: Path) -> dict[str, Any]:

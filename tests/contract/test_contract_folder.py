@@ -18,7 +18,7 @@ from libai.config import LazyCall, LazyConfig, validate
 from libai.engine import Run, default_setup
 from libai.engine.hook_base import HookBase
 from libai.engine.hooks import CallbackHook
-from libai.engine.run.earlier_runs import find_run
+from libai.engine.run.run_folder import find_run
 from libai.launch.guard import run_guarded
 from libai.utils.errors import OutputLostError, UserError
 from libai.utils.folder_lock import FolderLock, find_holder

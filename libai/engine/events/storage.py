@@ -1,4 +1,4 @@
-"""What happened in each iteration, kept until a writer asks: scalars (also those still on the device) and texts.
+"""What happened in each iteration, kept until a writer asks: scalars, also those still on the device.
 
 Putting never waits for the device; asking does, once for everything that is pending. Nothing here writes files: see
 `libai.engine.events.writers`.
@@ -35,7 +35,7 @@ def get_event_storage() -> EventStorage:
 
 
 class EventStorage:
-    """The newest value of every scalar with its iteration, and texts not yet written.
+    """The newest value of every scalar with its iteration.
 
     As a context manager it becomes what `get_event_storage()` returns; blocks may be nested.
 
@@ -46,7 +46,6 @@ class EventStorage:
     def __init__(self, start_iter: int = 0):
         self.iter = start_iter
         self._latest: dict[str, tuple[Any, int]] = {}
-        self._texts: list[tuple[str, str, int]] = []
         self._tokens: list[Token[EventStorage | None]] = []
 
     def __enter__(self) -> EventStorage:
@@ -88,10 +87,6 @@ class EventStorage:
         for name, value in scalars.items():
             self.put_scalar(name, value, cur_iter)
 
-    def put_text(self, name: str, text: str) -> None:
-        """Record a text (config, environment, a generated sample) for the writers that show text."""
-        self._texts.append((name, text, self.iter))
-
     # ------------------------------------------------------------------ asking
 
     def latest(self) -> dict[str, tuple[float, int]]:
@@ -116,11 +111,6 @@ class EventStorage:
         if found is not None and type(found[0]) is not float:
             found = self._latest[name] = (_fetch({name: found[0]})[name], found[1])
         return found
-
-    def pop_texts(self) -> list[tuple[str, str, int]]:
-        """The texts `(name, text, iteration)` put since the last call."""
-        texts, self._texts = self._texts, []
-        return texts
 
     # ------------------------------------------------------------------ resume
 

@@ -1,4 +1,5 @@
-"""Evaluation during a run, and what its deciding metric does: keep the best checkpoint, or stop the run early.
+"""Evaluation during a run, and what its deciding metric does: keep the best checkpoint,
+stop the run early, or lower the learning rate.
 
 A metric that no evaluation measures, and one whose better direction nobody says, are refused: they would switch all of
 that off, or turn it round, silently.
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from libai.config.settings.errors import did_you_mean
 from libai.config.settings.sections import Evaluation
 from libai.engine.checkpointer import TrainerCheckpointer
-from libai.engine.hook_base import HookBase, Period, is_due
-from libai.engine.loop import StopTraining
+from libai.engine.hook_base import HookBase, Period, StopTraining, is_due
 from libai.evaluation import MeanLossEvaluator, directions_of
+from libai.scheduler import needs_metric
 from libai.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -228,3 +229,36 @@ class EarlyStopHook(_BestHook):
         if self.bad_evaluations >= self._patience:
             best = "no finite value" if self.best is None else f"{self.best:.6g}"
             raise StopTraining(f"{self.metric} has not improved on {best} for {self.bad_evaluations} evaluations")
+
+
+class LRHook(MetricHook):
+    """Steps the trainer's schedule, if it is one that wants a metric (`ReduceLROnPlateau`), once per evaluation.
+
+    `metric` names it: `eval/<dataset>/<name>`. Does nothing for other schedules. Raises `UserError` before training
+    when the schedule wants a metric and none is named, and after the first evaluation that does not give the one that
+    is.
+    """
+
+    priority = 45
+
+    def __init__(self, metric: str | None = None):
+        super().__init__(metric or "")
+
+    def before_train(self) -> None:
+        """Refuses a schedule that would never be stepped."""
+        scheduler = self.trainer.lr_scheduler
+        self._is_needed = needs_metric(scheduler)
+        if self._is_needed and not self.metric:
+            raise UserError(
+                f"lr_scheduler={type(scheduler).__name__} lowers the rate by a metric, and this run measures none, so "
+                'the rate would never change. Set train.evaluation.eval_metric="<dataset>/<name>" (for example '
+                '"val/loss"), train.evaluation.eval_period and dataloader.test, or choose a schedule over iterations.'
+            )
+
+    def after_step(self) -> None:
+        """Steps the schedule when an evaluation has just given its metric; the next update uses the new rate."""
+        if self._is_needed:
+            super().after_step()
+
+    def judge(self, value: float) -> None:
+        self.trainer.lr_scheduler.step(value)

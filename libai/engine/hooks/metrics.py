@@ -209,9 +209,6 @@ class WriterHook(HookBase):
         seconds = recorded.get("perf/eval_s")
         if seconds is not None:
             self._evaluated_at = self._written["perf/eval_s"]
-        for name, text, iteration in self.trainer.storage.pop_texts():
-            for writer in self._writers:
-                writer.write_text(name, text, iteration + 1)
         if not recorded:
             return
         record = LogRecord(

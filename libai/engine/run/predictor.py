@@ -81,6 +81,9 @@ class Predictor:
         predictor._start(None)
         return predictor
 
+    def __repr__(self) -> str:
+        return f"<Predictor of {self.checkpoint}: {type(self.model).__name__} in {self.mode} mode>"
+
     def _start(self, plan: Any) -> None:
         options = TrainOptions(mesh=self.mesh, plan=plan, device=self.mesh.device)
         unused = flow.optim.SGD(self.model.parameters(), lr=0.0)

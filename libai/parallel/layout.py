@@ -21,9 +21,14 @@ from libai.parallel.mesh import Mesh
 from libai.parallel.plan import ParallelPlan, ShardingPlan, TensorLayout
 from libai.parallel.recompute import recompute_in_backward
 from libai.parallel.zero import compute_with_full_parameters
-from libai.patches.global_tensors.indexing import refuse_unseen_assignments
-from libai.patches.global_tensors.meeting import move_to, stages_meet
-from libai.patches.global_tensors.operations import give_initial_states, repair_global_operations, source_ops
+from libai.patches.global_tensors import (
+    give_initial_states,
+    move_to,
+    refuse_unseen_assignments,
+    repair_global_operations,
+    source_ops,
+    stages_meet,
+)
 from libai.patches.wrapping import wrap_forward
 from libai.utils.tensors import full_tensor, map_tensors, tensors_in
 

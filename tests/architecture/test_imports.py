@@ -16,7 +16,7 @@ FLOORS = (
     ("utils",),
     ("native", "config.settings"),
     ("patches",),
-    ("patches.global_tensors", "launch"),
+    ("launch",),
     ("data",),
     ("config", "layers", "optim", "scheduler", "evaluation", "checkpoint", "engine.events"),
     ("models.blocks",),

@@ -70,6 +70,26 @@ def test_mistakes_are_one_clear_error(words, text):
         main.dispatch(words)
 
 
+def test_with_json_a_mistake_is_json(tmp_path):
+    done = jobs.run([*MAIN, "checkpoint", "ls", "nowhere", "--json"], cwd=str(tmp_path))
+    text = "nowhere is not a folder. Give one such as out/gpt/checkpoints."
+    wanted = {"error": text, "key": None, "place": None, "fix": "Give one such as out/gpt/checkpoints.", "exit_code": 2}
+    assert (done.returncode, json.loads(done.stdout), done.errors) == (2, wanted, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "place", "fix"),
+    [
+        ("train.seedd: no such setting. Did you mean train.seed?", "train.seedd", None, "Did you mean train.seed?"),
+        ("--foo: no such flag. There are --json.", "--foo", None, "There are --json."),
+        ("a/my.py:3: SyntaxError: '(' was never closed.", None, "a/my.py:3", None),
+    ],
+)
+def test_key_place_and_remedy_are_found_in_a_mistake(text, key, place, fix):
+    found = main.describe_error(UserError(text))
+    assert [found[name] for name in ("error", "key", "place", "fix")] == [text, key, place, fix]
+
+
 def test_a_setting_that_does_not_exist_ends_it_before_any_rank():
     done = jobs.run([*MAIN, "train", "mlp_digits", "-n", "2", "train.trian_iter=3"], cwd="/")
     assert done.returncode == 2 and done.stdout == ""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from libai.config import load_config
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser, only_result, require_one_process
@@ -23,6 +24,7 @@ def run(arguments: Sequence[str]) -> int:
     if args.config is None:
         raise UserError("no config is named. `libai train --help` lists the shipped ones.")
     require_one_process()
+    load_config(args.config, args.overrides)  # a mistake is found before oneflow is imported
     from libai.engine.rehearsal.check_parity import check_config
 
     with only_result(args.json):

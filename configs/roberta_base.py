@@ -1,7 +1,7 @@
 """RoBERTa-base's size on the source text of the Python standard library, in byte-pair tokens.
 
 As configured it needs 2 GB for weights, gradients and optimizer: meant for a GPU, or to start from published weights
-(`train.load_weight`, docs/pretrained.md). `--dry-run` shows what it has.
+(`train.load_weight`, docs/inference.md). `--dry-run` shows what it has.
 """
 
 from .common.models.published import published as _published

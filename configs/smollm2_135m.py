@@ -1,7 +1,7 @@
 """SmolLM2-135M's size on the source text of the Python standard library, in byte-pair tokens.
 
 As configured it needs 2.2 GB for weights, gradients and optimizer, and hours on a CPU: meant for a GPU, or to go on
-from published weights (`train.load_weight`, docs/models.md). `--dry-run` shows what it would do.
+from published weights (`train.load_weight`, docs/model_and_data.md). `--dry-run` shows what it would do.
 """
 
 from .common.models.published import published as _published

@@ -1,7 +1,7 @@
 """T5-small's size on the source text of the Python standard library, in byte-pair tokens.
 
 As configured it needs 1 GB for weights, gradients and optimizer, and hours on a CPU: meant for a GPU, or to start from
-published weights (`train.load_weight`, docs/pretrained.md). `--dry-run` shows what it would do.
+published weights (`train.load_weight`, docs/inference.md). `--dry-run` shows what it would do.
 """
 
 from .common.models.published import published as _published

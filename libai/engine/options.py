@@ -31,7 +31,7 @@ class TrainOptions:
         mesh: the arrangement of ranks; default: all ranks data-parallel.
         plan: how tensor-parallel ranks and pipeline stages share the model; default: the model's attribute `plan`.
         zero_stage: 1 to 3 lets data-parallel ranks share optimizer state, gradients and weights
-            (docs/distributed.md); 0: each has them all.
+            (docs/parallelism.md); 0: each has them all.
         activation_checkpoint: the plan's blocks compute their activations again in the backward pass.
         device: "auto", "cpu" or "cuda".
         max_grad_norm: clip the gradients to this norm, taken over all parameters together; None: no clipping.

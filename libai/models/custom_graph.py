@@ -2,7 +2,8 @@
 
 `GraphTrainer` wraps any module, so that most users need no graph of their own. Write one to decide what a compiled step
 does, and let the trainer do the rest (hooks, metrics, evaluation, checkpoints, switching to eager mode):
-`GraphTrainer(model, loader, optimizer, train_graph=CustomGraph)`, see docs/library.md. It also runs without a trainer:
+`GraphTrainer(model, loader, optimizer, train_graph=CustomGraph)`, see docs/model_and_data.md.
+It also runs without a trainer:
 
 >>> import oneflow as flow
 >>> from libai.models import MLP, CustomGraph

@@ -206,7 +206,7 @@ def _write_progress() -> None:
 def phase(name: str) -> Iterator[None]:
     """Tell the launcher what this rank is at while the block runs: one of `PHASES`; also a decorator.
 
-    The launcher limits how long a phase may go without progress (docs/distributed.md). An exception that leaves the
+    The launcher limits how long a phase may go without progress (docs/launching.md). An exception that leaves the
     block keeps the name of the innermost phase as `left_phase`.
     """
     assert name in PHASES, name

@@ -1,4 +1,4 @@
-"""Evaluators of one data set, and the better direction of the deciding metric, in both modes (docs/data.md)."""
+"""Evaluators of one data set, and the better direction of the deciding metric, in both modes."""
 
 from __future__ import annotations
 

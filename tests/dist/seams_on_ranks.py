@@ -170,7 +170,7 @@ for mode in TRAINERS:
 np.testing.assert_allclose(*ends, rtol=1e-5, atol=1e-6)
 
 # the trainer put together from hooks in the page on the library: interrupted, and continued by a new one
-pages = re.findall(r"^```python\n(.*?)^```", (jobs.ROOT / "docs/library.md").read_text(), re.M | re.S)
+pages = re.findall(r"^```python\n(.*?)^```", (jobs.ROOT / "docs/model_and_data.md").read_text(), re.M | re.S)
 page: dict = {}
 exec(pages[0].partition("eager, graph =")[0], page)
 exec(pages[1].partition("setup_logging(None)")[0], page)

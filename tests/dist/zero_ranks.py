@@ -150,7 +150,7 @@ def trainer_of(plan: Planned, mode: str, options: dict[str, Any]) -> Any:
 
 def compared(result: Result, expected: Result) -> Difference:
     """See `parity_cases.compare`; the worst of all ranks. Without the key biases of attention, whose gradient is zero
-    but for rounding (softmax ignores a shift), of which Adam makes full steps: docs/parity.md."""
+    but for rounding (softmax ignores a shift), of which Adam makes full steps: docs/modes.md."""
     kept = {name: value for name, value in expected.tensors.items() if not name.endswith("attention.k.bias")}
     own = compare(result, replace(expected, tensors=kept))
     return Difference(*all_reduce(np.array(list(vars(own).values())), "max").tolist())

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import sys
-import textwrap
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,8 +27,8 @@ from libai.parallel import ParallelPlan
 from libai.scheduler import in_sequence
 
 #: page -> how many blocks it has, so that a new one is not forgotten; those in jobs are counted too
-COUNTS = {"hooks": 4, "quickstart": 1, "data": 4, "modes": 1, "parity": 1, "distributed": 2, "config": 2, "models": 7}
-COUNTS.update(checkpoints=2, library=4, pretrained=3, training=1, writers=2)
+COUNTS = {"model_and_data": 13, "training": 9, "quickstart": 3, "modes": 2, "parallelism": 1, "launching": 1}
+COUNTS.update(config=2, checkpoints=2, inference=3)
 
 
 def block(page: str, index: int = 0) -> str:
@@ -56,10 +55,10 @@ def test_every_block_is_run_somewhere():
 
 
 def test_hooks():
-    made = run(block("hooks", 1), train=defaults("train"), LazyCall=LazyCall)
+    made = run(block("training", 6), train=defaults("train"), LazyCall=LazyCall)
     assert made["train"].extra_hooks[0].every == 20
     # the recipe with two losses is run by tests/engine/test_own_step.py
-    own = run(block("hooks", 3))["TwoSteps"]
+    own = run(block("training", 8))["TwoSteps"]
     model = Net()
     batches = [{"x": np.ones((2, 4), "float32")}] * 3
     before = float(model(flow.ones(2, 4))["losses"]["a"])
@@ -69,14 +68,14 @@ def test_hooks():
 
 
 def test_model_summary(capsys):
-    run(block("models", 6))
+    run(block("model_and_data", 12))
     assert "0 Linear" in capsys.readouterr().out
 
 
 def test_writers(tmp_path):
-    sections = run(block("writers"), train=defaults("train"), LazyCall=LazyCall)["train"].writers[2:]
+    sections = run(block("training", 3), train=defaults("train"), LazyCall=LazyCall)["train"].writers[2:]
     assert [target_of(section).__name__ for section in sections] == ["WandbWriter", "WandbWriter"]
-    made = run(block("writers", 1))
+    made = run(block("training", 4))
     writer = made["LossFile"](made["RunInfo"](tmp_path, "id", "name"))
     writer.begin()
     writer.write(made["LogRecord"](1, 2, {"train/loss": 0.5}))
@@ -86,7 +85,7 @@ def test_writers(tmp_path):
 
 def test_library(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = run(block("library"))
+    made = run(block("model_and_data"))
     assert re.findall(r"^(eager|graph) (50|100) ", capsys.readouterr().out, re.MULTILINE) == [
         (mode, iteration) for mode in ("eager", "graph") for iteration in ("50", "100")
     ]
@@ -94,13 +93,13 @@ def test_library(capsys, tmp_path, monkeypatch):
     assert abs(float(made["four"].numpy()[0, 0]) - 4) < 0.1
     weights = [made[mode].model.layer.weight.numpy() for mode in ("eager", "graph")]
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-5)  # what docs/modes.md promises
-    made = run(block("library", 1), **made)
+    made = run(block("model_and_data", 1), **made)
     rows = jobs.read_metrics(tmp_path / "out/line")
     assert [row["iter"] for row in rows] == [10, 20, 30, 40] and rows[-1]["eval/val/mse"] < 1
     assert sorted(path.name for path in Path("out/line/checkpoints").glob("iter*")) == ["iter_0000030", "iter_0000040"]
-    again = run(block("library", 2), **made)["again"]
+    again = run(block("model_and_data", 2), **made)["again"]
     assert again.completed_iters == 50
-    own = run(block("library", 3), **made)["own"]
+    own = run(block("model_and_data", 3), **made)["own"]
     assert type(own.graph).__name__ == "MyGraph" and own.fetch_metrics()["train/mse"] < 1e-2
 
 
@@ -109,7 +108,7 @@ def test_quickstart(tmp_path, monkeypatch):
     (tmp_path / "notes/a").mkdir(parents=True)
     for number in range(12):
         (tmp_path / f"notes/a/{number}.md").write_text(f"some words of note {number}\n" * 100)
-    (tmp_path / "notes.py").write_text(block("quickstart"))
+    (tmp_path / "notes.py").write_text(block("quickstart", 2))
     checked = validate(LazyConfig.load("notes.py"))
     assert len(instantiate(checked.dataloader.train.dataset)) > 0
     assert checked.train.output_dir == "out/notes"
@@ -119,18 +118,18 @@ def test_pretrained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = jobs.ROOT / "tests/hf/fixtures/llama3"
     (tmp_path / "SmolLM2-135M").symlink_to(folder)
-    made = run(block("pretrained"))
+    made = run(block("inference"))
     assert type(made["model"]).__name__ == "Llama"
     for file in folder.glob("model*"):
         assert (tmp_path / "my_model" / file.name).read_bytes() == file.read_bytes()
-    made = run(block("pretrained", 1), model=made["model"])
+    made = run(block("inference", 1), model=made["model"])
     assert all([len(row) for row in made[kind]] == [8, 8] for kind in ("tokens", "drawn", "beams"))
     with_tokenizer("bert", tmp_path / "all-MiniLM-L6-v2")
-    assert run(block("pretrained", 2))["vectors"].shape == (2, 24)
+    assert run(block("inference", 2))["vectors"].shape == (2, 24)
 
 
 def test_training():
-    first, second = run(block("training"))["lr_scheduler"]
+    first, second = run(block("training", 2))["lr_scheduler"]
     optimizer = flow.optim.SGD([nn.Parameter(flow.zeros(1))], lr=1.0)
     facts = {"optimizer": optimizer, "max_iter": 50, "iters_per_epoch": 5.5}
     parts = [instantiate(first, **facts), instantiate(second, **facts)]
@@ -139,7 +138,7 @@ def test_training():
 
 
 def test_data():
-    made = run(block("data"), read=lambda path: np.full((1, 2, 2), path, dtype=np.float32))
+    made = run(block("model_and_data", 7), read=lambda path: np.full((1, 2, 2), path, dtype=np.float32))
     scans = made["Scans"]
 
     def give(self, split):
@@ -147,7 +146,7 @@ def test_data():
 
     scans.__init__ = give
     tools = {"build_train_loader": build_train_loader, "build_eval_loader": build_eval_loader}
-    made = run(block("data", 1), LazyCall=LazyCall, Scans=scans, **tools)
+    made = run(block("model_and_data", 8), LazyCall=LazyCall, Scans=scans, **tools)
     batch = next(iter(instantiate(made["dataloader"]["train"], micro_batch_size=4, seed=0)))
     assert batch["images"].shape == (4, 1, 2, 2) and batch["labels"].shape == (4,)
     evaluated, _ = next(iter(instantiate(made["dataloader"]["test"]["val"], micro_batch_size=4)))
@@ -166,7 +165,7 @@ class Reviews:
 
 def test_data_of_different_lengths():
     names = {"build_train_loader": build_train_loader, "PadCollate": PadCollate, "Reviews": Reviews}
-    made = run(block("data", 2), LazyCall=LazyCall, **names)
+    made = run(block("model_and_data", 9), LazyCall=LazyCall, **names)
     batch = next(iter(instantiate(made["train"], micro_batch_size=4, seed=0)))
     assert batch["input_ids"].shape[1] in (64, 128) and batch["attention_mask"].shape == batch["labels"].shape
 
@@ -176,7 +175,7 @@ def test_data_of_other_samples(tmp_path, monkeypatch):
     for name in ("books", "code"):
         (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"text": "{name * 40} {i}"}}\n' for i in range(40)))
         preprocess([f"{name}.jsonl"], name, validation_fraction=0)
-    made = run(block("data", 3))
+    made = run(block("model_and_data", 10))
     assert len(made["mixed"]) == len(made["books"]) + len(made["code"])
     assert made["bert"][0]["input_ids"].shape == made["pairs"][0]["token_type_ids"].shape == (512,)
 
@@ -184,17 +183,17 @@ def test_data_of_other_samples(tmp_path, monkeypatch):
 @pytest.mark.e2e
 def test_parity():
     batches = [{"x": np.ones((2, 4), dtype=np.float32) * i} for i in range(1, 4)]
-    made = run(block("parity"), MyModel=Net, my_batches=batches, flow=flow)
+    made = run(block("modes"), MyModel=Net, my_batches=batches, flow=flow)
     made["test_my_model_trains_alike_in_both_modes"]()
 
 
 def test_distributed_progress():
-    tokens = run(block("distributed"), corpus=["one", "two"], encode=len, tokens=[])["tokens"]
+    tokens = run(block("launching"), corpus=["one", "two"], encode=len, tokens=[])["tokens"]
     assert tokens == [3, 3]
 
 
 def test_distributed():
-    model = run(block("distributed", 1), nn=nn)["MyModel"]
+    model = run(block("parallelism"), nn=nn)["MyModel"]
     assert ParallelPlan.of(model()).split["layers.*.up.weight"] == 0
 
 
@@ -213,20 +212,20 @@ def test_config(tmp_path, monkeypatch):
 
 def test_models():
     head, body = nn.Linear(64, 10), nn.Flatten()
-    made = run(block("models", 1), F=nn.functional)
+    made = run(block("model_and_data", 5), F=nn.functional)
     model = type("Model", (nn.Module,), {"forward": made["forward"]})()
     model.head, model.body = head, body
     images, labels = flow.randn(2, 1, 8, 8), flow.tensor([1, 2])
     assert set(model(images, labels)) == {"losses", "metrics"} and set(model(images)) == {"logits"}
     assert set(model.eval()(images, labels)) == {"losses", "logits"}
-    assert run(block("models", 0))["forward"](None, None) is None, "the signature that forward must have"
-    counts = run(block("models", 2))["num_loss_items"]
+    assert run(block("model_and_data", 4))["forward"](None, None) is None, "the signature that forward must have"
+    counts = run(block("model_and_data", 6))["num_loss_items"]
     owner = type("Owner", (), {"ignore_index": -100})()
     assert int(counts(owner, None, flow.tensor([1, -100, 2]))) == 2
 
 
 def test_optimizer_groups_of_models():
-    made = run("class C:\n    pass\n" + textwrap.dedent(block("models", 3)), LazyCall=LazyCall)
+    made = run("class C:\n    pass\n" + block("training"), LazyCall=LazyCall)
     config = LazyConfig.apply_overrides(LazyConfig.load(jobs.ROOT / "configs/vit_digits.py"), [])
     config.optim = made["optim"]
     model = instantiate(config.model)
@@ -236,13 +235,13 @@ def test_optimizer_groups_of_models():
 
 def test_evaluator_of_models():
     train = defaults("train")
-    made = run(block("models", 4), LazyCall=LazyCall)
+    made = run(block("training", 1), LazyCall=LazyCall)
     model = flow.nn.Sequential(OrderedDict(body=nn.Linear(2, 3), head=nn.Linear(3, 1)))
     optimizer = build_optimizer(SimpleNamespace(train=defaults("train"), optim=OmegaConf.create(made["optim"])), model)
     assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 1e-3, 0.1]
     assert set(made["lr_scheduler"]) == set(optimizer.optimizers)
 
-    made = run(block("models", 5), Evaluator=Evaluator, LazyCall=LazyCall, train=train)
+    made = run(block("model_and_data", 11), Evaluator=Evaluator, LazyCall=LazyCall, train=train)
     evaluator = instantiate(train.evaluation.evaluators["mae"])
     assert isinstance(evaluator, made["MeanAbsoluteError"])
     sums = evaluator.process({"y": flow.tensor([1.0, 2.0])}, {"predictions": flow.tensor([2.0, 4.0])})

@@ -72,12 +72,12 @@ def check_command(words: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The files that the README shows, in a folder outside of the repository."""
+    """The files that docs/quickstart.md shows, in a folder outside of the repository."""
     folder = tmp_path_factory.mktemp("own")
     for name in ("my_model.py", "my_config.py"):
-        (folder / name).write_text(file_shown("README.md", f"`{name}`"))
-    (folder / "my_hooks.py").write_text(file_shown("docs/hooks.md", "## Writing a hook"))
-    (folder / "switch.py").write_text(file_shown("docs/modes.md", "## Switching during a run"))
+        (folder / name).write_text(file_shown("docs/quickstart.md", f"`{name}`"))
+    (folder / "my_hooks.py").write_text(file_shown("docs/training.md", "### Writing a hook"))
+    (folder / "switch.py").write_text(file_shown("docs/modes.md", "## Switch during a run"))
     return folder
 
 
@@ -177,6 +177,30 @@ def test_the_readme_names_the_two_commands_and_every_page():
     index = (ROOT / "docs/README.md").read_text()
     unnamed = [page.name for page in ROOT.glob("docs/*.md") if page.name not in index]
     assert unnamed == []
+
+
+def user_pages() -> list[Path]:
+    """The pages for users; not the index, the generated reference, `docs/migrate` and `docs/dev`."""
+    return sorted(page for page in ROOT.glob("docs/*.md") if page.name not in ("README.md", "config.md"))
+
+
+def long_lines(text: str) -> list[str]:
+    """The lines of prose beyond 105 columns that hold more than one sentence."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in prose.splitlines() if len(line) > 105 and not line.startswith(("|", "#"))]
+    return [line for line in lines if re.search(r"[.:] \S", line)]
+
+
+def test_users_read_at_most_twelve_pages_and_18000_words():
+    texts = [page.read_text() for page in user_pages()]
+    assert len(texts) <= 12
+    assert sum(len(text.split()) for text in texts) <= 18_000
+
+
+@pytest.mark.parametrize("page", user_pages(), ids=names(user_pages()))
+def test_lines_of_prose_are_short(page):
+    assert long_lines(page.read_text()) == []
+    assert long_lines("a " * 60 + "end. Next.\n") != [], "negative control"
 
 
 def test_the_chinese_readme_shows_the_same_commands_code_and_links():

@@ -201,7 +201,7 @@ def test_a_schedule_beside_a_graph_of_its_own_is_refused():
 
 #: the recipe of the page on hooks, as it is written there
 RECIPE: dict = {}
-exec(re.findall(r"^```python\n(.*?)^```", (jobs.ROOT / "docs/hooks.md").read_text(), re.M | re.S)[2], RECIPE)
+exec(re.findall(r"^```python\n(.*?)^```", (jobs.ROOT / "docs/training.md").read_text(), re.M | re.S)[7], RECIPE)
 
 
 def gan_batches(count):

@@ -5,7 +5,7 @@ the largest differences, and the module that diverges first. Runs on one process
 folder.
 
 Exit codes: 0 the same training (or within the bound, which the report says); 1 broken; 2 a mistake in config or
-arguments. docs/parity.md explains the report.
+arguments. docs/modes.md explains the report.
 """
 
 from __future__ import annotations

@@ -139,9 +139,9 @@ _SENTENCES = {
     "The number of processes is PROCS, the third argument of tools/train.sh.": (
         "gpus gpu num_gpus devices world_size nproc nproc_per_node num_processes procs num_gpus_per_node"
     ),
-    "The number of machines is the variable NODE (docs/distributed.md).": "nodes num_nodes nnodes num_machines",
+    "The number of machines is the variable NODE (docs/launching.md).": "nodes num_nodes nnodes num_machines",
     "Processes are PROCS, and their layout is train.dist.": "mp_cfg dist_cfg env_cfg env_kwargs resource_limit",
-    "OneFlow and the launcher take care of it (docs/distributed.md); there is nothing to set here.": (
+    "OneFlow and the launcher take care of it (docs/launching.md); there is nothing to set here.": (
         "launcher backend init_method ddp_backend dist_backend dist_url nccl_port master_port local_rank"
     ),
     "OneFlow's own default holds; there is nothing to set here.": (
@@ -171,7 +171,7 @@ _SENTENCES = {
         "use_tqdm test_use_tqdm progress_bar enable_progress_bar disable_tqdm"
     ),
     "log.txt in train.output_dir has everything; --quiet shows less on the console.": "log_level log_file log_kwargs",
-    "The state_dict of a hook, and run.checkpointer.extra, are part of every checkpoint (docs/hooks.md).": (
+    "The state_dict of a hook, and run.checkpointer.extra, are part of every checkpoint (docs/training.md).": (
         "callback extra_ckpt"
     ),
     "It is always logged, as perf/tokens_per_s, of a model that counts its tokens.": "include_tokens_per_second",
@@ -185,16 +185,16 @@ _SENTENCES = {
     "Schedules take max_epoch or max_iter, and periods iterations or `epoch` (docs/training.md).": "by_epoch begin end",
     "Log points, checkpoints and evaluations have their own: train.log_period, train.checkpointer.period, "
     "train.evaluation.eval_period.": "interval period",
-    "Losses are part of the model: forward returns them (docs/models.md).": (
+    "Losses are part of the model: forward returns them (docs/model_and_data.md).": (
         "loss losses loss_fn criterion label_smoothing label_smoothing_factor"
     ),
-    "dataloader.train makes the sampler and cuts it over the ranks; nothing is dropped (docs/data.md).": (
+    "dataloader.train makes the sampler and cuts it over the ranks; nothing is dropped (docs/model_and_data.md).": (
         "sampler test_sampler batch_sampler use_distributed_sampler drop_last dataloader_drop_last indices"
     ),
-    "The keys of a batch are the arguments of forward; leave others out in the dataset (docs/data.md).": (
+    "The keys of a batch are the arguments of forward; leave others out in the dataset (docs/model_and_data.md).": (
         "remove_unused_columns"
     ),
-    "It is an argument of the dataset in dataloader.train (docs/data.md).": (
+    "It is an argument of the dataset in dataloader.train (docs/model_and_data.md).": (
         "seq_len seq_length max_seq_len max_seq_length block_size tokenizer tokenizer_path"
     ),
     "Tensors are read as NumPy arrays and placed by the model; there is nothing to set here.": "map_location",
@@ -210,14 +210,14 @@ _SENTENCES = {
     "It is LiBai's; there is nothing to set here. Every checkpoint holds the position in the data.": (
         "consumed_train_samples consumed_valid_samples"
     ),
-    "It is LiBai's; there is nothing to set here. The plan names the blocks (docs/distributed.md).": (
+    "It is LiBai's; there is nothing to set here. The plan names the blocks (docs/parallelism.md).": (
         "pipeline_num_layers"
     ),
     "It is LiBai's; there is nothing to set here. Stages are balanced by their parameters.": "custom_pipeline_stage_id",
     "It is LiBai's; there is nothing to set here. The trainer moves a batch to train.device.": "input_placement_device",
     "It is LiBai's; there is nothing to set here. The end of training is evaluated anyway.": "eval_after_train",
     "It is LiBai's; there is nothing to set here. graph.enabled=true compiles any model; for a graph of your own see "
-    "docs/library.md.": "train_graph eval_graph global_mode debug",
+    "docs/model_and_data.md.": "train_graph eval_graph global_mode debug",
 }
 
 #: what to write in Python -> attributes, methods and classes of others
@@ -327,7 +327,7 @@ def argument_meant(name: str, arguments: Collection[str]) -> str:
     if same[0] in arguments:
         return f" Did you mean {same[0]}?"
     member = f" In Python it is {_MEMBER_OF[name]} (docs/migrate/README.md)." if name in _MEMBER_OF else ""
-    return f" In a config it is {setting}; without one see docs/library.md.{member}" if setting else member
+    return f" In a config it is {setting}; without one see docs/model_and_data.md.{member}" if setting else member
 
 
 def member_meant(name: str) -> str:

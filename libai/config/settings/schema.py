@@ -103,7 +103,7 @@ class Train:
     )
     writers: list[Any] = lazy(
         lambda: ["console", "jsonl", "tensorboard"],
-        "Where metrics go: console, jsonl, tensorboard, wandb, trackio, or LazyCalls of writers; docs/writers.md.",
+        "Where metrics go: console, jsonl, tensorboard, wandb, trackio, or LazyCalls of writers; docs/training.md.",
     )
     async_write_metrics: bool = key(False, "Write metrics in a background thread.")
     load_best_at_end: bool = key(

@@ -111,7 +111,7 @@ class ZeroOptimization(Switched):
 
     switch: ClassVar[str] = "enabled"
 
-    enabled: bool = key(False, "Share them, as `stage` says; `docs/distributed.md` tells what each mode does.")
+    enabled: bool = key(False, "Share them, as `stage` says; `docs/parallelism.md` tells what each mode does.")
     stage: int = key(1, "1 optimizer state, 2 and gradients, 3 and weights.", at_least=1, at_most=3)
 
 
@@ -183,12 +183,12 @@ class Dist:
     batch_scope: Literal["global", "rank"] = key(
         "global",
         "What operations that mix samples see: the batches of all data-parallel ranks, as in one process, or one "
-        "rank's; the same in both modes, or refused (docs/distributed.md).",
+        "rank's; the same in both modes, or refused (docs/parallelism.md).",
     )
     sync_batch_norm: bool = key(
         False,
         "Batch normalization with the statistics of all data-parallel ranks, as in one process, instead of each "
-        "rank's (docs/distributed.md); slower.",
+        "rank's (docs/parallelism.md); slower.",
     )
 
 

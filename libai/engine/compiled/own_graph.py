@@ -1,7 +1,7 @@
 """Training with an `nn.Graph` of the user's own: `GraphTrainer(model, loader, optimizer, train_graph=MyGraph)`.
 
 The graph makes the whole update; the trainer gives it the batches and does everything else, as for its own graph:
-hooks, metrics, evaluation, checkpoints, switching. docs/library.md has an example.
+hooks, metrics, evaluation, checkpoints, switching. docs/model_and_data.md has an example.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 
 import oneflow as flow
 
-from libai.engine.compiled.build_errors import explain_forward_error
+from libai.engine.compiled.build_errors import raise_forward_error
 from libai.engine.metrics import StepResult
 from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss, weighted_total
 from libai.forward.index_check import IndexCheck
@@ -144,10 +144,8 @@ class Gradients:
         try:
             return forward(**self._trainer.layout.lay_out_batch(batch))
         except Exception as error:
-            explained = explain_forward_error(error, self.model, batch, self._trainer.iter == self._trainer.start_iter)
-            if explained is None:
-                raise
-            raise explained from error
+            raise_forward_error(error, self.model, batch, self._trainer.iter == self._trainer.start_iter)
+            raise
 
     def _scales(self, batches: Sequence[Batch]) -> tuple[Sequence[Any], Any]:
         """`(scales, shares)` of the micro-batches: what to multiply each loss with before backward, and its weight in

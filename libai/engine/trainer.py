@@ -17,7 +17,7 @@ import numpy as np
 import oneflow as flow
 
 from libai.engine.check_parts import check_arguments, check_metrics, check_part
-from libai.engine.compiled.build_errors import explain_forward_error
+from libai.engine.compiled.build_errors import raise_forward_error
 from libai.engine.gradients import Batch, Gradients
 from libai.engine.hooks.bad_losses import BadLossHook
 from libai.engine.hooks.ema import EMAHook
@@ -325,10 +325,8 @@ class ModelTrainer(TrainerBase):
             try:
                 outputs = self.model(**lay_out(batch))
             except Exception as error:
-                explained = explain_forward_error(error, self.model, batch, self._evaluated_batches <= 1)
-                if explained is None:
-                    raise
-                raise explained from error
+                raise_forward_error(error, self.model, batch, self._evaluated_batches <= 1)
+                raise
         return self._localize_outputs(outputs, batch, replicated, everywhere)
 
     def _localize_outputs(self, outputs: Any, batch: Batch, replicated: bool, everywhere: bool) -> Any:

@@ -102,7 +102,7 @@ PARTS = {
     "lr_scheduler={_target_: user_parts.NoStep}": ("`lr_scheduler` is a NoStep", "step()"),
     "lr_scheduler={_target_: user_parts.NotAModule}": ("`lr_scheduler` is a NotAModule", "step()"),
     "lr_scheduler.max_iter=0": ("lr_scheduler.max_iter=0",),
-    "train.dist.plan={a: 1}": ("train.dist.plan", "Known: split"),
+    "train.dist.plan={a: 1}": ("train.dist.plan has no key 'a'",),
     # files and folders
     "train.load_weight=nowhere": ("nowhere",),
     "train.load_weight=user_parts.py": ("user_parts.py",),

@@ -68,63 +68,43 @@ class GraphBuildError(UserError):
     is_consequence = False
 
 
-_IN_EAGER_MODE = (
-    " Run with graph.enabled=false to debug it op by op, or set graph.on_build_error=eager to train in eager mode."
-)
-
-
-def explain_build_error(error: Exception, model: Any, change: str = _IN_EAGER_MODE) -> UserError:
-    """The error to raise in place of what OneFlow raised while `model` was traced; a `UserError` stays what it is."""
+def explain_build_error(error: Exception, model: Any) -> UserError:
+    """Return what to raise in place of what OneFlow raised while `model` was traced; a `UserError` stays what it is."""
     if isinstance(error, UserError):
         return error
-    message = first_line(error)
-    frame = _user_frame(error)
-    where = f" At {frame.filename}:{frame.lineno}: `{frame.line}`" if frame else ""
     remedy = _remedy(error)
     return GraphBuildError(
-        f"{type(model).__name__} could not be compiled into a graph: {message} ({type(error).__name__})."
-        f"{where}{':' if frame and remedy else ''}{f' {remedy}.' if remedy else ''}{change}"
+        f"{type(model).__name__} could not be compiled into a graph: {first_line(error)} ({type(error).__name__})."
+        f"{_where(error)}{f' There {remedy}.' if remedy else ''} Run with graph.enabled=false to debug it op by op, or "
+        "set graph.on_build_error=eager to train in eager mode."
     )
 
 
-def explain_stage_error(error: RuntimeError, model: Any) -> UserError | None:
-    """The error to raise when an eager forward of `model` on pipeline stages failed; None when it is about something
-    else."""
-    if not re.search(_PLACEMENTS, str(error)):
-        return None
-    frame = _user_frame(error)
-    where = f" at {frame.filename}:{frame.lineno}: `{frame.line}`" if frame else ""
-    return UserError(f"{type(model).__name__} does not fit its plan{where}: {_MEETS_TWO_STAGES}.")
-
-
-def explain_forward_error(error: Exception, model: Any, batch: Any, is_first: bool) -> UserError | None:
-    """The error to raise when an eager forward of `model` on `batch`, a dict of tensors, failed; None to leave it.
+def raise_forward_error(error: Exception, model: Any, batch: Any, is_first: bool) -> None:
+    """Raise a `UserError` when an eager forward of `model` on `batch`, a dict of tensors, failed; return to leave it.
 
     In the first forward, what OneFlow refuses means that model and data do not fit each other. What the user's own code
     raises, and everything later, keeps its traceback.
     """
     if isinstance(error, UserError):
-        return None
-    if isinstance(error, RuntimeError) and (explained := explain_stage_error(error, model)) is not None:
-        return explained
+        return
+    name = type(model).__name__
+    if re.search(_PLACEMENTS, str(error)):
+        raise UserError(f"{name} does not fit its plan.{_where(error)} There {_MEETS_TWO_STAGES}.") from error
     if not is_first or not _is_from_oneflow(error):
-        return None
-    inputs = {name: f"{tuple(value.shape)} {value.dtype}".replace("oneflow.", "") for name, value in batch.items()}
-    frame = _user_frame(error)
-    where = f" At {frame.filename}:{frame.lineno}: `{frame.line}`." if frame else ""
-    doubles = [name for name, value in batch.items() if value.dtype is flow.float64]
+        return
+    doubles = [key for key, value in batch.items() if value.dtype is flow.float64]
     remedy = _remedy(error)
     if remedy is not None:
-        return UserError(f"{type(model).__name__}.forward failed: {first_line(error)}.{where} There {remedy}.")
-    change = (
-        f"Give {doubles} as float32: astype('float32') in the dataset"
-        if doubles
-        else "Make the sizes and arguments of `model` fit what the dataset gives, or the other way round"
-    )
-    return UserError(
-        f"{type(model).__name__}.forward does not fit the batch {inputs}: {first_line(error)} "
-        f"({type(error).__name__}).{where} {change}."
-    )
+        raise UserError(f"{name}.forward failed: {first_line(error)}.{_where(error)} There {remedy}.") from error
+    inputs = {key: f"{tuple(value.shape)} {value.dtype}".replace("oneflow.", "") for key, value in batch.items()}
+    change = "Make the sizes and arguments of `model` fit what the dataset gives, or the other way round"
+    if doubles:
+        change = f"Give {doubles} as float32: astype('float32') in the dataset"
+    raise UserError(
+        f"{name}.forward does not fit the batch {inputs}: {first_line(error)} ({type(error).__name__})."
+        f"{_where(error)} {change}."
+    ) from error
 
 
 def _remedy(error: Exception) -> str | None:
@@ -152,13 +132,10 @@ def without_oneflow_error_lines() -> Iterator[None]:
                 print(line, file=sys.stdout)
 
 
-def _user_frame(error: Exception) -> traceback.FrameSummary | None:
-    """The innermost frame outside of oneflow and the engine: the line that the user can change."""
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [
-        frame
-        for frame in frames
-        if not frame.filename.startswith("<")
-        and not any(folder in Path(frame.filename).parents for folder in _OWN_FOLDERS)
-    ]
-    return outside[-1] if outside else None
+def _where(error: Exception) -> str:
+    """Return the innermost line outside of oneflow and the engine, which the user can change, or an empty text."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        is_own = any(folder in Path(frame.filename).parents for folder in _OWN_FOLDERS)
+        if not is_own and not frame.filename.startswith("<"):
+            return f" At {frame.filename}:{frame.lineno}: `{frame.line}`."
+    return ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -23,10 +22,6 @@ from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE, world_size
 if TYPE_CHECKING:
     from libai.native.kernels import Library
 
-logger = logging.getLogger("libai")
-
-#: more than the kinds of operations of a model try at first
-_TRIALS = 1000
 #: OpenBLAS has memory for 128 callers at a time, and ends the process when there are more
 _MOST_THREADS = 32
 _FUNCTIONS = ("cblas_sgemm", "cblas_dgemm")
@@ -38,7 +33,6 @@ _in_use: str | None = None
 _openblas: ctypes.CDLL | None = None
 _num_threads = 1
 _library: Library | None = None
-_has_told = False
 
 
 def use_current() -> None:
@@ -120,21 +114,6 @@ def threads_in_use() -> int:
     if _library is not None:
         return _num_threads
     return int(_openblas.scipy_openblas_get_num_threads()) if _openblas is not None else 1
-
-
-def tell_of_busy_cores() -> None:
-    """Log once that work is not shared out although threads are there, since that has turned out to be slower."""
-    global _has_told
-    if _library is None or _has_told:
-        return
-    loops = _library.shared_loops()
-    if loops.num_shared >= _TRIALS and not loops.prefers_sharing:
-        _has_told = True
-        logger.info(
-            "most operations take one thread: %d of them are no faster now, because operations are small or other "
-            "programs keep the cores busy. More are tried again and again, and change no result.",
-            _num_threads,
-        )
 
 
 def _replace() -> str:

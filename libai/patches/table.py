@@ -128,15 +128,6 @@ def patches_that_are_on() -> list[str]:
     return [name for name in (*OPTIONAL, *NEEDED) if is_on(name)]
 
 
-def describe_patches() -> str:
-    """Return for the banner how many patches are on, and which are left out and why."""
-    off = [name for name in OPTIONAL if not is_on(name)]
-    count = len(OPTIONAL) + len(NEEDED)
-    reason = "as asked" if is_known_version() else f"made for oneflow {ONEFLOW_VERSION}"
-    left_out = f"; left out: {', '.join(off)} ({reason})" if off else ""
-    return f"{count - len(off)} of {count} patches of oneflow{left_out}"
-
-
 def missing_parts() -> list[str]:
     """Return the lines of `PARTS` that are not in the OneFlow that is imported, or differ there."""
     return [part for part in PARTS.splitlines() if not _is_there(part)]

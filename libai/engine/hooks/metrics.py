@@ -11,7 +11,6 @@ import numpy as np
 from libai.engine.events.throughput import Throughput, memory_gb
 from libai.engine.events.writers import LogRecord, Writer, close_all
 from libai.engine.hook_base import HookBase, Period, is_due
-from libai.patches.openblas import tell_of_busy_cores
 from libai.utils.distributed import all_reduce, is_main_process
 
 
@@ -178,8 +177,6 @@ class WriterHook(HookBase):
         """Put the numbers of the iteration, and how fast it was, into the event storage; their tags."""
         trainer = self.trainer
         scalars = trainer.fetch_metrics()
-        if is_main_process():
-            tell_of_busy_cores()
         if self._timer is not None:
             self._timer.close_window()
             rates = self._timer.throughput.rates()

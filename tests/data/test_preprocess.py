@@ -57,7 +57,7 @@ def test_a_published_tokenizer_is_used_and_kept(jsonl, tmp_path, capsys):
     model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     model.save(str(tmp_path / "tokenizer.json"))
     path = str(tmp_path / "tokenizer.json")
-    assert run([str(jsonl), "-o", str(tmp_path / "out"), "--tokenizer", path, "--sequence-length", "8"]) == 0
+    assert run([str(jsonl), "-o", str(tmp_path / "out"), "--tokenizer", path]) == 0
     assert "200 documents" in capsys.readouterr().out
     found = texts_of(tmp_path / "out", "train") + texts_of(tmp_path / "out", "validation")
     assert sorted(found) == sorted(" ".join(text.split()) for text in TEXTS)

@@ -13,13 +13,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from libai.data import DataError, Preprocessed, TokenDataset, preprocess
+from libai.data import Preprocessed, preprocess
 from libai.utils.parser import Parser
 
 _SECONDS_BETWEEN_LINES = 5.0
-_MEASURED_SECONDS = 0.3
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -38,7 +35,6 @@ def run(arguments: Sequence[str]) -> int:
         note=progress,
     )
     print(f"{_describe(done)} -> {args.output}")
-    print(_reading_rate(args.output, args.sequence_length))
     return 0
 
 
@@ -48,8 +44,8 @@ def build_parser() -> Parser:
     parser.add_argument("--output", "-o", metavar="FOLDER", type=Path, required=True, help="a new folder")
     parser.add_argument("--tokenizer", default="bytes", help="bytes (default), bpe, or a tokenizer.json")
     parser.add_argument("--vocab-size", type=int, metavar="N", help="tokens that bpe learns")
-    parser.add_argument("--end-token", metavar="TOKEN", help="what ends a document (default: the usual names)")
-    parser.add_argument("--key", default="text", help="where a line of .jsonl has its text (default text)")
+    parser.add_argument("--end-token", metavar="TOKEN", help="token that ends a document (default: the usual names)")
+    parser.add_argument("--key", default="text", help="key of the text in a line of .jsonl (default text)")
     parser.add_argument("--blank-lines", action="store_true", help="paragraphs of plain text are documents")
     parser.add_argument(
         "--validation-fraction",
@@ -60,13 +56,6 @@ def build_parser() -> Parser:
     )
     parser.add_argument(
         "--processes", type=int, default=1, metavar="N", help="number of encoding processes (default 1)"
-    )
-    parser.add_argument(
-        "--sequence-length",
-        type=int,
-        default=512,
-        metavar="N",
-        help="length of the samples whose reading is timed at the end",
     )
     return parser
 
@@ -89,17 +78,3 @@ def _describe(done: Preprocessed) -> str:
         f"{done.documents:,} documents, {done.tokens:,} tokens in {seconds:.1f} s "
         f"({done.documents / seconds:,.0f} documents/s, {done.bytes / seconds / 1e6:.1f} MB/s)"
     )
-
-
-def _reading_rate(folder: Path, sequence_length: int) -> str:
-    """Measure how fast random samples of the training split are read."""
-    try:
-        dataset = TokenDataset(folder, sequence_length)
-    except DataError as error:
-        return f"reading was not timed: {error}"
-    random, samples = np.random.default_rng(0), 0
-    start = time.perf_counter()
-    while time.perf_counter() - start < _MEASURED_SECONDS:
-        samples += len(dataset.get_batch(random.integers(len(dataset), size=32))["labels"])
-    rate = samples / (time.perf_counter() - start)
-    return f"reads {rate:,.0f} samples/s of {sequence_length} tokens, {len(dataset):,} in an epoch"

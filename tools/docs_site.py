@@ -29,7 +29,7 @@ SHOWN = {
 }
 #: packages whose public names are the reference
 API = ("engine", "config", "data", "evaluation", "optim", "scheduler", "layers", "models", "parallel", "checkpoint")
-_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]+)?\)")
+_LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]+)?\)")
 
 
 def site_markdown(text: str, page: str) -> str:

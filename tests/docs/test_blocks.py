@@ -54,6 +54,13 @@ def test_every_block_is_run_somewhere():
     assert {page: count for page, count in found.items() if count} == COUNTS
 
 
+def test_the_example_of_the_readme_prints_one_number_in_both_modes(capsys):
+    text = (jobs.ROOT / "README.md").read_text()
+    run(blocks(text, "python")[0])
+    numbers = dict(line.split() for line in capsys.readouterr().out.splitlines() if line[:5] in ("eager", "graph"))
+    assert numbers["eager"] == numbers["graph"] and float(numbers["eager"]) < 1e-9
+
+
 def test_hooks():
     made = run(block("training", 6), train=defaults("train"), LazyCall=LazyCall)
     assert made["train"].extra_hooks[0].every == 20

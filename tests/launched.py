@@ -78,6 +78,17 @@ def wait_until(condition, seconds: float = 30.0) -> bool:
     return True
 
 
+def command_of(pid: int) -> str:
+    """The command line of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, directly or not."""
+    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [*found, *(below for child in found for below in descendants(child))]
+
+
 def children(word: str) -> list[int]:
     """Return the children of this process whose command line contains `word`."""
     found = []

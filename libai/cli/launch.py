@@ -2,12 +2,12 @@
 
     python -m libai.launch FILE CONFIG PROCS [arguments of FILE …]
 
-libai/launch/request.py reads what was asked for, libai/launch/job.py starts the ranks, libai/launch/ranks.py watches
-them. Standard library only, except the check of the config in a process of its own: oneflow is never imported here.
+libai/launch/request.py reads what was asked for, libai/launch/job.py starts the ranks, libai/launch/supervisor.py
+watches them. Standard library only, except the check of the config in a process of its own: oneflow is never imported
+here.
 
-Environment: NODE (machines), NODE_RANK, ADDR, PORT of the first machine; MAX_RESTARTS; LIBAI_STOP_TIMEOUT, the seconds
-that ranks get to save and stop after a signal; LIBAI_STALL_TIMEOUT, the seconds without progress that end a job, and
-LIBAI_STALL_TIMEOUT_BUILD and so on for single phases.
+Environment: NODE (machines), NODE_RANK, ADDR, PORT of the first machine; MAX_RESTARTS; LIBAI_START_TIMEOUT and
+LIBAI_STEP_TIMEOUT, the seconds without progress that end a job before and after its first iteration.
 Exit codes: 0 done, 1 failed, 2 user mistake, 75 stopped but resumable, 128 + signal when a signal ended ranks that
 could not save.
 """
@@ -26,15 +26,14 @@ from typing import Any
 from libai.launch import guard, runtime
 from libai.launch.external import Place
 from libai.launch.installation import ROOT, is_clone
-from libai.launch.job import TRAINING, Job, Limits, run_job
-from libai.launch.ranks import DEFAULT_EXIT_SECONDS, DEFAULT_STOP_SECONDS
+from libai.launch.job import TRAINING, Job, run_job
+from libai.launch.rank import end_with_parent
 from libai.launch.request import choose_port, find_config, find_free_port, read_job, take_max_restarts
-from libai.launch.watch import read_stall_limits
 from libai.native import kernels
 from libai.patches import openblas
 from libai.utils.errors import EXIT_FAILED, EXIT_USER_MISTAKE, UserError
-from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE, START_VARIABLE
-from libai.utils.screen import say
+from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE, START_LIMIT, START_VARIABLE, STEP_LIMIT, read_limit
+from libai.utils.screen import answer, say
 
 USAGE = """\
 usage: python -m libai.launch FILE CONFIG PROCS [--max-restarts N]
@@ -88,8 +87,9 @@ def _ask_preflight(question: Callable[[ModuleType], dict[str, Any]]) -> tuple[in
 
     read_end, write_end = os.pipe()
     with tempfile.TemporaryFile() as said:
-        child = os.fork()
+        parent, child = os.getpid(), os.fork()
         if child == 0:
+            end_with_parent(parent)
             os.close(read_end)
             os.dup2(said.fileno(), 1)
             os.dup2(said.fileno(), 2)
@@ -135,21 +135,20 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_USER_MISTAKE
     runtime.hide_rendezvous_environment()  # this process is no rank, even when started from one
     os.environ[START_VARIABLE] = str(time.time())
-    limits = Limits(
-        runtime.read_seconds("LIBAI_STOP_TIMEOUT", DEFAULT_STOP_SECONDS),
-        read_stall_limits(os.environ),
-        max_restarts,
-        runtime.read_seconds("LIBAI_EXIT_TIMEOUT", DEFAULT_EXIT_SECONDS),
-    )
-    runtime.connect_seconds()  # the ranks read it; a mistake in it is told once, here
+    for name in (START_LIMIT, STEP_LIMIT):
+        read_limit(name, 0.0)  # the ranks read it; a mistake in it is told once, here
     job = read_job(arguments, os.environ)
-    facts = run_preflight(job) if job.is_training else look_at_config(job)
+    try:
+        facts = run_preflight(job) if job.is_training else look_at_config(job)
+    except KeyboardInterrupt:
+        answer(guard.NOT_BEGUN)
+        raise
     flags = {word.partition("=")[0] for word in job.arguments}
     if "output_dir" in facts and not WRITES_NOTHING & flags:
         job = replace(job, output_dir=Path(str(facts["output_dir"])).absolute())
     os.environ.update(choose_environment(job, os.environ, facts))
     kernels.compile_kernels()
-    return run_job(job, limits, new_port=None if os.environ.get("PORT") else find_free_port)
+    return run_job(job, max_restarts, new_port=None if os.environ.get("PORT") else find_free_port)
 
 
 def be_rank(place: Place, config: str, arguments: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from libai.config import Args, load_config, parse_args
 from libai.config.lazy_config import to_yaml
 from libai.launch.guard import guarded_main
 from libai.launch.startup import seconds_since_process_start
-from libai.utils.distributed import get_world_size, is_main_process
+from libai.utils.distributed import barrier, get_world_size, is_main_process
 from libai.utils.errors import EXIT_FAILED
 
 #: what --fast-dev-run changes: a few iterations of everything
@@ -63,7 +63,9 @@ def main() -> int:
     elif args.eval_only:
         run.report_evaluation()
     else:
-        return EXIT_FAILED if run.train().status == "failed" else 0
+        if run.train().status == "failed":
+            return EXIT_FAILED
+        barrier()  # on several machines too: oneflow aborts a rank that is at work when another has left
     return 0
 
 

@@ -25,7 +25,7 @@ from libai.patches.threads import quick_thread_switches
 from libai.utils.atomic import is_full_disk
 from libai.utils.distributed import get_rank, get_world_size, is_main_process
 from libai.utils.errors import UserError
-from libai.utils.rank_notes import phase, report_progress
+from libai.utils.rank_notes import note_progress, phase
 from libai.utils.sizes import is_size
 
 logger = logging.getLogger("libai.engine")
@@ -281,7 +281,7 @@ class TrainerBase:
             self.storage,
             self.loop.clock.running(),
             quick_thread_switches(self._switch_seconds),
-            report_progress(lambda: (self.completed_iters, self._evaluated_batches)),
+            phase("train"),
         ):
             try:
                 if not has_begun:
@@ -321,6 +321,7 @@ class TrainerBase:
                 self.run_step()
                 # counted here, so that a `run_step` of the user's own counts too
                 self.completed_iters = iteration + 1
+                note_progress(iteration + 1)
                 if iteration == self.start_iter:
                     self._check_first_step()
                 poll()
@@ -452,7 +453,7 @@ class TrainerBase:
         self.loop.metrics.fetch(self.collect)
         return self.loop.metrics.of(self.completed_iters)
 
-    #: batches evaluated in this process; only tells that an evaluation is under way
+    #: batches evaluated in this process
     _evaluated_batches = 0
 
     def check_finite(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from libai.launch.request import DEFAULT_PORT, read_port
 from libai.utils.errors import UserError
-from libai.utils.rank_notes import FAILURE_DIR_VARIABLE
+from libai.utils.rank_notes import NOTES_VARIABLE
 
 Environment = Mapping[str, str]
 LOOPBACK = "127.0.0.1"
@@ -89,7 +89,7 @@ def find_place(environment: Environment) -> Place | None:
     """
     found = []
     for launcher in (ONEFLOW, OPEN_MPI, SRUN):
-        is_ours = launcher is ONEFLOW and FAILURE_DIR_VARIABLE in environment  # set by libai's own launcher
+        is_ours = launcher is ONEFLOW and NOTES_VARIABLE in environment  # set by libai's own launcher
         if not is_ours and environment.get(launcher.size, "1") != "1":
             found.append(_read(launcher, environment))
     for outer in found[1:]:

@@ -1,14 +1,14 @@
 """How a process of a job ends: with the right exit code, its error said once, and never hanging the other ranks.
 
-`guarded_main` runs a program's main function; the launcher starts every rank through `run_script`. Standard
-library only. Not here: making `import oneflow` work (libai/launch/runtime.py), what ranks and launcher tell each other
-while they run (libai/utils/rank_notes.py), when training stops (libai/launch/stop.py).
+`guarded_main` runs a program's main function. Standard library only. Not here: making `import oneflow` work
+(libai/launch/runtime.py), the processes of a rank (libai/launch/rank.py), when training stops (libai/launch/stop.py).
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import ctypes
+import gc
 import json
 import logging
 import os
@@ -18,32 +18,32 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, FunctionType, TracebackType
 from typing import NoReturn
 
 from libai.utils.atomic import explain_full_disk
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
 from libai.utils.rank_notes import (
-    FAILURE_DIR_VARIABLE,
     LOCAL_RANKS_VARIABLE,
-    begin_notes,
-    dump_stacks_on_signal,
     hide_harmless_lines,
-    note_leaving,
+    note_progress,
+    open_state,
     own_folder,
-    phase_name,
-    read_leaving,
+    own_state,
     world_size,
 )
 from libai.utils.screen import say
 
-# For how long a rank that is ready to leave waits for the others of its machine.
-LEAVE_TOGETHER_SECONDS = 10.0
 #: `timeout -s INT` and some schedulers deliver one signal twice; a person needs longer to press Ctrl-C again
 SAME_SIGNAL_SECONDS = 0.5
-_PR_SET_PDEATHSIG = 1
+#: what a person at the terminal is told after Ctrl-C, and after another one
+STOPPING = "Stopping after this iteration; press Ctrl-C again to quit without saving."
+NOT_BEGUN = "Stopping before the first iteration: there is nothing to save."
+QUITTING = "Quit without saving: what was trained after the last checkpoint is lost."
+#: module and name of the function that oneflow registers with `atexit`
+_ONEFLOW_AT_EXIT = ("oneflow", "atexit_hook")
 
 
 def open_missing_streams() -> None:
@@ -62,35 +62,53 @@ def open_missing_streams() -> None:
                 setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115  # for as long as it lives
 
 
-def request_parent_death_signal(parent_pid: int | None = None) -> None:
-    """Ask Linux to kill this process when its parent ends, so that no rank outlives its launcher.
-
-    `parent_pid` is the expected parent: if it is gone already, this process ends at once.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if parent_pid is not None and os.getppid() != parent_pid:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def guarded_main(main: Callable[[], object]) -> NoReturn:
     """Run `main` and leave the process with an exit code; never returns and never hangs the job.
 
     Codes: what `main` returns or gives to `sys.exit` (None is 0); 2 for a `UserError`, whose text is printed once per
     job; 130 for Ctrl-C; 1 for anything else, with rank and traceback on stderr. `sys.exit(0)` inside of a training run
-    or of what prepares one is a failure as well: the run was not over. In a job of several processes every code but 0
-    leaves by `os._exit`: oneflow 0.9.0's own exit handler waits for ever for ranks that are still training. With 0
-    that handler is wanted: the ranks meet in it, so that none is missed by the others.
+    or of what prepares one is a failure as well: the run was not over. The process leaves by `os._exit`, after the
+    user's own exit functions: those of oneflow 0.9.0 wait for ever for ranks that are still training.
     """
     hide_harmless_lines()
     code = run_guarded(main)
+    is_over = code in (0, EXIT_RESUMABLE)
     if code == EXIT_RESUMABLE:
         _ignore_stop_signals()  # schedulers repeat theirs, and everything is saved
-    if code != 0 and world_size() > 1:
-        leave_at_once(code)
+    if is_over or world_size() == 1:
+        _run_exit_functions()
+    if is_over and own_folder() is not None:
+        _leave_together(code)
+    leave_at_once(code)
+
+
+def _run_exit_functions() -> None:
+    """Do what Python does at the end, for everybody but oneflow, whose function may abort, crash or wait for ever."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    for function in gc.get_objects() if "oneflow" in sys.modules else ():  # oneflow keeps no name for it
+        if isinstance(function, FunctionType) and (function.__module__, function.__name__) == _ONEFLOW_AT_EXIT:
+            atexit.unregister(function)
+    with contextlib.suppress(Exception):  # it has been printed
+        atexit._run_exitfuncs()
+
+
+def _leave_together(code: int) -> None:
+    """Note that this rank's work is done, and wait for the others of this machine.
+
+    oneflow 0.9.0 aborts a rank whose heartbeat misses another, every 7 to 13 seconds, and it may still be at work.
+    """
     note_leaving(code)
-    sys.exit(code)
+    folder, first = str(own_folder()), int(os.environ["RANK"]) - int(os.environ["LOCAL_RANK"])
+    others = [open_state(folder, first + number) for number in range(int(os.environ[LOCAL_RANKS_VARIABLE]))]
+    while not all(state.has_left or state.ended_at for state in others):
+        note_progress()
+        time.sleep(0.01)
+
+
+def note_leaving(code: int) -> None:
+    """Tell the launcher that this rank's work is over. One that ends without has failed, whatever its exit code."""
+    state = own_state()
+    state.code, state.has_left = code, 1
 
 
 def run_guarded(main: Callable[[], object]) -> int:
@@ -113,32 +131,18 @@ def _ignore_stop_signals() -> None:
 
 
 def leave_at_once(code: int) -> NoReturn:
-    """End the process without exit handlers, but with everything written that was printed or logged.
-
-    The code is noted first (`note_leaving`). Ranks stopped from outside leave together: oneflow 0.9.0 aborts a rank
-    whose heartbeat misses another, every 7 to 13 seconds, and it may still be busy with its last lines.
-    """
+    """End the process without exit functions, but with everything written that was printed or logged."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it any more
             stream.flush()
-    note_leaving(code)
-    if code == EXIT_RESUMABLE:
-        _wait_for_leaving_ranks(LEAVE_TOGETHER_SECONDS)
+    if own_folder() is not None:
+        note_leaving(code)
     os._exit(code)
 
 
-def _wait_for_leaving_ranks(limit_seconds: float) -> None:
-    """Return when every rank of this machine has noted that it leaves, at the latest after `limit_seconds`."""
-    folder = os.environ.get(FAILURE_DIR_VARIABLE)
-    num_ranks = int(os.environ.get(LOCAL_RANKS_VARIABLE, 1))
-    end = time.monotonic() + limit_seconds
-    while folder and len(read_leaving(folder)) < num_ranks and time.monotonic() < end:
-        time.sleep(0.01)
-
-
 @contextlib.contextmanager
-def signals_handled(handlers: Mapping[int, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
+def signals_handled(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
     """Handle signals while the block runs; what is ignored (nohup, a script's background job) stays ignored."""
     ours = {signum: handler for signum, handler in handlers.items() if signal.getsignal(signum) is not signal.SIG_IGN}
     previous = {signum: signal.signal(signum, handler) for signum, handler in ours.items()}
@@ -165,28 +169,6 @@ class Interrupts:
         return now - self._first_at >= SAME_SIGNAL_SECONDS
 
 
-def run_script(arguments: Sequence[str]) -> NoReturn:
-    """Run a Python file or a module of libai as `__main__`, as one guarded rank of the launcher's job.
-
-    `arguments`: the launcher's process id, the file's absolute path or the module's name, its arguments.
-    """
-    launcher_pid, file, *rest = arguments
-    request_parent_death_signal(int(launcher_pid))
-    dump_stacks_on_signal()
-    begin_notes()
-    sys.argv = [file, *rest]
-    is_file = os.path.isabs(file)
-    sys.path[:1] = [str(Path(file).resolve().parent)] if is_file else []
-
-    def run_file() -> None:
-        if is_file:
-            runpy.run_path(file, run_name="__main__")
-        else:
-            runpy.run_module(file, run_name="__main__", alter_sys=True)
-
-    guarded_main(run_file)
-
-
 # ------------------------------------------------------------------------------------------------- reporting
 
 
@@ -205,7 +187,7 @@ def _report_exit(stop: SystemExit) -> int:
     left = getattr(stop, "left_phase", None)
     if code == 0 and left is not None:
         text = (
-            f"sys.exit(0) was called at {_place(stop)} while {phase_name(left)}: the run was not over. Stop a run "
+            f"sys.exit(0) was called at {_place(stop)} in the phase {left!r}: the run was not over. Stop a run "
             "early with `raise StopTraining` in a hook's after_step, or exit after train() has returned"
         )
         if not _record_failure(stop, text):
@@ -254,14 +236,10 @@ def _record_failure(error: BaseException, text: str | None, said: str | None = N
 
     `text`: what explains the error, None for one that its traceback explains. `said`: what to print for it.
     """
-    own = own_folder()
-    if own is None:
+    folder = own_folder()
+    if folder is None:
         return False
-    path = own[0] / f"rank_{own[1]}.json"
-    if path.exists():  # by the `guarded_main` inside of this one
-        return True
     note = {
-        "rank": own[1],
         "time": time.time(),
         "reason": text or _describe(error),
         "where": _place(error),
@@ -272,7 +250,7 @@ def _record_failure(error: BaseException, text: str | None, said: str | None = N
         "is_consequence": bool(getattr(error, "is_consequence", False)),
     }
     try:
-        path.write_text(json.dumps(note), encoding="utf-8")
+        Path(folder, f"note_{_rank()}.json").write_text(json.dumps(note), encoding="utf-8")
     except OSError:
         return False  # the report on stderr must come out whatever the disk does
     return True
@@ -291,10 +269,10 @@ def _place(error: BaseException) -> str:
 
 
 def _own_frames(error: BaseException) -> TracebackType | None:
-    """Return the traceback without the leading frames of this file and runpy, which tell a user nothing."""
+    """Return the traceback without the leading frames of this folder and runpy, which tell a user nothing."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
-        if frame.tb_frame.f_code.co_filename not in {__file__, runpy.__file__}:
+        if not frame.tb_frame.f_code.co_filename.startswith((os.path.dirname(__file__), runpy.__file__)):
             break
         frame = frame.tb_next
     return frame

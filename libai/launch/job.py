@@ -1,29 +1,30 @@
 """One job from its ranks' start to its end, and again after a failure while restarts are left. For libai/cli/launch.py.
 
-`oneflow.distributed.launch` works out what each rank gets. The ranks are not its children, because its watch loop
-leaves ranks behind (it kills only when it leads a process group, and one failed rank hangs the others): they are
-watched by libai/launch/ranks.py. Standard library only: oneflow itself is never imported in this process.
+`oneflow.distributed.launch` starts the ranks; what becomes of them is watched beside it (libai/launch/supervisor.py),
+because it leaves ranks behind and cannot tell which failed first. Standard library only: oneflow itself is never
+imported in this process.
 """
 
+from __future__ import annotations
+
 import contextlib
+import functools
 import importlib.util
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from libai.launch import runtime
-from libai.launch.ranks import DEFAULT_EXIT_SECONDS, DEFAULT_STOP_SECONDS, Rank, Supervisor
-from libai.launch.report import report_end
-from libai.launch.watch import StallWatch, read_stall_limits
+from libai.launch.rank import end_with_parent, output_file
+from libai.launch.supervisor import Rank, Supervisor
 from libai.utils import rank_notes
-from libai.utils.errors import EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
+from libai.utils.errors import EXIT_FAILED, UserError
 from libai.utils.screen import say
 
 # Several machines: oneflow's heartbeat takes up to 13 s to tell the other ranks of a failure; then they are ended.
@@ -31,11 +32,6 @@ MULTI_NODE_RESTART_SECONDS = 20.0
 #: the program that trains a config, as a module and as the file of the repository that calls it
 TRAINING = "libai.cli.train_net"
 TRAIN_NET = Path(__file__).resolve().parents[2] / "tools" / "train_net.py"
-#: what `oneflow.distributed.launch` sets for a rank
-_RANK_VARIABLES = (*rank_notes.RENDEZVOUS_VARIABLES, "OMP_NUM_THREADS", "GLOG_log_dir")
-#: a program that writes its environment to a file named after its rank, whole or not at all
-_NOTE_ENVIRONMENT = ("sh", "-c", 'env -0 > "$0/$RANK.part" && mv "$0/$RANK.part" "$0/$RANK"')
-RANK_BOOTSTRAP = "import sys; from libai.launch.guard import run_script; run_script(sys.argv[1:])"
 
 
 @dataclass(frozen=True)
@@ -68,35 +64,20 @@ class Job:
         return self.file in (TRAINING, str(TRAIN_NET))
 
 
-# ------------------------------------------------------------------------------------------- starting the ranks
+def prepare_ranks(job: Job, notes: str) -> Supervisor:
+    """The supervisor that starts `oneflow.distributed.launch`, which starts each rank behind libai/launch/rank.py.
 
-
-def start_ranks(job: Job, ranks: list[Rank], output_folder: Path) -> None:
-    """Start the processes of this machine; append each to `ranks` at once.
-
-    Rank 0 writes to the terminal; the stderr of the others is appended to `output_folder`/rank_<number>.stderr, and so
-    is in a run of tools/train_net.py their stdout. Other programs may have something to say on every rank.
+    Rank 0 writes to the terminal; the stderr of the others is appended to rank_<number>.stderr in the output folder,
+    and so is in a training run their stdout. Other programs may have something to say on every rank.
     """
-    command = [sys.executable, "-u", "-c", RANK_BOOTSTRAP, str(os.getpid()), job.file, "--config-file", job.config]
-    command += job.arguments
-    for variables in rank_variables(job):
-        number, environment = int(variables["RANK"]), os.environ | variables
-        if number == 0:
-            ranks.append(Rank(number, subprocess.Popen(command, env=environment, start_new_session=True)))
-            continue
-        path = output_folder / f"rank_{number}.stderr"
-        with open(path, "ab") as file:
-            stdout = file if job.output_dir is not None else None
-            process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=stdout, stderr=file)
-            inode = os.fstat(file.fileno()).st_ino
-            ranks.append(Rank(number, process, stderr=path, stderr_start=file.tell(), stderr_inode=inode))
-
-
-def rank_variables(job: Job) -> list[dict[str, str]]:
-    """The environment variables that `oneflow.distributed.launch` sets for each rank of this machine, in their order.
-
-    It runs with programs that write their environment down in place of the ranks, and is ended when they have.
-    """
+    output_folder = _output_folder(job) or notes
+    first = job.node_rank * job.num_processes
+    ranks = []
+    for number in range(first, first + job.num_processes):
+        ranks.append(Rank(number, notes, rank_notes.make_state(notes, number)))
+        if number > 0:
+            path = output_file(output_folder, number)
+            ranks[-1].output, ranks[-1].output_start = path, path.stat().st_size if path.is_file() else 0
     options = {
         "--nnodes": job.num_nodes,
         "--node_rank": job.node_rank,
@@ -105,18 +86,23 @@ def rank_variables(job: Job) -> list[dict[str, str]]:
         "--master_port": job.port,
     }
     words = [str(word) for option in options.items() for word in option]
-    first = job.node_rank * job.num_processes
-    with tempfile.TemporaryDirectory(prefix="libai-") as folder:
-        files = [Path(folder, str(number)) for number in range(first, first + job.num_processes)]
-        command = [sys.executable, "-I", str(_oneflow_launcher()), *words, "--no_python", *_NOTE_ENVIRONMENT, folder]
-        with subprocess.Popen(command, start_new_session=True) as launcher:
-            while launcher.poll() is None and not all(file.exists() for file in files):
-                time.sleep(0.002)
-            launcher.kill()
-        if not all(file.exists() for file in files):
-            raise RuntimeError(f"oneflow.distributed.launch ended with {launcher.returncode} and started no ranks")
-        noted = [dict(line.split("=", 1) for line in os.fsdecode(file.read_bytes()).split("\0")[:-1]) for file in files]
-    return [{name: one[name] for name in _RANK_VARIABLES if name in one} for one in noted]
+    # the file, not `-m oneflow.distributed.launch`, which imports oneflow first: half a second
+    command = [sys.executable, "-I", str(_oneflow_launcher()), *words, "-m", "libai.launch.rank"]
+    command += [output_folder, str(int(job.output_dir is not None)), job.file, "--config-file", job.config]
+    facts = {rank_notes.NOTES_VARIABLE: notes, rank_notes.LOCAL_RANKS_VARIABLE: str(job.num_processes)}
+    command += job.arguments
+    return Supervisor(functools.partial(_start, command, facts), ranks, job.is_training, job.output_dir, job.num_nodes)
+
+
+def _start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **variables},
+        start_new_session=True,  # it signals the group that it leads
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        preexec_fn=functools.partial(end_with_parent, os.getpid()),
+    )
 
 
 def _oneflow_launcher() -> Path:
@@ -131,67 +117,30 @@ def _oneflow_launcher() -> Path:
     return path
 
 
-# ---------------------------------------------------------------------------------------- until the job's end
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds to save and stop after a signal, without progress in each phase (0: for ever) and to exit; restarts after
-    failures."""
-
-    stop_seconds: float = DEFAULT_STOP_SECONDS
-    stall_seconds: Mapping[str, float] = field(default_factory=lambda: read_stall_limits({}))
-    max_restarts: int = 0
-    exit_seconds: float = DEFAULT_EXIT_SECONDS
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one attempt of a job ended. `failure`: kind of error and iteration, of one that would come again."""
-
-    code: int
-    was_stopped: bool
-    failure: tuple[str, int] | None = None
-
-
-def launch(job: Job, limits: Limits) -> Outcome:
-    """Run the job's ranks of this machine to their end. None of them outlives the call."""
-    with tempfile.TemporaryDirectory(prefix="libai-", ignore_cleanup_errors=True) as notes_folder:
-        first = job.node_rank * job.num_processes
-        rank_notes.reserve_leaving(notes_folder, range(first, first + job.num_processes))
-        supervisor = Supervisor(
-            stop_seconds=limits.stop_seconds,
-            exit_seconds=limits.exit_seconds,
-            notes_folder=notes_folder,
-            stall_watch=StallWatch(notes_folder, limits.stall_seconds, judges_all=job.is_training),
-        )
-        os.environ[rank_notes.FAILURE_DIR_VARIABLE] = notes_folder
-        os.environ[rank_notes.LOCAL_RANKS_VARIABLE] = str(job.num_processes)
-        with supervisor.handling_signals():  # also while the end is reported: schedulers repeat their signals
-            try:
-                start_ranks(job, supervisor.ranks, _output_folder(job, notes_folder))
-                supervisor.wait()
-            except BaseException:
-                supervisor.end(signal.SIGKILL)
-                raise
-            code = supervisor.exit_code()
-            failure = report_end(
-                supervisor.ranks, code, notes_folder, job.output_dir, job.num_nodes, supervisor.has_stalled
-            )
-    return Outcome(code, supervisor.stop_signal is not None, failure)
-
-
-def _output_folder(job: Job, notes_folder: str) -> Path:
+def _output_folder(job: Job) -> str | None:
     """Where ranks above 0 print: the job's output folder, where one is known and can be written."""
     if job.output_dir is not None:
         with contextlib.suppress(OSError):
             job.output_dir.mkdir(parents=True, exist_ok=True)
-            if os.access(job.output_dir, os.W_OK):
-                return job.output_dir
-    return Path(notes_folder)
+            return str(job.output_dir) if os.access(job.output_dir, os.W_OK) else None
+    return None
 
 
-def run_job(job: Job, limits: Limits, new_port: Callable[[], int] | None) -> int:
+# ---------------------------------------------------------------------------------------- until the job's end
+
+
+def launch(job: Job) -> tuple[int, tuple[str, int] | None]:
+    """Run the job's ranks of this machine to their end; its exit code, and what failed if that would come again.
+
+    None of the ranks outlives the call.
+    """
+    with tempfile.TemporaryDirectory(prefix="libai-", ignore_cleanup_errors=True) as notes:
+        supervisor = prepare_ranks(job, notes)
+        code = supervisor.run()
+        return code, supervisor.failure()
+
+
+def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> int:
     """Run the job, again after a failure while restarts are left, and return its exit code.
 
     `new_port() -> int` gives every start a port of its own; None: the user has chosen one.
@@ -199,19 +148,18 @@ def run_job(job: Job, limits: Limits, new_port: Callable[[], int] | None) -> int
     """
     os.environ[rank_notes.JOB_VARIABLE] = secrets.token_hex(8)  # ranks started again continue the run of this job
     before = _checkpoints(job)
-    restarts_left, last_failure = limits.max_restarts, None
+    restarts_left, last_failure = max_restarts, None
     while True:
-        outcome = launch(job, limits)
-        if outcome.code in (0, EXIT_USER_MISTAKE, EXIT_RESUMABLE) or outcome.was_stopped or not limits.max_restarts:
-            return outcome.code
-        if outcome.failure is not None and outcome.failure == last_failure:
-            kind, iteration = outcome.failure
-            say(f"launch: {kind} in iteration {iteration} came again: not started again.")
-            return outcome.code
+        code, failure = launch(job)
+        if code != EXIT_FAILED or not max_restarts:
+            return code
+        if failure is not None and failure == last_failure:
+            say(f"launch: {failure[0]} in iteration {failure[1]} came again: not started again.")
+            return code
         if restarts_left == 0:
-            say(f"launch: failed after {limits.max_restarts} restarts: not started again.")
-            return outcome.code
-        restarts_left, last_failure = restarts_left - 1, outcome.failure
+            say(f"launch: failed after {max_restarts} restarts: not started again.")
+            return code
+        restarts_left, last_failure = restarts_left - 1, failure
         if job.num_nodes > 1:
             time.sleep(MULTI_NODE_RESTART_SECONDS)
         elif new_port is not None:

@@ -7,7 +7,6 @@ about ranks for the rest of libai (libai/utils/distributed.py).
 
 import contextlib
 import errno
-import functools
 import importlib.abc
 import importlib.machinery
 import importlib.metadata
@@ -18,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 
 from libai.launch.guard import guarded_main as guarded_main
@@ -27,9 +26,18 @@ from libai.native import kernels, layer_norm
 from libai.patches import openblas
 from libai.patches.local_operations import repair_operations
 from libai.patches.table import explain_other_version, is_on
-from libai.utils.rank_notes import FAILURE_DIR_VARIABLE, RENDEZVOUS_VARIABLES, phase, without_harmless_lines, world_size
-
-DEFAULT_CONNECT_SECONDS = 120.0
+from libai.utils.errors import UserError
+from libai.utils.rank_notes import (
+    DEFAULT_MEETING_SECONDS,
+    RENDEZVOUS_VARIABLES,
+    START_LIMIT,
+    note_progress,
+    own_folder,
+    phase,
+    read_limit,
+    without_harmless_lines,
+    world_size,
+)
 
 # packages of requirements/core.in by the name that is imported, without which no command runs
 _NEEDED = ("oneflow", "numpy", "omegaconf", "hydra", "tensorboardX", "rich", "safetensors", "filelock", "tokenizers")
@@ -127,10 +135,10 @@ class _OneFlowLoader(importlib.abc.Loader):
         is_on("openblas")
         kernel_levels = kernels.wanted_levels()
         try:
-            with phase("meet") if world_size() > 1 else contextlib.nullcontext():
+            with phase("meet", DEFAULT_MEETING_SECONDS) if world_size() > 1 else contextlib.nullcontext():
                 if "MASTER_PORT" in os.environ:
                     _prepare_to_meet(int(os.environ.get("RANK", 0)))
-                with _limited_rendezvous(), without_harmless_lines():
+                with without_harmless_lines():
                     self._loader.exec_module(module)
         except (ImportError, RuntimeError, MemoryError) as error:
             text = explain_import_error(error)
@@ -169,14 +177,12 @@ def _apply_patches(kernel_levels: tuple[str, ...]) -> None:
 def _prepare_to_meet(rank: int) -> None:
     if rank > 0:
         wait_for_rank0()
-    elif rank == 0 and os.environ.get(FAILURE_DIR_VARIABLE):
+    elif rank == 0 and own_folder() is not None:
         require_free_port(int(os.environ["MASTER_PORT"]))
 
 
 def require_free_port(port: int) -> None:
     """Raise `UserError` when somebody listens at `port` here already; oneflow would abort the process."""
-    from libai.utils.errors import UserError
-
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # as grpc listens: at every address of both kinds
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -191,51 +197,12 @@ def require_free_port(port: int) -> None:
             ) from None
 
 
-@contextlib.contextmanager
-def _limited_rendezvous() -> Iterator[None]:
-    """End this rank by SIGALRM, which the launcher explains, when the other ranks do not come in time.
-
-    oneflow 0.9.0 waits for them for ever, in C++ with the interpreter locked: no Python code could end the wait.
-    """
-    limited = world_size() > 1 and bool(os.environ.get(FAILURE_DIR_VARIABLE))
-    if limited:
-        signal.setitimer(signal.ITIMER_REAL, connect_seconds())
-    try:
-        yield
-    finally:
-        if limited:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-
-
-def connect_seconds() -> float:
-    """Return how long a rank waits for the others: LIBAI_CONNECT_TIMEOUT, else 120 seconds."""
-    return read_seconds("LIBAI_CONNECT_TIMEOUT", DEFAULT_CONNECT_SECONDS)
-
-
-def read_seconds(variable: str, default: float) -> float:
-    """Return a positive number of seconds from the environment; `UserError` for anything else."""
-    from libai.utils.errors import UserError
-
-    text = os.environ.get(variable, "")
-    with contextlib.suppress(ValueError):
-        seconds = float(text or default)
-        if 0 < seconds < float("inf"):
-            return seconds
-    raise UserError(f"{variable} is {text!r}; it must be a number of seconds above 0, such as {default:g}.")
-
-
-@functools.cache
-def _import_error_class() -> type[ImportError]:
-    from libai.utils.errors import UserError  # not at the top: this module is imported before all others
-
-    class OneFlowImportError(ImportError, UserError):
-        """oneflow cannot be imported in this environment; the text says what to install."""
-
-    return OneFlowImportError
+class OneFlowImportError(ImportError, UserError):
+    """oneflow cannot be imported in this environment; the text says what to install."""
 
 
 def _oneflow_import_error(text: str) -> ImportError:
-    return _import_error_class()(text, name="oneflow")
+    return OneFlowImportError(text, name="oneflow")
 
 
 def explain_import_error(error: BaseException) -> str | None:
@@ -289,17 +256,11 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def wait_for_rank0(limit_seconds: float | None = None) -> None:
-    """Return as soon as somebody listens at MASTER_ADDR:MASTER_PORT.
-
-    `limit_seconds` is `connect_seconds()` when None. Raises `UserError` naming the address when it has passed.
-    """
-    from libai.utils.errors import UserError
-
-    if limit_seconds is None:
-        limit_seconds = connect_seconds()
+def wait_for_rank0() -> None:
+    """Return as soon as somebody listens at MASTER_ADDR:MASTER_PORT; `UserError` with the address if nobody does."""
+    limit = read_limit(START_LIMIT, DEFAULT_MEETING_SECONDS)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    end = time.monotonic() + limit_seconds
+    end = time.monotonic() + (limit or float("inf"))
     reason: OSError | None = None
     while time.monotonic() < end:
         try:
@@ -307,11 +268,12 @@ def wait_for_rank0(limit_seconds: float | None = None) -> None:
             return
         except OSError as error:
             reason = error
+            note_progress()  # the limit is this function's
             time.sleep(0.05)
     raise UserError(
-        f"rank {os.environ.get('RANK')} could not reach rank 0 at {address}:{port} within {limit_seconds:g} s "
-        f"({reason}). Is the first node running, with the same ADDR and PORT, and no firewall in between? "
-        "LIBAI_CONNECT_TIMEOUT=<seconds> waits longer."
+        f"rank {os.environ.get('RANK')} could not reach rank 0 at {address}:{port} within {limit:g} s ({reason}). Is "
+        "the first node running, with the same ADDR and PORT, and no firewall in between? "
+        f"{START_LIMIT}=<seconds> waits longer."
     )
 
 

@@ -16,10 +16,11 @@ from types import FrameType
 
 import numpy as np
 
-from libai.launch.guard import Interrupts, signals_handled
+from libai.launch.guard import QUITTING, STOPPING, Interrupts, signals_handled
 from libai.utils.distributed import all_reduce, get_world_size
 from libai.utils.errors import EXIT_RESUMABLE
-from libai.utils.rank_notes import own_folder
+from libai.utils.rank_notes import own_folder, own_state
+from libai.utils.screen import answer
 
 #: the question "shall the job stop?"; its answer is a signal number or `TIME_LIMIT`
 STOP = "stop"
@@ -136,15 +137,20 @@ class StopRequest:
         """
         if self._max_seconds is not None:
             self._deadline = time.monotonic() + self._max_seconds
+        own_state().listens = 1
         is_main = threading.current_thread() is threading.main_thread()
         return signals_handled(dict.fromkeys((signal.SIGTERM, signal.SIGINT) if is_main else (), self._receive))
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
-        self._code = self._code or signum
-        # a rank leaves it to its launcher, which may have sent the first one a moment after the terminal has
-        if self._interrupts.is_again(signum) and own_folder() is None:
+        asked_before, self._code = self._code, self._code or signum
+        if own_folder() is not None:
+            return  # the launcher answers, and may have sent the first one a moment after the terminal has
+        if self._interrupts.is_again(signum):
+            answer(QUITTING)
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
+        elif signum == signal.SIGINT and not asked_before:
+            answer(STOPPING)
 
 
 def describe_stop(code: int) -> str:

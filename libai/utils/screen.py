@@ -44,3 +44,10 @@ def format_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> 
             cells.append(cell.rjust(width) if number in right else cell.ljust(width))
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def answer(text: str) -> None:
+    """Say something to a person who has pressed Ctrl-C, in place of a bar."""
+    if is_terminal(sys.stderr):
+        sys.stderr.write("\r\x1b[K")
+    say(text)

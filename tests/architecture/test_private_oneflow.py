@@ -12,7 +12,9 @@ HOMES = ("patches", "native")
 PROCESS_WIDE = ("sched_setaffinity", "sched_setparam", "sched_setscheduler", "setpriority", "setswitchinterval")
 #: file -> what it uses of the system, not of OneFlow
 ELSEWHERE = {
-    "launch/guard.py": {"ctypes"},  # prctl: a rank ends with its launcher
+    "launch/rank.py": {"ctypes"},  # prctl: a rank ends with its launcher
+    "launch/supervisor.py": {"ctypes"},  # prctl: it waits for what its launcher has started
+    "utils/rank_notes.py": {"ctypes"},  # a structure in a file that is mapped into memory
     "checkpoint/tensor_files.py": {"ctypes"},  # numpy's address of an array, for the package safetensors
 }
 

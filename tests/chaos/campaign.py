@@ -31,6 +31,7 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE)]
 
 import jobs  # noqa: E402
 from chaos_faults import Fault, draw  # noqa: E402
+from launched import descendants  # noqa: E402
 
 OUTCOMES = ("survived", "clean error", "hang", "silent")
 #: seconds: for one job on a machine that does other work as well; without progress, in a job where a rank hangs
@@ -86,7 +87,8 @@ def start(folder: Path, fault: Fault, *arguments: str, planted: bool) -> subproc
     hook = {"CHAOS": json.dumps(fault.details), "CHAOS_MARK": str(folder / "struck")} if planted else {}
     settings = [f"graph.enabled={str(fault.mode == 'graph').lower()}", *arguments]
     command = ["bash", jobs.TRAIN_SH, jobs.TRAIN_NET, "chaos_config.py", str(fault.procs), *settings]
-    environment = jobs.clean_environment(LIBAI_STALL_TIMEOUT=str(STALL_SECONDS), CHAOS_RUN=str(folder), **hook)
+    limits = {"LIBAI_START_TIMEOUT": str(3 * STALL_SECONDS), "LIBAI_STEP_TIMEOUT": str(STALL_SECONDS)}
+    environment = jobs.clean_environment(**limits, CHAOS_RUN=str(folder), **hook)
     with open(folder / "stderr.txt", "w") as errors, open(folder / "stdout.txt", "w") as out:
         return subprocess.Popen(
             command,
@@ -193,12 +195,13 @@ def _send(pid: int, signum: int) -> None:
 
 
 def _rank(launcher: int, rank: int) -> int | None:
-    """The process id of a rank; None while it has not been started."""
+    """The process id of a rank's program, the last one that was started; None while there is none."""
+    found = None
     with contextlib.suppress(OSError):
-        for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
-            if f"RANK={rank}" in Path(f"/proc/{child}/environ").read_text().split("\0"):
-                return int(child)
-    return None
+        for pid in descendants(launcher):
+            if f"RANK={rank}" in Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0"):
+                found = pid
+    return found
 
 
 def _wait_for_iteration(process: subprocess.Popen, folder: Path, iteration: int) -> None:

@@ -83,7 +83,8 @@ class TestConsole:
             "writer.begin()\n"
             "with rank_notes.phase('compile'): wait()\n"
             f"writer.write(LogRecord(20, 200, {FULL!r}))\n"
-            "with rank_notes.report_progress(lambda: (31, 0)): wait()\n"
+            "rank_notes.note_progress(31)\n"
+            "wait()\n"
             "writer.close()\n"
         )
         screen = _in_terminal(program)

@@ -18,7 +18,7 @@ def do(statement, once=""):
 
 
 LEFT = ("os._exit(0)", "it left after iteration 3 with exit code 0 before its work was done")
-CALLED = ("sys.exit(0)", "sys.exit(0) was called at <string>:1 while training: the run was not over")
+CALLED = ("sys.exit(0)", "sys.exit(0) was called at <string>:1 in the phase 'train': the run was not over")
 
 
 @pytest.mark.parametrize(

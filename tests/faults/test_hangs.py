@@ -1,12 +1,20 @@
-"""A rank that hangs ends the job with one line that says where every rank is; a slow job is left alone."""
+"""A rank that hangs ends the job, and the lines about it say where every rank is; a slow job is left alone."""
 
 from __future__ import annotations
+
+import time
 
 import jobs
 import pytest
 
-#: how long the start may take on a busy machine, where a test is about what comes later
-START = {f"LIBAI_STALL_TIMEOUT_{phase}": "300" for phase in ("IMPORT", "BUILD", "LOAD", "COMPILE", "EVALUATE", "SAVE")}
+from libai.launch.rank import watch
+from libai.utils.rank_notes import RankState
+
+#: in native code, with the interpreter locked
+DEADLOCK = (
+    "import ctypes; c = ctypes.PyDLL(None); m = ctypes.create_string_buffer(64); "
+    "c.pthread_mutex_lock(m); c.pthread_mutex_lock(m)"
+)
 pytestmark = [pytest.mark.launch, pytest.mark.e2e]
 
 
@@ -15,84 +23,87 @@ def folder(tmp_path_factory):
     return jobs.user_folder(tmp_path_factory)
 
 
-@pytest.mark.slow
-def test_a_rank_that_never_comes_to_the_collective_is_found(folder, mode):
-    done = jobs.train_sh(
-        "user_config.py",
-        2,
-        f"graph.enabled={str(mode == 'graph').lower()}",
-        f"train.output_dir=hang_{mode}",
-        "train.extra_hooks=[{_target_: user_models.SleepsOnRank, rank: 1}]",
-        cwd=folder,
-        LIBAI_STALL_TIMEOUT="8",
-        **START,
-        timeout=100,
-    )
+def hang(folder, name, processes, *settings, **limits):
+    """The `launch:` lines of a job that is ended because it hangs."""
+    output = f"train.output_dir={name}"
+    done = jobs.train_sh("user_config.py", processes, output, *settings, cwd=folder, timeout=140, **limits)
     assert done.returncode == 1, done
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("launch:")]
-    assert line.startswith("launch: no rank made progress for 8 s: "), done
-    assert "rank 0 after iteration 3 at File" in line or "rank 0 after iteration 4 at File" in line, line
-    assert "rank 1 after iteration 3 at File" in line and "user_models.py" in line and "in after_step" in line, line
-    assert "LIBAI_STALL_TIMEOUT=<seconds> waits longer" in line
-    assert "rank 1, innermost call first:" in done.stderr
+    return [line for line in done.stderr.splitlines() if line.startswith("launch:")]
+
+
+def does(statement):
+    return f"train.extra_hooks=[{{_target_: user_models.Does, rank: 1, statement: '{statement}'}}]"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "statement",
+    ["import time; time.sleep(1000)", DEADLOCK, "os.kill(os.getpid(), 19)"],
+    ids=["python", "native", "stopped"],
+)
+def test_a_rank_that_never_comes_to_the_collective_is_found(folder, mode, statement):
+    enabled = f"graph.enabled={str(mode == 'graph').lower()}"
+    other, line = hang(folder, f"hang_{mode}", 2, enabled, does(statement), LIBAI_STEP_TIMEOUT="8")
+    assert line.startswith("launch: rank 1 failed first: no progress for 8 s after iteration 3, "), line
+    assert other.startswith("launch: rank 0 was after iteration "), other
+    stopped = statement.endswith("19)")
+    assert ("and did not answer" if stopped else 'at File "') in line
+    assert line.endswith("LIBAI_STEP_TIMEOUT=<seconds> waits longer, 0 for ever; the other ranks were ended.")
+    kept = folder / f"hang_{mode}" / "errors" / "rank_1.txt"
+    assert kept.is_file() and (stopped or "in after_step" in kept.read_text())
 
 
 @pytest.mark.slow
 def test_a_job_that_goes_on_is_left_alone(folder):
-    """Negative control: 8 s of iterations of 0.4 s each. Iterations and not the job are what the limit is for."""
-    done = jobs.train_sh(
-        "user_config.py",
-        1,
-        "graph.enabled=false",
-        "train.output_dir=slow",
-        "train.extra_hooks=[{_target_: user_models.Slow, seconds: 0.4}]",
-        cwd=folder,
-        LIBAI_STALL_TIMEOUT="6",
-        **START,
-    )
-    assert done.returncode == 0 and "no rank made progress" not in done.stderr, done
+    """Negative control: 12 s of iterations of 0.6 s each. Iterations and not the job are what the limit is for."""
+    settings = ("train.output_dir=slow", "train.extra_hooks=[{_target_: user_models.Slow, seconds: 0.6}]")
+    done = jobs.train_sh("user_config.py", 1, *settings, cwd=folder, LIBAI_STEP_TIMEOUT="10")
+    assert done.returncode == 0 and "no progress" not in done.stderr, done
 
 
-def hang(folder, name, *settings, **limits):
-    """The `launch:` line of a job of two ranks that is ended because it hangs."""
-    done = jobs.train_sh(
-        "user_config.py", 2, f"train.output_dir={name}", *settings, cwd=folder, timeout=120, **{**START, **limits}
-    )
-    assert done.returncode == 1, done
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("launch:")]
-    return line
+def test_a_rank_that_hangs_before_the_first_iteration_is_found(folder):
+    data = ("dataloader.train.dataset._target_=user_models.samples_that_hang", "+dataloader.train.dataset.rank=1")
+    *_, line = hang(folder, "hang_build", 2, *data, LIBAI_START_TIMEOUT="20")
+    assert "rank 1 failed first: no progress for 20 s before the first iteration, in the phase 'build', at File" in line
+    assert "in samples_that_hang" in line and "LIBAI_START_TIMEOUT=<seconds> waits longer" in line
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_in_the_data_is_found_before_the_first_iteration(folder):
-    line = hang(
-        folder,
-        "hang_build",
-        "dataloader.train.dataset._target_=user_models.samples_that_hang",
-        "+dataloader.train.dataset.rank=1",
-        LIBAI_STALL_TIMEOUT_BUILD="5",
-    )
-    assert "no rank made progress for 5 s while building data and model: " in line, line
-    assert "rank 1, building data and model, at File" in line and "in samples_that_hang" in line, line
-    assert "LIBAI_STALL_TIMEOUT_BUILD=<seconds> waits longer" in line, line
-    kept = (folder / "hang_build" / "errors" / "rank_1.txt").read_text()
-    assert "in samples_that_hang" in kept, "the stack is kept as well"
-
-
 def test_a_rank_that_hangs_in_a_compilation_is_found(folder):
     settings = ("graph.enabled=true", "model._target_=user_models.HangsWhenTraced")
-    line = hang(folder, "hang_compile", *settings, LIBAI_STALL_TIMEOUT_COMPILE="5")
-    assert "while compiling: " in line and "rank 1, compiling, at File" in line and "user_models.py" in line, line
+    *_, line = hang(folder, "hang_compile", 2, *settings, LIBAI_START_TIMEOUT="20")
+    assert "in the phase 'compile', at File" in line and "user_models.py" in line, line
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_come_to_meet_the_others_is_named(folder):
-    """Rank 0 sleeps in the user's program before oneflow is imported, so that rank 1 waits for it in vain."""
-    (folder / "late.py").write_text(
-        "import os, time\nif os.environ['RANK'] == '0':\n    time.sleep(1000)\nimport libai, oneflow\n"
-    )
-    done = jobs.train_sh("user_config.py", 2, file="late.py", cwd=folder, LIBAI_CONNECT_TIMEOUT="3")
-    assert done.returncode == 2, done
-    assert "error: rank 1: rank 1 could not reach rank 0" in done.stderr, done
-    assert "launch: missing where the ranks meet: rank 0, importing, at File" in done.stderr, done
+@pytest.mark.parametrize(("late", "line"), [(0, "rank 0 was "), (1, "rank 1 failed first: no progress for 3 s ")])
+def test_a_rank_that_does_not_come_to_meet_the_others_is_named(folder, late, line):
+    """It sleeps in the user's program before oneflow is imported, so that the other one waits in vain."""
+    program = "import os, time\nif os.environ['RANK'] == '{}':\n    time.sleep(1000)\nimport libai, oneflow\n"
+    (folder / "late.py").write_text(program.format(late))
+    done = jobs.train_sh("user_config.py", 2, file="late.py", cwd=folder, LIBAI_START_TIMEOUT="3")
+    assert done.returncode == (2 if late == 0 else 1), done
+    assert ("rank 1 could not reach rank 0" in done.stderr) == (late == 0), done
+    assert f"launch: {line}before the first iteration, at File" in done.stderr, done
     assert 'late.py", line 3' in done.stderr, done
+
+
+@pytest.mark.parametrize(("limit", "is_ended"), [(1.0, True), (0.0, False)])
+def test_only_a_program_with_a_limit_is_ended(monkeypatch, tmp_path, limit, is_ended):
+    """A program of the user's own may do what it likes outside of libai's phases, for as long as it likes."""
+    state, now, looks = RankState(limit=limit), [100.0], [0]
+    monkeypatch.setattr("os.waitpid", lambda pid, options: (0, 0) if looks[0] < 10 and not killed else (pid, 9))
+    killed: list[int] = []
+    monkeypatch.setattr("os.kill", lambda pid, signum: killed.append(signum))
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("os._exit", lambda code: None)
+
+    def wait(signals, seconds):
+        # a thousand seconds at once are those of a machine that slept, or of Ctrl-Z
+        now[0], looks[0] = now[0] + (1000 if looks[0] == 0 else seconds), looks[0] + 1
+
+    monkeypatch.setattr("signal.sigtimedwait", wait)
+    watch(1234, state, tmp_path / "stack")
+    assert bool(killed) == is_ended and bool(state.hung_seconds) == is_ended
+    assert state.ended_at and state.status == -9
+    assert looks[0] >= 2, "the time of a pause does not count"

@@ -105,9 +105,7 @@ def test_a_command_line_of_the_launcher(worker, arguments, texts):
         assert text in result.errors[0], result
 
 
-@pytest.mark.parametrize(
-    "name", ["LIBAI_STOP_TIMEOUT", "LIBAI_STALL_TIMEOUT", "LIBAI_CONNECT_TIMEOUT", "MAX_RESTARTS", "PORT", "NODE"]
-)
+@pytest.mark.parametrize("name", ["LIBAI_START_TIMEOUT", "LIBAI_STEP_TIMEOUT", "MAX_RESTARTS", "PORT", "NODE"])
 def test_a_variable_of_the_environment_that_cannot_be(worker, name):
     result = jobs.train_sh("user_config.py", 1, cwd=worker.folder, **{name: "soon"})
     assert result.returncode == 2 and len(result.errors) == 1 and f"{name} is 'soon'" in result.stderr, result

@@ -67,7 +67,7 @@ OTHER_HALF = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "
         (srun(3, 4, **{**NODES, "SLURM_LOCALID": "1"}, PORT="1"), ("srun", 3, 4, 1, 2, "gpu07", 1)),
         ({}, None),
         (oneflow(0, 1), None),
-        (oneflow(0, 2, LIBAI_FAILURE_DIR="x"), None),
+        (oneflow(0, 2, LIBAI_NOTES="x"), None),
         ({name: value for name, value in srun(0, 2).items() if "STEP" not in name}, None),
         (srun(0, 1), None),
     ],

@@ -1,7 +1,6 @@
 """The environment that oneflow needs, its import explained, and processes that end as they should."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from libai.launch import runtime
+from libai.utils import rank_notes
 from libai.utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +20,7 @@ AVX512 = "avx2 fma avx512f avx512dq avx512bw avx512vl"
 
 def run_python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
     """Run `code` in a new interpreter that finds libai, without the variables of any launcher."""
-    hidden = {*runtime.RENDEZVOUS_VARIABLES, runtime.FAILURE_DIR_VARIABLE, "OPENBLAS_CORETYPE"}
+    hidden = {*runtime.RENDEZVOUS_VARIABLES, "OPENBLAS_CORETYPE"}
     base = {name: value for name, value in os.environ.items() if name not in hidden}
     environment = {**base, "PYTHONPATH": str(ROOT), **environment}
     command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
@@ -111,19 +111,15 @@ def test_too_little_address_space_is_not_called_a_missing_library(tmp_path):
     assert "ulimit -v" in result.stderr
 
 
-def test_a_port_that_another_program_has_taken_is_one_line(tmp_path):
+def test_a_port_that_another_program_has_taken_is_one_line():
     """Taken after the launcher has looked: oneflow itself would abort the process."""
-    (tmp_path / "notes").mkdir()
     for address in ("127.0.0.1", ""):
         with socket.socket() as server:
             server.bind((address, 0))
             server.listen()
-            facts = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1]), "RANK": "0"}
-            with pytest.MonkeyPatch.context() as patch:
-                for name, value in {**facts, "LIBAI_FAILURE_DIR": str(tmp_path / "notes")}.items():
-                    patch.setenv(name, value)
-                with pytest.raises(UserError, match=f"PORT={facts['MASTER_PORT']} was taken by another program"):
-                    runtime._prepare_to_meet(0)
+            port = server.getsockname()[1]
+            with pytest.raises(UserError, match=f"PORT={port} was taken by another program"):
+                runtime.require_free_port(port)
     runtime.require_free_port(closed_port())
 
 
@@ -176,26 +172,35 @@ def closed_port() -> int:
 def test_unreachable_rank0_is_named(tmp_path):
     port = closed_port()
     result = import_fake_oneflow(
-        tmp_path, "answer = 42", LIBAI_CONNECT_TIMEOUT="0.2",
+        tmp_path, "answer = 42", LIBAI_START_TIMEOUT="0.2",
         RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
     )  # fmt: skip
     assert result.returncode == 2 and result.stdout == ""
     assert f"rank 1 could not reach rank 0 at 127.0.0.1:{port} within 0.2 s" in result.stderr
 
 
-def test_a_rendezvous_that_never_ends_is_ended(tmp_path):
-    environment = {"WORLD_SIZE": "2", "RANK": "0", "LIBAI_CONNECT_TIMEOUT": "0.3"}
-    result = import_fake_oneflow(
-        tmp_path, "import time; time.sleep(30); answer = 42", **environment, LIBAI_FAILURE_DIR=str(tmp_path)
-    )
-    assert result.returncode == -signal.SIGALRM
+@pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
+@pytest.mark.parametrize("name", [rank_notes.START_LIMIT, rank_notes.STEP_LIMIT])
+def test_a_limit_must_be_a_number_of_seconds(monkeypatch, name, text):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(UserError, match=f"{name} is '{text}'; it must be a number of seconds, or 0 to wait for ever"):
+        rank_notes.read_limit(name, 1.0)
 
 
-@pytest.mark.parametrize("text", ["soon", "0", "-1", "inf", "nan"])
-def test_a_timeout_must_be_a_positive_number(monkeypatch, text):
-    monkeypatch.setenv("LIBAI_CONNECT_TIMEOUT", text)
-    with pytest.raises(UserError, match=f"LIBAI_CONNECT_TIMEOUT is '{text}'; it must be a number of seconds above 0"):
-        runtime.connect_seconds()
+def test_a_phase_has_the_limit_of_the_start_until_an_iteration_is_completed(monkeypatch):
+    monkeypatch.setenv(rank_notes.START_LIMIT, "7")
+    monkeypatch.setenv(rank_notes.STEP_LIMIT, "3")
+    state = rank_notes.RankState()
+    monkeypatch.setattr(rank_notes._Own, "state", state)
+    with rank_notes.phase("train"):
+        assert state.limit == 7
+        with rank_notes.phase("save"):
+            assert (state.phase, rank_notes.own_progress()) == (b"save", ("save", 0))
+        rank_notes.note_progress(5)
+        assert (state.limit, state.iteration, state.beats) == (3, 5, 1)
+        with rank_notes.phase("evaluate"):
+            assert state.limit == 3
+    assert state.limit == 0, "the rest of a program of the user's own has none"
 
 
 # ------------------------------------------------------------------------------------------ living and dying

@@ -4,7 +4,7 @@ import re
 import time
 
 import pytest
-from launched import Script
+from launched import Script, command_of, descendants
 
 from libai.launch import request
 from libai.utils.errors import UserError
@@ -116,21 +116,32 @@ def test_exit_codes_come_out(script, body, code, line):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("noted", "code"), [(0, 0), (75, 75)])
-def test_ranks_that_cannot_exit_after_their_work_are_ended(script, noted, code):
-    """Seen once in OneFlow's exit handlers, after many graphs in one process."""
+@pytest.mark.parametrize("code", [0, 75])
+def test_exit_functions_of_the_user_run_and_those_of_oneflow_do_not(script, code):
+    """OneFlow's own abort the process, crash it or never end, now and then."""
     program = script(f"""
-        from libai.utils import rank_notes
-        rank_notes.note_leaving({noted})
-        time.sleep(60 if rank == 1 else 0)
-        sys.exit({noted})
+        import atexit
+        import libai, oneflow
+        oneflow.framework.session_context.TryCloseDefaultSession = lambda: os.write(1, b"of oneflow\\n")
+        atexit.register(lambda: os.write(1, b"of the user\\n"))
+        time.sleep(0 if rank else 2)  # the other one waits: OneFlow would abort one whose peer has gone
+        sys.exit({code})
     """)
-    result = program.run(LIBAI_EXIT_TIMEOUT="1")
-    assert result.returncode == code, result.stderr
-    assert result.stderr == (
-        f"launch: rank 1 had done its work (exit code {noted}) when oneflow's exit did not let it end; "
-        "nothing is lost.\n"
-    )
+    result = program.run()
+    assert (result.returncode, result.stderr) == (code, ""), result.stderr
+    assert result.stdout == "of the user\n" * 2
+
+
+@pytest.mark.e2e
+def test_oneflows_launcher_is_the_parent_of_the_ranks(script):
+    program = script("time.sleep(600)")
+    process = program.start(2)
+    (launcher,) = [pid for pid in descendants(process.pid) if "distributed/launch.py" in command_of(pid)]
+    ranks = descendants(launcher)
+    assert set(program.pids()) <= set(ranks) and all("libai.launch.rank" in command_of(pid) for pid in ranks)
+    process.terminate()
+    process.communicate(timeout=100)
+    assert process.returncode == 143 and program.survivors() == []
 
 
 @pytest.mark.e2e
@@ -206,7 +217,7 @@ def test_a_user_error_of_one_rank_is_printed_once(script):
 @pytest.mark.e2e
 def test_ranks_that_never_stop_are_killed_after_the_stop_timeout(script):
     program = script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)")
-    process = program.start(2, LIBAI_STOP_TIMEOUT="0.5")
+    process = program.start(2, LIBAI_STEP_TIMEOUT="0.5")
     time.sleep(0.3)
     process.terminate()
     process.communicate(timeout=100)

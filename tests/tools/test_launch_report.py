@@ -1,52 +1,65 @@
 """What is said and kept about a failed job: the rank that was first, its reason, the last error of every rank."""
 
+import json
 import signal
-import subprocess
 
 import pytest
 
-from libai.launch import ranks as launch_ranks
-from libai.launch import report as launch_report
+from libai.launch.supervisor import Rank, Supervisor
+from libai.utils.rank_notes import RankState
 
 ABRT, KILL = -signal.SIGABRT, -signal.SIGKILL
 
 
-def ended(number, code, end_time, **facts):
+def ended(number, folder, status, end_time, note=None, **facts):
     """A rank that has ended so, at that time."""
-    process = subprocess.Popen(["true"])
-    process.wait()
-    process.returncode = code
-    return launch_ranks.Rank(number, process, end_time=end_time, **facts)
+    if note is not None:
+        usual = {"time": end_time, "reason": "it", "where": "", "kind": "X", "said": "error: it\n", "phase": None}
+        usual |= {"iteration": None, "is_consequence": False}
+        (folder / f"note_{number}.json").write_text(json.dumps(usual | note))
+    return Rank(number, str(folder), RankState(status=status, ended_at=end_time), **facts)
 
 
 @pytest.mark.parametrize(
-    ("codes", "times", "first"),
+    ("ends", "first"),
     [
-        ((ABRT, KILL), (1.0, 1.05), 1),
-        ((ABRT, ABRT, -signal.SIGSEGV), (1.0, 1.1, 1.2), 2),
-        ((ABRT, 3), (1.0, 1.9), 1),
-        ((ABRT, KILL), (1.0, 2.5), 0),  # more than a second later: that is no cause
+        ([(ABRT, 1.0), (KILL, 1.05)], 1),
+        ([(ABRT, 1.0), (ABRT, 1.1), (-signal.SIGSEGV, 1.2)], 2),
+        ([(ABRT, 1.0), (3, 1.9)], 1),
+        ([(ABRT, 1.0), (KILL, 2.5)], 0),  # more than a second later: that is no cause
+        ([(1, 1.0, {"is_consequence": True}), (1, 3.0, {})], 1),
     ],
 )
-def test_an_unexplained_abort_never_comes_first_beside_a_peer_that_has_just_ended(codes, times, first):
+def test_what_follows_from_another_failure_never_comes_first_beside_it(tmp_path, ends, first):
     """OneFlow aborts a rank that has lost another; which of the two is seen first is chance."""
-    ranks = [ended(number, code, time) for number, (code, time) in enumerate(zip(codes, times))]
-    assert launch_report.find_first_failure(ranks, {}, 1).number == first
+    ranks = [ended(number, tmp_path, *end) for number, end in enumerate(ends)]
+    assert Supervisor(lambda: None, ranks).first_failure(1).number == first
 
 
-def note(rank, time, **facts):
-    usual = {"reason": f"reason {rank}", "where": "", "kind": "X", "said": f"error: {rank}\n", "phase": None}
-    return {rank: {"rank": rank, "time": time, "iteration": None, "is_consequence": False, **usual, **facts}}
+def test_of_ranks_that_hang_the_one_outside_of_oneflow_is_named(tmp_path):
+    """The others wait for it, and may be the first to notice."""
+    ranks = [ended(number, tmp_path, KILL, 1.0 + number) for number in range(2)]
+    for rank, file in zip(ranks, ("/x/oneflow/tensor.py", "/home/me/hook.py")):
+        rank.state.hung_seconds, rank.state.iteration = 8.0, 3
+        frames = f'Thread 0x1 (most recent call first):\n  File "{file}", line 3 in f\n'
+        (tmp_path / f"stack_{rank.number}").write_text(frames)
+    supervisor = Supervisor(lambda: None, ranks)
+    ranks[1].state.iteration = 4
+    assert supervisor.first_failure(1).number == 1
+    (tmp_path / "stack_1").write_text((tmp_path / "stack_0").read_text())
+    assert supervisor.first_failure(1).number == 0, "of those inside, who is behind"
 
 
 def test_the_last_error_of_every_rank_is_kept(tmp_path):
-    stderr = tmp_path / "rank_2.stderr"
-    stderr.write_text("F0101 native words\n")
-    ranks = [ended(0, 1, 1.0), ended(1, 0, 1.0), ended(2, KILL, 2.0, stderr=stderr)]
-    launch_report.keep_errors(ranks, note(0, 1.0, said="Traceback\n"), str(tmp_path), tmp_path)
+    output = tmp_path / "rank_2.stderr"
+    output.write_text("F0101 native words\nlibibverbs not available\n")
+    ranks = [ended(0, tmp_path, 1, 1.0, {"said": "Traceback\n"}), ended(2, tmp_path, KILL, 2.0, output=output)]
+    ranks.insert(1, ended(1, tmp_path, 0, 1.0))
+    ranks[0].state.has_left = ranks[0].state.code = ranks[1].state.has_left = 1
+    Supervisor(lambda: None, ranks, output_dir=tmp_path)._keep_errors()
     kept = {path.name: path.read_text() for path in (tmp_path / "errors").iterdir()}
     assert set(kept) == {"rank_0.txt", "rank_2.txt"}
-    assert kept["rank_0.txt"].endswith(": rank 0: reason 0, exit code 1\n\nTraceback\n")
+    assert kept["rank_0.txt"].endswith(": rank 0: it, exit code 1\n\nTraceback\n")
     assert kept["rank_2.txt"].endswith(": rank 2: killed by SIGKILL (out of memory?)\n\nF0101 native words\n")
 
 

@@ -125,10 +125,9 @@ def read_prompts(args: Any) -> list[str]:
 def _start_ranks(args: Any, prompts: Sequence[str]) -> int:
     """The same command on several processes of this machine."""
     from libai.cli.launch import choose_environment
-    from libai.launch.job import Job, Limits, run_job
+    from libai.launch.job import Job, run_job
     from libai.launch.request import find_free_port
     from libai.launch.runtime import hide_rendezvous_environment
-    from libai.launch.watch import read_stall_limits
     from libai.native import kernels
 
     hide_rendezvous_environment()
@@ -139,7 +138,7 @@ def _start_ranks(args: Any, prompts: Sequence[str]) -> int:
     job = Job(_MODULE, args.source, args.procs, tuple(words), 1, 0, "127.0.0.1", find_free_port())
     os.environ.update(choose_environment(job, os.environ, {"device": "auto", "graph_enabled": args.mode == "graph"}))
     kernels.compile_kernels()
-    return run_job(job, Limits(stall_seconds=read_stall_limits(os.environ)), new_port=None)
+    return run_job(job, 0, new_port=None)
 
 
 if __name__ == "__main__":  # a rank

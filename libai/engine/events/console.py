@@ -67,10 +67,10 @@ def _build_bar(max_iter: int) -> Any:
     class Bar(Progress):
         def get_renderables(self) -> Any:
             """One frame: where the process is now."""
-            now = own_progress()
+            phase, iteration = own_progress()
             for task in self.tasks:  # none while it is made
-                completed = max(now.iteration, task.fields["logged"])
-                self.update(task.id, completed=completed, description=_AT.get(now.phase, "train"))
+                completed = max(iteration, task.fields["logged"])
+                self.update(task.id, completed=completed, description=_AT.get(phase, "train"))
             yield from super().get_renderables()
 
     class CursorStays(Console):

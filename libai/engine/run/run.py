@@ -48,7 +48,7 @@ from libai.utils.distributed import (
 )
 from libai.utils.errors import OutputLostError, UserError
 from libai.utils.logging import setup_logging
-from libai.utils.rank_notes import note_output_folder, phase
+from libai.utils.rank_notes import phase
 from libai.utils.seeding import raise_open_file_limit, resolve_seed, seed_everything
 
 logger = logging.getLogger("libai.engine")
@@ -72,8 +72,6 @@ def default_setup(
     if trains and is_main_process():
         prepare_output_dir(output_dir)
     barrier()
-    if trains:
-        note_output_folder(output_dir)
     raise_open_file_limit()  # loaders, sockets of many ranks and shards together pass the usual 1024
     setup_logging(output_dir if trains else None, get_rank(), get_world_size(), holds_files=True, quiet=quiet)
     return config

@@ -1,0 +1,125 @@
+"""The processes of one rank: a program, and its parent, which watches it. `oneflow.distributed.launch` starts it.
+
+    python -m libai.launch.rank OUTPUT_FOLDER IS_TRAINING FILE [arguments of FILE …]
+
+The parent notes how the program ended, since OneFlow's launcher would tell nobody, and ends it when it hangs. The time
+counts only while the parent itself runs: not while Ctrl-Z or a suspended machine holds both. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import runpy
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from libai.launch.guard import guarded_main
+from libai.utils import rank_notes
+from libai.utils.rank_notes import RankState
+
+#: asks a rank for its stacks; a real-time signal, because users and schedulers have their own plans with SIGUSR1 and 2
+STACK_SIGNAL = signal.SIGRTMIN + 3
+#: seconds between two looks at a program that runs, and for its stacks
+WATCH_SECONDS, STACK_SECONDS = 0.5, 1.0
+_PR_SET_PDEATHSIG = 1
+#: the parent leaves what these ask for to the program, and waits for the first
+_BLOCKED = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+def end_with_parent(parent: int) -> None:
+    """Let Linux kill this process when its parent ends, or now if it has ended: no rank outlives its launcher."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def output_file(folder: str, rank: int) -> Path:
+    """Where a rank above 0 writes what is printed."""
+    return Path(folder, f"rank_{rank}.stderr")
+
+
+def main(output_folder: str, is_training: str, file: str, *arguments: str) -> NoReturn:
+    """Start the program in a child and watch it."""
+    end_with_parent(os.getpgid(0))  # OneFlow's launcher leads the process group
+    folder, rank = os.environ[rank_notes.NOTES_VARIABLE], int(os.environ["RANK"])
+    state = rank_notes.open_state(folder, rank)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    parent, program = os.getpid(), os.fork()
+    if program:
+        watch(program, state, Path(folder, f"stack_{rank}"))
+    end_with_parent(parent)
+    if rank > 0:
+        _redirect(output_file(output_folder, rank), (1, 2) if is_training == "1" else (2,))
+    # open for as long as the process lives
+    stack, crash = (open(Path(folder, f"{name}_{rank}"), "w") for name in ("stack", "crash"))  # noqa: SIM115
+    faulthandler.register(STACK_SIGNAL, file=stack, all_threads=True)
+    faulthandler.enable(file=crash, all_threads=True)
+    rank_notes.begin_rank(state, is_training == "1")
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    guarded_main(lambda: _run(file, arguments))
+
+
+def _redirect(path: Path, descriptors: tuple[int, ...]) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for descriptor in descriptors:
+        os.dup2(file, descriptor)
+    os.close(file)
+
+
+def _run(file: str, arguments: tuple[str, ...]) -> None:
+    """Run a Python file, or a module of libai, as `__main__`."""
+    sys.argv = [file, *arguments]
+    is_file = os.path.isabs(file)
+    sys.path[:1] = [str(Path(file).resolve().parent)] if is_file else []
+    if is_file:
+        runpy.run_path(file, run_name="__main__")
+    else:
+        runpy.run_module(file, run_name="__main__", alter_sys=True)
+
+
+def watch(program: int, state: RankState, stack: Path) -> NoReturn:
+    """Wait for the end of the program, or bring it about when it hangs; note both. Ends this process."""
+    seen, still, looked_at = (-1, 0.0), 0.0, time.monotonic()
+    while (ended := os.waitpid(program, os.WNOHANG)) == (0, 0):
+        signal.sigtimedwait({signal.SIGCHLD}, WATCH_SECONDS)
+        now, progress = time.monotonic(), (state.beats, state.limit)
+        still = still + min(now - looked_at, 2 * WATCH_SECONDS) if progress == seen else 0.0
+        seen, looked_at = progress, now
+        if 0 < state.limit <= still:
+            state.hung_seconds = state.limit
+            ask_for_stacks([(state, stack)])
+            os.kill(program, signal.SIGKILL)
+    state.status, state.ended_at = os.waitstatus_to_exitcode(ended[1]), time.time()
+    os._exit(0)  # OneFlow's launcher must not end the others, which have something to tell
+
+
+def ask_for_stacks(ranks: list[tuple[RankState, Path]]) -> None:
+    """Let programs write their Python stacks, also while they wait in native code, for at most a second."""
+    asked = [(state, path) for state, path in ranks if state.pid and not state.ended_at]
+    for state, _ in asked:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(state.pid, STACK_SIGNAL)
+    end = time.monotonic() + STACK_SECONDS
+    while time.monotonic() < end and not all(read_stack(path) for _, path in asked):
+        time.sleep(0.05)
+
+
+def read_stack(path: Path) -> list[str]:
+    """The frames of a rank's main thread, innermost first, as `faulthandler` has written them; empty without any."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    threads = [block for block in text.split("\n\n") if "  File " in block]
+    main_thread = threads[-1] if threads else ""  # faulthandler writes the newest thread first
+    return [line.strip() for line in main_thread.splitlines() if line.strip().startswith("File ")]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

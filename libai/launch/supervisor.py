@@ -1,0 +1,392 @@
+"""Beside `oneflow.distributed.launch`, which has started the ranks of this machine: what becomes of them.
+
+Passes signals on, ends all ranks when one fails, leaves OneFlow's harmless lines out of what they write to stderr, and
+says which rank failed first, and why. Standard library only. Not here: how ranks are started (libai/launch/job.py),
+when one hangs (libai/launch/rank.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import linecache
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from libai.launch.guard import NOT_BEGUN, QUITTING, STOPPING, Interrupts, signals_handled
+from libai.launch.rank import ask_for_stacks, read_stack
+from libai.utils import rank_notes
+from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE
+from libai.utils.rank_notes import RankState
+from libai.utils.screen import answer, say
+
+POLL_SECONDS = 0.05
+# After a failure: the time for other ranks to report what they saw.
+REPORT_SECONDS = 1.5
+# A rank that misses another one is aborted by oneflow, at once or within this time.
+CONSEQUENCE_SECONDS = 1.0
+ERRORS_FOLDER = "errors"
+_TAIL_LINES = 60
+_PR_SET_CHILD_SUBREAPER = 36
+_NATIVE_HINT = (
+    "Some operations of oneflow end the process for inputs that they cannot take (counts that do not match, an empty "
+    "part, k=0): look at what that line, or one shortly before it, computes"
+)
+#: parts of the paths of code that the user has not written, those that tell least first
+_NOT_USERS = ("/oneflow/", "<frozen ", f"{sys.base_prefix}/lib/", "/libai/", "/site-packages/", "/tools/train_net")
+
+
+@dataclass
+class Rank:
+    """A rank of this machine. `output`: where one above 0 writes what is printed, from `output_start` on."""
+
+    number: int
+    folder: str
+    state: RankState
+    output: Path | None = None
+    output_start: int = 0
+    was_asked_to_stop: bool = False
+    was_ended: bool = False
+    is_lost: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its program runs no more."""
+        return bool(self.state.ended_at) or self.is_lost
+
+    @property
+    def code(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs. What it noted when its work was over counts for more
+        than what became of it then; one that left by itself without a note has failed, whatever its code."""
+        if not self.has_ended:
+            return None
+        if self.state.has_left:
+            return self.state.code
+        if self.was_asked_to_stop and self.state.status == EXIT_RESUMABLE:
+            return EXIT_RESUMABLE  # a program of the user's own
+        if self.is_lost:
+            return -signal.SIGKILL
+        return self.state.status if self.state.status < 0 else EXIT_FAILED
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended otherwise than well, or stopped with everything saved."""
+        return self.code not in (None, 0, EXIT_RESUMABLE)
+
+    @property
+    def note(self) -> dict[str, Any]:
+        """What it has noted of its failure (`libai.launch.guard`); empty without, or cut short by a kill."""
+        with contextlib.suppress(ValueError, OSError):
+            return json.loads(Path(self.folder, f"note_{self.number}.json").read_text(encoding="utf-8"))
+        return {}
+
+    @property
+    def failed_at(self) -> float:
+        """The time of its failure."""
+        return self.note.get("time") or self.state.ended_at or float("inf")
+
+    @property
+    def phase(self) -> str:
+        """What it is at, or failed in."""
+        return self.note.get("phase") or self.state.phase.decode()
+
+    def read_output(self) -> str:
+        """The last lines that it has written to its file, without those that mean nothing; "" without one."""
+        with contextlib.suppress(OSError):
+            if self.output is not None:
+                text = self.output.read_bytes()
+                # shorter than before: begun anew, because an earlier run's was moved aside
+                text = text[self.output_start if len(text) >= self.output_start else 0 :]
+                lines = rank_notes.drop_harmless(text).decode(errors="replace").splitlines(keepends=True)
+                return "".join(lines[-_TAIL_LINES:])
+        return ""
+
+    @property
+    def waited_in_vain(self) -> bool:
+        """Whether it was ended because it did not get on, or the other ranks did not come."""
+        return bool(self.state.hung_seconds) or (self.phase == "meet" and self.has_failed)
+
+    @property
+    def is_in_libraries(self) -> bool:
+        """Whether its Python, asked for its stack, was in code of oneflow or libai, as while it waits for others."""
+        stack = read_stack(Path(self.folder, f"stack_{self.number}"))
+        return bool(stack) and any(part in stack[0] for part in ("/oneflow/", "/libai/"))
+
+    def where(self) -> str:
+        """`after iteration 3, in the phase 'save', at File …`."""
+        done = f"after iteration {self.state.iteration}" if self.state.iteration else "before the first iteration"
+        phase = f", in the phase {self.phase!r}" if self.phase not in ("", "train") else ""
+        frame = self.frame()
+        return f"{done}{phase}, {f'at {frame}' if frame else 'and did not answer'}"
+
+    def frame(self, name: str = "stack") -> str:
+        """Where its Python is, in the user's code if it can be told; "crash": where it was when a signal ended it."""
+        stack = read_stack(Path(self.folder, f"{name}_{self.number}"))
+        for silent in (_NOT_USERS, _NOT_USERS[:3], _NOT_USERS[:1], ()):
+            found = next((frame for frame in stack if not any(part in frame for part in silent)), None)
+            if found is not None and "launch/rank.py" not in found:
+                return found
+        return ""
+
+
+@dataclass
+class Supervisor:
+    """Watches the ranks that the launcher starts, `start` being what starts it.
+
+    `output_dir`: of the run, where it is known.
+    """
+
+    start: Callable[[], subprocess.Popen[bytes]]
+    ranks: list[Rank]
+    is_training: bool = False
+    output_dir: Path | None = None
+    num_machines: int = 1
+    stop_signal: int | None = None
+    _is_stop_passed_on: bool = False
+    _has_begun: bool = True
+    _interrupts: Interrupts = field(default_factory=Interrupts)
+    _kill_at: float = float("inf")
+    _rest: bytes = b""
+
+    def run(self) -> int:
+        """Wait for the end of all ranks, say what the user cannot know yet, and return the job's exit code."""
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # to wait for the ranks of a launcher that died
+        stop = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._stop)
+        # also while the end is reported: schedulers repeat their signals
+        with signals_handled({**stop, signal.SIGTSTP: self._pause}):
+            self.launcher = self.start()
+            try:
+                self._wait()
+            finally:
+                self._end_all()
+            code = self.exit_code()
+            if code in (EXIT_FAILED, EXIT_USER_MISTAKE):
+                self._report(code)
+        return code
+
+    # ------------------------------------------------------------------------------------------------ signals
+
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
+        """Remember what was asked for. All signals ask for one stop; only Ctrl-C again, later, ends at once."""
+        if self.stop_signal is None:
+            # a closed terminal asks for the same as SIGTERM: save and stop
+            self.stop_signal = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
+        if self._interrupts.is_again(signum) and self._kill_at > 0:
+            self._kill_at = 0.0
+            answer(QUITTING)
+
+    def _pass_stop_on(self) -> None:
+        """Ask every rank once to save and stop; end those of a run that has not begun, and has nothing to save."""
+        if self.stop_signal is None or self._is_stop_passed_on:
+            return
+        self._is_stop_passed_on = True
+        self._has_begun = not self.is_training or all(rank.state.listens or rank.has_ended for rank in self.ranks)
+        seconds = rank_notes.read_limit(rank_notes.STEP_LIMIT, rank_notes.DEFAULT_STEP_SECONDS) or float("inf")
+        self._end_in(seconds if self._has_begun else REPORT_SECONDS)
+        if self.stop_signal == signal.SIGINT and self.is_training:
+            answer(STOPPING if self._has_begun else NOT_BEGUN)
+        for rank in self.ranks:
+            rank.was_asked_to_stop = True
+            if rank.state.pid and not rank.has_ended:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank.state.pid, self.stop_signal)
+
+    def _pause(self, signum: int, frame: FrameType | None) -> None:
+        os.killpg(self.launcher.pid, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os.killpg(self.launcher.pid, signal.SIGCONT)  # reached when the shell continues this process
+
+    # ------------------------------------------------------------------------------------------------ waiting
+
+    def _wait(self) -> None:
+        """Return when no rank runs any more, or those that do are to be ended."""
+        ended: list[Rank] = []
+        while len(ended) < len(self.ranks) and time.monotonic() < self._kill_at:
+            self._pass_stop_on()
+            self._filter_stderr(POLL_SECONDS)
+            is_launcher_gone = self.launcher.poll() is not None  # asked before the ranks are
+            for rank in self.ranks:
+                rank.is_lost = is_launcher_gone and not rank.state.ended_at
+                if rank.has_ended and rank not in ended:
+                    ended.append(rank)
+                    self._note_end(rank)
+
+    def _note_end(self, rank: Rank) -> None:
+        if rank.code == EXIT_RESUMABLE:  # the others may still be writing their part of the checkpoint
+            self._end_in(rank_notes.read_limit(rank_notes.STEP_LIMIT, rank_notes.DEFAULT_STEP_SECONDS) or float("inf"))
+        elif rank.has_failed:
+            if rank.waited_in_vain and self._kill_at == float("inf"):
+                others = [other for other in self.ranks if other.state.pid and not other.has_ended]
+                ask_for_stacks([(other.state, Path(other.folder, f"stack_{other.number}")) for other in others])
+            self._end_in(REPORT_SECONDS)
+
+    def _end_in(self, seconds: float) -> None:
+        """Set when the ranks that still run are ended; an earlier deadline stays."""
+        self._kill_at = min(self._kill_at, time.monotonic() + seconds)
+
+    def _end_all(self) -> None:
+        """Let nothing outlive the ranks but what a job that went well has left behind."""
+        for rank in self.ranks:
+            rank.was_ended = not rank.has_ended
+        is_well = all(rank.code in (0, EXIT_RESUMABLE) for rank in self.ranks)
+        with contextlib.suppress(ProcessLookupError):
+            if is_well:
+                self.launcher.kill()
+            else:
+                os.killpg(self.launcher.pid, signal.SIGKILL)  # also loader workers of ranks that could not tidy up
+        with contextlib.suppress(ChildProcessError):
+            while not is_well:
+                os.waitpid(-self.launcher.pid, 0)
+        self.launcher.wait()
+        for rank in self.ranks:
+            rank.is_lost = not rank.state.ended_at
+        while self._filter_stderr(0.0):
+            pass
+        _write_stderr(self._rest)
+
+    def _filter_stderr(self, seconds: float) -> bool:
+        """Pass on what the ranks have written, or come to within some seconds; False when that was nothing."""
+        pipe = self.launcher.stderr
+        if not select.select([] if pipe is None else [pipe], [], [], seconds)[0] or pipe is None:
+            _write_stderr(self._rest)  # a line that goes on later, such as a bar
+            self._rest = b""
+            return False
+        chunk = os.read(pipe.fileno(), 65536)
+        lines, newline, self._rest = (self._rest + chunk).rpartition(b"\n")
+        _write_stderr(rank_notes.drop_harmless(lines + newline))
+        if not chunk:
+            self.launcher.stderr = None
+        return bool(chunk)
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    def exit_code(self) -> int:
+        """Return the code of the whole job on this machine."""
+        codes = {rank.code for rank in self.ranks}
+        if codes <= {0, EXIT_RESUMABLE}:
+            return EXIT_RESUMABLE if EXIT_RESUMABLE in codes else 0
+        failed = bool(codes & {EXIT_FAILED, EXIT_USER_MISTAKE}) and self._has_begun
+        if self.stop_signal is not None and not failed:
+            return 128 + self.stop_signal
+        return EXIT_USER_MISTAKE if EXIT_USER_MISTAKE in codes else EXIT_FAILED
+
+    def first_failure(self, code: int) -> Rank:
+        """Return the rank that failed first, in a job that ended with `code`.
+
+        What follows from another rank's failure never comes first beside it: an error that says so itself, and SIGABRT
+        without a word from Python, with which oneflow ends a rank that has lost another.
+        """
+        failed = [rank for rank in self.ranks if rank.has_failed and (rank.code == code or code == EXIT_FAILED)]
+        failed = [rank for rank in failed if not rank.was_ended] or failed
+        first = min(failed, key=lambda rank: rank.failed_at)
+        if first.state.hung_seconds:  # or it waits for another, which is not inside oneflow, or is behind
+            silent = [rank for rank in self.ranks if not rank.note]
+            return min(silent, key=lambda rank: (rank.is_in_libraries, rank.state.iteration, rank is not first))
+        if _is_consequence(first):
+            limit = float("inf") if first.note else first.failed_at + CONSEQUENCE_SECONDS
+            causes = [rank for rank in failed if not _is_consequence(rank) and rank.failed_at <= limit]
+            first = min(causes, key=lambda rank: rank.failed_at, default=first)
+        return first
+
+    def failure(self) -> tuple[str, int] | None:
+        """Kind of error and iteration of a failure that would come again, None for others."""
+        notes = [rank.note for rank in self.ranks if rank.has_failed]
+        return next(((note["kind"], note["iteration"]) for note in notes if note.get("iteration") is not None), None)
+
+    def _report(self, code: int) -> None:
+        """Print the error of the rank that failed first, or what native code has said on it last; of no other rank."""
+        first = self.first_failure(code)
+        self._keep_errors()
+        said = first.note.get("said") or ""
+        is_explained = said.startswith("error: ")
+        if is_explained:
+            of_rank = f"rank {first.number}: " if first.number else ""
+            say(f"error: {of_rank}{said.removeprefix('error: ').rstrip()}")
+        else:
+            sys.stderr.write(said or first.read_output())
+        for rank in self.ranks if first.waited_in_vain else ():
+            if rank is not first:
+                say(f"launch: rank {rank.number} was {rank.where()}.")
+        if said and (code == EXIT_USER_MISTAKE or len(self.ranks) == 1):
+            return  # that says everything
+        how = f", with the error above and exit code {first.code}" if is_explained else f": {self._describe(first)}"
+        others = "; the other ranks were ended" if len(self.ranks) > 1 else ""
+        say(f"launch: rank {first.number} failed first{how}{others}.")
+
+    def _keep_errors(self) -> None:
+        """Write the last error of every rank that failed to `errors/rank_<number>.txt` under the output folder."""
+        if self.output_dir is None or not self.output_dir.is_dir():
+            return
+        if any(rank.note.get("kind") == "FolderInUseError" for rank in self.ranks):
+            return  # the folder is another job's
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        for rank in self.ranks:
+            text = rank.note.get("said") or _stacks(rank) or rank.read_output()
+            if rank.has_failed and (text or not rank.was_ended):
+                end = "ended by the launcher" if rank.was_ended and not rank.note else self._describe(rank)
+                with contextlib.suppress(OSError):  # the disk may be what the job has failed of
+                    path = self.output_dir / ERRORS_FOLDER / f"rank_{rank.number}.txt"
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_text(f"{stamp}: rank {rank.number}: {end}\n\n{text}", encoding="utf-8")
+
+    def _describe(self, rank: Rank) -> str:
+        """How a rank ended."""
+        state, note, code = rank.state, rank.note, rank.code
+        assert code is not None
+        if note:
+            where = f" ({note['where']})" if note["where"] and note["where"] not in note["reason"] else ""
+            exit_code = "" if note["kind"] == "SystemExit" else f", exit code {code}"  # its text names the code
+            return f"{note['reason']}{where}{exit_code}"
+        limit = rank_notes.STEP_LIMIT if state.iteration else rank_notes.START_LIMIT
+        if state.hung_seconds and rank.phase == "meet":
+            return (
+                f"it waited {state.hung_seconds:g} s for the other ranks. Are all machines running, with the same "
+                f"ADDR, PORT and PROCS? {limit}=<seconds> waits longer"
+            )
+        hung = max(other.state.hung_seconds for other in self.ranks)
+        if state.hung_seconds or (hung and rank.was_ended):
+            return f"no progress for {hung:g} s {rank.where()}. {limit}=<seconds> waits longer, 0 for ever"
+        if rank.is_lost:
+            return "it ended together with oneflow.distributed.launch, which was killed"
+        if state.status >= 0:
+            done = f" after iteration {state.iteration}" if state.iteration else ""
+            return f"it left{done} with exit code {state.status} before its work was done (os._exit?)"
+        name = signal.Signals(-state.status).name
+        if name == "SIGABRT" and self.num_machines > 1:
+            return f"killed by {name} (oneflow does that when it loses a rank of another machine: look at its output)"
+        if frame := rank.frame("crash"):
+            return f"killed by {name} in native code, with Python at {_place(frame)}. {_NATIVE_HINT}"
+        return f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+
+
+def _write_stderr(text: bytes) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        while text:
+            text = text[os.write(2, text) :]
+
+
+def _is_consequence(rank: Rank) -> bool:
+    return bool(rank.note["is_consequence"]) if rank.note else rank.state.status == -signal.SIGABRT
+
+
+def _stacks(rank: Rank) -> str:
+    """The Python stack of a rank that was asked for it."""
+    return "".join(f"  {frame}\n" for frame in read_stack(Path(rank.folder, f"stack_{rank.number}")))
+
+
+def _place(frame: str) -> str:
+    """`File "a.py", line 3 in forward` as `a.py:3: `the line``."""
+    path, _, rest = frame.removeprefix('File "').partition('", line ')
+    number = rest.partition(" ")[0]
+    line = linecache.getline(path, int(number)).strip() if number.isdecimal() else ""
+    return f"{path}:{number}: `{line}`" if line else frame

@@ -6,7 +6,7 @@ from .common.digits_run import lr_scheduler as lr_scheduler
 from .common.digits_run import optim, train
 from .common.models.vit import model
 
-model.update(image_size=8, patch_size=2, num_channels=1, hidden_size=48, num_layers=3, pool="cls")
+model.update(image_size=8, patch_size=2, num_channels=1, hidden_size=48, num_layers=3)
 
 optim.params.weight_decay = 0.05
 

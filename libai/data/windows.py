@@ -26,9 +26,8 @@ _MEGATRON_KINDS = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 class TokenWindows:
     """Sample i is a window of `sequence_length + 1` tokens, cut into `input_ids` and the `labels` one token further.
 
-    By default each window begins where the last one's input ended (`stride = sequence_length`), so that no token is
-    predicted twice; a smaller `stride` gives overlapping windows. Windows cross document borders, which the
-    end-of-document token marks. A tail shorter than a window is left out.
+    Each window begins where the last one's input ended, so that no token is predicted twice. Windows cross document
+    borders, which the end-of-document token marks. A tail shorter than a window is left out.
 
     Args:
         tokens: ids, `(num_tokens,)`, memory-mapped or not. offsets: where documents begin in it, and its end.
@@ -37,10 +36,9 @@ class TokenWindows:
     Raises `DataError` when the tokens do not allow a single window.
     """
 
-    def __init__(self, tokens: np.ndarray, offsets: np.ndarray, sequence_length: int, stride: int | None, name: str):
-        self.stride = sequence_length if stride is None else stride
-        if sequence_length < 1 or self.stride < 1:
-            raise DataError(f"sequence_length={sequence_length} and stride={self.stride} must both be at least 1.")
+    def __init__(self, tokens: np.ndarray, offsets: np.ndarray, sequence_length: int, name: str):
+        if sequence_length < 1:
+            raise DataError(f"sequence_length={sequence_length} must be at least 1.")
         if len(tokens) <= sequence_length:
             raise DataError(
                 f"sequence_length={sequence_length} needs windows of {sequence_length + 1} tokens, but {name} has "
@@ -49,7 +47,7 @@ class TokenWindows:
         self.tokens, self.offsets, self.sequence_length = tokens, offsets, sequence_length
         # A view, (all windows, sequence_length + 1): gathering rows of it copies whole windows, about 3x as fast as
         # gathering tokens by a 2-D index (measured, 8 x 1024 uint16 tokens).
-        self._windows = np.lib.stride_tricks.sliding_window_view(tokens, sequence_length + 1)[:: self.stride]
+        self._windows = np.lib.stride_tricks.sliding_window_view(tokens, sequence_length + 1)[::sequence_length]
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -65,17 +63,15 @@ class TokenWindows:
 class TokenDataset(TokenWindows):
     """The windows of one split of a folder made by `libai preprocess` or `build_text_dataset`, see `TokenWindows`."""
 
-    def __init__(
-        self, path: str | os.PathLike, sequence_length: int, split: str = "train", *, stride: int | None = None
-    ):
+    def __init__(self, path: str | os.PathLike, sequence_length: int, split: str = "train"):
         self.path, self.split = Path(path).expanduser(), split
         self.index = read_index(self.path)
         tokens, offsets = open_split(self.path, split, self.index)
-        super().__init__(tokens, offsets, sequence_length, stride, f"the {split} split of {self.path}")
+        super().__init__(tokens, offsets, sequence_length, f"the {split} split of {self.path}")
 
     def __reduce__(self) -> Any:
         """A copy in another process maps the file again; the tokens are not sent."""
-        return partial(TokenDataset, stride=self.stride), (self.path, self.sequence_length, self.split)
+        return TokenDataset, (self.path, self.sequence_length, self.split)
 
     @property
     def vocab_size(self) -> int:
@@ -103,7 +99,6 @@ class MegatronDataset(TokenWindows):
         *,
         validation_fraction: float = 0.05,
         vocab_size: int | None = None,
-        stride: int | None = None,
     ):
         self.path = Path(str(Path(path).expanduser()).removesuffix(".bin").removesuffix(".idx"))
         if split not in ("train", "validation") or not 0 <= validation_fraction < 1:
@@ -111,9 +106,7 @@ class MegatronDataset(TokenWindows):
                 f"split={split!r}, validation_fraction={validation_fraction}: the splits are train and validation, and "
                 "the fraction of the documents that validate is at least 0 and below 1."
             )
-        self._again = partial(
-            MegatronDataset, validation_fraction=validation_fraction, vocab_size=vocab_size, stride=stride
-        )
+        self._again = partial(MegatronDataset, validation_fraction=validation_fraction, vocab_size=vocab_size)
         self.split = split
         self.vocab_size = vocab_size
         tokens, offsets = read_megatron(self.path)
@@ -121,7 +114,7 @@ class MegatronDataset(TokenWindows):
         offsets = offsets[: first + 1] if split == "train" else offsets[first:]
         start, end = (offsets[0], offsets[-1]) if len(offsets) else (0, 0)
         name = f"the {split} split of {self.path}.bin"
-        super().__init__(tokens[start:end], offsets - start, sequence_length, stride, name)
+        super().__init__(tokens[start:end], offsets - start, sequence_length, name)
 
     def __reduce__(self) -> Any:
         """A copy in another process maps the file again; the tokens are not sent."""

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021) for the linear and convolution layers of any module.
+"""Low-rank adapters (LoRA, Hu et al. 2021) for the linear layers of any module.
 
 An adapted layer computes `layer(x) + scale * lora_B(lora_A(dropout(x)))`. It keeps its class, its parameters and their
 names, so that plans, weights to load and optimizers fit as before; the adapter's names are those of PEFT.
@@ -34,7 +34,7 @@ def add_lora(
     """Give layers of `model` adapters, in place, and freeze everything else; returns the names of these layers.
 
     Args:
-        patterns: regular expressions, searched in the names of linear and 2-d convolution layers.
+        patterns: regular expressions, searched in the names of linear layers.
         rank: width of the adapters. The second matrix begins at zero, so that the model computes what it did.
         alpha: adapters count `alpha / rank` times; default: once.
         dropout: rate on what the adapters read.
@@ -44,9 +44,9 @@ def add_lora(
     cannot be changed alone.
     """
     modules = dict(model.named_modules())
-    adaptable = {name: module for name, module in modules.items() if isinstance(module, (nn.Linear, nn.Conv2d))}
+    adaptable = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
     layers = {n: m for n, m in adaptable.items() if n.rpartition(".")[2] not in ("lora_A", "lora_B")}
-    chosen = names_matching(patterns, list(layers), "train.lora.patterns", "linear and convolution layers")
+    chosen = names_matching(patterns, list(layers), "train.lora.patterns", "linear layers")
     for name in chosen:
         if not _has_adapter(layers[name]):
             _check(name, layers[name], modules)
@@ -79,9 +79,8 @@ def merge_lora(model: nn.Module) -> nn.Module:
 
 
 def lora_delta(a: Any, b: Any, scale: float) -> Any:
-    """What an adapter adds to the weight of its layer; tensors or arrays (rank, …) and (out, rank, …)."""
-    product = b.reshape(b.shape[0], -1) @ a.reshape(a.shape[0], -1)
-    return (product * scale).reshape(b.shape[0], *a.shape[1:])
+    """What an adapter adds to the weight of its layer; tensors or arrays (rank, in) and (out, rank)."""
+    return (b @ a) * scale
 
 
 def refuse_unused_adapters(model: nn.Module, reached: Collection[str]) -> None:
@@ -105,16 +104,13 @@ def has_adapters(model: nn.Module) -> bool:
 
 def _adapt(layer: Any, rank: int, scale: float, dropout: float) -> None:
     device = layer.weight.device
-    if isinstance(layer, nn.Linear):
-        down: nn.Module = nn.Linear(layer.in_features, rank, bias=False)
-        up: nn.Module = nn.Linear(rank, layer.out_features, bias=False)
-    else:
-        geometry = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-        down = nn.Conv2d(layer.in_channels, rank, *geometry, bias=False)
-        up = nn.Conv2d(rank, layer.out_channels, 1, bias=False)
+    down = nn.Linear(layer.in_features, rank, bias=False)
+    up = nn.Linear(rank, layer.out_features, bias=False)
     nn.init.kaiming_uniform_(down.weight, a=math.sqrt(5))
     nn.init.zeros_(up.weight)
-    layer.lora_A, layer.lora_B, layer.lora_dropout = down.to(device), up.to(device), Dropout(dropout)
+    layer.lora_A = down.to(device)
+    layer.lora_B = up.to(device)
+    layer.lora_dropout = Dropout(dropout)
     layer.lora_scale = scale
     wrap_forward(layer, _with_adapter)
 
@@ -130,11 +126,6 @@ def _has_adapter(module: nn.Module) -> bool:
 
 
 def _check(name: str, layer: Any, modules: dict[str, nn.Module]) -> None:
-    if getattr(layer, "groups", 1) != 1:
-        raise UserError(
-            f"train.lora.patterns chooses {name}, a convolution in {layer.groups} groups, whose weight no product of "
-            "two small matrices can change. Narrow the patterns."
-        )
     for other, module in modules.items():
         if module is not layer and any(tensor is layer.weight for tensor in module._parameters.values()):
             raise UserError(

@@ -16,7 +16,6 @@ from libai.models.blocks.transformer import (
     linear_rates,
     plan_of_blocks,
 )
-from libai.utils.errors import UserError
 from libai.utils.sizes import check_sizes
 
 
@@ -30,7 +29,6 @@ class ViT(ImageClassifier):
         dropout: rate on the embeddings and on both branches of each block.
         drop_path: rate of skipping a branch in the last block; it rises linearly from 0 in the first.
         activation, norm_eps: of the blocks; weights of Hugging Face have `norm_eps=1e-12`.
-        pool: `"cls"` reads the class token, `"mean"` averages the patches and has no class token.
     """
 
     #: see `libai.models.GPT.plan`
@@ -48,7 +46,6 @@ class ViT(ImageClassifier):
         mlp_ratio: float = 4.0,
         dropout: float = 0.0,
         drop_path: float = 0.0,
-        pool: str = "cls",
         activation: str = "gelu",
         norm_eps: float = 1e-5,
     ):
@@ -56,18 +53,12 @@ class ViT(ImageClassifier):
         check_sizes(image_size=image_size, patch_size=patch_size, num_channels=num_channels, num_classes=num_classes)
         check_transformer(hidden_size, num_layers, num_heads, mlp_ratio)
         check_patches(image_size, patch_size)
-        if pool not in ("cls", "mean"):
-            raise UserError(
-                f'pool="{pool}" is not known. It is "cls" (class token) or "mean" (average of the patches).'
-            )
         self.image_size = image_size
         self.patch_size = patch_size
-        self.pool = pool
         num_patches = (image_size // patch_size) ** 2
         self.patch_embedding = nn.Linear(num_channels * patch_size**2, hidden_size)
-        if pool == "cls":
-            self.class_token = nn.Parameter(flow.zeros(1, 1, hidden_size))
-        self.position_embedding = nn.Parameter(flow.zeros(num_patches + (pool == "cls"), hidden_size))
+        self.class_token = nn.Parameter(flow.zeros(1, 1, hidden_size))
+        self.position_embedding = nn.Parameter(flow.zeros(num_patches + 1, hidden_size))
         self.embedding_dropout = Dropout(dropout)
         self.blocks = nn.ModuleList(
             [
@@ -80,13 +71,11 @@ class ViT(ImageClassifier):
         init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
-        """The pooled output of the last block, (batch, hidden_size)."""
+        """The class token behind the last block, (batch, hidden_size)."""
         check_image(images, self.image_size, "ViT")
         x = self.patch_embedding(patches_of(images, self.patch_size))
-        if self.pool == "cls":
-            x = flow.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1)
+        x = flow.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1)
         x = self.embedding_dropout(x + self.position_embedding)
         for block in self.blocks:
             x = block(x)
-        x = self.norm(x)
-        return x[:, 0] if self.pool == "cls" else x.mean(dim=1)
+        return self.norm(x)[:, 0]

@@ -43,12 +43,12 @@ def test_tokens_and_documents_are_read(tmp_path, dtype):
 def test_windows_of_documents_that_are_in_one_split(tmp_path):
     path = write(tmp_path / "text_document")
     train = MegatronDataset(f"{path}.bin", 2, validation_fraction=0.25)
-    validation = MegatronDataset(path, 2, "validation", validation_fraction=0.25, stride=1)
+    validation = MegatronDataset(path, 2, "validation", validation_fraction=0.25)
     assert train.get_batch(np.arange(3))["labels"].tolist() == [[2, 3], [4, 5], [6, 7]]
-    assert validation[0]["input_ids"].tolist() == [8, 9] and len(validation) == 2
+    assert validation[0]["input_ids"].tolist() == [8, 9] and len(validation) == 1
     assert train.offsets.tolist() == [0, 3, 6, 7] and validation.offsets.tolist() == [0, 4]
     again = pickle.loads(pickle.dumps(validation))
-    assert again[1]["labels"].tolist() == [10, 11] and again.stride == 1
+    assert again[0]["labels"].tolist() == [9, 10] and again.split == "validation"
 
 
 def test_what_is_no_such_file_is_refused(tmp_path):

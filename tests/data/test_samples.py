@@ -15,7 +15,7 @@ def windows():
     """Six documents; the tokens of the second are 1000 + position, and so on; some are full stops."""
     documents = [np.arange(length) + 1000 * (i + 1) for i, length in enumerate(LENGTHS)]
     documents[0][[9, 22]] = STOP
-    return TokenWindows(np.concatenate(documents), np.cumsum([0, *LENGTHS]), 8, None, "documents")
+    return TokenWindows(np.concatenate(documents), np.cumsum([0, *LENGTHS]), 8, "documents")
 
 
 def pairs(windows, **options):

@@ -73,7 +73,6 @@ FAMILIES = {
     ),
     # patches 4*32 + 32, class token 32, positions 17*32, blocks, norm, head 32*10 + 10
     "vit": Family(lambda: ViT(8, 2, 1, CLASSES, 32, 2, 4), False, 160 + 32 + 544 + 2 * 12704 + 64 + 330),
-    "vit_mean": Family(lambda: ViT(8, 2, 1, CLASSES, 32, 2, 4, pool="mean"), False, 160 + 512 + 2 * 12704 + 64 + 330),
     "mlp": Family(lambda: MLP(64, (32, 16), CLASSES), False, 64 * 32 + 32 + 32 * 16 + 16 + 170),
     # patches 4*16 + 16, norm 32; stage 16: twice 12*16^2 + 13*16 and 9*2 biases; merging 128 + 64*32; stage 32:
     # once 12*32^2 + 13*32 and 9*2 biases; norm, head

@@ -13,5 +13,4 @@ model = LazyCall("libai.models.ViT")(
     mlp_ratio=4.0,
     dropout=0.0,
     drop_path=0.0,
-    pool="cls",
 )

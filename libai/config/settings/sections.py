@@ -64,7 +64,7 @@ class Lora(Switched):
     switch: ClassVar[str] = "patterns"
 
     patterns: list[str] | None = key(
-        None, "Regular expressions: linear and convolution layers that one fits get an adapter; null adapts none."
+        None, "Regular expressions: linear layers that one fits get an adapter; null adapts none."
     )
     rank: int = key(8, "Width of the adapters.", at_least=1)
     alpha: float | None = key(None, "Adapters count `alpha / rank` times; null: once.", above=0)

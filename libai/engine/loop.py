@@ -37,7 +37,7 @@ SWITCH_SECONDS = 1e-4
 
 
 class TrainingClock:
-    """Counts seconds inside of `running()` blocks and stands still inside of `paused()` ones; blocks may be nested.
+    """Counts the seconds of `turned(True)` blocks and stands still in `turned(False)` ones; blocks may be nested.
 
     Args:
         now: gives seconds from any fixed moment.
@@ -49,35 +49,19 @@ class TrainingClock:
         self._since: float | None = None
 
     @property
-    def is_running(self) -> bool:
-        """True while the time counts."""
-        return self._since is not None
-
-    @property
     def seconds(self) -> float:
         """What was counted so far."""
         return self._counted if self._since is None else self._counted + self._now() - self._since
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Count the time of the block."""
-        with self._set(True):
-            yield
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave out the time of the block."""
-        with self._set(False):
-            yield
-
-    @contextmanager
-    def _set(self, is_running: bool) -> Iterator[None]:
-        before = self.is_running
+    def turned(self, is_running: bool) -> Iterator[None]:
+        """Count the time of the block, or leave it out."""
+        was_running = self._since is not None
         self._turn(is_running)
         try:
             yield
         finally:
-            self._turn(before)
+            self._turn(was_running)
 
     def _turn(self, is_running: bool) -> None:
         self._counted = self.seconds
@@ -141,7 +125,7 @@ class LoopState:
         """Leave the time of the block out of the throughput: an evaluation, a save. The updates launched before are
         waited for first, because their time is training's."""
         self.wait_for_device()
-        with self.clock.paused():
+        with self.clock.turned(False):
             yield
 
 
@@ -279,7 +263,7 @@ class TrainerBase:
         self.loop.agreement.take(_STOP_OF_MAIN)
         with (
             self.storage,
-            self.loop.clock.running(),
+            self.loop.clock.turned(True),
             quick_thread_switches(self._switch_seconds),
             phase("train"),
         ):

@@ -25,6 +25,7 @@ from libai.patches.threads import quick_thread_switches
 from libai.utils.atomic import is_full_disk
 from libai.utils.distributed import get_rank, get_world_size, is_main_process
 from libai.utils.errors import UserError
+from libai.utils.logging import setup_logging
 from libai.utils.rank_notes import note_progress, phase
 from libai.utils.sizes import is_size
 
@@ -234,14 +235,18 @@ class TrainerBase:
 
     # ------------------------------------------------------------------ the loop
 
-    def train(self, start_iter: int, max_iter: int | None = None) -> None:
+    def train(self, start_iter: int, max_iter: int | None = None, *, log_period: int | None = None) -> None:
         """Run iterations `start_iter ... max_iter - 1`. With nothing to do, only `before_train`/`after_train` run.
+
+        `log_period`: print the metrics every so many iterations, unless a hook of this trainer writes them already.
 
         A paused run continues, without another `before_train`. An exception is logged with its iteration and raised
         again after the hooks' `after_train`.
         """
         check_iterations(start_iter=start_iter, max_iter=max_iter)
         assert max_iter is not None
+        if log_period is not None:
+            self._log_every(log_period)
         has_begun = self.status == "paused"
         self.iter = self.start_iter = start_iter
         self.max_iter = max_iter
@@ -252,6 +257,15 @@ class TrainerBase:
                 self.storage.load_state_dict(self.loop.events)
                 self.loop.events, self.storage.iter = None, start_iter
         self._run(has_begun)
+
+    def _log_every(self, period: int) -> None:
+        from libai.engine.events.console import ConsoleWriter
+        from libai.engine.hooks.metrics import WriterHook
+
+        if not logging.getLogger("libai").handlers:
+            setup_logging(None)
+        if not any(isinstance(hook, WriterHook) for hook in self.hooks):
+            self.register_hooks([WriterHook([ConsoleWriter()], period)])
 
     def _run(self, has_begun: bool) -> None:
         if not self.loop.is_mode_final:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
+from types import SimpleNamespace
 
 import contract_runs
 import jobs
@@ -15,6 +18,7 @@ from oneflow import nn
 from libai.engine import NonFiniteLoss
 from libai.engine.events.writers import AsyncWriter, Writer
 from libai.engine.hooks import WriterHook
+from libai.utils.logging import reset_logging
 
 
 class TwoLosses(nn.Module):
@@ -103,6 +107,19 @@ def test_metrics_are_fetched_only_at_log_points(mode, monkeypatch):
     trainer.train(0, 10)
     assert fetched == [4, 4, 2]  # and the last iteration is always written
     assert [record.iter for record in writer.records] == [4, 8, 10]
+
+
+def test_a_trainer_without_writers_prints_by_one_argument(mode, capsys, monkeypatch):
+    trainer = make_trainer(mode)
+    monkeypatch.setattr(logging.getLogger("libai"), "handlers", [])  # without those of pytest
+    with contextlib.closing(SimpleNamespace(close=reset_logging)):
+        trainer.train(0, 2)
+        assert capsys.readouterr().out == ""
+        trainer.train(2, 8, log_period=4)
+        trainer.train(8, 10, log_period=4)  # not twice
+        printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[1] for line in printed if line[0] == "iter"] == ["4/8", "8/8", "10/10"]
+    assert all("loss" in line for line in printed if line[0] == "iter")
 
 
 @pytest.mark.parametrize("fails_at", [2, 3])

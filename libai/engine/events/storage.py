@@ -78,7 +78,7 @@ class EventStorage:
             else:
                 raise TypeError(
                     f"put_scalar({name!r}, ...) takes a number or a one-element tensor, not {type(value).__name__}: "
-                    f"{value!r}. Use put_text for text."
+                    f"{value!r}."
                 )
         self._latest[name] = (value, at)
 

@@ -32,7 +32,7 @@ def pytest_collection_finish():
 @pytest.fixture(scope="session", autouse=True)
 def _protected_graph_launches():
     """Launch one graph through libai first: many tests launch tiny ones by hand, which OneFlow 0.9 may crash on
-    (docs/decisions/0006-graph-launch-race.md)."""
+    (docs/dev/decisions/0004-graph-launch-race.md)."""
     import oneflow as flow
     from oneflow import nn
 

@@ -88,9 +88,9 @@ class Doctests(Extension):
 
 def on_config(config):
     new = sorted({path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"} - set(pages(config.nav)))
-    decisions = sorted(path.name for path in (ROOT / "docs/decisions").glob("[0-9]*.md"))
+    decisions = sorted(path.name for path in (ROOT / "docs/dev/decisions").glob("[0-9]*.md"))
     config.nav += [{"More": new}] if new else []
-    config.nav.append({"Decisions": ["decisions/README.md", *(f"decisions/{name}" for name in decisions)]})
+    config.nav.append({"Decisions": ["dev/decisions/README.md", *(f"dev/decisions/{name}" for name in decisions)]})
     return config
 
 

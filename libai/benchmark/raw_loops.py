@@ -102,8 +102,8 @@ class RawGraph:
             batch = {name: t.to_global(self._placement, flow.sbp.split(0)) for name, t in batch.items()}
         if protect_graph_launches.is_done:
             return self._graph(batch)
-        # as ours: a stock graph as small as an MLP's may crash on a busy machine (docs/decisions/0006), and would end
-        # the benchmark with it
+        # as ours: a stock graph as small as an MLP's may crash on a busy machine (docs/dev/decisions/0004),
+        # and would end the benchmark with it
         self._graph._compile(batch)
         with protect_graph_launches():
             return self._graph(batch)

@@ -243,7 +243,7 @@ class EagerTrainer(ModelTrainer):
             return self.gradients.forward(**batch)
 
     def _hold(self, batches: list[Batch]) -> None:
-        """Keep tensors that were made from arrays until the host waits for the device (docs/decisions/0009).
+        """Keep tensors that were made from arrays until the host waits for the device (docs/dev/decisions/0007).
 
         Their arrays are given back under the interpreter's lock by the thread that runs the operations; it would wait
         for the lock, and training for it, in every iteration.
@@ -259,7 +259,7 @@ class EagerTrainer(ModelTrainer):
         self._max_held = MAX_HELD_BYTES // max(1, num_bytes(micro_batches[0])) if is_on_cpu else 0
 
     def _learn(self, facts: Facts) -> None:
-        """See `ModelTrainer._learn` (docs/decisions/0012-state-in-forward.md)."""
+        """See `ModelTrainer._learn` (docs/dev/decisions/0009-state-in-forward.md)."""
         super()._learn(facts)
         shares = self.layout.cuts_parameters and self.options.zero_stage > 0
         if shares and facts.parameters:

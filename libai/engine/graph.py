@@ -57,7 +57,7 @@ class GraphTrainer(ModelTrainer):
 
     mode = "graph"
     optimizer_state: GraphOptimizerState
-    _switch_seconds = math.inf  # its operations run without the interpreter; to switch more often only costs (0009)
+    _switch_seconds = math.inf  # its operations run without the interpreter; to switch more often only costs (0007)
 
     def __init__(
         self,

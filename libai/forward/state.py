@@ -1,6 +1,6 @@
 """Side effects of a model's forward, as the reference of a rehearsal finds them.
 
-Graph mode writes the buffers that it names after every compiled step (docs/decisions/0012-state-in-forward.md).
+Graph mode writes the buffers that it names after every compiled step (docs/dev/decisions/0009-state-in-forward.md).
 
 Of changes in place, a backward pass must see nothing. OneFlow 0.9.0 counts no versions of tensors: where `h /
 self.scale` is followed by `self.scale.mul_(0.9)`, the eager backward pass divides by the changed value, without a word.
@@ -47,7 +47,7 @@ class Facts:
 
 
 def own_buffers(model: nn.Module) -> dict[str, flow.Tensor]:
-    """The buffers of `model` that its forward may change by itself: not those of a rank's batch norms (0005)."""
+    """The buffers of `model` that its forward may change by itself: not those of a rank's batch norms (0003)."""
     statistics = {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()

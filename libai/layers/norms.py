@@ -3,7 +3,7 @@ batch normalization over the samples of all data-parallel ranks.
 
 OneFlow's kernel of the latter computes with the samples of its rank, also on global tensors, and its own
 `SyncBatchNorm` is for CUDA and DDP. Plain operations on global tensors see the global batch, in both modes
-(docs/decisions/0005-batchnorm.md).
+(docs/dev/decisions/0003-batchnorm.md).
 """
 
 from __future__ import annotations

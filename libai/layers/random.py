@@ -4,7 +4,7 @@ OneFlow 0.9.0's own dropout ignores seeds and repeats one mask in every layer an
 trainer opens `random_context(key)` around a forward pass, and each layer hashes the key, its own id and the *global*
 index of every element. So a mask is the same in eager and graph mode, for one process or many, and after a resume.
 The generator uses only what OneFlow 0.9.0 computes alike everywhere: int32 multiplication and addition that wrap, and
-casts. docs/decisions/0002-seeded-dropout.md has the reasons, the measurements and the limits.
+casts. docs/dev/decisions/0002-seeded-dropout.md has the reasons, the measurements and the limits.
 
 Not for data order or weight initialisation: those happen on the host, with NumPy generators.
 """

@@ -1,6 +1,6 @@
 """The CPU kernels that OneFlow computes with: those of libai/native, as a compiled library, or its own.
 
-docs/decisions/0015-native-kernels.md tells why, and what was measured.
+docs/dev/decisions/0012-native-kernels.md tells why, and what was measured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How the gradients of data-parallel ranks become their mean, in eager mode.
 
 Two strategies behind one seam: `FlatReduction` reduces after the last micro-batch, in a few large messages;
-`OneFlowDDP` lets OneFlow's DDP reduce during every backward pass. docs/decisions/0008-flat-gradient-reduction.md tells
+`OneFlowDDP` lets OneFlow's DDP reduce during every backward pass. docs/dev/decisions/0006 tells
 when which is better. Both make the weights of all ranks those of rank 0 first. Graph mode needs neither.
 """
 
@@ -171,7 +171,7 @@ class _Bucket:
         num_ranks = reached.numpy() if missing else []
         unreached = [i for i in missing if not num_ranks[i]]
         for i, (parameter, total, shape) in enumerate(zip(self._parameters, sums, self._shapes)):
-            # a product and no view: OneFlow 0.9 forgets where a view begins that `grad` is set to (decision 0008)
+            # a product and no view: OneFlow 0.9 forgets where a view begins that `grad` is set to (decision 0006)
             parameter.grad = None if i in unreached else total.view(shape) * self._share
 
     def _reached_here(self) -> flow.Tensor:

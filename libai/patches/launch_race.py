@@ -2,7 +2,7 @@
 
 OneFlow hands a job to its actor threads and only then enters it in the queue of running jobs. A job that is over before
 that takes an entry out of an empty queue. `protect_graph_launches` lets it wait for its entry instead.
-docs/decisions/0006-graph-launch-race.md has the cause, the proof and the measurements.
+docs/dev/decisions/0004-graph-launch-race.md has the cause, the proof and the measurements.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _WAIT_CODE = re.compile(
     rb"\x48\x8b\x53\x18\x48\x3b\x53\x38",  # mov rdx, [rbx+0x18]; cmp rdx, [rbx+0x38]: is it empty?
     re.DOTALL,
 )
-_ADVICE = "graphs of well under a millisecond may crash on a busy machine (docs/decisions/0006-graph-launch-race.md)"
+_ADVICE = "graphs of well under a millisecond may crash on a busy machine (docs/dev/decisions/0004)"
 
 
 class protect_graph_launches:

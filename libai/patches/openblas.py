@@ -2,8 +2,8 @@
 
 The OpenBLAS in the oneflow 0.9.0 wheel is 0.3.3, of 2018. liboneflow calls it through its table of dynamic symbols
 (`cblas_sgemm@PLT`), and `use_current` writes the same function of the package `scipy-openblas32` into that
-table, `use_threads` one that calls it for parts of a product. docs/decisions/0010-current-openblas.md and
-0021-threads-in-products.md tell why, and what was measured.
+table, `use_threads` one that calls it for parts of a product. docs/dev/decisions/0008-current-openblas.md and
+0016-threads-in-products.md tell why, and what was measured.
 """
 
 from __future__ import annotations

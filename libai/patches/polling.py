@@ -2,7 +2,7 @@
 
 Some threads of OneFlow 0.9.0 call `sched_yield` until a graph ends, and so keep a core that ranks on the same machine
 compute on. A low priority is no remedy: Linux compares priorities within a session, and each rank has its own.
-docs/decisions/0019-graph-on-several-ranks.md tells what was measured.
+docs/dev/decisions/0014-graph-on-several-ranks.md tells what was measured.
 """
 
 from __future__ import annotations

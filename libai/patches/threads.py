@@ -14,7 +14,7 @@ def quick_thread_switches(seconds: float) -> contextlib.AbstractContextManager[N
     """Let a thread that waits for the interpreter's lock have it after `seconds` while the block runs; Python's 5 ms.
 
     OneFlow's thread that runs the operations needs the lock now and then, and while it waits nothing is computed
-    (docs/decisions/0009).
+    (docs/dev/decisions/0007).
     """
     usual = sys.getswitchinterval()
     return _switch_interval(min(usual, seconds) if is_on("switch-interval") else usual)

@@ -21,7 +21,7 @@ SOURCES = [
     if path.suffix in (".py", ".sh", ".cpp", ".h", ".md") and Path(__file__).resolve().parent not in path.parents
 ]
 OUTSIDE = re.compile(r"\b(?:ONEFLOW|DESIGN|STYLE|INTERFACE|FEATURES)\.md\b|\.\./shared|\bissue \d+\b")
-PAGE = re.compile(r"\b(docs/(?!decisions/NNNN)[\w/-]+\.md)(?:#([\w-]+))?")
+PAGE = re.compile(r"\b(docs/(?!dev/decisions/NNNN)[\w/-]+\.md)(?:#([\w-]+))?")
 DECISION = re.compile(r"\bdecisions?/(\d{4})|\bdecision (\d{4})\b|\((0\d{3})\)")
 
 
@@ -32,7 +32,7 @@ def unknown_references(text: str) -> list[str]:
         if not (ROOT / page).is_file() or (heading and heading not in headings(ROOT / page)):
             unknown.append(f"{page}#{heading}" if heading else page)
     numbers = {next(filter(None, groups)) for groups in DECISION.findall(text)}
-    return unknown + [number for number in sorted(numbers) if not any(ROOT.glob(f"docs/decisions/{number}-*.md"))]
+    return unknown + [number for number in sorted(numbers) if not any(ROOT.glob(f"docs/dev/decisions/{number}-*.md"))]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -39,7 +39,7 @@ def test_norm_and_scaled_gradients():
 
 
 def test_gradients_that_are_views_are_clipped_by_their_own_values():
-    """As OneFlow's DDP makes them; a tensor that `grad` was set to does not know where it begins (0008)."""
+    """As OneFlow's DDP makes them; a tensor that `grad` was set to does not know where it begins (0006)."""
     values = np.arange(40, dtype="float32")
     bucket = flow.tensor(values)
     parameters = [nn.Parameter(flow.zeros(4, 8)), nn.Parameter(flow.zeros(2, 2))]

@@ -178,7 +178,7 @@ VARIANTS: dict[str, Case] = {
         model=lambda: BERT(64, 12, 16, 1, 2, predicts_next_sentence=True), **{**_TEXT, "batches": two_label_batches}
     ),
     # OneFlow 0.9.0's compiled accumulation writes weights that a backward pass still reads
-    # (docs/decisions/0007-graph-variables.md): without copies of them this case was 2e-4 off, differently in every run
+    # (docs/dev/decisions/0005): without copies of them this case was 2e-4 off, differently in every run
     "accumulation_without_clipping": Case(
         grouped("SGD", 0.1), lambda: GPT(256, 32, 64, 3, 4), text_batches(0.0, 256, 32), max_norm=None
     ),

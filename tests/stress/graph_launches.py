@@ -1,5 +1,5 @@
 """Launch tiny graphs, training and evaluation in turn, and read each result: what OneFlow 0.9 crashes on or hangs in
-without the repair of docs/decisions/0006-graph-launch-race.md.
+without the repair of docs/dev/decisions/0004-graph-launch-race.md.
 
     python tests/stress/graph_launches.py --minutes 30 --busy 3
     python tests/stress/graph_launches.py --launches 4000 --busy 3

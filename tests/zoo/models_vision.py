@@ -55,7 +55,7 @@ class DepthwiseNet(nn.Module):
 class NormalizedConv(nn.Module):
     """Batch normalization between convolutions."""
 
-    sees_ranks = True  # batch statistics are those of a rank (docs/decisions/0005-batchnorm.md)
+    sees_ranks = True  # batch statistics are those of a rank (docs/dev/decisions/0003-batchnorm.md)
 
     def __init__(self):
         super().__init__()

@@ -159,8 +159,8 @@ def expected(name: str, parts: int = 1, ranks: int = 1) -> Curve:
 
 def expected_of(cell: Cell) -> Curve:
     """What a cell must give. A model that couples samples, or keeps state from one forward to the next, sees each
-    micro-batch of all ranks as one; batch normalization (docs/decisions/0005) that of a rank; for any other it makes no
-    difference how the global batch is cut."""
+    micro-batch of all ranks as one; batch normalization (docs/dev/decisions/0003) that of a rank; for any other it
+    makes no difference how the global batch is cut."""
     model = zoo()[cell.model][0]
     if hasattr(model, "sees_ranks"):
         return expected(cell.model, cell.accumulation, MESHES[cell.mesh][0][0])

@@ -2,7 +2,7 @@
 
 A compiled job of OneFlow 0.9.0 writes no variable but those of its optimizer, so what a forward does to a buffer would
 be lost. Inside of the trace it does happen: the traced tensor of the buffer is the new value. It becomes an output of
-the step, and the buffer takes it before anybody reads it (docs/decisions/0012-state-in-forward.md).
+the step, and the buffer takes it before anybody reads it (docs/dev/decisions/0009-state-in-forward.md).
 """
 
 from __future__ import annotations

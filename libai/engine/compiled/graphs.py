@@ -3,7 +3,7 @@
 `TrainGraph` departs from a textbook `nn.Graph` in one way: what changes from iteration to iteration (each group's
 learning rate, Adam's bias corrections) is not baked into the compiled job or recomputed there in float32, but given to
 every call as small inputs. So every scheduler works, a changed rate takes effect, and a step equals the eager one to
-the last bits. docs/decisions/0001-graph-reads-rates-from-inputs.md tells why and how.
+the last bits. docs/dev/decisions/0001-graph-reads-rates-from-inputs.md tells why and how.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class TrainGraph(CompiledGraph):
 
     @property
     def _needs_copies(self) -> bool:
-        """Whether reading the variables themselves is not safe (docs/decisions/0007-graph-variables.md)."""
+        """Whether reading the variables themselves is not safe (docs/dev/decisions/0005-graph-variables.md)."""
         return self._accumulation > 1 or self._layout.cuts_parameters
 
     def _step_values(self, job: JobEdit) -> dict[str, str]:

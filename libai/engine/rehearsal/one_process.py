@@ -82,7 +82,7 @@ def _as_one_process(trainer: Any) -> Iterator[None]:
     """In the block updates of `trainer` are those of one process with local tensors: gradients are not averaged, losses
     are not gathered. Afterwards the tensors of the model and the optimizer are those of before. Collective.
 
-    Batch norms of a rank take their statistics from the samples of one rank after the other (docs/decisions/0005).
+    Batch norms of a rank take their statistics from the samples of one rank after the other (docs/dev/decisions/0003).
     """
     mesh, gradients = trainer.mesh, trainer.gradients
     data_rank = gradients._data_rank

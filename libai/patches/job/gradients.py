@@ -1,7 +1,7 @@
 """Joins the gradients of a data-parallel job, so that ranks add them up in few messages.
 
 OneFlow adds up each gradient in a message of its own, between the operation that makes it and those that clip and
-update. On CPU a message costs half a millisecond however small it is (docs/decisions/0019-graph-on-several-ranks.md).
+update. On CPU a message costs half a millisecond however small it is (docs/dev/decisions/0014).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Changes a compiled job of OneFlow (the `_full_job_proto` of an `nn.Graph`) before OneFlow plans it.
 
 `JobEdit` reads the job once and keeps who makes and who reads what, so that a pass over the job takes time in
-proportion to the operations that it looks at. docs/decisions/0018-linear-job-passes.md has the figures.
+proportion to the operations that it looks at. docs/dev/decisions/0013-linear-job-passes.md has the figures.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ apart, and the transport between ranks refuses that (`separated_header_mem_ptr()
 does send variables when it reads a weight in another layout than its own, which it likes to do on a data x tensor mesh.
 And with accumulation an update may write a weight that the last micro-batch's backward still reads, because the
 `repeat` op that feeds the micro-batches hides the readers from the update: the losses are then off by 1e-5 to 1e-4 and
-differ from run to run. docs/decisions/0007-graph-variables.md tells how both were found.
+differ from run to run. docs/dev/decisions/0005-graph-variables.md tells how both were found.
 """
 
 from __future__ import annotations

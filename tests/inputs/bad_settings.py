@@ -114,7 +114,7 @@ OVERRIDES = {
     "optim._target_=AdamW": ("Did you mean oneflow.optim.AdamW?",),
     "optim._target_=oneflow.optim": ("is a Python module", "Name a class or function in it: Adam,"),
     "model._target_=user_part.Net": ("Did you mean user_parts?",),
-    "model._target_=libai.models.GTP": ("Did you mean GPT?",),
+    "model._target_=libai.models.GTP": ("Did you mean GPT",),
     "model._target_=oneflow.optim.Foo": ("oneflow.optim has no 'Foo'. It has Adadelta",),
     "optim._target_=oneflow.optim.Adamm": ("Did you mean Adam?",),
     # a known kind where another belongs

@@ -100,6 +100,8 @@ def _build(
             f"The warm-up of {warmup_iter} iterations does not fit into the run of {max_iter} (max_iter). "
             f"Choose warmup_iter (or train.warmup_ratio) between 0 and {max_iter} iterations."
         )
+    if warmup_factor < 0:  # also without a warm-up, in which it would have no effect
+        raise UserError(f"warmup_factor={warmup_factor} would make the learning rate negative. Use 0 or more.")
     if by == "epoch":
         schedule = schedules.held_per_epoch(schedule, unit)
     schedule = schedules.with_warmup(schedule, warmup_iter, warmup_factor, warmup_method)

@@ -16,12 +16,12 @@ from zoo_runs import BOUND, MESHES, Cell, has_plan, zoo
 
 pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(1800)]
 
-_LINE_OF_VIEW = "`h.view(-1, 4, 2)[:, :, 0].mul_(0.5)`"
+_VIEW = "It begins in the forward pass of GatedInPlace: what it hands to head differs"
 #: (model, mode, mesh) → the words with which it is refused; everything else trains
 REFUSED = {
     ("gated_in_place", "graph", "one"): "loses changes through views",
-    **{("gated_in_place", "graph", mesh): _LINE_OF_VIEW for mesh in ("dp2", "tp2", "zero2")},
-    **{("gated_in_place", "eager", mesh): _LINE_OF_VIEW for mesh in ("tp2", "zero2")},
+    **{("gated_in_place", "graph", mesh): _VIEW for mesh in ("dp2", "tp2", "zero2")},
+    **{("gated_in_place", "eager", mesh): _VIEW for mesh in ("tp2", "zero2")},
     **{("moving_teacher", "graph", mesh): "changes the parameter teacher." for mesh in ("one", "dp2", "zero2")},
     ("moving_teacher", "eager", "zero2"): "computes with a copy that misses the change",
 }

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import functools
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from oneflow import nn
 from oneflow.optim.lr_scheduler import LambdaLR
 
 from libai.engine.hooks import RehearsalHook
 from libai.engine.rehearsal.comparison import LOSS_BOUND, first_difference
+from libai.engine.rehearsal.one_process import loss_mixes_samples
 from libai.engine.rehearsal.reference import Reference, State
+from libai.layers import Dropout
+from libai.utils.errors import UserError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "dist"))
+import coupled_models as cm
 
 LR = 0.1
 
@@ -130,3 +139,43 @@ def update(gradient):
 def test_another_gradient_differs_on_every_device(device):
     assert "gradient" in str(first_difference(update(1.0), update(1.02), LOSS_BOUND[device]))
     assert first_difference(update(1.0), update(1.0005), LOSS_BOUND[device]) is None
+
+
+class Noisy(cm._Body):
+    """All that draws random numbers, and none of it mixes samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.ours, self.stock, self.norm = Dropout(0.4), nn.Dropout(0.4), nn.BatchNorm1d(cm.WIDTH)
+
+    def loss(self, h, x, y):
+        return self.classify(self.stock(self.ours(self.norm(h))), y)
+
+
+class Summed(cm._Body):
+    def classify(self, h, y):
+        return nn.functional.cross_entropy(self.head(h), y, reduction="sum")
+
+
+#: the first shows in a gradient only, and no label of the batch below is ignored
+UNSEEN = ("zero gate", "token mean")
+MIXING = [Summed, *(make for name, make in cm.COUPLED.items() if name not in UNSEEN)]
+
+
+@pytest.mark.parametrize("make", [*MIXING, Noisy, *cm.UNCOUPLED.values()])
+def test_a_loss_across_samples_is_told_from_a_mean(make):
+    model, optimizer = cm.build(make)
+    trainer = toy.trainer_of("eager", model, cm.batches(1), optimizer)
+    assert loss_mixes_samples(trainer, cm.batches(1)[0]) == (make in MIXING)
+
+
+def test_other_words_for_the_scope_are_refused():
+    model, optimizer = cm.build(cm.BatchMean)
+    with pytest.raises(UserError, match="batch_scope='local' is no scope. Choose global .* or rank"):
+        toy.trainer_of("eager", model, [], optimizer, batch_scope="local")
+
+
+def test_what_is_meant_to_differ_is_not_rehearsed_and_a_line_says_so(caplog):
+    model, optimizer = cm.build(Noisy)
+    toy.trainer_of("graph", model, cm.batches(2), optimizer).train(0, 1)
+    assert "the first updates are not rehearsed: OneFlow's own dropout draws other masks in a graph" in caplog.text

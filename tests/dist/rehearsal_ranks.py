@@ -14,12 +14,14 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent, HERE.parent / "contract")]
 
 import oneflow as flow  # noqa: E402
+import pytest  # noqa: E402
 import toy  # noqa: E402
 from oneflow import nn  # noqa: E402
 from test_parity_in_training import NO_EVALUATION, Averaging, ByRank, Dropping, Wrong  # noqa: E402
 
 from libai.config import LazyCall, validate  # noqa: E402
 from libai.engine import EagerTrainer, Run, default_setup, hooks  # noqa: E402
+from libai.engine.rehearsal import one_process  # noqa: E402
 from libai.utils.distributed import barrier, gather_objects, get_rank  # noqa: E402
 from libai.utils.errors import UserError  # noqa: E402
 
@@ -38,6 +40,11 @@ def main(folder: str) -> None:
     rows["wrong, eager"] = run(folder, "eager", ByRank)
     rows["wrong, ddp"] = run(folder, "eager", ByRank, ddp)
     rows["wrong, accumulation"] = run(folder, "eager", ByRank, "train.num_accumulation_steps=2")
+    shared = ("train.zero_optimization.enabled=true", "train.zero_optimization.stage=2")
+    rows["shared"] = run(folder, "graph", Averaging, *shared)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one_process, "available_bytes", lambda: 10)
+        rows["too large"] = run(folder, "graph", Averaging, *shared)
     for value in ("sum", "mean "):
         rows[f"switched to {value}"] = switched(value)
     rows["switched by one rank"] = switched("mean " if get_rank() else "mean")

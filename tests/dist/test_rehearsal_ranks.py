@@ -39,6 +39,14 @@ def test_another_training_ends_every_rank_with_one_message(rows):
     assert "would train another model than eager mode: in update 1 the loss" in first
 
 
+def test_a_model_that_fits_on_no_rank_as_a_whole_is_not_compared_with_one_process(rows):
+    found, whole = rows["too large"], rows["shared"]
+    assert found["errors"] == whole["errors"] == [None, None]
+    assert found["loss"] == whole["loss"] != []
+    assert found["log"].count("not compared with those of one process: the whole model") == 1
+    assert "not compared" not in whole["log"]
+
+
 @pytest.mark.parametrize("name", ["wrong, eager", "wrong, ddp", "wrong, accumulation"])
 def test_ranks_that_compute_something_else_are_refused(rows, name):
     first, second = rows[name]["errors"]

@@ -6,6 +6,7 @@ Every rank makes the same ones, with local tensors, so that nothing is sent but 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -20,18 +21,24 @@ from libai.layers import is_batch_norm_of_rank
 from libai.layers.random import STOCK_DROPOUTS, SeededLayer, fold, random_context
 from libai.parallel import LocalLayout, Mesh, localized
 from libai.patches.wrapping import unwrap_forward, wrap_forward
-from libai.utils.distributed import gather_arrays, gather_objects
+from libai.utils.distributed import gather_arrays, gather_objects, is_main_process
+from libai.utils.sizes import available_bytes
+
+logger = logging.getLogger("libai.engine")
 
 Batches = list[list[dict[str, Any]]]
 #: how far the loss of a batch may be from the mean over its samples, relative
 _MEAN_BOUND = 1e-5
+#: weights, their gradients, two states of Adam, and weights and states kept in order to put them back
+_COPIES = 7
 
 
 def _whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches | None:
     """Return the micro-batches of `iterations` with the samples of all data ranks. Collective.
 
     With `batch_scope=rank` the batches of the ranks stay apart and follow each other. None on one process, for ranks
-    whose batches have different shapes, and for a model that is compiled into a graph as global tensors.
+    whose batches have different shapes, for a model that is compiled into a graph as global tensors, and for one that
+    does not fit into the memory of a rank as a whole.
     """
     mesh = trainer.mesh
     if mesh.is_single or (trainer.layout.is_global and trainer.graph is not None):
@@ -42,6 +49,13 @@ def _whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches
             named.append({name: _array(value) for name, value in trainer.gradients.name_inputs(batch).items()})
     shapes = gather_objects([{name: array.shape for name, array in batch.items()} for batch in named])
     if any(of_rank != shapes[0] for of_rank in shapes):
+        return None
+    if not all(gather_objects(_fits_on_a_rank(trainer))):
+        if is_main_process():
+            logger.warning(
+                "the first updates are not compared with those of one process: the whole model, with gradients and the "
+                "state of its optimizer, does not fit into the memory of each rank."
+            )
         return None
     # ranks count first over tensor, then over data, then over pipeline peers
     data_ranks = slice(0, mesh.data * mesh.tensor, mesh.tensor)
@@ -55,6 +69,17 @@ def _whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches
             whole.append({name: _joined(arrays) for name, arrays in of_ranks.items()})
     steps = len(whole) // len(iterations)
     return [whole[start : start + steps] for start in range(0, len(whole), steps)]
+
+
+def _fits_on_a_rank(trainer: Any) -> bool:
+    """Return whether a rank has memory for the whole model, if this machine tells (on CPU)."""
+    mesh = trainer.mesh
+    available = available_bytes()
+    if not trainer.layout.cuts_parameters or mesh.device != "cpu" or available is None:
+        return True
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())
+    local_ranks = max(1, mesh.size // flow.env.get_node_size())
+    return _COPIES * weights * local_ranks <= available
 
 
 def _array(value: Any) -> np.ndarray:

@@ -113,7 +113,8 @@ class _ConfigFile(SourceFileLoader):
             sys.modules.setdefault(name, module)
             parent, _, last = name.rpartition(".")
             if parent:  # as an import does, so that the target `sub.helper.Thing` is found
-                setattr(importlib.import_module(parent), last, sys.modules[name])
+                with contextlib.suppress(ImportError):  # another package of that name was imported before
+                    setattr(importlib.import_module(parent), last, sys.modules[name])
         super().exec_module(module)
         for name, value in list(vars(module).items()):
             is_public = not name.startswith("_") and CONFIG_PACKAGE.match(module.__name__)

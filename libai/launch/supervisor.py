@@ -126,7 +126,8 @@ class Rank:
         """`after iteration 3, in the phase 'save', at File …`."""
         done = f"after iteration {self.state.iteration}" if self.state.iteration else "before the first iteration"
         phase = f", in the phase {self.phase!r}" if self.phase not in ("", "train") else ""
-        frame = self.frame()
+        # a rank that oneflow ended, since it lost the one that waited for it, was not asked
+        frame = self.frame() or self.frame("crash")
         return f"{done}{phase}, {f'at {frame}' if frame else 'and did not answer'}"
 
     def frame(self, name: str = "stack") -> str:
@@ -354,7 +355,7 @@ class Supervisor:
                 f"ADDR, PORT and PROCS? {limit}=<seconds> waits longer"
             )
         hung = max(other.state.hung_seconds for other in self.ranks)
-        if state.hung_seconds or (hung and rank.was_ended):
+        if state.hung_seconds or (hung and (rank.was_ended or _is_consequence(rank))):
             return f"no progress for {hung:g} s {rank.where()}. {limit}=<seconds> waits longer, 0 for ever"
         if rank.is_lost:
             return "it ended together with oneflow.distributed.launch, which was killed"

@@ -1,5 +1,6 @@
 import sys
 import textwrap
+import types
 
 import pytest
 
@@ -67,6 +68,13 @@ def test_relative_imports_run_config_files(folder):
         """,
     )
     assert LazyConfig.load(path) == {"train": {"train_iter": 1, "seed": 5}, "graph": {"debug": 1}}
+
+
+def test_a_package_of_the_same_name_that_was_imported_before_stays_out_of_it(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "common", types.ModuleType("common"))
+    write(folder, "common/sub/graph.py", "graph = dict(debug=1)")
+    path = write(folder, "exp.py", "from .common.sub.graph import graph")
+    assert LazyConfig.load(path) == {"graph": {"debug": 1}}
 
 
 def test_a_config_file_may_load_another(folder):

@@ -112,7 +112,7 @@ def test_several_optimizers_are_resumed_exactly(mode, tmp_path):
         ),
         (
             {"optim": {"a": LazyCall(flow.optim.SGD)(params=LazyCall(get_param_groups)(only="^c"), lr=0.1)}},
-            "only pattern '.c' matches none of the 4 trainable parameters",
+            "the pattern '.c' matches none of the 4 trainable parameters",
         ),
         ({"optim": {"a": 3}}, r"optim\.a names no _target_"),
         ({"optim": {"a": LazyCall(flow.optim.SGD)(rl=0.1)}}, r"optim\.a\.rl: .* takes no such argument"),
@@ -122,7 +122,7 @@ def test_several_optimizers_are_resumed_exactly(mode, tmp_path):
         ),
         (
             {"lr_scheduler": {"head": LazyCall(flow.optim.lr_scheduler.StepLR)(step_size=2)}},
-            "the schedule of the optimizer 'head' is a StepLR: only schedules of libai.scheduler",
+            "the schedule of the optimizer 'head' is a StepLR, and only schedules of libai.scheduler",
         ),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",

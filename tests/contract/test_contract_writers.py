@@ -93,8 +93,8 @@ def test_a_writer_of_the_user_knows_its_run(mode, tmp_path):
 @pytest.mark.parametrize(
     ("writers", "told"),
     [
-        ("[wandbb]", "train.writers names 'wandbb': expected console, .*, trackio.* Did you mean wandb"),
-        ("[jsonl,jsonl]", "train.writers names jsonl twice"),
+        ("[wandbb]", r"train.writers=\['wandbb'\]: expected each of console, .*, wandb, trackio once"),
+        ("[jsonl,jsonl]", r"train.writers=\['jsonl', 'jsonl'\]: expected each of .* once at most"),
         ("[3]", r"train.writers\[0\] names no _target_"),
         ("[{_target_: fractions.Fraction}]", r"train.writers\[0\] is a Fraction, not a writer"),
         ("jsonl", "train.writers='jsonl': expected a list"),

@@ -228,7 +228,8 @@ def test_the_tool_prints_json_and_tells_by_its_exit_code(tmp_path, words, code, 
     assert done.returncode == code, done
     assert not (tmp_path / "not").exists()
     if verdict is None:
-        assert "jiter" in done.stderr and "Traceback" not in done.stderr
+        assert json.loads(done.stdout)["key"] == "model.jiter"
+        assert "Traceback" not in done.stderr
         return
     report = json.loads(done.stdout)
     assert report["verdict"] == verdict

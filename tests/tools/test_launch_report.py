@@ -50,6 +50,19 @@ def test_of_ranks_that_hang_the_one_outside_of_oneflow_is_named(tmp_path):
     assert supervisor.first_failure(1).number == 0, "of those inside, who is behind"
 
 
+def test_a_hung_rank_that_oneflow_ended_meanwhile_is_told_as_hung(tmp_path):
+    """The rank that waits for it is ended by its limit first, and oneflow ends one that has lost another."""
+    waiting, hung = ended(0, tmp_path, KILL, 1.0), ended(1, tmp_path, -signal.SIGABRT, 1.1)
+    waiting.state.hung_seconds = 8.0
+    for name, file in (("stack_0", "/x/oneflow/tensor.py"), ("crash_1", "/home/me/data.py")):
+        frames = f'Thread 0x1 (most recent call first):\n  File "{file}", line 3 in f\n'
+        (tmp_path / name).write_text(frames)
+    supervisor = Supervisor(lambda: None, [waiting, hung])
+    assert supervisor.first_failure(1) is hung
+    told = supervisor._describe(hung)
+    assert told.startswith('no progress for 8 s before the first iteration, at File "/home/me/data.py')
+
+
 def test_the_last_error_of_every_rank_is_kept(tmp_path):
     output = tmp_path / "rank_2.stderr"
     output.write_text("F0101 native words\nlibibverbs not available\n")

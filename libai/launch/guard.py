@@ -38,7 +38,7 @@ from libai.utils.screen import say
 
 #: `timeout -s INT` and some schedulers deliver one signal twice; a person needs longer to press Ctrl-C again
 SAME_SIGNAL_SECONDS = 0.5
-#: what a person at the terminal is told after Ctrl-C, and after another one
+#: the answers to a person at the terminal after Ctrl-C, and after another one
 STOPPING = "Stopping after this iteration; press Ctrl-C again to quit without saving."
 NOT_BEGUN = "Stopping before the first iteration: there is nothing to save."
 QUITTING = "Quit without saving: what was trained after the last checkpoint is lost."
@@ -68,7 +68,7 @@ def guarded_main(main: Callable[[], object]) -> NoReturn:
     Codes: what `main` returns or gives to `sys.exit` (None is 0); 2 for a `UserError`, whose text is printed once per
     job; 130 for Ctrl-C; 1 for anything else, with rank and traceback on stderr. `sys.exit(0)` inside of a training run
     or of what prepares one is a failure as well: the run was not over. The process leaves by `os._exit`, after the
-    user's own exit functions: those of oneflow 0.9.0 wait for ever for ranks that are still training.
+    user's own exit functions: those of oneflow 0.9.0 wait without end for ranks that are still training.
     """
     hide_harmless_lines()
     code = run_guarded(main)
@@ -83,7 +83,7 @@ def guarded_main(main: Callable[[], object]) -> NoReturn:
 
 
 def _run_exit_functions() -> None:
-    """Do what Python does at the end, for everybody but oneflow, whose function may abort, crash or wait for ever."""
+    """Do what Python does at the end, for all but oneflow, whose function may abort, crash or never return."""
     threading._shutdown()  # type: ignore[attr-defined]
     for function in gc.get_objects() if "oneflow" in sys.modules else ():  # oneflow keeps no name for it
         if isinstance(function, FunctionType) and (function.__module__, function.__name__) == _ONEFLOW_AT_EXIT:
@@ -120,7 +120,7 @@ def run_guarded(main: Callable[[], object]) -> int:
     except KeyboardInterrupt as stop:
         _record_failure(stop, None)
         return 128 + signal.SIGINT
-    except BaseException as error:
+    except BaseException as error:  # reported whatever it is, and ends the process with its code
         return _report(error)
 
 

@@ -65,7 +65,7 @@ class Job:
 
 
 def prepare_ranks(job: Job, notes: str) -> Supervisor:
-    """The supervisor that starts `oneflow.distributed.launch`, which starts each rank behind libai/launch/rank.py.
+    """The supervisor that starts `oneflow.distributed.launch`, which starts each rank by libai/launch/rank.py.
 
     Rank 0 writes to the terminal; the stderr of the others is appended to rank_<number>.stderr in the output folder,
     and so is in a training run their stdout. Other programs may have something to say on every rank.
@@ -118,7 +118,7 @@ def _oneflow_launcher() -> Path:
 
 
 def _output_folder(job: Job) -> str | None:
-    """Where ranks above 0 print: the job's output folder, where one is known and can be written."""
+    """The folder that ranks above 0 print to: the job's output folder, if one is known and can be written."""
     if job.output_dir is not None:
         with contextlib.suppress(OSError):
             job.output_dir.mkdir(parents=True, exist_ok=True)
@@ -129,15 +129,16 @@ def _output_folder(job: Job) -> str | None:
 # ---------------------------------------------------------------------------------------- until the job's end
 
 
-def launch(job: Job) -> tuple[int, tuple[str, int] | None]:
-    """Run the job's ranks of this machine to their end; its exit code, and what failed if that would come again.
+def launch(job: Job) -> tuple[int, bool, tuple[str, int] | None]:
+    """Run the job's ranks of this machine to their end; exit code, whether a stop was asked for, and what failed if
+    that would come again.
 
     None of the ranks outlives the call.
     """
     with tempfile.TemporaryDirectory(prefix="libai-", ignore_cleanup_errors=True) as notes:
         supervisor = prepare_ranks(job, notes)
         code = supervisor.run()
-        return code, supervisor.failure()
+        return code, supervisor.stop_signal is not None, supervisor.failure()
 
 
 def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> int:
@@ -150,8 +151,8 @@ def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> 
     before = _checkpoints(job)
     restarts_left, last_failure = max_restarts, None
     while True:
-        code, failure = launch(job)
-        if code != EXIT_FAILED or not max_restarts:
+        code, was_stopped, failure = launch(job)
+        if code != EXIT_FAILED or was_stopped or not max_restarts:
             return code
         if failure is not None and failure == last_failure:
             say(f"launch: {failure[0]} in iteration {failure[1]} came again: not started again.")

@@ -40,7 +40,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def output_file(folder: str, rank: int) -> Path:
-    """Where a rank above 0 writes what is printed."""
+    """The file that a rank above 0 prints to."""
     return Path(folder, f"rank_{rank}.stderr")
 
 

@@ -1,4 +1,4 @@
-"""Beside `oneflow.distributed.launch`, which has started the ranks of this machine: what becomes of them.
+"""Watch the ranks of this machine beside `oneflow.distributed.launch`, which has started them.
 
 Passes signals on, ends all ranks when one fails, leaves OneFlow's harmless lines out of what they write to stderr, and
 says which rank failed first, and why. Standard library only. Not here: how ranks are started (libai/launch/job.py),
@@ -61,7 +61,7 @@ class Rank:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its program runs no more."""
+        """True when its program does not run any more."""
         return bool(self.state.ended_at) or self.is_lost
 
     @property
@@ -80,12 +80,12 @@ class Rank:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended otherwise than well, or stopped with everything saved."""
+        """True when it has ended, neither well nor stopped with everything saved."""
         return self.code not in (None, 0, EXIT_RESUMABLE)
 
     @property
     def note(self) -> dict[str, Any]:
-        """What it has noted of its failure (`libai.launch.guard`); empty without, or cut short by a kill."""
+        """Its own note of its failure (`libai.launch.guard`); empty without one, or when a kill cut it short."""
         with contextlib.suppress(ValueError, OSError):
             return json.loads(Path(self.folder, f"note_{self.number}.json").read_text(encoding="utf-8"))
         return {}
@@ -97,7 +97,7 @@ class Rank:
 
     @property
     def phase(self) -> str:
-        """What it is at, or failed in."""
+        """The phase that it is in, or failed in."""
         return self.note.get("phase") or self.state.phase.decode()
 
     def read_output(self) -> str:
@@ -105,7 +105,7 @@ class Rank:
         with contextlib.suppress(OSError):
             if self.output is not None:
                 text = self.output.read_bytes()
-                # shorter than before: begun anew, because an earlier run's was moved aside
+                # shorter than before: a new file, because an earlier run's was moved aside
                 text = text[self.output_start if len(text) >= self.output_start else 0 :]
                 lines = rank_notes.drop_harmless(text).decode(errors="replace").splitlines(keepends=True)
                 return "".join(lines[-_TAIL_LINES:])
@@ -113,14 +113,17 @@ class Rank:
 
     @property
     def waited_in_vain(self) -> bool:
-        """Whether it was ended because it did not get on, or the other ranks did not come."""
+        """True when it was ended because it did not get on, or the other ranks did not come."""
         return bool(self.state.hung_seconds) or (self.phase == "meet" and self.has_failed)
 
     @property
     def is_in_libraries(self) -> bool:
-        """Whether its Python, asked for its stack, was in code of oneflow or libai, as while it waits for others."""
-        stack = read_stack(Path(self.folder, f"stack_{self.number}"))
-        return bool(stack) and any(part in stack[0] for part in ("/oneflow/", "/libai/"))
+        """True when its Python, asked for its stack, was in code of oneflow or libai, as while it waits for others."""
+        return any(part in frame for frame in self.read_stack()[:1] for part in ("/oneflow/", "/libai/"))
+
+    def read_stack(self, name: str = "stack") -> list[str]:
+        """The frames of its main thread when it was asked for them; "crash": when a signal ended it."""
+        return read_stack(Path(self.folder, f"{name}_{self.number}"))
 
     def where(self) -> str:
         """`after iteration 3, in the phase 'save', at File …`."""
@@ -131,8 +134,8 @@ class Rank:
         return f"{done}{phase}, {f'at {frame}' if frame else 'and did not answer'}"
 
     def frame(self, name: str = "stack") -> str:
-        """Where its Python is, in the user's code if it can be told; "crash": where it was when a signal ended it."""
-        stack = read_stack(Path(self.folder, f"{name}_{self.number}"))
+        """The frame that its Python is in, one of the user's code if there is one; `name` as in `read_stack`."""
+        stack = self.read_stack(name)
         for silent in (_NOT_USERS, _NOT_USERS[:3], _NOT_USERS[:1], ()):
             found = next((frame for frame in stack if not any(part in frame for part in silent)), None)
             if found is not None and "launch/rank.py" not in found:
@@ -188,17 +191,18 @@ class Supervisor:
 
     def _pass_stop_on(self) -> None:
         """Ask every rank once to save and stop; end those of a run that has not begun, and has nothing to save."""
-        if self.stop_signal is None or self._is_stop_passed_on:
+        if self.stop_signal is None:
             return
-        self._is_stop_passed_on = True
-        self._has_begun = not self.is_training or all(rank.state.listens or rank.has_ended for rank in self.ranks)
-        seconds = rank_notes.read_limit(rank_notes.STEP_LIMIT, rank_notes.DEFAULT_STEP_SECONDS) or float("inf")
-        self._end_in(seconds if self._has_begun else REPORT_SECONDS)
-        if self.stop_signal == signal.SIGINT and self.is_training:
-            answer(STOPPING if self._has_begun else NOT_BEGUN)
-        for rank in self.ranks:
-            rank.was_asked_to_stop = True
-            if rank.state.pid and not rank.has_ended:
+        if not self._is_stop_passed_on:
+            self._is_stop_passed_on = True
+            self._has_begun = not self.is_training or all(rank.state.listens or rank.has_ended for rank in self.ranks)
+            seconds = rank_notes.read_limit(rank_notes.STEP_LIMIT, rank_notes.DEFAULT_STEP_SECONDS) or float("inf")
+            self._end_in(seconds if self._has_begun else REPORT_SECONDS)
+            if self.stop_signal == signal.SIGINT and self.is_training:
+                answer(STOPPING if self._has_begun else NOT_BEGUN)
+        for rank in self.ranks:  # one without a pid has only just been started, and is asked later
+            if rank.state.pid and not rank.was_asked_to_stop and not rank.has_ended:
+                rank.was_asked_to_stop = True
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rank.state.pid, self.stop_signal)
 
@@ -290,7 +294,7 @@ class Supervisor:
         failed = [rank for rank in self.ranks if rank.has_failed and (rank.code == code or code == EXIT_FAILED)]
         failed = [rank for rank in failed if not rank.was_ended] or failed
         first = min(failed, key=lambda rank: rank.failed_at)
-        if first.state.hung_seconds:  # or it waits for another, which is not inside oneflow, or is behind
+        if first.state.hung_seconds and not first.note:  # or it waits for one outside of oneflow, or in an earlier step
             silent = [rank for rank in self.ranks if not rank.note]
             return min(silent, key=lambda rank: (rank.is_in_libraries, rank.state.iteration, rank is not first))
         if _is_consequence(first):
@@ -332,7 +336,7 @@ class Supervisor:
             return  # the folder is another job's
         stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         for rank in self.ranks:
-            text = rank.note.get("said") or _stacks(rank) or rank.read_output()
+            text = rank.note.get("said") or "".join(f"  {frame}\n" for frame in rank.read_stack()) or rank.read_output()
             if rank.has_failed and (text or not rank.was_ended):
                 end = "ended by the launcher" if rank.was_ended and not rank.note else self._describe(rank)
                 with contextlib.suppress(OSError):  # the disk may be what the job has failed of
@@ -341,7 +345,7 @@ class Supervisor:
                     path.write_text(f"{stamp}: rank {rank.number}: {end}\n\n{text}", encoding="utf-8")
 
     def _describe(self, rank: Rank) -> str:
-        """How a rank ended."""
+        """Say how a rank ended."""
         state, note, code = rank.state, rank.note, rank.code
         assert code is not None
         if note:
@@ -356,7 +360,7 @@ class Supervisor:
             )
         hung = max(other.state.hung_seconds for other in self.ranks)
         if state.hung_seconds or (hung and (rank.was_ended or _is_consequence(rank))):
-            return f"no progress for {hung:g} s {rank.where()}. {limit}=<seconds> waits longer, 0 for ever"
+            return f"no progress for {hung:g} s {rank.where()}. {limit}=<seconds> waits longer, 0 without limit"
         if rank.is_lost:
             return "it ended together with oneflow.distributed.launch, which was killed"
         if state.status >= 0:
@@ -378,11 +382,6 @@ def _write_stderr(text: bytes) -> None:
 
 def _is_consequence(rank: Rank) -> bool:
     return bool(rank.note["is_consequence"]) if rank.note else rank.state.status == -signal.SIGABRT
-
-
-def _stacks(rank: Rank) -> str:
-    """The Python stack of a rank that was asked for it."""
-    return "".join(f"  {frame}\n" for frame in read_stack(Path(rank.folder, f"stack_{rank.number}")))
 
 
 def _place(frame: str) -> str:

@@ -7,6 +7,8 @@ import pytest
 from launched import Script, command_of, descendants
 
 from libai.launch import request
+from libai.launch.job import run_job
+from libai.launch.supervisor import Supervisor
 from libai.utils.errors import UserError
 
 # ------------------------------------------------------------------------------------------- the command line
@@ -222,6 +224,12 @@ def test_ranks_that_never_stop_are_killed_after_the_stop_timeout(script):
     process.terminate()
     process.communicate(timeout=100)
     assert process.returncode == 143 and program.survivors() == []
+
+
+def test_a_failure_after_a_stop_is_not_started_again(script, monkeypatch, capsys):
+    monkeypatch.setenv("LIBAI_JOB", "")  # which `run_job` sets
+    monkeypatch.setattr(Supervisor, "run", lambda self: setattr(self, "stop_signal", 15) or 1)
+    assert run_job(read_job(script("pass")), 1, None) == 1 and not capsys.readouterr().err
 
 
 @pytest.mark.e2e

@@ -47,7 +47,7 @@ def test_of_ranks_that_hang_the_one_outside_of_oneflow_is_named(tmp_path):
     ranks[1].state.iteration = 4
     assert supervisor.first_failure(1).number == 1
     (tmp_path / "stack_1").write_text((tmp_path / "stack_0").read_text())
-    assert supervisor.first_failure(1).number == 0, "of those inside, who is behind"
+    assert supervisor.first_failure(1).number == 0, "of those inside, the one in an earlier iteration"
 
 
 def test_a_hung_rank_that_oneflow_ended_meanwhile_is_told_as_hung(tmp_path):
@@ -61,6 +61,13 @@ def test_a_hung_rank_that_oneflow_ended_meanwhile_is_told_as_hung(tmp_path):
     assert supervisor.first_failure(1) is hung
     told = supervisor._describe(hung)
     assert told.startswith('no progress for 8 s before the first iteration, at File "/home/me/data.py')
+
+
+def test_a_rank_that_hangs_after_its_failure_is_told_by_its_note(tmp_path):
+    """As in a thread of the user's that never ends, for which Python waits."""
+    rank = ended(0, tmp_path, KILL, 1.0, {})
+    rank.state.hung_seconds = 8.0
+    assert Supervisor(lambda: None, [rank]).first_failure(1) is rank
 
 
 def test_the_last_error_of_every_rank_is_kept(tmp_path):

@@ -8,6 +8,9 @@ import time
 import pytest
 from launched import make_environment, wait_until
 
+from libai.launch.supervisor import Rank, Supervisor
+from libai.utils.rank_notes import RankState
+
 SAVE_ON_SIGNAL = """
     def stop(signum, frame):
         time.sleep(0.5 if rank == 1 else 4)  # longer than ranks of a failed job are given
@@ -41,6 +44,16 @@ def test_signals_that_come_together_are_one_stop(script, signals):
     _, errors = process.communicate(timeout=100)
     assert (process.returncode, errors) == (75, "")
     assert (program.folder / "saved_0").exists() and (program.folder / "saved_1").exists()
+
+
+def test_a_rank_that_has_only_just_been_started_is_asked_when_it_can_be(monkeypatch):
+    asked = []
+    monkeypatch.setattr("os.kill", lambda *words: asked.append(words))
+    rank = Rank(0, "", RankState())
+    supervisor = Supervisor(lambda: None, [rank], stop_signal=15)
+    for rank.state.pid in (0, 7, 7):
+        supervisor._pass_stop_on()
+    assert asked == [(7, 15)]
 
 
 @pytest.mark.e2e

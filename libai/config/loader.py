@@ -227,6 +227,7 @@ def shown(path: Path | str) -> str:
 
 
 def _load_yaml(path: Path) -> DictConfig:
+    reason = ""
     try:
         config: Any = OmegaConf.load(path)
     except yaml.YAMLError as error:
@@ -235,13 +236,12 @@ def _load_yaml(path: Path) -> DictConfig:
         raise ConfigError(f"{shown(path)}{line}: {getattr(error, 'problem', None) or error}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{shown(path)}: {_not_utf8(error)}") from error
-    except (OSError, OmegaConfBaseException):  # OmegaConf's own, for a file that holds a bare number
-        config = None
-    is_ours = isinstance(config, DictConfig) and (not config or any(name in config for name in SECTIONS))
-    if not is_ours:
+    except (OSError, OmegaConfBaseException) as error:  # OmegaConf's own too, for a file that holds a bare number
+        config, reason = None, f" ({error})"
+    if not isinstance(config, DictConfig) or (config and not any(name in config for name in SECTIONS)):
         raise ConfigError(
-            f"{shown(path)}: expected sections such as `train:`. A config here is a Python file with model, optim, "
-            "dataloader and train (configs/mlp_digits.py is an example), or the config.yaml that a run has saved."
+            f"{shown(path)}: expected sections such as `train:`{reason}. A config here is a Python file with model, "
+            "optim, dataloader and train (configs/mlp_digits.py is one), or the config.yaml that a run has saved."
         )
     config._set_flag("allow_objects", True)
     for folder in reversed(config.pop(IMPORT_FROM, None) or []):

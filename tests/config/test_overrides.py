@@ -137,11 +137,6 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
             "'train/seed=1': the key cannot be read. Write key=value without spaces; a key is names of Latin "
             "letters, joined by dots, such as train.amp.enabled.",
         ),
-        (
-            "train.seed@x=1",
-            "'train.seed@x=1': the key cannot be read. Write key=value without spaces; a key is names of Latin "
-            "letters, joined by dots, such as train.amp.enabled.",
-        ),
         ("+train.foo=1", "train.foo: no such setting. The keys of train are fixed; docs/config.md lists them."),
         (
             "+foo=1",

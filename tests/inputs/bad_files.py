@@ -14,7 +14,7 @@ FILES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "tab.yaml": ("train:\n\ttrain_iter: 3\n", ("tab.yaml:2",)),
     "python_tag.yaml": ("model: !!python/object:os.system {}\n", ("python_tag.yaml:1",)),
     "list.yaml": ("- 1\n", ("list.yaml", "sections such as", "A config here is a Python file")),
-    "number.yaml": ("3\n", ("number.yaml", "sections such as")),
+    "number.yaml": ("3\n", ("number.yaml", "sections such as", "loaded object type: int")),
     "hydra.yaml": ("defaults:\n  - model: gpt\n", ("hydra.yaml", "A config here is a Python file")),
     "other.yaml": ("trainer: {max_epochs: 3}\n", ("other.yaml", "config.yaml that a run has saved")),
     "empty.py": ("", ("is it the right file?",)),

@@ -1,4 +1,7 @@
-"""Bad overrides: the setting as typed, and what its one error must say (the key is always among it)."""
+"""Bad overrides: the setting as typed, and what its one error must say (the key is always among it).
+
+The whole texts of common mistakes are in tests/config/test_overrides.py.
+"""
 
 WHOLE = "a whole number"
 SECTION = "expected a section"
@@ -18,19 +21,11 @@ FOREIGN = {
 OVERRIDES = {
     # keys
     "train.trian_iter=3": ("Did you mean train.train_iter?",),
-    "grpah.enabled=true": ("Did you mean graph.enabled?",),
     "model.widht=3": ("Did you mean model.width?",),
     "optim.lrr=3": ("Did you mean optim.lr?",),
-    "dataloader.tran={}": ("dataloader.tran", "Did you mean dataloader.train?"),
-    "+x=1": ("The sections are",),
-    "~train.seedd": ("Did you mean train.seed?",),
     "~model": ("model is missing",),
     # what cannot be read
-    "train.seed": ("expected key=value",),
     "": UNREADABLE,
-    " ": UNREADABLE,
-    "=3": UNREADABLE,
-    "train.=3": UNREADABLE,
     "train.seed =3": (*UNREADABLE, "without spaces"),
     "train.s\N{CYRILLIC SMALL LETTER IE}ed=3": (*UNREADABLE, r"train.s\u0435ed=3"),
     "train.se\N{ZERO WIDTH SPACE}ed=3": (*UNREADABLE, r"\u200b"),
@@ -38,11 +33,7 @@ OVERRIDES = {
     "\N{EM DASH}resume": (*UNREADABLE, r"\u2014resume"),
     "train.seed=[1": ("cannot be read",),
     "train.seed={": ("cannot be read",),
-    "train.seed='": ("cannot be read",),
-    "train.output_dir=a=b": ("Quote the value",),
-    "~": UNREADABLE,
     "configs/mlp_digits.py": UNREADABLE,
-    "train.seed=1,2": ("several values",),
     "train.seed=${nowhere}": ("train.seed", "'nowhere' not found"),
     "train.seed=${oc.env:NO_SUCH}": ("train.seed", "NO_SUCH"),
     "train.seed=${train.seed}": ("train.seed", "Recursive"),
@@ -51,18 +42,12 @@ OVERRIDES = {
     "train.train_iter=-1": (WHOLE + " >= 0",),
     "train.train_iter=nan": (WHOLE + " >= 0",),
     "train.train_iter=null": (WHOLE + " >= 0",),
-    "train.train_iter=[1]": (WHOLE + " >= 0",),
-    "train.train_iter=1.5": (WHOLE + " >= 0",),
-    "train.train_iter=abc": (WHOLE + " >= 0",),
     "train.train_epoch=inf": ("a number >= 0",),
     "train.train_epoch=1e30": ("a number >= 0 and <= 1000000000",),
-    "train.train_micro_batch_size=1e30": (WHOLE, "<= 1000000000"),
     "train.train_micro_batch_size=0": (WHOLE + " >= 1 or null",),
     "train.train_micro_batch_size=null": ("No batch size is set", "train.train_micro_batch_size"),
     "train.global_batch_size=7": ("Nearest: 8",),
     "train.num_accumulation_steps=0": (WHOLE + " >= 1",),
-    "train.seed=-1": ("<= 4294967295",),
-    "train.seed=1.5": (WHOLE,),
     "train.log_period=0": (WHOLE + " >= 1",),
     "train.max_seconds=0": ("a number > 0",),
     "train.max_seconds=inf": ("finite",),
@@ -74,23 +59,17 @@ OVERRIDES = {
     "train.profile=[5,3]": ("expected [start, end] with 0 <= start < end, such as [10, 15]",),
     "train.dist.data_parallel_size=0": (WHOLE + " >= 1",),
     "train.dist.tensor_parallel_size=2": ("does not divide the 1 process",),
-    "train.dist.pipeline_parallel_size=x": (WHOLE,),
     "train.zero_optimization.stage=4": (">= 1 and <= 3",),
     # words and truth values
     "train.device=gpu": ("auto or cpu or cuda",),
-    "train.amp.dtype=fp17": ("fp16 or bf16",),
     "train.amp.enabled=maybe": ("true, false or auto",),
     "train.evaluation.eval_mode=larger": ("min, max or null",),
-    "graph.enabled=flase": ("true, false or auto",),
     "train.output_dir=": ("name of a folder",),
     "train.output_dir=[a]": ("text",),
     # sections
     "train=null": (SECTION,),
-    "train=3": (SECTION,),
     "graph=true": (SECTION, "graph.enabled"),
-    "train.amp=true": (SECTION, "train.amp.enabled"),
     "train.clip_grad=1.0": (SECTION, "train.clip_grad.max_norm"),
-    "train.zero_optimization=2": (SECTION, "train.zero_optimization.stage"),
     "model=net": (SECTION,),
     "model=null": ("model is missing",),
     "optim=null": ("optim is missing",),
@@ -102,21 +81,17 @@ OVERRIDES = {
     # a dict where an object belongs
     "train.evaluation.evaluators={a: 1}": ("train.evaluation.evaluators.a names no _target_",),
     "train.evaluation.evaluators=accuracy": ("a section such as",),
-    "train.evaluation.evaluators=[a]": ("a section such as",),
     "train.extra_hooks={a: 1}": ("a list such as",),
     "train.extra_hooks=[1]": ("train.extra_hooks[0] names no _target_",),
-    "train.extra_hooks=[{period: 3}]": ("train.extra_hooks[0] names no _target_",),
     "dataloader.test={a: 1}": ("dataloader.test.a names no _target_",),
     # targets
     "optim._target_=nowhere.Adam": ("there is no module 'nowhere'", "Did you mean oneflow.optim.Adam?"),
-    "optim._target_=onefow.optim.Adam": ("there is no module 'onefow'", "Did you mean oneflow.optim.Adam?"),
     "optim._target_=oneflow.optm.Adam": ("oneflow has no 'optm'", "Did you mean optim?"),
     "optim._target_=AdamW": ("Did you mean oneflow.optim.AdamW?",),
     "optim._target_=oneflow.optim": ("is a Python module", "Name a class or function in it: Adam,"),
     "model._target_=user_part.Net": ("Did you mean user_parts?",),
     "model._target_=libai.models.GTP": ("Did you mean GPT",),
     "model._target_=oneflow.optim.Foo": ("oneflow.optim has no 'Foo'. It has Adadelta",),
-    "optim._target_=oneflow.optim.Adamm": ("Did you mean Adam?",),
     # a known kind where another belongs
     "optim._target_=user_parts.Net": ("user_parts.Net is a module, not an optimizer",),
     "optim={_target_: user_parts.NotAModule}": ("takes no argument params, so it is not an optimizer",),
@@ -128,7 +103,6 @@ OVERRIDES = {
     "train.extra_hooks=[{_target_: oneflow.optim.SGD}]": ("train.extra_hooks[0]", "is an optimizer, not a hook"),
     "optim._target_=null": ("dotted path",),
     "model._target_=user_parts.Nett": ("Did you mean Net?",),
-    "model._target_=user_parts": ("is a Python module",),
     "model._target_=oneflow.nn.Linear": ("model.width", "takes no such argument"),
     "train.extra_hooks=[{_target_: user_parts.Hok}]": ("train.extra_hooks[0]", "Did you mean Hook?"),
     "train.extra_hooks=[{_target_: user_parts.Hook, perod: 3}]": ("train.extra_hooks[0].perod", "period"),
@@ -143,9 +117,7 @@ OVERRIDES = {
     "optim.eps=-1": ("optim.eps=-1.0: expected a finite number >= 0",),
     "optim.weight_decay=-1": ("optim.weight_decay=-1.0: expected a finite number >= 0, such as 0.01.",),
     "optim.betas=[0.9]": ("optim.betas=[0.9]: expected two numbers >= 0 and < 1",),
-    "optim.betas=[a,b]": ("optim.betas=['a', 'b']: expected two numbers >= 0 and < 1",),
     "optim.betas=[0.9,nan]": ("optim.betas=[0.9, nan]: expected two numbers",),
-    "optim.betas=[0.9,0.99,0.999]": ("optim.betas=[0.9, 0.99, 0.999]: expected two numbers",),
     "optim={_target_: oneflow.optim.SGD, lr: x}": ("optim.lr='x': expected a number",),
     "optim={_target_: oneflow.optim.SGD, lr: 0.1, momentum: 2}": ("optim.momentum=2", ">= 0 and <= 1"),
     "optim.params={_target_: libai.optim.get_param_groups, weight_decay: nan}": ("optim.params.weight_decay=nan",),

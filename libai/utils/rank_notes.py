@@ -1,4 +1,4 @@
-"""What a rank and those that watch it know of each other: a few numbers in a file that all of them map into memory.
+"""Facts that a rank and its watchers tell each other: a few numbers in a file that all of them map into memory.
 
 The launcher makes a folder with one such file for each of its ranks. Writing a number there costs no system call and
 needs no room on a disk. Standard library only. Not here: the watching itself (libai/launch/rank.py,
@@ -56,32 +56,32 @@ def environment_of_no_rank() -> dict[str, str]:
 
 
 def read_limit(name: str, default: float) -> float:
-    """The seconds of START_LIMIT or STEP_LIMIT, 0 for ever; `UserError` for what is no number of seconds."""
+    """The seconds of START_LIMIT or STEP_LIMIT, 0 without limit; `UserError` for anything but a number of seconds."""
     text = os.environ.get(name) or str(default)
     with contextlib.suppress(ValueError):
         if 0 <= float(text) < float("inf"):
             return float(text)
-    raise UserError(f"{name} is {text!r}; it must be a number of seconds, or 0 to wait for ever.")
+    raise UserError(f"{name} is {text!r}; it must be a number of seconds, or 0 to wait without limit.")
 
 
 # ------------------------------------------------------------------------------------------------ the numbers
 
 
 class RankState(ctypes.Structure):
-    """How a rank is. The first group is written by the rank, the second by the process that watches it."""
+    """The state of a rank. The first group is written by the rank, the second by the process that watches it."""
 
     _fields_ = (
         ("pid", ctypes.c_int64),  # 0 until it can be asked for its stacks
         ("beats", ctypes.c_int64),  # counts whatever shows that it gets on
         ("limit", ctypes.c_double),  # seconds between two beats after which it hangs; 0: it may do what it likes
         ("iteration", ctypes.c_int64),  # completed
-        ("phase", ctypes.c_char * 16),  # what it is at
+        ("phase", ctypes.c_char * 16),  # the one that it is in
         ("listens", ctypes.c_int64),  # a signal lets it save and stop
         ("has_left", ctypes.c_int64),  # its work is over, with this exit code
         ("code", ctypes.c_int64),
         ("ended_at", ctypes.c_double),  # 0 while it runs
         ("status", ctypes.c_int64),  # exit code, or minus the signal that ended it
-        ("hung_seconds", ctypes.c_double),  # it was ended because it had no beat for so long
+        ("hung_seconds", ctypes.c_double),  # it was ended because it had no beat for that long
     )
 
 
@@ -176,7 +176,7 @@ def note_progress(iteration: int | None = None) -> None:
 
 
 def own_progress() -> tuple[str, int]:
-    """What this process is at, and the iterations completed, as the host knows it: nothing waits for the device."""
+    """The phase of this process, and the iterations completed, as the host knows it: nothing waits for the device."""
     return (_Own.phases or ("",))[-1], _Own.state.iteration
 
 

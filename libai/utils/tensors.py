@@ -89,8 +89,8 @@ def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
 
 
 def clear_gradients(model: flow.nn.Module) -> None:
-    """Set every gradient to None: one that is not when a graph is compiled keeps its parameter out of the update for
-    ever (docs/dev/oneflow.md#eager-gradients-at-compile-time), and the compiled trace leaves lazy ones behind."""
+    """Set every gradient to None: one that is not when a graph is compiled keeps its parameter out of every
+    update (docs/dev/oneflow.md#eager-gradients-at-compile-time), and the compiled trace leaves lazy ones behind."""
     for parameter in model.parameters():
         parameter.grad = None
 
@@ -137,7 +137,7 @@ def digest_of(values: Any) -> int:
 
 
 def map_tensors(value: Any, change: Callable[[flow.Tensor], Any]) -> Any:
-    """`value` with `change` applied to every tensor in it; what is no dict, list or tuple is left as it is."""
+    """`value` with `change` applied to every tensor in it; anything but a dict, list or tuple is left as it is."""
     if isinstance(value, flow.Tensor):
         return change(value)
     if isinstance(value, dict):

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import struct
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -64,14 +62,10 @@ class TokenDataset(TokenWindows):
     """The windows of one split of a folder made by `libai preprocess` or `build_text_dataset`, see `TokenWindows`."""
 
     def __init__(self, path: str | os.PathLike, sequence_length: int, split: str = "train"):
-        self.path, self.split = Path(path).expanduser(), split
+        self.path = Path(path).expanduser()
         self.index = read_index(self.path)
         tokens, offsets = open_split(self.path, split, self.index)
         super().__init__(tokens, offsets, sequence_length, f"the {split} split of {self.path}")
-
-    def __reduce__(self) -> Any:
-        """A copy in another process maps the file again; the tokens are not sent."""
-        return TokenDataset, (self.path, self.sequence_length, self.split)
 
     @property
     def vocab_size(self) -> int:
@@ -106,8 +100,6 @@ class MegatronDataset(TokenWindows):
                 f"split={split!r}, validation_fraction={validation_fraction}: the splits are train and validation, and "
                 "the fraction of the documents that validate is at least 0 and below 1."
             )
-        self._again = partial(MegatronDataset, validation_fraction=validation_fraction, vocab_size=vocab_size)
-        self.split = split
         self.vocab_size = vocab_size
         tokens, offsets = read_megatron(self.path)
         first = len(offsets) - 1 - round(validation_fraction * (len(offsets) - 1))
@@ -115,10 +107,6 @@ class MegatronDataset(TokenWindows):
         start, end = (offsets[0], offsets[-1]) if len(offsets) else (0, 0)
         name = f"the {split} split of {self.path}.bin"
         super().__init__(tokens[start:end], offsets - start, sequence_length, name)
-
-    def __reduce__(self) -> Any:
-        """A copy in another process maps the file again; the tokens are not sent."""
-        return self._again, (self.path, self.sequence_length, self.split)
 
 
 def read_megatron(path: Path) -> tuple[np.ndarray, np.ndarray]:

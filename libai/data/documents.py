@@ -29,7 +29,7 @@ _CHUNKS_AHEAD = 4  # for each process
 
 @dataclass(frozen=True)
 class Preprocessed:
-    """What `preprocess` has written: documents (empty ones left out), tokens with the ends of documents, bytes read."""
+    """The outcome of `preprocess`: documents (empty ones left out), tokens with the ends of documents, bytes read."""
 
     folder: Path
     documents: int = 0
@@ -53,7 +53,7 @@ _Encoded = tuple[int, dict[str, tuple[np.ndarray, np.ndarray]]]
 
 @dataclass(frozen=True)
 class _Encoder:
-    """How documents are read, to which split they go, and the folder of the tokenizer; sent to other processes."""
+    """Reads documents, divides them into splits and encodes them; sent to other processes."""
 
     key: str
     validation_fraction: float
@@ -61,7 +61,7 @@ class _Encoder:
     end_of_document: int = 0
 
     def texts(self, chunk: _Chunk) -> Iterator[str]:
-        """The texts of a chunk. Raises `DataError` with the line of what is no document."""
+        """The texts of a chunk. Raises `DataError` with the line of what is not a document."""
         for number, document in enumerate(chunk.documents, chunk.first_line):
             text = self._text_of_json(chunk.file, number, document) if _is_json(chunk.file) else _decode(document)
             if text.strip():
@@ -79,11 +79,11 @@ class _Encoder:
             raise DataError(
                 f"{file}, line {number}: no text {self.key!r} in it, only {found}. Name the key of the text."
             )
-        return row[self.key]
+        return _decode(row[self.key].encode("utf-8", "replace"))  # half a surrogate pair has no bytes
 
     def split_of(self, text: str) -> str:
         """The split of a document, by the hash of its text: equal documents are never in both."""
-        place = int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big") / 2**64
+        place = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
         return "validation" if place < self.validation_fraction else "train"
 
     def encode(self, chunk: _Chunk) -> _Encoded:
@@ -129,7 +129,7 @@ def preprocess(
     paths, target, start = [Path(file) for file in files], Path(folder), time.perf_counter()
     for path in paths:
         if not path.is_file():
-            raise DataError(f"{path} is no file. Give files of text, or .jsonl.")
+            raise DataError(f"{path} is not a file. Give files of text, or .jsonl.")
     if not paths or target.exists() or num_processes < 1 or not 0 <= validation_fraction < 1:
         raise DataError(
             f"preprocess({len(paths)} files, {target}{' (exists)' if target.exists() else ''}, num_processes="

@@ -95,11 +95,17 @@ def test_mistakes_are_one_clear_error_and_leave_nothing(tmp_path, content, optio
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
+def test_half_of_a_surrogate_pair_becomes_a_question_mark(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"text": "a \\ud83d b"}\n')
+    preprocess([tmp_path / "in.jsonl"], tmp_path / "out", validation_fraction=0)
+    assert texts_of(tmp_path / "out", "train") == ["a ? b"]
+
+
 def test_an_existing_folder_and_a_missing_file_are_refused(jsonl, tmp_path):
     (tmp_path / "there").mkdir()
     with pytest.raises(DataError, match=r"there \(exists\)"):
         preprocess([jsonl], tmp_path / "there")
-    with pytest.raises(DataError, match="nowhere.txt is no file"):
+    with pytest.raises(DataError, match="nowhere.txt is not a file"):
         preprocess([tmp_path / "nowhere.txt"], tmp_path / "out")
 
 

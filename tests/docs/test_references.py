@@ -52,6 +52,11 @@ def test_pages_name_and_link_nothing_outside_of_the_repository(page):
     assert broken_links(page, text) == []
 
 
+def test_the_map_of_the_code_names_files_that_exist():
+    text = (ROOT / "docs/dev/architecture.md").read_text()
+    assert set(re.findall(r"`(?:[\w/]+/)?(\w+\.(?:py|sh))`", text)) <= {path.name for path in SOURCES}
+
+
 def test_the_table_of_patches_names_all_optional_ones():
     text = (ROOT / "docs/dev/performance.md").read_text()
     named = re.findall(

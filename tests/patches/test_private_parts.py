@@ -35,8 +35,8 @@ def test_every_private_part_that_is_used_is_in_the_table():
         assert not set(private_names(line)) <= known  # negative control
 
 
-def test_this_oneflow_has_all_parts():
-    assert missing_parts() == []
+def test_this_oneflow_has_all_parts_and_is_not_refused():
+    assert missing_parts() == [] and explain_other_version() is None
 
 
 @pytest.fixture
@@ -74,10 +74,6 @@ def test_another_version_is_refused_with_what_differs(other_version, monkeypatch
     facts = {"oneflow": {"version": "1.0.0+cpu", "missing_parts": missing_parts()}, "packages": packages}
     finding = check_oneflow(facts, "")
     assert finding.status == "warning" and other_version[1] in finding.todo
-
-
-def test_this_version_is_not_refused():
-    assert explain_other_version() is None
 
 
 @pytest.mark.e2e

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import oneflow as flow
 from oneflow import nn
 
 from libai.layers import DropPath
 from libai.models.blocks.init import fan_in_std, init_weights
-from libai.models.blocks.outputs import classification_outputs
+from libai.models.blocks.outputs import ImageClassifier
 from libai.models.blocks.patches import check_image, check_patches, patches_of
 from libai.models.blocks.transformer import MLP_SPLIT, RESIDUAL_PROJECTIONS, MLPBlock, linear_rates
 from libai.models.resmlp import LayerScale
@@ -49,7 +48,7 @@ class Downsampling(nn.Module):
         return self.projection(x.permute(0, 1, 3, 5, 2, 4).reshape(batch, height // 2, width // 2, 4 * channels))
 
 
-class ConvNeXt(nn.Module):
+class ConvNeXt(ImageClassifier):
     """A classifier of square images.
 
     Args:
@@ -105,10 +104,6 @@ class ConvNeXt(nn.Module):
         for module in self.modules():
             if isinstance(module, LayerScale):
                 module.weight.data.fill_(module.start)  # after `init_weights`, which takes them for scales of norms
-
-    def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
-        """`images` (batch, channels, image_size, image_size) float32, `labels` (batch,) int64."""
-        return classification_outputs(self.head(self.features(images)), labels, self.training)
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
         """The average over the last map, (batch, channels of the last stage)."""

@@ -97,7 +97,7 @@ def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch
 
 
 def _read_samples(dataset: Any, indices: np.ndarray) -> list[Any]:
-    """What `ds[i]` returns, one after the other."""
+    """Call `ds[i]` for one index after the other."""
     samples = []
     for index in indices.tolist():
         try:
@@ -194,14 +194,15 @@ class PadCollate:
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The batch of `samples`."""
-        self._check(samples)
-        return self.pad_to(samples, max(len(sample[key]) for sample in samples for key in self._padding))
+        return self.pad_to(samples, self._longest(samples))
 
     def pad_to(self, samples: Sequence[Mapping[str, Any]], length: int) -> dict[str, Any]:
-        """The batch of `samples`, as long as a sample of `length` needs it."""
-        self._check(samples)
+        """The batch of `samples`, as long as a sample of `length` needs it. Raises `DataError` if one is longer."""
+        longest = self._longest(samples)
         length = -(-length // self._multiple_of) * self._multiple_of
         length = min(length, self._max_length or length)
+        if min(longest, self._max_length or longest) > length:
+            raise DataError(f"a sample has {longest} items, and `lengths` of its dataset allow {length}: correct them.")
         batch: dict[str, Any] = {}
         for key, values in ((key, [sample[key] for sample in samples]) for key in samples[0]):
             if key in self._padding:
@@ -214,12 +215,13 @@ class PadCollate:
             batch[self._mask] = np.arange(length) < ends[:, None]
         return batch
 
-    def _check(self, samples: Sequence[Mapping[str, Any]]) -> None:
+    def _longest(self, samples: Sequence[Mapping[str, Any]]) -> int:
         for sample in samples:
             missing = [key for key in self._padding if not isinstance(sample, Mapping) or key not in sample]
             if missing:
                 found = sorted(sample) if isinstance(sample, Mapping) else f"is a {type(sample).__name__}"
                 raise DataError(f"PadCollate pads {missing[0]!r}, and a sample has {found}. Name one of its keys.")
+        return max(len(sample[key]) for sample in samples for key in self._padding)
 
 
 def _padded(values: Sequence[Any], fill: float, length: int) -> np.ndarray:

@@ -118,22 +118,22 @@ def test_padding_fills_marks_rounds_and_cuts():
     assert batch["input_ids"].tolist() == [[1, 1] + [0] * 6, [2] * 5 + [0] * 3]
     assert batch["labels"][0].tolist() == [1, 1] + [-100] * 6
     assert batch["mask"].sum(1).tolist() == [2, 5] and batch["number"].tolist() == [0, 1]
-    short = PadCollate(PADDING, multiple_of=4, max_length=3)([Words([2, 5])[i] for i in (0, 1)])
+    short = PadCollate(PADDING, multiple_of=4, max_length=3)([*Words([2, 5])])
     assert short["input_ids"].tolist() == [[1, 1, 0], [2, 2, 2]]
     with pytest.raises(DataError, match="PadCollate pads 'tokens', and a sample has"):
         PadCollate({"tokens": 0})([Words([1])[0]])
     with pytest.raises(DataError, match="'labels' differs in shape.*name a value to pad it with"):
-        PadCollate({"input_ids": 0})([Words([1, 2])[i] for i in (0, 1)])
+        PadCollate({"input_ids": 0})([*Words([1, 2])])
+    with pytest.raises(DataError, match="a sample has 2 items, and `lengths`"):
+        PadCollate(PADDING).pad_to([*Words([1, 2])], 1)
 
 
 def test_ranks_pad_alike():
     """Global tensors need equal shapes: the longest sample of all ranks decides."""
     dataset = Words([1, 2, 9, 3, 4, 5, 2, 2])
-    for build in (build_train_loader, build_eval_loader):
-        options = {"micro_batch_size": 2, "num_data_ranks": 2, "collate": PadCollate(PADDING)}
-        order = {"shuffle": False} if build is build_train_loader else {}
+    options = {"micro_batch_size": 2, "num_data_ranks": 2, "collate": PadCollate(PADDING)}
+    for build, order in ((build_train_loader, {"shuffle": False}), (build_eval_loader, {})):
         loaders = [iter(build(dataset, data_rank=rank, **options, **order)) for rank in (0, 1)]
         for longest in (9, 5):
-            batches = [next(loader) for loader in loaders]
-            batches = [batch[0] if isinstance(batch, tuple) else batch for batch in batches]
+            batches = [batch[0] if isinstance(batch, tuple) else batch for batch in map(next, loaders)]
             assert [batch["input_ids"].shape for batch in batches] == [(2, longest)] * 2

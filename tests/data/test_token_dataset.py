@@ -24,8 +24,5 @@ def test_the_whole_text_fits_one_window(folder):
     assert len(TokenDataset(folder, 20)) == 1
     with pytest.raises(DataError, match="needs windows of 22 tokens, but the train split of .* has 21 tokens"):
         TokenDataset(folder, 21)
-
-
-def test_lengths_below_one_are_refused(folder):
     with pytest.raises(DataError, match="at least 1"):
         TokenDataset(folder, 0)

@@ -27,7 +27,7 @@ from libai.utils.distributed import get_rank, get_world_size, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.logging import setup_logging
 from libai.utils.rank_notes import note_progress, phase
-from libai.utils.sizes import is_size
+from libai.utils.sizes import check_sizes
 
 logger = logging.getLogger("libai.engine")
 
@@ -51,7 +51,7 @@ class TrainingClock:
 
     @property
     def seconds(self) -> float:
-        """What was counted so far."""
+        """Seconds counted so far."""
         return self._counted if self._since is None else self._counted + self._now() - self._since
 
     @contextmanager
@@ -158,11 +158,7 @@ class TrainerBase:
         *,
         num_accumulation_steps: int = 1,
     ):
-        if not is_size(num_accumulation_steps):
-            raise UserError(
-                f"num_accumulation_steps={num_accumulation_steps!r}: it must be a whole number >= 1, the micro-batches "
-                "of an iteration."
-            )
+        check_sizes(num_accumulation_steps=num_accumulation_steps)
         self.feed = DataFeed(data_loader, num_accumulation_steps)
         self.iter = self.start_iter = self.max_iter = self.completed_iters = 0
         self.status = "created"
@@ -238,7 +234,8 @@ class TrainerBase:
     def train(self, start_iter: int, max_iter: int | None = None, *, log_period: int | None = None) -> None:
         """Run iterations `start_iter ... max_iter - 1`. With nothing to do, only `before_train`/`after_train` run.
 
-        `log_period`: print the metrics every so many iterations, unless a hook of this trainer writes them already.
+        `log_period`: iterations between two lines with the metrics on the screen, now and in later calls; a
+        `WriterHook` that was registered keeps its own.
 
         A paused run continues, without another `before_train`. An exception is logged with its iteration and raised
         again after the hooks' `after_train`.
@@ -262,10 +259,14 @@ class TrainerBase:
         from libai.engine.events.console import ConsoleWriter
         from libai.engine.hooks.metrics import WriterHook
 
+        check_sizes(log_period=period)
         if not logging.getLogger("libai").handlers:
             setup_logging(None)
-        if not any(isinstance(hook, WriterHook) for hook in self.hooks):
-            self.register_hooks([WriterHook([ConsoleWriter()], period)])
+        if self._printer is not None:
+            self._printer.period = period
+        elif not any(isinstance(hook, WriterHook) for hook in self.hooks):
+            self._printer = WriterHook([ConsoleWriter()], period)
+            self.register_hooks([self._printer])
 
     def _run(self, has_begun: bool) -> None:
         if not self.loop.is_mode_final:
@@ -340,9 +341,11 @@ class TrainerBase:
             self.iter += 1
             logger.info("training stopped after iteration %d: %s", self.iter, reason)
 
-    #: why a hook that runs on the main rank alone wants to stop
+    #: why a hook that runs on the main rank only wants to stop
     _main_rank_stops: StopTraining | None = None
-    #: of the hooks that ask for its points
+    #: the hook that `log_period` has made
+    _printer: Any = None
+    #: the epoch whose points a hook asks for
     _epoch: EveryEpoch | None = None
 
     def _epoch_of_hooks(self) -> EveryEpoch | None:

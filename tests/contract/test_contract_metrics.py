@@ -18,6 +18,7 @@ from oneflow import nn
 from libai.engine import NonFiniteLoss
 from libai.engine.events.writers import AsyncWriter, Writer
 from libai.engine.hooks import WriterHook
+from libai.utils.errors import UserError
 from libai.utils.logging import reset_logging
 
 
@@ -116,10 +117,12 @@ def test_a_trainer_without_writers_prints_by_one_argument(mode, capsys, monkeypa
         trainer.train(0, 2)
         assert capsys.readouterr().out == ""
         trainer.train(2, 8, log_period=4)
-        trainer.train(8, 10, log_period=4)  # not twice
+        trainer.train(8, 10, log_period=1)  # each line once
         printed = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [line[1] for line in printed if line[0] == "iter"] == ["4/8", "8/8", "10/10"]
+    assert [line[1] for line in printed if line[0] == "iter"] == ["4/8", "8/8", "9/10", "10/10"]
     assert all("loss" in line for line in printed if line[0] == "iter")
+    with pytest.raises(UserError, match="log_period=0: a size must be a whole number >= 1"):
+        trainer.train(10, 12, log_period=0)
 
 
 @pytest.mark.parametrize("fails_at", [2, 3])

@@ -15,9 +15,7 @@ from libai.utils.screen import is_terminal
 
 logger = logging.getLogger("libai.engine")
 
-#: kinds of fields that a line for a narrow terminal leaves out, in this order, until it fits; `log.txt` and
-#: `metrics.jsonl` have all of them. "own": a further loss or metric of the model
-#: what the bar says a process is at, by phase of `libai.utils.rank_notes`
+#: phase of `libai.utils.rank_notes` → the word for it in the bar
 _AT = {"compile": "compiling", "evaluate": "evaluating", "save": "saving", "load": "loading", "build": "building"}
 #: a frame of the bar takes about a millisecond of the interpreter
 _FRAMES_PER_SECOND = 3
@@ -91,12 +89,11 @@ def _build_bar(max_iter: int) -> Any:
 
 
 def format_train_line(record: LogRecord) -> str:
-    """`iter     20/200  epoch 0.40  loss 4.8249  lr 6.00e-04  4,812 tok/s  213.1 ms/step  data 0.4%  eta 0:00:22`.
+    """`iter     20/200  epoch 0.40  loss 4.8249  lr 6.00e-04  4,812 tok/s  213 ms/step  data 0.4%  eta 0:00:22`.
 
     What a record does not hold is left out. `eta` counts the remaining iterations at the present time per iteration.
     """
-    fields = [("iter", f"iter {record.iter:>6}/{record.max_iter}"), *_train_fields(record)]
-    return "  ".join(text for _, text in fields)
+    return "  ".join([f"iter {record.iter:>6}/{record.max_iter}", *(text for _, text in _train_fields(record))])
 
 
 def _train_fields(record: LogRecord) -> list[tuple[str, str]]:

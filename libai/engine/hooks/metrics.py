@@ -1,4 +1,4 @@
-"""How long iterations take, and the numbers of a run on their way from the event storage to the writers."""
+"""The time that iterations take, and the numbers of a run on their way from the event storage to the writers."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class WriterHook(HookBase):
     ):
         self._writers = list(writers) if is_main_process() else []
         self._texts: Mapping[str, str] = {} if texts is None else texts  # filled by the time training starts
-        self._period, self._timer, self._iters_per_epoch = period, timer, iters_per_epoch
+        self.period, self._timer, self._iters_per_epoch = period, timer, iters_per_epoch
         self._summary = summary
         self._begun: list[Writer] = []
         self._written: dict[str, int] = {}
@@ -153,7 +153,7 @@ class WriterHook(HookBase):
     def after_step(self) -> None:
         """Writes when the period says so, after the last iteration, and when there is a new evaluation."""
         trainer = self.trainer
-        completed, period = trainer.iter + 1, self._period  # no call: this is done in every iteration
+        completed, period = trainer.iter + 1, self.period  # no call: this is done in every iteration
         if completed == trainer.max_iter or (
             completed % period == 0 if isinstance(period, int) else is_due(period, completed)
         ):
@@ -192,7 +192,7 @@ class WriterHook(HookBase):
         return list(scalars)
 
     def _new_recorded(self) -> dict[str, float]:
-        """What was put into the event storage since it was last written."""
+        """The values put into the event storage since it was last written."""
         new = {}
         for tag, (value, iteration) in self.trainer.storage.latest().items():
             if self._written.get(tag) != iteration:

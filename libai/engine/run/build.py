@@ -260,7 +260,7 @@ class RepeatedBatches:
         return {"consumed_samples": self._position * self._samples_per_step}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue after so many samples."""
+        """Continue after the samples that the state counts."""
         self._position = state["consumed_samples"] // self._samples_per_step
 
 
@@ -365,7 +365,7 @@ def build_trainer(
         loss_scaling=LossScaling(amp.init_scale, amp.growth_factor, amp.growth_interval),
         detect_anomalous_params=run.train.detect_anomalous_params,
         non_finite=run.train.non_finite,
-        keeps_copy=run.train.non_finite != "raise" or undoes_spikes,  # a second copy of the state, to undo updates,
+        keeps_copy=undoes_spikes,
         ema_decay=run.train.ema.decay if run.train.ema.enabled else None,
         rehearse=run.train.rehearse,
         deterministic=run.train.deterministic,
@@ -382,7 +382,7 @@ def build_trainer(
 
 
 class Parts:
-    """The parts of a training as a `Run` builds them, for commands that measure or compare one without a `Run`.
+    """The parts of a run as `Run` builds them, for commands that measure or compare one without a `Run`.
 
     Seeds all generators. Attributes: `sizes`, `seed`, `mesh`, `plan` and `loader`, of this data rank.
     """

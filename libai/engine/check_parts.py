@@ -1,4 +1,4 @@
-"""Check the parts of a training when they are built: model, optimizer, loader, evaluator, hook.
+"""Check the parts of a run when they are built: model, optimizer, loader, evaluator, hook.
 
 `place` says where the user finds it: a key of the config or an argument of a trainer. Nothing here calls the object.
 """
@@ -24,7 +24,7 @@ from libai.utils.sizes import available_bytes, format_bytes
 
 #: samples of one update on a rank from which on they are compared with the memory
 _LARGE_BATCH = 4096
-#: part of a training -> (its class, or the methods that it has), the words for it, what to change
+#: part of a run → its class, or the methods that it has; the words for it; the remedy
 _PARTS: dict[str, tuple[type | tuple[str, ...], str, str]] = {
     "model": (nn.Module, "an oneflow.nn.Module", "Inherit from it: model = LazyCall(YourModule)(...)."),
     "optimizer": (flow.optim.Optimizer, "an oneflow.optim.Optimizer", "Use one such as oneflow.optim.AdamW."),
@@ -38,7 +38,7 @@ _PARTS: dict[str, tuple[type | tuple[str, ...], str, str]] = {
 
 
 def check_part(part: str, value: Any, place: str) -> None:
-    """Raise `UserError` unless `value`, which the user finds at `place`, can be the `part` of a training."""
+    """Raise `UserError` unless `value`, which the user finds at `place`, can be the `part` of a run."""
     kind, wanted, change = _PARTS[part]
     if isinstance(kind, tuple):
         is_right = all(callable(getattr(value, method, None)) for method in kind)

@@ -30,7 +30,7 @@ from libai.utils.errors import UserError
 
 logger = logging.getLogger("libai.engine")
 
-#: of input tensors that are kept until the next log point
+#: bytes of the input tensors that are kept until the next log point
 MAX_HELD_BYTES = 16 * 2**20
 
 

@@ -19,12 +19,12 @@ class EveryEpoch:
     samples_per_iter: int
 
     def ends(self, completed: int) -> bool:
-        """Whether a pass ended in the last of `completed` iterations."""
+        """Return whether a pass ended in the last of `completed` iterations."""
         seen = completed * self.samples_per_iter
         return seen // self.samples_per_epoch > (seen - self.samples_per_iter) // self.samples_per_epoch
 
     def begins(self, iteration: int) -> bool:
-        """Whether a pass begins in the 0-based `iteration`, with its first sample or a later one."""
+        """Return whether a pass begins in the 0-based `iteration`, with its first sample or a later one."""
         first = iteration * self.samples_per_iter
         return -first % self.samples_per_epoch < self.samples_per_iter
 
@@ -34,7 +34,7 @@ Period = int | EveryEpoch
 
 
 def is_due(period: Period, completed: int) -> bool:
-    """Whether something with this period is due once `completed` iterations are made."""
+    """Return whether something with this period is due once `completed` iterations are made."""
     if isinstance(period, int):
         return period > 0 and completed % period == 0
     return period.ends(completed)
@@ -146,7 +146,7 @@ class HookBase:
 
     def load_tensors(self, tensors: Mapping[str, Any]) -> None:
         """Take back copies of what `tensors` gave, after `load_state_dict`; also when the parameters of the model have
-        been laid out anew."""
+        been laid out again."""
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Give what evaluations and predictions run in, such as other weights for the model."""

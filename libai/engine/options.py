@@ -24,7 +24,7 @@ _OF_ONE_MODE = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What both trainers can be told; raises `UserError` for a value that none can take.
+    """The options of both trainers; raises `UserError` for a value that none can take.
 
     Attributes:
         num_accumulation_steps: micro-batches per iteration.
@@ -75,12 +75,12 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         if self.non_finite not in ("raise", "skip", "rollback"):
-            raise UserError(f"non_finite={self.non_finite!r} is no policy. Choose raise, skip or rollback.")
+            raise UserError(f"non_finite={self.non_finite!r} is not a policy. Choose raise, skip or rollback.")
         if self.zero_stage not in (0, 1, 2, 3):
-            raise UserError(f"zero_stage={self.zero_stage!r} is no stage of ZeRO. Choose 1, 2 or 3, or 0 for none.")
+            raise UserError(f"zero_stage={self.zero_stage!r} is not a stage of ZeRO. Choose 1, 2 or 3, or 0 for none.")
         if self.batch_scope not in ("global", "rank"):
             raise UserError(
-                f"batch_scope={self.batch_scope!r} is no scope. Choose global (all data-parallel ranks) or rank."
+                f"batch_scope={self.batch_scope!r} is not a scope. Choose global (all data-parallel ranks) or rank."
             )
 
     @classmethod
@@ -105,5 +105,5 @@ class TrainOptions:
 
     @property
     def undoes_updates(self) -> bool:
-        """Whether a copy of the state is kept, to go back to it from a loss that is not finite."""
+        """Return whether a copy of the state is kept, to go back to it from a loss that is not finite."""
         return self.keeps_copy or self.non_finite != "raise"

@@ -1,4 +1,4 @@
-"""What eager and graph training share: a model, its optimizer and schedule, evaluation, and the numbers they give.
+"""The common part of both trainers: a model, its optimizer and schedule, evaluation, and the numbers they give.
 
 The two trainers differ in `update`, `_eval_batch` and `optimizer_state`, and nowhere else.
 """
@@ -217,7 +217,7 @@ class ModelTrainer(TrainerBase):
 
     @classmethod
     def _needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
-        """Whether this mode lays the model out as global tensors on `mesh`."""
+        """Return whether this mode lays the model out as global tensors on `mesh`."""
         raise NotImplementedError(f"{cls.__name__} must define _needs_global_tensors")
 
     def _warn_of_stock_dropout(self) -> None:

@@ -1,4 +1,4 @@
-"""A rehearsal leaves nothing behind in own optimizers and schedules, and its bounds tell gradients apart."""
+"""A rehearsal leaves nothing in own optimizers and schedules, and its bounds tell gradients apart."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_loss_across_samples_is_told_from_a_mean(make):
 
 def test_other_words_for_the_scope_are_refused():
     model, optimizer = cm.build(cm.BatchMean)
-    with pytest.raises(UserError, match="batch_scope='local' is no scope. Choose global .* or rank"):
+    with pytest.raises(UserError, match="batch_scope='local' is not a scope. Choose global .* or rank"):
         toy.trainer_of("eager", model, [], optimizer, batch_scope="local")
 
 

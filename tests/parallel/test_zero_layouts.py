@@ -66,5 +66,5 @@ def test_one_rank_trains_as_without_and_is_told(caplog, monkeypatch):
 
 def test_a_stage_that_does_not_exist():
     model = toy.Classifier()
-    with pytest.raises(UserError, match="zero_stage=4 is no stage of ZeRO. Choose 1, 2 or 3"):
+    with pytest.raises(UserError, match="zero_stage=4 is not a stage of ZeRO. Choose 1, 2 or 3"):
         toy.trainer_of("eager", model, [], toy.optimizer_of("sgd", model), zero_stage=4)

@@ -94,7 +94,7 @@ class TrainGraph(CompiledGraph):
         auto_parallel: let OneFlow choose the layout of every operation's output by its own cost model.
         buffers: names of those that forward changes; they need `in_turn`, because each micro-batch reads what the one
             before has written.
-        in_turn: trace the micro-batches one behind the other instead of letting OneFlow accumulate. The inputs are
+        in_turn: trace the micro-batches one after the other instead of letting OneFlow accumulate. The inputs are
             then lists with one entry per micro-batch.
 
     A call takes keyword tensors and returns `(losses, metrics, grad_norm | None, buffers)`; with accumulation the
@@ -251,7 +251,7 @@ class TrainGraph(CompiledGraph):
 
     @property
     def _needs_copies(self) -> bool:
-        """Whether reading the variables themselves is not safe (docs/dev/decisions/0005-graph-variables.md)."""
+        """Return whether reading the variables themselves is not safe (docs/dev/decisions/0005-graph-variables.md)."""
         return self._accumulation > 1 or self._layout.cuts_parameters
 
     def _step_values(self, job: JobEdit) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""How much memory a compiled step takes on CPU, told before OneFlow reserves it."""
+"""The memory that a compiled step takes on CPU, told before OneFlow reserves it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("libai.engine")
 _NUM_BYTES = {types.kDouble: 8, types.kInt64: 8, types.kFloat16: 2, types.kBFloat16: 2}
 _NUM_BYTES.update({types.kInt8: 1, types.kUInt8: 1, types.kBool: 1, types.kChar: 1})
 _OTHERS = 4
-#: results that share memory take so much of the most that are alive at once (1.2 to 1.5 were measured)
+#: results that share memory take this multiple of the most bytes alive at once (1.2 to 1.5 were measured)
 _SHARING = 1.5
 
 

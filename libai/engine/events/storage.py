@@ -1,4 +1,4 @@
-"""What happened in each iteration, kept until a writer asks: scalars, also those still on the device.
+"""The scalars of each iteration, kept until a writer asks, also those still on the device.
 
 Putting never waits for the device; asking does, once for everything that is pending. Nothing here writes files: see
 `libai.engine.events.writers`.

@@ -53,7 +53,7 @@ class LogRecord:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a writer may know of its run: the argument `run_info` of a writer that takes one.
+    """The facts that a writer may know of its run: the argument `run_info` of a writer that takes one.
 
     Attributes:
         output_dir: folder of the run; it exists when the writer begins.

@@ -178,7 +178,7 @@ class BadLossHook(HookBase, LossPolicy):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Refuse schedules that follow an evaluation, such as a plateau schedule, which could not be repeated."""
+        """Forget the copy: a plateau schedule follows the evaluation, which a repetition would leave out."""
         try:
             yield
         finally:

@@ -210,7 +210,7 @@ class EarlyStopHook(_BestHook):
     """Ends training cleanly after `patience` evaluations without a better `metric` (`eval/<dataset>/<name>`).
 
     `mode`: "min" or "max", the better direction. An improvement of `min_delta` or less does not count. Every rank sees
-    the same metric, so all ranks stop in the same iteration. A value that is not finite is no improvement.
+    the same metric, so all ranks stop in the same iteration. A value that is not finite is not an improvement.
     """
 
     priority = 70

@@ -21,7 +21,7 @@ class RandomStateHook(HookBase):
 
     libai's own dropout needs none of them; models, data sets and hooks of the user may. The state of oneflow 0.9.0's
     generator cannot be read (docs/dev/oneflow.md#rng-state), only whether somebody has drawn: from then on it is seeded
-    anew in every iteration, from (seed, iteration), which costs 30 µs that runs without such draws need not pay.
+    again in every iteration, from (seed, iteration), which costs 30 µs that runs without such draws need not pay.
     Graph mode has no such draws: a compiled random operation ignores every seed. `offset`: of `seed_everything`.
     """
 
@@ -56,7 +56,7 @@ class RandomStateHook(HookBase):
             self._look_for_draws()
 
     def has_drawn(self, seed: int) -> bool:
-        """Whether the state that was loaded differs from that of a run which began from `seed` and drew nothing."""
+        """Return whether the loaded state differs from that of a run which began from `seed` and drew nothing."""
         present = _python_and_numpy()
         seed_everything(seed, self._offset)
         fresh = _python_and_numpy()

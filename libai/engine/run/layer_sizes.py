@@ -60,7 +60,7 @@ def _checked_init(layer: type, init: Callable[..., None]) -> Callable[..., None]
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
         with contextlib.suppress(TypeError):  # the call itself says what is wrong with it
             given = signature.bind(self, *args, **kwargs).arguments
-            # a default of 0 or None means "none", so such an argument is no size that must be there
+            # a default of 0 or None means "none", so such an argument may be left out
             _check(
                 layer.__name__,
                 {

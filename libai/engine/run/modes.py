@@ -27,9 +27,7 @@ from libai.utils.seeding import seed_everything
 logger = logging.getLogger("libai.engine")
 #: the reason for the mode of a run that has not decided yet
 UNDECIDED = "graph.enabled=auto"
-
-
-#: what a graph could not do that raises one of these
+#: error → what a graph that raises it could not do
 _COULD_NOT = {
     GraphBuildError: "be compiled",
     NotTheSame: "train the same model",

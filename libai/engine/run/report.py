@@ -1,4 +1,4 @@
-"""What a run says at its start and at its end: banner, `summary.json` and the result of `Run.train`."""
+"""The reports of a run at its start and at its end: banner, `summary.json` and the result of `Run.train`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger("libai.engine")
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What `Run.train` returns; the same on every rank.
+    """The result that `Run.train` returns; the same on every rank.
 
     status: "finished", "stopped" (by a hook, such as early stopping) or "failed" (`train.on_exception`). seconds: of
     training, in this process. iterations: updates since the beginning of the run. last_path: the newest checkpoint.
@@ -64,7 +64,7 @@ def result_of(run: Any) -> TrainResult:
 
 
 def starting_files(run: Any, run_id: str) -> dict[str, str]:
-    """What is written into the output folder when a run starts, by file name: the resolved config that really runs,
+    """The files written into the output folder when a run starts, by name: the resolved config that really runs,
     what was typed on the command line, and what it runs on."""
     return {
         "config.yaml": to_yaml(run.to_config()),
@@ -76,7 +76,7 @@ def starting_files(run: Any, run_id: str) -> dict[str, str]:
 def start_banner(run: Any, length: str | None = None) -> None:
     """Log what is about to run; `env.json` has the software in full. Rank 0 only.
 
-    `length`: how much of it; default: a whole training.
+    `length`: how much of it; default: the whole run.
     """
     trainer = run.trainer
     resumed = run.folder.checkpoint
@@ -152,7 +152,7 @@ def _describe_optimizer(run: Any) -> str:
 
 
 def summary_of(run: Any) -> dict[str, Any]:
-    """What `summary.json` holds: status, length, time, throughput, last metrics; null for what is not finite."""
+    """The content of `summary.json`: status, length, time, throughput, last metrics; null for what is not finite."""
     trainer = run.trainer
     best = result_of(run)
     summary = {

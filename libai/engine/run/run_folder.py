@@ -79,8 +79,8 @@ class RunFolder:
     Args:
         path: `train.output_dir`.
         resume: continue the run that the folder holds; an error when there is none, unless it is "auto", with which a
-            new run begins then. A path names the checkpoint: one of
-            this run, or of another, whose state a new run then begins with.
+            new run begins then. A path names the checkpoint: one of this run, or of another, whose state a new run
+            then begins with.
         reset: what is not taken from it, for a check.
 
     Attributes:
@@ -379,7 +379,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _is_plain(run_id: str) -> bool:
-    """Whether an id may become the name of a folder."""
+    """Return whether an id may become the name of a folder."""
     return 0 < len(run_id) <= 100 and not run_id.startswith(".") and "/" not in run_id and run_id.isprintable()
 
 
@@ -394,7 +394,7 @@ def _unwritable(path: Path, error: OSError) -> UserError:
 
 
 def _is_open_as(path: Path, descriptor: int) -> bool:
-    """Whether `path` is the file or folder that `descriptor` is open on."""
+    """Return whether `path` is the file or folder that `descriptor` is open on."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except OSError:

@@ -1,4 +1,4 @@
-"""What a run tries and puts back: `--dry-run`, the learning-rate range test, and the time of both modes."""
+"""Trials of a run, which are undone: `--dry-run`, the learning-rate range test, and the time of both modes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from libai.utils.errors import UserError
 from libai.utils.sizes import format_bytes
 
 logger = logging.getLogger("libai.engine")
-#: the loss counts as diverged above so many times its minimum, both smoothed
+#: the loss counts as diverged above this multiple of its minimum, both smoothed
 DIVERGED = 4.0
 #: weight of the earlier losses in the smoothed one
 SMOOTHING = 0.98
@@ -64,7 +64,7 @@ def dry_run(run: Any) -> None:
     done = []
     before = read_memory("VmRSS")
     with rolled_back(run.trainer):
-        copied = max(read_memory("VmRSS") - before, 0)  # the state to go back to, which a training does not hold
+        copied = max(read_memory("VmRSS") - before, 0)  # the state to go back to, which training does not hold
         done.append(f"one update (loss {_update(run):.4f})")
         seconds = _time_updates(run)
         if run.config.train.checkpointer.enabled:

@@ -68,7 +68,7 @@ def prepare_ranks(job: Job, notes: str) -> Supervisor:
     """The supervisor that starts `oneflow.distributed.launch`, which starts each rank by libai/launch/rank.py.
 
     Rank 0 writes to the terminal; the stderr of the others is appended to rank_<number>.stderr in the output folder,
-    and so is in a training run their stdout. Other programs may have something to say on every rank.
+    and so is their stdout if the job has one. Other programs may have something to say on every rank.
     """
     output_folder = _output_folder(job) or notes
     first = job.node_rank * job.num_processes
@@ -88,7 +88,7 @@ def prepare_ranks(job: Job, notes: str) -> Supervisor:
     words = [str(word) for option in options.items() for word in option]
     # the file, not `-m oneflow.distributed.launch`, which imports oneflow first: half a second
     command = [sys.executable, "-I", str(_oneflow_launcher()), *words, "-m", "libai.launch.rank"]
-    command += [output_folder, str(int(job.output_dir is not None)), job.file, "--config-file", job.config]
+    command += [output_folder, str(int(job.is_training)), job.file, "--config-file", job.config]
     facts = {rank_notes.NOTES_VARIABLE: notes, rank_notes.LOCAL_RANKS_VARIABLE: str(job.num_processes)}
     command += job.arguments
     return Supervisor(functools.partial(_start, command, facts), ranks, job.is_training, job.output_dir, job.num_nodes)

@@ -55,7 +55,7 @@ def main(output_folder: str, is_training: str, file: str, *arguments: str) -> No
         watch(program, state, Path(folder, f"stack_{rank}"))
     end_with_parent(parent)
     if rank > 0:
-        _redirect(output_file(output_folder, rank), (1, 2) if is_training == "1" else (2,))
+        _redirect(output_file(output_folder, rank), (1, 2) if output_folder != folder else (2,))
     # open for as long as the process lives
     stack, crash = (open(Path(folder, f"{name}_{rank}"), "w") for name in ("stack", "crash"))  # noqa: SIM115
     faulthandler.register(STACK_SIGNAL, file=stack, all_threads=True)

@@ -2,12 +2,13 @@
 
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from launched import Script, command_of, descendants
 
 from libai.launch import request
-from libai.launch.job import run_job
+from libai.launch.job import TRAINING, prepare_ranks, run_job
 from libai.launch.supervisor import Supervisor
 from libai.utils.errors import UserError
 
@@ -107,7 +108,6 @@ def test_ranks_get_their_numbers_arguments_and_libai(script):
             2,
             "launch: rank 1 failed first: sys.exit(2) at PROGRAM:4; the other ranks were ended.\n",
         ),
-        ("sys.exit(75)", 75, ""),
         ("sys.exit(75 if rank == 1 else 0)", 75, ""),
     ],
 )
@@ -224,6 +224,13 @@ def test_ranks_that_never_stop_are_killed_after_the_stop_timeout(script):
     process.terminate()
     process.communicate(timeout=100)
     assert process.returncode == 143 and program.survivors() == []
+
+
+def test_training_has_a_limit_also_when_it_writes_nothing(script, tmp_path):
+    """As with --eval-only, for which no output folder is known."""
+    job = replace(read_job(script("pass")), file=TRAINING)
+    words = prepare_ranks(job, str(tmp_path)).start.args[0]
+    assert words[words.index(TRAINING) - 1] == "1"
 
 
 def test_a_failure_after_a_stop_is_not_started_again(script, monkeypatch, capsys):

@@ -189,7 +189,7 @@ def check_config(config: str, overrides: Sequence[str], num_iters: int, bound: f
     parts = Parts(run, Mesh(device=device))
     return check_parity(
         parts.model,
-        itertools.islice(parts.loader, num_iters * parts.sizes.accumulation),
+        parts.loader,
         parts.optimizer,
         num_iters=num_iters,
         bound=bound,

@@ -48,6 +48,7 @@ def main(folder: str) -> None:
     for value in ("sum", "mean "):
         rows[f"switched to {value}"] = switched(value)
     rows["switched by one rank"] = switched("mean " if get_rank() else "mean")
+    rows["a file on one rank"] = switched("mean", None if get_rank() else sys.stderr)
     if get_rank() == 0:
         Path(folder, "rows.json").write_text(json.dumps(rows))
 
@@ -82,9 +83,10 @@ class Switched(toy.Classifier):
         return {"losses": {"cls": nn.functional.cross_entropy(logits, y, reduction=self.reduction.strip())}}
 
 
-def switched(value: str) -> dict[str, Any]:
+def switched(value: str, log: Any = None) -> dict[str, Any]:
     """The errors of a run in which a hook sets the reduction of the loss before the third update."""
     model = Switched()
+    model.log = log
     data = toy.batches(6, seed=get_rank())
     trainer = EagerTrainer(model, data, flow.optim.SGD(model.parameters(), lr=0.1))
     trainer.register_hooks([hooks.CallbackHook(before_step=lambda one: set_reduction(one, value))])

@@ -59,3 +59,4 @@ def test_a_switch_that_makes_the_loss_mix_samples_is_refused_before_its_update(r
     assert all("mixes the samples of a batch" in error for error in wrong["errors"])
     assert wrong["iters"] == 2
     assert harmless == rows["switched by one rank"] == {"errors": [None, None], "iters": 5}
+    assert harmless == rows["a file on one rank"]

@@ -45,7 +45,7 @@ def look_ahead(trainer: Any) -> tuple[Iterations, Reference | None]:
     left = trainer.max_iter - trainer.completed_iters
     if left > 0:
         wanted = min(wanted, left)
-    reason = why_not(trainer)
+    reason = obstacle = why_not(trainer)
     if options.deterministic and (reason is not None or not is_own_update(trainer)):
         raise UserError(
             "train.deterministic=true makes the first updates twice, and cannot: "
@@ -59,7 +59,7 @@ def look_ahead(trainer: Any) -> tuple[Iterations, Reference | None]:
             wanted = min(wanted, 0 if trainer.mesh.is_single else 1)
     if reason is not None and is_main_process():
         logger.warning("the first updates are not rehearsed: %s.", reason)
-    if why_not(trainer) is not None or not is_own_update(trainer) or not (wanted or _needs_facts(trainer)):
+    if obstacle is not None or not is_own_update(trainer) or not (wanted or _needs_facts(trainer)):
         return [], None
     iterations = trainer.feed.read_ahead(max(1, wanted))
     reference = reference_of(trainer, iterations)
@@ -177,8 +177,8 @@ def _needs_facts(trainer: Any) -> bool:
 
 
 def why_not(trainer: Any) -> str | None:
-    """Return why updates of `trainer` cannot be made and put back; None when they can."""
-    names = PythonKept.of_trainer(trainer).iterators
+    """Return why updates of `trainer` cannot be made and put back on some rank; None when they can. Collective."""
+    names = [name for of_rank in gather_objects(PythonKept.of_trainer(trainer).iterators) for name in of_rank]
     if names:
         return f"its model reads an iterator ({names[0]}), which cannot be put back"
     return None

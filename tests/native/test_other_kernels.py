@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
+import jobs
 import pytest
 import train_both_modes
 
-ROOT = Path(__file__).resolve().parents[2]
 NO_COMPILER = (
     "oneflow's own, which are slower (CXX=no-such-compiler is not there; install one, such as `apt install g++`)"
 )
@@ -35,12 +32,11 @@ def expected():
     ids=["off", "no_compiler", "avx2", "sse2"],
 )
 def test_both_modes_train_alike_with(environment, kernels, expected, library, tmp_path):
-    program = [sys.executable, str(ROOT / "tests" / "native" / "train_both_modes.py")]
+    program = [sys.executable, str(jobs.ROOT / "tests/native/train_both_modes.py")]
     if "CXX" in environment:  # as where nobody has ever compiled them
         environment = {**environment, "XDG_CACHE_HOME": str(tmp_path)}
         program.append(str(tmp_path))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=200)
+    done = jobs.run(program, timeout=200, PYTHONPATH=str(jobs.ROOT), **environment)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["kernels"] == kernels

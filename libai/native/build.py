@@ -1,6 +1,6 @@
 """Compile the kernels against the installed oneflow, test what was made, and keep it: `find_library`.
 
-A library is named after all that it depends on, and has a digest beside it without which it is not used. It is made in
+A library is named after all that it depends on, and has a digest next to it without which it is not used. It is made in
 a temporary folder and renamed, by one process at a time. Standard library and filelock only.
 """
 
@@ -52,7 +52,7 @@ _HEADERS = ("oneflow", "google", "absl", "llvm", "llvm-c", "half.hpp")
 
 
 def cache_folders() -> list[Path]:
-    """Where libraries are looked for: the user's cache, and the environment, for users who have no compiler."""
+    """Return the folders of libraries: the user's cache, and the environment, for users who have no compiler."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return [Path(home) / "libai" / "native", Path(sys.prefix) / "share" / "libai" / "native"]
 

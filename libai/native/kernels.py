@@ -1,6 +1,6 @@
 """The CPU kernels that OneFlow computes with: those of libai/native, as a compiled library, or its own.
 
-docs/dev/decisions/0012-native-kernels.md tells why, and what was measured.
+Reasons and measurements: docs/dev/decisions/0012-native-kernels.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OWN_MEMORY_PLANNER = (
 
 
 class SharedLoops(NamedTuple):
-    """Of the loops that are large enough to share: how many were, how many were not, and what is faster now."""
+    """Counts of large loops that were shared and that were not, and whether sharing is faster now."""
 
     num_shared: int
     num_alone: int
@@ -96,7 +96,7 @@ class Library:
         return bool(function(ctypes.c_void_p(sgemm), num_threads, *trans, *sizes, *pointers[:2], factor, pointers[2]))
 
     def plan_memory(self) -> None:
-        """Let the results of compiled CPU steps share memory from now on (src/memory_plan.cpp); `Unavailable` if not.
+        """Make the results of compiled CPU steps share memory from now on (src/memory_plan.cpp); `Unavailable` if not.
 
         Bit-equal. Once per process.
         """
@@ -110,14 +110,14 @@ class Library:
         return count(ctypes.c_bool(False)), count(ctypes.c_bool(True))
 
     def shared_loops(self) -> SharedLoops:
-        """How operations have been computed since `start_threads`."""
+        """Return how large loops have been computed since `start_threads`."""
         library = self._library
         return SharedLoops(
             library.libai_team_shared(), library.libai_team_alone(), library.libai_team_prefers_sharing()
         )
 
     def calls(self) -> dict[str, int]:
-        """How often each operation has been computed by it, for tests."""
+        """Return the number of times that it has computed each operation, for tests."""
         library = self._library
         return {
             library.libai_native_op(i).decode(): library.libai_native_calls(i)
@@ -155,7 +155,7 @@ def compile_kernels() -> None:
 
 
 def use_kernels(levels: tuple[str, ...]) -> None:
-    """Let the imported oneflow compute by our kernels, with the best of `levels` that the CPU has.
+    """Make the imported oneflow compute by our kernels, with the best of `levels` that the CPU has.
 
     Where that cannot be (no compiler, no folder to write to, another oneflow, a failed test) oneflow continues with its
     own, and a run says so where it names its versions.
@@ -175,7 +175,7 @@ def use_kernels(levels: tuple[str, ...]) -> None:
 
 
 def plan_memory() -> None:
-    """Let the results of compiled CPU steps share memory, if our library is loaded and this OneFlow allows it."""
+    """Make the results of compiled CPU steps share memory, if our library is loaded and this OneFlow allows it."""
     global _plans_memory
     if _library is not None and not _plans_memory:
         with contextlib.suppress(Unavailable):
@@ -194,7 +194,7 @@ def kernels_in_use() -> str:
 
 
 def are_kernels_on() -> bool:
-    """Whether operations take our kernels now. Some operations have no other on CPU."""
+    """Return whether operations take our kernels now. Some operations have no other on CPU."""
     return _library is not None and _library.is_enabled
 
 

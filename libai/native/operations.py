@@ -11,7 +11,7 @@ import oneflow as flow
 
 @functools.lru_cache(maxsize=1024)
 def build_operation(kind: str, inputs: tuple[tuple[str, int], ...], output: str = "", **attributes: str) -> Any:
-    """An operation of OneFlow's with so many tensors for each input; `attributes` as text of an `AttrValue`."""
+    """An operation of OneFlow's with a number of tensors for each input; `attributes` as text of an `AttrValue`."""
     builder = flow._oneflow_internal.one.OpBuilder(kind, f"libai-{kind}")
     for name, count in inputs:
         builder.input(name, count)

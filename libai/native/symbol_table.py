@@ -1,7 +1,7 @@
 """liboneflow's table of dynamic symbols: the addresses through which it calls its own exported functions.
 
 A function whose address is written there takes the place of one of OneFlow's in the whole process.
-libai/patches/openblas.py does that for matrix products, launch_race.py beside it for one function of the graph
+libai/patches/openblas.py does that for matrix products, launch_race.py for one function of the graph
 launch. Linux on x86_64 only.
 """
 
@@ -41,7 +41,7 @@ def open_oneflow() -> ctypes.CDLL:
 
 
 def address_of(library: ctypes.CDLL, name: str) -> int:
-    """Where the dynamic linker finds the function `name`, beginning with `library`; 0 if nowhere."""
+    """Return where the dynamic linker finds the function `name`, beginning with `library`; 0 if nowhere."""
     function = getattr(library, name, None)
     return (ctypes.cast(function, ctypes.c_void_p).value or 0) if function is not None else 0
 

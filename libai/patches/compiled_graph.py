@@ -56,7 +56,7 @@ class CompiledGraph(nn.Graph):
         """Change the completed job, `self._full_job_proto`; `out2name`: tensor → name of each output."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As `nn.Graph.__call__`; once compiled, without its walks over trees of arguments."""
+        """Call as `nn.Graph.__call__` does; once compiled, without its walks over trees of arguments."""
         if self._can_skip_trees and not args:
             return self._call_compiled(kwargs)
         outputs = self._call_any(*args, **kwargs)
@@ -72,7 +72,7 @@ class CompiledGraph(nn.Graph):
     _cur_index_of_ouputs_buffer: int
 
     def _call_compiled(self, inputs: dict[str, Any]) -> Any:
-        """What `nn.Graph.__run` of OneFlow 0.9.0 does. Shapes and dtypes are checked by the launch itself."""
+        """Do what `nn.Graph.__run` of OneFlow 0.9.0 does. Shapes and dtypes are checked by the launch itself."""
         flat = tensors_in(inputs)
         for tensor in flat:
             if not tensor.is_contiguous():
@@ -98,7 +98,7 @@ class CompiledGraph(nn.Graph):
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether `value` is made of tensors and None in plain dicts, lists and tuples, which `map_tensors` makes anew."""
+    """Return whether `value` is tensors and None in plain dicts, lists and tuples, which `map_tensors` can copy."""
     if type(value) is dict:
         return all(map(_is_plain, value.values()))
     if type(value) in (list, tuple):

@@ -153,7 +153,7 @@ _REPLACEMENTS: dict[str, Callable[..., Any]] = {
 
 
 def give_initial_states(model: nn.Module) -> None:
-    """Let every recurrent layer of `model` make its own initial state where it is given none. In place, once.
+    """Make every recurrent layer of `model` create its initial state where it is given none. In place, once.
 
     OneFlow 0.9.0 (`nn/modules/rnn.py`) lays out the zeros that `nn.RNN`, `nn.LSTM` and `nn.GRU` start from as it finds
     the input, split on axis 0 where the samples are on axis 0. But axis 0 of the state is layers. Here every rank of a
@@ -244,7 +244,7 @@ def refuse_unseen_assignments() -> None:
         has_gradient = tensor.requires_grad or (isinstance(value, flow.Tensor) and value.requires_grad)
         if has_gradient and flow.is_grad_enabled() and isinstance(index, tuple) and _mixes_kinds(index):
             raise UserError(
-                f"{_calling_line()} changes a tensor by `h[:, indices] = value`, with indices beside slices: "
+                f"{_calling_line()} changes a tensor by `h[:, indices] = value`, with indices next to slices: "
                 "OneFlow 0.9 computes the gradients as if the line were not there. Compute a new tensor instead "
                 "(`flow.where(mask, value, h)`), or give indices for every axis (`h[rows, indices] = value`)."
             )
@@ -279,7 +279,7 @@ _FUNCTIONS = ("add", "sub", "mul", "div", "matmul", "bmm", "cat", "concat", "sta
 
 
 def stages_meet(stages: Sequence[Any]) -> AbstractContextManager[None]:
-    """What the forward of a model on the placements `stages`, first to last, runs in, in both modes."""
+    """Return the context of the forward of a model on the placements `stages`, first to last, in both modes."""
     names = [f"__{side}{name}__" for name in _OPERATORS for side in ("", "r")]
     targets = [(flow.Tensor, name) for name in (*names, *_FUNCTIONS)] + [(flow, name) for name in _FUNCTIONS]
     present = [(owner, name, vars(owner)[name]) for owner, name in targets if name in vars(owner)]

@@ -1,4 +1,4 @@
-"""What only private parts of OneFlow 0.9.0 tell or do."""
+"""Facts and actions that only private parts of OneFlow 0.9.0 offer."""
 
 from __future__ import annotations
 

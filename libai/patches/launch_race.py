@@ -26,8 +26,8 @@ _WAIT = (
     "_ZN7oneflow2vm19LazyJobStreamPolicy42WaitUntilQueueEmptyIfFrontNNGraphNotEquals"
     "ERKSt10shared_ptrINS_9NNGraphIfEE"
 )  # fmt: skip
-#: How both begin in the wheels of OneFlow 0.9.0; `.{4}` are distances within a build. rbx holds `this`. They show where
-#: the queue lies: `start.cur` of the deque at 0x18 and `finish.cur` at 0x38, equal when it is empty.
+#: the first bytes of both in the wheels of OneFlow 0.9.0; `.{4}` are distances within a build. rbx holds `this`. They
+#: show where the queue lies: `start.cur` of the deque at 0x18 and `finish.cur` at 0x38, equal when it is empty.
 _DEQUEUE_CODE = re.compile(
     rb"\x41\x54\x55\x4c\x8d\x67\x58"  # push r12; push rbp; lea r12, [rdi+0x58]: the mutex
     rb"\x48\x8b\x2d.{4}\x53\x48\x89\xfb"  # mov rbp, [are there threads]; push rbx; mov rbx, rdi
@@ -89,13 +89,13 @@ def _guard_dequeue() -> None:
 
 
 def is_known_code(dequeue: bytes, wait: bytes) -> bool:
-    """Whether the two functions of OneFlow begin as those that the waiting code was written for."""
+    """Return whether the two functions of OneFlow begin as those that the waiting code was written for."""
     return bool(_DEQUEUE_CODE.match(dequeue) and _WAIT_CODE.match(wait))
 
 
 def waiting_code(original: int) -> bytes:
-    """Machine code of a function that returns to nobody before the queue of `this` (rdi) has an entry, then goes on at
-    the address `original`.
+    """Machine code of a function that returns to nobody before the queue of `this` (rdi) has an entry, then continues
+    at the address `original`.
 
     It looks a hundred times, some microseconds, and then sleeps 50 µs between looks: the thread that it waits for may
     need this core. Uses no stack and only registers that a called function may change.
@@ -109,7 +109,7 @@ def waiting_code(original: int) -> bytes:
         b"\xff\xc9"  #             11        dec ecx
         b"\x75\xf0"  #             13        jne look
         b"\x48\x89\xfa"  #         15        mov rdx, rdi          keep `this`
-        b"\x48\x8d\x3d\x1a\x00\x00\x00"  # 18 lea rdi, [rip+0x1a]  the timespec behind the code
+        b"\x48\x8d\x3d\x1a\x00\x00\x00"  # 18 lea rdi, [rip+0x1a]  the timespec after the code
         b"\x31\xf6"  #             1f        xor esi, esi          nobody asks what was left to sleep
         b"\xb8\x23\x00\x00\x00"  # 21        mov eax, 35           nanosleep
         b"\x0f\x05"  #             26        syscall               changes rax, rcx and r11

@@ -36,7 +36,7 @@ _library: Library | None = None
 
 
 def use_current() -> None:
-    """Let the imported oneflow multiply by the OpenBLAS of `scipy-openblas32`, with OPENBLAS_NUM_THREADS threads for
+    """Make the imported oneflow multiply by the OpenBLAS of `scipy-openblas32`, with OPENBLAS_NUM_THREADS threads for
     each product (1 when not set).
 
     Where that cannot be (no Linux on x86_64, the package is missing, the user has put a library of their own in front
@@ -49,7 +49,7 @@ def use_current() -> None:
 
 
 def use_threads(library: Library | None) -> None:
-    """Let large operations be shared out among `wanted_threads` threads, which changes no bit of them.
+    """Share large operations out among `wanted_threads` threads, which changes no bit of them.
 
     `library`: our compiled kernels. Without them operations stay as they are, with OneFlow's own OpenBLAS its products.
     """
@@ -71,7 +71,7 @@ def use_threads(library: Library | None) -> None:
 
 
 def _keeps_bits(library: Library, sgemm: int) -> bool:
-    """Whether a product in parts is the same as in one piece, to the last bit, with this OpenBLAS on this CPU."""
+    """Return whether a product in parts has the same bits as in one piece, with this OpenBLAS on this CPU."""
     import numpy as np
 
     numbers = np.sin(np.arange(500 * 300, dtype=np.float32))
@@ -145,7 +145,7 @@ def _replace() -> str:
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
     """OpenBLAS makes its threads when it is loaded. As oneflow's own it should have none: ranks and the two threads of
-    a compiled step multiply beside each other."""
+    a compiled step multiply at the same time."""
     given = os.environ.get(_THREADS)
     os.environ.setdefault(_THREADS, "1")
     try:

@@ -2,7 +2,7 @@
 
 Some threads of OneFlow 0.9.0 call `sched_yield` until a graph ends, and so keep a core that ranks on the same machine
 compute on. A low priority is no remedy: Linux compares priorities within a session, and each rank has its own.
-docs/dev/decisions/0014-graph-on-several-ranks.md tells what was measured.
+Measurements: docs/dev/decisions/0014-graph-on-several-ranks.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from libai.patches.table import is_on
 
 #: A thread that comes back later has done something meanwhile: about 2 µs, where looking at nothing takes 0.2.
 _IDLE_CYCLES = 6_000
-#: So long it polls before it sleeps, about half a millisecond: eager operations never wait that long.
+#: It polls this long before it sleeps, about half a millisecond: eager operations never wait that long.
 _POLLING_CYCLES = 1_500_000
 _SLEEP_NANOSECONDS = 200_000
 #: threads that can be told apart; more share entries, and then poll for longer
@@ -52,7 +52,7 @@ def polling_code(times: int, idle: int, polling: int) -> bytes:
         b"\x0f\x31"  #                 00 rdtsc
         b"\x48\xc1\xe2\x20"  #         02 shl rdx, 32
         b"\x48\x09\xd0"  #             06 or rax, rdx          now, in cycles
-        b"\x64\x48\x8b\x0c\x25\0\0\0\0"  # 09 mov rcx, fs:[0]  of this thread alone
+        b"\x64\x48\x8b\x0c\x25\0\0\0\0"  # 09 mov rcx, fs:[0]  of this thread only
         b"\x48\xc1\xe9\x0c"  #         12 shr rcx, 12
         b"\x83\xe1\x3f"  #             16 and ecx, 63
         b"\xc1\xe1\x04"  #             19 shl ecx, 4
@@ -67,7 +67,7 @@ def polling_code(times: int, idle: int, polling: int) -> bytes:
         b"\x48\x3d" + polling.to_bytes(4, "little") +  # 40 cmp rax, polling
         b"\xb8\x18\0\0\0"  #           46 mov eax, 24          sched_yield
         b"\x72\x0e"  #                 4b jb +14
-        b"\x48\x8d\x3d\x1f\0\0\0"  #   4d lea rdi, [rip+0x1f]  the timespec behind the code
+        b"\x48\x8d\x3d\x1f\0\0\0"  #   4d lea rdi, [rip+0x1f]  the timespec after the code
         b"\x31\xf6"  #                 54 xor esi, esi         nobody asks what was left to sleep
         b"\xb8\x23\0\0\0"  #           56 mov eax, 35          nanosleep
         b"\x0f\x05"  #                 5b syscall              changes rax, rcx and r11

@@ -11,7 +11,7 @@ from libai.patches.table import is_on
 
 
 def quick_thread_switches(seconds: float) -> contextlib.AbstractContextManager[None]:
-    """Let a thread that waits for the interpreter's lock have it after `seconds` while the block runs; Python's 5 ms.
+    """Give a thread that waits for the interpreter's lock the lock after `seconds` in the block; Python waits 5 ms.
 
     OneFlow's thread that runs the operations needs the lock now and then, and while it waits nothing is computed
     (docs/dev/decisions/0007).

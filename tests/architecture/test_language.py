@@ -28,7 +28,7 @@ HABITS = {
     "alone for only": r"\b(weights|names|rank|numbers|terminal|ones?|parameters) alone\b",
 }
 #: folders without a finding; a folder that is cleaned is added
-CLEAN = ("cli", "optim", "scheduler")
+CLEAN = ("cli", "optim", "patches", "scheduler")
 
 
 def _texts(source: str) -> list[tuple[int, str]]:

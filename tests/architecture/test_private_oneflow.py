@@ -1,4 +1,4 @@
-"""Private parts of OneFlow, and what changes a whole process, are used in patches/ and native/ alone."""
+"""Private parts of OneFlow, and what changes a whole process, are used in patches/ and native/ only."""
 
 from __future__ import annotations
 

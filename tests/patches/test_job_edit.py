@@ -46,7 +46,7 @@ def compiled(num_layers, **options):
 
 
 def steps_of_passes(num_layers, monkeypatch, **options):
-    """How many bytecode instructions of libai run between OneFlow's completion of a job and its plan."""
+    """Count the bytecode instructions of libai between OneFlow's completion of a job and its plan."""
     count = 0
 
     def trace(frame, event, _):

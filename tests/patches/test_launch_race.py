@@ -57,7 +57,7 @@ os._exit(0)
 
 
 def launch_late(race: str, seconds: float) -> str:
-    """What a process prints whose every job is over before it is entered; the race is `open` or `closed`."""
+    """Return what a process prints whose jobs are all over before it is entered; the race is `open` or `closed`."""
     command = [sys.executable, "-c", PROGRAM, race]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)

@@ -1,4 +1,4 @@
-"""Clipping in a compiled graph: its norm is that of all gradients, and as exact as `libai.optim.clip_grad_norm`.
+"""Clipping in a compiled graph: its norm is over all gradients, and as exact as `libai.optim.clip_grad_norm`.
 
 OneFlow 0.9.0 makes a chain of operations for each kind of update, from the gradients of its parameters to their
 coefficient: `join_clip_norms` leaves one for all.

@@ -32,13 +32,13 @@ class _Edge(NamedTuple):
 
 
 def join_gradients(job: JobEdit, max_bytes: int = BUCKET_BYTES) -> int:
-    """Let the gradients that ranks must add up travel joined, in messages of at most `max_bytes`.
+    """Join the gradients that ranks must add up, in messages of at most `max_bytes`.
 
     `job`: of a data-parallel mesh on CPU, before it is compiled. Sums are over the same two or more numbers as before.
     Returns how many gradients were joined.
     """
     edges = edges_of_gradients(job)
-    # in the order in which backward makes them
+    # ordered as backward makes them
     gradients = [value for op in job.ops.values() for value in _outputs(op) if value in edges]
     most = max_bytes // _NUM_BYTES
     buckets = cut_into_buckets(gradients, lambda value: job.shapes[value].data_type, partial(_size, job), most)
@@ -66,7 +66,7 @@ def _outputs(op: Any) -> list[str]:
 
 
 def _edges_above(job: JobEdit, reader: str, seen: set[str]) -> Iterator[_Edge]:
-    """The sums over ranks that an operation behind the backward pass needs, directly or through others of its kind."""
+    """The sums over ranks that an operation after the backward pass needs, directly or through others of its kind."""
     pending = [reader]
     while pending:
         name = pending.pop()

@@ -55,7 +55,7 @@ class JobEdit:
         return [self.ops[reader] for reader in self._readers.get(name, ())]
 
     def redirect(self, old: str, new: str) -> None:
-        """Let every operation of a model that reads the value `old` read `new`."""
+        """Make every operation of a model that reads the value `old` read `new`."""
         for op in self.readers(_maker(old)):
             if op.HasField("user_conf"):
                 for sources in op.user_conf.input.values():
@@ -63,12 +63,12 @@ class JobEdit:
                 self._learn(op)
 
     def set_source(self, op: Any, argument: str, index: int, source: str) -> None:
-        """Let the `index`-th value of one argument of an operation of a model be `source`."""
+        """Set the `index`-th value of one argument of an operation of a model to `source`."""
         op.user_conf.input[argument].s[index] = source
         self._learn(op)
 
     def add_source(self, op: Any, argument: str, source: str, layout: Any) -> None:
-        """Let an operation of a model read the value `source` as an argument that it did without, laid out so, or as
+        """Make an operation of a model read the value `source` as an argument that it did without, laid out so, or as
         OneFlow chooses (None)."""
         op.user_conf.input[argument].s.append(source)
         op.user_conf.input_order.append(argument)
@@ -76,7 +76,7 @@ class JobEdit:
         self._set_layout(op.name, f"{argument}_0", layout)
 
     def redirect_output(self, op: Any, source: str) -> str:
-        """Let an output of the job (an operation with `output_conf`) give the value `source`; what it gave before."""
+        """Make an output of the job (an operation with `output_conf`) give the value `source`; return the old one."""
         before: str = getattr(op.output_conf, "in")
         setattr(op.output_conf, "in", source)
         self._learn(op)
@@ -111,7 +111,7 @@ class JobEdit:
         return op
 
     def lay_out(self, op: Any, layout: Any, **others: Any) -> None:
-        """Give all that an appended operation reads and makes one layout (an `NdSbp`), but for the inputs `others`;
+        """Give all that an appended operation reads and makes one layout (an `NdSbp`), except the inputs `others`;
         with None OneFlow chooses."""
         conf = op.user_conf
         entries = [*conf.input.items(), *conf.output.items()]

@@ -17,7 +17,7 @@ from libai.patches.table import is_on
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What passes must know of a training job that it does not tell.
+    """Facts about a job that passes need and the job does not hold.
 
     `copied_variables`: those that forward and backward read copies of. `joins_gradients`, `joins_updates`: ranks hold
     full parameters on CPU, several of them, or with our kernels. `may_skip`: updates depend on the gradients.

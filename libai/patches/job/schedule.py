@@ -22,7 +22,7 @@ _SECONDS_TO_OTHER_THREAD = 15e-6
 
 
 def schedule_on_one_thread(job: JobEdit) -> None:
-    """Let one thread compute all operations of a completed CPU job, each of which is shared between the cores.
+    """Make one thread compute all operations of a completed CPU job, each of which is shared between the cores.
 
     OneFlow deals them out to two threads, both of which then ask for all cores. Bit-equal.
     """

@@ -26,7 +26,7 @@ MAX_NUMBERS = 1 << 16
 
 
 def decay_in_updates(job: JobEdit) -> int:
-    """Let updates add the decay of SGD and Adam to gradients. Bit-equal on CPU. Returns how many operations went."""
+    """Make updates add the decay of SGD and Adam to gradients. Bit-equal on CPU. Returns how many operations went."""
     removed = 0
     for op, decay in _updates_behind(job, "l1_l2_regularize_gradient"):
         attributes = op.user_conf.attr
@@ -42,7 +42,7 @@ def decay_in_updates(job: JobEdit) -> int:
 
 
 def scale_in_updates(job: JobEdit) -> int:
-    """Let updates multiply gradients by the clip coefficient. Bit-equal on CPU. Returns how many operations went."""
+    """Make updates multiply gradients by the clip coefficient. Bit-equal on CPU. Returns how many operations went."""
     removed = 0
     for op, scaling in _updates_behind(job, "scalar_mul_by_tensor"):
         job.set_source(op, "model_diff", 0, scaling.user_conf.input["x"].s[0])
@@ -98,7 +98,7 @@ def _size(job: JobEdit, op: Any) -> int:
 
 
 def _shared(job: JobEdit, op: Any) -> Any:
-    """What updates must have in common to become one."""
+    """Return everything that updates must have in common to become one."""
     conf = op.user_conf
     scalars = tuple((name, conf.input[name].s[0]) for name in conf.input_order if name not in _OF_PARAMETERS)
     attributes = tuple(sorted((name, value.SerializeToString()) for name, value in conf.attr.items()))

@@ -7,7 +7,7 @@ apart, and the transport between ranks refuses that (`separated_header_mem_ptr()
 does send variables when it reads a weight in another layout than its own, which it likes to do on a data x tensor mesh.
 And with accumulation an update may write a weight that the last micro-batch's backward still reads, because the
 `repeat` op that feeds the micro-batches hides the readers from the update: the losses are then off by 1e-5 to 1e-4 and
-differ from run to run. docs/dev/decisions/0005-graph-variables.md tells how both were found.
+differ from run to run. How both were found: docs/dev/decisions/0005-graph-variables.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MADE_FROM_THE_COUNT = ("learning_rate_schedule_conf", "adam_bias_correction_fac
 
 
 def read_copies_of_variables(job: JobEdit, names: Collection[str]) -> int:
-    """Put an `identity` op behind each variable of `names` and let every reader but the updates read its output.
+    """Put an `identity` op after each variable of `names` and make every reader except the updates read its output.
 
     Returns how many variables got one.
     """
@@ -49,7 +49,7 @@ def read_copies_of_variables(job: JobEdit, names: Collection[str]) -> int:
 
 
 def _places_that_read(job: JobEdit, maker: str, source: str) -> Iterator[tuple[Any, str, int]]:
-    """Where the forward and backward read the value `source`: operation, argument and index."""
+    """Yield the places at which forward and backward read the value `source`: operation, argument and index."""
     for op in job.readers(maker):
         if not op.HasField("user_conf") or is_update(op):
             continue
@@ -59,7 +59,7 @@ def _places_that_read(job: JobEdit, maker: str, source: str) -> Iterator[tuple[A
 
 
 def is_update(op: Any) -> bool:
-    """Whether an operation of a model is the update of a parameter."""
+    """Return whether an operation of a model is the update of a parameter."""
     return "model" in op.user_conf.input and "learning_rate" in op.user_conf.input
 
 
@@ -84,7 +84,7 @@ def remove_step_count(job: JobEdit) -> int:
 
 
 def first_of_equal(job: JobEdit, source: Any) -> str:
-    """Let a completed job reduce a vector of equal elements, the output of its input op `source`, to `(1,)`.
+    """Make a completed job reduce a vector of equal elements, the output of its input op `source`, to `(1,)`.
 
     Returns the name of the value, which updates may read. It is made once per step, whatever the accumulation.
     """

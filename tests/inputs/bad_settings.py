@@ -1,6 +1,6 @@
 """Bad overrides: the setting as typed, and what its one error must say (the key is always among it).
 
-The whole texts of common mistakes are in tests/config/test_overrides.py.
+The whole texts of common mistakes are in tests/config/test_overrides.py and test_validation.py.
 """
 
 WHOLE = "a whole number"
@@ -20,10 +20,7 @@ FOREIGN = {
 #: override -> texts of the error
 OVERRIDES = {
     # keys
-    "train.trian_iter=3": ("Did you mean train.train_iter?",),
     "model.widht=3": ("Did you mean model.width?",),
-    "optim.lrr=3": ("Did you mean optim.lr?",),
-    "~model": ("model is missing",),
     # what cannot be read
     "": UNREADABLE,
     "train.seed =3": (*UNREADABLE, "without spaces"),
@@ -33,29 +30,24 @@ OVERRIDES = {
     "\N{EM DASH}resume": (*UNREADABLE, r"\u2014resume"),
     "train.seed=[1": ("cannot be read",),
     "configs/mlp_digits.py": UNREADABLE,
-    "train.seed=${nowhere}": ("train.seed", "'nowhere' not found"),
     "train.seed=${oc.env:NO_SUCH}": ("train.seed", "NO_SUCH"),
     "train.seed=${train.seed}": ("train.seed", "Recursive"),
     # numbers
     "train.train_iter=1e30": (WHOLE, "<= 1000000000"),
-    "train.train_iter=-1": (WHOLE + " >= 0",),
     "train.train_iter=nan": (WHOLE + " >= 0",),
     "train.train_epoch=inf": ("a number >= 0",),
     "train.train_micro_batch_size=0": (WHOLE + " >= 1 or null",),
     "train.train_micro_batch_size=null": ("No batch size is set", "train.train_micro_batch_size"),
     "train.global_batch_size=7": ("Nearest: 8",),
     "train.num_accumulation_steps=0": (WHOLE + " >= 1",),
-    "train.log_period=0": (WHOLE + " >= 1",),
     "train.max_seconds=0": ("a number > 0",),
     "train.max_seconds=inf": ("finite",),
-    "train.warmup_ratio=1": (">= 0 and < 1",),
     "train.evaluation.eval_iter=-3": (WHOLE + " >= 1",),
     "train.evaluation.early_stop_patience=0": (WHOLE + " >= 1",),
     "train.clip_grad.max_norm=-1": ("a number > 0",),
     "train.checkpointer.max_to_keep=1.5": (WHOLE + " >= 1 or null",),
     "train.profile=[5,3]": ("expected [start, end] with 0 <= start < end, such as [10, 15]",),
     "train.dist.data_parallel_size=0": (WHOLE + " >= 1",),
-    "train.dist.tensor_parallel_size=2": ("does not divide the 1 process",),
     "train.zero_optimization.stage=4": (">= 1 and <= 3",),
     # words and truth values
     "train.device=gpu": ("auto or cpu or cuda",),
@@ -65,16 +57,12 @@ OVERRIDES = {
     # sections
     "graph=true": (SECTION, "graph.enabled"),
     "train.clip_grad=1.0": (SECTION, "train.clip_grad.max_norm"),
-    "model=net": (SECTION,),
-    "optim=null": ("optim is missing",),
     "dataloader.train=digits": (SECTION,),
     "dataloader.test=[1]": (SECTION,),
-    "lr_scheduler=cosine": (SECTION,),
     # a dict where an object belongs
     "train.evaluation.evaluators={a: 1}": ("train.evaluation.evaluators.a names no _target_",),
     "train.evaluation.evaluators=accuracy": ("a section such as",),
     "train.extra_hooks={a: 1}": ("a list such as",),
-    "train.extra_hooks=[1]": ("train.extra_hooks[0] names no _target_",),
     "dataloader.test={a: 1}": ("dataloader.test.a names no _target_",),
     # targets
     "optim._target_=nowhere.Adam": ("there is no module 'nowhere'", "Did you mean oneflow.optim.Adam?"),
@@ -94,22 +82,18 @@ OVERRIDES = {
     "train.evaluation.evaluators.mine={_target_: user_parts.Hook}": ("is a hook, not an evaluator",),
     "train.extra_hooks=[{_target_: oneflow.optim.SGD}]": ("train.extra_hooks[0]", "is an optimizer, not a hook"),
     "optim._target_=null": ("dotted path",),
-    "model._target_=user_parts.Nett": ("Did you mean Net?",),
     "model._target_=oneflow.nn.Linear": ("model.width", "takes no such argument"),
     "train.extra_hooks=[{_target_: user_parts.Hok}]": ("train.extra_hooks[0]", "Did you mean Hook?"),
     "train.extra_hooks=[{_target_: user_parts.Hook, perod: 3}]": ("train.extra_hooks[0].perod", "period"),
     # types of arguments
     "optim.lr=abc": ("expected a number",),
-    "optim.lr=null": ("optim.lr=None: expected a finite number >= 0",),
     "optim.lr=true": ("expected a number",),
-    "optim.betas=0.9": ("a list such as",),
     # numbers that no optimizer can use
     "optim.lr=-1": ("optim.lr=-1.0: expected a finite number >= 0, such as 1e-3",),
     "optim.lr=nan": ("optim.lr=nan: expected a finite number >= 0",),
     "optim.eps=-1": ("optim.eps=-1.0: expected a finite number >= 0",),
     "optim.weight_decay=-1": ("optim.weight_decay=-1.0: expected a finite number >= 0, such as 0.01.",),
     "optim.betas=[0.9]": ("optim.betas=[0.9]: expected two numbers >= 0 and < 1",),
-    "optim.betas=[0.9,nan]": ("optim.betas=[0.9, nan]: expected two numbers",),
     "optim={_target_: oneflow.optim.SGD, lr: x}": ("optim.lr='x': expected a number",),
     "optim={_target_: oneflow.optim.SGD, lr: 0.1, momentum: 2}": ("optim.momentum=2", ">= 0 and <= 1"),
     "optim.params={_target_: libai.optim.get_param_groups, weight_decay: nan}": ("optim.params.weight_decay=nan",),

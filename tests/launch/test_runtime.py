@@ -213,10 +213,8 @@ def run_guarded(body: str, **environment: str) -> subprocess.CompletedProcess:
     ("body", "code"),
     [
         ("pass", 0),
-        ("return 0", 0),
         ("return 75", 75),
         ("sys.exit(3)", 3),
-        ("sys.exit()", 0),
         ("raise KeyboardInterrupt", 130),
         ("raise RuntimeError('boom')", 1),
         ("from libai.utils.errors import UserError; raise UserError('bad')", 2),
@@ -225,11 +223,6 @@ def run_guarded(body: str, **environment: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("world", ["1", "2"])
 def test_exit_codes(body, code, world):
     assert run_guarded(body, WORLD_SIZE=world, RANK="0").returncode == code
-
-
-def test_a_user_error_is_its_text_alone():
-    body = "from libai.utils.errors import UserError; raise UserError('train.lr=x is not a number')"
-    assert run_guarded(body).stderr == "error: train.lr=x is not a number\n"
 
 
 def test_a_failure_names_the_rank_and_shows_the_traceback():

@@ -135,7 +135,7 @@ class BlendedDataset(BatchDataset):
 
 
 def _counts(shares: np.ndarray, total: int) -> np.ndarray:
-    """How many of `total` samples each share gets: the largest remainders are rounded up."""
+    """The number of samples for each share, `total` in all: the largest remainders are rounded up."""
     exact = shares * total
     counts = np.floor(exact).astype(np.int64)
     counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1

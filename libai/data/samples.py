@@ -79,7 +79,7 @@ class SentenceOrder(BatchDataset):
     A sample is `[cls] first [sep] second [sep]` and padding: `input_ids`, `token_type_ids` (1 in the second segment),
     `attention_mask` and `next_sentence_labels` (1 where the two are swapped), which BERT's second head learns.
     Documents are cut into pieces of at most `sequence_length - 3` tokens; pieces of fewer than 2 are left out. A piece
-    is cut in two at a random place, or behind the end of a sentence next to it. Both are a function of (seed, sample
+    is cut in two at a random place, or after the end of a sentence next to it. Both are a function of (seed, sample
     index).
 
     Args:
@@ -119,14 +119,14 @@ class SentenceOrder(BatchDataset):
         starts, lengths = self._starts[indices][:, None], self._lengths[indices][:, None]
         place, swap = SampleRandom(self.seed, np.asarray(indices)).uniform(2).T
         cut = 1 + (place[:, None] * (lengths - 1)).astype(np.int64)
-        cut = self._behind_sentence(starts, lengths, cut)
+        cut = self._after_sentence(starts, lengths, cut)
         is_swapped = swap[:, None] < 0.5
         first = np.where(is_swapped, lengths - cut, cut)  # length of the first segment of the sample
         position = np.arange(self.sequence_length)
         in_first = (position >= 1) & (position <= first)
         in_second = (position >= first + 2) & (position < lengths + 2)
         offset = np.where(in_first, position - 1, position - first - 2)
-        offset += np.where(is_swapped == in_first, cut, 0)  # behind the cut: the second of two, or the first of swapped
+        offset += np.where(is_swapped == in_first, cut, 0)  # after the cut: the second of two, or the first of swapped
         cls_token, sep_token, pad_token = self._special
         special = np.where(position == 0, cls_token, np.where(position < lengths + 3, sep_token, pad_token))
         in_text = in_first | in_second
@@ -138,8 +138,8 @@ class SentenceOrder(BatchDataset):
             "next_sentence_labels": is_swapped[:, 0].astype(np.int64),
         }
 
-    def _behind_sentence(self, starts: np.ndarray, lengths: np.ndarray, cut: np.ndarray) -> np.ndarray:
-        """The place behind the end of a sentence that is nearest to `cut`, or `cut` where there is no such end."""
+    def _after_sentence(self, starts: np.ndarray, lengths: np.ndarray, cut: np.ndarray) -> np.ndarray:
+        """The place after the end of a sentence that is nearest to `cut`, or `cut` where no sentence ends."""
         if not self._sentence_ends:
             return cut
         position = np.arange(1, int(lengths.max()))

@@ -86,7 +86,7 @@ class BPETokenizer:
 
     @classmethod
     def load(cls, path: Path, end_token: str | None = None) -> BPETokenizer:
-        """Read a `tokenizer.json`. Raises `DataError` for a file that is none."""
+        """Read a `tokenizer.json`. Raises `DataError` for any other file."""
         from tokenizers import Tokenizer as Model
 
         try:
@@ -94,7 +94,7 @@ class BPETokenizer:
         except DataError as error:
             raise DataError(f"{path}: {error}") from None
         except Exception as error:  # the library raises no narrower one
-            raise DataError(f"{path} is no tokenizer.json of the tokenizers library: {error}.") from None
+            raise DataError(f"{path} is not a tokenizer.json of the tokenizers library: {error}.") from None
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> BPETokenizer:

@@ -18,7 +18,7 @@ from libai.data.cache import default_cache_dir
 from libai.data.errors import DataError, describe_folder
 from libai.data.sampling import SampleRandom
 
-#: of ImageNet's training pixels
+#: mean and deviation of ImageNet's training pixels, for each colour
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
@@ -83,7 +83,7 @@ class ImagesInMemory:
     labels: np.ndarray
     num_classes: int
     augment: bool
-    #: of augmentation: by how many pixels images are shifted, and whether half of them are mirrored
+    #: augmentation: the largest shift in pixels, and whether half of the images are mirrored
     _max_shift = 1
     _mirrors = False
 
@@ -277,7 +277,7 @@ def _read_idx(root: Path, name: str) -> np.ndarray:
     shape = tuple(np.frombuffer(content[4 : 4 + 4 * content[3]], ">u4").tolist()) if len(content) > 4 else ()
     start = 4 + 4 * len(shape)
     if content[:3] != b"\0\0\x08" or len(content) - start != int(np.prod(shape, dtype=np.int64)):
-        raise DataError(f"{path} is no whole IDX file of bytes: it is cut off or something else. Fetch it again.")
+        raise DataError(f"{path} is not a whole IDX file of bytes: it is cut off or something else. Fetch it again.")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -352,7 +352,7 @@ def open_image(path: str | os.PathLike) -> Any:
         with import_pillow().open(path) as opened:
             return opened.convert("RGB")
     except OSError as error:
-        raise DataError(f"{path} is no image that can be read: {error}") from error
+        raise DataError(f"{path} is not an image that can be read: {error}") from error
 
 
 def import_pillow() -> Any:

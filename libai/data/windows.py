@@ -15,7 +15,7 @@ from libai.data.errors import DataError
 from libai.data.token_files import open_split, read_index
 from libai.data.tokenizers import Tokenizer, load_tokenizer
 
-#: of the index of Megatron-LM: magic number, version, kind of integers, numbers of sequences and of documents
+#: header of Megatron-LM's index: magic number, version, kind of integers, numbers of sequences and of documents
 _MEGATRON_HEADER = struct.Struct("<9sQBQQ")
 #: both systems agree on the integers of these codes
 _MEGATRON_KINDS = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
@@ -69,7 +69,7 @@ class TokenDataset(TokenWindows):
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids; a model needs at least so many embeddings (OneFlow 0.9 does not check ids)."""
+        """Number of token ids; a model needs at least as many embeddings (OneFlow 0.9 does not check ids)."""
         return self.index.vocab_size
 
     @property

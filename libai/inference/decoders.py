@@ -159,7 +159,7 @@ class _Token(_Prompt):
 
 
 def _no_keys_values(model: Any) -> list[KeyValues]:
-    """Of the blocks of a decoder, which are not all where there is an encoder."""
+    """Empty caches for the blocks of a decoder, which are not all where there is an encoder."""
     return [KeyValues() for _ in range(getattr(model, "num_decoder_layers", len(model.blocks)))]
 
 

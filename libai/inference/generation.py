@@ -22,9 +22,9 @@ class GenerationOptions:
     Args:
         max_new_tokens: maximum number of new tokens for each prompt.
         temperature: 0 takes the likeliest token; others divide the scores by it before one is drawn.
-        top_k: draw among so many likeliest tokens; 0 among all.
+        top_k: draw among this number of likeliest tokens; 0 among all.
         top_p: draw among the likeliest tokens that together have this probability.
-        num_beams: above 1, keep so many continuations and return the likeliest.
+        num_beams: above 1, keep this number of continuations and return the likeliest.
         length_penalty: beams are compared by log probability / length^length_penalty.
         stop_token: ends a row and is its last token; several, where each does; None for none.
         seed: of what is drawn; the same in both modes, and for a prompt alone and among others.
@@ -150,7 +150,7 @@ class Generator:
         """Beam search: all prompts at once, each in `num_beams` rows.
 
         As in `transformers`, a continuation ends where its stop token is among the `num_beams` best candidates, and a
-        prompt is done when it has so many ends and no beam is better.
+        prompt is done when it has as many ends and no beam is better.
         """
         count, width = len(prompts), options.num_beams
         log_probs = _log_softmax(self._start([p for p in prompts for _ in range(width)], options))

@@ -21,7 +21,7 @@ _KNOWN |= {nn.Linear, nn.LayerNorm, nn.Embedding, nn.ModuleList}
 
 
 def can_decode(model: Any, layout: Layout) -> bool:
-    """Whether a model computes nothing but what the native step does: no other module, hook, type or place."""
+    """Return whether a model computes nothing but what the native step does: no other module, hook, type or place."""
     if layout.is_global or layout.mesh.device != "cpu" or not kernels.are_kernels_on():
         return False
     modules = list(model.modules())
@@ -82,7 +82,7 @@ class NativeDecoder(Decoder):
 
 
 def _weights_of(model: Any) -> DecoderWeights:
-    """Read anew for each generation: a training may have exchanged tensors since."""
+    """Read again for each generation: training may have exchanged tensors since."""
     blocks = []
     for block in model.blocks:
         attention, mlp = block.attention, block.mlp

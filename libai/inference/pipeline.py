@@ -123,7 +123,7 @@ class Pipeline:
         """As `classify`, of scores (samples, classes)."""
         scores = scores.astype(np.float64)
         if scores.ndim != 2:
-            raise UserError(f"{type(self.model).__name__} gives scores of shape {scores.shape}: it is no classifier.")
+            raise UserError(f"{type(self.model).__name__} is not a classifier: its scores are {scores.shape}.")
         best = scores.argmax(axis=1)
         probabilities = 1.0 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1)
         return [(self._labels.get(str(i), str(i)), float(p)) for i, p in zip(best.tolist(), probabilities)]

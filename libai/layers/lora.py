@@ -41,7 +41,7 @@ def add_lora(
         also_train: regular expressions of parameters that are trained in full, such as a new head.
 
     Layers that have an adapter keep it. Raises `UserError` for a pattern without a match and for layers whose weight
-    cannot be changed alone.
+    cannot be changed without another's.
     """
     modules = dict(model.named_modules())
     adaptable = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
@@ -79,7 +79,7 @@ def merge_lora(model: nn.Module) -> nn.Module:
 
 
 def lora_delta(a: Any, b: Any, scale: float) -> Any:
-    """What an adapter adds to the weight of its layer; tensors or arrays (rank, in) and (out, rank)."""
+    """The matrix that an adapter adds to the weight of its layer; tensors or arrays (rank, in) and (out, rank)."""
     return (b @ a) * scale
 
 

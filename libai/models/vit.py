@@ -71,7 +71,7 @@ class ViT(ImageClassifier):
         init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
-        """The class token behind the last block, (batch, hidden_size)."""
+        """The class token after the last block, (batch, hidden_size)."""
         check_image(images, self.image_size, "ViT")
         x = self.patch_embedding(patches_of(images, self.patch_size))
         x = flow.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1)

@@ -41,7 +41,7 @@ def test_mnist_says_what_is_wrong(tmp_path: Path) -> None:
         MnistDataset(tmp_path)
     path = mnist(tmp_path, False) / "train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match="no whole IDX file"):
+    with pytest.raises(DataError, match="not a whole IDX file"):
         MnistDataset(tmp_path)
 
 
@@ -63,7 +63,7 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
     assert whole.shape == (2, 3, 8, 8)
     np.testing.assert_array_equal(np.concatenate(parts), whole)
     (tmp_path / "dog" / "two.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"two.png is no image"):
+    with pytest.raises(DataError, match=r"two.png is not an image"):
         ImageFolderDataset(tmp_path)[2]
     with pytest.raises(DataError, match="min_area=0 is a share"):
         ImageFolderDataset(tmp_path, min_area=0)

@@ -66,7 +66,7 @@ def greedy(model):
 @pytest.mark.parametrize("how", [{}, {"is_graph": True}], ids=["eager", "graph"])
 def test_tokens_are_those_of_the_forward_pass(model, greedy, how):
     assert Generator(model, **how).generate(PROMPTS, GenerationOptions(12)) == greedy
-    assert len(set(itertools.chain(*greedy))) > 3  # not one token for ever
+    assert len(set(itertools.chain(*greedy))) > 3  # not the same token every time
 
 
 def test_each_of_several_stop_tokens_ends_rows(model, greedy):

@@ -288,7 +288,7 @@ _DECODER_LAYERS = {**_ENCODER_LAYERS, "cross_attention": "1.EncDecAttention"}
 
 
 def _units(config: Config) -> tuple[bool, str]:
-    """Whether they have gates, and their activation. Only T5 takes two keys of their own for it, which go first."""
+    """Return (inner units have gates, their activation). Two keys that only T5 has go first."""
     is_t5 = config["model_type"] == "t5"
     units = config.get("feed_forward_proj", "relu" if is_t5 else "gated-gelu")
     is_gated, activation = units.startswith("gated-"), units.removeprefix("gated-")
@@ -300,7 +300,7 @@ def _units(config: Config) -> tuple[bool, str]:
 
 
 def _num_layers(config: Config) -> tuple[int, int]:
-    """Of encoder and decoder."""
+    """The numbers of blocks of the encoder and of the decoder."""
     count = config.get("num_layers", 6 if config["model_type"] == "t5" else 8)
     return count, config.get("num_decoder_layers") or count
 

@@ -55,7 +55,7 @@ class LanguageModel(nn.Module):
         return {"losses": {"lm": token_cross_entropy(logits, labels, self.ignore_index)}}
 
     def num_loss_items(self, input_ids: Any, labels: Any = None, **others: Any) -> Any:
-        """How many labels the mean of the loss is over (tensors or arrays in, a scalar of the same kind out)."""
+        """The number of labels that the loss is the mean of (tensors or arrays in, a scalar of the same kind out)."""
         return (labels != self.ignore_index).sum()
 
 

@@ -23,7 +23,8 @@ class Snapshot:
     optimizer: Any
     #: the numbers of the optimizer that belong to no parameter, such as its step
     numbers: dict[str, Any]
-    learning_rates: list[float]
+    #: those of each parameter group: schedules write momentum and weight decay, too
+    settings: list[dict[str, Any]]
     schedule: dict[str, Any] | None
     rates: dict[str, float]
     hooks: list[tuple[HookBase, dict[str, Any], dict[str, flow.Tensor]]]
@@ -37,7 +38,7 @@ class Snapshot:
                 tensors=[tensor.clone() for tensor in _module_tensors(trainer.model)],
                 optimizer=trainer.optimizer_state.copy(),
                 numbers={key: value for key, value in optimizer._state.items() if isinstance(key, str)},
-                learning_rates=[group["lr"] for group in optimizer.param_groups],
+                settings=[dict(group._options) for group in optimizer.param_groups],
                 schedule=None if scheduler is None else scheduler_state(scheduler, optimizer),
                 rates=trainer.loop.rates,
                 hooks=[
@@ -60,8 +61,9 @@ class Snapshot:
         optimizer._state.update(self.numbers)
         if self.schedule is not None:
             load_scheduler_state(trainer.lr_scheduler, self.schedule, optimizer)
-        for group, rate in zip(optimizer.param_groups, self.learning_rates):
-            group["lr"] = rate
+        for group, settings in zip(optimizer.param_groups, self.settings):
+            group._options.clear()  # not by the setters of the group, which the guards of a graph count
+            group._options.update(settings)
         trainer.loop.rates = self.rates
 
 

@@ -12,6 +12,7 @@ from oneflow import nn
 
 from libai.engine import NonFiniteLoss
 from libai.engine.hooks import BadLossHook, CallbackHook, EMAHook
+from libai.engine.snapshot import Snapshot
 from libai.scheduler import WarmupCosineLR
 
 
@@ -113,6 +114,14 @@ def test_the_first_bad_module_is_named_and_the_weights_are_those_before(mode):
     assert "output of middle (Log)" in str(caught.value)
     for now, before in zip(weights(trainer), weights(straight)):
         assert np.array_equal(now, before)
+
+
+def test_undone_updates_take_back_all_settings_of_the_groups(mode):
+    trainer = build(mode, toy.batches(3))
+    group, before = trainer.optimizer.param_groups[0], Snapshot.of(trainer)
+    decay, group["weight_decay"] = group["weight_decay"], 0.5  # as a schedule of the user's may do
+    before.restore(trainer)
+    assert group["weight_decay"] == decay
 
 
 class Normed(toy.Classifier):

@@ -255,8 +255,6 @@ def rolled_back(trainer: Any) -> Iterator[None]:
     iteration = trainer.iter
     schedule = trainer.lr_scheduler
     python = PythonKept.of_trainer(trainer)
-    # schedules write momentum and weight decay, too
-    settings = [(group._options, dict(group._options)) for group in trainer.optimizer.param_groups]
     trainer.lr_scheduler = None  # it is copied below, also one that has no state to save
     before = Snapshot.of(trainer)
     try:
@@ -271,9 +269,6 @@ def rolled_back(trainer: Any) -> Iterator[None]:
             python.restore()
             trainer.lr_scheduler = None
             before.restore(trainer)
-            for options, copied in settings:
-                options.clear()  # not by the setters of the group, which the guards of a graph count
-                options.update(copied)
             trainer.lr_scheduler = schedule
             trainer.iter = iteration
 

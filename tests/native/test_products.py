@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import jobs
 import pytest
 
 from libai.patches import openblas
 
-ROOT = Path(__file__).resolve().parents[2]
 FLAGS = {"Nehalem": "sse4_2", "Sandybridge": "avx", "Haswell": "avx2", "SkylakeX": "avx512vl"}
 
 
 def in_new_process(code: str, **environment: str) -> str:
-    """What a process of its own with the kernels prints."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LIBAI_NATIVE": "1", **environment}
+    """Return what a process of its own with the kernels prints."""
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = jobs.run(command, timeout=300, **{"LIBAI_NATIVE": "1", **environment})
+    assert done.returncode == 0, done
     return done.stdout.strip()
 
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import textwrap
-from pathlib import Path
 
+import jobs
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
 
 COMPARE = """
 import libai, ctypes, functools, sys, threading, numpy as np, oneflow as flow
@@ -129,8 +124,7 @@ print("equal", len(CASES), flush=True)
 @pytest.mark.e2e
 @pytest.mark.parametrize("native_level", ["", "sse2"])
 def test_every_operation_has_the_bits_of_one_thread(library, native_level):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LIBAI_NATIVE": native_level, "OPENBLAS_NUM_THREADS": "3"}
-    command = [sys.executable, "-c", textwrap.dedent(COMPARE)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    command = [sys.executable, "-c", COMPARE]
+    done = jobs.run(command, timeout=300, LIBAI_NATIVE=native_level, OPENBLAS_NUM_THREADS="3")
+    assert done.returncode == 0, done
     assert done.stdout.strip() == "equal 35"

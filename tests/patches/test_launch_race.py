@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
+import jobs
 import pytest
 
 from libai.native import symbol_table
@@ -14,8 +14,7 @@ from libai.patches import launch_race
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).resolve().parents[2]
-STRESS = ROOT / "tests" / "stress" / "graph_launches.py"
+STRESS = jobs.ROOT / "tests" / "stress" / "graph_launches.py"
 
 #: The job always wins the race: 5 ms pass before it is entered. With `open` libai believes that it has made the repair.
 PROGRAM = """
@@ -60,7 +59,7 @@ def launch_late(race: str, seconds: float) -> str:
     """Return what a process prints whose jobs are all over before it is entered; the race is `open` or `closed`."""
     command = [sys.executable, "-c", PROGRAM, race]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+        done = subprocess.run(command, cwd=jobs.ROOT, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
         return "hangs"
     return done.stdout.strip() if done.returncode == 0 else f"ended with {done.returncode}: {done.stderr}"
@@ -79,13 +78,10 @@ def test_without_the_repair_the_same_launches_crash_or_hang():
 def test_tiny_graphs_are_launched_on_a_busy_machine_without_real_time_priority():
     """`tests/stress/graph_launches.py --minutes 30` is the long version."""
     command = [sys.executable, str(STRESS), "--launches", "600", "--busy", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = jobs.run(command, timeout=240)
     assert done.returncode == 0, done
     found = json.loads(done.stdout)
     assert found["launches"] == 600 and found["real_time"] == 0
-
-
-# ---------------------------------------------------------------------- the waiting code, called by itself
 
 
 # ---------------------------------------------------------------------- where it is left alone
@@ -147,8 +143,7 @@ os._exit(0)
 @pytest.mark.parametrize("allowed", ["yes", "no"])
 def test_where_executable_memory_is_forbidden_the_launching_thread_gets_priority(allowed):
     command = [sys.executable, "-c", FORBIDDEN, allowed]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-    *lines, given = done.stdout.splitlines()
+    *lines, given = jobs.run(command).stdout.splitlines()
     assert json.loads(given) == [[9, True, 1]]  # the last thread that the first launch started, and no other
     assert len(lines) == (allowed == "no")
     if lines:

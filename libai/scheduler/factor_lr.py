@@ -117,7 +117,7 @@ def in_sequence(optimizer: flow.optim.Optimizer, parts: Sequence[FactorLR], max_
                 f"part {index} of the list of schedules would begin after {start} iterations, and the run has "
                 f"{max_iter}. Make the parts before it shorter (max_iter or max_epoch), or train longer."
             )
-        start += part.length or 0
+        start += part.length or max_iter - start
     factor = schedules.in_sequence([(part.factor, part.length or 0) for part in parts])
     return FactorLR(optimizer, factor, length=start, warmup_iter=parts[0].warmup_iter)
 

@@ -7,7 +7,7 @@ import oneflow as flow
 import pytest
 from oneflow.optim import lr_scheduler
 
-from libai.scheduler import WarmupCosineLR, load_scheduler_state, scheduler_state
+from libai.scheduler import FactorLR, WarmupCosineLR, in_sequence, load_scheduler_state, scheduler_state
 from libai.utils.errors import UserError
 
 
@@ -119,6 +119,12 @@ def test_another_class_is_refused():
     saved = scheduler_state(ONEFLOWS_OWN["cosine"](build_optimizer()))
     with pytest.raises(UserError, match="saved scheduler is a CosineDecayLR, this run's is a FactorLR"):
         load_scheduler_state(ONEFLOWS_OWN["ours"](build_optimizer()), saved)
+
+
+def test_a_schedule_without_a_length_takes_the_rest_of_the_run():
+    part = FactorLR(build_optimizer(), float)
+    with pytest.raises(UserError, match="part 1 .* would begin after 5 iterations"):
+        in_sequence(part.optimizer, [part, part], 5)
 
 
 def test_a_forgotten_state_changes_the_curve():

@@ -168,6 +168,18 @@ def test_a_builder_must_build():
         check(lambda: 3)
 
 
+def test_an_error_of_a_later_eager_forward_is_raised():
+    class Stopping(toy.Classifier):
+        calls = iter(range(9))
+
+        def forward(self, x, y):
+            assert next(self.calls) < 2
+            return super().forward(x, y)
+
+    with pytest.raises(AssertionError):
+        check(Stopping)
+
+
 def test_several_processes_are_refused(monkeypatch):
     monkeypatch.setattr("libai.engine.rehearsal.check_parity.get_world_size", lambda: 2)
     with pytest.raises(UserError, match="runs on one process, and this job has 2"):

@@ -5,6 +5,7 @@ A long rehearsal (`libai.engine.rehearsal`): the updates made eagerly, and the s
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -21,6 +22,7 @@ from libai.config.combinations import check_supported
 from libai.engine.graph import GraphTrainer
 from libai.engine.rehearsal.comparison import first_difference
 from libai.engine.rehearsal.naming import find_culprit
+from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.reference import Reference, reference_of
 from libai.engine.rehearsal.rehearsal import own_updates, refuse_changing
 from libai.engine.run.build import Parts, amp_dtype
@@ -148,7 +150,7 @@ def check_parity(
     _check_arguments(num_iters, bound, num_accumulation_steps)
     micro_batches = list(itertools.islice(batches, num_iters * num_accumulation_steps))
     if not micro_batches:
-        raise UserError("check_parity was given no batches, and it compares trainings. Give at least one micro-batch.")
+        raise UserError("check_parity was given no batches, and it compares the updates made with them. Give at least one micro-batch.")
     seed_everything(seed)
     model = build_model()
     if not isinstance(model, nn.Module):
@@ -231,6 +233,8 @@ def _compare(trainer: GraphTrainer, num_iters: int, bound: float) -> ParityRepor
             "forward draws numbers that no seed governs, reads a clock, or remembers the run before"
         )
         return ParityReport("broken", reason, bound, num_iters)
+    if len(eager.losses) < num_iters:  # an eager forward raises, which a graph that runs no Python would not do
+        own_updates(trainer, iterations, eager, functools.partial(update_op_by_op, trainer))
     graph = own_updates(trainer, iterations, eager)
     differences = _differences(eager, graph)
     facts: dict[str, Any] = {

@@ -28,7 +28,7 @@ from libai.patches.wrapping import replaced_operations
 from libai.utils.errors import UserError
 from libai.utils.tensors import part_here
 
-#: an input whose largest value was never looked up so many times is a counter or the like: look at it ever more rarely
+#: batches in which the largest value of an input was not looked up: it is a counter, and is looked at more rarely
 _MISSES_UNTIL_RARE = 3
 _NEVER = 2**63 - 1
 _smallest, _largest = np.minimum.reduce, np.maximum.reduce
@@ -241,7 +241,7 @@ def _values(index: Any) -> np.ndarray | None:
 
 
 def _find(batches: Sequence[Batch], values: np.ndarray, bad: int) -> tuple[int, int, str, list[int]] | None:
-    """Which input of the batches holds `bad`: the one that equals all of the looked-up values, or the first."""
+    """Find the input of the batches that holds `bad`: the one that equals all of the looked-up values, or the first."""
     found = []
     for number, batch in enumerate(batches):
         for name, value in batch.items():

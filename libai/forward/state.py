@@ -91,7 +91,7 @@ def with_line(model: nn.Module, name: str) -> str:
 
 
 class _Places:
-    """Where the modules of a model keep the buffers, or frozen parameters, `names`."""
+    """The places in which the modules of a model keep the buffers, or frozen parameters, `names`."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]):
         modules = dict(model.named_modules())

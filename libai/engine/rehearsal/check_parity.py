@@ -150,7 +150,7 @@ def check_parity(
     _check_arguments(num_iters, bound, num_accumulation_steps)
     micro_batches = list(itertools.islice(batches, num_iters * num_accumulation_steps))
     if not micro_batches:
-        raise UserError("check_parity was given no batches, and it compares the updates made with them. Give at least one micro-batch.")
+        raise UserError("check_parity was given no batches to make updates with. Give at least one micro-batch.")
     seed_everything(seed)
     model = build_model()
     if not isinstance(model, nn.Module):

@@ -47,7 +47,7 @@ _IN_SNAPSHOT = ("param_groups", "_state")
 
 
 class PythonKept:
-    """What Python code holds and can change: attributes, class attributes, closures, globals, contents of containers.
+    """Keeps what Python code can change: attributes, class attributes, closures, globals, contents of containers.
 
     Args:
         roots: modules, optimizers, schedules and functions. Of them, and of what they hold, `restore` puts back the

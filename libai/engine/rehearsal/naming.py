@@ -128,7 +128,7 @@ def _of_all_ranks(record: Record) -> Record:
 def _aligned(record: Record, other: Record) -> Record:
     """Return `record` with the samples of ranks that follow each other joined where `other` has them in one batch.
 
-    What is not per sample, such as a loss, becomes its mean over the ranks. Such records have no gradients.
+    A value that is not per sample, such as a loss, becomes its mean over the ranks. Such records have no gradients.
     """
     values = {}
     is_apart = False

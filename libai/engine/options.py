@@ -1,4 +1,4 @@
-"""How a model is trained, whatever the mode: one value that is checked when it is made."""
+"""The options of a trainer, whatever the mode: one value that is checked when it is made."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ class JSONLinesWriter(Writer):
         file.truncate()  # a line written again may have become shorter
 
     def _check_present(self, file: io.FileIO) -> None:
-        with suppress(OSError):
+        with suppress(OSError):  # a file that is not there is lost, as below
             if os.path.samestat(os.stat(self._path), os.fstat(file.fileno())):
                 return
         raise OutputLostError(

@@ -217,7 +217,7 @@ class RunFolder:
         """Begin another file for what this rank prints when the launcher's was moved with an earlier run."""
         if not self._writes_stderr_here or _is_open_as(self._stderr, 2):
             return
-        with suppress(OSError):
+        with suppress(OSError):  # the file is a help for readers; the old one takes the lines then
             has_stdout = os.path.samestat(os.fstat(1), os.fstat(2))
             with open(self._stderr, "ab") as file:
                 os.dup2(file.fileno(), 2)

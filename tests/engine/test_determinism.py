@@ -66,6 +66,7 @@ def test_seeded_draws_pass(draw):
     assert len(train("eager", Noise(draw))) == 3
 
 
+@pytest.mark.e2e
 def test_a_graph_refuses_draws_of_the_host_seeded_or_not():
     with pytest.raises(UserError, match="graph mode would train another model"):
         train("graph", Noise(lambda: random.random()))

@@ -25,7 +25,6 @@ from oneflow.nn.graph.proxy import LazyBuilder, ProxyModule, ProxyParameterDict,
 
 from libai.engine.compiled.guards import Reads
 from libai.forward.python_state import hooks_of
-from libai.forward.rebinding import rebound
 from libai.patches.wrapping import replaced, unwrap_forward, wrap_forward
 
 
@@ -42,7 +41,7 @@ def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
             standing_for.setdefault(one.to(nn.Module), []).append(one)
         for module in proxy.to(nn.Module).modules():
             if hooks_of(module):
-                stack.enter_context(_hooks_in_forward(module, standing_for))
+                stack.enter_context(_hooks_in_forward(module))
         set_attribute = functools.partialmethod(_set_attribute, standing_for)
         get_missing = functools.partialmethod(_get_missing, reads)
         own = ((ProxyModule, "__setattr__", set_attribute), (ProxyModule, "__getattr__", get_missing))
@@ -55,17 +54,21 @@ def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hooks_in_forward(module: nn.Module, standing_for: dict[nn.Module, list[Any]]) -> Iterator[None]:
-    """Let the forward of `module` run its hooks, which `nn.Module.__call__` does outside of graphs."""
+def _hooks_in_forward(module: nn.Module) -> Iterator[None]:
+    """Let the forward of `module` run its hooks, which `nn.Module.__call__` does outside of graphs.
+
+    A hook that holds a parameter or module in a closure uses the original, which has no gradient in a trace; the
+    rehearsal refuses such a run.
+    """
 
     def run_hooks(proxy: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for hook in module._forward_pre_hooks.values():
-            changed = _as_proxy(hook, standing_for)(proxy, args)
+            changed = hook(proxy, args)
             if changed is not None:
                 args = changed if isinstance(changed, tuple) else (changed,)
         result = forward(proxy, *args, **kwargs)
         for hook in module._forward_hooks.values():
-            changed = _as_proxy(hook, standing_for)(proxy, args, result)
+            changed = hook(proxy, args, result)
             result = result if changed is None else changed
         return result
 
@@ -74,22 +77,6 @@ def _hooks_in_forward(module: nn.Module, standing_for: dict[nn.Module, list[Any]
         yield
     finally:
         unwrap_forward(module)
-
-
-def _as_proxy(hook: Any, standing_for: dict[nn.Module, list[Any]]) -> Any:
-    """`hook` with the stand-ins of the modules, and the traced values of the parameters and buffers, that it knows."""
-
-    def stand_in(value: Any) -> Any:
-        if isinstance(value, nn.Module):
-            return standing_for[value][0] if value in standing_for else value
-        for module, stand_ins in standing_for.items():
-            for kind in ("_parameters", "_buffers"):
-                for name, tensor in getattr(module, kind).items():
-                    if tensor is value:
-                        return _lazy(stand_ins[0], kind, name)
-        return value
-
-    return rebound(hook, stand_in)
 
 
 # ------------------------------------------------------------------------------------------------- stand-ins

@@ -19,7 +19,6 @@ from libai.engine.compiled.buffers import refuse_changed_parameters, same_buffer
 from libai.engine.compiled.build_errors import GraphBuildError, explain_build_error, without_oneflow_error_lines
 from libai.engine.compiled.graphs import EvalGraph, StepInputs, TrainGraph
 from libai.engine.compiled.guards import Guards, refuse_own_update
-from libai.engine.compiled.memory import warn_if_too_large
 from libai.engine.compiled.own_graph import MakeGraph, OwnGraph, refuse_options
 from libai.engine.gradients import Batch, map_shares
 from libai.engine.metrics import Shares, StepResult
@@ -40,7 +39,6 @@ from libai.utils.distributed import any_rank, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.logging import warn_once
 from libai.utils.rank_notes import note_progress, phase
-from libai.utils.sizes import format_bytes
 
 logger = logging.getLogger("libai.engine")
 Shapes = tuple[tuple[int, ...], ...]
@@ -334,7 +332,6 @@ class GraphTrainer(ModelTrainer):
         with python_kept(self.model):
             self._trace(graph, inputs)
         note_progress()
-        graph.num_bytes = warn_if_too_large(graph._full_job_proto, self.mesh)
         graph.finish_complie_and_init_runtime()
         self.graph = graph
         self._guards = Guards(self.model, graph.reads, self.optimizer)
@@ -344,8 +341,7 @@ class GraphTrainer(ModelTrainer):
             let_polling_threads_sleep()
         graph.build_seconds = time.perf_counter() - start
         if is_main_process():
-            text = "compiled the training graph in %.1f s; the results of its operations take about %s on each rank"
-            logger.info(text, graph.build_seconds, format_bytes(graph.num_bytes))
+            logger.info("compiled the training graph in %.1f s", graph.build_seconds)
 
     def _trace(self, graph: TrainGraph, inputs: dict[str, Any]) -> None:
         """Trace the model. All ranks learn whether one has failed, for the next step waits for all of them."""

@@ -183,11 +183,6 @@ def plan_memory() -> None:
             _plans_memory = True
 
 
-def is_memory_planned() -> bool:
-    """Return whether results of compiled CPU steps share memory."""
-    return _plans_memory
-
-
 def kernels_in_use() -> str:
     """For reports: "libai's for avx2", or "oneflow's own" and why."""
     return _description

@@ -102,9 +102,8 @@ class TrainGraph(CompiledGraph):
     `buffers`: name → new value, which the caller writes. Raises what OneFlow raises when the model cannot be compiled.
     """
 
-    #: how long it took to compile, and what the results of all operations take on a rank; set by who compiles it
+    #: how long it took to compile; set by who compiles it
     build_seconds: float | None = None
-    num_bytes: int | None = None
 
     def __init__(
         self,

@@ -32,7 +32,6 @@ OPTIONAL = (
     "step-count",
     "scaled-updates",
     "joined-updates",
-    "two-threads",
     "one-thread",
     "memory-plan",
     "joined-gradients",

@@ -229,8 +229,6 @@ class TrainGraph(CompiledGraph):
             joins_gradients=self._joins_gradients,
             joins_updates=self._joins_updates,
             may_skip=self._may_skip,
-            is_single=self._layout.mesh.is_single,
-            accumulation=self._accumulation,
         )
         repair_job(job, facts)
         norm_source = None

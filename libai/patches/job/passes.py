@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from libai.patches.job.clip import join_clip_norms, make_clip_norm_exact
 from libai.patches.job.gradients import join_gradients
 from libai.patches.job.job_edit import JobEdit
-from libai.patches.job.schedule import schedule_on_one_thread, schedule_on_two_threads
 from libai.patches.job.updates import decay_in_updates, join_updates, scale_in_updates
 from libai.patches.job.variables import read_copies_of_variables, remove_step_count
-from libai.patches.openblas import threads_in_use, usable_cores
+from libai.patches.openblas import threads_in_use
 from libai.patches.table import is_on
 
 
@@ -27,8 +26,6 @@ class JobFacts:
     joins_gradients: bool
     joins_updates: bool
     may_skip: bool
-    is_single: bool
-    accumulation: int
 
 
 def repair_job(job: JobEdit, facts: JobFacts) -> None:
@@ -50,11 +47,14 @@ def simplify_job(job: JobEdit, facts: JobFacts) -> None:
         join_updates(job)
     if not facts.may_skip and is_on("step-count"):
         remove_step_count(job)
-    if not job.is_on_cpu:
-        return
-    if threads_in_use() > 1 and is_on("one-thread"):
-        schedule_on_one_thread(job)
-    elif (
-        threads_in_use() == 1 < usable_cores() and facts.is_single and facts.accumulation == 1 and is_on("two-threads")
-    ):
-        schedule_on_two_threads(job)
+    if job.is_on_cpu and threads_in_use() > 1 and is_on("one-thread"):
+        compute_on_one_thread(job)
+
+
+def compute_on_one_thread(job: JobEdit) -> None:
+    """Make one thread compute all operations of a completed CPU job, each of which is shared between the cores.
+
+    OneFlow assigns them to two threads, both of which then ask for all cores. Bit-equal.
+    """
+    for op in job.ops.values():
+        op.stream_name_hint = "compute-0"

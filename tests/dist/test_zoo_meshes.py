@@ -16,7 +16,7 @@ from zoo_runs import BOUND, MESHES, Cell, has_plan, zoo
 
 pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(1800)]
 
-_VIEW = "It begins in the forward pass of GatedInPlace: what it hands to head differs"
+_VIEW = "It begins in the forward pass of GatedInPlace: input 0 of head differs"
 #: (model, mode, mesh) → the words with which it is refused; everything else trains
 REFUSED = {
     ("gated_in_place", "graph", "one"): "loses changes through views",

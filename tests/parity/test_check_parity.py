@@ -105,7 +105,7 @@ def test_code_of_the_model_itself_is_told_from_its_modules():
 
     report = check(Own)
     assert (report.module, report.stage) == ("Own", "forward")
-    assert "what it hands to b differs" in report.reason
+    assert "input 0 of b differs" in report.reason
 
 
 @pytest.mark.e2e
@@ -122,7 +122,7 @@ def test_a_module_that_only_one_mode_runs_is_found():
 
     report = check(Skipping)
     assert (report.verdict, report.module, report.first_broken) == ("broken", "Skipping", 1), report
-    assert "it continues with a call of b and should with a call of middle" in report.reason
+    assert "it continues with input 0 of b and should with input 0 of middle" in report.reason
 
 
 @pytest.mark.e2e

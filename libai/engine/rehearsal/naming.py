@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -13,12 +13,12 @@ from libai.engine.compiled.buffers import same_buffers
 from libai.engine.rehearsal.kept import python_kept
 from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
-from libai.engine.rehearsal.recorder import Event, Record, Recorder, recording_trace
+from libai.engine.rehearsal.recorder import GRADIENT, VALUE, Record, Recorder, recording_trace
 from libai.engine.rehearsal.reference import Iterations, Reference, copied, keeping_copies, rehearsing
 from libai.forward.state import Facts
-from libai.utils.distributed import gather_arrays
+from libai.utils.distributed import gather_arrays, gather_objects
 
-#: how far apart two recorded values may be, relative to the largest number in them
+#: largest difference of two recorded values, relative to the largest number in them
 _VALUE_BOUND = 1e-5
 _GRADIENT_BOUND = 1e-4
 #: a gradient is measured against its own largest number, but not against less than this part of the largest of all
@@ -38,8 +38,8 @@ class Culprit:
 def find_culprit(
     trainer: Any, iterations: Iterations, number: int, reference: Reference, is_compiled: bool
 ) -> Culprit | None:
-    """Return the module with which update `number` (1 is the first) begins to differ, or the one before it where all
-    that it computes is the same from the same weights; None when no module shows.
+    """Return the module with which update `number` (1 is the first) begins to differ, or the update before it where all
+    that modules compute is the same from the same weights; None when no module shows.
 
     Makes the updates again, from the same state, and puts everything back. `is_compiled`: it is the compiled update
     that differs. It is compiled again with what its modules see among its results, and is gone afterwards. Collective.
@@ -55,8 +55,7 @@ def find_culprit(
                 trainer._build(batches)
         for update, record in zip(numbers, expected):
             found = _watch(trainer, recorder, iterations[:update], reference, is_own=True, is_compiled=is_compiled)
-            aligned, found = _aligned(record, found), _aligned(found, record)
-            culprit = _in_forward(aligned, found) or _in_backward(aligned, found)
+            culprit = _in_forward(record, found) or _in_backward(record, found)
             if culprit is not None:
                 return culprit
         return None
@@ -72,9 +71,6 @@ def describe(trainer: Any, culprit: Culprit) -> str:
     name = type(module).__name__
     label = f"{culprit.module} ({name})" if culprit.module else name
     return f"It begins in the {culprit.stage} pass of {label}: {culprit.text}."
-
-
-# ------------------------------------------------------------------------------------------------- watching
 
 
 def _watch(
@@ -106,8 +102,7 @@ def _watch(
                 result = trainer.update(batches)
                 return recorder.graph_record(result.metrics, trainer.options.num_accumulation_steps)
             recorder.start()
-            forward = None if is_own else keeping_copies(trainer)
-            update_op_by_op(trainer, batches, forward, recorder.read_gradients)
+            update_op_by_op(trainer, batches, None if is_own else keeping_copies(trainer))
             record = recorder.eager_record()
             return record if trainer.mesh.data == 1 or trainer.layout.is_global else _of_all_ranks(record)
         finally:
@@ -115,108 +110,62 @@ def _watch(
 
 
 def _of_all_ranks(record: Record) -> Record:
-    """Return the values that replicas have recorded, each micro-batch of one rank after that of another. Collective."""
-    values = {}
-    for key, rows in record.values.items():
-        values[key] = np.stack(gather_arrays(rows), 1).reshape(-1, rows.shape[1])
-    return Record(record.events, values, attached=record.attached)
+    """Return the values that replicas have recorded, each micro-batch of one rank after that of another. Collective.
 
-
-# ------------------------------------------------------------------------------------------------- comparing
-
-
-def _aligned(record: Record, other: Record) -> Record:
-    """Return `record` with the samples of ranks that follow each other joined where `other` has them in one batch.
-
-    A value that is not per sample, such as a loss, becomes its mean over the ranks. Such records have no gradients.
+    Gradients are left out: those of a rank belong to its own part of the batch.
     """
-    values = {}
-    is_apart = False
-    for key, rows in record.values.items():
-        whole = other.values.get(key)
-        ranks = 1 if whole is None else len(rows) // len(whole)
-        values[key] = rows
-        if ranks > 1:
-            is_apart = True
-            parts = rows.reshape(len(rows) // ranks, ranks, -1)
-            is_per_sample = whole is not None and whole.shape[1] == ranks * rows.shape[1]
-            values[key] = parts.reshape(len(parts), -1) if is_per_sample else parts.mean(1)
-    return Record(record.events, values, attached=record.attached) if is_apart else record
+    mine = {name: list(rows.shape) for name, rows in record.arrays.items() if name.startswith(VALUE)}
+    others = gather_objects(mine)
+    arrays = {}
+    for name, shape in sorted(mine.items()):
+        if all(other.get(name) == shape for other in others):
+            rows = gather_arrays(record.arrays[name])
+            arrays[name] = np.stack(rows, 1).reshape(-1, shape[1])
+    return Record(record.tensors, arrays)
 
 
 def _in_forward(expected: Record, found: Record) -> Culprit | None:
-    other = _first_other_event(expected.events, found.events)
-    if other is not None:
-        return other
-    for event in expected.events:
-        for key in event.keys:
-            if (key in expected.attached) != (key in found.attached):
-                return Culprit(event.coder, "backward", f"{_described(event)} has a gradient in one of the two only")
-            apart = _distance(expected.values.get(key), found.values.get(key))
-            if apart > _VALUE_BOUND:
-                what = (
-                    f"what it hands to {_name(event)}" if event.kind == "enter" else "its inputs are equal, its output"
-                )
-                return Culprit(event.coder, "forward", f"{what} differs by {apart:.1e} of its largest number")
-    return None
-
-
-def _first_other_event(expected: list[Event], found: list[Event]) -> Culprit | None:
-    """The Python of the caller took another way: other modules ran, or they were given other tensors."""
-    for one, other in zip([*expected, None], [*found, None]):
-        if one is None and other is None:
-            return None
-        if one is None or other is None or (one.kind, one.module, one.call) != (other.kind, other.module, other.call):
-            coder = one.coder if one is not None else cast(Event, other).coder
-            return Culprit(coder, "forward", f"it continues with {_step(other)} and should with {_step(one)}")
-        if one.keys != other.keys:
-            return Culprit(one.coder, "forward", f"{_step(one)} has other tensors")
+    for name, other in zip_longest(expected.tensors, found.tensors):
+        tensor = expected.tensors.get(name) or found.tensors[other]
+        if name != other:  # Python took another way
+            text = f"it continues with {other or 'nothing'} and should with {name or 'nothing'}"
+            return Culprit(tensor.coder, "forward", text)
+        if tensor.is_attached != found.tensors[name].is_attached:
+            return Culprit(tensor.coder, "backward", f"{name} has a gradient in one of the two only")
+        apart = _distance(expected.arrays.get(VALUE + name), found.arrays.get(VALUE + name))
+        if apart > _VALUE_BOUND:
+            return Culprit(tensor.coder, "forward", f"{name} differs by {apart:.1e} of its largest number")
     return None
 
 
 def _in_backward(expected: Record, found: Record) -> Culprit | None:
     """Go back through the forward: what follows the last value with another gradient computes it wrong."""
-    largest = max((float(np.abs(one).max(initial=0)) for one in expected.value_gradients.values()), default=0.0)
-    for number in range(len(expected.events) - 1, -1, -1):
-        event = expected.events[number]
-        for key in event.keys if event.module else ():
-            one, other = expected.value_gradients.get(key), found.value_gradients.get(key)
-            if (one is None) == (other is None) and _distance(one, other, _SMALLEST * largest) <= _GRADIENT_BOUND:
-                continue
-            after = expected.events[min(number + 1, len(expected.events) - 1)]
-            return Culprit(after.coder, "backward", f"the gradient of {_described(event)} differs")
-    return _in_parameters(expected.gradients, found.gradients)
-
-
-def _in_parameters(expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> Culprit | None:
-    largest = max((float(np.abs(one).max(initial=0)) for one in expected.values()), default=0.0)
-    for name in dict.fromkeys([*expected, *found]):
-        one, other = expected.get(name), found.get(name)
-        if one is None or other is None or _distance(one, other, _SMALLEST * largest) > _GRADIENT_BOUND:
-            return Culprit(name.rpartition(".")[0], "backward", f"the gradient of {name} differs")
+    gradients = {name: rows for name, rows in expected.arrays.items() if name.startswith(GRADIENT)}
+    smallest = _SMALLEST * max((float(np.abs(rows).max(initial=0)) for rows in gradients.values()), default=0.0)
+    after = current = ("", "")  # the event that follows, and its coder
+    for name, tensor in reversed(expected.tensors.items()):
+        if tensor.event != current[0]:
+            after, current = current, (tensor.event, tensor.coder)
+        one, other = gradients.get(GRADIENT + name), found.arrays.get(GRADIENT + name)
+        if _distance(one, other, smallest) > _GRADIENT_BOUND:
+            return Culprit(after[1], "backward", f"the gradient of {name} differs")
     return None
 
 
 def _distance(one: np.ndarray | None, other: np.ndarray | None, smallest: float = 0.0) -> float:
-    """The largest difference relative to the largest number; infinite for other shapes, 0 where one is missing."""
+    """Return the largest difference relative to the largest number; 0 where one is missing.
+
+    The arrays are (micro-batches, elements). The batch may be cut into other micro-batches in one of them: a value that
+    is not per sample, such as a loss, is compared by its mean.
+    """
     if one is None or other is None or not one.size:
         return 0.0
-    if one.shape != other.shape:
+    if one.size == other.size:
+        one, other = one.reshape(-1), other.reshape(-1)
+    elif one.shape[1] == other.shape[1]:
+        one, other = one.mean(0), other.mean(0)
+    else:
         return float("inf")
     a, b = one.astype(np.float64), other.astype(np.float64)
     apart = np.abs(np.nan_to_num(a - b)).max()
     return float(apart / max(np.abs(np.nan_to_num(a)).max(), np.abs(np.nan_to_num(b)).max(), smallest, 1e-300))
-
-
-def _described(event: Event) -> str:
-    return f"what goes into {_name(event)}" if event.kind == "enter" else f"the output of {_name(event)}"
-
-
-def _step(event: Event | None) -> str:
-    if event is None:
-        return "its end"
-    return f"a call of {_name(event)}" if event.kind == "enter" else f"the end of {_name(event)}"
-
-
-def _name(event: Event) -> str:
-    return event.module or "the model"

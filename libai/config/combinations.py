@@ -98,12 +98,6 @@ def refused(run: Any) -> list[str]:
             "Choose bf16, or max_norm.",
         ),
         (
-            train.monitor.loss_spike is None,
-            ["train.monitor.loss_spike_action"],
-            " does nothing: train.monitor.loss_spike is null. Set it, for example to 6, or leave loss_spike_action "
-            "out.",
-        ),
-        (
             run.lr_scheduler is not None and not _schedule_warms_up(run.lr_scheduler),
             ["train.warmup_ratio"],
             " does nothing: lr_scheduler has no warm-up that is left open (an argument warmup_iter that is not set). "

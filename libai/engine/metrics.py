@@ -116,50 +116,43 @@ def _shares_on_host(results: Sequence[StepResult]) -> list[dict[str, list[float]
 
 
 class NonFiniteLoss(FloatingPointError):
-    """A loss became NaN or infinite; `.iteration` (1 = after the first update) and `.losses` say where and which."""
+    """A loss became NaN or infinite; `.iteration` (1 = after the first update) and `.losses` say where and which.
+
+    `num_undone`: number of bad updates that were undone; 0: the weights in memory are corrupted.
+    """
 
     #: the tools print its text without a traceback, which would tell nothing more
     explains_itself = True
 
-    def __init__(self, iteration: int, losses: Mapping[str, float], updated: bool, diagnosis: str = ""):
-        self.iteration, self.losses, self.diagnosis = iteration, dict(losses), diagnosis
-        effect = (
-            "The update was made before this was seen, so the weights in memory are corrupted; no checkpoint holds them"
-            if updated
-            else "The update was not made, the weights are those of the iteration before"
-        )
-        found = f"iteration {iteration} is not finite: {dict(losses)}. {f'{diagnosis}. ' if diagnosis else ''}"
-        super().__init__(
-            f"{found}{effect}. Lower the learning rate, clip the gradients (train.clip_grad.max_norm), or leave such "
-            "updates out (train.non_finite=skip), which also names the first bad module."
-        )
+    def __init__(self, iteration: int, losses: Mapping[str, float], diagnosis: str = "", num_undone: int = 0):
+        self.iteration = iteration
+        self.losses = dict(losses)
+        self.diagnosis = diagnosis
+        bad = [f"{tag}={value}" for tag, value in losses.items() if not math.isfinite(value)]
+        found = f"iteration {iteration} is not finite: {diagnosis or ', '.join(bad)}."
+        if num_undone:
+            effect = f"{num_undone} such updates were undone, and the weights are those from before."
+        else:
+            effect = "The weights in memory are corrupted; no checkpoint holds them."
+        if iteration == 1:  # computed with the initial weights
+            advice = "No update was made before, so the cause is the batch, the model's forward or the initial weights."
+        else:
+            advice = "Lower the learning rate, or clip the gradients (train.clip_grad.max_norm)."
+        if not num_undone:
+            advice += " train.non_finite=skip leaves such updates out and names the first bad module."
+        super().__init__(f"{found} {effect} {advice}")
 
 
 class LossPolicy:
-    """The reaction of a loop to a bad loss, one that is not finite or a spike. This one ends training.
-
-    `spikes`: judges finite losses, where that was asked for: a `LossSpikes` of `libai.engine.hooks.bad_losses`.
-    """
-
-    spikes: Any = None
-
-    def first_bad(self, iterations: Sequence[int], numbers: Sequence[Mapping[str, float]]) -> int | None:
-        """The index of the first loss that is not finite, or is a spike whose update must be undone."""
-        for index, (iteration, values) in enumerate(zip(iterations, numbers)):
-            loss = values["train/loss"]
-            if not math.isfinite(loss) or (self.spikes is not None and self.spikes.judge(iteration + 1, loss)):
-                return index
-        return None
+    """The reaction of a loop to a loss that is not finite. This one ends training."""
 
     def all_good(self) -> None:
-        """Called when all losses up to now have been found good."""
-        if self.spikes is not None:
-            self.spikes.all_good()
+        """Called when all losses up to now have been found finite."""
 
     def on_bad_loss(self, iteration: int, losses: Mapping[str, float], latest: dict[str, float]) -> dict[str, float]:
-        """Called for the first iteration (0-based) whose loss is bad; raises, or returns the numbers to log
+        """Called for the first iteration (0-based) whose loss is not finite; raises, or returns the numbers to log
         for the latest iteration in place of `latest`. Collective."""
-        raise NonFiniteLoss(iteration + 1, losses, updated=True)
+        raise NonFiniteLoss(iteration + 1, losses)
 
 
 class PendingMetrics:
@@ -168,7 +161,7 @@ class PendingMetrics:
     Attributes:
         pending: `(0-based iteration, what its update has returned)`.
         latest: the numbers fetched last, keyed by tag.
-        policy: acts on bad losses.
+        policy: acts on losses that are not finite.
     """
 
     def __init__(self) -> None:
@@ -178,16 +171,16 @@ class PendingMetrics:
         self._completed = 0
 
     def fetch(self, collect: Callable[[list[Any]], list[dict[str, float]]]) -> None:
-        """Turn all results into numbers with `collect`, and apply the policy to the first whose loss is bad."""
+        """Turn all results into numbers with `collect`, and apply the policy to the first whose loss is not finite."""
         if not self.pending:
             return
         results, self.pending = self.pending, []
         numbers = collect([result for _, result in results])
-        bad = self.policy.first_bad([iteration for iteration, _ in results], numbers)
-        if bad is None:
-            self.policy.all_good()
+        bad = [index for index, values in enumerate(numbers) if not math.isfinite(values["train/loss"])]
+        if bad:
+            numbers[-1] = self.policy.on_bad_loss(results[bad[0]][0], numbers[bad[0]], numbers[-1])
         else:
-            numbers[-1] = self.policy.on_bad_loss(results[bad][0], numbers[bad], numbers[-1])
+            self.policy.all_good()
         self._completed, self.latest = results[-1][0] + 1, numbers[-1]
 
     def of(self, completed_iters: int) -> dict[str, float]:

@@ -42,8 +42,6 @@ class TrainOptions:
         gradient_reduction: how eager data-parallel ranks average their gradients, see `EagerTrainer`.
         detect_anomalous_params: log the trainable parameters that the first iteration's losses do not reach.
         non_finite: "raise", "skip" or "rollback", see `libai.engine.hooks.bad_losses`.
-        keeps_copy: keep a second copy of the state on the device, so that with "raise" a bad update can be undone and
-            explained; "skip" and "rollback" keep one anyway.
         ema_decay: keep an exponential moving average of the weights with this decay, with which the model is evaluated;
             None: no average.
         rehearse: updates that are made eagerly and as the trainer makes them before the first one counts, and compared
@@ -67,7 +65,6 @@ class TrainOptions:
     gradient_reduction: Reduction = "auto"
     detect_anomalous_params: bool = False
     non_finite: str = "raise"
-    keeps_copy: bool = False
     ema_decay: float | None = None
     rehearse: int | None = None
     deterministic: bool = False
@@ -102,8 +99,3 @@ class TrainOptions:
                 hint = argument_meant(name, names) or did_you_mean(name, names)
             raise UserError(f"{owner} takes no argument {name!r}.{hint} It takes {', '.join(names)}.")
         return replace(options or cls(), **settings)
-
-    @property
-    def undoes_updates(self) -> bool:
-        """Return whether a copy of the state is kept, to go back to it from a loss that is not finite."""
-        return self.keeps_copy or self.non_finite != "raise"

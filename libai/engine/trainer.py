@@ -95,7 +95,7 @@ class ModelTrainer(TrainerBase):
         self._schedule_needs_metric = needs_metric(lr_scheduler)
         self.loop.rates = self._current_lrs()
         self._batch_norms = batch_norms(model)
-        if options.undoes_updates:
+        if options.non_finite != "raise":
             self.register_hooks([BadLossHook(options.non_finite, lr_scheduler)])
         if options.zero_stage and self.mesh.data == 1 and is_main_process():
             logger.warning(

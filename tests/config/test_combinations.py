@@ -236,11 +236,6 @@ REFUSED = [
     ),
     (["train.deterministic=true", "graph.enabled=auto"], {}, "train.deterministic=true cannot be kept: graph.enabled"),
     (["optim.params.weight_decay=-1"], {}, "optim.params.weight_decay=-1.0: expected a finite number >= 0"),
-    (
-        ["train.monitor.loss_spike_action=skip"],
-        {},
-        "train.monitor.loss_spike_action=skip does nothing: train.monitor.loss_spike is null. Set it, for example to 6",
-    ),
 ]
 
 

@@ -254,7 +254,6 @@ NO_OCCASION += ("weight.strict", "revise_keys", "train.rehearse=0", "graph.on_bu
 OTHERS = """`train.rehearse=0`, `train.rehearse_every=2`, `train.freeze=[.*bias]`, `train.dist.plan={split:{}}`,
 `train.lora.patterns=[.*] train.lora.rank=2`, `train.lora.patterns=[.*] train.lora.alpha=4`,
 `train.lora.patterns=[.*] train.lora.dropout=0.5`, `train.lora.patterns=[.*] train.lora.also_train=[.*bias]`,
-`train.monitor.loss_spike=2`, `train.monitor.loss_spike=2 train.monitor.loss_spike_action=skip`,
 `train.checkpointer.enabled=false`, `train.checkpointer.async_save=false`, `train.evaluation.enabled=false`,
 `train.dist.batch_scope=rank`, `graph.on_build_error=eager` (graph)"""
 SETTINGS = [span for span in [*SPANS, *SPAN.findall(OTHERS)] if SETTING.match(span[0])]

@@ -115,7 +115,6 @@ class Train:
     freeze: list[str] | None = key(None, "Regular expressions: parameters that one fits are not trained.")
     lora: sections.Lora = section(sections.Lora)
     ema: sections.Ema = section(sections.Ema)
-    monitor: sections.Monitor = section(sections.Monitor)
     amp: sections.Amp = section(sections.Amp)
     activation_checkpoint: sections.ActivationCheckpoint = section(sections.ActivationCheckpoint)
     zero_optimization: sections.ZeroOptimization = section(sections.ZeroOptimization)

@@ -42,22 +42,6 @@ class Ema(Switched):
 
 
 @dataclass(frozen=True)
-class Monitor(Switched):
-    """A watch on the losses, at log points."""
-
-    switch: ClassVar[str] = "loss_spike"
-
-    loss_spike: float | None = key(
-        None,
-        "A loss so many standard deviations above the recent ones is a spike, such as 6; null: none is.",
-        above=0,
-    )
-    loss_spike_action: Literal["warn", "raise", "skip", "rollback"] = key(
-        "warn", "On a spike: warn, stop, leave that update out, or go back to the state before."
-    )
-
-
-@dataclass(frozen=True)
 class Lora(Switched):
     """Low-rank adapters (LoRA): they alone are trained, and the model's own parameters are frozen."""
 

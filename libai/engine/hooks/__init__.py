@@ -1,7 +1,7 @@
 """The hooks that ship with libai, by subject."""
 
 from libai.engine.hook_base import HookBase
-from libai.engine.hooks.bad_losses import BadLossHook, LossSpikeHook
+from libai.engine.hooks.bad_losses import BadLossHook
 from libai.engine.hooks.callback import CallbackHook
 from libai.engine.hooks.checkpoint import CheckpointHook
 from libai.engine.hooks.ema import EMAHook

@@ -350,8 +350,6 @@ def build_trainer(
 ) -> ModelTrainer:
     """The trainer of `mode`, "eager" or "graph"."""
     amp = run.train.amp
-    monitor = run.train.monitor
-    undoes_spikes = monitor.loss_spike is not None and monitor.loss_spike_action != "warn"
     options = TrainOptions(
         num_accumulation_steps=plan.num_accumulation_steps,
         mesh=mesh,
@@ -365,7 +363,6 @@ def build_trainer(
         loss_scaling=LossScaling(amp.init_scale, amp.growth_factor, amp.growth_interval),
         detect_anomalous_params=run.train.detect_anomalous_params,
         non_finite=run.train.non_finite,
-        keeps_copy=undoes_spikes,
         ema_decay=run.train.ema.decay if run.train.ema.enabled else None,
         rehearse=run.train.rehearse,
         deterministic=run.train.deterministic,

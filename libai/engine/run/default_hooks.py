@@ -65,7 +65,7 @@ def _flat(settings: Any, path: str = "") -> dict[str, Any]:
 def default_hooks(run: Any) -> list[HookBase | None]:
     """The hooks of a standard run and those of `train.extra_hooks`; `run.timer` is one of them."""
     train, plan = run.config.train, run.plan
-    evaluation, saving, monitor = train.evaluation, train.checkpointer, train.monitor
+    evaluation, saving = train.evaluation, train.checkpointer
     log_period = plan.period(train.log_period, "train.log_period")
     run.timer = hooks.IterationTimer(plan.global_batch_size)
     found: list[HookBase | None] = [
@@ -93,8 +93,6 @@ def default_hooks(run: Any) -> list[HookBase | None]:
     if train.profile is not None:
         start, stop = train.profile
         found.append(hooks.ProfilerHook(run.output_dir / "profile", start, stop, run.mesh.device))
-    if monitor.loss_spike:
-        found.append(hooks.LossSpikeHook(log_period, monitor.loss_spike, action=monitor.loss_spike_action))
     if train.rehearse_every:
         found.append(hooks.RehearsalHook(train.rehearse_every))
     found += build.build_extra_hooks(run.config)

@@ -119,7 +119,7 @@ def _update(run: Any) -> float:
     micro_batches = trainer.feed.peek()
     (numbers,) = trainer.collect([trainer.update(micro_batches)])
     if not math.isfinite(numbers["train/loss"]):
-        raise NonFiniteLoss(trainer.completed_iters + 1, numbers, updated=True)
+        raise NonFiniteLoss(trainer.completed_iters + 1, numbers)
     return numbers["train/loss"]
 
 

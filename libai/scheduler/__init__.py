@@ -4,7 +4,6 @@ OneFlow's own schedulers work as well, `LambdaLR` and `ReduceLROnPlateau` includ
 """
 
 from libai.scheduler.builders import (
-    OneCycleLR,
     WarmupConstantLR,
     WarmupCosineAnnealingLR,
     WarmupCosineLR,

@@ -1,6 +1,7 @@
 """The one scheduler class of libai: a factor of the iteration multiplies each group's initial learning rate.
 
-Another may multiply the initial momentum. `in_sequence` and `with_momentum` make one scheduler of several."""
+Another factor may multiply the initial momentum. `in_sequence`, `by_optimizer` and `with_momentum` combine schedulers.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +29,11 @@ class FactorLR(LRScheduler):
     OneFlow's so that user code which checks the type accepts it, but it has no compiled form and needs none: graph
     mode reads the rates from the optimizer each iteration, as eager mode does.
 
-    `momentum_factor`: multiplies the groups' initial momentum (the first of `betas` for Adam and its kin). Eager mode
-    only: a compiled update holds the momentum as a constant. `length`: iterations that the schedule was made for.
-    `factors`: by the name of an optimizer of `libai.optim.Optimizers`, for groups that `factor` is not for.
+    Args:
+        factor: for all groups, or one for each group.
+        momentum_factor: multiplies the groups' initial momentum (the first of `betas` for Adam and its kin). Eager mode
+            only: a compiled update holds the momentum as a constant.
+        length: iterations that the schedule was made for; `warmup_iter` of them are the warm-up.
     """
 
     base_lrs: list[float]
@@ -38,15 +41,14 @@ class FactorLR(LRScheduler):
     def __init__(
         self,
         optimizer: flow.optim.Optimizer,
-        factor: Schedule,
+        factor: Schedule | Sequence[Schedule],
         *,
         momentum_factor: Schedule | None = None,
-        factors: Mapping[str, Schedule] | None = None,
         length: int | None = None,
         warmup_iter: int = 0,
     ) -> None:
-        self.factor, self.momentum_factor = factor, momentum_factor
-        self.factors = dict(factors or {})
+        self.factor: Any = factor
+        self.momentum_factor = momentum_factor
         self.length, self.warmup_iter = length, warmup_iter
         self.base_momenta: list[float] = []
         if momentum_factor is not None:
@@ -61,19 +63,18 @@ class FactorLR(LRScheduler):
         self._write_rates()
 
     def get_lr(self, base_lr: float, step: int) -> float:
-        """The rate of a group with initial rate `base_lr` at iteration `step`; changes nothing."""
-        return base_lr * self.factor(step)
+        """The rate at iteration `step` of a group with initial rate `base_lr`, if all groups have one factor."""
+        return base_lr * float(self.factor(step))
 
     def state_dict(self) -> dict[str, Any]:
-        """`{"last_step": int, "base_lrs": [float]}`: the schedule itself comes from the config.
+        """`{"last_step": int, "base_lrs": [float], "base_momenta": [float]}`: the config has the schedule itself.
 
-        With a momentum schedule also `"base_momenta": [float]`.
+        `base_momenta` is empty without a momentum schedule.
         """
-        momenta = {"base_momenta": list(self.base_momenta)} if self.base_momenta else {}
-        return {"last_step": self.last_step, "base_lrs": list(self.base_lrs), **momenta}
+        return {"last_step": self.last_step, "base_lrs": self.base_lrs, "base_momenta": self.base_momenta}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`: restores the iteration and the initial rates and writes the rates.
+        """Continue from a `state_dict`: restore the iteration and the initial rates, and write the rates.
 
         Saved initial rates win over the config's, so that a resumed run continues its curve; a difference is logged.
         """
@@ -84,16 +85,16 @@ class FactorLR(LRScheduler):
         for group, base_lr in zip(self.optimizer.param_groups, saved):
             group["initial_lr"] = base_lr
         if self.base_momenta:
-            self.base_momenta = [float(momentum) for momentum in state_dict.get("base_momenta", self.base_momenta)]
+            self.base_momenta = [float(momentum) for momentum in state_dict["base_momenta"] or self.base_momenta]
         self.last_step = int(state_dict["last_step"])
         self._write_rates()
 
     def _write_rates(self) -> None:
-        factor = self.factor(self.last_step)
-        own = {name: schedule(self.last_step) for name, schedule in self.factors.items()}
-        groups = self.optimizer.param_groups
-        factors = [own.get(group["optimizer"], factor) if own else factor for group in groups]
-        self.update_lrs([base_lr * factor for base_lr, factor in zip(self.base_lrs, factors)])
+        if callable(self.factor):
+            factor = self.factor(self.last_step)
+            self.update_lrs([base_lr * factor for base_lr in self.base_lrs])
+        else:
+            self.update_lrs([base_lr * factor(self.last_step) for base_lr, factor in zip(self.base_lrs, self.factor)])
         if self.momentum_factor is None:
             return
         factor = self.momentum_factor(self.last_step)
@@ -126,10 +127,10 @@ def by_optimizer(optimizer: flow.optim.Optimizer, parts: Mapping[str, Any]) -> F
     """One scheduler of several optimizers, each by its own; those that `parts` does not name keep their rates."""
     for name, part in parts.items():
         _require_factor(part, f"the schedule of the optimizer {name!r}")
+    factors = {name: part.factor for name, part in parts.items()}
     return FactorLR(
         optimizer,
-        schedules.constant(),
-        factors={name: part.factor for name, part in parts.items()},
+        [factors.get(group["optimizer"], schedules.constant()) for group in optimizer.param_groups],
         length=max(part.length or 0 for part in parts.values()),
         warmup_iter=max(part.warmup_iter for part in parts.values()),
     )
@@ -168,11 +169,14 @@ def require_range(
 
 
 def _momentum(group: Any) -> float:
+    momentum = 0.0
     if "betas" in group:
-        return float(group["betas"][0])
-    if "momentum" in group and group["momentum"] > 0:
-        return float(group["momentum"])
-    raise UserError(
-        "a momentum schedule finds no momentum in the optimizer: use SGD with momentum above 0, Adam, AdamW or LAMB, "
-        "or remove momentum_scheduler."
-    )
+        momentum = group["betas"][0]
+    elif "momentum" in group:
+        momentum = group["momentum"]
+    if momentum <= 0:
+        raise UserError(
+            "a momentum schedule finds no momentum in the optimizer: use SGD with momentum above 0, Adam, AdamW or "
+            "LAMB, or remove momentum_scheduler."
+        )
+    return float(momentum)

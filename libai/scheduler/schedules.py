@@ -39,27 +39,6 @@ def cosine(max_iter: int, end: float = 0.0) -> Schedule:
     return factor
 
 
-def cosine_restarts(cycle_iter: int, cycle_mult: int = 1, cycle_decay: float = 1.0, end: float = 0.0) -> Schedule:
-    """Cosine cycles (SGDR, arXiv:1608.03983): cycle c lasts `cycle_iter * cycle_mult**c` iterations and starts at
-    `cycle_decay**c`; each ends at `end`.
-
-    >>> [cosine_restarts(2, cycle_decay=0.5)(step) for step in (0, 2, 4)]
-    [1.0, 0.5, 0.25]
-    """
-
-    def factor(step: int) -> float:
-        cycle, length = 0, cycle_iter
-        if cycle_mult == 1:
-            cycle, step = divmod(step, cycle_iter)
-        while step >= length:  # integers, where the closed form's logarithm may round to the wrong cycle
-            step -= length
-            length *= cycle_mult
-            cycle += 1
-        return end + (cycle_decay**cycle - end) * 0.5 * (1.0 + math.cos(math.pi * step / length))
-
-    return factor
-
-
 def multi_step(milestones: Sequence[int], gamma: float = 0.1) -> Schedule:
     """`gamma` to the power of the number of milestones reached.
 
@@ -76,15 +55,6 @@ def every_step(step_size: int, gamma: float = 0.1) -> Schedule:
     [1.0, 0.5, 0.25]
     """
     return lambda step: gamma ** (step // step_size)
-
-
-def exponential(gamma: float) -> Schedule:
-    """`gamma ** step`.
-
-    >>> exponential(0.5)(3)
-    0.125
-    """
-    return lambda step: gamma**step
 
 
 def polynomial(max_iter: int, power: float = 1.0, end: float = 0.0, cycle: bool = False) -> Schedule:
@@ -114,44 +84,14 @@ def inverse_sqrt(timescale: int) -> Schedule:
     return lambda step: math.sqrt(timescale / max(step, timescale))
 
 
-def stable_decay(max_iter: int, decay_iter: int, end: float = 0.0, shape: str = "linear") -> Schedule:
-    """1 until `max_iter - decay_iter`, then down to `end` at `max_iter` (warmup-stable-decay, arXiv:2404.06395).
-
-    `shape`: `"linear"`, `"cosine"` or `"sqrt"` (`1 - sqrt(progress)`, arXiv:2405.18392).
+def stable_decay(max_iter: int, decay_iter: int, end: float = 0.0) -> Schedule:
+    """1 until `max_iter - decay_iter`, then a line down to `end` at `max_iter` (warmup-stable-decay, arXiv:2404.06395).
 
     >>> [stable_decay(10, decay_iter=4)(step) for step in (0, 6, 8, 10)]
     [1.0, 1.0, 0.5, 0.0]
     """
-    falling = DECAY_SHAPES[shape]
-
-    def factor(step: int) -> float:
-        progress = (step - (max_iter - decay_iter)) / max(decay_iter, 1)
-        return end + (1.0 - end) * falling(min(max(progress, 0.0), 1.0))
-
-    return factor
-
-
-DECAY_SHAPES: dict[str, Callable[[float], float]] = {
-    "linear": lambda progress: 1.0 - progress,
-    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
-    "sqrt": lambda progress: 1.0 - math.sqrt(progress),
-}
-
-
-def one_cycle(max_iter: int, rise_iter: int, start: float, end: float) -> Schedule:
-    """Cosine rise from `start` to 1 over `rise_iter`, cosine fall to `end` at the last iteration (arXiv:1708.07120).
-
-    >>> [one_cycle(11, rise_iter=5, start=0.1, end=0.0)(step) for step in (0, 5, 10)]
-    [0.1, 1.0, 0.0]
-    """
-
-    def factor(step: int) -> float:
-        if step < rise_iter:
-            return start + (1.0 - start) * 0.5 * (1.0 - math.cos(math.pi * step / rise_iter))
-        fall_iter = max(max_iter - 1 - rise_iter, 1)
-        return cosine(fall_iter, end)(step - rise_iter)
-
-    return factor
+    decay = polynomial(max(decay_iter, 1), end=end)
+    return lambda step: decay(max(step - (max_iter - decay_iter), 0))
 
 
 def with_warmup(schedule: Schedule, warmup_iter: int, warmup_factor: float, method: str = "linear") -> Schedule:
@@ -180,7 +120,7 @@ def with_warmup(schedule: Schedule, warmup_iter: int, warmup_factor: float, meth
 def held_per_epoch(schedule: Schedule, iters_per_epoch: float) -> Schedule:
     """`schedule` changed at the first iteration of each epoch only; `iters_per_epoch` need not be whole.
 
-    >>> [held_per_epoch(exponential(0.5), 2)(step) for step in (0, 1, 2, 3)]
+    >>> [held_per_epoch(every_step(1, 0.5), 2)(step) for step in (0, 1, 2, 3)]
     [1.0, 1.0, 0.25, 0.25]
     >>> [held_per_epoch(lambda step: step, 2.5)(step) for step in (2, 3, 4, 5)]
     [0, 3, 3, 5]
@@ -201,7 +141,7 @@ def first_iter(epochs: float, iters_per_epoch: float) -> int:
 def in_sequence(parts: Sequence[tuple[Schedule, int]]) -> Schedule:
     """Schedules one after another, each with its length; each begins at its own iteration 0, the last one stays.
 
-    >>> [in_sequence([(constant(), 2), (exponential(0.5), 3)])(step) for step in (1, 2, 3, 9)]
+    >>> [in_sequence([(constant(), 2), (every_step(1, 0.5), 3)])(step) for step in (1, 2, 3, 9)]
     [1.0, 1.0, 0.5, 0.0078125]
     """
     starts = [0, *itertools.accumulate(length for _, length in parts[:-1])]

@@ -1,7 +1,7 @@
 """State of any scheduler, ours or OneFlow's, as JSON values; and whether it follows a metric.
 
-OneFlow's `state_dict` is the object's whole `__dict__`: callables and other objects may be in it. They are left out
-(they come from the config again) and reported by name; nothing is pickled.
+OneFlow's `state_dict` is the object's whole `__dict__`: callables and other objects may be in it. They are left out,
+since the config makes them again; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -15,22 +15,17 @@ import numpy as np
 
 from libai.utils.errors import UserError
 
-_LEFT_OUT = object()
-
 
 def initial_lrs(optimizer: Any) -> list[float]:
     """The rate that each parameter group began with."""
     return [float(group["initial_lr"] if "initial_lr" in group else group["lr"]) for group in optimizer.param_groups]
 
 
-def scheduler_state(scheduler: Any, optimizer: Any = None) -> dict[str, Any]:
-    """The state of `scheduler` and the current rates of its optimizer's groups, as JSON values.
+def scheduler_state(scheduler: Any, optimizer: Any) -> dict[str, Any]:
+    """The state of `scheduler` and the current rates of `optimizer`, as JSON values.
 
-    `optimizer`: whose rates it sets; default: `scheduler.optimizer`. Returns `{"class": str, "lrs": [float],
-    "state": {...}, "left_out": [names]}`. `left_out` names what JSON cannot hold in the state of OneFlow's own
-    schedulers, which is all of their attributes, such as the functions of a callable object; plain lambdas of
-    `LambdaLR` are not state. Infinity (the initial `best` of `ReduceLROnPlateau`) is kept as `{"float": "inf"}`,
-    because JSON has no such number.
+    Returns `{"class": str, "lrs": [float], "state": {...}}`. Infinity (the initial `best` of `ReduceLROnPlateau`) is
+    kept as `{"float": "inf"}`, because JSON has no such number.
 
     Raises `UserError` for a scheduler of the user's own that has no state, or one that JSON cannot hold exactly.
     """
@@ -48,9 +43,8 @@ def scheduler_state(scheduler: Any, optimizer: Any = None) -> dict[str, Any]:
             f"{type(scheduler).__name__}.state_dict() holds {', '.join(left_out)}, which a checkpoint cannot hold, so "
             "a resumed run could not continue its curve. Return numbers, text, lists and dicts only (array.tolist())."
         )
-    groups = _optimizer_of(scheduler, optimizer).param_groups
-    rates = [float(group["lr"]) for group in groups]
-    return {"class": type(scheduler).__name__, "lrs": rates, "state": state, "left_out": left_out}
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    return {"class": type(scheduler).__name__, "lrs": rates, "state": state}
 
 
 def has_state(scheduler: Any) -> bool:
@@ -58,20 +52,10 @@ def has_state(scheduler: Any) -> bool:
     return all(callable(getattr(scheduler, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-def _optimizer_of(scheduler: Any, optimizer: Any) -> Any:
-    found = getattr(scheduler, "optimizer", None) if optimizer is None else optimizer
-    if found is None:
-        raise UserError(
-            f"{type(scheduler).__name__} has no attribute optimizer, so its rates cannot be read. Give the optimizer."
-        )
-    return found
+def load_scheduler_state(scheduler: Any, saved: Mapping[str, Any], optimizer: Any) -> None:
+    """Restore what `scheduler_state` returned, and the rates in the groups of `optimizer`.
 
-
-def load_scheduler_state(scheduler: Any, saved: Mapping[str, Any], optimizer: Any = None) -> list[str]:
-    """Restore what `scheduler_state` returned, and the rates in the optimizer's groups.
-
-    Returns the names that were left out when saving and therefore keep the values of the config. Raises `UserError`
-    when the scheduler is of another class or the optimizer has another number of groups.
+    Raises `UserError` when the scheduler is of another class or the optimizer has another number of groups.
     """
     found, wanted = saved["class"], type(scheduler).__name__
     if found != wanted:
@@ -79,7 +63,7 @@ def load_scheduler_state(scheduler: Any, saved: Mapping[str, Any], optimizer: An
             f"The saved scheduler is a {found}, this run's is a {wanted}, so its state does not fit. "
             f"Configure lr_scheduler as in the saved run, or start it again: --resume --reset schedule."
         )
-    groups = _optimizer_of(scheduler, optimizer).param_groups
+    groups = optimizer.param_groups
     if len(saved["lrs"]) != len(groups):
         raise UserError(
             f"The saved scheduler has {len(saved['lrs'])} parameter group(s), this run's optimizer has {len(groups)}, "
@@ -89,25 +73,23 @@ def load_scheduler_state(scheduler: Any, saved: Mapping[str, Any], optimizer: An
     scheduler.load_state_dict(_decode(saved["state"]))
     for group, rate in zip(groups, saved["lrs"]):
         group["lr"] = rate
-    return list(saved.get("left_out", []))
 
 
 def _encode(value: Any, name: str, left_out: list[str]) -> Any:
+    """`value` as JSON; an entry that is none becomes null in a list, is missing in a dict and named in `left_out`."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
+    if isinstance(value, Mapping):
+        items = {str(key): (item, _encode(item, f"{name}{key}.", left_out)) for key, item in value.items()}
+        return {key: encoded for key, (item, encoded) in items.items() if encoded is not None or item is None}
+    if isinstance(value, list | tuple):
+        return [_encode(item, f"{name}{index}.", left_out) for index, item in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, Mapping):
-        items = {str(key): _encode(item, f"{name}{key}.", left_out) for key, item in value.items()}
-        return {key: item for key, item in items.items() if item is not _LEFT_OUT}
-    if isinstance(value, list | tuple):
-        # a place in a list keeps its position, so what cannot be stored becomes null
-        items_ = [_encode(item, f"{name}{index}.", left_out) for index, item in enumerate(value)]
-        return [None if item is _LEFT_OUT else item for item in items_]
     left_out.append(name.rstrip("."))
-    return _LEFT_OUT
+    return None
 
 
 def _decode(value: Any) -> Any:

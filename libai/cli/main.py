@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from libai import __version__
-from libai.launch.guard import guarded_main
+from libai.launch.guard import TRACEBACK_FLAG, guarded_main
 from libai.utils.errors import UserError
 
 
@@ -84,6 +84,8 @@ def dispatch(words: Sequence[str]) -> int:
         raise UserError(f"{name}: no such command. {hint}")
     command = COMMANDS[name]
     sys.argv = [f"libai {name}", *arguments]  # for usages, and what a run notes of its command
+    if name != "train":  # which lists the flag in its help
+        arguments = [word for word in arguments if word != TRACEBACK_FLAG]
     return getattr(command.load(), command.function)(arguments)
 
 

@@ -30,6 +30,7 @@ FLAGS: dict[str, str] = {
     "--dry-run": "build everything, try an update, a checkpoint and an evaluation batch, and keep nothing",
     "--fast-dev-run": "a few iterations, evaluations and a checkpoint, to see that everything works",
     "--print-config": "print the config that would run and stop",
+    "--traceback": "when the run fails, show all frames, not only those of your own files",
     "--quiet": "show only warnings, errors and the result; log.txt gets everything",
 }
 
@@ -47,6 +48,7 @@ class Args:
     fast_dev_run: bool = False
     print_config: bool = False
     quiet: bool = False
+    traceback: bool = False
     find_lr: str | bool = False
 
 

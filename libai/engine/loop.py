@@ -10,7 +10,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from libai.config.settings.other_names import member_meant
@@ -23,7 +23,7 @@ from libai.forward.flops import FlopCounter
 from libai.launch.stop import STOP, Agreement
 from libai.patches.threads import quick_thread_switches
 from libai.utils.atomic import is_full_disk
-from libai.utils.distributed import get_rank, get_world_size, is_main_process
+from libai.utils.distributed import get_world_size, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.logging import setup_logging
 from libai.utils.rank_notes import note_progress, phase
@@ -237,8 +237,8 @@ class TrainerBase:
         `log_period`: iterations between two lines with the metrics on the screen, now and in later calls; a
         `WriterHook` that was registered keeps its own.
 
-        A paused run continues, without another `before_train`. An exception is logged with its iteration and raised
-        again after the hooks' `after_train`.
+        A paused run continues, without another `before_train`. An exception gets the attribute `left_iteration` and is
+        raised again after the hooks' `after_train`.
         """
         check_iterations(start_iter=start_iter, max_iter=max_iter)
         assert max_iter is not None
@@ -294,9 +294,8 @@ class TrainerBase:
                 self.status, self.iter = "interrupted", self.completed_iters
             except BaseException as error:
                 self.status, self.loop.failure = "failed", error
-                # a user's mistake and Ctrl-C explain themselves; the place is worth a line for everything else
-                if isinstance(error, Exception) and not isinstance(error, UserError):
-                    logger.error("training failed in iteration %d on rank %d", self.iter + 1, get_rank())
+                with suppress(AttributeError):
+                    error.left_iteration = self.iter + 1  # type: ignore[attr-defined]  # for libai.launch.guard
                 raise
             finally:
                 if self.status != "paused":

@@ -12,7 +12,6 @@ import gc
 import json
 import logging
 import os
-import runpy
 import signal
 import sys
 import threading
@@ -20,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType, FunctionType, TracebackType
+from types import FrameType, FunctionType
 from typing import NoReturn
 
 from libai.utils.atomic import explain_full_disk
@@ -42,6 +41,17 @@ SAME_SIGNAL_SECONDS = 0.5
 STOPPING = "Stopping after this iteration; press Ctrl-C again to quit without saving."
 NOT_BEGUN = "Stopping before the first iteration: there is nothing to save."
 QUITTING = "Quit without saving: what was trained after the last checkpoint is lost."
+#: shows all frames of a traceback; without it only those of the user's files
+TRACEBACK_FLAG = "--traceback"
+#: parts of the paths of code that the user has not written, the least interesting first
+NOT_USERS = (
+    "/oneflow/",
+    "<frozen ",
+    f"{sys.base_prefix}/lib/",
+    f"{Path(__file__).parents[1]}/",
+    "/site-packages/",
+    "/tools/train_net.py",
+)
 #: module and name of the function that oneflow registers with `atexit`
 _ONEFLOW_AT_EXIT = ("oneflow", "atexit_hook")
 
@@ -199,7 +209,7 @@ def _report_exit(stop: SystemExit) -> int:
 
 
 def _report(error: BaseException) -> int:
-    """Say what went wrong, once per job where it is a user's mistake, and return the exit code.
+    """Say what went wrong in one block, and return the exit code.
 
     Under the launcher it is the launcher that prints the error of the rank that failed first.
     """
@@ -214,17 +224,39 @@ def _report(error: BaseException) -> int:
         is_mistake = text is not None
     if text is not None and not text.strip():
         text = type(error).__name__
-    said = f"error: {text}\n" if text is not None else _traceback(error, rank)
+    said = f"error: {text or _traceback(error)}"
     if not _record_failure(error, text, said):
-        say(f"error: rank {rank}: {text}" if text is not None and rank > 0 else said.removesuffix("\n"))
-    elif rank > 0 and text is None:
-        sys.stderr.write(said)  # its own file
+        say(with_rank(said, rank) if rank > 0 or (text is None and world_size() > 1) else said)
+    elif rank > 0:
+        print(said, file=sys.stderr)  # its own file
+    log = logging.getLogger("libai")
+    if log.handlers:
+        log.error("%s", said.removeprefix("error: "), extra={"screen": ""})
     return getattr(error, "exit_code", EXIT_USER_MISTAKE) if is_mistake else EXIT_FAILED
 
 
-def _traceback(error: BaseException, rank: int) -> str:
-    where = f"rank {rank} failed:\n" if world_size() > 1 else ""
-    return where + "".join(traceback.format_exception(type(error), error, _own_frames(error)))
+def with_rank(said: str, rank: int) -> str:
+    """`error: rank 1: …`."""
+    return said.replace("error: ", f"error: rank {rank}: ", 1)
+
+
+def _traceback(error: BaseException) -> str:
+    """The place of the failure in the run, and the traceback with the frames of the user's files, if it has any."""
+    found = traceback.TracebackException.from_exception(error)
+    is_shortened = False
+    part: traceback.TracebackException | None = found
+    while part is not None and TRACEBACK_FLAG not in sys.argv:
+        users = [frame for frame in part.stack if not any(path in frame.filename for path in NOT_USERS)]
+        if users and len(users) < len(part.stack):
+            part.stack[:] = users
+            is_shortened = True
+        part = part.__cause__ or part.__context__
+    iteration, phase = getattr(error, "left_iteration", None), getattr(error, "left_phase", None)
+    where = "" if iteration is None else f" in iteration {iteration}"
+    if phase not in (None, "train"):
+        where += f" in the phase {phase!r}"
+    hint = f" ({TRACEBACK_FLAG} shows all frames)" if is_shortened else ""
+    return f"failed{where}{hint}:\n" + "".join(found.format()).rstrip("\n")
 
 
 def _rank() -> int:
@@ -266,13 +298,3 @@ def _place(error: BaseException) -> str:
     silent = ("argparse.py", "oneflow/__init__.py")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.endswith(silent)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-
-
-def _own_frames(error: BaseException) -> TracebackType | None:
-    """Return the traceback without the leading frames of this folder and runpy, which tell a user nothing."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        if not frame.tb_frame.f_code.co_filename.startswith((os.path.dirname(__file__), runpy.__file__)):
-            break
-        frame = frame.tb_next
-    return frame

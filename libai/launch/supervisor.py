@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from libai.launch.guard import NOT_BEGUN, QUITTING, STOPPING, Interrupts, signals_handled
+from libai.launch.guard import NOT_BEGUN, NOT_USERS, QUITTING, STOPPING, Interrupts, signals_handled, with_rank
 from libai.launch.rank import ask_for_stacks, read_stack
 from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE
@@ -42,8 +42,6 @@ _NATIVE_HINT = (
     "Some operations of oneflow end the process for inputs that they cannot take (counts that do not match, an empty "
     "part, k=0): look at what that line, or one shortly before it, computes"
 )
-#: parts of the paths of code that the user has not written, those that tell least first
-_NOT_USERS = ("/oneflow/", "<frozen ", f"{sys.base_prefix}/lib/", "/libai/", "/site-packages/", "/tools/train_net")
 
 
 @dataclass
@@ -136,7 +134,7 @@ class Rank:
     def frame(self, name: str = "stack") -> str:
         """The frame that its Python is in, one of the user's code if there is one; `name` as in `read_stack`."""
         stack = self.read_stack(name)
-        for silent in (_NOT_USERS, _NOT_USERS[:3], _NOT_USERS[:1], ()):
+        for silent in (NOT_USERS, NOT_USERS[:3], NOT_USERS[:1], ()):
             found = next((frame for frame in stack if not any(part in frame for part in silent)), None)
             if found is not None and "launch/rank.py" not in found:
                 return found
@@ -312,21 +310,19 @@ class Supervisor:
         """Print the error of the rank that failed first, or what native code has said on it last; of no other rank."""
         first = self.first_failure(code)
         self._keep_errors()
-        said = first.note.get("said") or ""
-        is_explained = said.startswith("error: ")
-        if is_explained:
-            of_rank = f"rank {first.number}: " if first.number else ""
-            say(f"error: {of_rank}{said.removeprefix('error: ').rstrip()}")
-        else:
-            sys.stderr.write(said or first.read_output())
+        said = first.note.get("said")
+        if not said:
+            sys.stderr.write(first.read_output())
         for rank in self.ranks if first.waited_in_vain else ():
             if rank is not first:
                 say(f"launch: rank {rank.number} was {rank.where()}.")
-        if said and (code == EXIT_USER_MISTAKE or len(self.ranks) == 1):
-            return  # that says everything
-        how = f", with the error above and exit code {first.code}" if is_explained else f": {self._describe(first)}"
+        if said:
+            is_of_all = all(rank.note.get("said") == said for rank in self.ranks)
+            is_plain = is_of_all or (code == EXIT_USER_MISTAKE and first.number == 0)
+            say(said if is_plain else with_rank(said, first.number))
+            return
         others = "; the other ranks were ended" if len(self.ranks) > 1 else ""
-        say(f"launch: rank {first.number} failed first{how}{others}.")
+        say(f"launch: rank {first.number} failed first: {self._describe(first)}{others}.")
 
     def _keep_errors(self) -> None:
         """Write the last error of every rank that failed to `errors/rank_<number>.txt` under the output folder."""

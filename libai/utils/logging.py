@@ -1,6 +1,7 @@
 """Logging of a run: rank 0 to the screen and `log.txt`, every other rank to its own `log_rank<k>.txt` alone.
 
-A quiet screen shows a record with `is_result=True`: `logger.info(text, extra={"is_result": True})`.
+What the screen shows of a record may differ: `logger.info(text, extra={"screen": "shorter"})`, nothing with "". A quiet
+screen shows warnings, errors, and records with `extra={"is_result": True}`.
 
 Modules log through `logging.getLogger("libai.<package>")`; only the program calls `setup_logging`.
 """
@@ -23,10 +24,10 @@ _warned: set[str] = set()
 
 
 class _ScreenFormatter(logging.Formatter):
-    """The message alone; what is worse than information says so in front."""
+    """The message alone, or the record's own text for a screen; what is worse than information says so in front."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        text = getattr(record, "screen", None) or super().format(record)
         if record.levelno < logging.WARNING:
             return text
         return f"{coloured(record.levelname.lower(), sys.stdout)}: {text}"
@@ -39,6 +40,7 @@ class _ScreenHandler(logging.StreamHandler):
         logging.Handler.__init__(self)
         self.setFormatter(_ScreenFormatter("%(message)s"))
         self.is_quiet = is_quiet
+        self.addFilter(lambda record: getattr(record, "screen", None) != "")
         if is_quiet:
             self.addFilter(lambda record: record.levelno >= logging.WARNING or getattr(record, "is_result", False))
 

@@ -227,7 +227,17 @@ def test_exit_codes(body, code, world):
 
 def test_a_failure_names_the_rank_and_shows_the_traceback():
     result = run_guarded("raise RuntimeError('boom')", RANK="1", WORLD_SIZE="2")
-    assert result.stderr.startswith("rank 1 failed:\nTraceback") and result.stderr.endswith("RuntimeError: boom\n")
+    assert result.stderr.startswith("error: rank 1: failed") and result.stderr.endswith("RuntimeError: boom\n")
+
+
+@pytest.mark.parametrize("shows_all", [False, True])
+def test_a_traceback_has_the_frames_of_the_user_unless_all_are_asked_for(shows_all):
+    flag = "sys.argv.append('--traceback'); " if shows_all else ""
+    result = run_guarded(f"import json; {flag}json.loads('x')")
+    first, *_, last = result.stderr.splitlines()
+    assert ("json/decoder.py" in result.stderr) is shows_all
+    assert first == ("error: failed:" if shows_all else "error: failed (--traceback shows all frames):")
+    assert 'File "<string>", line 4, in main' in result.stderr and last.startswith("json.decoder.JSONDecodeError")
 
 
 def test_a_failing_rank_of_a_job_skips_exit_handlers_that_could_hang():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -13,11 +14,12 @@ import pytest
 import toy
 from contract_runs import make_config, make_run, tree
 
-from libai import checkpoint
+from libai import __version__, checkpoint
 from libai.config import LazyCall, LazyConfig, validate
 from libai.engine import Run, default_setup
 from libai.engine.hook_base import HookBase
 from libai.engine.hooks import CallbackHook
+from libai.engine.run.report import start_banner
 from libai.engine.run.run_folder import find_run
 from libai.launch.guard import run_guarded
 from libai.utils.errors import OutputLostError, UserError
@@ -230,38 +232,49 @@ def test_a_folder_is_named_after_the_time_of_the_job(tmp_path, mode, monkeypatch
 # ---------------------------------------------------------------------- the banner
 
 
+def banner_of(run) -> dict[str, str]:
+    """Title -> text of the banner of `run`."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("libai.engine")
+    logger.addHandler(handler)
+    try:
+        start_banner(run)
+    finally:
+        logger.removeHandler(handler)
+    assert len(lines) == 6 and all(len(line) <= 72 for line in lines[1:]), lines
+    return {line[:11].strip(): line[11:].strip() for line in lines}
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
         (
-            ["train.evaluation.eval_period=9", "train.checkpointer.period=100", "train.log_period=50"],
-            "8 iterations; log at the end, evaluate at the end, save at the end",
+            ["train.evaluation.eval_period=9", "train.checkpointer.period=100"],
+            "evaluate val, other at the end, save at the end",
         ),
-        (
-            ["train.evaluation.enabled=false", "train.checkpointer.enabled=false"],
-            "8 iterations; log every 1, no evaluation, no checkpoints",
-        ),
-        (
-            ["lr_scheduler.warmup_iter=3"],
-            "8 iterations, 3 of them warm-up; log every 1, evaluate every 4, save every 4",
-        ),
+        (["train.evaluation.enabled=false", "train.checkpointer.enabled=false"], "no evaluation, no checkpoints"),
+        (["lr_scheduler.warmup_iter=3"], "evaluate val, other every 4, save every 4"),
     ],
 )
 def test_the_banner_says_what_will_happen(tmp_path, overrides, expected):
-    from libai.engine.run.report import describe_length
+    banner = banner_of(make_run(tmp_path, "eager", *overrides))
+    assert banner["data"].endswith(f"; {expected}")
+    assert banner["schedule"].endswith(", 3 of warm-up") == ("warmup" in overrides[0])
+    assert "new run in eager mode" in banner[f"libai {__version__}"]
 
-    run = make_run(tmp_path, "eager", *overrides)
-    assert describe_length(run) == expected
 
-
-def test_the_banner_of_a_resumed_run_says_what_is_left(tmp_path):
-    from libai.engine.run.report import describe_length
-
+def test_a_resumed_run_says_what_is_left(tmp_path, caplog):
     run_until(tmp_path, "eager", 5)
     resumed = make_run(tmp_path, "eager", "train.checkpointer.period=5", resume=True)
-    assert describe_length(resumed) == "8 iterations, from 5 on; log every 1, evaluate every 4, save at the end"
+    banner = banner_of(resumed)
+    assert "continued from iter_0000005" in banner[f"libai {__version__}"]
+    assert banner["data"].endswith("evaluate val, other every 4, save at the end")
     resumed.train()
-    assert "nothing is left to do" in describe_length(make_run(tmp_path, "eager", resume=True))
+    caplog.clear()
+    resumed.train()
+    assert "nothing is left to do: all 8 iterations are made" in caplog.messages
 
 
 def test_a_killed_job_leaves_no_lock_and_its_children_hold_none(tmp_path):

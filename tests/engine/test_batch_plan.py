@@ -37,6 +37,6 @@ def test_epochs_of_a_loader_without_length_are_refused():
 
 def test_the_plan_is_frozen_and_describes_itself():
     plan = make(train_iter=8, samples_per_epoch=96)
-    assert plan.describe() == "24 samples/iteration = 4 micro-batch x 3 data ranks x 2 accumulation, 2 epochs"
+    assert plan.describe() == "24 samples = 4 micro-batch x 3 data ranks x 2 accumulation"
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan.train_iter = 9

@@ -25,14 +25,14 @@ class Tied(nn.Module):
 def test_modules_parameters_and_what_is_trained():
     rows = [line.split() for line in parameter_table(Tied())]
     assert rows == [
-        ["module", "shape", "parameters", "trained"],
-        ["model", "Tied", "90", "80"],
-        ["scale", "4", "4", "all"],
+        ["module", "kind", "shape", "parameters", "trained"],
+        ["model", "Tied", "4", "90", "80"],
         ["blocks", "ModuleList", "60", "all"],
-        ["0-2", "Sequential,", "each", "20", "all"],
-        ["0", "Linear", "4x4", "+", "4", "20", "all"],
+        ["blocks.*", "3", "x", "Sequential", "20", "all"],
+        ["blocks.*.*", "3", "x", "Linear", "4x4", "+", "4", "20", "all"],
         ["frozen", "Linear", "2x4", "+", "2", "10", "frozen"],
-        ["head-again", "Linear,", "each", "4x4", "16", "all"],
+        ["head", "Linear", "4x4", "16", "all"],
+        ["again", "Linear", "4x4", "16", "all"],
     ]
 
 

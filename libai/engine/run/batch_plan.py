@@ -82,11 +82,9 @@ class BatchPlan:
         return self.epoch
 
     def describe(self) -> str:
-        """`64 samples/iteration = 8 micro-batch x 2 data ranks x 4 accumulation, 1.2 epochs`."""
-        epochs = ""
-        if self.iters_per_epoch:
-            epochs = f", {self.train_iter / self.iters_per_epoch:.3g} epochs"
+        """`64 samples = 8 micro-batch x 2 data ranks x 4 accumulation`."""
+        ranks = f"{self.data_parallel_size} data rank{'s' if self.data_parallel_size > 1 else ''}"
         return (
-            f"{self.global_batch_size} samples/iteration = {self.micro_batch_size} micro-batch x "
-            f"{self.data_parallel_size} data ranks x {self.num_accumulation_steps} accumulation{epochs}"
+            f"{self.global_batch_size} samples = {self.micro_batch_size} micro-batch x {ranks} x "
+            f"{self.num_accumulation_steps} accumulation"
         )

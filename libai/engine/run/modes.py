@@ -18,7 +18,7 @@ from libai.engine.compiled.guards import refuse_own_update
 from libai.engine.hook_base import HookBase
 from libai.engine.rehearsal.rehearsal import NotTheSame
 from libai.engine.run import build
-from libai.engine.run.trials import time_modes
+from libai.engine.run.trials import compare_speed
 from libai.engine.trainer import TRAINERS
 from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
@@ -97,12 +97,16 @@ def _keep_the_faster(run: Any) -> None:
     except NotTheSame as error:
         run.mode_reason = f"graph.enabled=auto: {error}"
         return
-    seconds = time_modes({"graph": graph, "eager": eager}, graph.feed.peek())
+    ratio, low, high = compare_speed(graph, eager, graph.feed.peek())
     seed_everything(run.seed, run.seed_offset)
-    compared = ", ".join(f"{name} {value * 1e3:.1f}" for name, value in seconds.items())
-    run.mode_reason = f"graph.enabled=auto: the faster one ({compared} ms per update)"
-    if seconds["eager"] <= seconds["graph"]:
+    run.mode_reason = (
+        f"graph.enabled=auto: an update in graph mode takes {ratio:.2f} times as long as in eager mode, "
+        f"95 % interval {low:.2f} to {high:.2f}"
+    )
+    if high >= 1:  # neither is faster: eager mode is the simpler one
         switch(run, "eager", run.mode_reason)
+    elif is_main_process():
+        logger.info("graph mode stays (%s)", run.mode_reason)
 
 
 def mode_of_hooks(hooks: Iterable[HookBase]) -> tuple[str, str] | None:

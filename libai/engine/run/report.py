@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import oneflow as flow
-
 from libai import __version__, checkpoint
 from libai.config.instantiation import target_of
 from libai.config.lazy_config import to_yaml
 from libai.engine.hooks import BestCheckpointHook
 from libai.launch.facts import collect_env
-from libai.native.kernels import kernels_in_use
 from libai.optim import Optimizers
-from libai.patches.openblas import openblas_in_use, threads_in_use
 from libai.scheduler import initial_lrs
 from libai.utils.atomic import atomic_write_text
 
@@ -73,82 +68,68 @@ def starting_files(run: Any, run_id: str) -> dict[str, str]:
     }
 
 
-def start_banner(run: Any, length: str | None = None) -> None:
-    """Log what is about to run; `env.json` has the software in full. Rank 0 only.
-
-    `length`: how much of it; default: the whole run.
-    """
-    trainer = run.trainer
+def start_banner(run: Any) -> None:
+    """Log in six lines of about 72 columns what is about to run; `env.json` has the software in full. Rank 0 only."""
     resumed = run.folder.checkpoint
-    begins = "new" if resumed is None else f"continued from {resumed.name}"
-    pids = ", ".join(map(str, run.process_ids[:8])) + (", …" if len(run.process_ids) > 8 else "")
-    is_eager = trainer.mode == "eager"
-    kind = "op by op" if is_eager else "one compiled nn.Graph step"
-    other = "true" if is_eager else "false"
-    total = sum(p.numel() for p in run.model.parameters())
-    trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
+    begins = "new run" if resumed is None else f"continued from {resumed.name}"
+    parameters = list(run.model.parameters())
+    total = sum(p.numel() for p in parameters)
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    share = "" if trained == total else f" ({trained:,} trained)"
     samples = run.plan.samples_per_epoch
     data = f"{samples:,} samples" if samples else type(run.train_loader).__name__
-    tests = ", ".join(run.test_loaders) if run.config.train.evaluation.enabled else ""
-    hooks = Counter(type(hook).__name__ for hook in trainer.hooks)  # in the order in which they are called
     lines = {
-        "run": f"{run.folder.run_id}, {begins}; seed {run.seed}; pid {pids}",
-        "mode": f"{trainer.mode} ({kind}; {run.mode_reason}); switch with graph.enabled={other}",
-        "model": f"{type(run.model).__name__}, {total:,} parameters ({trained:,} trained)",
-        "layout": trainer.layout.describe(),
-        "data": f"train {data}; evaluation on {tests or 'none'}",
+        f"libai {__version__}": f"{run.output_dir.name}, {begins} in {run.trainer.mode} mode -> {run.output_dir}",
+        "model": f"{type(run.model).__name__}, {total:,} parameters{share}",
+        "data": f"{data}; {_describe_periods(run)}",
         "batch": run.plan.describe(),
-        "length": length or describe_length(run),
         "optimizer": _describe_optimizer(run),
-        "hooks": ", ".join(f"{count} x {name}" if count > 1 else name for name, count in hooks.items()),
-        "kernels": f"{kernels_in_use()} on CPU; oneflow {flow.__version__}, OpenBLAS {openblas_in_use()} "
-        f"({threads_in_use()} thread(s))",
+        "schedule": _describe_schedule(run),
     }
-    logger.info("libai %s  %s -> %s", __version__, run.output_dir.name, run.output_dir)
     for title, text in lines.items():
-        logger.info("%s%s", title.ljust(11), text)
+        logger.info("%s  %s", title.ljust(9), text)
 
 
-def describe_length(run: Any) -> str:
-    """`400 iterations, 20 of them warm-up; log every 20, evaluate every 200, save every 200`: what will happen, from
-    where the run stands to its end, and nothing that will not."""
+def _describe_periods(run: Any) -> str:
+    """`evaluate val every 200, save at the end`, as it will happen from where the run stands."""
     train = run.config.train
-    start = run.start_iter
-    end = run.plan.train_iter
-    warmup = min(getattr(run.lr_scheduler, "warmup_iter", 0), end)
-    text = f"{end} iterations"
-    if warmup:
-        text += f", {warmup} of them warm-up"
-    if start:
-        text += f", from {start} on"
-    if start >= end:
-        return f"{text}: nothing is left to do"
-    parts = [_times("log", train.log_period, start, end)]
     evaluates = train.evaluation.enabled and run.test_loaders
-    parts.append(_times("evaluate", train.evaluation.eval_period, start, end) if evaluates else "no evaluation")
     saves = train.checkpointer.enabled
-    parts.append(_times("save", train.checkpointer.period, start, end) if saves else "no checkpoints")
-    return f"{text}; {', '.join(parts)}"
-
-
-def _times(verb: str, period: int | str, start: int, end: int) -> str:
-    """`save every 200`, or `save at the end` if the period does not end between `start` and `end`."""
-    has_period = isinstance(period, str) or (start // period + 1) * period <= end
-    return f"{verb} every {period}" if has_period else f"{verb} at the end"
+    names = ", ".join(run.test_loaders)
+    parts = [
+        f"evaluate {names} {_times(run, train.evaluation.eval_period)}" if evaluates else "no evaluation",
+        f"save {_times(run, train.checkpointer.period)}" if saves else "no checkpoints",
+    ]
+    return ", ".join(parts)
 
 
 def _describe_optimizer(run: Any) -> str:
     rates = sorted(set(initial_lrs(run.optimizer)))
-    shown = " ... ".join(f"{rate:.2e}" for rate in dict.fromkeys((rates[0], rates[-1])))
+    shown = " to ".join(f"{rate:.3g}" for rate in dict.fromkeys((rates[0], rates[-1])))
     parts = run.optimizer.optimizers.values() if isinstance(run.optimizer, Optimizers) else [run.optimizer]
     kinds = " + ".join(type(part).__name__ for part in parts)
-    schedule = "constant rate"
+    clip = run.config.train.clip_grad.max_norm
+    clipped = f", clipped to norm {clip:g}" if clip else ""
+    return f"{kinds}, {len(run.optimizer.param_groups)} group(s), rate {shown}{clipped}; seed {run.seed}"
+
+
+def _describe_schedule(run: Any) -> str:
+    """`WarmupCosineLR, 400 iterations (1.2 epochs), 20 of warm-up`."""
+    name = "constant rate"
     if run.lr_scheduler is not None:
         named = target_of(run.config.lr_scheduler)  # a list of schedules has none
-        schedule = getattr(named, "__name__", type(run.lr_scheduler).__name__)
-    clip = run.config.train.clip_grad.max_norm
-    clipped = f", gradients clipped to norm {clip:g}" if clip else ""
-    return f"{kinds}, {len(run.optimizer.param_groups)} group(s), rate {shown}, {schedule}{clipped}"
+        name = getattr(named, "__name__", type(run.lr_scheduler).__name__)
+    end = run.plan.train_iter
+    epochs = f" ({end / run.plan.iters_per_epoch:.3g} epochs)" if run.plan.iters_per_epoch else ""
+    warmup = min(getattr(run.lr_scheduler, "warmup_iter", 0), end)
+    return f"{name}, {end} iterations{epochs}" + (f", {warmup} of warm-up" if warmup else "")
+
+
+def _times(run: Any, period: int | str) -> str:
+    """`every 200`, or `at the end` if no period ends in what is left of the run."""
+    start = run.start_iter
+    has_period = isinstance(period, str) or (start // period + 1) * period <= run.plan.train_iter
+    return f"every {period}" if has_period else "at the end"
 
 
 def summary_of(run: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -41,7 +40,6 @@ from libai.utils.distributed import (
     barrier,
     broadcast_object,
     default_device,
-    gather_objects,
     get_rank,
     get_world_size,
     is_main_process,
@@ -157,7 +155,6 @@ class Run:
                 "global_batch_size": self.plan.global_batch_size,
             },
         )
-        self.process_ids = gather_objects(os.getpid())
         self.stop = StopRequest(config.train.max_seconds)
         self.trainer.loop.agreement.ask(STOP, self.stop)
         self.evaluation_tags: list[str] = []
@@ -247,7 +244,10 @@ class Run:
         self.resolve_mode()
         self.checkpointer.mode_facts["mode_reason"] = self.mode_reason
         if is_main_process():
-            start_banner(self)
+            if self.trainer.completed_iters >= self.plan.train_iter:
+                logger.info("nothing is left to do: all %d iterations are made", self.plan.train_iter)
+            else:
+                start_banner(self)
         with suppress(Interrupted):  # the loop will see it too, and ends properly
             self.check_metric()
             self.check_evaluation(self.config.train.num_sanity_eval_batches)

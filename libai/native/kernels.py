@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow
 from libai.utils.errors import UserError
@@ -22,14 +22,6 @@ LEVELS = ("sse2", "avx2", "avx512")
 OWN_MEMORY_PLANNER = (
     "_ZN7oneflow22IntraJobMemSharingUtil30InferMemBlockId4MemReusedRegstEPNS_4PlanERKSt8functionIFbRKSsS5_EE"
 )
-
-
-class SharedLoops(NamedTuple):
-    """Counts of large loops that were shared and that were not, and whether sharing is faster now."""
-
-    num_shared: int
-    num_alone: int
-    prefers_sharing: bool
 
 
 class Library:
@@ -51,10 +43,6 @@ class Library:
         self._library.libai_native_decode.restype = ctypes.c_bool
         self._library.libai_products_in_parts.restype = ctypes.c_bool
         self._library.libai_memory_plan.restype = ctypes.c_void_p
-        self._library.libai_memory_plan_bytes.restype = ctypes.c_int64
-        self._library.libai_team_shared.restype = ctypes.c_int64
-        self._library.libai_team_alone.restype = ctypes.c_int64
-        self._library.libai_team_prefers_sharing.restype = ctypes.c_bool
         with contextlib.suppress(Unavailable):  # products stay oneflow's
             self._library.libai_native_use_sgemm(ctypes.byref(find_slot(oneflow, "cblas_sgemm")))
 
@@ -103,18 +91,6 @@ class Library:
         oneflow = open_oneflow()
         slot = find_slot(oneflow, OWN_MEMORY_PLANNER)
         slot.value = self._library.libai_memory_plan(ctypes.c_void_p(address_of(oneflow, OWN_MEMORY_PLANNER)))
-
-    def planned_bytes(self) -> tuple[int, int]:
-        """Return what the results that share memory in the step compiled last take: each by itself, and shared."""
-        count = self._library.libai_memory_plan_bytes
-        return count(ctypes.c_bool(False)), count(ctypes.c_bool(True))
-
-    def shared_loops(self) -> SharedLoops:
-        """Return how large loops have been computed since `start_threads`."""
-        library = self._library
-        return SharedLoops(
-            library.libai_team_shared(), library.libai_team_alone(), library.libai_team_prefers_sharing()
-        )
 
     def calls(self) -> dict[str, int]:
         """Return the number of times that it has computed each operation, for tests."""

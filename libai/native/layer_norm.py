@@ -1,6 +1,6 @@
-"""Let `nn.LayerNorm`, `nn.functional.layer_norm` and `nn.GroupNorm` of OneFlow 0.9.0 use the kernels of layer norm.
+"""Let `nn.LayerNorm` and `nn.functional.layer_norm` of OneFlow 0.9.0 use the kernels of layer norm.
 
-On CPU its Python writes the norms out in a dozen operations, and calls the one operation on CUDA only.
+On CPU its Python writes the norm out in a dozen operations, and calls the one operation on CUDA only.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 
 def use_operation() -> None:
-    """Replace the function that the first two call, and the forward of the third. What the operation cannot do stays
-    as before."""
+    """Replace the function that both call. Inputs that the operation cannot take are computed as before."""
     import oneflow as flow
     from oneflow.nn import functional
     from oneflow.nn.modules import normalization
@@ -49,20 +48,3 @@ def use_operation() -> None:
 
     normalization.layer_norm = layer_norm
     functional.layer_norm = layer_norm
-
-    stock_forward = normalization.GroupNorm.forward
-
-    @functools.wraps(stock_forward)
-    def forward(self: flow.nn.GroupNorm, input: flow.Tensor) -> flow.Tensor:
-        shape = tuple(input.shape)
-        is_usual = input.is_local and not input.is_cuda and input.dtype == flow.float32 and len(shape) > 2
-        if not is_usual or shape[1] != self.num_channels or 0 in shape:
-            return stock_forward(self, input)
-        groups = input.reshape(shape[0], self.num_groups, -1)
-        normalized = flow._C.layer_norm(groups, begin_norm_axis=2, begin_params_axis=2, epsilon=self.eps).reshape(shape)
-        of_channel = (1, self.num_channels, *[1] * (len(shape) - 2))
-        if self.weight is not None:
-            normalized = normalized * self.weight.reshape(of_channel)
-        return normalized if self.bias is None else normalized + self.bias.reshape(of_channel)
-
-    normalization.GroupNorm.forward = forward

@@ -26,15 +26,6 @@ def layer_norm(*normalized):
     return lambda x, weight=None, bias=None: F.layer_norm(x, normalized, weight, bias)
 
 
-def group_norm(groups):
-    def function(x, weight, bias):
-        norm = nn.GroupNorm(groups, x.shape[1])
-        norm._parameters.update(weight=weight, bias=bias)
-        return norm(x)
-
-    return function
-
-
 def batch_norm(is_training):
     def function(x, weight, bias):
         mean, variance = (flow.tensor(abs(random(x.shape[1], seed=seed)) + 0.5, dtype=x.dtype) for seed in (5, 6))
@@ -90,7 +81,6 @@ CASES = [
     (f"{_LAYER_NORM} layer_norm_param_grad", layer_norm(384), (2, 9, 384), (384,), (384,)),
     (f"{_LAYER_NORM} layer_norm_param_grad", layer_norm(5, 6), (3, 4, 5, 6), (5, 6), (5, 6)),
     (_LAYER_NORM, layer_norm(40), (6, 40)),
-    (_LAYER_NORM, group_norm(3), (4, 6, 5), (6,), (6,)),
     # with few and with many numbers of a channel beside each other
     *((_BATCH_NORM, batch_norm(True), shape, shape[1:2], shape[1:2]) for shape in ((600, 7), (3, 2, 4, 5, 6))),
     ("normalization", batch_norm(False), (8, 4, 6, 7), (4,), (4,)),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -201,7 +200,6 @@ def parallelize(
         lambda name, constant: layout.replicate(constant, sharding.stage_of_module(name) or 0),
     )
     give_initial_states(module)
-    _pin_outputs(module, plan, mesh)
     if sharding.shares_parameters:
         full = {
             name: _sbp_of(where, mesh, is_shared=False)
@@ -255,21 +253,6 @@ def _exchange_tensors(module: nn.Module, change_buffer: _Change, change_constant
             is_known = type(value) in (flow.Tensor, list, tuple, dict)
             if is_known and any(not tensor.requires_grad for tensor in tensors_in(value)):
                 vars(child)[attribute] = map_tensors(value, partial(exchanged, name))
-
-
-def _pin_outputs(module: nn.Module, plan: ParallelPlan, mesh: Mesh) -> None:
-    if mesh.tensor == 1:
-        return
-    over_data = flow.sbp.split(0) if mesh.data > 1 else flow.sbp.broadcast  # this stays as it is
-    for pattern, layout in plan.pin.items():
-        over_tensor = flow.sbp.broadcast if layout == "full" else flow.sbp.split(int(layout))
-        for name, child in module.named_modules():
-            if fnmatchcase(name, pattern):
-                _wrap_output(child, partial(_pinned, sbp=mesh.sbp(over_data, over_tensor)))
-
-
-def _pinned(tensor: flow.Tensor, sbp: Sequence[Any]) -> flow.Tensor:
-    return tensor.to_global(placement=tensor.placement, sbp=sbp) if tensor.is_global else tensor
 
 
 def _connect_stages(module: nn.Module, sharding: ShardingPlan, layout: GlobalLayout) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cache
 from typing import Any, NamedTuple
 
 import oneflow as flow
@@ -21,6 +20,13 @@ from libai.parallel.mesh import Mesh
 from libai.utils.errors import UserError
 
 _SHOWN_NAMES = 12
+#: key of a plan -> type of its value, example
+_VALUES: dict[str, tuple[type, str]] = {
+    "split": (Mapping, '{"blocks.*.up.weight": 0}'),
+    "blocks": (str, '"blocks"'),
+    "last": (Sequence, '["head", "labels"]'),
+    "divisible": (Sequence, '["blocks.*.num_heads"]'),
+}
 
 
 class TensorLayout(NamedTuple):
@@ -83,7 +89,6 @@ class ParallelPlan:
         last: patterns of the parameters and of the forward arguments (`labels`) that belong to the last pipeline
             stage. Without any, what follows the blocks runs on the first stage again, which is right for every model,
             also when its head shares a weight with its embedding.
-        pin: pattern of module names -> layout of their output over the tensor-parallel ranks: "full", or an axis.
         divisible: patterns of integer attributes (`blocks.*.attention.num_heads`) that the number of tensor-parallel
             ranks must divide.
 
@@ -93,7 +98,6 @@ class ParallelPlan:
     split: Mapping[str, int] = field(default_factory=dict)
     blocks: str | None = None
     last: Sequence[str] = ()
-    pin: Mapping[str, str | int] = field(default_factory=dict)
     divisible: Sequence[str] = ()
 
     @classmethod
@@ -106,10 +110,13 @@ class ParallelPlan:
                 f"{source} is a {type(description).__name__}, not a mapping. Write "
                 '{"split": {"blocks.*.up.weight": 0}, "blocks": "blocks"}.'
             )
-        known = [f.name for f in fields(cls)]
-        for key in description:
-            if key not in known:
-                raise UserError(f"{source} has no key {key!r}. Nearest: {_nearest(str(key), known)}.")
+        for key, value in description.items():
+            if key not in _VALUES:
+                raise UserError(f"{source} has no key {key!r}. Nearest: {_nearest(str(key), _VALUES)}.")
+            kind, example = _VALUES[key]
+            is_text = isinstance(value, str)
+            if value is not None and (not isinstance(value, kind) or is_text != (kind is str)):
+                raise UserError(f"{source} has {key}={value!r}. Write {key}={example}.")
         return cls(**{str(key): value for key, value in description.items() if value is not None})
 
     @classmethod
@@ -138,9 +145,8 @@ class ParallelPlan:
         self._check_patterns(model, mesh)
         blocks = self.block_names(model) if self.blocks or mesh.pipeline > 1 else []
         tail = mesh.pipeline - 1 if self.last else 0
-        counts = self._blocks_per_stage(model, blocks, mesh, tail)
-        starts = [stage for stage, count in enumerate(counts) for _ in range(count)]
-        sharding = ShardingPlan(mesh, {}, dict(zip(blocks, starts)), tail, self)
+        stages = self._stages_of_blocks(model, blocks, mesh, tail)
+        sharding = ShardingPlan(mesh, {}, dict(zip(blocks, stages)), tail, self)
         tensors = {}
         for name, tensor in named.items():
             axis = axes.get(name)
@@ -180,8 +186,6 @@ class ParallelPlan:
 
     def _check_patterns(self, model: nn.Module, mesh: Mesh) -> None:
         modules = dict(model.named_modules())
-        for pattern in self.pin:
-            _matching(pattern, modules, "pins the output of")
         for pattern in self.divisible:
             owner, _, attribute = pattern.rpartition(".")
             for name in _matching(owner, modules, f"wants a divisible {attribute} of"):
@@ -203,26 +207,33 @@ class ParallelPlan:
             )
         return [f"{self.blocks}.{name}" for name, _ in modules[self.blocks].named_children()]
 
-    def _blocks_per_stage(self, model: nn.Module, names: Sequence[str], mesh: Mesh, tail: int) -> list[int]:
-        """Return how many blocks each stage runs so that the stages have about as many parameters."""
+    def _stages_of_blocks(self, model: nn.Module, names: Sequence[str], mesh: Mesh, tail: int) -> list[int]:
+        """Return the stage of each block: the one that holds the block's middle when all parameters, in the order in
+        which they are used, are cut into equal parts. Every stage gets at least one block."""
         if mesh.pipeline > max(1, len(names)):
             raise UserError(
                 f"train.dist.pipeline_parallel_size={mesh.pipeline}, but {self.blocks} has {len(names)} block(s), and "
                 f"every stage needs one. Use at most {len(names)} stages."
             )
-        if mesh.pipeline == 1:
-            return [len(names)]
-        costs = dict.fromkeys(names, 0.0)
-        before = behind = 0.0
+        costs = dict.fromkeys(names, 0)
+        total = done = 0
         for name, parameter in model.named_parameters():
+            total += parameter.numel()
             block = next((block for block in names if name.startswith(f"{block}.")), None)
             if block is not None:
                 costs[block] += parameter.numel()
-            elif self.is_last(name):
-                behind += parameter.numel()
-            else:
-                before += parameter.numel()
-        return balance(list(costs.values()), mesh.pipeline, before, behind, tail)
+            elif tail == 0 or not self.is_last(name):
+                done += parameter.numel()
+        stages: list[int] = []
+        for index, cost in enumerate(costs.values()):
+            previous = stages[-1] if stages else -1
+            stage = int(mesh.pipeline * (done + cost / 2) / max(total, 1))
+            stage = min(max(stage, previous, 0), previous + 1, mesh.pipeline - 1)
+            stages.append(
+                max(stage, mesh.pipeline - (len(names) - index))
+            )  # the blocks left suffice for the stages left
+            done += cost
+        return stages
 
 
 def named_tensors(model: nn.Module) -> list[tuple[str, flow.Tensor]]:
@@ -256,42 +267,3 @@ def _nearest(pattern: str, names: Iterable[str]) -> str:
     known = [name for name in names if name]
     near = difflib.get_close_matches(pattern, known, n=_SHOWN_NAMES, cutoff=0.3) or known[:_SHOWN_NAMES]
     return ", ".join(near)
-
-
-def balance(
-    costs: Sequence[float], num_stages: int, before: float = 0.0, behind: float = 0.0, tail: int | None = None
-) -> list[int]:
-    """How many consecutive blocks each of `num_stages` stages takes so that the dearest stage is as cheap as possible.
-
-    Args:
-        costs: of the blocks, in order, in any unit; at least `num_stages` of them.
-        before: cost of what runs on the first stage ahead of the blocks.
-        behind: cost of what runs behind the blocks, on stage `tail` (default: the last).
-
-    Among equally good cuts the first stages take the fewest blocks.
-
-    >>> balance([1, 1, 1, 1], 2)
-    [2, 2]
-    >>> balance([1, 1, 1, 1], 2, before=2)
-    [1, 3]
-    """
-    extra = [0.0] * num_stages
-    extra[0] += before
-    extra[num_stages - 1 if tail is None else tail] += behind
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
-
-    @cache
-    def best(stage: int, start: int) -> tuple[float, tuple[int, ...]]:
-        left = num_stages - stage - 1
-        if left == 0:
-            return sums[-1] - sums[start] + extra[stage], (len(costs) - start,)
-        candidates = []
-        for end in range(start + 1, len(costs) - left + 1):
-            dearest, counts = best(stage + 1, end)
-            here = sums[end] - sums[start] + extra[stage]
-            candidates.append((max(here, dearest), (end - start, *counts)))
-        return min(candidates)
-
-    return list(best(0, 0)[1])

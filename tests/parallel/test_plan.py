@@ -59,11 +59,6 @@ def test_tensor_ranks_without_a_split_are_refused():
     assert "no plan says which parameters to split, so every rank would do the same work" in error_of({}, TENSOR)
 
 
-def test_a_pin_that_matches_nothing_lists_the_modules():
-    text = error_of({"pin": {"tail": "full"}})
-    assert text.startswith("the plan pins the output of 'tail', which matches nothing.") and "head" in text
-
-
 @pytest.mark.parametrize(
     ("pattern", "text"),
     [
@@ -94,10 +89,14 @@ def test_stages_without_blocks_list_the_lists():
 def test_a_description_that_is_no_plan():
     with pytest.raises(UserError, match="the plan has no key 'splits'. Nearest: split."):
         ParallelPlan.read({"splits": {}})
-    with pytest.raises(UserError, match="the plan has no key 'zzz'. Nearest: split, blocks, last, pin, divisible."):
+    with pytest.raises(UserError, match="the plan has no key 'zzz'. Nearest: split, blocks, last, divisible."):
         ParallelPlan.read({"zzz": {}})
     with pytest.raises(UserError, match="the plan is a list, not a mapping"):
         ParallelPlan.read(["split"])
+    for wrong in ({"split": ["head"]}, {"blocks": 3}, {"last": "head"}, {"divisible": 2}):
+        (key,) = wrong
+        with pytest.raises(UserError, match=rf"the plan has {key}=.* Write {key}="):
+            ParallelPlan.read(wrong)
 
 
 @pytest.mark.parametrize("pattern", ["head", "head.*"])
